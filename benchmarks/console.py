@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from everstep_services.agent.output.console import Rank, Screen, opened_console
-from everstep_services.agent.plan import ConsoleChoice
+from everstep_services.agent.run_plan import ConsoleChoice
 
 RANKS, SECONDS, WAKE_EVERY_S = 8, 3.0, 0.005
 WRITER = """

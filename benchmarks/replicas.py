@@ -32,16 +32,16 @@ from msgspec import structs
 from benchmarks.rig import HEAD, row
 from everstep.clock import SystemClock
 from everstep.messages import Peer, StartRanks
-from everstep_services.agent.checkpoints import codes
-from everstep_services.agent.checkpoints.client import Call
-from everstep_services.agent.checkpoints.holding import Store
-from everstep_services.agent.checkpoints.keep import Keep
-from everstep_services.agent.checkpoints.mapping import Readings
-from everstep_services.agent.checkpoints.server import opened_door
-from everstep_services.agent.checkpoints.settings import CheckpointSettings
-from everstep_services.agent.checkpoints.standing import Standing
-from everstep_services.agent.checkpoints.talk import Copy
-from everstep_services.agent.checkpoints.tls import opened_tls
+from everstep_services.agent.replicas import erasure_code
+from everstep_services.agent.replicas.client import Call
+from everstep_services.agent.replicas.manager import Keep
+from everstep_services.agent.replicas.memory_file import Readings
+from everstep_services.agent.replicas.protocol import Copy
+from everstep_services.agent.replicas.server import opened_door
+from everstep_services.agent.replicas.session import Standing
+from everstep_services.agent.replicas.settings import CheckpointSettings
+from everstep_services.agent.replicas.store import Store
+from everstep_services.agent.replicas.tls import opened_tls
 from everstep_services.rendezvous.domain.replica_placement import Cliques, ReplicaSlot, cliques
 from trainer_sdk.checkpoint.manifest import Identity, ImageIndex, encode
 
@@ -202,18 +202,18 @@ def fetch(peer: Peer, standing: Standing, folder: Path, copy: Copy) -> None:
 def coded_s(image: Path, folder: Path, needed: int, parts: int) -> tuple[list[float], list[float]]:
     """Made into parts, and given back without the first ones, by one core."""
     paths = tuple(str(folder / f"part-{number}") for number in range(parts))
-    making = codes.Encode(
+    making = erasure_code.Encode(
         needed=needed, parts=parts, image=str(image), size_bytes=SIZE, paths=paths
     )
     back = folder / "back"
     back.touch()
     numbers = tuple(range(parts - needed, parts))
-    reading = codes.Decode(
+    reading = erasure_code.Decode(
         needed=needed, parts=parts, numbers=numbers, paths=paths[parts - needed :],
         image=str(back), size_bytes=SIZE,
     )  # fmt: skip
-    made = [timed(partial(codes.encode, making)) for _ in range(3)]
-    read = [timed(partial(codes.decode, reading)) for _ in range(3)]
+    made = [timed(partial(erasure_code.encode, making)) for _ in range(3)]
+    read = [timed(partial(erasure_code.decode, reading)) for _ in range(3)]
     assert back.read_bytes() == image.read_bytes()
     return made, read
 

@@ -33,7 +33,7 @@ from everstep.messages import (
     decode,
     encode,
 )
-from everstep.messages.sketch import sketch_of
+from everstep.messages.beats.sketch import sketch_of
 from everstep_services.straggler.domain import scores
 from everstep_services.straggler.domain.changes import SlowRank
 from everstep_services.straggler.domain.job import Job

@@ -46,7 +46,7 @@ from everstep.messages import (
 from everstep.messages.base import Question
 from everstep.messages.codec import BadMessageError
 from everstep.messages.orders import BeatNow
-from everstep.messages.questions import ASKS
+from everstep.messages.questions.asks import ASKS
 from everstep.observe.http import listen
 from everstep.runtime import Parts, serve
 from everstep_services.attribution.replica import opened as open_attribution
@@ -55,7 +55,7 @@ from everstep_services.catalog.replica import opened as open_catalog
 from everstep_services.catalog.settings import CatalogSettings
 from everstep_services.health.replica import opened as open_health
 from everstep_services.health.settings import HealthSettings
-from everstep_services.history.opening import opened as open_history
+from everstep_services.history.replica import opened as open_history
 from everstep_services.history.settings import ApiSettings, HistorySettings
 from everstep_services.logins.service import opened as open_logins
 from everstep_services.rendezvous.replica import opened as open_rendezvous

@@ -18,8 +18,8 @@ from docs.generators.message_description import (
 )
 from everstep.messages.base import DocumentBody, Fact, Message, Order, Question, Reply, tag_of
 from everstep.messages.catalogue import CATALOGUE
-from everstep.messages.documents import BUCKETS
-from everstep.messages.questions import ASKS
+from everstep.messages.documents.buckets import BUCKETS
+from everstep.messages.questions.asks import ASKS
 
 Json: TypeAlias = "Mapping[str, Json] | list[Json] | str | int | float | bool | None"
 Node: TypeAlias = dict[str, Json]

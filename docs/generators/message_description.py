@@ -13,10 +13,10 @@ import msgspec
 
 from everstep import subjects
 from everstep.messages.base import DocumentBody, Fact, Message, Order, Part, kind_of
-from everstep.messages.documents import BUCKETS
-from everstep.messages.progress import NodeBeat
-from everstep.messages.questions import ASKS
-from everstep.messages.timings import NodeTimings
+from everstep.messages.beats.progress import NodeBeat
+from everstep.messages.beats.timings import NodeTimings
+from everstep.messages.documents.buckets import BUCKETS
+from everstep.messages.questions.asks import ASKS
 
 Described: TypeAlias = type[msgspec.Struct]
 """A message, a part of one, or a base of messages."""

@@ -18,8 +18,8 @@ from docs.generators.message_description import (
 )
 from everstep.messages.base import BlobRef, Fact, Message, Order, Question, tag_of
 from everstep.messages.catalogue import AREAS, CATALOGUE, CATALOGUE_BY_AREA
-from everstep.messages.documents import BUCKETS
-from everstep.messages.questions import ASKS
+from everstep.messages.documents.buckets import BUCKETS
+from everstep.messages.questions.asks import ASKS
 
 _TOP = """# Messages
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 
-from everstep_services.agent.probes.kernel_rules import RULES
-from everstep_services.agent.probes.xid import TOGETHER_S, Table, Xid, table
+from everstep_services.agent.probes.kernel.rules import RULES
+from everstep_services.agent.probes.kernel.xid import TOGETHER_S, Table, Xid, table
 
 _TOP = """# Xids and kernel lines
 

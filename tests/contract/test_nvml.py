@@ -10,17 +10,17 @@ from typing import Any
 import pynvml
 import pytest
 
-from everstep_services.agent.probes import gpu, nvml
-from everstep_services.agent.probes.gpu_reading import Fabric, read
-from everstep_services.agent.probes.gpu_verdicts import RECOVERY
-from everstep_services.agent.probes.nvml import Nvml
+from everstep_services.agent.probes.gpu import nvml, probe
+from everstep_services.agent.probes.gpu.nvml import Nvml
+from everstep_services.agent.probes.gpu.snapshot import Fabric, read
+from everstep_services.agent.probes.gpu.verdicts import RECOVERY
 from tests.fakes.nvml import FakeNvml
 
 _Pointer: Any = ctypes.c_void_p
 _Number: Any = ctypes.c_int32
 _Unsigned: Any = ctypes.c_uint
 
-_SOURCES = sorted(Path(gpu.__file__).parent.glob("*.py"))
+_SOURCES = sorted(Path(probe.__file__).parent.glob("*.py"))
 _NAMES = sorted(
     {
         name

@@ -24,9 +24,9 @@ from everstep.store.tokens import Scope
 from everstep_services.history.api.app import create_app, make_context
 from everstep_services.history.api.context import Connectedness, Context
 from everstep_services.history.commands import make_token
-from everstep_services.history.domain import fold
-from everstep_services.history.news import News
-from everstep_services.history.reading import read
+from everstep_services.history.fact_decoder import decode_batch
+from everstep_services.history.notifier import LogNotifier
+from everstep_services.history.projections.fold import fold
 from everstep_services.history.settings import ApiSettings
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.unit.history.facts import delivered
@@ -101,7 +101,7 @@ class Api:
         self.database = database
         self.fact_log = fact_log
         self.clock = clock
-        self.news = News()
+        self.notifier = LogNotifier()
         self.is_bus_connected = True
         self.is_projecting = True
         self.bus = MemoryBus(MemoryServer())
@@ -114,7 +114,7 @@ class Api:
         self.context = await make_context(
             ApiSettings(**settings),
             self.database,
-            self.news,
+            self.notifier,
             connectedness,
             clock=self.clock,
             bus=self.bus,
@@ -140,9 +140,9 @@ class Api:
         sent = [delivered(fact, i) for i, fact in enumerate(facts, head.last_n + 1)]
         now_us = to_us(self.clock.wall())
         appended = await self.fact_log.append(
-            "s", read(sent).facts, sequence=head.last_n + len(sent), received_us=now_us
+            "s", decode_batch(sent).facts, sequence=head.last_n + len(sent), received_us=now_us
         )
-        self.news.announce(appended.last_n)
+        self.notifier.announce(appended.last_n)
 
 
 @pytest.fixture

@@ -14,15 +14,15 @@ import xxhash
 
 from everstep.clock import SystemClock
 from everstep.messages import Peer, ReleaseImages, StartRanks
-from everstep_services.agent.checkpoints import client, server
-from everstep_services.agent.checkpoints.fetching import OFFER, Offer
-from everstep_services.agent.checkpoints.held import Held
-from everstep_services.agent.checkpoints.holding import Store
-from everstep_services.agent.checkpoints.keep import Keep
-from everstep_services.agent.checkpoints.server import opened_door
-from everstep_services.agent.checkpoints.settings import CheckpointSettings
-from everstep_services.agent.checkpoints.standing import Standing
-from everstep_services.agent.checkpoints.tls import opened_tls
+from everstep_services.agent.replicas import client, server
+from everstep_services.agent.replicas.fetcher import OFFER, Offer
+from everstep_services.agent.replicas.held_copy import Held
+from everstep_services.agent.replicas.manager import Keep
+from everstep_services.agent.replicas.server import opened_door
+from everstep_services.agent.replicas.session import Standing
+from everstep_services.agent.replicas.settings import CheckpointSettings
+from everstep_services.agent.replicas.store import Store
+from everstep_services.agent.replicas.tls import opened_tls
 from tests.waiting import until_async
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, Identity, ImageEntry, ImageIndex, encode
 

@@ -10,10 +10,10 @@ import pytest
 
 from everstep.messages import Fact, MeasureNetwork, NetworkMeasured, NetworkPeer
 from everstep.observe.redaction import redact
-from everstep_services.agent import measuring
-from everstep_services.agent.measuring import Measuring
-from everstep_services.agent.probes import network
-from everstep_services.agent.records import Records
+from everstep_services.agent.probes.network import pair_test
+from everstep_services.agent.runtime import network_test
+from everstep_services.agent.runtime.network_test import Measuring
+from everstep_services.agent.telemetry.facts import Records
 from tests.e2e.ports import free_port
 from tests.fakes.clock import FakeClock
 
@@ -23,7 +23,7 @@ TEST = "0193aefc11e25f0a8c7d4b6e9f201c3d"
 
 @pytest.fixture(autouse=True)
 def no_lead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "_LEAD_S", 0.0)
+    monkeypatch.setattr(network_test, "_LEAD_S", 0.0)
 
 
 @pytest.fixture
@@ -121,14 +121,14 @@ async def test_a_silence_at_the_end_of_a_turn_hides_no_reason(
 ) -> None:
     asked = 0
 
-    async def measure(*_: object, within_s: float) -> network.Figures:
+    async def measure(*_: object, within_s: float) -> pair_test.Figures:
         nonlocal asked
         asked += 1
         if asked < 3:
-            raise network.NetworkCheckError(f"reason {asked}")
-        raise network.NoAnswerError(f"it did not answer within {within_s:g} s")
+            raise pair_test.NetworkCheckError(f"reason {asked}")
+        raise pair_test.NoAnswerError(f"it did not answer within {within_s:g} s")
 
-    monkeypatch.setattr(network, "measure", measure)
+    monkeypatch.setattr(pair_test, "measure", measure)
     async with measuring_nodes("n0") as nodes:
         nodes.ask(order(ports[:2], turn_s=20.0))
         (fact,) = (await nodes.figures(1)).values()

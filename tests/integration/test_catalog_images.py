@@ -21,7 +21,7 @@ from everstep.messages import (
     RequestRelease,
     RoundDocument,
 )
-from everstep.messages.documents import Replication, Seat
+from everstep.messages.documents.rounds import Replication, Seat
 from tests.integration.catalog_job import JOB, opened_bus, seen
 from tests.integration.catalog_replicas import (
     QUICK,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from everstep_services.agent.probes import network
-from everstep_services.agent.probes.network import (
+from everstep_services.agent.probes.network import pair_test
+from everstep_services.agent.probes.network.pair_test import (
     Address,
     Figures,
     NetworkCheckError,
@@ -73,7 +73,7 @@ async def test_strangers_are_refused_and_do_not_get_in_the_way() -> None:
         _, silent_end = await asyncio.open_connection(at.host, at.port)
         garbled, garbage_end = await asyncio.open_connection(at.host, at.port)
         garbage_end.write(os.urandom(4096))
-        assert len(await garbled.read(network._NONCE)) > 0
+        assert len(await garbled.read(pair_test._NONCE)) > 0
         await measure(at, TOKEN, within_s=WITHIN_S)
         await door.listening
         for end in (silent_end, garbage_end):
@@ -84,8 +84,8 @@ async def test_a_peer_that_gives_up_may_come_again() -> None:
     async with asyncio.TaskGroup() as tasks:
         door = Door(tasks)
         at = await door.address()
-        link = await network._reach(at)
-        await network._prove(link, TOKEN, as_peer=True)
+        link = await pair_test._reach(at)
+        await pair_test._prove(link, TOKEN, as_peer=True)
         link.close()
         await measure(at, TOKEN, within_s=WITHIN_S)
         await door.listening

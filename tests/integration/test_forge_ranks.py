@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from everstep_services.agent.ranks.keeping import ForgeReady, ForgeUnfit, RankRuns, RankStepped
+from everstep_services.agent.ranks.protocol import ForgeReady, ForgeUnfit, RankRuns, RankStepped
 from tests.integration.scripts.rig import Node, opened
 from tests.variants import variant
 from trainer_sdk.page import CountedBy, RankPhase

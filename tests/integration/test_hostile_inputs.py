@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from everstep.messages import RestartJob, ShowRound, encode
-from everstep.messages.questions import ASKS
+from everstep.messages.questions.asks import ASKS
 from tests.hostile_bus import SERVED, ControlPlane, Input, inputs
 
 FEW = settings(

@@ -10,8 +10,8 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from everstep_services.agent.injection.door import Door
-from everstep_services.agent.ranks.keeping import RankGone, RankRuns, RankSaid
+from everstep_services.agent.injection.rank_channel import Door
+from everstep_services.agent.ranks.protocol import RankGone, RankRuns, RankSaid
 from tests.integration.scripts.rig import Node, opened
 from tests.waiting import WITHIN_S, until_async
 from trainer_sdk.inject.catalogue import BadFaultError, fault_request

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 
-from everstep_services.agent.injection.harm import Harm
+from everstep_services.agent.injection.agent_faults import Harm
 from everstep_services.agent.injection.relay import (
     Relay,
     opened_relay,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep_services.agent.ranks.keeping import (
+from everstep_services.agent.ranks.protocol import (
     ForgeReady,
     RankGone,
     RankRuns,

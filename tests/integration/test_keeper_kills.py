@@ -17,9 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from everstep_services.agent.ranks.ground import sweep
-from everstep_services.agent.ranks.keeper import Keeper, held_folder, opened_keeper
-from everstep_services.agent.ranks.keeping import (
+from everstep_services.agent.ranks.protocol import (
     ForgeReady,
     ForgeUnfit,
     KeeperLost,
@@ -27,6 +25,8 @@ from everstep_services.agent.ranks.keeping import (
     RankRuns,
     StartRefusedError,
 )
+from everstep_services.agent.ranks.setup import sweep
+from everstep_services.agent.ranks.warden_client import Keeper, held_folder, opened_keeper
 from tests.integration.scripts.rig import (
     SCRIPTS,
     Node,
@@ -161,7 +161,7 @@ AGENT = """
 import asyncio, sys
 from pathlib import Path
 from tests.integration.scripts.rig import opened
-from everstep_services.agent.ranks.keeping import RankRuns
+from everstep_services.agent.ranks.protocol import RankRuns
 
 async def main(folder, warm):
     arguments = ("stay.py", "family", "20", sys.argv[3])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep_services.agent.ranks.keeping import RankRuns
+from everstep_services.agent.ranks.protocol import RankRuns
 from tests.integration.scripts.rig import opened
 from tests.memory_groups import limited_group
 

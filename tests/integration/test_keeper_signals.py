@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from everstep_services.agent.ranks.keeping import ForgeReady, RankRuns
+from everstep_services.agent.ranks.protocol import ForgeReady, RankRuns
 from tests.integration.scripts.rig import Node, alive, below, opened
 from tests.waiting import until_async
 

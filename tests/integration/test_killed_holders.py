@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from everstep.bus.leader_election import Term, lead_for_ever
-from everstep_services.agent.checkpoints.client import Call
-from everstep_services.agent.checkpoints.settings import CheckpointSettings
-from everstep_services.agent.checkpoints.talk import Copy, Go, Put
+from everstep_services.agent.replicas.client import Call
+from everstep_services.agent.replicas.protocol import Copy, Go, Put
+from everstep_services.agent.replicas.settings import CheckpointSettings
 from tests.fakes import bus as fakes
 from tests.fakes.clock import FakeClock
 from tests.integration.replica_nodes import made, order, running, save_image, state_of
@@ -24,14 +24,14 @@ from trainer_sdk.checkpoint.manifest import encode
 LOCKS = {
     "images of a rank": "from trainer_sdk.checkpoint.save.buffers import Arena; Arena(2, folder)",
     "images of a node": (
-        "from everstep_services.agent.checkpoints.folder import opened_images\n"
+        "from everstep_services.agent.replicas.state_folder import opened_images\n"
         "held = opened_images('j', 'n1', Path(folder)); assert held.__enter__()"
     ),
     "runtime folder": (
-        "from everstep_services.agent.ranks.ground import hold; hold(Path(folder) / 'agent')"
+        "from everstep_services.agent.ranks.setup import hold; hold(Path(folder) / 'agent')"
     ),
     "folder of agents": (
-        "from everstep_services.agent.ranks.tree import alone_in\n"
+        "from everstep_services.agent.ranks.process_tree import alone_in\n"
         "held = alone_in(Path(folder)); held.__enter__()"
     ),
     "spool": "from everstep.bus.facts.spool import Spool; held = Spool.open(Path(folder))",

@@ -8,7 +8,7 @@ import pytest
 from everstep.bus import BusSettings, connect, topology
 from everstep.bus.facts.spool import Spool
 from everstep.bus.server.dev_server import DevServer
-from everstep_services.agent.left_spools import LOGIN, Sent, remember, send_left
+from everstep_services.agent.telemetry.leftover_spools import LOGIN, Sent, remember, send_left
 
 WITHIN_S = 30.0
 

@@ -14,9 +14,9 @@ import torch
 from xxhash import xxh3_128
 
 from everstep.clock import SystemClock
-from everstep_services.agent.checkpoints.folder import Departure, opened_images
-from everstep_services.agent.checkpoints.local_root import LocalRootError, check_local_root
-from everstep_services.agent.checkpoints.settings import CheckpointSettings
+from everstep_services.agent.replicas.local_root import LocalRootError, check_local_root
+from everstep_services.agent.replicas.settings import CheckpointSettings
+from everstep_services.agent.replicas.state_folder import Departure, opened_images
 from tests.saved_by import JOB, saving
 from tests.unit.trainer_sdk.checkpoint.saved_states import Told, together
 from trainer_sdk.checkpoint.job_context import JobContext

@@ -194,7 +194,7 @@ IMPORTS = {
     "cli": "everstep_services.cli.group, everstep_services.cli.client",
     "services": (
         "everstep.runtime, everstep.observe.http, everstep.store.database, everstep.store.schema, "
-        "everstep_services.history.service, everstep_services.history.api.app, "
+        "everstep_services.history.projector, everstep_services.history.api.app, "
         "everstep_services.straggler.replica"
     ),
     "postgres": "asyncpg, trainer_sdk",

@@ -12,10 +12,9 @@ import pytest
 import xxhash
 from msgspec.structs import replace
 
-from everstep_services.agent.checkpoints import standing as standings
-from everstep_services.agent.checkpoints import talk
-from everstep_services.agent.checkpoints.settings import CheckpointSettings
-from everstep_services.agent.checkpoints.talk import (
+from everstep_services.agent.replicas import protocol
+from everstep_services.agent.replicas import session as standings
+from everstep_services.agent.replicas.protocol import (
     Ask,
     Copy,
     Go,
@@ -26,6 +25,7 @@ from everstep_services.agent.checkpoints.talk import (
     ReplicaError,
     Stored,
 )
+from everstep_services.agent.replicas.settings import CheckpointSettings
 from tests.integration.replica_nodes import JOB, KEY, SIZE, Node, made, order, running, state_of
 from trainer_sdk.checkpoint.manifest import Identity, ImageIndex, encode
 
@@ -47,18 +47,18 @@ def calling(port: int, silent_s: float = 30.0) -> Iterator[Link]:
         yield link
 
 
-async def against(node: Node, talk: Callable[[int], None]) -> None:
+async def against(node: Node, exchange: Callable[[int], None]) -> None:
     """Say something to a node that is up, as another process would."""
     async with running([node]):
         node.keep.begins(order(1))
-        await asyncio.to_thread(talk, node.port)
+        await asyncio.to_thread(exchange, node.port)
 
 
 async def test_who_dies_in_the_middle_goes_on_where_it_ended(tmp_path: Path) -> None:
     size, holder = 3 << 20, made("holder", tmp_path)
     copy, octets = copy_of(size), memoryview(state_of(0, 10, size))
 
-    def talk(port: int) -> None:
+    def exchange(port: int) -> None:
         with calling(port) as link:
             link.say(Put(copy=copy))
             assert link.hear_answer(Go).offset == 0
@@ -80,7 +80,7 @@ async def test_who_dies_in_the_middle_goes_on_where_it_ended(tmp_path: Path) -> 
                 has_it = True
         assert 2 << 20 <= offset < size
 
-    await against(holder, talk)
+    await against(holder, exchange)
     assert holder.held(0, 0) == {10: octets}
 
 
@@ -96,7 +96,7 @@ async def test_what_was_announced_otherwise_is_not_taken(tmp_path: Path) -> None
         "no index": replace(copy_of(), index=b"{}"),
     }
 
-    def talk(port: int) -> None:
+    def exchange(port: int) -> None:
         for what, copy in wrong.items():
             with calling(port) as link:
                 link.say(Put(copy=copy))
@@ -104,14 +104,14 @@ async def test_what_was_announced_otherwise_is_not_taken(tmp_path: Path) -> None
                     link.hear_answer(Go)
                 assert caught.value.cause in {"foreign", "torn"}, what
 
-    await against(holder, talk)
+    await against(holder, exchange)
     assert not list((tmp_path / "held").rglob("image"))
 
 
 async def test_whoever_says_nonsense_is_cut_off_and_others_are_heard(tmp_path: Path) -> None:
     holder = made("holder", tmp_path)
 
-    def talk(port: int) -> None:
+    def exchange(port: int) -> None:
         for nonsense in (b"\xff\xff\xff\xff", b"\0\0\0\x04nope", b"\0\0\0\0"):
             with socket.create_connection(("127.0.0.1", port)) as wire:
                 link = Link(wire, silent_s=30.0)
@@ -130,14 +130,14 @@ async def test_whoever_says_nonsense_is_cut_off_and_others_are_heard(tmp_path: P
             link.say(Ask(ranks=(0,)))
             assert link.hear_answer(Holding).copies == ()
 
-    await against(holder, talk)
+    await against(holder, exchange)
 
 
 async def test_who_sends_less_than_is_agreed_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(standings, "_GRACE_S", 0.2)
-    monkeypatch.setattr(talk, "_PIECE", 1)  # it looks at the clock after each byte
+    monkeypatch.setattr(protocol, "_PIECE", 1)  # it looks at the clock after each byte
     fast = CheckpointSettings(room_least_bytes=0, least_mib_s=1000.0, silent_s=10.0)
     holder, never = made("holder", tmp_path, fast), threading.Event()
 

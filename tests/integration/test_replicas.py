@@ -14,12 +14,12 @@ import pytest
 from msgspec.structs import replace
 
 from everstep.messages import CopyReplica, DropReplica, Peer, ReleaseImages
-from everstep_services.agent.checkpoints import talk
-from everstep_services.agent.checkpoints.client import Call
-from everstep_services.agent.checkpoints.holding import Incoming
-from everstep_services.agent.checkpoints.images import OwnImages
-from everstep_services.agent.checkpoints.server import ReplicaServer
-from everstep_services.agent.checkpoints.talk import Get, Link, ReplicaError
+from everstep_services.agent.replicas import protocol
+from everstep_services.agent.replicas.client import Call
+from everstep_services.agent.replicas.images import OwnImages
+from everstep_services.agent.replicas.protocol import Get, Link, ReplicaError
+from everstep_services.agent.replicas.server import ReplicaServer
+from everstep_services.agent.replicas.store import Incoming
 from everstep_services.rendezvous.domain.replica_placement import Cliques, ReplicaSlot, cliques
 from tests.integration.replica_nodes import JOB, PATIENT, SIZE, Node, made, order, running, state_of
 from tests.waiting import until_async
@@ -364,7 +364,7 @@ async def test_with_parts_any_as_many_as_are_needed_give_the_state_back(tmp_path
 async def test_who_breaks_off_and_has_what_nobody_else_has_is_asked_again_from_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_in_parts: bool
 ) -> None:
-    monkeypatch.setattr(talk, "_PIECE", 4096)
+    monkeypatch.setattr(protocol, "_PIECE", 4096)
     most, real = 10 * 4096, ReplicaServer._give
     offsets: list[int] = []
 

@@ -20,7 +20,7 @@ from everstep.messages import (
     RestoreFailed,
     StartRanks,
 )
-from everstep_services.agent.checkpoints.facts import Story
+from everstep_services.agent.replicas.recorder import Story
 from tests.contract.s3_server import BUCKET, s3_server
 from trainer_sdk import sdk_log, testing
 from trainer_sdk.checkpoint.checkpointer import Checkpointer

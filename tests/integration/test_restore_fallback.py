@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from everstep_services.agent.checkpoints.images import OwnImages
+from everstep_services.agent.replicas.images import OwnImages
 from tests.saved_by import JOB, Saving, saving
 from tests.unit.trainer_sdk.checkpoint.saved_states import together
 from trainer_sdk.checkpoint.job_context import JobContext

@@ -11,8 +11,12 @@ import msgspec
 import pytest
 
 from everstep.messages import StartRanks
-from everstep_services.agent.environment import DevicesMissingError, RankPaths, environment
-from everstep_services.agent.plan import RunPlan
+from everstep_services.agent.run_plan import RunPlan
+from everstep_services.agent.runtime.rank_environment import (
+    DevicesMissingError,
+    RankPaths,
+    environment,
+)
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.running.arguments import scan
 from everstep_services.cli.running.planning import plan_run

@@ -15,7 +15,7 @@ from everstep_services.cli.stack.process import stack_sections
 from everstep_services.cli.stack.standalone import _keep
 from everstep_services.cli.stack.up import Ground, Ready
 from everstep_services.cli.state import StateDir
-from everstep_services.history.api.gate import Gate
+from everstep_services.history.api.http.auth import TokenAuth
 
 WITHIN_S = 120
 pytestmark = pytest.mark.timeout(300)  # all services are started twice
@@ -33,14 +33,14 @@ def ground(tmp_path: Path) -> Iterator[Ground]:
 def test_services_that_fail_come_back_on_the_same_port(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = Gate.write_used_for_ever
+    plain = TokenAuth.write_used_for_ever
 
     async def follow() -> None:
         stop, fail = asyncio.Event(), asyncio.Event()
         told: asyncio.Queue[Ready] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
-        async def fails_once(gate: Gate, every_s: float = 30.0) -> None:
+        async def fails_once(gate: TokenAuth, every_s: float = 30.0) -> None:
             if not fail.is_set():
                 await fail.wait()
                 raise RuntimeError("a bug")
@@ -49,7 +49,7 @@ def test_services_that_fail_come_back_on_the_same_port(
         def tell(ready: Ready) -> None:
             loop.call_soon_threadsafe(told.put_nowait, ready)
 
-        monkeypatch.setattr(Gate, "write_used_for_ever", fails_once)
+        monkeypatch.setattr(TokenAuth, "write_used_for_ever", fails_once)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_keep(ground, stop, tell, lambda _: None))
             addresses = []

@@ -5,7 +5,7 @@ import socket
 import sys
 from pathlib import Path
 
-from everstep_services.agent.timings.recorders import Recorders
+from everstep_services.agent.timings.flight_recorders import Recorders
 from everstep_services.agent.timings.window import Steps
 from trainer_sdk import layout
 

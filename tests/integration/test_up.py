@@ -21,7 +21,7 @@ import pytest
 from everstep.bus import BusSettings, connect
 from everstep.ids import new_id
 from everstep.messages import JobEnded
-from everstep_services.agent.left_spools import remember
+from everstep_services.agent.telemetry.leftover_spools import remember
 from everstep_services.cli.stack.services import SERVICES
 from tests.variants import variant
 from tests.waiting import until

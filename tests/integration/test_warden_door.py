@@ -8,9 +8,9 @@ from pathlib import Path
 import psutil
 
 from everstep.messages import WardenPlace
-from everstep_services.agent.neighbours import who_lives
-from everstep_services.agent.ranks.keeper import held_folder, opened_keeper
-from everstep_services.agent.ranks.keeping import KeeperPlan
+from everstep_services.agent.ranks.protocol import KeeperPlan
+from everstep_services.agent.ranks.warden_client import held_folder, opened_keeper
+from everstep_services.agent.ranks.warden_ping import who_lives
 from tests.waiting import until_async
 from trainer_sdk.wire import RankCommand
 

@@ -22,10 +22,10 @@ from everstep.messages import (
     Reported,
     StartRanks,
 )
-from everstep_services.agent.acts import Act, Hurry, Join, Stop, Tell
-from everstep_services.agent.domain import Agent
-from everstep_services.agent.failures import Exit
-from everstep_services.agent.part import Limits
+from everstep_services.agent.core.actions import Act, Hurry, Join, Stop, Tell
+from everstep_services.agent.core.agent import Agent
+from everstep_services.agent.core.exit import Exit
+from everstep_services.agent.core.round_part import Limits
 from everstep_services.rendezvous.domain.events import Event, Probed, Tick
 from tests.unit.rendezvous.world import WALL, World, names, spec
 

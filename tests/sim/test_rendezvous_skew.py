@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from everstep.messages import Join, Joined, Report, RoundWaiting, StartRanks
-from everstep_services.agent.part import Limits
+from everstep_services.agent.core.round_part import Limits
 from everstep_services.rendezvous.domain.events import Event, Probed, Tick
 from tests.unit.rendezvous.world import World, names, spec
 

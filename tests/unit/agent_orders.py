@@ -3,10 +3,10 @@
 from typing import Any
 
 from everstep.messages import Joined, LeaveJob, StartRanks, StopRanks
-from everstep_services.agent.acts import Act, Tell
-from everstep_services.agent.domain import Agent
-from everstep_services.agent.failures import Exit
-from everstep_services.agent.part import Limits
+from everstep_services.agent.core.actions import Act, Tell
+from everstep_services.agent.core.agent import Agent
+from everstep_services.agent.core.exit import Exit
+from everstep_services.agent.core.round_part import Limits
 
 DONE = Exit(code=0)
 KILLED = Exit(signal="SIGKILL")

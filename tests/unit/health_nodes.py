@@ -18,7 +18,7 @@ from everstep.messages import (
     StragglerFound,
     VerdictReached,
 )
-from everstep.messages.stamp import FactStamp
+from everstep.messages.facts.stamp import FactStamp
 from everstep_services.health.nodes.exclusions import ExclusionScope, decide
 from everstep_services.health.nodes.register import NodeRegister
 from everstep_services.health.settings import NodeSettings

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from everstep.errors import EverstepError
-from everstep_services.agent.plan import RunPlan
+from everstep_services.agent.run_plan import RunPlan
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.running.arguments import scan
 from everstep_services.cli.running.planning import plan_run

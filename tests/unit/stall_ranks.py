@@ -6,7 +6,7 @@ from pathlib import Path
 from unittest import mock
 
 from everstep_services.agent.stalls.limits import LimitRules, Limits
-from everstep_services.agent.stalls.places import Signs, View
+from everstep_services.agent.stalls.position import Signs, View
 from trainer_sdk import compilation, layout, pauses, rank_session, sections
 from trainer_sdk.bootstrap import agent_link as links
 from trainer_sdk.page import PageView, make_page

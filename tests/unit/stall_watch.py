@@ -4,11 +4,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from everstep.messages import StartRanks
-from everstep_services.agent.ranks.watch import WatchedRank
+from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.stalls.judge import Moving, Stalled
-from everstep_services.agent.stalls.kernel import ProcessState
 from everstep_services.agent.stalls.limits import LimitRules
-from everstep_services.agent.stalls.watch import StallWatch, Watched
+from everstep_services.agent.stalls.monitor import StallWatch, Watched
+from everstep_services.agent.stalls.process_state import ProcessState
 from tests.unit.stall_ranks import Clock, StallRank
 
 

@@ -23,10 +23,10 @@ from everstep.messages import (
     SaveStarted,
     ShardsWritten,
 )
-from everstep_services.agent.acts import Replicate
-from everstep_services.agent.checkpoints.facts import Story
-from everstep_services.agent.domain import Agent
-from everstep_services.agent.part import Limits
+from everstep_services.agent.core.actions import Replicate
+from everstep_services.agent.core.agent import Agent
+from everstep_services.agent.core.round_part import Limits
+from everstep_services.agent.replicas.recorder import Story
 from tests.integration.replica_nodes import order
 from trainer_sdk.wire import Checkpointed
 

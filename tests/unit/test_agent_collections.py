@@ -6,8 +6,8 @@ from contextlib import suppress
 from everstep.bus.errors import BusRefusedError
 from everstep.messages import BlobRef, EvidenceCollected, Fact
 from everstep_services.agent.collectors.collection import Found, Piece
-from everstep_services.agent.evidence import Collections
-from everstep_services.agent.records import Records
+from everstep_services.agent.telemetry.evidence import Collections
+from everstep_services.agent.telemetry.facts import Records
 from tests.fakes.bus import MemoryBlobs, MemoryBus, MemoryServer
 from tests.fakes.clock import FakeClock
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from everstep_services.agent.devices import Held, held, wait_until_free
+from everstep_services.agent.ranks.device_memory import Held, held, wait_until_free
 from tests.fakes.clock import NotedClock
 from tests.fakes.nvml import Card, FakeNvml
 

@@ -1,7 +1,7 @@
 """What an agent does, with plain numbers."""
 
 from everstep.messages import AwaitRound, ErrorRecord, Joined, LeaveJob, Order, Reported, StandBy
-from everstep_services.agent.acts import (
+from everstep_services.agent.core.actions import (
     AskToStop,
     Exiting,
     Forward,
@@ -15,9 +15,9 @@ from everstep_services.agent.acts import (
     Stop,
     Tell,
 )
-from everstep_services.agent.domain import Agent
-from everstep_services.agent.failures import Exit
-from everstep_services.agent.part import Limits
+from everstep_services.agent.core.agent import Agent
+from everstep_services.agent.core.exit import Exit
+from everstep_services.agent.core.round_part import Limits
 from tests.unit.agent_orders import DONE, KILLED, common, leave, reply, running, start, stop, told
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from everstep.incident_causes import SECONDARY
 from everstep.messages import ErrorRecord
-from everstep_services.agent.failures import Exit
+from everstep_services.agent.core.exit import Exit
 
 
 def raised(name: str, text: str, place: str = "train.py:88 in step") -> Exit:

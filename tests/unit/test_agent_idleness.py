@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from everstep.clock import SystemClock
-from everstep_services.agent.idleness import Idleness
+from everstep_services.agent.stalls.idleness import Idleness
 
 _SLEEPER = "import sys; print(flush=True); sys.stdin.read()"
 _WORKER = (

@@ -18,7 +18,7 @@ from everstep_services.agent.output import console as console_module
 from everstep_services.agent.output.console import Console, Rank, Screen, opened_console
 from everstep_services.agent.output.follower import Follower
 from everstep_services.agent.output.inotify import Inotify
-from everstep_services.agent.plan import ConsoleChoice, Std, StreamChoice
+from everstep_services.agent.run_plan import ConsoleChoice, Std, StreamChoice
 
 _END = b"\x04"
 

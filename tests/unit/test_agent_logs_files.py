@@ -10,7 +10,7 @@ import pytest
 
 from everstep.ids import BadNameError
 from everstep.settings import read_secret
-from everstep_services.agent.output.logfiles import (
+from everstep_services.agent.output.log_files import (
     About,
     LogFiles,
     LogFolderError,

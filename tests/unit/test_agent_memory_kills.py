@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from everstep_services.agent.failures import MemoryKill
-from everstep_services.agent.ranks.memory_kills import (
+from everstep_services.agent.core.exit import MemoryKill
+from everstep_services.agent.ranks.oom_kills import (
     KillCounts,
     MemoryKills,
     blame,

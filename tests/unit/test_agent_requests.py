@@ -10,7 +10,7 @@ import pytest
 from everstep.bus.background import beside
 from everstep.bus.requests import RefusalError
 from everstep.messages import Done, DrainNode, Message, StopJob
-from everstep_services.agent.requests import Requests
+from everstep_services.agent.rendezvous_client.script_requests import Requests
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.fakes.clock import NotedClock
 from tests.unit.run_plans import plan

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from everstep.messages import Reported, SaveCheckpoint, StartRanks, StopRanks
-from everstep_services.agent.acts import (
+from everstep_services.agent.core.actions import (
     Acknowledged,
     Act,
     AskToSave,
@@ -19,9 +19,9 @@ from everstep_services.agent.acts import (
     Stop,
     Tell,
 )
-from everstep_services.agent.domain import Agent
-from everstep_services.agent.failures import Exit
-from everstep_services.agent.part import Limits
+from everstep_services.agent.core.agent import Agent
+from everstep_services.agent.core.exit import Exit
+from everstep_services.agent.core.round_part import Limits
 
 DONE = Exit(code=0)
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from everstep_services.agent.acts import AskToStop
-from everstep_services.agent.domain import Agent
-from everstep_services.agent.part import Limits
-from everstep_services.agent.ranks.watch import WatchedRank
-from everstep_services.agent.records import Records
-from everstep_services.agent.saves import Saves
+from everstep_services.agent.core.actions import AskToStop
+from everstep_services.agent.core.agent import Agent
+from everstep_services.agent.core.round_part import Limits
+from everstep_services.agent.ranks.round_watch import WatchedRank
+from everstep_services.agent.telemetry.facts import Records
+from everstep_services.agent.telemetry.saves import Saves
 from tests.fakes.clock import FakeClock
 from tests.unit.agent_orders import start
 from tests.unit.stall_ranks import Clock, StallRank, clock_of_pages

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from everstep.messages import Reported
-from everstep_services.agent.acts import Tell
-from everstep_services.agent.domain import Agent
+from everstep_services.agent.core.actions import Tell
+from everstep_services.agent.core.agent import Agent
 from tests.unit.agent_orders import KILLED, running, stop, told
 
 

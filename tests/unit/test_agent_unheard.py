@@ -4,10 +4,10 @@ import pytest
 from msgspec import structs
 
 from everstep.messages import Reported
-from everstep_services.agent.acts import Exiting, Stop, Tell
-from everstep_services.agent.domain import Agent
-from everstep_services.agent.failures import Exit
-from everstep_services.agent.part import Limits
+from everstep_services.agent.core.actions import Exiting, Stop, Tell
+from everstep_services.agent.core.agent import Agent
+from everstep_services.agent.core.exit import Exit
+from everstep_services.agent.core.round_part import Limits
 from tests.unit.agent_orders import DONE, KILLED, start
 
 

@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from everstep.clock import SystemClock
-from everstep_services.agent.acts import Hurry, Stop
-from everstep_services.agent.ranks.keeping import KeeperEvent, RankGone, Stopped
-from everstep_services.agent.work import Keepers, Told, Work
+from everstep_services.agent.core.actions import Hurry, Stop
+from everstep_services.agent.ranks.protocol import KeeperEvent, RankGone, Stopped
+from everstep_services.agent.runtime.rank_runner import Keepers, Told, Work
 
 GONE = RankGone(1, 0, 7, 1, None, False, 2.0)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from everstep_services.agent.attached.domain import (
+from everstep_services.agent.attached.attendance import (
     Act,
     Attendance,
     Begins,
@@ -11,7 +11,7 @@ from everstep_services.agent.attached.domain import (
     Opens,
     Over,
 )
-from everstep_services.agent.failures import Exit
+from everstep_services.agent.core.exit import Exit
 
 GOOD = Exit(code=0)
 BAD = Exit(code=3)

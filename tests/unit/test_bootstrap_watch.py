@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from everstep_services.agent.ranks.keeping import (
+from everstep_services.agent.ranks.protocol import (
     KeeperEvent,
     RankGone,
     RankRuns,
     RankStepped,
     ScriptEnded,
 )
-from everstep_services.agent.ranks.watch import RoundWatch
+from everstep_services.agent.ranks.round_watch import RoundWatch
 from trainer_sdk.page import make_page
 from trainer_sdk.wire import Gone, ScriptFinished, Spawned, Stepped, Up, WireLine, encode
 

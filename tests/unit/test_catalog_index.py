@@ -23,8 +23,8 @@ from everstep.messages import (
     ReplicationDegraded,
     ReplicationRestored,
 )
-from everstep.messages.documents import Seat
-from everstep.messages.stamp import FactStamp
+from everstep.messages.documents.rounds import Seat
+from everstep.messages.facts.stamp import FactStamp
 from everstep_services.catalog.domain.facts import apply
 from everstep_services.catalog.domain.files import compare
 from everstep_services.catalog.domain.index import Index

@@ -22,7 +22,7 @@ from everstep.messages import (
     KnownCheckpoint,
 )
 from everstep.messages.codec import decode
-from everstep.messages.stamp import FactStamp
+from everstep.messages.facts.stamp import FactStamp
 from everstep_services.catalog import maintenance, stores
 from everstep_services.catalog.domain.facts import apply
 from everstep_services.catalog.domain.files import compare

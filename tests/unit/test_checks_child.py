@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from everstep.messages import CheckResult
-from everstep_services.agent.probes import child, registry
+from everstep_services.agent.probes import registry
 from everstep_services.agent.probes.base import Look, Probe
+from everstep_services.agent.probes.runner import child
+from everstep_services.agent.probes.runner.protocol import Found, Request
 from everstep_services.agent.probes.settings import ChecksSettings
-from everstep_services.agent.probes.talk import Found, Request
 
 
 class Misbehaving:

@@ -9,7 +9,7 @@ import pytest
 
 from everstep.messages import CheckResult
 from everstep_services.agent.probes.base import Look
-from everstep_services.agent.probes.gpu import GpuProbe
+from everstep_services.agent.probes.gpu.probe import GpuProbe
 from everstep_services.agent.probes.settings import ChecksSettings
 from tests.fakes import nvml as fakes
 from tests.fakes.nvml import Card, FakeNvml

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from everstep_services.agent.probes import host_clock, host_limits, host_memory, host_room
-from everstep_services.agent.probes.host import HostProbe
-from everstep_services.agent.probes.host_base import MIB
-from everstep_services.agent.probes.host_clock import KernelClock
-from everstep_services.agent.probes.host_limits import Limits
-from everstep_services.agent.probes.host_room import Room
+from everstep_services.agent.probes.host import clock, disk_space, limits, memory
+from everstep_services.agent.probes.host.clock import KernelClock
+from everstep_services.agent.probes.host.common import MIB
+from everstep_services.agent.probes.host.disk_space import Room
+from everstep_services.agent.probes.host.limits import Limits
+from everstep_services.agent.probes.host.probe import HostProbe
 from everstep_services.agent.probes.settings import ChecksSettings
 from tests.unit.check_looks import BOOT, look_at, states
 
@@ -22,7 +22,7 @@ PRESSURE = "some avg10=0.00 avg60={} avg300=0.00 total=1\nfull avg10=0 avg60={} 
     ("available", "state"), [(1000000, "ok"), (20000, "ok"), (19999, "warning"), (0, "warning")]
 )
 def test_little_available_memory_is_a_warning(tmp_path: Path, available: int, state: str) -> None:
-    (one,) = host_memory.available(look_at(tmp_path, {"proc/meminfo": MEMINFO.format(available)}))
+    (one,) = memory.available(look_at(tmp_path, {"proc/meminfo": MEMINFO.format(available)}))
     assert one.state == state
     if state == "warning":
         assert one.reason.startswith(f"{available >> 10} MiB are available, ")
@@ -36,7 +36,7 @@ def test_only_what_all_wait_for_is_memory_pressure(
     tmp_path: Path, some: float, full: float, state: str
 ) -> None:
     look = look_at(tmp_path, {"proc/pressure/memory": PRESSURE.format(some, full)})
-    (one,) = host_memory.pressure(look)
+    (one,) = memory.pressure(look)
     assert one.state == state
 
 
@@ -50,7 +50,7 @@ def test_kills_count_since_the_last_look_of_the_same_boot(tmp_path: Path) -> Non
             "proc/self/cgroup": "0::/job/7\n",
             "sys/fs/cgroup/job/7/memory.events": f"low 0\noom_kill {own}\n",
         }
-        (one,) = host_memory.kills(look_at(tmp_path, files, memory=notes))
+        (one,) = memory.kills(look_at(tmp_path, files, memory=notes))
         return one.state, one.reason
 
     assert state_with(40, 4) == ("ok", "")
@@ -68,7 +68,7 @@ def test_memory_errors_that_were_not_corrected_fail_a_node(tmp_path: Path) -> No
     def found(uncorrected: str, corrected: str) -> tuple[str, str]:
         folder = "sys/devices/system/edac/mc/mc0"
         files = {f"{folder}/ue_count": uncorrected, f"{folder}/ce_count": corrected}
-        (one,) = host_memory.errors(look_at(tmp_path, files, memory=notes))
+        (one,) = memory.errors(look_at(tmp_path, files, memory=notes))
         assert one.subject == "memory errors mc0"
         return one.state, one.failure_class
 
@@ -79,7 +79,7 @@ def test_memory_errors_that_were_not_corrected_fail_a_node(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("clock", "state"),
+    ("kernel_clock", "state"),
     [
         (KernelClock(is_kept=True, most_off_s=0.02), "ok"),
         (KernelClock(is_kept=True, most_off_s=1.5), "warning"),
@@ -87,25 +87,25 @@ def test_memory_errors_that_were_not_corrected_fail_a_node(tmp_path: Path) -> No
     ],
 )
 def test_a_clock_that_may_be_wrong_is_a_warning(
-    tmp_path: Path, clock: KernelClock, state: str
+    tmp_path: Path, kernel_clock: KernelClock, state: str
 ) -> None:
     """`everstep check` reports a clock that is not kept (A1.5)."""
-    (one,) = host_clock.kept(look_at(tmp_path, {}), lambda: clock)
+    (one,) = clock.kept(look_at(tmp_path, {}), lambda: kernel_clock)
     assert one.state == state
 
 
 def test_the_kernel_tells_of_its_clock_or_refuses_to() -> None:
     try:
-        clock = host_clock.kernel_clock()
+        kernel_clock = clock.kernel_clock()
     except OSError:
         return
-    assert clock.most_off_s >= 0
+    assert kernel_clock.most_off_s >= 0
 
 
 def test_a_clock_that_was_set_is_told_once(tmp_path: Path) -> None:
     look = look_at(tmp_path, {})
     at = [1000.0, 1000.9, -2599.1, -2599.1]
-    found = [host_clock.judge_jump(look, booted_at) for booted_at in at]
+    found = [clock.judge_jump(look, booted_at) for booted_at in at]
     assert [one.state for one in found] == ["ok", "ok", "warning", "ok"]
     assert "set by -3600.0 s since the last look" in found[2].reason
 
@@ -127,20 +127,20 @@ GIB = 1024 * MIB
     ],
 )
 def test_room_is_judged_by_what_is_free(room: Room, found: list[str]) -> None:
-    assert [state for state, _ in host_room.judge(room, ChecksSettings())] == found
+    assert [state for state, _ in disk_space.judge(room, ChecksSettings())] == found
 
 
 def test_small_shared_memory_is_a_warning_and_says_how_to_enlarge_it(tmp_path: Path) -> None:
     """`everstep check` finds a /dev/shm of 64 MiB, and names the option (A1.5)."""
     (tmp_path / "dev/shm").mkdir(parents=True)
     docker = Room(64 * MIB, 60 * MIB, 0, 0)
-    (one,) = host_room.shared_memory(look_at(tmp_path, {}), lambda path: docker)
+    (one,) = disk_space.shared_memory(look_at(tmp_path, {}), lambda path: docker)
     assert one.state == "warning"
     assert "only 64 MiB (least 1024 MiB); in a container: --shm-size" in one.reason
 
 
 def test_without_shared_memory_there_is_a_warning(tmp_path: Path) -> None:
-    (one,) = host_room.shared_memory(look_at(tmp_path, {}))
+    (one,) = disk_space.shared_memory(look_at(tmp_path, {}))
     assert one.state == "warning"
 
 
@@ -155,13 +155,13 @@ def test_a_folder_that_is_not_there_yet_is_judged_by_the_one_above(tmp_path: Pat
 
     (tmp_path / "data").mkdir()
     look = look_at(tmp_path, {}, room_paths=(Path("/state/logs"), Path("/data")))
-    found = {one.subject: one for one in host_room.folders(look, ask)}
+    found = {one.subject: one for one in disk_space.folders(look, ask)}
     assert states(found.values()) == {"/tmp": "ok", "/state/logs": "ok", "/data": "unknown"}
     assert asked == [tmp_path, tmp_path, tmp_path / "data"]
 
 
 @pytest.mark.parametrize(
-    ("limits", "has_adapter", "said"),
+    ("own_limits", "has_adapter", "said"),
     [
         (Limits(-1, -1, -1), True, ""),
         (Limits(1 << 20, 1 << 20, 65536), False, ""),
@@ -171,11 +171,11 @@ def test_a_folder_that_is_not_there_yet_is_judged_by_the_one_above(tmp_path: Pat
     ],
 )
 def test_narrow_limits_are_a_warning(
-    tmp_path: Path, limits: Limits, has_adapter: bool, said: str
+    tmp_path: Path, own_limits: Limits, has_adapter: bool, said: str
 ) -> None:
     if has_adapter:
         (tmp_path / "sys/class/infiniband").mkdir(parents=True)
-    (one,) = host_limits.limits(look_at(tmp_path, {}), lambda: limits)
+    (one,) = limits.limits(look_at(tmp_path, {}), lambda: own_limits)
     assert one.state == ("warning" if said else "ok")
     assert said in one.reason
 
@@ -185,11 +185,11 @@ def test_load_and_zombies_past_their_limits_are_warnings(tmp_path: Path) -> None
     files |= {f"proc/{pid}/stat": f"{pid} (a) b) Z 1 1\n" for pid in range(5, 9)}
     files |= {"proc/4/stat": "4 (Z) S 1 1\n", "proc/3/other": ""}
     look = look_at(tmp_path, files, zombies_limit=3)
-    (load,) = host_limits.load(look)
-    (zombies,) = host_limits.zombies(look)
+    (load,) = limits.load(look)
+    (zombies,) = limits.zombies(look)
     assert (load.state, zombies.state) == ("warning", "warning")
     assert "4 processes that nobody has waited for (limit 3)" in zombies.reason
-    (zombies,) = host_limits.zombies(look_at(tmp_path, {}, zombies_limit=4))
+    (zombies,) = limits.zombies(look_at(tmp_path, {}, zombies_limit=4))
     assert zombies.state == "ok"
 
 

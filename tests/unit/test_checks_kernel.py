@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from everstep.messages import CheckResult
-from everstep_services.agent.probes import kernel_records
 from everstep_services.agent.probes.base import Look
-from everstep_services.agent.probes.kernel_log import KernelLogProbe
-from everstep_services.agent.probes.kernel_rules import RULES
+from everstep_services.agent.probes.kernel import records
+from everstep_services.agent.probes.kernel.log import KernelLogProbe
+from everstep_services.agent.probes.kernel.rules import RULES
 from everstep_services.agent.probes.settings import ChecksSettings
 
 _OOM = (
@@ -255,9 +255,9 @@ def test_many_kinds_of_lines_keep_the_notes_small_and_the_xid_in_them(node: Node
 def test_a_log_that_never_ends_is_read_in_parts(tmp_path: Path) -> None:
     path = tmp_path / "kmsg"
     path.write_text("".join(f"4,{n},{n},-;{'line ' * 100}{n}\n" for n in range(200)))
-    first = kernel_records.read(path, -1, most=2)
+    first = records.read(path, -1, most=2)
     assert first.has_more
-    rest = kernel_records.read(path, first.position)
+    rest = records.read(path, first.position)
     assert not rest.has_more
     assert first.position < rest.position == 199
     assert len(first.records) + len(rest.records) == 200
@@ -294,12 +294,12 @@ def real_log() -> Path:
 
 
 def test_the_real_log_is_read_to_its_end_without_waiting(real_log: Path) -> None:
-    whole = kernel_records.read(real_log, -1)
+    whole = records.read(real_log, -1)
     assert whole.position >= 0
     sequences = [record.sequence for record in whole.records]
     assert sequences == sorted(set(sequences))
-    again = kernel_records.read(real_log, whole.position)
+    again = records.read(real_log, whole.position)
     assert again.position >= whole.position
     assert all(record.sequence > whole.position for record in again.records)
-    part = kernel_records.read(real_log, -1, most=1)
+    part = records.read(real_log, -1, most=1)
     assert part.has_more == (len(sequences) > 0)

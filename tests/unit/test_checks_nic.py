@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from everstep.messages import CheckResult
-from everstep_services.agent.probes import pci
 from everstep_services.agent.probes.base import Look
-from everstep_services.agent.probes.nic import NicProbe
+from everstep_services.agent.probes.network import pci
+from everstep_services.agent.probes.network.nic import NicProbe
 from everstep_services.agent.probes.settings import ChecksSettings
 
 _DAY_S = 86400.0

@@ -9,7 +9,7 @@ import pytest
 
 from everstep.messages import CheckResult
 from everstep_services.agent.probes.base import Look
-from everstep_services.agent.probes.nvlink import NvlinkProbe
+from everstep_services.agent.probes.gpu.nvlink import NvlinkProbe
 from everstep_services.agent.probes.settings import ChecksSettings
 from tests.fakes import nvml as fakes
 from tests.fakes.nvml import Card, FakeNvml

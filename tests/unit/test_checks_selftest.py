@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from everstep_services.agent.probes import gpu_exercise
 from everstep_services.agent.probes.base import Look
-from everstep_services.agent.probes.gpu_selftest import GpuSelfTestProbe, verdicts
+from everstep_services.agent.probes.gpu import exercise
+from everstep_services.agent.probes.gpu.selftest import GpuSelfTestProbe, verdicts
 from everstep_services.agent.probes.settings import ChecksSettings
 
 _BEGAN = {"began": ["cuda:0", "cuda:1", "cuda:2"]}
@@ -84,7 +84,7 @@ def _raise(error: Exception) -> Any:
 )
 def test_what_a_device_says_is_told_in_one_line(error: Exception, said: str) -> None:
     broken = _Wrong(empty=lambda *_, **__: _raise(error))
-    found = gpu_exercise._exercised(broken, "cpu", 0.1)
+    found = exercise._exercised(broken, "cpu", 0.1)
     assert found[said] == str(error).splitlines()[0]
 
 
@@ -115,7 +115,7 @@ def test_memory_that_does_not_keep_what_was_written_is_found() -> None:
 
         __hash__ = None  # type: ignore[assignment]
 
-    found = gpu_exercise._memory(_Wrong(empty_like=empty_like), torch.device("cpu"), 0.1)
+    found = exercise._memory(_Wrong(empty_like=empty_like), torch.device("cpu"), 0.1)
     assert found["wrong"] == "1 of 8388608 bytes of memory were not 0x00 when read"
 
 
@@ -128,20 +128,20 @@ def test_a_product_that_differs_in_one_bit_in_a_later_round_is_found() -> None:
         if len(calls) == 2:
             out[3, 5] += 1
 
-    found = gpu_exercise._matrices(_Wrong(mm=mm), torch.device("cpu"), 5.0)
+    found = exercise._matrices(_Wrong(mm=mm), torch.device("cpu"), 5.0)
     assert found == {"wrong": "the same product was another one in round 2"}
 
 
 def test_a_product_that_is_wrong_each_time_is_found_by_the_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    left, right, vectors, expected = gpu_exercise._problem(torch, 256)
+    left, right, vectors, expected = exercise._problem(torch, 256)
     one_less = left.clone()
     one_less[7, 7] += 1
     monkeypatch.setattr(
-        gpu_exercise, "_problem", lambda torch, size: (one_less, right, vectors, expected)
+        exercise, "_problem", lambda torch, size: (one_less, right, vectors, expected)
     )
-    found = gpu_exercise._matrices(torch, torch.device("cpu"), 0.1)
+    found = exercise._matrices(torch, torch.device("cpu"), 0.1)
     assert found == {"wrong": "a product of two 256 × 256 matrices was wrong"}
 
 

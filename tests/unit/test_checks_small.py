@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from everstep_services.agent.probes.base import Look
-from everstep_services.agent.probes.ptrace import PtraceProbe, read_own_memory
-from everstep_services.agent.probes.recorder import RecorderProbe, judge
-from everstep_services.agent.probes.running import Program, Ran
+from everstep_services.agent.probes.host.flight_recorder import RecorderProbe, judge
+from everstep_services.agent.probes.host.ptrace import PtraceProbe, read_own_memory
+from everstep_services.agent.probes.program import Program, Ran
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.agent.probes.site import SiteProbe, site_commands
 from tests.unit.check_looks import look_at

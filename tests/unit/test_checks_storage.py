@@ -6,10 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from everstep_services.agent.probes import running, storage
-from everstep_services.agent.probes.mounts import Mount, network_mounts
-from everstep_services.agent.probes.running import Ran
-from everstep_services.agent.probes.storage import StorageProbe, judge
+from everstep_services.agent.probes import program
+from everstep_services.agent.probes.program import Ran
+from everstep_services.agent.probes.storage import probe
+from everstep_services.agent.probes.storage.mounts import Mount, network_mounts
+from everstep_services.agent.probes.storage.probe import StorageProbe, judge
 from tests.unit.check_looks import look_at, states
 
 TABLE = r"""
@@ -94,7 +95,7 @@ def test_a_hang_fails_that_folder_alone_and_says_where(
             return 0.0
         return 0.2 if hangs and has_ended else 0.0
 
-    for module in (running, storage):
+    for module in (program, probe):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=elapsed_s))
     os.mkfifo(tmp_path / "dead")
     paths = (tmp_path / "dead", tmp_path / "alive")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep_services.agent.probes.xid import (
+from everstep_services.agent.probes.kernel.xid import (
     ACTIONS,
     Repeats,
     Together,

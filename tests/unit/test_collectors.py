@@ -18,8 +18,8 @@ from everstep.messages import EvidenceCollected
 from everstep_services.agent.collectors.collection import Collector, Found, Piece, Scene, collect
 from everstep_services.agent.collectors.kinds import KINDS
 from everstep_services.agent.collectors.rank_state import pages, processes
-from everstep_services.agent.collectors.table import collectors
-from everstep_services.agent.ranks.keeping import RankSeen
+from everstep_services.agent.collectors.registry import collectors
+from everstep_services.agent.ranks.protocol import RankSeen
 from tests.waiting import until
 from trainer_sdk import layout
 from trainer_sdk.page import make_page

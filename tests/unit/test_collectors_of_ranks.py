@@ -26,7 +26,7 @@ from everstep_services.agent.collectors.collection import (
 )
 from everstep_services.agent.collectors.flight_recorder import MOST_BYTES, flight_recorders
 from everstep_services.agent.collectors.stacks import StacksReader
-from everstep_services.agent.ranks.keeping import RankSeen
+from everstep_services.agent.ranks.protocol import RankSeen
 from tests.unit.worker_server import Answers, worker_server
 from tests.waiting import until
 from trainer_sdk.page import make_page

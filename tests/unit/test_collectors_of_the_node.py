@@ -10,10 +10,10 @@ import pytest
 
 from everstep.clock import SystemClock
 from everstep_services.agent.collectors.collection import Found, NothingFoundError, Scene
+from everstep_services.agent.collectors.environment import environment, releases, told_of
 from everstep_services.agent.collectors.gpu import gpus, read_all
 from everstep_services.agent.collectors.node_state import NodeState
-from everstep_services.agent.collectors.surroundings import environment, releases, told_of
-from everstep_services.agent.ranks.keeping import RankSeen
+from everstep_services.agent.ranks.protocol import RankSeen
 from tests.fakes.nvml import GPU_IS_LOST, Card, FakeNvml
 from trainer_sdk.page import make_page
 

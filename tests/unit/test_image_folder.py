@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from everstep.clock import SystemClock
-from everstep_services.agent.checkpoints import folder as image_folder
-from everstep_services.agent.checkpoints.folder import Departure, opened_images
+from everstep_services.agent.replicas import state_folder as image_folder
+from everstep_services.agent.replicas.state_folder import Departure, opened_images
 
 
 def leave(memory: Path, job: str, node: str) -> Path:
@@ -183,7 +183,7 @@ def test_an_agent_that_is_killed_with_the_lock_keeps_nobody_out(
     """The next agent has the folder and the images (A9.4)."""
     code = (
         "import sys, pathlib\n"
-        "from everstep_services.agent.checkpoints.folder import opened_images\n"
+        "from everstep_services.agent.replicas.state_folder import opened_images\n"
         "with opened_images('j', 'n1', pathlib.Path(sys.argv[1])) as folder:\n"
         "    (folder / 'own').mkdir()\n"
         "    print(folder, flush=True)\n"

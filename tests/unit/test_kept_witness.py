@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep_services.agent.checkpoints.witness import Witness
+from everstep_services.agent.replicas.last_state import Witness
 from tests.fakes.clock import FakeClock
 
 

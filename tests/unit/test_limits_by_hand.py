@@ -12,7 +12,7 @@ import pytest
 from everstep.messages import LimitsDocument, SectionLimit
 from everstep_services.agent.stalls.judge import Judge, Stalled
 from everstep_services.agent.stalls.limits import LimitRules, Limits
-from everstep_services.agent.stalls.places import Signs
+from everstep_services.agent.stalls.position import Signs
 from tests.unit.stall_ranks import Clock, StallRank, clock_of_pages, limits_of
 from tests.unit.stall_watch import WatchedNode
 from trainer_sdk import layout

@@ -1,6 +1,6 @@
 """Which step of its slot a node fetches."""
 
-from everstep_services.agent.checkpoints.choosing import Offered, choices, newest_of_all
+from everstep_services.agent.replicas.choice import Offered, choices, newest_of_all
 
 
 def offered(rank: int, *steps: int, round: int = 1, part: int = 0, needed: int = 1) -> list[

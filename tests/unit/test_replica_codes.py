@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from everstep_services.agent.checkpoints.codes import Decode, Encode, decode, encode
+from everstep_services.agent.replicas.erasure_code import Decode, Encode, decode, encode
 
 
 @pytest.mark.parametrize("size", [1, 1000, (256 << 10) * 4, (256 << 10) * 5 + 3])

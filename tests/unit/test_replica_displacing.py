@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep_services.agent.checkpoints.displacing import Course, Sender
+from everstep_services.agent.replicas.displacement import Course, Sender
 from trainer_sdk.checkpoint.image_folder import RestoredState
 from trainer_sdk.checkpoint.manifest import Identity
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from everstep_services.agent.checkpoints.holding import Store
-from everstep_services.agent.checkpoints.mapping import Memory
-from everstep_services.agent.checkpoints.settings import CheckpointSettings
-from everstep_services.agent.checkpoints.talk import Copy
+from everstep_services.agent.replicas.memory_file import Memory
+from everstep_services.agent.replicas.protocol import Copy
+from everstep_services.agent.replicas.settings import CheckpointSettings
+from everstep_services.agent.replicas.store import Store
 from tests.integration.replica_nodes import JOB, state_of
 from trainer_sdk.checkpoint.manifest import Identity, ImageIndex, encode
 

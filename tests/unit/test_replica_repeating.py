@@ -6,16 +6,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from everstep_services.agent.checkpoints import repeating
-from everstep_services.agent.checkpoints.fetching import OFFER, Offer, Offers
-from everstep_services.agent.checkpoints.repeating import Attempt, Coming, take_from_one
-from everstep_services.agent.checkpoints.talk import ReplicaError
+from everstep_services.agent.replicas import retry
+from everstep_services.agent.replicas.fetcher import OFFER, Offer, Offers
+from everstep_services.agent.replicas.protocol import ReplicaError
+from everstep_services.agent.replicas.retry import Attempt, Coming, take_from_one
 
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeating, "_PAUSE_S", 0.0)
-    monkeypatch.setattr(repeating, "_STILL_MOST_S", 1e9)
+    monkeypatch.setattr(retry, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(retry, "_STILL_MOST_S", 1e9)
 
 
 class Source:
@@ -57,7 +57,7 @@ async def test_who_is_gone_or_has_it_no_more_is_not_asked_again() -> None:
 
 
 async def test_nobody_waits_for_what_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeating, "_STILL_MOST_S", 10.0)
+    monkeypatch.setattr(retry, "_STILL_MOST_S", 10.0)
     now, coming, source = 1000.0, Coming(), Source(*["slow"] * 9)
     offsets = [100, 200, 200, 200]
 
@@ -67,7 +67,7 @@ async def test_nobody_waits_for_what_stands_still(monkeypatch: pytest.MonkeyPatc
         coming.reached(offsets.pop(0))
         await source.take()
 
-    monkeypatch.setattr(repeating, "monotonic", lambda: now)
+    monkeypatch.setattr(retry, "monotonic", lambda: now)
     with pytest.raises(ReplicaError):
         await take_from_one([take], coming)
     assert source.asked == 4

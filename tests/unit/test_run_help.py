@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from everstep.settings.layers import KNOWN_SECTIONS
-from everstep_services.agent import work
 from everstep_services.agent.probes.settings import ChecksSettings
+from everstep_services.agent.runtime import rank_runner
 from everstep_services.agent.settings import AgentSettings
 from everstep_services.cli.running.help_page import page
 from everstep_services.cli.running.nvrx_options import NVRX
@@ -40,7 +40,7 @@ def test_notes_name_sections_and_keys_that_there_are() -> None:
         assert set(re.findall(r"\[(\w+)\]", note)) <= set(KNOWN_SECTIONS), name
     where = notes["--ft-storage-health-check-path"]
     assert where.rpartition(" ")[2] in ChecksSettings.__struct_fields__
-    assert f"{work._DEVICES_WITHIN_S:g} s" in notes["--ft-gpu-memory-reclaim-timeout"]
+    assert f"{rank_runner._DEVICES_WITHIN_S:g} s" in notes["--ft-gpu-memory-reclaim-timeout"]
 
 
 def test_every_exit_code_has_a_line() -> None:

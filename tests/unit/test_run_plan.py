@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from everstep_services.agent.plan import ConsoleChoice, Std
+from everstep_services.agent.run_plan import ConsoleChoice, Std
 from everstep_services.cli.running.checking import objections, record
 from everstep_services.cli.state import Running, StateDir
 from tests.unit.run_plans import BUS, plan, refused

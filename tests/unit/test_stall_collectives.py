@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from everstep_services.agent.progress import beat_of
-from everstep_services.agent.ranks.watch import WatchedRank
-from everstep_services.agent.stalls.closer import CloserLook, look_every_s, silent_after_s
+from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.stalls.collectives import Collectives, parse_collectives
 from everstep_services.agent.stalls.judge import Excused, Judge, Stalled
 from everstep_services.agent.stalls.limits import Limit, LimitRules, Limits
-from everstep_services.agent.stalls.places import Signs
-from everstep_services.agent.stalls.watch import Standing
+from everstep_services.agent.stalls.monitor import Standing
+from everstep_services.agent.stalls.position import Signs
+from everstep_services.agent.stalls.sampler import CloserLook, look_every_s, silent_after_s
+from everstep_services.agent.telemetry.progress import beat_of
 from tests.fakes.clock import FakeClock
 from tests.unit.stall_ranks import Clock, StallRank, clock_of_pages, limits_of
 from tests.unit.stall_watch import WatchedNode

@@ -12,7 +12,7 @@ from everstep_services.agent.stalls.interpreter import (
     in_words,
     look_into,
 )
-from everstep_services.agent.stalls.kernel import ProcessState, state_of
+from everstep_services.agent.stalls.process_state import ProcessState, state_of
 from tests.fakes.clock import FakeClock
 from tests.unit.stall_ranks import Clock, clock_of_pages, limits_of
 from tests.unit.stall_watch import WatchedNode

@@ -8,8 +8,8 @@ import pytest
 from everstep.messages import LimitsDocument, SectionLimit
 from everstep_services.agent.stalls.judge import Excused, Judge, Moving, Stalled
 from everstep_services.agent.stalls.limits import LimitRules, Limits
-from everstep_services.agent.stalls.places import Signs
-from everstep_services.agent.stalls.table import Others, misorders, others_of, table
+from everstep_services.agent.stalls.limits_table import Others, misorders, others_of, table
+from everstep_services.agent.stalls.position import Signs
 from tests.unit.stall_ranks import Clock, StallRank, clock_of_pages, limits_of
 from trainer_sdk import layout
 

@@ -13,7 +13,7 @@ import pytest
 
 from everstep.messages import LimitsDocument, NameExcuse, SectionLimit
 from everstep_services.agent.stalls.judge import Excused, Judge, Stalled
-from everstep_services.agent.stalls.places import Signs
+from everstep_services.agent.stalls.position import Signs
 from tests.unit.stall_ranks import Clock, StallRank, clock_of_pages, limits_of
 from tests.unit.stall_watch import WatchedNode
 from tests.unit.test_stall_collectives import entry, trace

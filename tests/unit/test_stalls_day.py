@@ -17,7 +17,7 @@ import pytest
 from everstep.messages import LimitsDocument, NodeBeat, SectionSeen
 from everstep_services.agent.stalls.judge import Excused, Judge, Moving, Stalled
 from everstep_services.agent.stalls.limits import LimitRules, Limits
-from everstep_services.agent.stalls.places import Signs
+from everstep_services.agent.stalls.position import Signs
 from everstep_services.health.domain.limit_learner import LimitLearner
 from everstep_services.health.settings import LimitSettings
 from tests.unit.stall_ranks import Clock, StallRank, clock_of_pages

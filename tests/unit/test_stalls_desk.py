@@ -9,14 +9,14 @@ import pytest
 
 from everstep.messages import Fact, LimitsDocument, SectionLimit, StartRanks
 from everstep.messages.codec import encode
-from everstep_services.agent.domain import Agent
-from everstep_services.agent.part import Limits as Graces
-from everstep_services.agent.plan import RunPlan
-from everstep_services.agent.ranks.watch import WatchedRank
-from everstep_services.agent.records import Records
-from everstep_services.agent.stalls.desk import Stalls, limits_in
-from everstep_services.agent.stalls.table import Others
-from everstep_services.agent.workplace import Workplace
+from everstep_services.agent.core.agent import Agent
+from everstep_services.agent.core.round_part import Limits as Graces
+from everstep_services.agent.ranks.round_watch import WatchedRank
+from everstep_services.agent.run_plan import RunPlan
+from everstep_services.agent.runtime.workdir import Workplace
+from everstep_services.agent.stalls.limits_table import Others
+from everstep_services.agent.stalls.recorder import Stalls, limits_in
+from everstep_services.agent.telemetry.facts import Records
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.fakes.clock import FakeClock
 from tests.unit.run_plans import BUS, plan

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace as replace_struct
 
 from everstep.messages import NodeTimings, RankTiming
-from everstep.messages.sketch import sketch_of
+from everstep.messages.beats.sketch import sketch_of
 from everstep_services.straggler.domain.changes import Change, SlowRank
 from everstep_services.straggler.domain.job import Job
 from everstep_services.straggler.domain.live.device_times import device_times_us

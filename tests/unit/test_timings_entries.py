@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from everstep_services.agent.timings.entries import (
+from everstep_services.agent.timings.collective_entries import (
     MOST,
     Entry,
     Recording,

@@ -20,10 +20,10 @@ from everstep.messages import (
     StragglersDocument,
     encode,
 )
-from everstep_services.agent.ranks.watch import WatchedRank
+from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.timings import monitor
+from everstep_services.agent.timings.flight_recorders import SPARED
 from everstep_services.agent.timings.monitor import Place, Timings, Wanted, wanted_in
-from everstep_services.agent.timings.recorders import SPARED
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.unit.worker_server import worker_server
 from tests.waiting import until_async

@@ -6,7 +6,7 @@ from threading import Event
 
 import pytest
 
-from everstep_services.agent.timings.thread import LooseThread
+from everstep_services.agent.timings.detached_thread import LooseThread
 from tests.waiting import until_async
 
 
@@ -33,7 +33,7 @@ async def test_while_a_call_hangs_no_other_is_begun() -> None:
 def test_a_process_ends_although_a_call_hangs() -> None:
     script = (
         "import asyncio, threading\n"
-        "from everstep_services.agent.timings.thread import LooseThread\n"
+        "from everstep_services.agent.timings.detached_thread import LooseThread\n"
         "hang = threading.Event().wait\n"
         "print(asyncio.run(LooseThread('test').run(hang, 0.01)))\n"
     )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.messages.sketch import sketch_of
+from everstep.messages.beats.sketch import sketch_of
 from everstep_services.agent.timings.window import (
     SHORTEST_S,
     RankPage,

@@ -148,7 +148,7 @@ class IntervalEvent(CheckpointEvent, frozen=True, kw_only=True):
     mtbf_s: float | None
 
 
-class TierRead(msgspec.Struct, frozen=True, kw_only=True):
+class TierUse(msgspec.Struct, frozen=True, kw_only=True):
     """What a restore has read from a tier."""
 
     tier: Tier
@@ -163,7 +163,7 @@ class RestoredEvent(CheckpointEvent, frozen=True, kw_only=True):
     name = "restored"
     step: int
     world_size: int
-    tiers: list[TierRead]
+    tiers: list[TierUse]
     reason: str
     took_s: float
     rejected: list[RejectedState]

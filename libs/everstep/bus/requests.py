@@ -25,7 +25,7 @@ from everstep.bus.ports import Handler, M
 from everstep.errors import EverstepError
 from everstep.messages import Message, tag_of
 from everstep.messages.codec import BadMessageError, decode, encode
-from everstep.messages.questions import ASKS
+from everstep.messages.questions.asks import ASKS
 
 log = logging.getLogger(__name__)
 

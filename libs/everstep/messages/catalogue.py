@@ -3,35 +3,38 @@
 from collections.abc import Mapping
 from types import ModuleType
 
-from everstep.messages import (
+from everstep.messages import documents, orders
+from everstep.messages.base import Fact, Message
+from everstep.messages.beats import progress, timings
+from everstep.messages.documents.buckets import BUCKETS
+from everstep.messages.facts import (
     checkpoints,
     control,
-    documents,
     health,
     incidents,
     jobs,
-    orders,
     preemption,
-    progress,
-    questions,
     ranks,
     replicas,
     rounds,
     stragglers,
-    timings,
 )
-from everstep.messages.base import Fact, Message
+from everstep.messages.questions import answers, attribution, catalog, logins, rendezvous
+from everstep.messages.questions import health as questions_to_health
+from everstep.messages.questions import straggler as questions_to_straggler
 
 
 def _messages_in(module: ModuleType) -> tuple[type[Message], ...]:
-    """The tagged messages that a module defines, in its order."""
+    """The tagged messages that a module defines, in its order; for documents, that of buckets."""
+    if module is documents:
+        return tuple(bucket.holds for bucket in BUCKETS)
     return tuple(
-        thing
-        for thing in vars(module).values()
-        if isinstance(thing, type)
-        and issubclass(thing, Message)
-        and thing.__module__ == module.__name__
-        and "." in str(thing.__struct_config__.tag)  # a base has its own name for a tag
+        class_
+        for class_ in vars(module).values()
+        if isinstance(class_, type)
+        and issubclass(class_, Message)
+        and class_.__module__ == module.__name__
+        and "." in str(class_.__struct_config__.tag)  # a base has its own name for a tag
     )
 
 
@@ -48,13 +51,13 @@ AREAS: Mapping[str, ModuleType] = {
     "Replicas": replicas,
     "Preemption": preemption,
     "Orders": orders,
-    "Questions to rendezvous": questions.rendezvous,
-    "Questions to health": questions.health,
-    "Questions to logins": questions.logins,
-    "Questions to straggler": questions.straggler,
-    "Questions to attribution": questions.attribution,
-    "Questions to the catalog": questions.catalog,
-    "Answers": questions.answers,
+    "Questions to rendezvous": rendezvous,
+    "Questions to health": questions_to_health,
+    "Questions to logins": logins,
+    "Questions to straggler": questions_to_straggler,
+    "Questions to attribution": attribution,
+    "Questions to the catalog": catalog,
+    "Answers": answers,
     "Documents": documents,
     "Control": control,
 }

@@ -1,7 +1,7 @@
 """What agents are told to do: small, each with its round, never the whole table."""
 
 from everstep.messages.base import Count, Int, Name, Order, Part
-from everstep.messages.progress import WardenPlace
+from everstep.messages.beats.progress import WardenPlace
 
 
 class Peer(Part, frozen=True, kw_only=True):

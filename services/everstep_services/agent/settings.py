@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from everstep.settings import Settings
-from everstep_services.agent.checkpoints.settings import CheckpointSettings
 from everstep_services.agent.collectors.kinds import KINDS
+from everstep_services.agent.replicas.settings import CheckpointSettings
 
 
 class AgentSettings(Settings, frozen=True, kw_only=True):

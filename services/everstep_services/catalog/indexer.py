@@ -18,7 +18,7 @@ from everstep.errors import EverstepError
 from everstep.ids import new_id
 from everstep.messages import CheckpointsDocument, Fact, kind_of
 from everstep.messages.codec import encode
-from everstep.messages.stamp import FactStamp
+from everstep.messages.facts.stamp import FactStamp
 from everstep.subjects import CLUSTER, BadSubjectError
 from everstep_services.catalog.domain.facts import READ, apply
 from everstep_services.catalog.domain.index import Index

@@ -17,7 +17,7 @@ from everstep.messages import (
     Done,
     KnownCheckpoint,
 )
-from everstep.messages.stamp import FactStamp
+from everstep.messages.facts.stamp import FactStamp
 from everstep.sizes import size
 from everstep_services.catalog.domain.facts import decide
 from everstep_services.catalog.domain.index import Index, not_committed

@@ -9,7 +9,7 @@ from typing import Any, Self
 from everstep import archive
 from everstep.archive import BadArchiveError
 from everstep.ids import new_id
-from everstep.messages.incidents import CAPTURE
+from everstep.messages.facts.incidents import CAPTURE
 from everstep.subjects import is_name
 from everstep_services.agent.collectors.kinds import KINDS
 from everstep_services.cli.client import Api, Params

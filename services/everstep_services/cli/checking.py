@@ -9,10 +9,11 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.messages.health import CheckResult
+from everstep.messages.facts.health import CheckResult
 from everstep.settings import read_secret, remember_secret
-from everstep_services.agent.probes import network, notes, registry, reports
-from everstep_services.agent.probes.examiner import Examiner
+from everstep_services.agent.probes import notes, registry, reports
+from everstep_services.agent.probes.network import pair_test
+from everstep_services.agent.probes.runner.examiner import Examiner
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.agent.probes.verdicts import Examination, code_of
 from everstep_services.agent.settings import AgentSettings
@@ -42,7 +43,7 @@ class Wanted:
     def is_measurement(self) -> bool:
         """One end of a measurement of the network, which is no look at this node."""
         given = (self.listen, self.peer, self.secret_file)
-        return network.NAME in self.names or any(one is not None for one in given)
+        return pair_test.NAME in self.names or any(one is not None for one in given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,54 +101,54 @@ def _examined(wanted: Wanted, place: Place) -> Examination:
 
 def _measured(wanted: Wanted, settings: ChecksSettings, environ: Mapping[str, str]) -> Examination:
     is_one_end = (wanted.listen is None) != (wanted.peer is None)
-    if wanted.names != (network.NAME,) or wanted.wants_all or not is_one_end:
+    if wanted.names != (pair_test.NAME,) or wanted.wants_all or not is_one_end:
         said = "the network is measured between two nodes: everstep check network --listen "
         said += "HOST:PORT on one, --peer HOST:PORT on the other; between all nodes of a job: "
         raise CliError(f"{said}everstep network JOB", Exit.USAGE)
-    at = network.read_address(wanted.peer or wanted.listen or "")
+    at = pair_test.read_address(wanted.peer or wanted.listen or "")
     token = _token(environ, wanted.secret_file)
     end = _listen if wanted.peer is None else _measure
     within_s = wanted.within_s or settings.all_within_s
     began = time.monotonic()
     try:
         result = asyncio.run(end(at, token, settings, within_s))
-    except network.NetworkCheckError as error:
+    except pair_test.NetworkCheckError as error:
         result = CheckResult(
-            check=network.NAME, state="unknown", subject=str(at), reason=str(error)
+            check=pair_test.NAME, state="unknown", subject=str(at), reason=str(error)
         )
     took_s = round(time.monotonic() - began, 3)
-    return Examination("operator", (network.NAME,), (result,), took_s)
+    return Examination("operator", (pair_test.NAME,), (result,), took_s)
 
 
 async def _listen(
-    at: network.Address, token: bytes, settings: ChecksSettings, within_s: float
+    at: pair_test.Address, token: bytes, settings: ChecksSettings, within_s: float
 ) -> CheckResult:
     del settings  # the peer judges
 
-    def ready(at: network.Address) -> None:
+    def ready(at: pair_test.Address) -> None:
         say(f"listening on {at}")
 
-    peer = await network.listen(at, token, within_s=within_s, ready=ready)
+    peer = await pair_test.listen(at, token, within_s=within_s, ready=ready)
     return CheckResult(
-        check=network.NAME, state="ok", subject=peer.host, reason="it has measured the way here"
+        check=pair_test.NAME, state="ok", subject=peer.host, reason="it has measured the way here"
     )
 
 
 async def _measure(
-    to: network.Address, token: bytes, settings: ChecksSettings, within_s: float
+    to: pair_test.Address, token: bytes, settings: ChecksSettings, within_s: float
 ) -> CheckResult:
-    figures = await network.measure(to, token, within_s=within_s)
-    return network.judge(str(to), figures, settings)
+    figures = await pair_test.measure(to, token, within_s=within_s)
+    return pair_test.judge(str(to), figures, settings)
 
 
 def _token(environ: Mapping[str, str], file: Path | None) -> bytes:
     if file is not None:
-        return network.read_token(read_secret(file))
+        return pair_test.read_token(read_secret(file))
     if not environ.get(_TOKEN):
         fix = "give both ends the same --secret-file, made by: openssl rand -hex 32"
         raise CliError(f"no token: {fix}; or set {_TOKEN}", Exit.USAGE)
     remember_secret(environ[_TOKEN])
-    return network.read_token(environ[_TOKEN])
+    return pair_test.read_token(environ[_TOKEN])
 
 
 def _list(invocation: Invocation, settings: ChecksSettings) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from everstep.ids import new_id
-from everstep_services.agent.probes.pairs import Measured, Slow, slow_ones
+from everstep_services.agent.probes.network.pairs import Measured, Slow, slow_ones
 from everstep_services.cli.client import Api, Params
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation

@@ -134,7 +134,7 @@ async def _over_the_bus(invocation: Invocation, wish: Wish) -> dict[str, Any]:
     from everstep.bus import connect
     from everstep.bus.errors import BusError
     from everstep_services.cli.buses import named_bus
-    from everstep_services.history import deeds
+    from everstep_services.history import operator_requests
 
     settings = await asyncio.to_thread(named_bus, invocation)
     if settings is None:
@@ -145,21 +145,25 @@ async def _over_the_bus(invocation: Invocation, wish: Wish) -> dict[str, Any]:
         )
     if wish.job is None:
         raise CliError(f"name the job of {wish.node} with --job: only the API knows", Exit.USAGE)
-    deed = deeds.Deed(wish.verb, wish.job, asker(), wish.reason, "cli", wish.fields)
+    request = operator_requests.OperatorRequest(
+        wish.verb, wish.job, asker(), wish.reason, "cli", wish.fields
+    )
     settings = msgspec.structs.replace(settings, spool_dir=None)  # nothing is recorded from here
     async with connect(settings, "cli") as bus:
         try:
-            text = await deeds.carry_out(bus, deed)
-        except deeds.NoSuchJobError as error:
+            text = await operator_requests.carry_out(bus, request)
+        except operator_requests.NoSuchJobError as error:
             try:
                 known = await bus.documents("ROUNDS").keys()
             except BusError:  # the login of one job's agents may not list the others
                 known = []
-            raise CliError(f"{error}{deeds.near(deed.job, known)}", Exit.NOT_FOUND) from error
-        except deeds.DeedRefusedError as error:
+            raise CliError(
+                f"{error}{operator_requests.similar_names(request.job, known)}", Exit.NOT_FOUND
+            ) from error
+        except operator_requests.RequestRefusedError as error:
             about = wish.job if wish.job != CLUSTER else wish.node or "the cluster"
             raise CliError(f"{wish.verb} of {about} refused: {error}") from error
-        except deeds.NobodyThereError as error:
+        except operator_requests.ServiceUnavailableError as error:
             raise CliError(f"{error}; see everstep doctor", Exit.UNREACHABLE) from error
-    job = None if deed.job == CLUSTER else deed.job
-    return {"job": job, "action": deed.verb, "node": wish.node, "by": deed.by, "text": text}
+    job = None if request.job == CLUSTER else request.job
+    return {"job": job, "action": request.verb, "node": wish.node, "by": request.by, "text": text}

@@ -24,7 +24,7 @@ from everstep.messages import (
     RankStalled,
     StallLocated,
 )
-from everstep.messages.stamp import FactHead
+from everstep.messages.facts.stamp import FactHead
 from everstep_services.health.domain.findings import Finding, NodeLoss, NodeReturn
 from everstep_services.health.domain.fleet import Fleet
 from everstep_services.health.domain.stalls import StallFinding, StallLocator

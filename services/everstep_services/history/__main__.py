@@ -19,8 +19,8 @@ from everstep.serving import serve_parts
 from everstep.settings import Loaded, SettingsError, config_files, load
 from everstep.store.log import FactLog
 from everstep_services.history.commands import make_token, rebuild
-from everstep_services.history.domain import fold
-from everstep_services.history.opening import open_history, opened
+from everstep_services.history.projections.fold import fold
+from everstep_services.history.replica import open_history, opened
 from everstep_services.history.settings import ApiSettings, HistorySettings
 
 

@@ -19,7 +19,7 @@ _CAPACITY = 32_768
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class HeardBeat:
     """The last beat of a node, and how long ago it came, by our own clock."""
 
     beat: NodeBeat
@@ -32,14 +32,14 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class JobView:
     """The nodes of one job, as they were heard last."""
 
-    nodes: Sequence[Heard]
+    nodes: Sequence[HeardBeat]
     """Those that were heard within a quarter of an hour, by name."""
     round: int | None
     """The newest round that one of them takes part in."""
-    ranks: Mapping[int, tuple[RankBeat, Heard]]
+    ranks: Mapping[int, tuple[RankBeat, HeardBeat]]
     """Of that round."""
 
 
@@ -90,7 +90,7 @@ class Beats:
         while (oldest := next(iter(self._order))) != key and now - self._order[oldest] > _FORGET_S:
             self._forget(oldest)
 
-    def view(self, job: str) -> View:
+    def view(self, job: str) -> JobView:
         """How the job is."""
         known = self._jobs.get(job, {})
         nodes = [self._heard(*known[name]) for name in sorted(known)]
@@ -99,7 +99,7 @@ class Beats:
         rounds = [one.beat.round for one in fresh if one.beat.round is not None and one.beat.ranks]
         newest = max(rounds, default=None)
         here = [one for one in nodes if one.beat.round == newest]
-        return View(
+        return JobView(
             nodes, newest, {rank.rank: (rank, one) for one in here for rank in one.beat.ranks}
         )
 
@@ -110,13 +110,13 @@ class Beats:
             return ()
         return beat.limits
 
-    def node(self, name: str) -> Heard | None:
+    def node(self, name: str) -> HeardBeat | None:
         """The newest beat of a node, whichever its job."""
         found = [self._heard(*known[name]) for known in self._jobs.values() if name in known]
         return min(found, key=lambda one: one.age_s, default=None)
 
-    def _heard(self, beat: NodeBeat, at: float) -> Heard:
-        return Heard(beat, max(0.0, self._clock.now() - at))
+    def _heard(self, beat: NodeBeat, at: float) -> HeardBeat:
+        return HeardBeat(beat, max(0.0, self._clock.now() - at))
 
     def _forget(self, key: tuple[str, str]) -> None:
         job, node = key

@@ -3,15 +3,15 @@
 import sys
 from typing import Any
 
-from everstep_services.agent.checkpoints.desk import Checkpoints
-from everstep_services.agent.checks import Checks
-from everstep_services.agent.evidence import Evidence
-from everstep_services.agent.measuring import Measuring
-from everstep_services.agent.progress import Progress
-from everstep_services.agent.records import Records
-from everstep_services.agent.requests import Requests
-from everstep_services.agent.stalls.desk import Stalls
-from everstep_services.agent.stalls.watch import StallWatch
+from everstep_services.agent.probes.node_checks import Checks
+from everstep_services.agent.rendezvous_client.script_requests import Requests
+from everstep_services.agent.replicas.node_checkpoints import Checkpoints
+from everstep_services.agent.runtime.network_test import Measuring
+from everstep_services.agent.stalls.monitor import StallWatch
+from everstep_services.agent.stalls.recorder import Stalls
+from everstep_services.agent.telemetry.evidence import Evidence
+from everstep_services.agent.telemetry.facts import Records
+from everstep_services.agent.telemetry.progress import Progress
 from everstep_services.cli.__main__ import main
 
 BROKEN: dict[type, tuple[str, ...]] = {

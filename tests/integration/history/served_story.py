@@ -20,7 +20,7 @@ from everstep.store.tokens import Scope
 from everstep_services.catalog.replica import CatalogReplica
 from everstep_services.catalog.settings import CatalogSettings
 from everstep_services.cli.__main__ import main
-from everstep_services.history.domain import fold
+from everstep_services.history.projections.fold import fold
 from tests.integration.conftest import Api
 from tests.unit.history.story import JOB, whole
 

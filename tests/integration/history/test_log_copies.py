@@ -13,7 +13,7 @@ from everstep.bus.server.dev_server import DevServer
 from everstep.messages import BlobRef
 from everstep.store.database import Database
 from everstep.store.kept import Kept, KeptBlobs
-from everstep_services.history.copying import LogCopier
+from everstep_services.history.log_copy import LogCopier
 from tests.fakes.bus import MemoryBlobs
 from tests.fakes.clock import NotedClock
 from tests.integration.conftest import Api
@@ -28,7 +28,9 @@ async def copying(
     api: Api, blobs: Blobs, *, most_bytes: int = 1 << 20
 ) -> AsyncIterator[NotedClock]:
     clock = NotedClock(most_s=0.01)
-    copier = LogCopier(KeptBlobs(api.database), blobs, api.news, clock=clock, most_bytes=most_bytes)
+    copier = LogCopier(
+        KeptBlobs(api.database), blobs, api.notifier, clock=clock, most_bytes=most_bytes
+    )
     async with asyncio.TaskGroup() as tasks:
         loop = copier.copy_for_ever(is_mine=lambda: api.is_projecting)
         task = tasks.create_task(loop, name="copier")

@@ -22,9 +22,9 @@ from everstep.store.reads import stream_position
 from everstep.store.schema import upgrade
 from everstep.store.shapes import JOBS
 from everstep_services.history.commands import rebuild
-from everstep_services.history.domain import fold
-from everstep_services.history.news import News
-from everstep_services.history.service import Projector
+from everstep_services.history.notifier import LogNotifier
+from everstep_services.history.projections.fold import fold
+from everstep_services.history.projector import Projector
 from everstep_services.history.settings import HistorySettings
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.fakes.clock import NotedClock
@@ -44,13 +44,13 @@ class Replica:
         self, database: Database, bus: Bus, name: str = "one", *, folded: Fold = fold
     ) -> None:
         self.database = database
-        self.news = News()
+        self.notifier = LogNotifier()
         self.projector = Projector(
             SETTINGS,
             bus,
             database,
             FactLog(database, folded),
-            self.news,
+            self.notifier,
             clock=NotedClock(most_s=0.02),
             name=name,
         )
@@ -63,8 +63,8 @@ class Replica:
             task.cancel()
 
     async def reached(self, n: int) -> None:
-        await self.news.wait_beyond(n - 1, WITHIN_S)
-        assert self.news.last_n >= n, "the log did not grow in time"
+        await self.notifier.wait_beyond(n - 1, WITHIN_S)
+        assert self.notifier.last_n >= n, "the log did not grow in time"
 
     async def ids(self) -> list[str]:
         async with self.database.read() as connection:
@@ -344,6 +344,6 @@ async def test_it_reads_the_real_bus(database: Database, shared_nats: DevServer,
                 await sender.jetstream.publish(subject, delivered(fact, 0).data, id_header)
             async with asyncio.timeout(WITHIN_S):
                 while len(found) < len(wanted):
-                    await replica.news.wait_beyond(replica.news.last_n, 0.5)
+                    await replica.notifier.wait_beyond(replica.notifier.last_n, 0.5)
                     found = [id_ for id_ in await replica.ids() if id_ in wanted]
         assert found == wanted

@@ -15,7 +15,7 @@ from everstep.store.database import StoreLimits, open_database
 from everstep.store.log import FactLog
 from everstep.store.schema import upgrade
 from everstep_services.history.api.app import create_app
-from everstep_services.history.domain import fold
+from everstep_services.history.projections.fold import fold
 from tests.fakes.clock import FakeClock
 from tests.integration.conftest import Api
 from tests.unit.history.facts import make
@@ -180,7 +180,7 @@ async def test_when_a_token_was_used_is_written_now_and_then(timed: Api, clock: 
         await clock.advance(100)
         await admin.get("jobs")
         assert (await admin.get("tokens")).json()["items"][0]["last_used_at"] is None
-        await timed.context.gate.write_used()
+        await timed.context.auth.write_used()
         used = (await admin.get("tokens")).json()["items"][0]["last_used_at"]
     assert used == "2026-01-01T00:01:40Z"
 

@@ -11,7 +11,7 @@ import pytest
 from everstep.bus.errors import BusUnreachableError
 from everstep.messages import BlobRef, EvidenceCollected, Fact, RankExited, VerdictReached
 from everstep.store.kept import LARGEST, KeptBlobs
-from everstep_services.history.copying import LogCopier
+from everstep_services.history.log_copy import LogCopier
 from tests.fakes.bus import MemoryBlobs
 from tests.integration.conftest import Api
 from tests.unit.history.facts import BEGAN, fact_id, make
@@ -47,7 +47,7 @@ async def stored(api: Api, text: str = TAIL) -> BlobRef:
 
 def copier(api: Api, most_bytes: int = 1 << 20) -> LogCopier:
     return LogCopier(
-        KeptBlobs(api.database), api.bus.blobs, api.news, clock=api.clock, most_bytes=most_bytes
+        KeptBlobs(api.database), api.bus.blobs, api.notifier, clock=api.clock, most_bytes=most_bytes
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from everstep.messages import Fact
-from everstep_services.history.reading import read
+from everstep_services.history.fact_decoder import decode_batch
 from tests.integration.conftest import Api
 from tests.unit.history.facts import delivered, make
 
@@ -180,7 +180,7 @@ async def test_a_stream_ends_with_its_token(api: Api) -> None:
 async def test_a_stream_ends_with_the_service(api: Api) -> None:
     async with listening(api, await api.token()) as stream:
         await stream.block()
-        api.news.close()
+        api.notifier.close()
         async with asyncio.timeout(WITHIN_S):
             await stream.is_over.wait()
 
@@ -238,7 +238,7 @@ async def test_hundreds_of_listeners_come_and_go_and_leave_nothing(api: Api) -> 
             tasks.create_task(come_and_go(number))
         for begin in range(0, 40, 10):
             await api.add(*facts[begin : begin + 10])
-    assert (api.context.feed.listeners, api.news.waiting) == ({}, 0)
+    assert (api.context.feed.listeners, api.notifier.waiting) == ({}, 0)
 
 
 async def test_a_fact_with_line_breaks_stays_one_event(api: Api) -> None:
@@ -247,7 +247,7 @@ async def test_a_fact_with_line_breaks_stays_one_event(api: Api) -> None:
         await stream.block()
         message = delivered(fact, 1)
         spread = message.data.replace(b',"', b',\r\n "').replace(b"{", b"{\n\n")
-        batch = read([type(message)(1, message.subject, spread)]).facts
+        batch = decode_batch([type(message)(1, message.subject, spread)]).facts
         appended = await api.fact_log.append("s", batch, sequence=1, received_us=1)
-        api.news.announce(appended.last_n)
+        api.notifier.announce(appended.last_n)
         assert await stream.facts(1) == ids(fact)

@@ -14,8 +14,8 @@ from everstep.store.instants import to_us
 from everstep.store.schema import upgrade
 from everstep.store.tokens import Token, Tokens
 from everstep_services.history.api.app import create_app
-from everstep_services.history.api.gate import Gate
-from everstep_services.history.api.problems import ProblemError
+from everstep_services.history.api.http.auth import TokenAuth
+from everstep_services.history.api.http.problems import ProblemError
 from everstep_services.history.settings import ApiSettings
 from tests.fakes.clock import FakeClock
 from tests.integration.conftest import Api
@@ -35,16 +35,16 @@ async def test_uses_that_cannot_be_written_wait_and_end_nothing(
     async with open_database(sqlite_url, limits=StoreLimits(lock_within_s=0.01)) as database:
         await upgrade(database)
         tokens = Tokens(database)
-        gate = Gate(ApiSettings(), tokens, clock)
+        auth = TokenAuth(ApiSettings(), tokens, clock)
         token, text = await tokens.make("dash", "read", now_us=0)
-        await gate.admit(f"Bearer {text}", "here")
+        await auth.admit(f"Bearer {text}", "here")
         other = sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         for _ in range(2):
-            await gate.write_used()
+            await auth.write_used()
         other.close()
         assert caplog.text.count("token_uses_not_written") == 1
-        await gate.write_used()
+        await auth.write_used()
         first = await tokens.by_id(token.id)
         assert first is not None
         assert first.last_used_us == to_us(clock.wall())
@@ -57,14 +57,14 @@ async def test_a_use_while_another_is_written_is_written_next(
         async def note_used(self, last_used_us: Mapping[str, int]) -> None:
             await super().note_used(last_used_us)
             await clock.advance(7)
-            await gate.admit(f"Bearer {text}", "here")
+            await auth.admit(f"Bearer {text}", "here")
 
-    gate = Gate(ApiSettings(), Used(database), clock)
+    auth = TokenAuth(ApiSettings(), Used(database), clock)
     token, text = await Tokens(database).make("dash", "read", now_us=0)
-    await gate.admit(f"Bearer {text}", "here")
+    await auth.admit(f"Bearer {text}", "here")
     for _ in range(2):
         used_us = to_us(clock.wall())
-        await gate.write_used()
+        await auth.write_used()
         noted = await Tokens(database).by_id(token.id)
         assert noted is not None
         assert noted.last_used_us == used_us
@@ -77,14 +77,14 @@ async def test_a_token_that_is_revoked_while_it_is_looked_up_is_not_remembered(
         async def find(self, text: str) -> Token | None:
             found = await super().find(text)
             await self.revoke(token.id, now_us=1)
-            gate.forget(token.id)
+            auth.forget(token.id)
             return found
 
-    gate = Gate(ApiSettings(), Revoked(database), clock)
+    auth = TokenAuth(ApiSettings(), Revoked(database), clock)
     token, text = await Tokens(database).make("dash", "read", now_us=0)
-    await gate.admit(f"Bearer {text}", "here")  # it was good when it was looked up
+    await auth.admit(f"Bearer {text}", "here")  # it was good when it was looked up
     with pytest.raises(ProblemError, match="revoked"):
-        await gate.admit(f"Bearer {text}", "here")
+        await auth.admit(f"Bearer {text}", "here")
 
 
 class Busy(Database):

@@ -44,8 +44,9 @@ from everstep.runtime import serve
 from everstep.store.database import open_database
 from everstep.store.log import FactLog
 from everstep.store.schema import upgrade
-from everstep_services.history.api import dto, wire
-from everstep_services.history.domain import fold
+from everstep_services.history.api.dto.service import FactOut
+from everstep_services.history.api.http import fact_json
+from everstep_services.history.projections.fold import fold
 from tests.integration.conftest import Api
 from tests.unit.history.facts import KINDS, make
 from tests.unit.rendezvous.documents import round_document
@@ -210,5 +211,5 @@ def test_the_server_says_nothing_of_itself(served: Served) -> None:
 
 
 def test_what_is_sent_as_a_fact_is_what_is_described() -> None:
-    assert set(wire._Fact.__struct_fields__) == set(dto.FactOut.model_fields)
+    assert set(fact_json._Fact.__struct_fields__) == set(FactOut.model_fields)
     assert len(FACTS) > 20

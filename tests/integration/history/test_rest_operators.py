@@ -26,7 +26,7 @@ from everstep.messages import (
 )
 from everstep.observe.http import listen, url_of
 from everstep.runtime import serve
-from everstep_services.history.opening import opened
+from everstep_services.history.replica import opened
 from everstep_services.history.settings import ApiSettings, HistorySettings
 from everstep_services.rendezvous.service import Rendezvous
 from everstep_services.rendezvous.settings import RendezvousSettings

@@ -19,8 +19,8 @@ from everstep.messages import (
     StragglerFound,
     TimingTable,
 )
+from everstep.messages.facts.stragglers import Score
 from everstep.messages.questions.straggler import GroupScores, RankScores, TimingRow
-from everstep.messages.stragglers import Score
 from everstep_services.cli.commands.stragglers import show
 from everstep_services.straggler.domain.operations import Cause
 from tests.integration.conftest import Api

@@ -26,10 +26,10 @@ from xxhash import xxh3_128_hexdigest
 
 from everstep.clock import SystemClock
 from everstep.messages import DropReplica, Fact, Peer, ReplicaStored, StartRanks
-from everstep_services.agent.checkpoints.desk import Checkpoints, opened_checkpoints
-from everstep_services.agent.checkpoints.fetching import OFFER
-from everstep_services.agent.checkpoints.talk import Link
-from everstep_services.agent.plan import RunPlan
+from everstep_services.agent.replicas.fetcher import OFFER
+from everstep_services.agent.replicas.node_checkpoints import Checkpoints, opened_checkpoints
+from everstep_services.agent.replicas.protocol import Link
+from everstep_services.agent.run_plan import RunPlan
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.running.arguments import scan
 from everstep_services.cli.running.planning import plan_run

@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from everstep_services.agent.ranks.keeper import Keeper, held_folder, opened_keeper
-from everstep_services.agent.ranks.keeping import (
+from everstep_services.agent.ranks.protocol import (
     BatchPlan,
     KeeperEvent,
     KeeperPlan,
@@ -19,6 +18,7 @@ from everstep_services.agent.ranks.keeping import (
     RankGone,
     RankPlan,
 )
+from everstep_services.agent.ranks.warden_client import Keeper, held_folder, opened_keeper
 from tests.e2e.ports import free_port
 from trainer_sdk import layout
 from trainer_sdk.wire import RankCommand

@@ -29,7 +29,7 @@ from everstep.store.log import FactLog
 from everstep.store.reads import log_head
 from everstep.store.schema import upgrade
 from everstep.store.shapes import VERSION
-from everstep_services.history.domain import fold
+from everstep_services.history.projections.fold import fold
 from tests.waiting import until_async
 
 

@@ -18,8 +18,8 @@ from everstep.store.errors import UnstorableError
 from everstep.store.log import FactLog, NewFact
 from everstep.store.reads import log_head, stream_position
 from everstep.store.shapes import JOBS, PROJECTED
-from everstep_services.history.domain import fold
-from everstep_services.history.reading import read
+from everstep_services.history.fact_decoder import decode_batch
+from everstep_services.history.projections.fold import fold
 from tests.unit.history.facts import delivered, facts, make
 from tests.unit.history.test_projections import partitioned, tables_of
 
@@ -33,7 +33,7 @@ def log(fact_log: FactLog) -> FactLog:
 
 def new(given_facts: Iterable[Fact], first_sequence: int = 1) -> list[NewFact]:
     sent = [delivered(fact, i) for i, fact in enumerate(given_facts, first_sequence)]
-    return read(sent).facts
+    return decode_batch(sent).facts
 
 
 async def append(log: FactLog, *given_facts: Fact, stream: str = "s", sequence: int = 9) -> None:
@@ -185,7 +185,7 @@ async def test_a_kind_from_the_future_is_kept_as_it_is(database: Database, log: 
     known = make("rank_exited")
     message = delivered(known, 1)
     future = message.data.replace(b"rank_exited.v1", b"rank_evaporated.v7")
-    batch = read([type(message)(1, "es.fact.j.rank_evaporated", future)])
+    batch = decode_batch([type(message)(1, "es.fact.j.rank_evaporated", future)])
     await log.append("s", batch.facts, sequence=1, received_us=7)
 
     async with database.read() as connection:

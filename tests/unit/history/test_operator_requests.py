@@ -22,14 +22,14 @@ from everstep.messages import (
     StopJob,
 )
 from everstep.subjects import CLUSTER
-from everstep_services.history.deeds import (
-    Deed,
-    DeedError,
-    DeedRefusedError,
-    NobodyThereError,
+from everstep_services.history.operator_requests import (
     NoSuchJobError,
+    OperatorRequest,
+    RequestError,
+    RequestRefusedError,
+    ServiceUnavailableError,
     carry_out,
-    near,
+    similar_names,
 )
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.unit.rendezvous.documents import round_document
@@ -55,14 +55,14 @@ class Rendezvous:
         return dict.fromkeys(("show", "stop", "restart", "save", "drain", "evidence"), self)
 
 
-async def done(deed: Deed, rendezvous: Rendezvous) -> str:
+async def done(deed: OperatorRequest, rendezvous: Rendezvous) -> str:
     bus = MemoryBus(MemoryServer())
     async with bus.answer("rendezvous", rendezvous.handlers):
         return await carry_out(bus, deed)
 
 
-def deed(verb: str, **details: object) -> Deed:
-    return Deed(verb, "j", "ann", "enough", "cli", details)
+def deed(verb: str, **details: object) -> OperatorRequest:
+    return OperatorRequest(verb, "j", "ann", "enough", "cli", details)
 
 
 async def test_who_and_why_reach_rendezvous_with_the_question() -> None:
@@ -86,15 +86,15 @@ async def test_a_restart_means_one_round(meant: int | None, round_: int) -> None
 @pytest.mark.parametrize(
     ("answer", "error", "said"),
     [
-        (Done(text="it is over", is_refused=True), DeedRefusedError, "it is over"),
+        (Done(text="it is over", is_refused=True), RequestRefusedError, "it is over"),
         (RefusalError("404", "there is no job j: join it first"), NoSuchJobError,
          "there is no job j"),
-        (RefusalError("503", "nothing could be written down; ask again"), NobodyThereError,
+        (RefusalError("503", "nothing could be written down; ask again"), ServiceUnavailableError,
          "rendezvous cannot do it now: nothing could be written down; ask again"),
     ],
 )  # fmt: skip
 async def test_each_no_has_its_error(
-    answer: Done | RefusalError, error: type[DeedError], said: str
+    answer: Done | RefusalError, error: type[RequestError], said: str
 ) -> None:
     with pytest.raises(error) as caught:
         await done(deed("stop"), Rendezvous(answer))
@@ -104,17 +104,19 @@ async def test_each_no_has_its_error(
 async def test_nobody_answers_without_rendezvous_or_without_the_bus() -> None:
     server = MemoryServer()
     bus = MemoryBus(server)
-    with pytest.raises(NobodyThereError, match=r"cannot be asked: nobody answers rendezvous\.stop"):
+    with pytest.raises(
+        ServiceUnavailableError, match=r"cannot be asked: nobody answers rendezvous\.stop"
+    ):
         await carry_out(bus, deed("stop"))
     await server.set_up(up=False)
-    with pytest.raises(NobodyThereError, match="cannot be asked: no connection"):
+    with pytest.raises(ServiceUnavailableError, match="cannot be asked: no connection"):
         await carry_out(bus, deed("stop"))
 
 
 async def test_an_answer_that_does_not_come_may_mean_that_it_was_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("everstep_services.history.deeds.WITHIN_S", 0.01)
+    monkeypatch.setattr("everstep_services.history.operator_requests.WITHIN_S", 0.01)
     bus = MemoryBus(MemoryServer())
 
     async def never(_: Message) -> Message:
@@ -122,7 +124,9 @@ async def test_an_answer_that_does_not_come_may_mean_that_it_was_done(
         raise AssertionError
 
     async with bus.answer("rendezvous", {"stop": never}):
-        with pytest.raises(NobodyThereError, match="see everstep job show j before you ask again"):
+        with pytest.raises(
+            ServiceUnavailableError, match="see everstep job show j before you ask again"
+        ):
             await carry_out(bus, deed("stop"))
 
 
@@ -138,7 +142,7 @@ async def test_health_is_asked_what_is_healths() -> None:
     async with bus.answer("health", dict.fromkeys(about, health)):
         for verb, details in about.items():
             job = "j" if verb == "set_limit" else CLUSTER
-            asked = Deed(verb, job, "ann", "enough", "cli", details)
+            asked = OperatorRequest(verb, job, "ann", "enough", "cli", details)
             assert await carry_out(bus, asked) == "it is done"
     who: dict[str, Any] = {"by": "ann", "reason": "enough", "origin": "cli"}
     limit = SectionLimit(section="data", limit_s=30.0, source="configured")
@@ -154,29 +158,31 @@ async def test_what_health_cannot_take_is_refused_in_its_words() -> None:
     health = Rendezvous(RefusalError("422", "n1 is no node"))
     bus = MemoryBus(MemoryServer())
     async with bus.answer("health", {"include": health}):
-        with pytest.raises(DeedRefusedError, match="^n1 is no node$"):
-            await carry_out(bus, Deed("include", CLUSTER, "ann", "", "cli", {"node": "n1"}))
+        with pytest.raises(RequestRefusedError, match="^n1 is no node$"):
+            await carry_out(
+                bus, OperatorRequest("include", CLUSTER, "ann", "", "cli", {"node": "n1"})
+            )
 
 
 def test_a_name_that_was_mistyped_is_found() -> None:
     known = ["llama-8b", "llama-70b", "vit"]
-    assert near("llama-8c", known) == "; did you mean llama-8b or llama-70b?"
-    assert near("zzz", known) == near("zzz", []) == "; see everstep jobs"
+    assert similar_names("llama-8c", known) == "; did you mean llama-8b or llama-70b?"
+    assert similar_names("zzz", known) == similar_names("zzz", []) == "; see everstep jobs"
 
 
 def test_a_name_that_is_on_record_is_never_offered_in_its_own_place() -> None:
     known = ["fill", "fills", "train"]
-    assert near("fil", known) == "; did you mean fill or fills?"
-    on_record = near("fill", known)
+    assert similar_names("fil", known) == "; did you mean fill or fills?"
+    on_record = similar_names("fill", known)
     assert on_record.startswith(", only a record of one: it is over, or another launcher runs it")
     assert on_record.endswith("; see everstep job show fill")
-    assert near("zzz", known) == "; see everstep jobs"
+    assert similar_names("zzz", known) == "; see everstep jobs"
 
 
 async def test_a_capture_has_an_id_of_its_own_and_is_asked_of_rendezvous() -> None:
     rendezvous = Rendezvous(Done(text="asked 1 node"))
     details = {"capture": None, "evidence": (), "ranks": (3,), "within_s": 5.0}
-    assert await done(Deed("capture", "j", "ann", "slow", "cli", details), rendezvous)
+    assert await done(OperatorRequest("capture", "j", "ann", "slow", "cli", details), rendezvous)
     (question,) = rendezvous.asked
     assert isinstance(question, RequestEvidence)
     assert (question.round, question.ranks, question.origin) == (0, (3,), "cli")

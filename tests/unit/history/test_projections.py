@@ -14,8 +14,7 @@ from everstep.store.health_shapes import LIMITS, LOCATED, NODE_CHECKS, NODES, ST
 from everstep.store.incident_shapes import ACTIONS, EVIDENCE, INCIDENTS
 from everstep.store.shapes import EXITS, JOBS, MEMBERS, PROJECTED, ROUNDS, VERSION
 from everstep.store.straggler_shapes import STEP_SHIFTS, STRAGGLERS
-from everstep_services.history import domain
-from everstep_services.history.domain import fold
+from everstep_services.history.projections.fold import PROJECTIONS, fold
 from tests.unit.history.facts import PROJECTED_KINDS, facts, make
 
 Tables = dict[str, dict[Key, dict[str, Value]]]
@@ -85,7 +84,7 @@ def test_every_kind_can_be_folded_and_counts_for_its_job(fact: type[Fact]) -> No
 
 
 def test_every_kind_that_has_a_claim_is_in_the_properties_above() -> None:
-    claimed = {kind_of(fact) for fact in domain._CLAIMS}
+    claimed = {kind_of(fact) for fact in PROJECTIONS}
     assert claimed == {*PROJECTED_KINDS, "job_changed"}
 
 

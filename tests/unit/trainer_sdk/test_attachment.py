@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from everstep.errors import EverstepError
-from everstep_services.agent.attached.finding import Finder
-from everstep_services.agent.attached.folder import sole_agent
-from everstep_services.agent.ranks.ground import sweep
-from everstep_services.agent.ranks.tree import alone_in
-from everstep_services.agent.stalls.worker import ask
+from everstep_services.agent.attached.job_folder import sole_agent
+from everstep_services.agent.attached.page_finder import Finder
+from everstep_services.agent.ranks.process_tree import alone_in
+from everstep_services.agent.ranks.setup import sweep
+from everstep_services.agent.stalls.torch_server import ask
 from tests.waiting import until
 from trainer_sdk import attachment
 

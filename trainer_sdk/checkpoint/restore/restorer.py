@@ -13,7 +13,7 @@ from trainer_sdk.checkpoint.events import (
     Reporter,
     RestoredEvent,
     RestoreFailedEvent,
-    TierRead,
+    TierUse,
 )
 from trainer_sdk.checkpoint.image_folder import is_on_disk
 from trainer_sdk.checkpoint.job_context import JobContext
@@ -290,13 +290,13 @@ class Restore:
         return " and ".join(places)
 
 
-def _by_tier(choice: RestoreChoice, reads: Sequence[_Read]) -> list[TierRead]:
-    tiers: list[TierRead] = []
+def _by_tier(choice: RestoreChoice, reads: Sequence[_Read]) -> list[TierUse]:
+    tiers: list[TierUse] = []
     for tier in NEAREST_FIRST:
         own = [read for offer, read in zip(choice.offers, reads, strict=True) if offer.tier == tier]
         if own:
             tiers.append(
-                TierRead(
+                TierUse(
                     tier=tier,
                     ranks=len(own),
                     size_bytes=sum(read.size_bytes for read in own),

@@ -1,7 +1,7 @@
 """What attribution may be asked: for a verdict, what evidence says, to take a correction down."""
 
 from everstep.messages.base import Count, Int, Name, Part, Question, Reply
-from everstep.messages.cases import EvidencePiece
+from everstep.messages.documents.cases import EvidencePiece
 
 
 class Explain(Question, frozen=True, kw_only=True, tag="explain.v1"):

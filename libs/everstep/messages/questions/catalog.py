@@ -1,7 +1,7 @@
 """What the catalog may be asked about checkpoints, and what it answers."""
 
 from everstep.messages.base import Count, Int, Name, Part, Question, Reply, Time
-from everstep.messages.checkpoints import RejectedStep
+from everstep.messages.facts.checkpoints import RejectedStep
 from everstep.messages.orders import Peer
 
 

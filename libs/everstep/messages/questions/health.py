@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from everstep.messages.base import Int, Name, Part, Question, Reply
-from everstep.messages.documents import Exclusion
-from everstep.messages.health import CheckResult, SectionLimit
+from everstep.messages.documents.health import Exclusion
+from everstep.messages.facts.health import CheckResult, SectionLimit
 
 
 class ShowLimits(Question, frozen=True, kw_only=True, tag="show_limits.v1"):

@@ -1,8 +1,8 @@
 """What rendezvous may be asked, by agents, people and services, and what it answers."""
 
 from everstep.messages.base import Count, Int, Name, Question, Reply
-from everstep.messages.health import CheckResult
-from everstep.messages.jobs import JobSpec
+from everstep.messages.facts.health import CheckResult
+from everstep.messages.facts.jobs import JobSpec
 from everstep.messages.orders import AwaitRound, StandBy, StartRanks, StopRanks
 
 

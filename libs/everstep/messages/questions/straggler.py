@@ -1,7 +1,7 @@
 """What straggler may be asked, and what it answers."""
 
 from everstep.messages.base import Count, Int, Name, Part, Question, Reply
-from everstep.messages.stragglers import Score
+from everstep.messages.facts.stragglers import Score
 
 
 class RankScores(Part, frozen=True, kw_only=True):

@@ -10,13 +10,13 @@ from pathlib import Path
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.messages import Fact
-from everstep_services.agent.attached.plan import AttachedPlan
+from everstep_services.agent.attached.attached_plan import AttachedPlan
 from everstep_services.agent.collectors.collection import Found, Piece, Scene
-from everstep_services.agent.collectors.table import collectors
-from everstep_services.agent.evidence import TAIL_BYTES, Collections
-from everstep_services.agent.output.logfiles import tail
-from everstep_services.agent.ranks.watch import RoundWatch
-from everstep_services.agent.records import Records
+from everstep_services.agent.collectors.registry import collectors
+from everstep_services.agent.output.log_files import tail
+from everstep_services.agent.ranks.round_watch import RoundWatch
+from everstep_services.agent.telemetry.evidence import TAIL_BYTES, Collections
+from everstep_services.agent.telemetry.facts import Records
 
 _WITHIN_S = 5.0
 """For each kind. No restart waits for it: the launcher ends the other ranks when it likes."""

@@ -27,9 +27,9 @@ from everstep.messages import (
     RoundStarted,
     StartRanks,
 )
-from everstep_services.agent.attached.domain import Closes, Ends, Opens, Over
-from everstep_services.agent.attached.plan import AttachedPlan
-from everstep_services.agent.attached.steps import Made
+from everstep_services.agent.attached.attached_plan import AttachedPlan
+from everstep_services.agent.attached.attendance import Closes, Ends, Opens, Over
+from everstep_services.agent.attached.step_facts import Made
 
 
 class Story:

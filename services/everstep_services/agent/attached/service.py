@@ -12,26 +12,26 @@ from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.ids import new_id
 from everstep.messages import BeatNow, Fact, NodeBeat, RankBeat, RankStalled, StartRanks
-from everstep_services.agent.attached import domain
+from everstep_services.agent.attached import attendance
+from everstep_services.agent.attached.attached_plan import AttachedPlan
 from everstep_services.agent.attached.evidence import AttachedEvidence
 from everstep_services.agent.attached.facts import Story
-from everstep_services.agent.attached.finding import Found
-from everstep_services.agent.attached.plan import AttachedPlan
+from everstep_services.agent.attached.page_finder import Found
+from everstep_services.agent.attached.rank_stderr import Voice
+from everstep_services.agent.attached.rank_watch import Watching
 from everstep_services.agent.attached.stalls import AttachedStalls
-from everstep_services.agent.attached.steps import Made, Steps
-from everstep_services.agent.attached.voice import Voice
-from everstep_services.agent.attached.watching import Watching
-from everstep_services.agent.checkpoints.desk import Checkpoints
-from everstep_services.agent.checks import Checks
-from everstep_services.agent.failures import Exit
+from everstep_services.agent.attached.step_facts import Made, Steps
+from everstep_services.agent.core.exit import Exit
 from everstep_services.agent.probes import notes
-from everstep_services.agent.probes.examiner import Examiner
-from everstep_services.agent.progress import beat_of
-from everstep_services.agent.ranks.ground import read_error
-from everstep_services.agent.ranks.keeping import RankGone, RankRuns, RankSaid, RankStepped
-from everstep_services.agent.records import Records
+from everstep_services.agent.probes.node_checks import Checks
+from everstep_services.agent.probes.runner.examiner import Examiner
+from everstep_services.agent.ranks.protocol import RankGone, RankRuns, RankSaid, RankStepped
+from everstep_services.agent.ranks.setup import read_error
+from everstep_services.agent.replicas.node_checkpoints import Checkpoints
+from everstep_services.agent.runtime.background import Lasting
+from everstep_services.agent.telemetry.facts import Records
+from everstep_services.agent.telemetry.progress import beat_of
 from everstep_services.agent.timings.monitor import Place, Timings
-from everstep_services.agent.unharmed import Lasting
 from trainer_sdk.page import CountedBy, PageReading
 from trainer_sdk.wire import Checkpointed
 
@@ -57,7 +57,9 @@ class AttachedService:
         self._bus = bus
         self._clock = clock
         self._watching = watching
-        self._here = domain.Attendance(place.local_size, place.max_restarts, _LINGER_S, clock.now())
+        self._here = attendance.Attendance(
+            place.local_size, place.max_restarts, _LINGER_S, clock.now()
+        )
         self._story = Story(plan, clock)
         self._records = Records(plan.job, plan.node, clock)
         self._orders: dict[int, StartRanks] = {}
@@ -156,7 +158,7 @@ class AttachedService:
         acts = self._here.came(found.round, found.rank, found.pid, self._clock.now())
         self._do(acts)
         order = self._story.order(found.round, found.rank, found.local_rank)
-        if any(isinstance(act, domain.Begins) for act in acts):
+        if any(isinstance(act, attendance.Begins) for act in acts):
             self._orders.clear()
             self._watching.oldest = found.round
             self._watching.ranks.begin(found.round, self._clock.now())
@@ -225,38 +227,38 @@ class AttachedService:
         self._do(acts)
         self._collect(acts)
 
-    def _note_incident(self, acts: Sequence[domain.Act]) -> None:
-        if any(isinstance(act, domain.Opens) for act in acts):
+    def _note_incident(self, acts: Sequence[attendance.Act]) -> None:
+        if any(isinstance(act, attendance.Opens) for act in acts):
             self._incident = new_id()
 
-    def _collect(self, acts: Sequence[domain.Act]) -> None:
+    def _collect(self, acts: Sequence[attendance.Act]) -> None:
         for act in acts:
-            if isinstance(act, domain.Opens) and self._incident is not None:
+            if isinstance(act, attendance.Opens) and self._incident is not None:
                 self._evidence.collect_for(self._here.round, self._incident, act.rank)
 
-    def _do(self, acts: Sequence[domain.Act]) -> None:
+    def _do(self, acts: Sequence[attendance.Act]) -> None:
         for act in acts:
             for fact in self._told(act):
                 self._recorder.keep(fact)
 
-    def _told(self, act: domain.Act) -> Sequence[Fact]:
+    def _told(self, act: attendance.Act) -> Sequence[Fact]:
         story, number = self._story, self._here.round
         match act:
-            case domain.Begins():
+            case attendance.Begins():
                 facts = [] if self._has_begun else story.begins()
                 self._has_begun = True
                 return [*facts, *story.round_begins(number)]
-            case domain.Opens():
+            case attendance.Opens():
                 assert self._incident is not None
                 return [story.opens(number, self._incident, act, self._last())]
-            case domain.Ends():
+            case attendance.Ends():
                 self._say_progress(self._steps.since(self._newest(), is_last=True))
                 return story.round_ends(act, self._incident, self._last())
-            case domain.Closes():
+            case attendance.Closes():
                 incident, self._incident = self._incident, None
                 assert incident is not None
                 return [story.closes(number, incident, act)]
-            case domain.Over():
+            case attendance.Over():
                 log.info("over state=%s reason=%s", act.state, act.reason)
                 return story.ends(act, number, self._last())
 

@@ -6,15 +6,15 @@ from collections.abc import Callable, Collection
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.messages import Fact, RankStalled, StartRanks
-from everstep_services.agent.attached.plan import AttachedPlan
-from everstep_services.agent.ranks.keeping import RankSaid
-from everstep_services.agent.ranks.watch import WatchedRank
-from everstep_services.agent.records import Records
-from everstep_services.agent.stalls.announcing import Announcer, Say
-from everstep_services.agent.stalls.desk import limits_in
+from everstep_services.agent.attached.attached_plan import AttachedPlan
+from everstep_services.agent.ranks.protocol import RankSaid
+from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.stalls.judge import Moving, Stalled
-from everstep_services.agent.stalls.kernel import ProcessState
-from everstep_services.agent.stalls.watch import StallWatch, Watched
+from everstep_services.agent.stalls.limit_notices import Announcer, Say
+from everstep_services.agent.stalls.monitor import StallWatch, Watched
+from everstep_services.agent.stalls.process_state import ProcessState
+from everstep_services.agent.stalls.recorder import limits_in
+from everstep_services.agent.telemetry.facts import Records
 from trainer_sdk.wire import Paused, Resumed
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from everstep import archive
 from everstep.archive import Member
 from everstep.clock import Clock
 from everstep.errors import EverstepError
-from everstep_services.agent.ranks.keeping import RankSeen
+from everstep_services.agent.ranks.protocol import RankSeen
 
 log = logging.getLogger(__name__)
 

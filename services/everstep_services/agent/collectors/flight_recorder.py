@@ -14,9 +14,9 @@ from everstep_services.agent.collectors.collection import (
     Scene,
     from_each,
 )
-from everstep_services.agent.ranks.keeping import RankSeen
+from everstep_services.agent.ranks.protocol import RankSeen
 from everstep_services.agent.stalls.collectives import parse_collectives
-from everstep_services.agent.stalls.worker import NoAnswerError, answer, has_server
+from everstep_services.agent.stalls.torch_server import NoAnswerError, answer, has_server
 from trainer_sdk import layout
 
 MOST_BYTES = 16 << 20

@@ -11,10 +11,10 @@ import msgspec
 
 from everstep.clock import Clock
 from everstep_services.agent.collectors.collection import Found, NothingFoundError, Scene, brief
-from everstep_services.agent.devices import has_devices
-from everstep_services.agent.probes import gpu_reading
-from everstep_services.agent.probes.gpu_reading import GpuReading
-from everstep_services.agent.probes.nvml import GpuGoneError, Load, NvmlAwayError, load, opened
+from everstep_services.agent.probes.gpu import snapshot
+from everstep_services.agent.probes.gpu.nvml import GpuGoneError, Load, NvmlAwayError, load, opened
+from everstep_services.agent.probes.gpu.snapshot import GpuReading
+from everstep_services.agent.ranks.device_memory import has_devices
 
 _MOST_BYTES = 1 << 20
 
@@ -48,7 +48,7 @@ def read_all(load: Load = load) -> bytes:
     try:
         with opened(load) as nvml:
             count = nvml.ask("nvmlDeviceGetCount") or 0
-            readings = [gpu_reading.read(nvml, index) for index in range(count)]
+            readings = [snapshot.read(nvml, index) for index in range(count)]
     except NvmlAwayError as error:
         raise NothingFoundError(error.reason) from error
     except GpuGoneError as error:

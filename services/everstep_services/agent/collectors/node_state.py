@@ -10,9 +10,9 @@ import msgspec
 
 from everstep.clock import Clock
 from everstep_services.agent.collectors.collection import Found, NothingFoundError, Scene
-from everstep_services.agent.probes import kernel_records
-from everstep_services.agent.probes.kernel_rules import may_count
-from everstep_services.agent.ranks.memory_kills import kill_counts
+from everstep_services.agent.probes.kernel import records
+from everstep_services.agent.probes.kernel.rules import may_count
+from everstep_services.agent.ranks.oom_kills import kill_counts
 
 _BEFORE_S = 5.0
 """The clocks of the kernel's log and of this process may differ so much."""
@@ -55,7 +55,7 @@ class NodeState:
 
     def _kernel_log(self, since_s: float) -> Found | None:
         try:
-            reading = kernel_records.read(self._root / "dev/kmsg", -1)
+            reading = records.read(self._root / "dev/kmsg", -1)
         except FileNotFoundError:
             raise NothingFoundError("this kernel or container has no /dev/kmsg") from None
         except OSError as error:

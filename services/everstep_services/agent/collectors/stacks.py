@@ -18,8 +18,8 @@ from everstep_services.agent.collectors.collection import (
     Scene,
     from_each,
 )
-from everstep_services.agent.ranks.keeping import RankSeen
-from everstep_services.agent.stalls.worker import NoAnswerError, answer, has_server
+from everstep_services.agent.ranks.protocol import RankSeen
+from everstep_services.agent.stalls.torch_server import NoAnswerError, answer, has_server
 
 _AT_ONCE = 4
 """Each takes a tenth of a second of a processor."""

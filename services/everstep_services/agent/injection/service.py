@@ -15,9 +15,9 @@ from everstep.bus.errors import BusError
 from everstep.bus.ports import Bus
 from everstep.errors import EverstepError
 from everstep.messages import FaultInjected, InjectFault, OperatorActed, StartRanks
-from everstep_services.agent.injection.door import Door
-from everstep_services.agent.injection.harm import Harm
-from everstep_services.agent.plan import RunPlan
+from everstep_services.agent.injection.agent_faults import Harm
+from everstep_services.agent.injection.rank_channel import Door
+from everstep_services.agent.run_plan import RunPlan
 from trainer_sdk.inject.catalogue import BadFaultError, FaultRequest, fault_request
 
 log = logging.getLogger(__name__)

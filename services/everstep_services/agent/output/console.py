@@ -19,7 +19,7 @@ from pathlib import Path
 
 from everstep_services.agent.output.follower import Follower
 from everstep_services.agent.output.inotify import Inotify
-from everstep_services.agent.plan import ConsoleChoice, Std
+from everstep_services.agent.run_plan import ConsoleChoice, Std
 
 log = logging.getLogger(__name__)
 

@@ -14,15 +14,15 @@ SITE = "site"
 
 _PACKAGE = "everstep_services.agent.probes"
 _PLACES = {
-    "gpu": "gpu:GpuProbe",
-    "gpu-selftest": "gpu_selftest:GpuSelfTestProbe",
-    "host": "host:HostProbe",
-    "kernel": "kernel_log:KernelLogProbe",
-    "nic": "nic:NicProbe",
-    "nvlink": "nvlink:NvlinkProbe",
-    "ptrace": "ptrace:PtraceProbe",
-    "recorder": "recorder:RecorderProbe",
-    "storage": "storage:StorageProbe",
+    "gpu": "gpu.probe:GpuProbe",
+    "gpu-selftest": "gpu.selftest:GpuSelfTestProbe",
+    "host": "host.probe:HostProbe",
+    "kernel": "kernel.log:KernelLogProbe",
+    "nic": "network.nic:NicProbe",
+    "nvlink": "gpu.nvlink:NvlinkProbe",
+    "ptrace": "host.ptrace:PtraceProbe",
+    "recorder": "host.flight_recorder:RecorderProbe",
+    "storage": "storage.probe:StorageProbe",
 }
 _STORAGE_SAYS_WITHIN_S = 2.0
 _TAKE_FROM_RANKS = frozenset({"gpu-selftest"})

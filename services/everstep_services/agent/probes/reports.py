@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from everstep.messages.health import CheckResult
+from everstep.messages.facts.health import CheckResult
 from everstep_services.agent.probes.verdicts import (
     STATES,
     Examination,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from everstep.messages import CheckResult
 from everstep_services.agent.probes.base import Look
-from everstep_services.agent.probes.running import Program
+from everstep_services.agent.probes.program import Program
 from everstep_services.agent.probes.settings import SITE_NAME, ChecksSettings
 
 _STATES = {0: "ok", 1: "warning", 2: "failed", 3: "unknown"}

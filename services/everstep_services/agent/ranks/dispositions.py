@@ -2,7 +2,7 @@
 
 import signal
 
-from everstep_services.agent.ranks import tree
+from everstep_services.agent.ranks import process_tree
 from trainer_sdk import layout
 from trainer_sdk.bootstrap.deferred_signals import DEFERRED
 
@@ -25,7 +25,7 @@ def is_deferred(pid: int, number: int, page: str, *, is_armed_first: bool) -> bo
         return False
     if words[layout.PHASE] == layout.PHASE_STARTING:
         return is_armed_first
-    return bool(words[layout.DEFERRED] >> number & 1) and tree.catches(pid, number)
+    return bool(words[layout.DEFERRED] >> number & 1) and process_tree.catches(pid, number)
 
 
 def _words(page: str) -> "memoryview[int] | None":

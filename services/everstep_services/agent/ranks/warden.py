@@ -13,8 +13,8 @@ import sys
 import time
 from dataclasses import dataclass
 
-from everstep_services.agent.ranks import birth, dispositions, tree
-from everstep_services.agent.ranks.door import answer_all
+from everstep_services.agent.ranks import dispositions, process_tree, spawn
+from everstep_services.agent.ranks.liveness_port import answer_all
 from everstep_services.agent.ranks.subreaper import become_subreaper
 from everstep_services.agent.ranks.warden_forge import Forge, State
 from everstep_services.agent.ranks.warden_signals import Signals
@@ -175,7 +175,7 @@ class Warden:
         if not (self._warm and start.warm):
             return False
         for entry in start.ranks:
-            name = birth.why_not_warm(entry, self._plan)
+            name = spawn.why_not_warm(entry, self._plan)
             if name:
                 reason = f"rank {entry.rank} has another {name}, which Python reads as it starts"
                 self._tell(ForgeDown(reason=reason, final=False))
@@ -199,7 +199,7 @@ class Warden:
         assert start is not None, "called only with a batch"
         try:
             for entry in start.ranks:
-                self._born(start.round, entry, birth.start_cold(entry, self._plan), warm=False)
+                self._born(start.round, entry, spawn.start_cold(entry, self._plan), warm=False)
         except OSError as error:
             self._tell(StartFailed(round=start.round, reason=f"the node cannot fork: {error}"))
 
@@ -245,12 +245,12 @@ class Warden:
         seen: set[int] = set()
         while new := {
             pid: parent
-            for pid, parent in tree.descendants(os.getpid(), (self._forge.pid,)).items()
+            for pid, parent in process_tree.descendants(os.getpid(), (self._forge.pid,)).items()
             if pid not in seen
         }:
             seen.update(new)
             for pid, parent in new.items():
-                tree.kill(pid, parent)
+                process_tree.kill(pid, parent)
 
     # Signals, exits and the end.
 
@@ -278,7 +278,7 @@ class Warden:
             # What the default action would do, also to a rank that waits inside of a library.
             self._ended_by.setdefault(pid, number)
             os.kill(pid, signal.SIGKILL)
-        elif only_announces and not tree.catches(pid, number):
+        elif only_announces and not process_tree.catches(pid, number):
             return False
         elif not has_come:
             os.kill(pid, number)

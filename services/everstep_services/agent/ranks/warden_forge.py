@@ -9,7 +9,7 @@ from enum import Enum
 
 import msgspec
 
-from everstep_services.agent.ranks import birth
+from everstep_services.agent.ranks import spawn
 from trainer_sdk.wire import (
     Channel,
     ForgeDown,
@@ -60,7 +60,7 @@ class Forge:
         ours, theirs = socket.socketpair()
         ours.settimeout(_SEND_WITHIN_S)  # a forge that is stopped must not stop the warden
         with theirs:
-            self.pid = birth.start_forge(self._plan, theirs)
+            self.pid = spawn.start_forge(self._plan, theirs)
         self.channel = Channel(ours, FromForge)
         self.state = State.STARTING
         self.again_at = None

@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Mapping
 
-from everstep_services.agent.ranks import tree
+from everstep_services.agent.ranks import process_tree
 from everstep_services.agent.ranks.warden_forge import Forge, State
 from trainer_sdk.wire import AllStopped, WardenStop
 
@@ -47,15 +47,15 @@ class Stopping:
         if self._sweeping_since is None:
             self._sweeping_since = now
         self._kill_ranks(living)
-        left = tree.descendants(os.getpid(), (self._forge.pid,))
+        left = process_tree.descendants(os.getpid(), (self._forge.pid,))
         if self._order.is_done and left:
             if now < self._sweeping_since + _LEAVE_WITHIN_S:
                 return None
-            self._outlived = self._outlived or {pid: tree.command(pid) for pid in left}
+            self._outlived = self._outlived or {pid: process_tree.command(pid) for pid in left}
             if self._order.leaves:
                 left = {}
         if left and now < self._sweeping_since + self._order.kill_within_s:
-            killed = (pid for pid, parent in left.items() if tree.kill(pid, parent))
+            killed = (pid for pid, parent in left.items() if process_tree.kill(pid, parent))
             self._swept.update(pid for pid in killed if pid not in living)
             return None
         return AllStopped(
@@ -98,11 +98,11 @@ def kill_everything(wakes: socket.socket) -> None:
     deadline = time.monotonic() + _EVERYTHING_WITHIN_S
     while time.monotonic() < deadline:
         _reap()
-        left = tree.descendants(os.getpid())
+        left = process_tree.descendants(os.getpid())
         if not left:
             return
         for pid, parent in left.items():
-            tree.kill(pid, parent)
+            process_tree.kill(pid, parent)
         if select.select([wakes], [], [], _LOOK_AGAIN_S)[0]:
             wakes.recv(4096)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from everstep_services.agent.stalls.worker import ask
+from everstep_services.agent.stalls.torch_server import ask
 
 _WITHIN_S = 2.0
 _ACTIVE = "fr_trace_json?onlyactive=true&includestacktraces=false"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from everstep.clock import Clock
-from everstep_services.agent.stalls.kernel import PROC
+from everstep_services.agent.stalls.process_state import PROC
 
 _BUSY_RATIO = 0.02
 """Of one core: less is what threads take that look whether there is something to do."""

@@ -1,6 +1,6 @@
 """Whether a rank that is late may well wait for another one."""
 
-from everstep_services.agent.stalls.places import LONG, Aside, Place
+from everstep_services.agent.stalls.position import LONG, Aside, Place
 
 _PAUSE_S = 60.0
 """Somebody else may ask again after this, when a pause has no end."""

@@ -7,8 +7,8 @@ from math import inf
 from pathlib import Path
 
 from everstep.clock import Clock
-from everstep_services.agent.stalls.kernel import ProcessState
-from everstep_services.agent.stalls.worker import ask, has_server
+from everstep_services.agent.stalls.process_state import ProcessState
+from everstep_services.agent.stalls.torch_server import ask, has_server
 
 WITHIN_S = 0.5
 """What is not known by then is not said, unless more patience is asked for."""

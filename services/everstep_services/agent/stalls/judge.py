@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from everstep_services.agent.stalls.excuses import excuse_s
 from everstep_services.agent.stalls.limits import Limits
-from everstep_services.agent.stalls.places import Aside, Place, View, place_of
+from everstep_services.agent.stalls.position import Aside, Place, View, place_of
 
 _LATE_S = 1.0
 """Whoever is called so much later than asked for was stopped, or had no turn."""

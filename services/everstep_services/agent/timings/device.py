@@ -4,8 +4,7 @@ from collections.abc import Collection
 from typing import Any
 
 from everstep.messages import DeviceUse
-from everstep_services.agent.devices import has_devices
-from everstep_services.agent.probes.nvml import (
+from everstep_services.agent.probes.gpu.nvml import (
     GpuGoneError,
     Load,
     Nvml,
@@ -13,6 +12,7 @@ from everstep_services.agent.probes.nvml import (
     load,
     opened,
 )
+from everstep_services.agent.ranks.device_memory import has_devices
 
 _HELD_DOWN_BY = (
     ("nvmlClocksEventReasonSwPowerCap", "sw_power_cap"),

@@ -26,14 +26,14 @@ from everstep.messages import (
     StragglersDocument,
     decode_as,
 )
-from everstep_services.agent.ranks.watch import WatchedRank
+from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.timings import connections, host
-from everstep_services.agent.timings.clocks import Clocks
+from everstep_services.agent.timings.clock_offset import Clocks
+from everstep_services.agent.timings.collective_entries import Entry, collectives, within
+from everstep_services.agent.timings.detached_thread import LooseThread
 from everstep_services.agent.timings.device import device_uses
-from everstep_services.agent.timings.entries import Entry, collectives, within
+from everstep_services.agent.timings.flight_recorders import Recorded, Recorders
 from everstep_services.agent.timings.host import HostReading, ProcessReading, System, Workers
-from everstep_services.agent.timings.recorders import Recorded, Recorders
-from everstep_services.agent.timings.thread import LooseThread
 from everstep_services.agent.timings.window import (
     SHORTEST_S,
     Closed,

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from everstep.messages import SectionTiming, Sketch
-from everstep.messages.sketch import bucket_of
+from everstep.messages.beats.sketch import bucket_of
 from trainer_sdk.page import PageView, SectionEnd
 
 SHORTEST_S = 0.5

@@ -12,7 +12,7 @@ from everstep.incident_causes import meaning_of
 from everstep.messages import Case, ErrorRecord, NodeSign, RankEnd
 from everstep.observe.printable import printable
 from everstep.observe.redaction import redact
-from everstep_services.agent.failures import Exit
+from everstep_services.agent.core.exit import Exit
 from everstep_services.attribution.domain.claims import GENERAL, Cause, Claim, cause_of
 from everstep_services.attribution.incident import Incident
 from everstep_services.attribution.log_analysis import fingerprint

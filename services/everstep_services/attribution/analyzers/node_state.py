@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from everstep.messages import Case, EvidencePiece
-from everstep_services.agent.probes.gpu_reading import GpuReading
-from everstep_services.agent.probes.gpu_verdicts import verdicts
-from everstep_services.agent.probes.nvml import GpuGoneError
+from everstep_services.agent.probes.gpu.nvml import GpuGoneError
+from everstep_services.agent.probes.gpu.snapshot import GpuReading
+from everstep_services.agent.probes.gpu.verdicts import verdicts
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.attribution.analyzers.ends import (
     first_ends,

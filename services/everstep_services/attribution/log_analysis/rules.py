@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from everstep_services.agent.probes import xid
+from everstep_services.agent.probes.kernel import xid
 
 Role = Literal["root", "weak", "cascade"]
 Domain = Literal[

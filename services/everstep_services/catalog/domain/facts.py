@@ -34,7 +34,7 @@ from everstep.messages import (
     RoundFormed,
     ShardsWritten,
 )
-from everstep.messages.stamp import FactStamp
+from everstep.messages.facts.stamp import FactStamp
 from everstep_services.catalog.domain.index import Change, Index
 
 READ: tuple[type[Fact], ...] = (

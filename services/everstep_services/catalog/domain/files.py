@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from msgspec.structs import replace
 
 from everstep.messages import CheckpointQuarantined, KnownCheckpoint
-from everstep.messages.stamp import FactStamp
+from everstep.messages.facts.stamp import FactStamp
 from everstep_services.catalog.domain.facts import decide
 from everstep_services.catalog.domain.index import Index
 from trainer_sdk.checkpoint.manifest import step_name

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from everstep.messages import Holding, ReplicationDegraded, ReplicationRestored, Seat
-from everstep.messages.stamp import FactStamp
+from everstep.messages.facts.stamp import FactStamp
 from everstep_services.catalog.domain.facts import decide
 from everstep_services.catalog.domain.index import Index
 from everstep_services.catalog.domain.survival import current, survivable

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from everstep.errors import EverstepError
-from everstep_services.agent.attached.folder import sole_agent
+from everstep_services.agent.attached.job_folder import sole_agent
 from trainer_sdk.attachment import LOCK_AT, LOG, SAY_AT
 from trainer_sdk.launchers import LaunchedRank, job_of, launched_rank
 
@@ -43,8 +43,8 @@ def _watch(
 ) -> None:
     import asyncio
 
-    from everstep_services.agent.attached.process import run_attached
-    from everstep_services.agent.attached.voice import Voice
+    from everstep_services.agent.attached.main import run_attached
+    from everstep_services.agent.attached.rank_stderr import Voice
     from everstep_services.cli.attached.plan import plan_attached
 
     plan, settings = plan_attached(folder, job, place, command, environ)

@@ -9,11 +9,11 @@ from everstep.messages import JobSpec
 from everstep.observe.logs import configure
 from everstep.observe.settings import LogSettings
 from everstep.settings import DEFAULT, Loaded, Settings
-from everstep_services.agent.attached.plan import AttachedPlan
-from everstep_services.agent.devices import has_devices
+from everstep_services.agent.attached.attached_plan import AttachedPlan
 from everstep_services.agent.probes.settings import ChecksSettings
+from everstep_services.agent.ranks.device_memory import has_devices
 from everstep_services.agent.settings import AgentSettings
-from everstep_services.agent.stalls.table import others_of
+from everstep_services.agent.stalls.limits_table import others_of
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.running import safe_names, surroundings
 from everstep_services.cli.running.arguments import Given

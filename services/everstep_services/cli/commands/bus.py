@@ -217,7 +217,7 @@ def flush(invocation: Invocation) -> None:
     Each with the login of its own process. `everstep run` and `everstep up` send them, too, when
     they start.
     """
-    from everstep_services.agent.left_spools import send_left
+    from everstep_services.agent.telemetry.leftover_spools import send_left
     from everstep_services.cli.state import find_state_dir
 
     spools = find_state_dir(invocation.environ, invocation.state_dir).path / "spool"

@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from everstep_services.agent.ranks.tree import descendants
+from everstep_services.agent.ranks.process_tree import descendants
 from everstep_services.cli.errors import CliError
 from everstep_services.cli.state import Running, StateDir
 

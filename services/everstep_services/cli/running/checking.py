@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep.settings import shown
-from everstep_services.agent.plan import RunPlan
+from everstep_services.agent.run_plan import RunPlan
 from everstep_services.cli.running.consoles import said
 from everstep_services.cli.running.masking import masked
 from everstep_services.cli.running.surroundings import address_towards, is_elsewhere

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from everstep_services.agent.plan import ConsoleChoice, Std, StreamChoice
+from everstep_services.agent.run_plan import ConsoleChoice, Std, StreamChoice
 from everstep_services.agent.settings import AgentSettings
 from everstep_services.cli.running.arguments import Given, UsageError
 from everstep_services.cli.running.compatibility import ranks, ranks_given, streams

@@ -128,6 +128,6 @@ def interfaces() -> list[Interface]:
 
 def likely_devices() -> bool:
     """Whether anybody will ask NCCL."""
-    from everstep_services.agent.devices import has_devices
+    from everstep_services.agent.ranks.device_memory import has_devices
 
     return has_devices()

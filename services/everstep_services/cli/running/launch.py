@@ -17,8 +17,8 @@ from everstep.observe.logs import configure
 from everstep.observe.settings import LogSettings, ObserveSettings
 from everstep.runtime import one_line
 from everstep.settings import DEFAULT, Loaded, Settings
-from everstep_services.agent.plan import RunPlan
-from everstep_services.agent.process import UNREACHABLE, NoControlPlaneError, run_agent
+from everstep_services.agent.run_plan import RunPlan
+from everstep_services.agent.runtime.main import UNREACHABLE, NoControlPlaneError, run_agent
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.stack.admission import agent_login

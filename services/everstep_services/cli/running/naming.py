@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from everstep.ids import BadNameError, checked_name, new_id
-from everstep_services.agent.plan import Scheduler
+from everstep_services.agent.run_plan import Scheduler
 from everstep_services.cli.running import safe_names, surroundings
 from everstep_services.cli.running.arguments import Given, UsageError
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Literal
 
 from everstep.bus.settings import BusSettings
-from everstep.messages.jobs import JobSpec
+from everstep.messages.facts.jobs import JobSpec
 from everstep.settings import DEFAULT, Flag, Loaded
-from everstep_services.agent.checkpoints.local_root import check_local_root
-from everstep_services.agent.checkpoints.settings import CheckpointSettings
-from everstep_services.agent.plan import Command, RunPlan, Scheduler
 from everstep_services.agent.probes.settings import ChecksSettings
+from everstep_services.agent.replicas.local_root import check_local_root
+from everstep_services.agent.replicas.settings import CheckpointSettings
+from everstep_services.agent.run_plan import Command, RunPlan, Scheduler
 from everstep_services.agent.settings import AgentSettings
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.running import safe_names, surroundings

@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from everstep_services.agent.plan import RunPlan
+from everstep_services.agent.run_plan import RunPlan
 from everstep_services.cli.errors import Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.output import print_record, say

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from everstep.ids import new_id
-from everstep_services.agent.plan import Scheduler
+from everstep_services.agent.run_plan import Scheduler
 from everstep_services.cli.running.arguments import UsageError
 from everstep_services.cli.running.safe_names import safe_name
 

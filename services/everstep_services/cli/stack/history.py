@@ -7,7 +7,7 @@ import msgspec
 from everstep.runtime import Parts
 from everstep.settings import DEFAULT
 from everstep_services.cli.stack.services import Surroundings
-from everstep_services.history.opening import opened as open_service
+from everstep_services.history.replica import opened as open_service
 from everstep_services.history.settings import ApiSettings, HistorySettings
 
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from everstep.bus import BusSettings
 from everstep.bus.errors import BusUnreachableError
 from everstep.bus.server.dev_server import DevServer
-from everstep_services.agent.plan import RunPlan
-from everstep_services.agent.process import run_agent
+from everstep_services.agent.run_plan import RunPlan
+from everstep_services.agent.runtime.main import run_agent
 from everstep_services.cli.errors import CliError
 from everstep_services.cli.stack.up import Ground, Ready, run_stack
 from everstep_services.cli.state import StateDir

@@ -21,7 +21,7 @@ from everstep.observe.metrics import Metrics, measure_loop_lag
 from everstep.observe.settings import ObserveSettings
 from everstep.runtime import Parts, serve
 from everstep.settings import Loaded
-from everstep_services.agent.left_spools import send_left_and_log
+from everstep_services.agent.telemetry.leftover_spools import send_left_and_log
 from everstep_services.cli.buses import server_version
 from everstep_services.cli.stack.phases import Phases
 from everstep_services.cli.stack.services import SERVICES, Surroundings, imported
@@ -152,6 +152,7 @@ def _observed(ground: Ground, metrics: Metrics, opened: Mapping[str, Parts]) -> 
         checks |= {f"{name}.{check}": ask for check, ask in parts.checks.items()}
         for component, statistics in parts.statistics.items():
             metrics.watch(component, statistics, of="" if component == name else name)
+        metrics.collect(parts.collectors)
     within_s = ground.settings.section(ObserveSettings).check_within_s
     health = Health("up", __version__, checks, SystemClock(), within_s=within_s)
     return observe_app(health, metrics)

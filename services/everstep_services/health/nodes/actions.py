@@ -17,7 +17,7 @@ from everstep.messages import (
     NodeIncluded,
     SetControl,
 )
-from everstep.messages.stamp import FactHead
+from everstep.messages.facts.stamp import FactHead
 from everstep.subjects import CLUSTER
 from everstep_services.health.nodes.control import (
     binds,

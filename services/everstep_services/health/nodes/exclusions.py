@@ -13,7 +13,7 @@ from everstep.messages import (
     NodeIncluded,
     NodeRecord,
 )
-from everstep.messages.stamp import FactStamp
+from everstep.messages.facts.stamp import FactStamp
 from everstep.subjects import CLUSTER
 from everstep_services.health.nodes.register import NodeRegister
 

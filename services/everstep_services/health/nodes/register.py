@@ -23,7 +23,7 @@ from everstep.messages import (
     NodeSuspected,
     Strike,
 )
-from everstep.messages.stamp import FactStamp
+from everstep.messages.facts.stamp import FactStamp
 from everstep.subjects import CLUSTER
 from everstep_services.health.nodes.evidence import described, evidence_in, faults, passed
 from everstep_services.health.settings import NodeSettings

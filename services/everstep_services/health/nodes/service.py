@@ -30,7 +30,7 @@ from everstep.messages import (
     kind_of,
 )
 from everstep.messages.codec import encode
-from everstep.messages.stamp import FactStamp
+from everstep.messages.facts.stamp import FactStamp
 from everstep.subjects import CLUSTER
 from everstep_services.health.nodes.control import enforces_exclusions, reconciled
 from everstep_services.health.nodes.control_documents import ControlDocuments

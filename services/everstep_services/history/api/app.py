@@ -15,7 +15,8 @@ from everstep.store.kept import KeptBlobs
 from everstep.store.reads import log_head
 from everstep.store.schema import head
 from everstep.store.tokens import Tokens
-from everstep_services.history.api import (
+from everstep_services.history.api.context import Connectedness, Context
+from everstep_services.history.api.endpoints import (
     checkpoints,
     control,
     evidence,
@@ -23,30 +24,40 @@ from everstep_services.history.api import (
     goodput,
     incidents,
     jobs,
-    limits,
     logs,
     nodes,
     operators,
     ranks,
+    stall_limits,
     status,
     stragglers,
     tokens,
 )
-from everstep_services.history.api.context import Connectedness, Context
-from everstep_services.history.api.cursors import Cursors
-from everstep_services.history.api.feed import Feed
-from everstep_services.history.api.gate import Gate
-from everstep_services.history.api.guard import Guard
-from everstep_services.history.api.problems import Problem, handle, pattern_of
+from everstep_services.history.api.http.auth import TokenAuth
+from everstep_services.history.api.http.cursors import Cursors
+from everstep_services.history.api.http.feed import Feed
+from everstep_services.history.api.http.middleware import RequestLimits
+from everstep_services.history.api.http.problems import Problem, handle, pattern_of
 from everstep_services.history.beats import Beats
+from everstep_services.history.evidence_retention import EvidenceRetention
 from everstep_services.history.goodput.reader import GoodputReader
-from everstep_services.history.news import News
-from everstep_services.history.retention import Retention
+from everstep_services.history.notifier import LogNotifier
 from everstep_services.history.settings import ApiSettings
 
 BASE = "/api/v1"
 PARTS = (
-    *(jobs, ranks, limits, stragglers, goodput, checkpoints, incidents, evidence, logs, nodes),
+    *(
+        jobs,
+        ranks,
+        stall_limits,
+        stragglers,
+        goodput,
+        checkpoints,
+        incidents,
+        evidence,
+        logs,
+        nodes,
+    ),
     *(operators, control, facts, tokens, status),
 )
 """The modules with endpoints, in the order in which they are described."""
@@ -63,7 +74,7 @@ as `If-None-Match` to get 304 when nothing has changed. Every path needs a token
 async def make_context(
     settings: ApiSettings,
     database: Database,
-    news: News,
+    notifier: LogNotifier,
     connectedness: Connectedness,
     *,
     clock: Clock,
@@ -76,13 +87,13 @@ async def make_context(
         settings=settings,
         database=database,
         tokens=made,
-        gate=Gate(settings, made, clock),
-        feed=Feed(database, news),
+        auth=TokenAuth(settings, made, clock),
+        feed=Feed(database, notifier),
         kept=KeptBlobs(database),
         bus=bus,
         beats=Beats(bus, clock),
         goodput=GoodputReader(database),
-        retention=Retention(bus.blobs, clock),
+        retention=EvidenceRetention(bus.blobs, clock),
         cursors=Cursors(now.secret),
         clock=clock,
         epoch=now.epoch,
@@ -93,11 +104,11 @@ async def make_context(
 
 def create_app(context: Context) -> ASGIApp:
     """The interface as one ASGI application, all its limits included."""
-    return Guard(create_api(context), context.settings, context.gate)
+    return RequestLimits(create_api(context), context.settings, context.auth)
 
 
 def create_api(context: Context) -> FastAPI:
-    """The endpoints alone: behind `Guard` only, which admits the token."""
+    """The endpoints alone: behind `RequestLimits` only, which admits the token."""
     api = FastAPI(
         title="Everstep",
         version=__version__,

@@ -12,13 +12,13 @@ from everstep.clock import Clock
 from everstep.store.database import Database
 from everstep.store.kept import KeptBlobs
 from everstep.store.tokens import Scope, Token, Tokens, allows
-from everstep_services.history.api.cursors import Cursors
-from everstep_services.history.api.feed import Feed
-from everstep_services.history.api.gate import Gate
-from everstep_services.history.api.problems import ProblemError
+from everstep_services.history.api.http.auth import TokenAuth
+from everstep_services.history.api.http.cursors import Cursors
+from everstep_services.history.api.http.feed import Feed
+from everstep_services.history.api.http.problems import ProblemError
 from everstep_services.history.beats import Beats
+from everstep_services.history.evidence_retention import EvidenceRetention
 from everstep_services.history.goodput.reader import GoodputReader
-from everstep_services.history.retention import Retention
 from everstep_services.history.settings import ApiSettings
 
 
@@ -37,13 +37,13 @@ class Context:
     settings: ApiSettings
     database: Database
     tokens: Tokens
-    gate: Gate
+    auth: TokenAuth
     feed: Feed
     kept: KeptBlobs
     bus: Bus
     beats: Beats
     goodput: GoodputReader
-    retention: Retention
+    retention: EvidenceRetention
     cursors: Cursors
     clock: Clock
     epoch: str

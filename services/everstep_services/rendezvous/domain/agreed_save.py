@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from everstep.incident_causes import known_cause
 from everstep.messages import Leave, Report, SaveCheckpoint, Seat
-from everstep.messages.documents import AgreedSave, PlannedEnd
+from everstep.messages.documents.rounds import AgreedSave, PlannedEnd
 from everstep_services.rendezvous.domain.batch import Batch
 from everstep_services.rendezvous.domain.ends import (
     PREEMPTED,

@@ -6,7 +6,7 @@ from typing import assert_never
 from everstep.incident_causes import CONSEQUENCE, meaning_of
 from everstep.messages import AwaitRound, Fact, LeaveJob, Order, Seat, StandBy, StopRanks
 from everstep.messages.codec import encode
-from everstep.messages.stamp import FactHead, FactStamp
+from everstep.messages.facts.stamp import FactHead, FactStamp
 from everstep_services.rendezvous.domain.events import JobControl, LivenessProbe, Now, Send
 from everstep_services.rendezvous.domain.state import OVER, JobState, Phase
 from everstep_services.rendezvous.domain.timers import StartTimes, Timers

@@ -10,7 +10,7 @@ from everstep.messages import (
     Option,
     RoundEnded,
 )
-from everstep.messages.documents import OpenIncident
+from everstep.messages.documents.rounds import OpenIncident
 from everstep_services.rendezvous.domain import incidents
 from everstep_services.rendezvous.domain.batch import Batch
 from everstep_services.rendezvous.domain.budgets import (

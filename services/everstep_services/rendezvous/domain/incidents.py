@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from everstep.incident_causes import CONSEQUENCE, PLAIN, SECONDARY, IncidentCause, meaning_of
 from everstep.messages import IncidentClosed, IncidentExtended, IncidentOpened, Ledger
-from everstep.messages.documents import OpenIncident
+from everstep.messages.documents.rounds import OpenIncident
 from everstep_services.rendezvous.domain.batch import Batch
 
 _NAMED_MOST = 100

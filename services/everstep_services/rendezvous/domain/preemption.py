@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from everstep.messages import PreemptionPlanned, Report, Seat
-from everstep.messages.documents import PlannedEnd
+from everstep.messages.documents.rounds import PlannedEnd
 from everstep_services.rendezvous.domain import agreed_save
 from everstep_services.rendezvous.domain.batch import Batch
 from everstep_services.rendezvous.domain.formation import candidate_of, world_of

@@ -26,7 +26,7 @@ from everstep.messages import (
     Seat,
     StopJob,
 )
-from everstep.messages.documents import PlannedEnd
+from everstep.messages.documents.rounds import PlannedEnd
 from everstep_services.rendezvous.domain import agreed_save
 from everstep_services.rendezvous.domain.batch import Batch
 from everstep_services.rendezvous.domain.ends import RETRYABLE, end_job

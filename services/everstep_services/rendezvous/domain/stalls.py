@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from everstep.messages import NameExcuse, Report
-from everstep.messages.documents import OpenStall
+from everstep.messages.documents.rounds import OpenStall
 from everstep_services.rendezvous.domain import incidents
 from everstep_services.rendezvous.domain.batch import Batch
 from everstep_services.rendezvous.domain.decisions import only_say

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from everstep.messages import Budget, JobSpec, Replication, RoundDocument, Seat, StartRanks
 from everstep.messages.base import Time
-from everstep.messages.documents import (
+from everstep.messages.documents.rounds import (
     AgreedSave,
     OpenDecision,
     OpenIncident,

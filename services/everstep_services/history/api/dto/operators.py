@@ -5,10 +5,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from everstep_services.history.api.dto.answer import Answer
-from everstep_services.history.api.parameters import LARGEST, NAME, TEXT
+from everstep_services.history.api.http.parameters import LARGEST, NAME, TEXT
 
 
-class Wanted(BaseModel):
+class RequestBody(BaseModel):
     """Why, and who: the same for everything that may be asked."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -35,11 +35,11 @@ class Wanted(BaseModel):
         return self.model_dump(exclude={"reason", "user", "job"})
 
 
-class SaveWanted(Wanted):
+class SaveWanted(RequestBody):
     """A save at the next step."""
 
 
-class StopWanted(Wanted):
+class StopWanted(RequestBody):
     """The end of a job."""
 
     save_first: bool = Field(
@@ -47,7 +47,7 @@ class StopWanted(Wanted):
     )
 
 
-class RestartWanted(Wanted):
+class RestartWanted(RequestBody):
     """Another round."""
 
     save_first: bool = Field(
@@ -65,7 +65,7 @@ class RestartWanted(Wanted):
     )
 
 
-class DrainWanted(Wanted):
+class DrainWanted(RequestBody):
     """A node that is to leave."""
 
     job: str | None = Field(
@@ -76,7 +76,7 @@ class DrainWanted(Wanted):
     )
 
 
-class ExclusionWanted(Wanted):
+class ExclusionWanted(RequestBody):
     """A node that is to join nothing."""
 
     ttl_s: float | None = Field(
@@ -88,11 +88,11 @@ class ExclusionWanted(Wanted):
     )
 
 
-class InclusionWanted(Wanted):
+class InclusionWanted(RequestBody):
     """A node that may join again."""
 
 
-class ChecksWanted(Wanted):
+class ChecksWanted(RequestBody):
     """Checks of a node, which come as facts."""
 
     job: str | None = Field(
@@ -107,7 +107,7 @@ class ChecksWanted(Wanted):
     )
 
 
-class MeasurementWanted(Wanted):
+class MeasurementWanted(RequestBody):
     """A test of the network between nodes of a job, whose figures come as facts."""
 
     nodes: tuple[Annotated[str, Field(pattern=NAME)], ...] = Field(
@@ -127,7 +127,7 @@ class MeasurementWanted(Wanted):
     )
 
 
-class CaptureWanted(Wanted):
+class CaptureWanted(RequestBody):
     """Evidence of ranks that go on, which comes as facts."""
 
     evidence: tuple[Annotated[str, Field(pattern=NAME)], ...] = Field(
@@ -151,13 +151,13 @@ class CaptureWanted(Wanted):
     )
 
 
-class LimitWanted(Wanted):
+class LimitWanted(RequestBody):
     """How long a section may take before its rank has stalled."""
 
     limit_s: float = Field(gt=0, le=366 * 86400, description="The limit.", examples=[30.0])
 
 
-class ControlWanted(Wanted):
+class ControlWanted(RequestBody):
     """Switches that are to be changed."""
 
     job: str | None = Field(None, pattern=NAME, description="For this job; null for all of them.")
@@ -172,13 +172,13 @@ class ControlWanted(Wanted):
     )
 
 
-class CheckpointWanted(Wanted):
+class CheckpointWanted(RequestBody):
     """Something done about a checkpoint."""
 
     tier: str = Field("global", pattern="^(global|memory|peer)$", description="Where.")
 
 
-class ScanWanted(Wanted):
+class ScanWanted(RequestBody):
     """The index compared with the files."""
 
     root: str = Field(
@@ -190,7 +190,7 @@ class ScanWanted(Wanted):
     )
 
 
-class CollectionWanted(Wanted):
+class CollectionWanted(RequestBody):
     """What retention does not keep, deleted."""
 
     keep_last: int | None = Field(
@@ -205,7 +205,7 @@ class CollectionWanted(Wanted):
     is_dry_run: bool = Field(default=True, description="Only say what would be deleted.")
 
 
-class CorrectionWanted(Wanted):
+class CorrectionWanted(RequestBody):
     """What a person knows about the cause of an incident."""
 
     reason: str = Field(
@@ -227,7 +227,7 @@ class CorrectionWanted(Wanted):
     )
 
 
-class BrakeWanted(Wanted):
+class BrakeWanted(RequestBody):
     """The brake, which leaves every actuator only observing."""
 
     is_on: bool = Field(description="True pulls it, false lets it go.")

@@ -19,7 +19,7 @@ from everstep.messages import (
     SectionTiming,
     Sketch,
 )
-from everstep.messages.sketch import BUCKETS_PER_DOUBLING
+from everstep.messages.beats.sketch import BUCKETS_PER_DOUBLING
 from everstep_services.straggler.domain.operations import Array
 
 MOST_WORLD: Final = 1 << 20

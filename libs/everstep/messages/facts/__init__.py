@@ -1,0 +1,1 @@
+"""Facts: immutable events that are kept, a module for each area."""

@@ -1,0 +1,255 @@
+"""What follows from ranks that come and go on this node: rounds, incidents, the job's end.
+
+Pure: every method takes `now` and says what is new. A page of an older round is nothing.
+"""
+
+from dataclasses import dataclass, field
+
+from everstep.incident_causes import IncidentCause
+from everstep.messages import Ledger
+from everstep_services.agent.core.exit import Exit
+
+_ORDERED = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})
+"""How launchers stop ranks, when another one has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begins:
+    """The first rank of a round is here."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Opens:
+    """A rank has failed by itself, or stands still: an incident, unless one is open."""
+
+    rank: int
+    reason: str
+    fact: str
+    trigger: IncidentCause = "rank_exited"
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """No rank of the round is left here."""
+
+    round: int
+    cause: str
+    reason: str
+    rank: int | None
+    fact: str | None
+    lasted_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Closes:
+    """The open incident is over."""
+
+    outcome: str
+    reason: str
+    next_round: int | None
+    ledger: Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """The launcher brings nobody back: what became of the job, as far as it was seen."""
+
+    state: str
+    reason: str
+    exit_code: int | None
+
+
+Act = Begins | Opens | Ends | Closes | Over
+
+
+@dataclass(slots=True)
+class _Present:
+    pid: int
+    ending: Exit | None = None
+    fact: str = ""
+
+
+@dataclass(slots=True)
+class _Trouble:
+    round: int
+    at: float
+    is_stall: bool = False
+    """So far no rank has failed: some only stand still."""
+    gone_at: float | None = None
+    back_at: float | None = None
+
+
+@dataclass(slots=True)
+class Attendance:
+    """The ranks of the newest round that have come to this node."""
+
+    expected: int
+    """How many come; 0 where nobody says."""
+    max_restarts: int
+    """How often the launcher starts them again."""
+    linger_s: float
+    """So long they may stay away."""
+    began: float
+    round: int = 0
+    _ranks: dict[int, _Present] = field(default_factory=dict)
+    _round_began: float = 0.0
+    _gone_at: float | None = None
+    _first_bad: int | None = None
+    _trouble: _Trouble | None = None
+
+    @property
+    def live(self) -> tuple[int, ...]:
+        """The ranks that are here."""
+        return tuple(rank for rank, one in self._ranks.items() if one.ending is None)
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        """Those of the round, also when they are gone."""
+        return tuple(sorted(self._ranks))
+
+    def is_news(self, number: int, rank: int, pid: int) -> bool:
+        """Not of an older round, and not known."""
+        known = self._ranks.get(rank) if number == self.round else None
+        return number >= self.round and (known is None or known.pid != pid)
+
+    def came(self, number: int, rank: int, pid: int, now: float) -> list[Act]:
+        """A rank has opened its page."""
+        acts: list[Act] = []
+        if number > self.round:
+            if self.live:
+                acts.append(self._ends(now))
+            self.round, self._round_began, self._first_bad = number, now, None
+            self._ranks.clear()
+            acts.append(Begins(number))
+            if self._trouble is not None:
+                self._trouble.back_at = now
+        self._ranks[rank] = _Present(pid)
+        self._gone_at = None
+        return acts
+
+    def stepped(self, now: float) -> list[Act]:
+        """A rank has made its first step of the round."""
+        trouble = self._trouble
+        if trouble is None or trouble.round == self.round:
+            return []
+        return [self._closes(trouble, "recovered", f"round {self.round} makes steps again", now)]
+
+    def stalled(self, rank: int, reason: str, fact: str, now: float) -> list[Act]:
+        """A rank has stood still for longer than it may."""
+        if self._trouble is not None:
+            return []
+        self._trouble = _Trouble(self.round, now, is_stall=True)
+        return [Opens(rank, reason, fact, "rank_stalled")]
+
+    def moves(self, now: float) -> list[Act]:
+        """Of the ranks that stood still none does any more."""
+        trouble = self._trouble
+        if trouble is None or not trouble.is_stall:
+            return []
+        return [self._closes(trouble, "recovered", "all ranks make progress again", now)]
+
+    def gone(self, rank: int, ending: Exit, fact: str, now: float) -> list[Act]:
+        """The process of a rank is no longer there."""
+        known = self._ranks[rank]
+        known.ending, known.fact = ending, fact
+        acts: list[Act] = []
+        if _has_failed(ending) and self._first_bad is None:
+            self._first_bad = rank
+            if self._trouble is None:
+                self._trouble = _Trouble(self.round, now)
+                acts.append(Opens(rank, f"rank {rank} {ending.text}", fact))
+            self._trouble.is_stall = False
+        if not self.live:
+            self._gone_at = now
+            acts.append(self._ends(now))
+            if self._trouble is not None and self._trouble.gone_at is None:
+                self._trouble.gone_at = now
+        return acts
+
+    def is_over(self, now: float, *, launcher_lives: bool) -> bool:
+        """Nobody is here, and nobody is waited for."""
+        if self.live:
+            return False
+        if self._gone_at is None:
+            return now >= self.began + self.linger_s
+        all_good = all(one.ending and one.ending.is_good for one in self._ranks.values())
+        may_return = self.round <= self.max_restarts and not all_good
+        if may_return and launcher_lives:
+            return False  # however long it takes until they are here again
+        is_complete = 0 < self.expected <= len(self._ranks)
+        linger_s = 0.0 if is_complete and not may_return else self.linger_s
+        return now >= self._gone_at + linger_s
+
+    def over(self, now: float) -> list[Act]:
+        """What is to be said at the end."""
+        return self._over("", now)
+
+    def left(self, reason: str, now: float) -> list[Act]:
+        """We watch no longer, whatever they do."""
+        return self._over(reason, now)
+
+    def _over(self, why: str, now: float) -> list[Act]:
+        endings = [one.ending for one in self._ranks.values()]
+        if not endings:
+            return []
+        acts: list[Act] = []
+        bad = None if self._first_bad is None else self._ranks[self._first_bad].ending
+        state, code = "unknown", None
+        reason = why or "its ranks are gone, and nobody saw how all of them ended"
+        if bad is not None:
+            state, reason = "failed", f"rank {self._first_bad} {bad.text}; no other round followed"
+            code = bad.code
+        elif all(ending and ending.is_good for ending in endings):
+            state, reason, code = "done", "all ranks that were watched have ended well", 0
+        if self._trouble is not None:
+            outcome = "recovered" if self._trouble.is_stall and state == "done" else "failed"
+            acts.append(self._closes(self._trouble, outcome, reason, now))
+        return [*acts, Over(state, reason, code)]
+
+    def _ends(self, now: float) -> Ends:
+        lasted_s = now - self._round_began
+        if self._first_bad is not None:
+            one = self._ranks[self._first_bad]
+            assert one.ending is not None
+            reason = f"rank {self._first_bad} {one.ending.text}"
+            return Ends(
+                self.round, "rank_exited", reason, self._first_bad, one.fact or None, lasted_s
+            )
+        if all(one.ending and one.ending.is_good for one in self._ranks.values()):
+            reason = "all ranks have ended well"
+            return Ends(self.round, "done", reason, None, None, lasted_s)
+        rank, one = next(
+            (r, p) for r, p in self._ranks.items() if not (p.ending and p.ending.is_good)
+        )
+        said = "was still here when the next round began" if one.ending is None else one.ending.text
+        return Ends(
+            self.round, "rank_exited", f"rank {rank} {said}", rank, one.fact or None, lasted_s
+        )
+
+    def _closes(self, trouble: _Trouble, outcome: str, reason: str, now: float) -> Closes:
+        self._trouble = None
+        gone_at = now if trouble.gone_at is None else trouble.gone_at
+        back_at = now if trouble.back_at is None else max(trouble.back_at, gone_at)
+        away_s, back_s = round(back_at - gone_at, 3), round(now - back_at, 3)
+        is_back = trouble.back_at is not None
+        if trouble.is_stall:
+            ledger = Ledger(other_s=round(now - trouble.at, 3))
+            return Closes(outcome, reason, self.round if outcome == "recovered" else None, ledger)
+        ledger = Ledger(
+            stop_s=round(gone_at - trouble.at, 3),
+            start_s=away_s if is_back else 0.0,
+            first_step_s=back_s if outcome == "recovered" else 0.0,
+            other_s=(0.0 if is_back else away_s) + (0.0 if outcome == "recovered" else back_s),
+        )
+        next_round = self.round if outcome == "recovered" else None
+        return Closes(outcome, reason, next_round, ledger)
+
+
+def _has_failed(ending: Exit) -> bool:
+    return (
+        ending.error is not None
+        or bool(ending.code)
+        or (ending.signal is not None and ending.signal not in _ORDERED)
+    )

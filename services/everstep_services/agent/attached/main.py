@@ -1,0 +1,70 @@
+"""The process of an agent in attach mode: its door, its bus, its signals."""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from everstep.bus import BusSettings, connect
+from everstep.bus.errors import SpoolBusyError
+from everstep.clock import SystemClock
+from everstep.errors import EverstepError
+from everstep_services.agent.attached.attached_plan import AttachedPlan
+from everstep_services.agent.attached.rank_stderr import Voice
+from everstep_services.agent.attached.rank_watch import Watching
+from everstep_services.agent.attached.service import AttachedService
+from everstep_services.agent.ranks.setup import sweep
+from trainer_sdk.attachment import SOCKET
+from trainer_sdk.bootstrap.agent_link import ShortPath
+
+log = logging.getLogger(__name__)
+
+_ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_ANNOUNCE = (signal.SIGUSR1, signal.SIGUSR2)
+"""Sent to all processes of a step, these are for the training: whoever only watches it stays."""
+
+
+class AgentThereError(EverstepError):
+    """An agent watches these ranks already."""
+
+    def __init__(self, job: str) -> None:
+        super().__init__(f"another agent of this node watches the ranks of job {job}")
+
+
+async def run_attached(plan: AttachedPlan, settings: BusSettings, voice: Voice) -> None:
+    """Watch until the ranks have gone, or until a signal says to leave."""
+    loop, clock = asyncio.get_running_loop(), SystemClock()
+    name = f"agent-{plan.job}-{plan.node}"
+    spool = plan.state_dir / "spool" / name
+    await asyncio.to_thread(sweep, plan.folder.parent)
+    with _door(plan.folder) as door:
+        try:
+            # The bus may be away as long as it likes: facts wait in the spool.
+            async with connect(settings, name, spool=spool, wait=False) as bus:
+                service = AttachedService(plan, bus, clock, Watching(plan, door, clock), voice)
+                for number in _ENDS:
+                    text = f"the agent that watched it was ended by {number.name}"
+                    loop.add_signal_handler(number, service.leave, text)
+                for number in _ANNOUNCE:
+                    loop.add_signal_handler(number, log.info, "signal_ignored signal=%d", number)
+                await service.run()
+        except SpoolBusyError as error:
+            raise AgentThereError(plan.job) from error
+
+
+@contextmanager
+def _door(folder: Path) -> Iterator[socket.socket]:
+    """Where ranks say what is rare."""
+    path = folder / SOCKET
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as door:
+        with ShortPath(str(path)) as short:
+            door.bind(short)
+        path.chmod(0o600)
+        try:
+            yield door
+        finally:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,44 @@
+"""Which kinds of evidence an agent collects: those of ranks, and those of the node."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from everstep_services.agent.collectors.collection import Collector
+from everstep_services.agent.collectors.environment import environment
+from everstep_services.agent.collectors.flight_recorder import flight_recorders
+from everstep_services.agent.collectors.gpu import gpus
+from everstep_services.agent.collectors.kinds import Kind
+from everstep_services.agent.collectors.node_state import NodeState
+from everstep_services.agent.collectors.rank_state import pages, processes
+from everstep_services.agent.collectors.stacks import StacksReader
+
+
+@dataclass(frozen=True, slots=True)
+class Collectors:
+    """Those that are wanted, by the name of the evidence."""
+
+    of_ranks: Mapping[str, Collector]
+    """They need processes that live: every restart waits for them."""
+    of_node: Mapping[str, Collector]
+    """They may take longer than the ranks have."""
+
+
+def collectors(without: Collection[str] = (), *, native_stacks: bool = False) -> Collectors:
+    """All kinds but these."""
+    node = NodeState()
+    of_ranks: Mapping[Kind, Collector] = {
+        "page": pages,
+        "process": processes,
+        "flight_recorder": flight_recorders,
+        "stacks": StacksReader(native=native_stacks).stacks,
+    }
+    of_node: Mapping[Kind, Collector] = {
+        "kernel_log": node.kernel_log,
+        "gpu": gpus,
+        "cgroup": node.cgroup,
+        "environment": environment,
+    }
+    return Collectors(
+        {kind: one for kind, one in of_ranks.items() if kind not in without},
+        {kind: one for kind, one in of_node.items() if kind not in without},
+    )

@@ -1,0 +1,1 @@
+"""What an agent decides: pure, without a clock and without I/O."""

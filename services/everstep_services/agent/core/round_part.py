@@ -1,0 +1,317 @@
+"""A node's part in one round: its ranks, from the order to start them until none is left. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from signal import SIGKILL
+
+from everstep.messages import SaveCheckpoint, StartRanks
+from everstep_services.agent.core.actions import (
+    Acknowledged,
+    Act,
+    AskToStop,
+    Forward,
+    Hurry,
+    Say,
+    Stop,
+    Tell,
+)
+from everstep_services.agent.core.exit import Exit
+
+UNHEARD = 94
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How patient an agent is."""
+
+    ask_again_s: float = 5.0
+    """A node that waits asks this often, in case an order was lost."""
+    stall_again_s: float = 10.0
+    """A stall from which nothing followed is told again so long after it was heard."""
+    stop_grace_s: float = 3.0
+    """From SIGTERM to SIGKILL, where no order says."""
+    preempt_grace_s: float = 600.0
+    """From a preemption signal to SIGKILL."""
+    agree_within_s: float = 2.0
+    unheard_within_s: float = 600.0
+    """An agent whose ranks are over waits no longer for a control plane that does not answer."""
+    """Ranks do not wait longer for the step after which all are to stop."""
+    exit_within_s: float = 30.0
+    """A rank whose script has returned may take so long to exit."""
+    idle_at_end_s: float = 120.0
+    """A rank that does nothing for so long, after others have exited with 0, will never exit."""
+
+
+@dataclass(slots=True)
+class _Stall:
+    told: Tell
+    at: float
+    again_at: float | None = None
+    """Not before what was told last is heard: the bus may be away."""
+
+
+@dataclass(slots=True)
+class _Rank:
+    number: int
+    is_running: bool = False
+    is_gone: bool = False
+    has_failed: bool = False
+    """It was told, before its process was gone."""
+    returned_at: float | None = None
+    is_overdue: bool = False
+    """It was killed because it did not exit after its script had returned."""
+    stall: _Stall | None = None
+
+
+@dataclass(slots=True)
+class Part:
+    """starting ─▶ running ─▶ stopping."""
+
+    order: StartRanks
+    limits: Limits
+    state: str = "starting"
+    is_leaving: bool = False
+    """The node goes: its ranks may save and end, and nothing of it matters to the round."""
+    has_failed: bool = False
+    noticed_at: float | None = None
+    """When it was heard that nodes are about to be taken away."""
+    unheard_at: float | None = None
+    """Since when nobody has answered, though the ranks are over."""
+    is_asked: bool = False
+    """Its ranks were told after which step to stop."""
+    stops: dict[int, int] = field(default_factory=dict)
+    """Ranks that have seen it, and their last steps."""
+    _waits: bool = False
+    """Its ranks are to be stopped, and may end by themselves first."""
+    _has_stepped: bool = False
+    _is_acknowledged: bool = False
+    _ranks: dict[int, _Rank] = field(init=False)
+
+    def __post_init__(self) -> None:
+        first = self.order.first_rank
+        numbers = range(first, first + self.order.ranks)
+        self._ranks = {number: _Rank(number) for number in numbers}
+
+    @property
+    def round(self) -> int:
+        """Which round."""
+        return self.order.round
+
+    @property
+    def are_gone(self) -> bool:
+        """No rank is left, though what they started may be."""
+        return all(rank.is_gone for rank in self._ranks.values())
+
+    @property
+    def came_to(self) -> str:
+        """What became of the ranks so far, as in `join`."""
+        if not (self.has_failed or self.are_gone):
+            return ""
+        return "failed" if self.has_failed else "stopped" if self.stops else "finished"
+
+    @property
+    def live(self) -> tuple[int, ...]:
+        """The ranks that are expected to make progress."""
+        if self.is_leaving or self.state == "stopping":
+            return ()
+        return tuple(rank.number for rank in self._ranks.values() if not rank.is_gone)
+
+    @property
+    def last(self) -> frozenset[int]:
+        """Ranks that still run although another one here has exited with 0."""
+        left = frozenset(rank.number for rank in self._ranks.values() if not rank.is_gone)
+        is_over = self.state == "running" and not self.has_failed and len(left) < len(self._ranks)
+        return left if is_over else frozenset()
+
+    def unheard(self, now: float) -> int | None:
+        """Nobody answers, and no rank is at work: what to exit with, once that lasts too long.
+
+        0 if all that the job needs has succeeded here, 94 where others may need this node.
+        """
+        if not (self.has_failed or self.are_gone) or self.state == "stopping":
+            return None
+        self.unheard_at = now if self.unheard_at is None else self.unheard_at
+        if now - self.unheard_at < self.limits.unheard_within_s:
+            return None
+        return 0 if self.came_to == "finished" and self.order.slots == 1 else UNHEARD
+
+    # -- they come and go ------------------------------------------------------------------------
+
+    def runs(self, rank: int) -> list[Act]:
+        """A rank's process has begun."""
+        if rank not in self._ranks:
+            return []
+        self._ranks[rank].is_running = True
+        if self.state != "starting" or not all(one.is_running for one in self._ranks.values()):
+            return []
+        self.state = "running"
+        return [Tell(self.round, "started", "all ranks run")]
+
+    def stepped(self, rank: int, step: int) -> list[Act]:
+        """A rank has made its first step of the round."""
+        if self._has_stepped or rank != self.order.first_rank:
+            return []
+        self._has_stepped = True
+        if self.order.slot != 0:
+            return []
+        return [Tell(self.round, "first_step", "the first step is made", rank, step=step)]
+
+    def failed_to_start(self, reason: str) -> list[Act]:
+        """The ranks could not be started."""
+        self.has_failed = True
+        return [Tell(self.round, "start_failed", reason)]
+
+    def returned(self, rank: int, now: float) -> None:
+        """A rank's script has come to its good end; its process may still be at work."""
+        if rank in self._ranks:
+            self._ranks[rank].returned_at = now
+
+    def raised(self, rank: int, ending: Exit) -> list[Act]:
+        """An exception has ended a rank's script."""
+        if rank not in self._ranks or self.is_leaving or self.state == "stopping":
+            return []
+        self._ranks[rank].has_failed = True
+        return self._failed(rank, ending)
+
+    def gone(self, rank: int, ending: Exit) -> Exit | None:
+        """How its end counts; None where it was ordered, or is no rank of ours."""
+        if rank not in self._ranks or self.state == "stopping":
+            return None
+        self._ranks[rank].is_gone = True
+        return ending.forgiven() if self._ranks[rank].is_overdue else ending
+
+    def fell(self, rank: int, ending: Exit) -> list[Act]:
+        """It ended by itself although its round is to be stopped: it may be the cause."""
+        known = self._ranks.get(rank)
+        if known is None or known.has_failed or self.is_leaving or ending.is_good:
+            return []
+        known.has_failed = True
+        return self._failed(rank, ending)
+
+    def follows(self, rank: int, ending: Exit) -> list[Act]:
+        """What the end of a rank means, as long as we stay."""
+        if not ending.is_good:
+            return [] if self._ranks[rank].has_failed else self._failed(rank, ending)
+        if not self.are_gone or self.has_failed:
+            return []
+        if self.stops:
+            reason = f"every rank has stopped after step {max(self.stops.values())}"
+            return [Tell(self.round, "stopped", reason)]
+        return [Tell(self.round, "finished", "every rank exited with 0")]
+
+    def stop(
+        self,
+        grace_s: float = 0.0,
+        *,
+        evidence_s: float = 0.0,
+        incident: str | None = None,
+        wait_s: float = 0.0,
+    ) -> list[Act]:
+        """Have every rank stopped, unless that is being done; then it may not wait any longer."""
+        if self.state == "stopping":
+            if wait_s or not self._waits:
+                return []
+            self._waits = False
+            return [Hurry()]
+        self.state, self._waits = "stopping", wait_s > 0
+        is_done = self.came_to == "finished" and not self.is_leaving
+        return [Stop(self.round, grace_s, evidence_s, incident, wait_s, is_done)]
+
+    def _failed(self, rank: int, ending: Exit) -> list[Act]:
+        is_first, self.has_failed = not self.has_failed, True
+        # Of those that fall with the first only what may be the cause is told.
+        if not is_first and ending.is_secondary:
+            return []
+        return [Tell(self.round, "rank_exited", f"rank {rank} {ending.text}", rank, ending)]
+
+    # -- they stop after a step ------------------------------------------------------------------
+
+    def asked(self, order: SaveCheckpoint, after_step: int, now: float) -> list[Act]:
+        """All ranks of the round are to stop after this step."""
+        self.is_asked = True
+        if order.occasion == "preemption" and self.noticed_at is None:
+            self.noticed_at = now
+        return [AskToStop(after_step)]
+
+    def stops_after(self, rank: int, step: int, now: float) -> list[Act]:
+        """The script of a rank has seen that it should stop."""
+        if rank not in self._ranks:
+            return []
+        self.stops[rank] = step
+        are_all = len(self.stops) == len(self._ranks)
+        if self.noticed_at is None or self._is_acknowledged or not are_all:
+            return []
+        self._is_acknowledged = True
+        return [Acknowledged(max(self.stops.values()), now - self.noticed_at)]
+
+    # -- they stall ------------------------------------------------------------------------------
+
+    def stalled(self, told: Tell, rank: int, now: float) -> list[Act]:
+        """A rank has made no progress past its limit."""
+        if rank not in self.live:
+            return []
+        self._ranks[rank].stall = _Stall(told, now)
+        return [told]
+
+    def stall_heard(self, rank: int, now: float) -> None:
+        """Rendezvous knows that it has stalled, and may forget it."""
+        stall = self._ranks[rank].stall if rank in self._ranks else None
+        if stall is not None:
+            stall.again_at = now + self.limits.stall_again_s
+
+    def moves(self, rank: int, reason: str, fact: str) -> list[Act]:
+        """A rank that had stalled has made progress."""
+        if rank not in self.live:
+            return []
+        self._ranks[rank].stall = None
+        return [Tell(self.round, "rank_recovered", reason, rank, fact=fact)]
+
+    # -- time ------------------------------------------------------------------------------------
+
+    @property
+    def wake_at(self) -> float | None:
+        """When `due` wants to be called next."""
+        times = [self._exit_by(rank) for rank in self._ranks.values()]
+        times += [stall.again_at for stall in self._stalls()]
+        return min((at for at in times if at is not None), default=None)
+
+    def due(self, now: float) -> list[Act]:
+        """Ends that hang; stalls that are told again."""
+        acts: list[Act] = []
+        for rank in self._ranks.values():
+            exit_by = self._exit_by(rank)
+            if exit_by is not None and exit_by <= now:
+                limit_s = self.limits.exit_within_s
+                why = f"has not exited {limit_s:g} s after its script had returned"
+                acts += self._forgive(rank, why)
+        for stall in self._stalls():
+            if stall.again_at is not None and stall.again_at <= now:
+                stall.again_at = None
+                waited_s = (stall.told.waited_s or 0.0) + now - stall.at
+                acts.append(replace(stall.told, waited_s=waited_s))
+        return acts
+
+    def idle(self, idle_s: Mapping[int, float]) -> list[Act]:
+        """How long the last ranks have done nothing: no processor time, no bytes."""
+        acts: list[Act] = []
+        for number in sorted(self.last & idle_s.keys()):
+            rank = self._ranks[number]
+            if idle_s[number] >= self.limits.idle_at_end_s and not rank.is_overdue:
+                why = f"has done nothing for {idle_s[number]:.0f} s after others had exited with 0"
+                acts += self._forgive(rank, why)
+        return acts
+
+    def _exit_by(self, rank: _Rank) -> float | None:
+        if rank.returned_at is None or rank.is_gone or rank.is_overdue:
+            return None
+        return rank.returned_at + self.limits.exit_within_s
+
+    def _stalls(self) -> list[_Stall]:
+        stalls = (self._ranks[number].stall for number in self.live)
+        return [stall for stall in stalls if stall is not None]
+
+    def _forgive(self, rank: _Rank, why: str) -> list[Act]:
+        """Its work is done: only its end hangs."""
+        rank.is_overdue = True
+        text = f"rank {rank.number} {why}: killed, and counted as done"
+        return [Say(text, is_warning=True), Forward(SIGKILL, (rank.number,))]

@@ -1,0 +1,1 @@
+"""Checks of GPUs: what NVML reports, NVLink, and a self-test."""

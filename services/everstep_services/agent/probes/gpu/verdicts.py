@@ -1,0 +1,194 @@
+"""What speaks against a GPU, from what was read now and what was noted before; pure."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from everstep.messages import CheckResult
+from everstep_services.agent.probes.gpu.snapshot import GpuReading
+from everstep_services.agent.probes.settings import ChecksSettings
+
+RECOVERY = {
+    1: ("failed", "reset", "GPU_RESET", "it must be reset"),
+    2: ("failed", "reboot", "NODE_REBOOT", "its node must be rebooted"),
+    3: ("failed", "drain", "DRAIN_P2P", "traffic to its peers must be drained"),
+    4: ("failed", "drain", "DRAIN_AND_RESET", "it must be drained, then reset"),
+    5: ("warning", "report", "RECOVER_IMEX_DOMAIN", "its IMEX domain must be recovered"),
+    6: ("failed", "reset", "BUS_RESET", "its bus must be reset"),
+    7: ("failed", "reboot", "SYSTEM_REBOOT", "its system must be rebooted"),
+}
+"""What the driver asks for, by its number. 5 is about other nodes as much as about this one."""
+_MARGIN_C = 5
+
+
+def verdicts(
+    gpu: GpuReading, before: Mapping[str, Any], settings: ChecksSettings
+) -> list[CheckResult]:
+    """Everything that speaks against it; one `ok` or `unknown` when nothing does."""
+    if gpu.gone is not None:
+        return [_result(gpu, "failed", gpu.gone.reason, gpu.gone.failure_class)]
+    found = [
+        *_recovery(gpu),
+        *_memory(gpu, before),
+        *_clocks(gpu, before, settings),
+        *_fabric(gpu),
+    ]
+    if found:
+        return found
+    if gpu.unreadable:
+        return [_result(gpu, "unknown", f"could not be read: {'; '.join(gpu.unreadable)}")]
+    return [_result(gpu, "ok", _remarks(gpu))]
+
+
+def notes(gpu: GpuReading, before: Mapping[str, Any]) -> dict[str, Any]:
+    """What the next look must know of it."""
+    return {
+        "index": gpu.index,
+        "uncorrected": _or(_ecc(gpu), before.get("uncorrected")),
+        "rows": _or(gpu.rows_remapped, before.get("rows")),
+        "slowed": slowed_looks(gpu, before),
+    }
+
+
+def slowed_looks(gpu: GpuReading, before: Mapping[str, Any]) -> int:
+    """How many looks in a row, this one included, have found its clocks held back."""
+    return int(before.get("slowed", 0)) + 1 if gpu.slowed_by else 0
+
+
+def _recovery(gpu: GpuReading) -> Iterator[CheckResult]:
+    if not gpu.recovery_action:
+        return
+    state, failure_class, name, said = RECOVERY.get(
+        gpu.recovery_action,
+        (
+            "warning",
+            "report",
+            str(gpu.recovery_action),
+            f"recovery action {gpu.recovery_action}, which this release does not know",
+        ),
+    )
+    yield _result(
+        gpu, state, f"the driver says: {said}", failure_class, f"GPU_RECOVERY_ACTION={name}"
+    )
+
+
+def _memory(gpu: GpuReading, before: Mapping[str, Any]) -> Iterator[CheckResult]:
+    if gpu.has_remap_failed:
+        yield _result(gpu, "failed", "a broken row of its memory has no spare left", "replace")
+    if gpu.is_sram_worn:
+        yield _result(
+            gpu, "failed", "uncorrectable errors of its SRAM are past NVIDIA's limit", "replace"
+        )
+    if gpu.recovery_action is None and gpu.uncorrected:
+        # An older driver does not say what an error has touched: until a reset clears the
+        # counter, the next job may stumble over it.
+        yield _result(
+            gpu,
+            "failed",
+            f"{gpu.uncorrected} uncorrectable memory errors since its last reset; reset it",
+            "reset",
+        )
+    elif (more := _more(_ecc(gpu), before.get("uncorrected"))) > 0:
+        yield _result(
+            gpu,
+            "warning",
+            f"{more} more uncorrectable memory errors since the last look; the driver has "
+            "contained them",
+            "watch",
+        )
+    if gpu.is_remap_pending or gpu.is_retirement_pending:
+        yield _result(
+            gpu, "warning", "a broken part of its memory is replaced at the next reset", "reset"
+        )
+    elif (rows := _more(gpu.rows_remapped, before.get("rows"))) > 0:
+        yield _result(
+            gpu,
+            "warning",
+            f"{rows} more rows of its memory were replaced, {gpu.rows_remapped} in all",
+            "watch",
+        )
+
+
+def _clocks(
+    gpu: GpuReading, before: Mapping[str, Any], settings: ChecksSettings
+) -> Iterator[CheckResult]:
+    looks = slowed_looks(gpu, before)
+    if looks:
+        has_failed = looks >= settings.persistent_looks
+        yield _result(
+            gpu,
+            "failed" if has_failed else "warning",
+            f"slowed down by {' and '.join(gpu.slowed_by)}, {looks} times in a row "
+            f"(limit {settings.persistent_looks}){_heat(gpu)}",
+            "drain" if has_failed else "watch",
+        )
+    elif _is_hot(gpu, settings):
+        yield _result(gpu, "warning", f"hot{_heat(gpu)}", "watch")
+
+
+def _is_hot(gpu: GpuReading, settings: ChecksSettings) -> bool:
+    limit_c = settings.gpu_temperature_warning_c
+    if limit_c is None and gpu.slows_down_at_c:
+        limit_c = gpu.slows_down_at_c - _MARGIN_C
+    return limit_c is not None and gpu.temperature_c is not None and gpu.temperature_c > limit_c
+
+
+def _heat(gpu: GpuReading) -> str:
+    if gpu.temperature_c is None:
+        return ""
+    limit = f"; it slows down at {gpu.slows_down_at_c} °C" if gpu.slows_down_at_c else ""
+    return f": {gpu.temperature_c} °C{limit}"
+
+
+def _fabric(gpu: GpuReading) -> Iterator[CheckResult]:
+    fabric = gpu.fabric
+    if fabric is None:
+        return
+    if fabric.has_failed:
+        yield _result(gpu, "failed", "it could not join its NVLink fabric", "reset")
+    elif not fabric.is_joined:
+        yield _result(
+            gpu,
+            "warning",
+            "it has not joined its NVLink fabric yet: is nvidia-fabricmanager running?",
+            "report",
+        )
+    if fabric.is_route_bad:
+        yield _result(gpu, "failed", "its route through the NVLink fabric is broken", "drain")
+    if fabric.is_slow:
+        yield _result(gpu, "warning", "its NVLink bandwidth is degraded", "watch")
+    if fabric.is_misconfigured:
+        yield _result(gpu, "warning", "its NVLink fabric is not configured as it should", "report")
+
+
+def _remarks(gpu: GpuReading) -> str:
+    said = []
+    if gpu.is_mig:
+        said.append("MIG is on")
+    if gpu.is_persistent is False:
+        said.append("persistence mode is off: the first process waits for the driver")
+    return "; ".join(said)
+
+
+def _ecc(gpu: GpuReading) -> int | None:
+    return _or(gpu.uncorrected_ever, gpu.uncorrected)
+
+
+def _more(now: int | None, before: int | None) -> int:
+    return 0 if now is None or before is None else now - before
+
+
+def _or(first: int | None, second: int | None) -> int | None:
+    return second if first is None else first
+
+
+def _result(
+    gpu: GpuReading, state: str, reason: str, failure_class: str = "", code: str = ""
+) -> CheckResult:
+    return CheckResult(
+        check="gpu",
+        state=state,
+        subject=gpu.uuid,
+        reason=f"GPU {gpu.index}: {reason}" if reason else "",
+        failure_class=failure_class,
+        code=code,
+    )

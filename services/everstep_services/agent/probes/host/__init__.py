@@ -1,0 +1,1 @@
+"""Checks of the host: memory, clock, disk space, limits, and what debugging needs."""

@@ -1,0 +1,42 @@
+"""What the parts of the host check share: their result, and counts since the last look."""
+
+from everstep.messages.facts.health import CheckResult
+from everstep_services.agent.probes.base import Look
+
+NAME = "host"
+MIB = 1 << 20
+_BOOT = "boot"
+
+
+def result(
+    subject: str, state: str = "ok", reason: str = "", failure_class: str = ""
+) -> CheckResult:
+    """What was found out about one part of the host."""
+    return CheckResult(
+        check=NAME, subject=subject, state=state, reason=reason, failure_class=failure_class
+    )
+
+
+def worst(subject: str, troubles: list[tuple[str, str]]) -> CheckResult:
+    """One result from what was found wrong with a part, as (state, reason); `ok` if nothing."""
+    if not troubles:
+        return result(subject)
+    states = {state for state, _ in troubles}
+    state = next(one for one in ("failed", "warning") if one in states)
+    reasons = "; ".join(reason for _, reason in troubles)
+    return result(subject, state, reasons, "report" if state == "failed" else "watch")
+
+
+def boot_id(look: Look) -> str:
+    """Which boot of this machine it is: counters begin anew with each."""
+    return look.path("proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def grown(look: Look, name: str, count: int) -> int | None:
+    """By how much a counter has grown since the last look; None at the first one of a boot."""
+    boot, known = boot_id(look), look.memory.get(name)
+    look.memory[name] = {_BOOT: boot, "count": count}
+    if not isinstance(known, dict) or known.get(_BOOT) != boot:
+        return None
+    before = known.get("count")
+    return count - before if isinstance(before, int) and before <= count else None

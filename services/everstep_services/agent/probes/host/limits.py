@@ -1,0 +1,81 @@
+"""Limits and load: what processes may take here, and what already runs."""
+
+import os
+import resource
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from everstep.messages.facts.health import CheckResult
+from everstep_services.agent.probes.base import Look
+from everstep_services.agent.probes.host.common import result, worst
+
+_UNLIMITED = resource.RLIM_INFINITY
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What ranks that are started from here may take; -1 for as much as there is."""
+
+    open_files: int
+    processes: int
+    locked_bytes: int
+
+
+def own_limits() -> Limits:
+    """Those of this process: its children inherit them."""
+    return Limits(
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        processes=resource.getrlimit(resource.RLIMIT_NPROC)[0],
+        locked_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+    )
+
+
+def limits(look: Look, ask: Callable[[], Limits] = own_limits) -> Iterator[CheckResult]:
+    """Whether limits are wide enough for ranks, their data workers and network adapters."""
+    found, settings = ask(), look.settings
+    troubles = []
+    for said, value, least, option in (
+        ("open files", found.open_files, settings.open_files_least, "-n"),
+        ("processes", found.processes, settings.processes_least, "-u"),
+    ):
+        if value != _UNLIMITED and value < least:
+            fix = f"ulimit {option} {max(least, 65536)}, or limits.conf"
+            troubles.append(("warning", f"only {value} {said} (least {least}); {fix}"))
+    has_adapters = look.path("sys/class/infiniband").is_dir()
+    if has_adapters and found.locked_bytes != _UNLIMITED:
+        said = f"only {found.locked_bytes >> 10} KiB may be locked, and adapters lock memory"
+        troubles.append(("warning", f"{said}; ulimit -l unlimited, or limits.conf"))
+    yield worst("limits", troubles)
+
+
+def load(look: Look) -> Iterator[CheckResult]:
+    """How many processes want to run, or wait for disks, over five minutes."""
+    value = float(look.path("proc/loadavg").read_text().split()[1])
+    cpus = os.cpu_count() or 1
+    limit = look.settings.load_per_cpu * cpus
+    if value <= limit:
+        yield result("load")
+        return
+    said = f"load {value:g} on {cpus} processors (limit {limit:g}); see what runs: top"
+    yield result("load", "warning", said, "watch")
+
+
+def zombies(look: Look) -> Iterator[CheckResult]:
+    """Processes that have ended and that nobody has waited for."""
+    count, limit = 0, look.settings.zombies_limit
+    for name in os.listdir(look.path("proc")):
+        if name.isdigit() and _is_zombie(look, name):
+            count += 1
+    if count <= limit:
+        yield result("zombies")
+        return
+    said = f"{count} processes that nobody has waited for (limit {limit}); end their parents"
+    yield result("zombies", "warning", said, "watch")
+
+
+def _is_zombie(look: Look, pid: str) -> bool:
+    try:
+        line = look.path("proc", pid, "stat").read_bytes()
+    except OSError:  # gone meanwhile
+        return False
+    return line.rpartition(b")")[2].lstrip().startswith(b"Z")

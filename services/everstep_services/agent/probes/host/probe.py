@@ -1,0 +1,47 @@
+"""Check `host`: memory, clock, room, limits, and what else every rank needs of its host."""
+
+import errno
+from collections.abc import Callable, Iterator
+
+from everstep.messages.facts.health import CheckResult
+from everstep_services.agent.probes.base import Look
+from everstep_services.agent.probes.host import clock, disk_space, limits, memory
+from everstep_services.agent.probes.host.common import NAME, result
+
+_NOT_HERE = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.ENODEV}
+)
+_PARTS: dict[str, Callable[[Look], Iterator[CheckResult]]] = {
+    "memory": memory.available,
+    "memory pressure": memory.pressure,
+    "memory kills": memory.kills,
+    "memory errors": memory.errors,
+    "clock": clock.kept,
+    "clock jumps": clock.jumps,
+    "limits": limits.limits,
+    "load": limits.load,
+    "zombies": limits.zombies,
+    "shared memory": disk_space.shared_memory,
+    "folders": disk_space.folders,
+}
+"""What is looked at, in this order: what may hang on a file system comes last."""
+
+
+class HostProbe:
+    """One result a part; a part that cannot be read spoils no other."""
+
+    name = NAME
+    about = "memory, clock, space, limits and load of this host"
+    beside_training = True
+
+    def examine(self, look: Look) -> Iterator[CheckResult]:
+        """What this host has of each."""
+        for subject, part in _PARTS.items():
+            try:
+                yield from part(look)
+            except OSError as error:
+                state = "unsupported" if error.errno in _NOT_HERE else "unknown"
+                yield result(subject, state, f"cannot be read: {error}")
+            except (ValueError, KeyError, IndexError, ArithmeticError, TypeError) as error:
+                kind = type(error).__name__
+                yield result(subject, "unknown", f"reads as nothing known: {kind}: {error}")

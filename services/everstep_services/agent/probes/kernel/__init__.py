@@ -1,0 +1,1 @@
+"""Checks of the kernel's log: Xids, hardware errors, processes killed for memory."""

@@ -1,0 +1,1 @@
+"""Checks of the network: ports of the node, and bandwidth between pairs of nodes."""

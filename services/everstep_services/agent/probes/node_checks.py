@@ -1,0 +1,105 @@
+"""When this node is examined: before it joins, now and then, and when somebody asks."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from everstep.clock import Clock
+from everstep.messages import CheckResult, Fact, RunChecks
+from everstep_services.agent.probes import registry
+from everstep_services.agent.probes.runner.examiner import Examiner
+from everstep_services.agent.probes.verdicts import Examination
+from everstep_services.agent.telemetry.facts import Records
+
+log = logging.getLogger(__name__)
+
+_AGAIN_S = 15.0
+"""A node that is not fit looks again soon: it may be welcome."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    names: tuple[str, ...]
+    occasion: str
+    within_s: float | None = None
+
+
+class Checks:
+    """One examination after the other; ranks and orders never wait for one."""
+
+    def __init__(
+        self,
+        examiner: Examiner,
+        records: Records,
+        clock: Clock,
+        own_pids: Callable[[], Collection[int]],
+        record: Callable[[Fact], None],
+    ) -> None:
+        self.failing: tuple[CheckResult, ...] = ()
+        """What the last examination found that is not `ok`."""
+        self._examiner = examiner
+        self._records = records
+        self._clock = clock
+        self._own_pids = own_pids
+        self._record = record
+        self._told: tuple[tuple[str, str, str], ...] | None = None
+        self._is_known = asyncio.Event()
+        self._wanted: asyncio.Queue[_Wanted] = asyncio.Queue()
+
+    async def known_within(self, seconds: float) -> None:
+        """Wait for the first examination, but not for long: what is not known speaks for nobody."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._is_known.wait()
+        except TimeoutError:
+            log.warning("checks_late waited_s=%g", seconds)
+
+    def ask(self, order: RunChecks) -> None:
+        """Somebody wants to know how the node is now."""
+        self._wanted.put_nowait(_Wanted(order.checks, order.occasion, order.within_s))
+
+    async def examine_for_ever(self) -> None:
+        """At once, then every now and then, and whenever somebody asks."""
+        wanted = _Wanted((), "join")
+        while True:
+            await self._examine(wanted)
+            self._is_known.set()
+            wanted = await self._next()
+
+    async def _next(self) -> _Wanted:
+        is_unfit = any(one.state == "failed" for one in self.failing)
+        settings = self._examiner.settings
+        wait_s = min(_AGAIN_S, settings.every_s) if is_unfit else settings.every_s
+        try:
+            async with asyncio.timeout(wait_s):
+                return await self._wanted.get()
+        except TimeoutError:
+            return _Wanted((), "periodic")
+
+    async def _examine(self, wanted: _Wanted) -> None:
+        usual = registry.beside_training(self._examiner.settings)
+        try:
+            names = registry.chosen(wanted.names, self._examiner.settings) or usual
+        except registry.UnknownCheckError as error:
+            log.warning("checks_unknown error=%s", error)
+            return
+        done = await self._examiner.examine(
+            names, wanted.occasion, within_s=wanted.within_s, own_pids=self._own_pids()
+        )
+        if not wanted.names:
+            self.failing = tuple(one for one in done.results if one.state != "ok")
+        if self._is_news(done, wanted):
+            self._record(self._records.node_checked(done))
+
+    def _is_news(self, done: Examination, wanted: _Wanted) -> bool:
+        """What comes by itself is told when it changed, and again as long as a check fails.
+
+        Health counts how often one was seen to fail.
+        """
+        found = tuple(
+            (one.check, one.subject, one.state) for one in done.results if one.state != "ok"
+        )
+        was, self._told = self._told, found
+        has_failed = any(state == "failed" for _, _, state in found)
+        return has_failed or wanted.occasion != "periodic" or found != was

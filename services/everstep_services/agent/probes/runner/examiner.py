@@ -1,0 +1,111 @@
+"""Has this node examined by a process of its own, within a bound, whatever happens there."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from everstep.messages.facts.health import CheckResult
+from everstep_services.agent.probes import registry
+from everstep_services.agent.probes.runner.checks_process import ChecksProcess
+from everstep_services.agent.probes.runner.protocol import Began, Done, Ended, Found, Line, Request
+from everstep_services.agent.probes.settings import ChecksSettings
+from everstep_services.agent.probes.verdicts import Examination, worst_first
+
+log = logging.getLogger(__name__)
+
+_DONE_WITHIN_S = 0.5
+"""How much later than its checks the process may be with its last word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Examiner:
+    """Examines this node. Nothing that a check does is raised here."""
+
+    settings: ChecksSettings
+    notes: Path | None = None
+    """Where checks note what they want to find at the next look: a file for this node alone."""
+    root: Path = Path("/")
+
+    async def examine(
+        self,
+        names: Sequence[str],
+        occasion: str,
+        *,
+        within_s: float | None = None,
+        own_pids: Collection[int] = (),
+    ) -> Examination:
+        """Run these checks, all at once. What has not answered in time is `unknown`.
+
+        Cancelled, it leaves no process behind.
+        """
+        began = time.monotonic()
+        limit_s = self.settings.all_within_s if within_s is None else within_s
+        heard = _Heard(tuple(names))
+        request = Request(
+            names=tuple(names),
+            settings=self.settings,
+            notes=self.notes,
+            until=began + limit_s,
+            root=self.root,
+            own_pids=tuple(own_pids),
+        )
+        ending = await _carry_out(request, heard)
+        for name in heard.open:
+            heard.results.append(self._unanswered(name, ending, limit_s))
+        if heard.trouble:
+            log.warning("check_notes_lost reason=%r", heard.trouble)
+        took_s = round(time.monotonic() - began, 3)
+        return Examination(occasion, heard.checks, worst_first(heard.results), took_s)
+
+    def _unanswered(self, name: str, ending: str, limit_s: float) -> CheckResult:
+        shorter_s = min(registry.deadline_s(name, self.settings), limit_s)
+        reason = ending or f"it did not answer within {shorter_s:g} s"
+        return CheckResult(check=name, state="unknown", reason=reason)
+
+
+class _Heard:
+    """What the process has said so far."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.open = dict.fromkeys(names)
+        """Checks that have not come to their end."""
+        self.results: list[CheckResult] = []
+        self.is_done = False
+        self.trouble = ""
+        self._seen = dict.fromkeys(names)
+
+    def take(self, line: Line) -> None:
+        match line:
+            case Began(check=name):
+                self.open[name] = self._seen[name] = None
+            case Found(result=result):
+                self.results.append(result)
+            case Ended(check=name):
+                self.open.pop(name, None)
+            case Done(trouble=trouble):
+                self.is_done, self.trouble = True, trouble
+
+    @property
+    def checks(self) -> tuple[str, ...]:
+        """All that ran; `site` only stands for others."""
+        return tuple(name for name in self._seen if name != registry.SITE)
+
+
+async def _carry_out(request: Request, heard: _Heard) -> str:
+    """Have it done; why the process could not, if that is why checks have not answered."""
+    try:
+        process = await asyncio.to_thread(ChecksProcess.begin, request)
+    except OSError as error:
+        return f"its process cannot be started: {error.strerror}"
+    until = asyncio.get_running_loop().time() + request.until - time.monotonic() + _DONE_WITHIN_S
+    try:
+        async with asyncio.timeout_at(until):
+            await process.listen(heard.take)
+    except TimeoutError:
+        return ""
+    finally:
+        await process.end()
+    return "" if heard.is_done else f"its process ended early: {process.last_words}"

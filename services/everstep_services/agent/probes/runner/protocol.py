@@ -1,0 +1,74 @@
+"""What an examiner and its child process say to each other: lines of JSON."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from everstep.messages.facts.health import CheckResult
+from everstep_services.agent.probes.settings import ChecksSettings
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What the child is to do; the first line that it reads."""
+
+    names: tuple[str, ...]
+    settings: ChecksSettings
+    notes: Path | None
+    """Where notes are kept between looks."""
+    until: float
+    """When all must have ended, by the monotonic clock, which both share."""
+    root: Path
+    own_pids: tuple[int, ...]
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+    """One line of the child."""
+
+    check: str = ""
+
+
+class Began(Said, frozen=True, kw_only=True, tag="began"):
+    """A check has begun."""
+
+
+class Found(Said, frozen=True, kw_only=True, tag="found"):
+    """A check has found something."""
+
+    result: CheckResult
+
+
+class Ended(Said, frozen=True, kw_only=True, tag="ended"):
+    """A check has come to its end."""
+
+
+class Done(Said, frozen=True, kw_only=True, tag="done"):
+    """All have ended or are given up, and notes are kept."""
+
+    trouble: str = ""
+    """Why notes were lost, if they were."""
+
+
+Line = Began | Found | Ended | Done
+
+
+def encode(value: Request | Line) -> bytes:
+    """As one line."""
+    return msgspec.json.encode(value, enc_hook=str) + b"\n"
+
+
+def decode_request(line: bytes) -> Request:
+    """What the child was asked."""
+    return msgspec.json.decode(line, type=Request, dec_hook=_path)
+
+
+_LINES: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
+
+
+def decode_line(line: bytes) -> Line:
+    """What the child has said. Raises `msgspec.MsgspecError`."""
+    return _LINES.decode(line)
+
+
+def _path(of: type, value: Any) -> Any:
+    return Path(value) if issubclass(of, Path) else value

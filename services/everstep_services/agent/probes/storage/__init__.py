@@ -1,0 +1,1 @@
+"""Checks of shared file systems."""

@@ -1,0 +1,105 @@
+"""Whether it was the kernel, for want of memory, that has killed a rank: what its counters say."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from everstep_services.agent.core.exit import MemoryKill
+
+_LOOK_EVERY_S = 60.0
+"""Kills that lie twice as far back have nothing to do with a rank that ends now."""
+
+
+@dataclass(frozen=True, slots=True)
+class KillCounts:
+    """How many processes the kernel has killed for memory so far."""
+
+    group: int | None = None
+    """Of the ranks' own control group and those below it; None where nobody counts."""
+    host: int | None = None
+    counted_by: str = ""
+    """The file that `group` is from."""
+
+
+def blame(before: KillCounts, now: KillCounts) -> MemoryKill:
+    """What a SIGKILL between these two moments may be about.
+
+    The group's own count is believed also when it says no: who else was killed on the host is
+    then none of the rank's business.
+    """
+    if before.group is not None and now.group is not None and before.counted_by == now.counted_by:
+        return "rank" if now.group > before.group else ""
+    if before.host is not None and now.host is not None and now.host > before.host:
+        return "host"
+    return ""
+
+
+def kill_counts(pid: int | None = None, root: Path = Path("/")) -> KillCounts:
+    """As they are now, for the control group of a process; ours by default. Blocking."""
+    host = _number(root / "proc/vmstat", "oom_kill")
+    cgroups = root / "proc" / ("self" if pid is None else str(pid)) / "cgroup"
+    for path in _counters(cgroups, root / "sys/fs/cgroup"):
+        killed = _number(path, "oom_kill")
+        if killed is not None:
+            # Where groups die as one, each process counts in the first number, the group in both.
+            return KillCounts(killed + (_number(path, "oom_group_kill") or 0), host, str(path))
+    return KillCounts(None, host)
+
+
+class MemoryKills:
+    """The counts of one agent's ranks, and what they were a while ago."""
+
+    def __init__(self, count: Callable[[], KillCounts] = kill_counts) -> None:
+        self._count = count
+        self._older = self._newer = KillCounts()
+        self._at = 0.0
+
+    async def begin(self, now: float) -> None:
+        """Ranks are about to be started: nothing that was killed before is theirs."""
+        self._older = self._newer = await asyncio.to_thread(self._count)
+        self._at = now
+
+    async def look(self, now: float) -> None:
+        """Forget what was killed long ago; cheap as often as one likes."""
+        if now - self._at >= _LOOK_EVERY_S:
+            self._at = now
+            self._older, self._newer = self._newer, await asyncio.to_thread(self._count)
+
+    async def blame(self) -> MemoryKill:
+        """What a SIGKILL just now may be about: the kernel counts before it kills."""
+        return blame(self._older, await asyncio.to_thread(self._count))
+
+
+def _counters(cgroups: Path, mount: Path) -> Iterator[Path]:
+    """Files that may count for a process, the nearest group's first.
+
+    A container may see its own group as the mount's root, whatever path it is told; then the
+    nearest that is there is its own.
+    """
+    try:
+        lines = cgroups.read_text().splitlines()
+    except OSError:
+        return
+    for line in sorted(lines, key=lambda one: one.startswith("0::")):  # version 1 has the memory
+        controllers, _, path = line.partition(":")[2].partition(":")
+        if "memory" in controllers.split(","):
+            yield from _upwards(mount / "memory", path, "memory.oom_control")
+        elif line.startswith("0::"):
+            yield from _upwards(mount, path, "memory.events")
+
+
+def _upwards(base: Path, path: str, name: str) -> Iterator[Path]:
+    group = PurePosixPath(path.lstrip("/"))
+    if ".." in group.parts:  # outside of what this process may see
+        group = PurePosixPath()
+    for one in (group, *group.parents):
+        yield base / one / name
+
+
+def _number(path: Path, name: str) -> int | None:
+    try:
+        pairs = (line.split() for line in path.read_text().splitlines())
+        return next((int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] == name), None)
+    except (OSError, ValueError):
+        return None

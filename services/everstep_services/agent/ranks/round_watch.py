@@ -1,0 +1,196 @@
+"""What is known of the ranks of the round that was started last."""
+
+import asyncio
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from everstep_services.agent.core.exit import MemoryKill
+from everstep_services.agent.ranks.protocol import (
+    KeeperEvent,
+    RankGone,
+    RankRuns,
+    RankSaid,
+    RankSeen,
+    RankStepped,
+    ScriptEnded,
+    StartKind,
+)
+from trainer_sdk.page import BadPageError, PageReading, PageView, RankPhase
+from trainer_sdk.wire import Datagram, Deferred, Gone, ScriptFinished, Spawned, Stepped, Up
+
+
+@dataclass(slots=True)
+class WatchedRank:
+    """A rank of the present round."""
+
+    folder: Path
+    page: PageView
+    pid: int = 0
+    start: StartKind = "cold"
+    runs: bool = False
+    stepped: bool = False
+    ended: bool = False
+    """Its script; its process may take its time."""
+    gone: bool = False
+    is_program: bool = False
+    """It has no bootstrap of ours: nothing is known of it unless it opens its page itself."""
+    early: list[tuple[Datagram, float]] = field(default_factory=list)
+
+    def reading(self) -> PageReading | None:
+        """What its page says; None before it is opened, or where it cannot be trusted."""
+        try:
+            return self.page.read()
+        except BadPageError:
+            return None
+
+
+class RoundWatch:
+    """Turns what ranks and warden say into events, each once and in an order that makes sense.
+
+    A datagram may have been dropped: the pages say the same.
+    """
+
+    def __init__(
+        self,
+        events: "asyncio.Queue[KeeperEvent]",
+        deferred: Callable[[int, int], None] = lambda *_: None,
+        *,
+        is_silent: bool = False,
+    ) -> None:
+        self.bad_datagrams = 0
+        self.are_told = False
+        """The ranks of this round were told to end."""
+        self._is_silent = is_silent
+        """The ranks are programs without a bootstrap: they run as soon as they exist."""
+        self._events = events
+        self._deferred = deferred
+        """Hears of a rank and the number of a signal that it has deferred."""
+        self._round = 0
+        self._began = 0.0
+        self._ranks: dict[int, WatchedRank] = {}
+
+    def begin(self, number: int, now: float) -> None:
+        """Forget the round before, and begin the next."""
+        for rank in self._ranks.values():
+            rank.page.close()
+        self._ranks.clear()
+        self.are_told = False
+        self._round = number
+        self._began = now
+
+    def add(self, number: int, folder: Path, page: PageView) -> None:
+        """A rank is about to be started."""
+        self._ranks[number] = WatchedRank(folder, page, is_program=self._is_silent)
+
+    def rank(self, number: int) -> WatchedRank | None:
+        """What is known of a rank."""
+        return self._ranks.get(number)
+
+    def pids(self) -> tuple[int, ...]:
+        """Their processes, also those that are gone."""
+        return tuple(rank.pid for rank in self._ranks.values() if rank.pid)
+
+    @property
+    def are_at_work(self) -> bool:
+        """The scripts of some have not ended, as far as was heard."""
+        return any(rank.pid and not (rank.ended or rank.gone) for rank in self._ranks.values())
+
+    @property
+    def began_s(self) -> float:
+        """When they were about to be started, by the clock."""
+        return self._began
+
+    def seen(self) -> tuple[RankSeen, ...]:
+        """All of them."""
+        return tuple(
+            RankSeen(number, 0 if rank.gone else rank.pid, rank.page, rank.folder, rank.gone)
+            for number, rank in self._ranks.items()
+        )
+
+    def on_datagram(self, octets: bytes, now: float) -> None:
+        """A rank says something."""
+        try:
+            line = _DATAGRAM.decode(octets)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            self.bad_datagrams += 1
+            return
+        known = self._ranks.get(line.rank)
+        if known is None or line.round != self._round:
+            return
+        if known.pid == 0:  # its warden has not yet said how it was started
+            known.early.append((line, now))
+        else:
+            self._said(line, known, now)
+
+    def _said(self, line: Datagram, known: WatchedRank, now: float) -> None:
+        match line:
+            case Up():
+                self._runs(line.rank, known, line.pid, now)
+            case Stepped():
+                self._steps(line.rank, known, line.step, now)
+            case ScriptFinished():
+                known.ended = True
+                ended = ScriptEnded(self._round, line.rank, line.code, line.error, self.are_told)
+                self._events.put_nowait(ended)
+            case Deferred():
+                self._deferred(line.rank, line.number)
+            case _:
+                self._events.put_nowait(RankSaid(self._round, line.rank, line))
+
+    def look(self, now: float) -> None:
+        """Read the pages of ranks whose datagram may have been dropped."""
+        for number, rank in self._ranks.items():
+            if rank.pid == 0 or rank.gone or (rank.runs and rank.stepped):
+                continue
+            reading = rank.reading()
+            if reading is None or reading.phase is RankPhase.STARTING:
+                continue
+            self._runs(number, rank, reading.pid, now)
+            if reading.step:
+                self._steps(number, rank, reading.step, now)
+
+    def spawned(self, line: Spawned, now: float) -> None:
+        """A rank has a process."""
+        known = self._ranks.get(line.rank)
+        if known is not None and line.round == self._round:
+            known.pid, known.start = line.pid, line.start
+            early, known.early = known.early, []
+            for said, at in early:
+                self._said(said, known, at)
+            if self._is_silent:
+                self._runs(line.rank, known, line.pid, now)
+
+    def _runs(self, number: int, rank: WatchedRank, pid: int, now: float) -> None:
+        if not rank.runs:
+            rank.runs = True
+            took_s = now - self._began
+            self._events.put_nowait(RankRuns(self._round, number, pid, rank.start, took_s))
+
+    def _steps(self, number: int, rank: WatchedRank, step: int, now: float) -> None:
+        self._runs(number, rank, rank.pid, now)
+        if not rank.stepped:
+            rank.stepped = True
+            self._events.put_nowait(RankStepped(self._round, number, step))
+
+    def gone(self, line: Gone, now: float, memory: MemoryKill = "") -> None:
+        """Its process has ended."""
+        self.look(now)  # so that a rank that went fast has run before it is gone
+        if line.round == self._round and line.rank in self._ranks:
+            self._ranks[line.rank].gone = True
+        name = signal.Signals(line.signal).name if line.signal in _NAMED else None
+        if line.signal is not None and name is None:
+            name = f"SIG{line.signal}"
+        self._events.put_nowait(
+            RankGone(
+                line.round, line.rank, line.pid, line.code, name, line.core_dumped,
+                line.lasted_s, memory, line.told,
+            )
+        )  # fmt: skip
+
+
+_DATAGRAM: "msgspec.json.Decoder[Datagram]" = msgspec.json.Decoder(Datagram)
+_NAMED = frozenset(signal.Signals)

@@ -1,0 +1,188 @@
+"""What a keeper needs on disk, and the process of its warden. Blocking: called in a thread."""
+
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from everstep.messages.facts.ranks import ErrorRecord
+from everstep_services.agent.ranks import process_tree
+from everstep_services.agent.ranks.liveness_port import Door, opened_door
+from everstep_services.agent.ranks.protocol import (
+    BatchPlan,
+    KeeperPlan,
+    RankPlan,
+    StartRefusedError,
+)
+from everstep_services.agent.ranks.subreaper import become_subreaper
+from trainer_sdk import layout
+from trainer_sdk.bootstrap.agent_link import ShortPath
+from trainer_sdk.bootstrap.deferred_signals import HELD
+from trainer_sdk.page import PageView, make_page
+from trainer_sdk.wire import RankEntry, WardenPlan, encode, pack
+
+_SOCKET = "agent.sock"
+_WARDEN = "everstep_services.agent.ranks.warden"
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """A running warden, and what connects it and the ranks with this process."""
+
+    warden: "subprocess.Popen[bytes]"
+    control: socket.socket
+    datagrams: socket.socket
+    swept: int
+    """Processes of dead agents that were found and killed."""
+    others: frozenset[int]
+    """Children that this process had before: none of the warden's business."""
+    door: Door | None = None
+    """Where others may ask whether the warden lives."""
+
+
+def hold(folder: Path) -> int:
+    """Make an agent's folder, and take its lock: as long as that is held, nobody removes it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with process_tree.alone_in(folder.parent):
+        return _lock(folder / layout.LOCK_FILE)
+
+
+def lay(plan: KeeperPlan, lock: int) -> Ground:
+    """Kill what dead agents have left, bind the socket, start the warden: it has the lock, too."""
+    others = frozenset(process_tree.children(os.getpid()))
+    become_subreaper()
+    swept = process_tree.kill_leftovers()
+    datagrams = _bound(plan.runtime_dir / _SOCKET)
+    ours, theirs = socket.socketpair()
+    opened = opened_door(plan.address)
+    with ExitStack() as stack:
+        stack.enter_context(theirs)
+        log = stack.enter_context(open(plan.runtime_dir / "warden.log", "ab"))
+        doors = [] if opened is None else [stack.enter_context(opened[0]).fileno()]
+        stack.enter_context(_held_signals())
+        inherited = (theirs.fileno(), lock, *doors)
+        warden = subprocess.Popen(  # noqa: S603 - our own program
+            [sys.executable, "-P", "-m", _WARDEN, *map(str, inherited)],
+            # Ranks read what `everstep run` may read, as they read torchrun's.
+            stdin=None if sys.stdin is not None else subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=plan.environ,
+            pass_fds=inherited,
+            start_new_session=True,
+        )
+    door = None if opened is None else opened[1]
+    ours.sendall(encode(_warden_plan(plan, "" if door is None else door.token)))
+    ours.settimeout(0)
+    return Ground(warden, ours, datagrams, swept, others, door)
+
+
+@contextmanager
+def _held_signals() -> Iterator[None]:
+    """What this thread starts meanwhile has blocked what is sent to whole jobs, from its birth."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def prepare_all(plan: KeeperPlan, batch: BatchPlan) -> list[tuple[RankEntry, PageView]]:
+    """Make each rank's directory and its page; say what its warden has to know."""
+    return [_prepare(plan, rank, batch.round) for rank in batch.ranks]
+
+
+def _prepare(plan: KeeperPlan, rank: RankPlan, number: int) -> tuple[RankEntry, PageView]:
+    folder = rank.runtime_dir
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in (layout.ERROR_FILE, layout.ELASTIC_ERROR_FILE, layout.WORKER_SOCKET):
+            (folder / name).unlink(missing_ok=True)
+        page = make_page(str(folder / "page"))
+    except OSError as error:
+        raise StartRefusedError(
+            f"rank {rank.rank} cannot start: {error}; make room in {folder}, or choose another "
+            f"runtime directory"
+        ) from error
+    environ = {
+        **rank.environ,
+        **_tags(plan),
+        layout.SOCKET_VARIABLE: str(plan.runtime_dir / _SOCKET),
+        layout.PAGE_VARIABLE: str(folder / "page"),
+        layout.FOLDER_VARIABLE: str(folder),
+        layout.ROUND_VARIABLE: str(number),
+        "RANK": str(rank.rank),
+    }
+    entry = RankEntry(
+        rank=rank.rank, environ=pack(environ), stdout=str(rank.stdout), stderr=str(rank.stderr)
+    )
+    return entry, page
+
+
+def sweep(base: Path) -> None:
+    """Remove the folders of agents that were killed: nobody holds their locks any more."""
+    with process_tree.alone_in(base):
+        for folder in base.iterdir():
+            if process_tree.is_free(str(folder / layout.LOCK_FILE)):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def read_error(folder: Path) -> ErrorRecord | None:
+    """The exception that a rank has recorded; None if it has not, or not wholly."""
+    try:
+        return msgspec.json.decode((folder / layout.ERROR_FILE).read_bytes(), type=ErrorRecord)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def _warden_plan(plan: KeeperPlan, token: str) -> WardenPlan:
+    return WardenPlan(
+        command=plan.command,
+        cwd=str(plan.cwd),
+        python=plan.python,
+        environ=pack({**plan.environ, **_tags(plan)}),
+        folder=str(plan.runtime_dir),
+        warm=plan.warm,
+        preload=plan.preload,
+        own=plan.own,
+        token=token,
+    )
+
+
+def _tags(plan: KeeperPlan) -> dict[str, str]:
+    """Whose process this is, for whoever finds it after its agent and its warden have died."""
+    return {
+        layout.INSTANCE_VARIABLE: plan.instance,
+        layout.LOCK_VARIABLE: str(plan.runtime_dir / layout.LOCK_FILE),
+    }
+
+
+def _lock(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise StartRefusedError(
+            f"another agent uses {path.parent}: give each a runtime directory of its own, or "
+            f"wait until the other has ended"
+        ) from error
+    return descriptor
+
+
+def _bound(path: Path) -> socket.socket:
+    path.unlink(missing_ok=True)
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    made.settimeout(0)
+    with ShortPath(str(path)) as short:
+        made.bind(short)
+    return made

@@ -1,0 +1,304 @@
+"""The agent's side of its warden: starts ranks, hears of them, signals and stops them."""
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+
+from everstep.bus.background import beside
+from everstep.messages.facts.ranks import ErrorRecord
+from everstep_services.agent.ranks import process_tree, setup
+from everstep_services.agent.ranks.liveness_port import Door
+from everstep_services.agent.ranks.oom_kills import MemoryKills, kill_counts
+from everstep_services.agent.ranks.protocol import (
+    BatchPlan,
+    ForgeReady,
+    ForgeUnfit,
+    KeeperEvent,
+    KeeperLost,
+    KeeperLostError,
+    KeeperPlan,
+    StartRefused,
+    Stopped,
+)
+from everstep_services.agent.ranks.round_watch import RoundWatch
+from trainer_sdk.page import PageReading
+from trainer_sdk.wire import (
+    AllStopped,
+    ForgeDown,
+    ForgeUp,
+    FromWarden,
+    Gone,
+    Signal,
+    Signalled,
+    Spawned,
+    StartFailed,
+    Undefer,
+    WardenStart,
+    WardenStop,
+    WireLine,
+    encode,
+)
+
+_LONGEST_LINE = 1 << 24
+_LOOK_EVERY_S = 0.5
+_END_WITHIN_S = 15.0
+_SIGNAL_WITHIN_S = 10.0
+_LOST = "the warden of this node has ended: {}; its log is {}"
+
+
+class Keeper:
+    """One node's ranks, one round at a time. Nothing of it knows the bus, or decides anything."""
+
+    def __init__(self, plan: KeeperPlan, writer: asyncio.StreamWriter, kills: MemoryKills) -> None:
+        self.events: asyncio.Queue[KeeperEvent] = asyncio.Queue()
+        """What happened, in order. Bounded by the ranks and by the forge's few attempts."""
+        self.watch = RoundWatch(
+            self.events, self._deferred, is_silent=plan.command.kind == "program"
+        )
+        self.warm = False
+        """The forge is ready: a start is a fork."""
+        self.door: Door | None = None
+        """Where others may ask whether the warden lives."""
+        self._plan = plan
+        self._writer = writer
+        self._kills = kills
+        self._stopped: asyncio.Future[AllStopped] | None = None
+        self._signalled: asyncio.Future[Signalled] | None = None
+        self._lost = ""
+
+    async def start(self, batch: BatchPlan) -> None:
+        """Start the ranks of a round, after those of the round before were stopped.
+
+        Returns when the order is given; the rest are events.
+        """
+        self._check()
+        now = asyncio.get_running_loop().time()
+        self.watch.begin(batch.round, now)
+        await self._kills.begin(now)
+        entries = []
+        made = await asyncio.to_thread(setup.prepare_all, self._plan, batch)
+        for rank, (entry, page) in zip(batch.ranks, made, strict=True):
+            self.watch.add(rank.rank, rank.runtime_dir, page)
+            entries.append(entry)
+        await self._send(
+            WardenStart(
+                round=batch.round,
+                ranks=tuple(entries),
+                warm=batch.warm and self._plan.warm,
+                forge_within_s=batch.forge_within_s,
+            )
+        )
+
+    async def signal(
+        self, number: int, ranks: tuple[int, ...] | None = None, *, to_handlers: bool = False
+    ) -> tuple[int, ...]:
+        """Send a signal to ranks, not to their children; those that do not handle it.
+
+        SIGUSR1 and SIGUSR2 are not sent to a rank that would die of them, with `to_handlers` none.
+        """
+        self._check()
+        self._signalled = asyncio.get_running_loop().create_future()
+        await self._send(Signal(number=number, ranks=ranks, to_handlers=to_handlers))
+        async with asyncio.timeout(_SIGNAL_WITHIN_S):
+            return (await self._signalled).unhandled
+
+    async def stop(
+        self, grace_s: float, kill_within_s: float = 30.0, *, is_done: bool = False
+    ) -> Stopped:
+        """SIGTERM, the grace, SIGKILL: until no process of the round is left.
+
+        Bounded by `grace_s` and `kill_within_s`. KeeperLostError if the warden is gone; then
+        nothing is left, either.
+        """
+        self._check()
+        if self._stopped is None or self._stopped.done():
+            self._stopped = asyncio.get_running_loop().create_future()
+            self.watch.are_told = True
+            leaves = is_done and self._plan.leaves
+            order = WardenStop(
+                grace_s=grace_s, kill_within_s=kill_within_s, is_done=is_done, leaves=leaves
+            )
+            await self._send(order)
+        done = await asyncio.shield(self._stopped)
+        return Stopped(done.ranks, done.killed, done.swept, done.left, done.stop_s, done.outlived)
+
+    def page(self, rank: int) -> PageReading | None:
+        """What a rank says of itself; also of one that is gone.
+
+        None before it has begun, and of one whose page is damaged.
+        """
+        known = self.watch.rank(rank)
+        return known.reading() if known is not None else None
+
+    async def error(self, rank: int) -> ErrorRecord | None:
+        """The exception that ended a rank, where it could record one."""
+        known = self.watch.rank(rank)
+        if known is None:
+            return None
+        return await asyncio.to_thread(setup.read_error, known.folder)
+
+    async def on_line(self, octets: bytes) -> None:
+        """The warden says something."""
+        line, now = _LINE.decode(octets), asyncio.get_running_loop().time()
+        match line:
+            case Spawned():
+                self.watch.spawned(line, now)
+            case Gone():
+                is_killed = line.signal == signal.SIGKILL
+                self.watch.gone(line, now, await self._kills.blame() if is_killed else "")
+            case Signalled():
+                _answer(self._signalled, line)
+            case AllStopped():
+                _answer(self._stopped, line)
+            case StartFailed():
+                self.events.put_nowait(StartRefused(line.round, line.reason))
+            case ForgeUp():
+                self.warm = True
+                self.events.put_nowait(
+                    ForgeReady(line.took_s, line.preloaded, line.failed, line.left_out)
+                )
+            case ForgeDown():
+                self.warm = False
+                self.events.put_nowait(ForgeUnfit(line.reason, line.final))
+
+    async def look(self) -> None:
+        """See what nobody tells: pages whose datagram was dropped, and what the kernel counts."""
+        now = asyncio.get_running_loop().time()
+        self.watch.look(now)
+        await self._kills.look(now)
+
+    def lose(self, reason: str) -> None:
+        """The warden is gone; whoever waits for it is told."""
+        self.warm, self.door = False, None
+        self._lost = _LOST.format(reason, self._plan.runtime_dir / "warden.log")
+        for waiting in (self._stopped, self._signalled):
+            if waiting is not None and not waiting.done():
+                waiting.set_exception(KeeperLostError(self._lost))
+                waiting.exception()  # it may be that nobody waits for it any more
+        self.events.put_nowait(KeeperLost(self._lost))
+
+    def _deferred(self, rank: int, number: int) -> None:
+        """Whether others got the signal as well, the warden knows."""
+        self._writer.write(encode(Undefer(rank=rank, number=number)))
+
+    def _check(self) -> None:
+        if self._lost:
+            raise KeeperLostError(self._lost)
+
+    async def _send(self, line: WireLine) -> None:
+        try:
+            self._writer.write(encode(line))
+            await self._writer.drain()
+        except ConnectionError as error:
+            raise KeeperLostError(
+                _LOST.format(error, self._plan.runtime_dir / "warden.log")
+            ) from error
+
+
+A = TypeVar("A")
+
+
+def _answer(waiting: "asyncio.Future[A] | None", line: A) -> None:
+    if waiting is not None and not waiting.done():
+        waiting.set_result(line)
+
+
+_LINE: "msgspec.json.Decoder[FromWarden]" = msgspec.json.Decoder(FromWarden)
+
+
+@asynccontextmanager
+async def held_folder(plan: KeeperPlan) -> AsyncIterator[int]:
+    """The lock of the agent's folder: no other agent takes it for left behind, whoever ends.
+
+    StartRefusedError if another agent has it.
+    """
+    lock = await asyncio.to_thread(setup.hold, plan.runtime_dir)
+    try:
+        yield lock
+    finally:
+        os.close(lock)
+
+
+@asynccontextmanager
+async def opened_keeper(plan: KeeperPlan, lock: int) -> AsyncIterator[Keeper]:
+    """A keeper whose warden runs; at the end nothing that it has started is left.
+
+    One after the other may be opened in a folder that is held.
+    """
+    laid = await asyncio.to_thread(setup.lay, plan, lock)
+    try:
+        reader, writer = await asyncio.open_connection(sock=laid.control, limit=_LONGEST_LINE)
+        # Ranks are born in the warden's control group.
+        kills = MemoryKills(partial(kill_counts, laid.warden.pid))
+        keeper = Keeper(plan, writer, kills)
+        keeper.door = laid.door
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.create_datagram_endpoint(
+            lambda: _Datagrams(keeper.watch, loop), sock=laid.datagrams
+        )
+        try:
+            async with beside(_follow(keeper, reader, plan, laid), _look_for_ever(keeper)):
+                yield keeper
+        finally:
+            transport.close()
+            writer.close()
+    finally:
+        await asyncio.shield(asyncio.to_thread(_close, plan, laid))
+
+
+class _Datagrams(asyncio.DatagramProtocol):
+    def __init__(self, watch: RoundWatch, loop: asyncio.AbstractEventLoop) -> None:
+        self._watch = watch
+        self._loop = loop
+
+    def datagram_received(self, data: bytes, addr: object) -> None:  # noqa: ARG002
+        self._watch.on_datagram(data, self._loop.time())
+
+
+async def _follow(
+    keeper: Keeper, reader: asyncio.StreamReader, plan: KeeperPlan, laid: setup.Ground
+) -> None:
+    try:
+        while line := await reader.readline():
+            await keeper.on_line(line)
+    except ConnectionError:
+        pass
+    code = await asyncio.to_thread(laid.warden.wait)
+    await asyncio.to_thread(_kill_rest, plan, laid)
+    keeper.lose(_how(code))
+
+
+async def _look_for_ever(keeper: Keeper) -> None:
+    while True:
+        await asyncio.sleep(_LOOK_EVERY_S)
+        await keeper.look()
+
+
+def _how(code: int) -> str:
+    return (
+        f"it was killed by {signal.Signals(-code).name}" if code < 0 else f"it exited with {code}"
+    )
+
+
+def _kill_rest(plan: KeeperPlan, laid: setup.Ground) -> None:
+    """What the kernel did not kill together with the warden: that which a rank had started."""
+    while process_tree.kill_instance(plan.instance, laid.others):
+        continue
+
+
+def _close(plan: KeeperPlan, laid: setup.Ground) -> None:
+    """The warden ends when the control socket is closed; then nothing is left."""
+    laid.control.close()
+    try:
+        laid.warden.wait(_END_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        laid.warden.kill()
+        laid.warden.wait()
+        _kill_rest(plan, laid)

@@ -1,0 +1,147 @@
+"""What an agent has to ask rendezvous, in order, until it is answered."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from everstep.backoff import Backoff, jittered_s
+from everstep.bus.errors import AskRefusedError, BusError
+from everstep.bus.ports import Bus
+from everstep.clock import Clock
+from everstep.messages import Done, Join, Joined, Leave, Report, Reported
+from everstep_services.agent.core.actions import Tell
+
+log = logging.getLogger(__name__)
+
+SERVICE = "rendezvous"
+_WITHIN_S = 5.0
+_WAIT_FIRST_S, _WAIT_MOST_S = 0.05, 2.0
+BUSY = {"500", "502", "503"}
+"""Answers that may be better next time; any other will not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """A report, and when it happened."""
+
+    tell: Tell
+    report: Report
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Who is told what came of it."""
+
+    joined: Callable[[Joined], None]
+    reported: Callable[[Tell, Reported], None]
+    refused: Callable[[str], None]
+    """Rendezvous will never understand this agent: why."""
+    unanswered: Callable[[float, str], None]
+    """Nobody has answered for so long, and why not."""
+
+
+class Asker:
+    """One question at a time: reports first, in their order, then whether we may join."""
+
+    def __init__(self, bus: Bus, clock: Clock, job: str, answers: Answers) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._job = job
+        self._answers = answers
+        self._reports: deque[Unsent] = deque()
+        self._join: Callable[[], Join] | None = None
+        self._has_work = asyncio.Event()
+        self._silent_since: float | None = None
+        self._backoff = Backoff(_WAIT_FIRST_S, _WAIT_MOST_S)
+
+    def tell(self, tell: Tell, report: Report) -> None:
+        """Ask what this means for the round."""
+        self._reports.append(Unsent(tell, report, self._clock.now()))
+        self._has_work.set()
+
+    def join(self, make: Callable[[], Join]) -> None:
+        """Ask whether we may take part; `make` says it as it is when the question goes out."""
+        self._join = make
+        self._has_work.set()
+
+    async def ask_for_ever(self) -> None:
+        while True:
+            await self._has_work.wait()
+            await self._bus.wait_connected()
+            try:
+                await self._ask_next()
+            except AskRefusedError as error:
+                if error.code in BUSY:
+                    await self._wait_after(error)
+                else:
+                    self._give_up(error)
+            except (BusError, TimeoutError) as error:
+                await self._wait_after(error)
+            except Exception as error:
+                log.exception("answer_failed")  # it made no sense to us; the next one may
+                await self._wait_after(error)
+            else:
+                self._backoff.reset()
+                self._silent_since = None
+            if not self._reports and self._join is None:
+                self._has_work.clear()
+
+    async def leave(self, leave: Leave, within_s: float) -> None:
+        """Say goodbye; without an answer in time we go all the same."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._bus.ask(SERVICE, "leave", leave, Done, job=self._job, within_s=within_s)
+        except (BusError, TimeoutError) as error:
+            log.info("goodbye_unheard error=%s", error)
+
+    async def _ask_next(self) -> None:
+        if self._reports:
+            await self._report(self._reports[0])
+            self._reports.popleft()
+        elif self._join is not None:
+            make = self._join
+            reply = await self._bus.ask(
+                SERVICE, "join", make(), Joined, job=self._job, within_s=_WITHIN_S
+            )
+            if self._join is make:  # nobody wished again meanwhile
+                self._join = None
+            self._answers.joined(reply)
+
+    async def _report(self, unsent: Unsent) -> None:
+        age_s = round(self._clock.now() - unsent.at, 3)
+        report = _aged(unsent.report, age_s)
+        reply = await self._bus.ask(
+            SERVICE, "report", report, Reported, job=self._job, within_s=_WITHIN_S
+        )
+        self._answers.reported(unsent.tell, reply)
+
+    def _give_up(self, error: AskRefusedError) -> None:
+        if self._reports:
+            log.warning("report_refused error=%s", error)
+            self._reports.popleft()
+        else:
+            self._join = None
+            self._answers.refused(str(error))
+
+    async def _wait_after(self, error: Exception) -> None:
+        now = self._clock.now()
+        if self._silent_since is None:
+            self._silent_since = now
+        text = str(error) or type(error).__name__
+        self._answers.unanswered(now - self._silent_since, text)
+        await self._clock.sleep(jittered_s(self._backoff.failed()))
+
+
+def _aged(report: Report, age_s: float) -> Report:
+    return msgspec.structs.replace(
+        report,
+        age_s=age_s,
+        last_progress_age_s=None
+        if report.last_progress_age_s is None
+        else report.last_progress_age_s + age_s,
+    )

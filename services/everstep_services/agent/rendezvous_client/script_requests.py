@@ -1,0 +1,85 @@
+"""What scripts ask for by their sessions: rendezvous is asked in their name, until it answers."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from everstep.bus.errors import AskRefusedError, BusError
+from everstep.bus.ports import Bus
+from everstep.clock import Clock
+from everstep.messages import Done, DrainNode, StopJob
+from everstep_services.agent.rendezvous_client.client import BUSY, SERVICE
+from everstep_services.agent.run_plan import RunPlan
+from trainer_sdk.wire import Requested
+
+log = logging.getLogger(__name__)
+
+_WITHIN_S = 5.0
+_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    verb: str
+    question: DrainNode | StopJob
+
+
+class Requests:
+    """One at a time; of one kind only the first in a round, for all ranks may say the same."""
+
+    def __init__(self, plan: RunPlan, bus: Bus, clock: Clock, say: Callable[..., None]) -> None:
+        self._plan = plan
+        self._bus = bus
+        self._clock = clock
+        self._say = say
+        self._heard: set[tuple[int, str]] = set()
+        self._wanted: asyncio.Queue[_Wanted] = asyncio.Queue()
+
+    def hear(self, said: Requested) -> None:
+        """A rank asks that this node be excluded, or that the job be stopped."""
+        key = (said.round, said.kind)
+        if key in self._heard:
+            log.info("asked_already round=%d rank=%d kind=%s", said.round, said.rank, said.kind)
+            return
+        self._heard.add(key)
+        reason = said.reason or "its script gives no reason"
+        what = f"{self._plan.node} be excluded" if said.kind == "exclude" else "the job be stopped"
+        self._say(f"rank {said.rank} asks that {what}: {reason}")
+        self._wanted.put_nowait(self._wish(said, reason))
+
+    async def ask_for_ever(self) -> None:
+        """Whatever is wanted, until it is answered."""
+        while True:
+            wanted = await self._wanted.get()
+            while not await self._is_answered(wanted):
+                await self._clock.sleep(_AGAIN_S)
+
+    def _wish(self, said: Requested, reason: str) -> _Wanted:
+        job, node, by = self._plan.job, self._plan.node, f"rank {said.rank} of {self._plan.node}"
+        if said.kind == "stop":
+            return _Wanted("stop", StopJob(job=job, by=by, reason=reason, origin="script"))
+        drain = DrainNode(
+            job=job, node=node, by=by, reason=reason, origin="script",
+            within_s=self._plan.preempt_grace_s,
+        )  # fmt: skip
+        return _Wanted("drain", drain)
+
+    async def _is_answered(self, wanted: _Wanted) -> bool:
+        question, job = wanted.question, self._plan.job
+        await self._bus.wait_connected()
+        try:
+            done = await self._bus.ask(
+                SERVICE, wanted.verb, question, Done, job=job, within_s=_WITHIN_S
+            )
+        except AskRefusedError as error:
+            if error.code in BUSY:
+                return False
+            done = Done(text=str(error), is_refused=True)
+        except (BusError, TimeoutError) as error:
+            log.info("request_unanswered verb=%s error=%s", wanted.verb, error)
+            return False
+        outcome = "does not do what" if done.is_refused else "does what"
+        text = f"rendezvous {outcome} {question.by} asks for: {done.text}"
+        self._say(text, is_warning=done.is_refused)
+        return True

@@ -1,0 +1,137 @@
+"""Calls at other agents: send them a state, ask what they have, fetch it. Called in threads."""
+
+import socket
+import ssl
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from everstep.messages import Peer
+from everstep_services.agent.replicas.protocol import (
+    Ask,
+    Coming,
+    Copy,
+    Get,
+    Go,
+    Holding,
+    Link,
+    Put,
+    ReplicaError,
+    Stored,
+)
+from everstep_services.agent.replicas.session import Standing
+from everstep_services.agent.replicas.store import Incoming
+from everstep_services.agent.replicas.tls import refusal
+from trainer_sdk.checkpoint.image_folder import RestoredState
+
+_CONNECTS_WITHIN_S = 3.0
+_ANSWERS_WITHIN_S = 30.0
+
+
+class Call:
+    """One connection to one agent; opened when it is entered. `abort` may come from elsewhere.
+
+    Whatever goes wrong comes out as a `ReplicaError` that names the node.
+    """
+
+    def __init__(self, to: Peer, standing: Standing) -> None:
+        self._to = to
+        self._standing = standing
+        self._link: Link | None = None
+        self._is_over = False
+        self._is_in = False
+        """It has heard our proof, and given its own."""
+
+    def abort(self) -> None:
+        """Whoever uses it stops, even while it connects."""
+        self._is_over = True
+        if self._link is not None:
+            self._link.abort()
+
+    def __enter__(self) -> Self:
+        try:
+            self._open()
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
+        return self
+
+    def _open(self) -> None:
+        to, standing = self._to, self._standing
+        family, kind, number, _, place = socket.getaddrinfo(
+            to.address, to.port, type=socket.SOCK_STREAM
+        )[0]
+        self._link = link = Link(
+            socket.socket(family, kind, number), silent_s=standing.settings.silent_s
+        )
+        if self._is_over:
+            raise EOFError
+        link.connect(place, _CONNECTS_WITHIN_S)
+        link.within(_ANSWERS_WITHIN_S)
+        if standing.tls is not None:
+            link.secure(standing.tls, is_caller=True)
+        link.prove(standing.key, is_caller=True)
+        self._is_in = True
+        link.say(standing.hello())
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._link is not None:
+            self._link.close()
+        if isinstance(error, TimeoutError | BlockingIOError):
+            text = f"it neither took nor sent anything for {self._standing.settings.silent_s:g} s, "
+            raise ReplicaError(f"{self._place}: {text}or was too slow", "slow") from error
+        if isinstance(error, ssl.SSLError):
+            raise ReplicaError(f"{self._place}: {refusal(error)}", "tls") from error
+        if isinstance(error, EOFError | ConnectionResetError | BrokenPipeError):
+            text = "it has closed the connection" + ("" if self._is_in else self._unheard)
+            raise ReplicaError(f"{self._place}: {text}", "closed") from error
+        if isinstance(error, OSError):
+            raise ReplicaError(
+                f"{self._place}: {error.strerror or error}", "unreachable"
+            ) from error
+        if isinstance(error, ReplicaError):
+            raise ReplicaError(f"{self._place}: {error}", error.cause) from error
+
+    @property
+    def _place(self) -> str:
+        return f"{self._to.node} at {self._to.address}:{self._to.port}"
+
+    @property
+    def _unheard(self) -> str:
+        speaks = "" if self._standing.tls is not None else ", or speaks TLS, and we do not"
+        return f" before we were heard: it is of another job{speaks}, or too slow"
+
+    def put(self, copy: Copy, octets: memoryview, restored: RestoredState | None = None) -> None:
+        """Send a state that is whole in memory; it is there, verified, when this returns."""
+        link = self._ready()
+        link.say(Put(copy=copy, restored=restored))
+        answer = link.hear_answer(Go)
+        if answer.is_whole:
+            return
+        link.within(self._standing.limit_s(copy.size_bytes - answer.offset))
+        link.send(octets[answer.offset :])
+        link.hear_answer(Stored)
+
+    def ask(self, ranks: Sequence[int]) -> tuple[Copy, ...]:
+        """What it has of these ranks."""
+        link = self._ready()
+        link.say(Ask(ranks=tuple(ranks)))
+        return link.hear_answer(Holding).copies
+
+    def get(self, incoming: Incoming) -> None:
+        """Fetch the rest of a state."""
+        link, copy = self._ready(), incoming.copy
+        link.say(Get(copy=copy, offset=incoming.offset))
+        link.hear_answer(Coming)
+        link.within(self._standing.limit_s(copy.size_bytes - incoming.offset))
+        link.receive(incoming)
+
+    def _ready(self) -> Link:
+        assert self._link is not None
+        self._link.within(_ANSWERS_WITHIN_S)
+        return self._link

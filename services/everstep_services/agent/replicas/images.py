@@ -1,0 +1,135 @@
+"""The states of this node's own ranks, as far as they are whole."""
+
+import logging
+import shutil
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from everstep_services.agent.replicas.protocol import Copy, ReplicaError
+from trainer_sdk.checkpoint.image_folder import RestoredState, restored_state
+from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, VERSION, Identity
+
+log = logging.getLogger(__name__)
+
+_LONGEST_INDEX = 8 << 20
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """An `ImageIndex` without what is in the image."""
+
+    identity: Identity
+    rank: int
+    size_bytes: int
+    hash: str
+    version: int = VERSION
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """What is greater is newer: a later round may begin at an earlier step."""
+        return self.identity.age
+
+
+_HEAD = msgspec.json.Decoder(Head)
+
+
+def read_head(index: bytes) -> Head:
+    """What an index says of its image. Raises `ReplicaError`."""
+    try:
+        head = _HEAD.decode(index)
+    except msgspec.MsgspecError as error:
+        raise ReplicaError(f"an index is not what was written: {error}", "torn") from error
+    if head.version > VERSION:
+        raise ReplicaError(f"an index has version {head.version}, this release reads {VERSION}")
+    return head
+
+
+@dataclass(frozen=True, slots=True)
+class CopyFile:
+    """A state, or a part of it, in a file."""
+
+    copy: Copy
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A whole state of one rank, and where it is."""
+
+    head: Head
+    index: bytes
+    path: Path
+
+    def is_there(self) -> bool:
+        """Its rank has not begun to write another one over it."""
+        return _read(self.path.with_name(INDEX)) == self.index
+
+    def copy(self, slot: int, ranks: int) -> Copy:
+        """All of it, as it is told to others."""
+        head = self.head
+        return Copy(
+            slot=slot,
+            rank=head.rank,
+            ranks=ranks,
+            step=head.identity.step,
+            size_bytes=head.size_bytes,
+            hash=head.hash,
+            index=self.index,
+        )
+
+
+class OwnImages:
+    """What is below `own/` of a job; ranks write there, this only reads."""
+
+    def __init__(self, base: Path, job: str) -> None:
+        self.base = base / "own"
+        self._job = job
+
+    def of(self, rank: int) -> list[Image]:
+        """The whole ones, the newest first."""
+        return sorted(self._found(rank), key=lambda image: image.head.age, reverse=True)
+
+    def going_on(self, rank: int) -> list[Image]:
+        """The same without those that the training has left, when it went back to an older one."""
+        found, restored = self.of(rank), self.restored(rank)
+        if restored is None:
+            return found
+        return [image for image in found if not restored.has_left(image.head.identity)]
+
+    def restored(self, rank: int) -> RestoredState | None:
+        """From which state it has gone on."""
+        return restored_state(self.base / f"rank-{rank}")
+
+    def drop_others(self, ranks: Collection[int]) -> None:
+        """Remove what ranks have left that this node had before."""
+        names = {f"rank-{rank}" for rank in ranks}
+        for folder in self.base.glob("rank-*"):
+            if folder.name not in names:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _found(self, rank: int) -> Iterator[Image]:
+        try:
+            buffers = list((self.base / f"rank-{rank}").iterdir())
+        except FileNotFoundError:  # it has none, or they are being removed
+            return
+        for buffer in buffers:
+            index = _read(buffer / INDEX)
+            if index is None:
+                continue
+            try:
+                head = read_head(index)
+            except ReplicaError as error:
+                log.warning("image_passed_over path=%s error=%s", buffer, error)
+                continue
+            if head.identity.job == self._job and head.rank == rank:
+                yield Image(head, index, buffer / IMAGE)
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        with path.open("rb") as file:
+            return file.read(_LONGEST_INDEX)
+    except OSError:
+        return None

@@ -1,0 +1,39 @@
+"""The folder on a disk of this node in which states are kept: looked at before anything starts."""
+
+import logging
+import os
+from pathlib import Path
+
+from everstep.errors import EverstepError
+from everstep_services.agent.probes.storage.mounts import is_network, kind_of
+
+log = logging.getLogger(__name__)
+
+_IN_MEMORY = frozenset(["tmpfs", "ramfs", "hugetlbfs"])
+_MOUNTS = Path("/proc/self/mountinfo")
+
+
+class LocalRootError(EverstepError):
+    """States cannot be kept there."""
+
+    def __init__(self, root: Path, what: str) -> None:
+        super().__init__(f"local_root {root}: {what}")
+
+
+def check_local_root(root: Path, mounts: Path = _MOUNTS) -> None:
+    """Raises `LocalRootError`, one line, if states cannot be kept there."""
+    if not root.is_dir():
+        what = "is no folder" if root.exists() else "there is no such folder"
+        raise LocalRootError(root, f"{what}: make it, or mount the disk, on each node")
+    try:
+        kind = kind_of(root.resolve(), mounts.read_text(errors="replace"))
+    except OSError:
+        kind = ""
+    if is_network(kind):
+        raise LocalRootError(
+            root, f"it is in {kind}, a network file system: give a folder on a disk of the node"
+        )
+    if not os.access(root, os.W_OK | os.X_OK):
+        raise LocalRootError(root, f"user {os.getuid()} may not write there: change its mode")
+    if kind in _IN_MEMORY:
+        log.warning("local_root_in_memory root=%s kind=%s", root, kind)

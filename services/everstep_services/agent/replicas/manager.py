@@ -1,0 +1,180 @@
+"""The states in the memory of this node: its own are sent and fetched, those of others are held."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from everstep.bus.background import beside
+from everstep.clock import Clock
+from everstep.messages import CopyReplica, DropReplica, ReleaseImages, StartRanks
+from everstep_services.agent.core.actions import AboutStates
+from everstep_services.agent.replicas.coder import Coder
+from everstep_services.agent.replicas.fetcher import Fetching, Offers
+from everstep_services.agent.replicas.held_copy import Held
+from everstep_services.agent.replicas.images import CopyFile, OwnImages
+from everstep_services.agent.replicas.last_state import Witness
+from everstep_services.agent.replicas.server import ReplicaServer
+from everstep_services.agent.replicas.session import Standing
+from everstep_services.agent.replicas.store import Store
+from everstep_services.agent.replicas.transmitter import Failed, Sending
+from trainer_sdk.checkpoint.image_folder import release_images
+
+log = logging.getLogger(__name__)
+
+CODED = "coded"
+Stored = Callable[[Held, str, float], None]
+"""All ranks of a slot are here for the first time in a round: one of them, from whom, how long."""
+Released = Callable[[ReleaseImages, str, Path], None]
+"""A state may be restored again: the order, the tier, its folder."""
+
+
+class Keep:
+    """Below one folder; works beside the ranks and never with them."""
+
+    def __init__(
+        self, standing: Standing, folder: Path, store: Store, clock: Clock,
+        stored: Stored, failed: Failed,
+    ) -> None:  # fmt: skip
+        self._standing = standing
+        self._folder = folder
+        self._store = store
+        self._images = OwnImages(folder, standing.job)
+        self._sending = Sending(standing, self._images, Coder(folder / CODED), clock, failed)
+        self._fetching = Fetching(standing, store, self._images, folder / CODED)
+        self._offers = Offers(folder)
+        self._stored = stored
+        self.witness: Witness | None = None
+        """Which state was here last."""
+        self.released: Released = lambda *_: None
+        """Who puts it on record."""
+        self._told: set[int] = set()
+        self._suspect: set[int] = set()
+        self._changed = asyncio.Event()
+        self._tidying = asyncio.Event()
+        self._asked: asyncio.Queue[AboutStates] = asyncio.Queue()
+
+    def begins(self, order: StartRanks) -> None:
+        """The ranks of a round are about to be started: fetch what they need."""
+        self._standing.order = order
+        self._told.clear()
+        self._store.begins()
+        self._sending.begins(order)
+        self._changed.set()
+
+    def look(self) -> None:
+        """A rank's state has become whole."""
+        self._sending.look()
+        self._tidying.set()
+
+    def distrust(self, step: int) -> None:
+        """Training on from this step led to no number: it is not fetched again."""
+        self._suspect.add(step)
+
+    def ask(self, order: AboutStates) -> None:
+        """Copy, drop or release what is here."""
+        self._asked.put_nowait(order)
+
+    async def keep_for_ever(self, door: socket.socket | None) -> None:
+        """Until cancelled. Without a door nothing is held for others."""
+        loops = [
+            self._sending.send_for_ever(),
+            self._fetch_for_ever(),
+            self._tidy_for_ever(),
+            self._obey_for_ever(),
+        ]
+        if door is not None:
+            loop = asyncio.get_running_loop()
+
+            def arrived(held: Held, by: str, took_s: float) -> None:
+                if self._store.has_all(held):
+                    loop.call_soon_threadsafe(self._arrived, held, by, took_s)
+
+            server = ReplicaServer(door, self._standing, self._store, self._images, arrived)
+            loops.append(server.serve_for_ever())
+        async with beside(*loops):
+            await asyncio.Event().wait()
+
+    def _arrived(self, held: Held, by: str, took_s: float) -> None:
+        slot = held.copy.slot
+        if slot not in self._told:
+            self._told.add(slot)
+            self._stored(held, by, took_s)
+
+    async def _fetch_for_ever(self) -> None:
+        while True:
+            self._changed.clear()
+            order = self._standing.order
+            async with beside(*([] if order is None else [self._fetch(order)])):
+                await self._changed.wait()
+
+    async def _fetch(self, order: StartRanks) -> None:
+        offer = await self._fetching.fetch(order, frozenset(self._suspect))
+        if not offer.complete and self.witness is not None:
+            offer = msgspec.structs.replace(offer, lost=self.witness.lost())
+        await asyncio.to_thread(self._offers.write, offer)
+
+    async def _tidy_for_ever(self) -> None:
+        while True:
+            await self._tidying.wait()
+            self._tidying.clear()
+            if (order := self._standing.order) is not None:
+                await asyncio.to_thread(self._tidy, order)
+
+    def _tidy(self, order: StartRanks) -> None:
+        """What was fetched is of no use once every rank has a newer state of its own."""
+        newest = []
+        for rank in range(order.first_rank, order.first_rank + order.ranks):
+            images = self._images.going_on(rank)
+            if not images:
+                return
+            newest.append(images[0].head.age)
+        freed = self._store.drop(order.slot, before=min(newest))
+        if freed:
+            log.info("fetched_dropped slot=%d bytes=%d", order.slot, freed)
+        self._images.drop_others(range(order.first_rank, order.first_rank + order.ranks))
+
+    async def _obey_for_ever(self) -> None:
+        while True:
+            match await self._asked.get():
+                case CopyReplica() as order:
+                    await self._copy(order)
+                case DropReplica() as order:
+                    await self._drop(order)
+                case ReleaseImages() as order:
+                    await self._release(order)
+
+    async def _copy(self, order: CopyReplica) -> None:
+        found = await asyncio.to_thread(self._here, order)
+        log.info("replica_copied slot=%d files=%d", order.owner_slot, len(found))
+        for file in found:
+            self._sending.also(file, order.to)
+
+    async def _drop(self, order: DropReplica) -> None:
+        freed = await asyncio.to_thread(self._store.drop, order.owner_slot, step=order.step)
+        log.info("replica_dropped slot=%d bytes=%d", order.owner_slot, freed)
+
+    async def _release(self, order: ReleaseImages) -> None:
+        """States of this step may be restored, and fetched, again."""
+        self._suspect.discard(order.step)
+        found = await asyncio.to_thread(release_images, self._folder, order.step)
+        log.info("images_released step=%d by=%s files=%d", order.step, order.by, len(found))
+        for tier, folder in found:
+            self.released(order, tier, folder)
+
+    def _here(self, order: CopyReplica) -> list[CopyFile]:
+        held = self._store.of_slot(order.owner_slot, order.step)
+        found = [CopyFile(one.copy, one.path) for one in held]
+        own = self._standing.order
+        if own is None or own.slot != order.owner_slot:
+            return found
+        for rank in range(own.first_rank, own.first_rank + own.ranks):
+            found.extend(
+                CopyFile(image.copy(own.slot, own.ranks), image.path)
+                for image in self._images.of(rank)
+                if image.head.identity.step == order.step
+            )
+        return found

@@ -1,0 +1,280 @@
+"""What agents say to each other about states, before and after the bytes themselves.
+
+Both ends first prove that they have the key of the job without saying it: HMAC over fresh numbers
+of both, and over both certificates where they speak TLS. Then the caller asks one thing after the
+other. A message has its length before it, and a bound; whatever does not decode ends the
+connection.
+"""
+
+import hashlib
+import hmac
+import os
+import socket
+import struct
+import time
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from everstep.errors import EverstepError
+from everstep_services.agent.replicas.tls import Tls, fingerprint
+from trainer_sdk.checkpoint.image_folder import RestoredState
+
+_NONCE = 32
+_LENGTH = struct.Struct("!I")
+_TIME = struct.Struct("ll")
+_LONGEST = 16 << 20
+_LABEL = b"everstep-replicas-1"
+_PIECE = 512 << 10
+
+
+class ReplicaError(EverstepError):
+    """Something was not sent, not taken, or is not what it should be."""
+
+    def __init__(self, text: str, cause: str = "") -> None:
+        super().__init__(text)
+        self.cause = cause
+
+
+class Spoken(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower, tag_field="type"):
+    """What every one of them shares."""
+
+
+class Hello(Spoken, frozen=True, kw_only=True):
+    """Who calls, and in which round."""
+
+    job: str
+    node: str
+    round: int
+
+
+class Copy(msgspec.Struct, frozen=True, kw_only=True):
+    """What a file has of one rank's state."""
+
+    slot: int
+    rank: int
+    ranks: int
+    """How many the slot has."""
+    step: int
+    size_bytes: int
+    hash: str
+    """Of these bytes, in hex."""
+    index: bytes
+    """The `ImageIndex` of the whole state, as it was written."""
+    part: int = 0
+    parts: int = 1
+    parts_needed: int = 1
+    """How many parts give it back; 1 for all of it."""
+
+
+class Put(Spoken, frozen=True, kw_only=True):
+    """Keep this; the bytes follow the answer."""
+
+    copy: Copy
+    restored: RestoredState | None = None
+    """From which state the training has gone on."""
+
+
+class Ask(Spoken, frozen=True, kw_only=True):
+    """Say what you have of these ranks."""
+
+    ranks: tuple[int, ...]
+
+
+class Get(Spoken, frozen=True, kw_only=True):
+    """Send this, from an offset on."""
+
+    copy: Copy
+    offset: int
+
+
+class Go(Spoken, frozen=True, kw_only=True):
+    """Send it, from an offset on: what is before is here already."""
+
+    offset: int
+    is_whole: bool = False
+    """All of it is here: send nothing."""
+
+
+class Stored(Spoken, frozen=True, kw_only=True):
+    """It is here, whole and verified."""
+
+
+class Holding(Spoken, frozen=True, kw_only=True):
+    """What is here."""
+
+    copies: tuple[Copy, ...]
+
+
+class Coming(Spoken, frozen=True, kw_only=True):
+    """The bytes follow."""
+
+    size_bytes: int
+
+
+class No(Spoken, frozen=True, kw_only=True):
+    """It is not done."""
+
+    reason: str
+    cause: str = ""
+    """`quota`, `torn`, `round`, `unknown` …"""
+
+
+Asked = Hello | Put | Ask | Get
+Answered = Go | Stored | Holding | Coming | No
+S = TypeVar("S", bound=Spoken)
+_ENCODER = msgspec.msgpack.Encoder()
+_ASKED = msgspec.msgpack.Decoder(Asked)
+_ANSWERED = msgspec.msgpack.Decoder(Answered)
+
+
+class Sink(Protocol):
+    """Where bytes go."""
+
+    def room(self, most: int) -> memoryview:
+        """For the next ones; empty at the end."""
+        ...
+
+    def took(self, piece: memoryview) -> None:
+        """They are there, and still in the processor's cache."""
+        ...
+
+
+class Link:
+    """A connection, used by one thread, that never waits longer than it is told to.
+
+    Another thread may `abort` it.
+    """
+
+    def __init__(self, wire: socket.socket, *, silent_s: float) -> None:
+        self._wire = wire
+        self._silent_s = silent_s
+        self._until = float("inf")
+        self._is_over = False
+        self._flags: int = socket.MSG_WAITALL
+        self._certificates = b""
+        wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # By the kernel: Python's own timeout takes two calls for one, and many for a piece.
+        wire.settimeout(None)
+        limit = _TIME.pack(int(silent_s), int(silent_s % 1 * 1e6))
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+    def connect(self, place: Any, within_s: float) -> None:
+        """To whoever listens there."""
+        self._go_on()
+        self._wire.settimeout(within_s)
+        self._wire.connect(place)
+        self._wire.settimeout(None)
+
+    def within(self, seconds: float) -> None:
+        """From now on everything has to be over by then."""
+        self._until = time.monotonic() + seconds
+
+    def abort(self) -> None:
+        """Whoever waits on it stops."""
+        self._is_over = True
+        try:
+            # Not an SSLSocket's own, after which what is still sent would not be encrypted.
+            socket.socket.shutdown(self._wire, socket.SHUT_RDWR)
+        except OSError:
+            return  # it is closed already, or was never open
+
+    def close(self) -> None:
+        """Nothing more is said."""
+        self._wire.close()
+
+    def secure(self, tls: Tls, *, is_caller: bool) -> None:
+        """From now on in TLS. `ssl.SSLError` when the other does not speak it as we do."""
+        wire, ours = tls.wrapped(self._wire, is_caller=is_caller)
+        self._wire, self._flags = wire, 0
+        self._go_on()
+        wire.settimeout(max(0.01, min(self._silent_s, self._until - time.monotonic())))
+        wire.do_handshake()
+        wire.settimeout(self._silent_s)  # OpenSSL knows nothing of the kernel's
+        theirs = wire.getpeercert(binary_form=True) or b""
+        self._certificates = fingerprint(*((ours, theirs) if is_caller else (theirs, ours)))
+
+    def prove(self, key: bytes, *, is_caller: bool) -> None:
+        """Exchange fresh numbers, then proofs. EOFError when the other has no key."""
+        own = os.urandom(_NONCE)
+        self.send(own)
+        theirs = bytes(self._read(_NONCE))
+        both = self._certificates
+        self.send(_proof(key, own + theirs + both, is_caller=is_caller))
+        proof = self._read(hashlib.sha256().digest_size)
+        if not hmac.compare_digest(
+            proof, _proof(key, theirs + own + both, is_caller=not is_caller)
+        ):
+            raise EOFError
+
+    def say(self, what: Spoken) -> None:
+        """Send a message."""
+        octets = _ENCODER.encode(what)
+        if len(octets) > _LONGEST:
+            raise ReplicaError(f"a message of {len(octets)} bytes is too long, at most {_LONGEST}")
+        self.send(_LENGTH.pack(len(octets)) + octets)
+
+    def hear_question(self) -> Asked:
+        """The next one; EOFError when the caller is done."""
+        asked: Asked = self._hear(_ASKED)
+        return asked
+
+    def hear_answer(self, of: type[S]) -> S:
+        """The answer; `ReplicaError` when it is no, or something else."""
+        answer = self._hear(_ANSWERED)
+        if isinstance(answer, No):
+            raise ReplicaError(answer.reason, answer.cause)
+        if not isinstance(answer, of):
+            raise ReplicaError(f"it answered {type(answer).__name__}, not {of.__name__}")
+        return answer
+
+    def send(self, octets: memoryview | bytes) -> None:
+        """All of it. Not by sendfile, which takes half as long again for what is in memory."""
+        at, most = 0, len(octets) if self._flags else _PIECE  # TLS sends what it is given at once
+        while at < len(octets):
+            self._check()
+            at += self._wire.send(octets[at : at + most])
+
+    def receive(self, into: Sink) -> None:
+        """The bytes that were announced, until there is no more room."""
+        while piece := into.room(_PIECE):
+            self._fill(piece)
+            into.took(piece)
+
+    def _fill(self, piece: memoryview) -> None:
+        at = 0
+        while at < len(piece):
+            self._check()
+            count = self._wire.recv_into(piece[at:], len(piece) - at, self._flags)
+            if not count:
+                raise EOFError
+            at += count
+
+    def _hear(self, decoder: "msgspec.msgpack.Decoder[Any]") -> Any:
+        self._check()
+        (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
+        if length > _LONGEST:
+            raise ReplicaError(f"a message of {length} bytes was announced, at most {_LONGEST}")
+        try:
+            return decoder.decode(self._read(length))
+        except msgspec.MsgspecError as error:
+            raise ReplicaError(f"it says what is no message: {error}") from error
+
+    def _read(self, size: int) -> bytearray:
+        octets = bytearray(size)
+        self._fill(memoryview(octets))
+        return octets
+
+    def _go_on(self) -> None:
+        if self._is_over:
+            raise EOFError
+
+    def _check(self) -> None:
+        if time.monotonic() > self._until:
+            raise TimeoutError
+
+
+def _proof(key: bytes, over: bytes, *, is_caller: bool) -> bytes:
+    role = b"caller" if is_caller else b"holder"
+    return hmac.digest(key, _LABEL + role + over, "sha256")

@@ -1,0 +1,233 @@
+"""What ranks tell of their checkpoints becomes facts.
+
+What cannot be read is dropped, with a line in the log. Pure, but for the ids of facts.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from everstep.ids import new_id
+from everstep.messages import (
+    CheckpointCommitted,
+    CheckpointFailed,
+    CheckpointQuarantined,
+    CheckpointReleased,
+    CheckpointRestored,
+    Fact,
+    FreshStarted,
+    IntervalChosen,
+    ReleaseImages,
+    ReplicaStored,
+    RestoreFailed,
+    SaveRefused,
+    SavesDelayed,
+    SaveStarted,
+    ShardsWritten,
+    StartRanks,
+)
+from everstep_services.agent.replicas.held_copy import Held
+from trainer_sdk.wire import Checkpointed
+
+log = logging.getLogger(__name__)
+
+_TEXT_MOST = 2000
+_SELDOM_S = 60.0
+_KINDS: Mapping[str, type[Fact]] = {
+    "save_started": SaveStarted,
+    "committed": CheckpointCommitted,
+    "failed": CheckpointFailed,
+    "refused": SaveRefused,
+    "delayed": SavesDelayed,
+    "restored": CheckpointRestored,
+    "restore_failed": RestoreFailed,
+    "fresh": FreshStarted,
+    "interval": IntervalChosen,
+    "quarantine": CheckpointQuarantined,
+}
+_PART_EVENTS = {"part_written": "global", "image": "memory"}
+
+
+class Written(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's part of a checkpoint."""
+
+    step: int
+    size_bytes: int
+    world_size: int | None = None
+    stall_s: float = 0.0
+    settle_s: float = 0.0
+    hash_s: float = 0.0
+    write_s: float = 0.0
+    waves: int = 1
+
+
+@dataclass(slots=True)
+class _Shards:
+    """A node's part of a step in one tier, as far as its ranks have written theirs."""
+
+    by_rank: dict[int, Written] = field(default_factory=dict)
+
+
+class Story:
+    """Of one node; a round at a time."""
+
+    def __init__(self, job: str, node: str) -> None:
+        self._job = job
+        self._node = node
+        self._order: StartRanks | None = None
+        self._shards: dict[tuple[str, int], _Shards] = {}
+        self._said_at: float | None = None
+        """When a state in memory was told of last."""
+        self._unsaid: dict[int, Written] | None = None
+        """The newest state in memory, if it was not."""
+
+    def begins(self, order: StartRanks) -> None:
+        """Another round."""
+        self._order = order
+        self._shards.clear()
+        self._said_at, self._unsaid = None, None
+
+    def ends(self, wall: datetime) -> list[Fact]:
+        """The round is over: its last state in memory is worth telling."""
+        unsaid, self._unsaid = self._unsaid, None
+        return [] if unsaid is None else [self._written("memory", unsaid, wall)]
+
+    def heard(self, line: Checkpointed, now: float, wall: datetime) -> list[Fact]:
+        """What a rank says, as facts."""
+        if self._order is None or line.round != self._order.round:
+            return []
+        try:
+            if line.event in _PART_EVENTS:
+                part = msgspec.convert(line.body, Written)
+                return self._part(_PART_EVENTS[line.event], line.rank, part, now, wall)
+            kind = _KINDS.get(line.event)
+            if kind is None:
+                log.info("unknown_checkpoint_event rank=%d event=%s", line.rank, line.event)
+                return []
+            return [self._fact(kind, line, wall)]
+        except msgspec.ValidationError as error:
+            log.warning(
+                "checkpoint_event_unreadable rank=%d event=%s error=%s",
+                line.rank,
+                line.event,
+                error,
+            )
+            return []
+
+    def replica_stored(self, held: Held, by: str, took_s: float, wall: datetime) -> ReplicaStored:
+        """All of a slot's state is here."""
+        copy = held.copy
+        own = self._own(wall)
+        return ReplicaStored(
+            **{name: own[name] for name in ("id", "job", "at", "source", "round")},
+            owner_slot=copy.slot,
+            owner=by,
+            holder=self._node,
+            step=copy.step,
+            size_bytes=copy.size_bytes * copy.ranks,
+            coding="mirror" if copy.parts == 1 else "erasure",
+            part=copy.part,
+            parts_needed=copy.parts_needed,
+            hash=copy.hash if copy.ranks == 1 else "",
+            took_s=round(took_s, 3),
+        )
+
+    def not_replicated(
+        self, step: int, reason: str, cause: str, wall: datetime
+    ) -> CheckpointFailed:
+        """A state is in the memory of fewer nodes than wanted."""
+        own = self._own(wall)
+        del own["slot"]
+        return CheckpointFailed(
+            **own, step=step, tier="peer", stage="replicate", reason=reason, error=cause
+        )
+
+    def released(
+        self, order: ReleaseImages, tier: str, path: str, wall: datetime
+    ) -> CheckpointReleased:
+        """A state that was quarantined may be restored again."""
+        return CheckpointReleased(
+            id=new_id(),
+            job=self._job,
+            at=wall,
+            source=f"agent/{self._node}",
+            round=order.round,
+            node=self._node,
+            step=order.step,
+            tier=tier,
+            path=path,
+            by=order.by,
+            reason=order.reason,
+        )
+
+    @property
+    def round(self) -> int:
+        """The one that is told of."""
+        return 0 if self._order is None else self._order.round
+
+    def _fact(self, kind: type[Fact], line: Checkpointed, wall: datetime) -> Fact:
+        names = set(kind.__struct_fields__)
+        body = {name: _short(value) for name, value in line.body.items()}
+        if "rank" in names:
+            body.setdefault("rank", line.rank)
+        own = {name: value for name, value in self._own(wall).items() if name in names}
+        return msgspec.convert(body | own, kind)
+
+    def _part(self, tier: str, rank: int, part: Written, now: float, wall: datetime) -> list[Fact]:
+        order = self._order
+        assert order is not None
+        shards = self._shards.setdefault((tier, part.step), _Shards())
+        shards.by_rank[rank] = part
+        if len(shards.by_rank) < order.ranks:
+            return []
+        # Whatever is older was given up by some rank.
+        self._shards = {
+            (of, step): each
+            for (of, step), each in self._shards.items()
+            if of != tier or step > part.step
+        }
+        if tier == "global":
+            return [self._written(tier, shards.by_rank, wall)]
+        if self._said_at is not None and now - self._said_at < _SELDOM_S:
+            self._unsaid = shards.by_rank
+            return []
+        self._said_at, self._unsaid = now, None
+        return [self._written(tier, shards.by_rank, wall)]
+
+    def _written(self, tier: str, by_rank: Mapping[int, Written], wall: datetime) -> ShardsWritten:
+        parts = list(by_rank.values())
+        return ShardsWritten(
+            **self._own(wall),
+            step=parts[0].step,
+            tier=tier,
+            size_bytes=sum(part.size_bytes for part in parts),
+            ranks=tuple(sorted(by_rank)),
+            world_size=parts[0].world_size,
+            stall_s=max(part.stall_s for part in parts),
+            settle_s=max(part.settle_s for part in parts),
+            hash_s=max(part.hash_s for part in parts),
+            write_s=max(part.write_s for part in parts),
+            waves=max(part.waves for part in parts),
+        )
+
+    def _own(self, wall: datetime) -> dict[str, Any]:
+        """What a rank need not say of itself."""
+        order = self._order
+        assert order is not None
+        return {
+            "id": new_id(),
+            "job": self._job,
+            "at": wall,
+            "source": f"agent/{self._node}",
+            "round": order.round,
+            "node": self._node,
+            "slot": order.slot,
+        }
+
+
+def _short(value: object) -> object:
+    return value[:_TEXT_MOST] if isinstance(value, str) else value

@@ -1,0 +1,187 @@
+"""Takes and gives states, where other agents of the job come with the key."""
+
+import asyncio
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from everstep.errors import EverstepError
+from everstep_services.agent.replicas.abortable_calls import in_thread, threads
+from everstep_services.agent.replicas.displacement import Sender
+from everstep_services.agent.replicas.held_copy import Held
+from everstep_services.agent.replicas.images import OwnImages
+from everstep_services.agent.replicas.memory_file import Readings
+from everstep_services.agent.replicas.protocol import (
+    Ask,
+    Coming,
+    Copy,
+    Get,
+    Go,
+    Hello,
+    Holding,
+    Link,
+    No,
+    Put,
+    ReplicaError,
+    Stored,
+)
+from everstep_services.agent.replicas.session import Standing
+from everstep_services.agent.replicas.store import Store
+from everstep_services.agent.replicas.tls import refusal
+
+log = logging.getLogger(__name__)
+
+_PROVES_WITHIN_S = 20.0
+_PATIENCE_S = 60.0
+_WAITING = 64
+_CALLERS_MOST = 32
+
+Arrived = Callable[[Held, str, float], None]
+"""A copy from this node became whole, after so long; called in a thread."""
+
+
+class ReplicaPortError(EverstepError):
+    """Other agents cannot be listened for."""
+
+    def __init__(self, address: str, port: int, error: OSError) -> None:
+        super().__init__(
+            f"other nodes cannot send their states to {address or 'any address'} port {port}: "
+            f"{error.strerror}; choose another agent.checkpoints.port, or 0 for any"
+        )
+
+
+def opened_door(address: str, port: int) -> socket.socket:
+    """A socket that others can reach, on loopback alone if that is this node's address."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    own = {"127.0.0.1": "127.0.0.1", "localhost": "127.0.0.1", "::1": "::1"}.get(address, "")
+    door = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        door.bind((own, port))  # everywhere else the key keeps others out
+        door.listen(_WAITING)
+    except OSError as error:
+        door.close()
+        raise ReplicaPortError(own, port, error) from error
+    door.settimeout(0)
+    return door
+
+
+class ReplicaServer:
+    """So many callers at once; the others wait outside."""
+
+    def __init__(
+        self, door: socket.socket, standing: Standing, store: Store, images: OwnImages,
+        arrived: Arrived,
+    ) -> None:  # fmt: skip
+        self._door = door
+        self._standing = standing
+        self._store = store
+        self._images = images
+        self._arrived = arrived
+
+    async def serve_for_ever(self) -> None:
+        """Until cancelled; then every connection has ended."""
+        free, loop = asyncio.Semaphore(_CALLERS_MOST), asyncio.get_running_loop()
+
+        async def attend(link: Link, address: str) -> None:
+            try:
+                await in_thread(pool, link, partial(self._attend, link, address))
+            finally:
+                link.close()
+                free.release()
+
+        with threads(_CALLERS_MOST, "replicas-in") as pool:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    await free.acquire()
+                    wire, place = await loop.sock_accept(self._door)
+                    silent_s = self._standing.settings.silent_s
+                    tasks.create_task(attend(Link(wire, silent_s=silent_s), place[0]))
+
+    def _attend(self, link: Link, address: str) -> None:
+        who = address
+        try:
+            link.within(_PROVES_WITHIN_S)
+            key = self._standing.key
+            if not key:
+                return
+            if self._standing.tls is not None:
+                link.secure(self._standing.tls, is_caller=False)
+            link.prove(key, is_caller=False)
+            hello = link.hear_question()
+            if not isinstance(hello, Hello) or hello.job != self._standing.job:
+                return
+            who = hello.node
+            while True:
+                link.within(_PATIENCE_S)
+                self._answer(link, hello)
+        except EOFError:
+            return
+        except ssl.SSLError as error:
+            log.warning("replica_caller_refused from=%s error=%s", who, refusal(error))
+        except (OSError, ReplicaError) as error:
+            log.info("replica_caller_lost node=%s error=%s", who, str(error) or "it is too slow")
+
+    def _answer(self, link: Link, hello: Hello) -> None:
+        asked = link.hear_question()
+        try:
+            match asked:
+                case Put():
+                    self._take(link, hello, asked)
+                case Ask():
+                    link.say(Holding(copies=tuple(self._copies(asked.ranks))))
+                case Get():
+                    self._give(link, asked)
+                case Hello():
+                    link.say(No(reason="that was said already"))
+        except ReplicaError as error:
+            link.say(No(reason=str(error), cause=error.cause))
+
+    def _take(self, link: Link, hello: Hello, asked: Put) -> None:
+        copy = asked.copy
+        if hello.round < self._standing.round:
+            now = self._standing.round
+            raise ReplicaError(f"round {hello.round} is over, the job is at round {now}", "round")
+        began = time.monotonic()
+        try:
+            incoming = self._store.begin(copy, Sender(hello.round, asked.restored, link.abort))
+        except OSError as error:
+            raise ReplicaError(f"there is no room for it: {error}", "room") from error
+        if incoming is None:
+            link.say(Go(offset=copy.size_bytes, is_whole=True))
+            return
+        try:
+            link.within(self._standing.limit_s(copy.size_bytes - incoming.offset))
+            link.say(Go(offset=incoming.offset))
+            link.receive(incoming)
+            held = self._store.finish(incoming)
+        finally:
+            self._store.pause(incoming)
+        self._arrived(held, hello.node, time.monotonic() - began)
+        link.say(Stored())
+
+    def _copies(self, ranks: tuple[int, ...]) -> list[Copy]:
+        found = [held.copy for rank in ranks for held in self._store.of_rank(rank)]
+        for rank in ranks:
+            slot, count = self._standing.slot_of(rank) or (-1, 0)
+            found += [image.copy(slot, count) for image in self._images.of(rank)]
+        return found
+
+    def _give(self, link: Link, asked: Get) -> None:
+        copy = asked.copy
+        path = self._path_of(copy)
+        if path is None or not 0 <= asked.offset <= copy.size_bytes:
+            raise ReplicaError(f"step {copy.step} of rank {copy.rank} is not here", "unknown")
+        octets = Readings().of(path, copy.size_bytes)
+        link.within(self._standing.limit_s(copy.size_bytes - asked.offset))
+        link.say(Coming(size_bytes=copy.size_bytes))
+        link.send(octets[asked.offset :])
+
+    def _path_of(self, copy: Copy) -> Path | None:
+        held = [(one.copy.hash, one.path) for one in self._store.of_rank(copy.rank)]
+        own = [(one.head.hash, one.path) for one in self._images.of(copy.rank)]
+        return dict([*own, *held]).get(copy.hash)

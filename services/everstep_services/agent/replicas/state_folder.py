@@ -1,0 +1,224 @@
+"""Where the states of this node are: in memory, it outlives ranks, and an agent that was killed.
+
+On a disk, `local_root` instead of `memory_dir`, it outlives a reboot.
+
+<memory_dir>/everstep-<uid>/images/<job>@<node>/            one agent's; its lock says that it lives
+<memory_dir>/everstep-<uid>/images/<job>@<node>/left.json   its agent ended, and may come again
+<memory_dir>/everstep-<uid>/images/<job>@<node>/disk        it is on a disk
+"""
+
+import fcntl
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from everstep.clock import Clock, SystemClock
+from everstep_services.agent.ranks import process_tree
+from everstep_services.agent.replicas.fetcher import OFFER
+from everstep_services.agent.replicas.manager import CODED
+from everstep_services.agent.runtime.workdir import private_dir
+from trainer_sdk import layout
+from trainer_sdk.checkpoint.image_folder import ON_DISK, sync_names
+from trainer_sdk.checkpoint.manifest import INDEX
+
+log = logging.getLogger(__name__)
+
+LEFT = "left.json"
+_WITHIN_S = 2.0
+"""The lock of an agent that was killed is free when it has gone, with all of its memory."""
+_LOOK_EVERY_S = 0.02
+_OURS = 3
+"""Folders above an agent's that may be new: images/, everstep-<uid>/; and where these are."""
+_LONGEST_S = 366 * 86400.0
+"""What says that it stays for longer is not ours, or the clock was wrong."""
+
+
+@dataclass
+class Departure:
+    """What stays of a node's states when its agent ends, for how long, and in how much room."""
+
+    for_s: float = 0.0
+    """0: nothing stays."""
+    most_bytes: int | None = None
+    """Of all jobs on this node whose agents have ended."""
+    room_least_bytes: int = 0
+    """Of the file system, which stays free."""
+    clock: Clock = field(default_factory=SystemClock)
+    is_on_disk: bool = False
+    """It outlives a reboot: what a killed agent has left stays, too, from its newest state on."""
+    stays: bool = True
+    """False once the job has ended well: then nothing outlives it."""
+
+
+class Left(msgspec.Struct, frozen=True):
+    """An agent has ended, and its job may come again to this node."""
+
+    job: str
+    until: float
+    """In seconds since 1970: then the states may be removed."""
+
+
+@contextmanager
+def opened_images(
+    job: str, node: str, memory: Path, departure: Departure | None = None
+) -> Iterator[Path | None]:
+    """The folder; None where there is no memory for files, or another agent has it. Blocks.
+
+    What an agent of the same job and node has left is taken over. What those of other jobs have
+    left is removed: if they were killed, at once; if they ended, when their `Departure` says so.
+    """
+    departure = departure or Departure()
+    if not os.access(memory, os.W_OK):
+        yield None
+        return
+    base = private_dir(private_dir(memory / f"everstep-{os.getuid()}") / "images")
+    name = f"{job}@{node}"
+    folder, lock = base / name, None
+    for is_last in _looks():
+        with process_tree.alone_in(base):
+            _sweep(base, name, departure)
+            lock = _locked(private_dir(folder) / layout.LOCK_FILE)
+        if lock is not None or is_last:
+            break
+    if lock is None:
+        yield None
+        return
+    try:
+        shutil.rmtree(folder / CODED, ignore_errors=True)
+        (folder / OFFER).unlink(missing_ok=True)
+        (folder / LEFT).unlink(missing_ok=True)
+        _say_what_it_is(folder, departure)
+        yield folder
+    finally:
+        has_left = _has_left(folder, job, departure)
+        os.close(lock)
+        if has_left:
+            with process_tree.alone_in(base):
+                _sweep(base, "", departure)
+
+
+def sweep(folder: Path, departure: Departure) -> None:
+    """Remove what other jobs' agents have left beside this folder, as far as it is due. Blocks."""
+    with process_tree.alone_in(folder.parent):
+        _sweep(folder.parent, folder.name, departure)
+
+
+def _has_left(folder: Path, job: str, departure: Departure) -> bool:
+    """End: the states stay, or nothing does."""
+    base, left = folder.parent, folder / LEFT
+    if departure.stays and departure.for_s > 0 and any(folder.rglob(INDEX)):
+        shutil.rmtree(folder / CODED, ignore_errors=True)
+        until = departure.clock.wall().timestamp() + departure.for_s
+        with suppress(OSError):  # without it, the next agent of another job removes all of it
+            left.write_bytes(msgspec.json.encode(Left(job, until)))
+        log.info("images_left folder=%s for_s=%g", folder, departure.for_s)
+        return True
+    _empty(folder)
+    with process_tree.alone_in(base):
+        shutil.rmtree(folder, ignore_errors=True)
+    return False
+
+
+def _sweep(base: Path, name: str, departure: Departure) -> None:
+    """Remove what dead agents have left; of those that may come again, what is too old or large."""
+    waiting: list[tuple[float, Path]] = []
+    now = departure.clock.wall().timestamp()
+    for folder in list(base.iterdir()):
+        lock = folder / layout.LOCK_FILE
+        if folder.name == name or (lock.exists() and not process_tree.is_free(str(lock))):
+            continue
+        left = _left(folder) or _killed(folder, departure)
+        if left is None or not now < left.until <= now + _LONGEST_S:
+            _remove(folder)
+        else:
+            waiting.append((left.until, folder))
+    for is_first_to_go in _excess(base, waiting, departure):
+        _remove(is_first_to_go)
+
+
+def _excess(base: Path, waiting: list[tuple[float, Path]], departure: Departure) -> Iterator[Path]:
+    """Those that ended first, until the others have room and leave room."""
+    sizes = {folder: _size_of(folder) for _, folder in waiting}
+    for _, folder in sorted(waiting):
+        about = os.statvfs(base)
+        is_full = about.f_bavail * about.f_frsize < departure.room_least_bytes
+        most = departure.most_bytes
+        if not is_full and (most is None or sum(sizes.values()) <= most):
+            return
+        del sizes[folder]
+        yield folder
+
+
+def _left(folder: Path) -> Left | None:
+    try:
+        return msgspec.json.decode((folder / LEFT).read_bytes(), type=Left)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _killed(folder: Path, departure: Departure) -> Left | None:
+    """What stays on a disk of an agent that had no time to say so, as when the power went."""
+    if not departure.is_on_disk:
+        return None
+    saved_at: list[float] = []
+    for index in folder.rglob(INDEX):
+        with suppress(OSError):
+            saved_at.append(index.stat().st_mtime)
+    return Left("", max(saved_at) + departure.for_s) if saved_at else None
+
+
+def _say_what_it_is(folder: Path, departure: Departure) -> None:
+    """Ranks read it; and the folder is there after a power cut."""
+    if departure.is_on_disk:
+        (folder / ON_DISK).touch(mode=0o600)
+        sync_names(folder, _OURS)
+    else:
+        (folder / ON_DISK).unlink(missing_ok=True)
+
+
+def _size_of(folder: Path) -> int:
+    size = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            size += path.stat().st_blocks * 512
+    return size
+
+
+def _remove(folder: Path) -> None:
+    _empty(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _empty(folder: Path) -> None:
+    """But for the lock: whatever is left when we are killed here belongs to a dead agent."""
+    for one in folder.glob("*"):
+        if one.is_dir():
+            shutil.rmtree(one, ignore_errors=True)
+        elif one.name != layout.LOCK_FILE:
+            one.unlink(missing_ok=True)
+
+
+def _looks() -> Iterator[bool]:
+    """Whether it is the last time to look."""
+    until = time.monotonic() + _WITHIN_S
+    while time.monotonic() < until:
+        yield False
+        time.sleep(_LOOK_EVERY_S)
+    yield True
+
+
+def _locked(path: Path) -> int | None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor

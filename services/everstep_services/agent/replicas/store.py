@@ -1,0 +1,309 @@
+"""What this node holds of other nodes' states, and has fetched of its own. Called in threads.
+
+    held/slot-<S>/rank-<R>/<step>-<hash>/  a whole copy: image and index.json, or part and part.json
+    held/slot-<S>/rank-<R>/incoming/       what is being received
+
+Of each rank the two newest copies are kept; the older one's memory takes the next. So an old step
+leaves only when a newer one is complete. What the training has left counts as older than any other.
+"""
+
+import os
+import shutil
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from everstep.hashing import Hasher
+from everstep_services.agent.replicas.displacement import Course, Sender
+from everstep_services.agent.replicas.held_copy import (
+    INCOMING,
+    PART,
+    Held,
+    found,
+    unindex,
+    write_index,
+)
+from everstep_services.agent.replicas.images import Head, read_head
+from everstep_services.agent.replicas.memory_file import Memory
+from everstep_services.agent.replicas.protocol import Copy, ReplicaError
+from everstep_services.agent.replicas.settings import CheckpointSettings
+from trainer_sdk.checkpoint.image_folder import sync_file, sync_names
+from trainer_sdk.checkpoint.manifest import IMAGE
+
+_KEPT = 2
+_ABOVE_RANK = 3
+"""Folders above a rank's that may be new, too: its slot's, held/, and the agent's own."""
+Owner = tuple[int, int]
+"""A slot, and one of its ranks."""
+
+
+@dataclass(slots=True)
+class Incoming:
+    """A copy that is being received, or was when the connection broke."""
+
+    copy: Copy
+    head: Head
+    path: Path
+    memory: Memory
+    present: int = 0
+    """So much memory it had from what was here before."""
+    offset: int = 0
+    is_busy: bool = True
+    sender: Sender | None = None
+    hash: Hasher = field(default_factory=Hasher)
+
+    def room(self, most: int) -> memoryview:
+        """For the next bytes; empty at the end."""
+        return self.memory.room(self.offset, min(most, self.copy.size_bytes - self.offset))
+
+    def took(self, piece: memoryview) -> None:
+        """They are there."""
+        self.memory.wrote(self.offset, piece)
+        self.hash.update(piece)
+        self.offset += len(piece)
+
+    def start_over(self) -> None:
+        """What came so far is not what was announced."""
+        self.offset, self.hash = 0, Hasher()
+        self.memory.begin_again(self.path)
+
+
+class Store:
+    """Safe for several threads. A copy is received by one of them at a time."""
+
+    def __init__(self, base: Path, job: str, settings: CheckpointSettings) -> None:
+        self._base = base / "held"
+        self._job = job
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._held: dict[Owner, list[Held]] = {}
+        self._incoming: dict[Owner, Incoming] = {}
+        self._courses: dict[Owner, Course] = {}
+        self._touched: set[int] = set()
+        """Slots of which something came in this round."""
+        for held in found(self._base, job):
+            self._held.setdefault((held.copy.slot, held.copy.rank), []).append(held)
+
+    def begins(self) -> None:
+        """Another round."""
+        self._touched = set()
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory that all of it takes."""
+        with self._lock:
+            return self._size()
+
+    def of_rank(self, rank: int) -> list[Held]:
+        """Copies of a rank's state, the newest first; what its training has left, only alone."""
+        with self._lock:
+            found = [
+                held
+                for owner, each in self._held.items()
+                if owner[1] == rank
+                for held in self._going_on(owner, each)
+            ]
+        return sorted(found, key=lambda held: held.head.age, reverse=True)
+
+    def of_slot(self, slot: int, step: int) -> list[Held]:
+        """What is here of a slot's state at a step, whole copies or parts, the newest of a rank."""
+        with self._lock:
+            found = [
+                [one for one in each if one.copy.step == step]
+                for (owner, _), each in self._held.items()
+                if owner == slot
+            ]
+        return [max(each, key=lambda one: one.head.age) for each in found if each]
+
+    def has_all(self, held: Held) -> bool:
+        """The copies of all ranks of its slot are here, of the same round and step."""
+        copy, age = held.copy, held.head.age
+        same = [one for one in self.of_slot(copy.slot, copy.step) if one.head.age == age]
+        return len(same) == copy.ranks
+
+    def begin(self, copy: Copy, sender: Sender | None = None) -> Incoming | None:
+        """Receive it, from its offset on; None if it is here. `ReplicaError` if it cannot be.
+
+        Without a sender this node itself wants it, and knows why.
+        """
+        head = self._checked(copy)
+        owner = (copy.slot, copy.rank)
+        with self._lock:
+            if sender is not None and not self._course(owner).hear(sender):
+                raise ReplicaError(f"round {sender.round} is over: a later one sends here", "round")
+            self._touched.add(copy.slot)
+            held = self._held.get(owner, [])
+            if any(one.copy.hash == copy.hash and one.copy.step == copy.step for one in held):
+                return None
+            going_on = self._incoming.get(owner)
+            if going_on is not None and going_on.is_busy:
+                _overtake(going_on.sender, sender)
+                raise ReplicaError(f"rank {copy.rank} is being received already", "busy")
+            if going_on is not None and going_on.copy == copy:
+                going_on.is_busy, going_on.sender = True, sender
+                return going_on
+            others = [one.head.identity for one in held]
+            if sender is not None and (why := self._course(owner).refusal(head.identity, others)):
+                raise ReplicaError(f"step {copy.step} is not taken: {why}", "old")
+            incoming = self._allocate(owner, copy, head)
+            incoming.sender = sender
+            return incoming
+
+    def finish(self, incoming: Incoming, hashed: str = "") -> Held:
+        """Verify it, and let it be seen. `ReplicaError` if it is not what was announced.
+
+        `hashed` is what its bytes were found to be, where somebody else has written them.
+        """
+        copy = incoming.copy
+        if (hashed or incoming.hash.hexdigest()) != copy.hash:
+            incoming.start_over()
+            raise ReplicaError(
+                f"step {copy.step} of rank {copy.rank} came with other bytes than its hash "
+                f"{copy.hash}: it was changed meanwhile, or on its way",
+                "torn",
+            )
+        sync_file(incoming.path)
+        with self._lock:
+            owner = (copy.slot, copy.rank)
+            folder, others = self._folder(owner), self._held.setdefault(owner, [])
+            target = folder / f"{copy.step}-{copy.hash}"
+            write_index(folder / INCOMING, copy)
+            (folder / INCOMING).rename(target)
+            sync_names(folder, _ABOVE_RANK)
+            held = Held(copy, incoming.head, target, incoming.memory)
+            self._forget(owner, [one for one in others if one.head.age == held.head.age])
+            others.append(held)
+            del self._incoming[owner]
+        return held
+
+    def pause(self, incoming: Incoming) -> None:
+        """Nobody receives it now; it may go on where it ended."""
+        incoming.is_busy = False
+
+    def drop(
+        self, slot: int, *, step: int | None = None, before: tuple[int, int] | None = None
+    ) -> int:
+        """Forget a slot's state: of one step, or what is older. How many bytes that freed."""
+        with self._lock:
+            size = self._size()
+            for owner in [owner for owner in self._held if owner[0] == slot]:
+                gone = [
+                    held
+                    for held in self._held[owner]
+                    if (step is None or held.copy.step == step)
+                    and (before is None or held.head.age < before)
+                ]
+                self._forget(owner, gone)
+            return size - self._size()
+
+    def close(self) -> None:
+        """Nothing more is received."""
+        for incoming in self._incoming.values():
+            incoming.memory.close()
+
+    # -- inside; the lock is held ----------------------------------------------------------------
+
+    def _checked(self, copy: Copy) -> Head:
+        head = read_head(copy.index)
+        is_whole = copy.parts == 1
+        if (
+            head.identity.job != self._job
+            or head.rank != copy.rank
+            or head.identity.step != copy.step
+            or copy.size_bytes < 1
+            or (is_whole and (head.size_bytes, head.hash) != (copy.size_bytes, copy.hash))
+        ):
+            whose = f"job {head.identity.job}, rank {head.rank}, step {head.identity.step}"
+            raise ReplicaError(
+                f"what was announced as step {copy.step} of rank {copy.rank} of job {self._job} is "
+                f"of {whose}, or of another size or hash: it is not taken",
+                "foreign",
+            )
+        return head
+
+    def _allocate(self, owner: Owner, copy: Copy, head: Head) -> Incoming:
+        """Memory for it: that of the copy worth least, where there are enough, or new."""
+        folder = self._folder(owner)
+        place, path = folder / INCOMING, folder / INCOMING / (IMAGE if copy.parts == 1 else PART)
+        self._give_up(owner)
+        course = self._course(owner)
+        held = sorted(self._held.get(owner, ()), key=lambda one: course.worth(one.head.identity))
+        oldest = held[0] if len(held) >= _KEPT else None
+        present = 0 if oldest is None else oldest.copy.size_bytes
+        self._need_room(copy, copy.size_bytes - present, owner, head)
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if oldest is None:
+            place.mkdir(mode=0o700)
+        else:
+            unindex(oldest.folder)
+            oldest.folder.rename(place)
+            (place / oldest.path.name).rename(path)
+            self._held[owner].remove(oldest)
+        memory = None if oldest is None else oldest.memory
+        if memory is None or memory.size_bytes != copy.size_bytes:
+            memory = Memory(path, copy.size_bytes)
+        memory.begin_again(path)
+        incoming = Incoming(copy, head, path, memory, min(present, copy.size_bytes))
+        self._incoming[owner] = incoming
+        return incoming
+
+    def _course(self, owner: Owner) -> Course:
+        return self._courses.setdefault(owner, Course())
+
+    def _going_on(self, owner: Owner, held: list[Held]) -> list[Held]:
+        """What a training may come back to; anything, where that is nothing."""
+        course = self._course(owner)
+        return [one for one in held if not course.has_left(one.head.identity)] or held
+
+    def _give_up(self, owner: Owner) -> None:
+        """What was being received is overtaken."""
+        incoming = self._incoming.pop(owner, None)
+        if incoming is not None:
+            incoming.memory.close()
+            shutil.rmtree(incoming.path.parent, ignore_errors=True)
+
+    def _need_room(self, copy: Copy, more: int, owner: Owner, head: Head) -> None:
+        if more <= 0 or self._room() >= more:
+            return
+        for other, each in list(self._held.items()):
+            # Whoever left it here keeps it elsewhere by now: this round has saved since.
+            if other[0] not in self._touched and other[0] != owner[0]:
+                self._forget(other, [held for held in each if held.head.age < head.age])
+        room = self._room()
+        if room < more:
+            raise ReplicaError(
+                f"step {copy.step} of rank {copy.rank} needs {more} bytes more, and {max(room, 0)} "
+                f"may be taken: raise agent.checkpoints.held_most_bytes, or enlarge what "
+                f"agent.checkpoints.{self._settings.states_setting} is in",
+                "quota",
+            )
+
+    def _room(self) -> int:
+        """How much more may be taken."""
+        about = os.statvfs(self._base.parent)
+        unwritten = sum(
+            one.copy.size_bytes - max(one.offset, one.present) for one in self._incoming.values()
+        )
+        free = about.f_bavail * about.f_frsize - unwritten - self._settings.room_least_bytes
+        most = self._settings.held_most_bytes
+        return free if most is None else min(free, most - self._size())
+
+    def _size(self) -> int:
+        held = sum(one.copy.size_bytes for each in self._held.values() for one in each)
+        return held + sum(one.copy.size_bytes for one in self._incoming.values())
+
+    def _folder(self, owner: Owner) -> Path:
+        return self._base / f"slot-{owner[0]}" / f"rank-{owner[1]}"
+
+    def _forget(self, owner: Owner, gone: Iterable[Held]) -> None:
+        for held in gone:
+            unindex(held.folder)
+            shutil.rmtree(held.folder, ignore_errors=True)
+            self._held[owner].remove(held)
+
+
+def _overtake(before: Sender | None, sender: Sender | None) -> None:
+    """End the connection of a round before, which may hang: there is room at the next attempt."""
+    if before is not None and sender is not None and before.round < sender.round:
+        before.abort()

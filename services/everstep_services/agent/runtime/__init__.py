@@ -1,0 +1,1 @@
+"""What an agent runs: its process, its loops, its ranks and its folders."""

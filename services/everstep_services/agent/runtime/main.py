@@ -1,0 +1,220 @@
+"""The process of `everstep run`: its keeper, its bus, its signals, its exit code."""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from everstep.bus import BusSettings, connect
+from everstep.bus.background import beside
+from everstep.bus.client import NatsBus
+from everstep.bus.errors import BusDeniedError, BusError, SpoolBusyError
+from everstep.clock import SystemClock
+from everstep.errors import EverstepError
+from everstep.ids import new_id
+from everstep_services.agent.core.round_part import Limits
+from everstep_services.agent.ranks.device_memory import has_devices
+from everstep_services.agent.ranks.setup import sweep
+from everstep_services.agent.ranks.warden_client import held_folder, opened_keeper
+from everstep_services.agent.replicas.node_checkpoints import opened_checkpoints
+from everstep_services.agent.run_plan import RunPlan
+from everstep_services.agent.runtime.rank_runner import Keepers
+from everstep_services.agent.runtime.service import AgentService
+from everstep_services.agent.runtime.workdir import Workplace, private_dir
+from everstep_services.agent.stalls.limits_table import others_of
+from everstep_services.agent.telemetry.leftover_spools import remember, send_left_and_log
+
+if TYPE_CHECKING:
+    from everstep_services.agent.injection.agent_faults import Harm
+
+log = logging.getLogger(__name__)
+
+UNREACHABLE = 94
+_SIGNALS = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+_ANNOUNCE = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+class NoControlPlaneError(EverstepError):
+    """The bus cannot be reached at the start."""
+
+    def __init__(self, error: BusError) -> None:
+        super().__init__(f"{error}; without a bus, use `everstep run --standalone`")
+
+
+class NodeIdTakenError(EverstepError):
+    """Another agent of this job runs under the same name on this host."""
+
+    def __init__(self, job: str, node: str) -> None:
+        super().__init__(
+            f"another agent runs as {node} in job {job}, and on this host: give each its own "
+            f"--node-id, or stop the other"
+        )
+
+
+class Signals:
+    """Until somebody is ready for them they end the process; then whoever is ready decides.
+
+    Those that announce something to ranks alone end nothing: there are none yet.
+    """
+
+    def __init__(self, notices: Collection[str]) -> None:
+        self._main = asyncio.current_task()
+        self._for_ranks = {number for number in _ANNOUNCE if number.name not in notices}
+        self._handler: Callable[[int], None] | None = None
+        self.ended_by: int | None = None
+
+    def _came(self, number: int) -> None:
+        if self._handler is not None:
+            self._handler(number)
+        elif number in self._for_ranks:
+            _unneeded(number)
+        elif self._main is not None:
+            self.ended_by = number
+            self._main.cancel()
+
+    @contextmanager
+    def caught(self) -> Iterator[None]:
+        """Until the end, signals to this process come here."""
+        loop = asyncio.get_running_loop()
+        # Under `nohup` the end of a terminal is no reason to go.
+        is_kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        numbers = [number for number in _SIGNALS if number != signal.SIGHUP or not is_kept]
+        for number in numbers:
+            loop.add_signal_handler(number, self._came, number)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    @contextmanager
+    def handed_to(self, handler: Callable[[int], None]) -> Iterator[None]:
+        """Until the end, this is who decides about signals."""
+        self._handler = handler
+        try:
+            yield
+        finally:
+            self._handler = _unneeded
+
+
+def _unneeded(number: int) -> None:
+    """Too early for ranks; or we leave already, and what is cleaned up is not cut off."""
+    log.info("signal_ignored signal=%d", number)
+
+
+async def run_agent(plan: RunPlan, bus: Awaitable[BusSettings], base: dict[str, str]) -> int:
+    """Run one agent to its end; the exit code. The bus may come later than the forge starts.
+
+    `base` is the environment that ranks inherit.
+    """
+    signals, instance = Signals(plan.preempt_signals), new_id()[12:24]
+    with signals.caught():
+        try:
+            return await _run(plan, bus, base, signals, instance)
+        except asyncio.CancelledError:
+            if signals.ended_by is None:
+                raise
+            return 128 + signals.ended_by
+
+
+async def _run(
+    plan: RunPlan,
+    bus_settings: Awaitable[BusSettings],
+    base: dict[str, str],
+    signals: Signals,
+    instance: str,
+) -> int:
+    runtime = runtime_dir(base, instance)
+    async with AsyncExitStack() as stack:
+        workplace = stack.enter_context(Workplace.opened(plan, runtime, base))
+        checkpoints, workplace.images = await stack.enter_async_context(
+            opened_checkpoints(plan, SystemClock())
+        )
+        keeper_plan = workplace.keeper_plan(instance)
+        lock = await stack.enter_async_context(held_folder(keeper_plan))
+        first = await stack.enter_async_context(AsyncExitStack())
+        keeper = await first.enter_async_context(opened_keeper(keeper_plan, lock))
+        await stack.enter_async_context(workplace.console_following())
+        settings = await bus_settings
+        name = f"agent-{plan.job}-{plan.node}"
+        spool = plan.state_dir / "spool" / name
+        harm, settings = await _harmable(plan, settings, stack)
+        bus = await stack.enter_async_context(_connected(plan, settings, name, spool))
+        limits = Limits(
+            stop_grace_s=plan.stop_grace_s,
+            preempt_grace_s=plan.preempt_grace_s,
+            agree_within_s=plan.agree_within_s,
+            unheard_within_s=plan.unheard_within_s,
+        )
+        keepers = Keepers(keeper, first.aclose, partial(opened_keeper, keeper_plan, lock))
+        others = others_of(
+            base,
+            preempt_grace_s=plan.preempt_grace_s,
+            scheduler_grace_s=plan.scheduler_grace_s,
+            has_nccl=has_devices(),
+        )
+        clock = SystemClock() if harm is None else harm.clock
+        service = AgentService(
+            plan, bus, keepers, workplace, clock, instance,
+            limits=limits, others=others, checkpoints=checkpoints, harm=harm,
+        )  # fmt: skip
+        with signals.handed_to(service.signalled):
+            code = await service.run()
+        checkpoints.agent_ends(code)
+        return code
+
+
+@asynccontextmanager
+async def _connected(
+    plan: RunPlan, settings: BusSettings, name: str, spool: Path
+) -> AsyncIterator[NatsBus]:
+    """The bus of this agent; meanwhile what other agents have left here is sent, too."""
+    async with AsyncExitStack() as stack:
+        try:
+            bus = await stack.enter_async_context(connect(settings, name, spool=spool))
+        except BusDeniedError:
+            raise
+        except SpoolBusyError as error:
+            raise NodeIdTakenError(plan.job, plan.node) from error
+        except BusError as error:
+            raise NoControlPlaneError(error) from error
+        with suppress(OSError):  # a disk that is full: whoever comes next cannot log in for us
+            await asyncio.to_thread(remember, spool, settings)
+        async with beside(send_left_and_log(spool.parent)):
+            yield bus
+
+
+async def _harmable(
+    plan: RunPlan, settings: BusSettings, stack: AsyncExitStack
+) -> "tuple[Harm | None, BusSettings]":
+    """What faults need that are to be injected; of a job that allows none, nothing."""
+    if not plan.allow_injection:
+        return None, settings
+    from everstep_services.agent.injection.agent_faults import opened_harm
+
+    return await stack.enter_async_context(opened_harm(settings))
+
+
+def runtime_dir(environ: dict[str, str], instance: str) -> Path:
+    """Where this agent keeps sockets and pages: in memory where there is some, for us only."""
+    chosen = environ.get("XDG_RUNTIME_DIR")
+    if chosen and Path(chosen).is_dir():
+        base = Path(chosen) / "everstep"
+    else:
+        memory = Path("/dev/shm")  # noqa: S108  a folder of ours in it, 0700
+        root = memory if os.access(memory, os.W_OK) else Path("/tmp")  # noqa: S108
+        base = root / f"everstep-{os.getuid()}"
+    sweep(private_dir(base))
+    return private_dir(base / instance)

@@ -1,0 +1,151 @@
+"""The environment of a rank: torchrun's, so that unmodified scripts run, and a few of ours."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from everstep.errors import EverstepError
+from everstep.messages import StartRanks
+from everstep_services.agent.run_plan import RunPlan
+from trainer_sdk import layout
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_NO_LIMIT = 1_000_000
+"""TORCHELASTIC_MAX_RESTARTS where there is none: scripts read it as a number."""
+
+
+_OF_LOGINS = re.compile(
+    r"EVERSTEP_(?:BUS|CLIENT|API|HISTORY|LOGINS)__.*"
+    r"|EVERSTEP_.*(?:TOKEN|PASSWORD|SECRET|CREDENTIAL|SEED).*"
+)
+"""How processes of ours log in, to the bus and to the API. A script has no use for it."""
+
+
+class DevicesMissingError(EverstepError):
+    """More ranks than devices, where each rank is to see one of its own."""
+
+    def __init__(self, local_rank: int, visible: str) -> None:
+        super().__init__(
+            f"--virtual-local-rank: local rank {local_rank} has no device, as "
+            f"CUDA_VISIBLE_DEVICES is {visible!r}; lower --nproc-per-node"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RankPaths:
+    """Files and sockets that one rank is given."""
+
+    error_file: Path
+    """Where an uncaught exception is written: TORCHELASTIC_ERROR_FILE."""
+    images: Path | None = None
+    """Where its states are kept in memory."""
+
+
+def without_logins(base: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what says how to log in, for the ranks and all that starts them."""
+    return {name: value for name, value in base.items() if not _OF_LOGINS.fullmatch(name)}
+
+
+def environment(
+    plan: RunPlan,
+    order: StartRanks,
+    local_rank: int,
+    base: Mapping[str, str],
+    paths: RankPaths,
+) -> dict[str, str]:
+    """Everything that a rank finds in its environment. `base` is that of `everstep run`."""
+    found = without_logins(base)
+    found.pop(layout.INJECTION_VARIABLE, None)
+    found.pop(layout.IMAGES_VARIABLE, None)
+    found.pop(layout.IMAGES_MOST_VARIABLE, None)
+    if paths.images is not None:
+        found[layout.IMAGES_VARIABLE] = str(paths.images)
+        if (most := plan.checkpoints.own_most_bytes) is not None:
+            found[layout.IMAGES_MOST_VARIABLE] = str(max(most // order.ranks, 1))
+    if plan.allow_fresh_start:
+        found[layout.FRESH_VARIABLE] = "1"
+    if plan.allow_injection:
+        found[layout.INJECTION_VARIABLE] = "1"
+    found.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    if order.ranks > 1:
+        found.setdefault("OMP_NUM_THREADS", "1")
+    return found | _places(plan, order, local_rank) | _devices(plan, local_rank, base) | {
+        "MASTER_ADDR": order.master_address,
+        "MASTER_PORT": str(order.master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(order.restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(
+            _NO_LIMIT if order.max_restarts is None else order.max_restarts
+        ),
+        "TORCHELASTIC_RUN_ID": plan.run_id or plan.job,
+        # The agent hosts no store: rank 0 does, and it dies with its round.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(plan.signals),
+        "TORCHELASTIC_ERROR_FILE": str(paths.error_file),
+        "EVERSTEP_JOB": plan.job,
+        "EVERSTEP_NODE": plan.node,
+        "EVERSTEP_ROUND": str(order.round),
+        "EVERSTEP_SLOT": str(order.slot),
+    }  # fmt: skip
+
+
+def shared_and_own(
+    plan: RunPlan, base: Mapping[str, str], paths: RankPaths
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """What all ranks of a node have alike, in each round; and the names of what they have not."""
+    one, other = (
+        environment(plan, order, 0, base, paths) for order in (_example(plan, 1), _example(plan, 2))
+    )
+    shared = {name: value for name, value in one.items() if other.get(name) == value}
+    if plan.ranks_per_node > 1:
+        shared.pop("LOCAL_RANK")
+    if plan.virtual_local_rank:
+        shared.pop(_VISIBLE)
+    return shared, tuple(sorted((one.keys() | other.keys()) - shared.keys()))
+
+
+def _example(plan: RunPlan, number: int) -> StartRanks:
+    """An order; two of them differ in all that may differ between rounds."""
+    return StartRanks(
+        id="0" * 32,
+        job=plan.job,
+        round=number,
+        reason="",
+        slot=number,
+        slots=number + 1,
+        first_rank=number * plan.ranks_per_node,
+        ranks=plan.ranks_per_node,
+        world_size=(number + 1) * plan.ranks_per_node,
+        master_address=f"address-{number}",
+        master_port=number,
+        restarts=number,
+        max_restarts=plan.spec.max_restarts,
+    )
+
+
+def _places(plan: RunPlan, order: StartRanks, local_rank: int) -> dict[str, str]:
+    """Who the rank is. All ranks of a job have one role, so a role's world is the world."""
+    rank, world = str(order.first_rank + local_rank), str(order.world_size)
+    return {
+        "RANK": rank,
+        "LOCAL_RANK": str(local_rank),
+        "GROUP_RANK": str(order.slot),
+        "ROLE_RANK": rank,
+        "ROLE_NAME": plan.role,
+        "LOCAL_WORLD_SIZE": str(order.ranks),
+        "WORLD_SIZE": world,
+        "GROUP_WORLD_SIZE": str(order.slots),
+        "ROLE_WORLD_SIZE": world,
+    }
+
+
+def _devices(plan: RunPlan, local_rank: int, base: Mapping[str, str]) -> dict[str, str]:
+    """With virtual local ranks each rank is the first on a node with one device."""
+    if not plan.virtual_local_rank:
+        return {}
+    visible = base.get(_VISIBLE)
+    devices = None if visible is None else [part.strip() for part in visible.split(",")]
+    if devices is not None and local_rank >= len(devices):
+        raise DevicesMissingError(local_rank, visible or "")
+    device = str(local_rank) if devices is None else devices[local_rank]
+    return {"LOCAL_RANK": "0", _VISIBLE: device}

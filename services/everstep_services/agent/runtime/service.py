@@ -1,0 +1,427 @@
+"""The agent: hears orders and ranks, asks its domain, and has done what it says."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from everstep import subjects
+from everstep.bus.errors import BusError
+from everstep.bus.facts.recorder import Recorder
+from everstep.bus.ports import Bus, Inbox
+from everstep.clock import Clock
+from everstep.messages import BeatNow, Joined, Order, Reported, SaveCheckpoint
+from everstep_services.agent.collectors.registry import collectors
+from everstep_services.agent.core import actions
+from everstep_services.agent.core.agent import Agent
+from everstep_services.agent.core.round_part import Limits
+from everstep_services.agent.probes import notes
+from everstep_services.agent.probes.node_checks import Checks
+from everstep_services.agent.probes.runner.examiner import Examiner
+from everstep_services.agent.ranks.round_watch import WatchedRank
+from everstep_services.agent.ranks.warden_ping import who_lives
+from everstep_services.agent.rendezvous_client.client import Answers, Asker
+from everstep_services.agent.rendezvous_client.script_requests import Requests
+from everstep_services.agent.rendezvous_client.status import Questions
+from everstep_services.agent.replicas.node_checkpoints import Checkpoints
+from everstep_services.agent.run_plan import RunPlan
+from everstep_services.agent.runtime.background import Lasting, unharmed
+from everstep_services.agent.runtime.network_test import Measuring
+from everstep_services.agent.runtime.rank_events import Desks, OwnRanks
+from everstep_services.agent.runtime.rank_runner import Keepers
+from everstep_services.agent.runtime.workdir import Workplace
+from everstep_services.agent.stalls.idleness import Idleness
+from everstep_services.agent.stalls.limits_table import Others
+from everstep_services.agent.stalls.recorder import Stalls
+from everstep_services.agent.telemetry.evidence import Evidence
+from everstep_services.agent.telemetry.facts import Records
+from everstep_services.agent.telemetry.progress import Progress
+from everstep_services.agent.telemetry.saves import Saves
+from everstep_services.agent.timings.monitor import Place, Timings
+from trainer_sdk.page import PageReading
+
+if TYPE_CHECKING:
+    from everstep_services.agent.injection.agent_faults import Harm
+    from everstep_services.agent.injection.service import Injection
+
+log = logging.getLogger(__name__)
+
+_USERS = {signal.SIGUSR1, signal.SIGUSR2}
+_BEAT_EVERY_S = 1.0
+_LOOK_AT_BUS_EVERY_S = 0.25
+_GOODBYE_WITHIN_S = 10.0
+_CUT_OFF_GOODBYE_WITHIN_S = 2.0
+"""Where the bus is away: what is said then waits on the disk."""
+_NOBODY_WITHIN_S = 60.0
+"""A new agent gives up when nobody has answered it for so long; one that was answered never."""
+_UNREACHABLE = 94
+
+
+class AgentService:
+    """One agent, from its first `join` to its exit code.
+
+    Everything that happens comes to the domain on the loop's thread, one at a time; what it
+    wants done is handed to loops that may wait.
+    """
+
+    def __init__(  # noqa: PLR0913  each is a port or what was asked for
+        self,
+        plan: RunPlan,
+        bus: Bus,
+        keepers: Keepers,
+        workplace: Workplace,
+        clock: Clock,
+        instance: str,
+        *,
+        limits: Limits,
+        others: Others,
+        checkpoints: Checkpoints,
+        harm: "Harm | None" = None,
+    ) -> None:
+        self._plan = plan
+        self._bus = bus
+        self._workplace = workplace
+        self._clock = clock
+        self._instance = instance
+        self._agent = Agent(limits)
+        self._recorder = Recorder(bus, clock)
+        record = self._recorder.keep
+        self._records = Records(plan.job, plan.node, clock)
+        self._evidence = Evidence(plan.job, bus, workplace, self._records, record, clock)
+        self._progress = Progress(plan, self._agent, self._page, self._records, clock)
+        self._questions = Questions(plan, self._agent, self._progress, instance, checkpoints.port)
+        self._checkpoints = checkpoints
+        answers = Answers(self._joined, self._reported, self._refused, self._unanswered)
+        self._asker = Asker(bus, clock, plan.job, answers)
+        self._requests = Requests(plan, bus, clock, workplace.say)
+        self._stalls = Stalls(
+            plan, bus, self._agent, self._watched, self._records, workplace, clock,
+            others, record, self._do,
+        )  # fmt: skip
+        self._progress.stalls = self._stalls.watch
+        self._saves = Saves(
+            plan.scheduler.name, self._agent, self._watched, self._records, clock, record
+        )
+        desks = Desks(
+            self._agent, self._questions, self._progress, self._evidence, self._stalls,
+            self._saves, checkpoints, self._requests, self._records, record, self._do,
+            collectors(plan.evidence_without, native_stacks=plan.native_stacks),
+        )  # fmt: skip
+        self._ranks = OwnRanks(keepers, workplace, clock, desks)
+        examiner = Examiner(plan.checks, notes.place(plan.state_dir, plan.node))
+        self._checks = Checks(examiner, self._records, clock, self._pids, record)
+        self._questions.checks = self._checks
+        self._measuring = Measuring(plan.node, clock, self._records, record)
+        self._injection = None if harm is None else self._opened_to(harm)
+        self._idleness = Idleness(clock)
+        self._due = asyncio.Event()
+        self._was_answered = False
+        self._exit: asyncio.Future[actions.Exiting] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> int:
+        """The exit code, once we are no longer needed."""
+        lasting = Lasting(partial(self._workplace.say, is_warning=True))
+        async with asyncio.TaskGroup() as tasks:
+            loops = [
+                tasks.create_task(loop(), name=loop.__name__)
+                for loop in (
+                    self._hear_orders_for_ever,
+                    self._ranks.hear_for_ever,
+                    self._asker.ask_for_ever,
+                    self._ranks.work.start_and_stop_for_ever,
+                    self._ranks.work.signal_for_ever,
+                    self._tick_for_ever,
+                )
+            ]
+            loops += [
+                tasks.create_task(lasting.run(loop), name=loop.__name__)
+                for loop in (
+                    self._requests.ask_for_ever,
+                    self._recorder.record_for_ever,
+                    self._evidence.collect_for_ever,
+                    self._evidence.collect_later_for_ever,
+                    self._evidence.collect_beside_for_ever,
+                    self._checks.examine_for_ever,
+                    self._measuring.measure_for_ever,
+                    self._checkpoints.keep_for_ever,
+                    self._stalls.watch.judge_for_ever,
+                    self._stalls.watch.look_closer_for_ever,
+                    self._stalls.follow_limits_for_ever,
+                    self._follow_bus_for_ever,
+                    self._beat_for_ever,
+                    self._beat_when_hailed_for_ever,
+                    self._hear_faults_for_ever,
+                    *self._measures_timings(),
+                )
+            ]
+            exiting = await self._exit
+            await self._say_goodbye(exiting)
+            for loop in loops:
+                loop.cancel()
+        return exiting.code
+
+    def signalled(self, number: int) -> None:
+        """Somebody has sent a signal to this process."""
+        name, now = signal.Signals(number).name, self._clock.now()
+        if name in self._plan.preempt_signals:
+            self._do(self._agent.preempted(number, name, now))
+        elif number in _USERS:
+            self._do([actions.Forward(number)])
+        else:
+            self._do(self._agent.interrupted(number, name, now))
+
+    # -- orders and answers ----------------------------------------------------------------------
+
+    async def _hear_orders_for_ever(self) -> None:
+        job = self._plan.job
+        async with (
+            self._bus.subscribe(subjects.order(job), Order) as to_all,
+            self._bus.subscribe(subjects.order(job, self._instance), Order) as to_us,
+            asyncio.TaskGroup() as tasks,
+        ):
+            for inbox in (to_all, to_us):
+                tasks.create_task(self._hear(inbox))
+            await self._checks.known_within(self._plan.checks.join_waits_s)
+            # Not before we can be heard: who does not hear its orders is taken to be gone.
+            self._do(self._agent.begin())
+
+    async def _hear(self, inbox: Inbox[Order]) -> None:
+        while True:
+            order = await inbox.get()
+            what = type(order).__name__
+            log.info("order type=%s round=%d reason=%s", what, order.round, order.reason)
+            with unharmed(f"order {what}"):
+                if isinstance(order, SaveCheckpoint):
+                    self._do(self._agent.asked_to_save(order, self._clock.now()))
+                else:
+                    self._do(self._agent.ordered(order))
+
+    def _joined(self, reply: Joined) -> None:
+        self._was_answered = True
+        self._do(self._agent.joined(reply, self._clock.now()))
+
+    def _reported(self, tell: actions.Tell, reply: Reported) -> None:
+        if tell.rank is not None and reply.incident is not None and tell.event != "excused":
+            self._evidence.belongs_to(tell.round, tell.rank, reply.incident)
+        self._do(self._agent.reported(tell, reply, self._clock.now()))
+
+    def _refused(self, reason: str) -> None:
+        self._do(self._agent.give_up(1, reason))
+
+    def _unanswered(self, for_s: float, reason: str) -> None:
+        log.info("rendezvous_silent for_s=%.1f error=%s", for_s, reason)
+        self._do(self._agent.unheard(self._clock.now(), reason))
+        if not self._was_answered and for_s > _NOBODY_WITHIN_S:
+            text = f"rendezvous has not answered for {for_s:.0f} s: {reason}"
+            self._do(self._agent.give_up(_UNREACHABLE, text))
+
+    # -- what is known of ranks ------------------------------------------------------------------
+
+    def _pids(self) -> Collection[int]:
+        return self._progress.pids(self._agent.live_ranks).values()
+
+    def _watched(self, rank: int) -> WatchedRank | None:
+        return self._ranks.work.keeper.watch.rank(rank)
+
+    def _place(self) -> Place | None:
+        order = self._agent.order
+        if order is None or not self._agent.live_ranks:
+            return None
+        ranks = range(order.first_rank, order.first_rank + order.ranks)
+        return Place(order.round, order.slot, order.slots, order.world_size, ranks)
+
+    def _measures_timings(self) -> tuple[Callable[[], Awaitable[None]], ...]:
+        plan = self._plan
+        if not plan.timings:
+            return ()
+        role = "" if plan.role == "default" else plan.role
+        timings = Timings(
+            plan.job, plan.node, self._bus, self._clock, self._place, self._watched, role=role
+        )
+        return (timings.tell_for_ever,)
+
+    def _page(self, rank: int) -> PageReading | None:
+        return self._ranks.work.keeper.page(rank)
+
+    # -- faults on purpose -----------------------------------------------------------------------
+
+    def _opened_to(self, harm: "Harm") -> "Injection":
+        from everstep_services.agent.injection.service import Injection, Ranks
+
+        watched = self._watched
+        ranks = Ranks(
+            order=lambda: self._agent.order,
+            folder=lambda rank: None if (known := watched(rank)) is None else known.folder,
+            pid=lambda rank: 0 if (known := watched(rank)) is None or known.gone else known.pid,
+            step=self._progress.step,
+        )
+        return Injection(self._plan, self._bus, harm, ranks, self._workplace.say)
+
+    async def _hear_faults_for_ever(self) -> None:
+        if self._injection is not None:
+            await self._injection.hear_for_ever(self._instance)
+
+    # -- time, the bus, beats --------------------------------------------------------------------
+
+    async def _tick_for_ever(self) -> None:
+        while True:
+            self._due.clear()
+            wake_at = self._agent.wake_at
+            wait_s = None if wake_at is None else max(0.0, wake_at - self._clock.now())
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._due.wait()
+            except TimeoutError:
+                self._do(self._agent.tick(self._clock.now()))
+
+    async def _follow_bus_for_ever(self) -> None:
+        """Notice that the bus was away: what was said meanwhile, nobody says again."""
+        was_away, returns = False, self._bus.returns
+        while True:
+            await self._clock.sleep(_LOOK_AT_BUS_EVERY_S)
+            if not self._bus.connected:
+                self._do(self._agent.unheard(self._clock.now(), "the bus is away"))
+                if not was_away:
+                    self._workplace.say("the bus is away: the ranks run on", is_warning=True)
+                was_away = True
+            elif was_away or self._bus.returns != returns:
+                was_away, returns = False, self._bus.returns
+                self._workplace.say("the bus is back")
+                self._do(self._agent.bus_back())
+
+    async def _beat_for_ever(self) -> None:
+        while True:
+            self._beat()
+            self._recorder.keep(*self._progress.facts())
+            if self._agent.last_ranks:
+                pids = self._progress.pids(self._agent.last_ranks)
+                idle_s = await asyncio.to_thread(self._idleness.look, pids)
+                self._do(self._agent.idle(idle_s))
+            await self._clock.sleep(_BEAT_EVERY_S)
+
+    async def _beat_when_hailed_for_ever(self) -> None:
+        subject = subjects.hail(self._plan.job, self._plan.node)
+        inquiry: asyncio.Task[None] | None = None
+        async with (
+            self._bus.subscribe(subject, BeatNow) as hails,
+            asyncio.TaskGroup() as inquiries,
+        ):
+            async for hail in hails:
+                self._beat()
+                if hail.wardens and (inquiry is None or inquiry.done()):
+                    inquiry = inquiries.create_task(self._inquire(hail), name="inquiry")
+
+    async def _inquire(self, hail: BeatNow) -> None:
+        """Say which of the nodes that are not heard have wardens that live."""
+        if alive := await who_lives(hail.wardens):
+            self._beat(alive)
+
+    def _beat(self, alive: tuple[str, ...] = ()) -> None:
+        door = self._ranks.work.keeper.door
+        beat = self._progress.beat(cut_off=not self._bus.connected, door=door, alive=alive)
+        self._bus.send(subjects.beat(self._plan.job, self._plan.node), beat)
+
+    # -- what is done about it -------------------------------------------------------------------
+
+    def _do(self, wanted: Sequence[actions.Act]) -> None:
+        for act in wanted:
+            match act:
+                case actions.Join():
+                    self._asker.join(self._questions.join)
+                case actions.Tell():
+                    self._tell(act)
+                case actions.Start() | actions.Stop() | actions.Hurry() | actions.Forward():
+                    self._ranks.work.do(act)
+                    # Before it is reported: a node that is lost in its first second of a round
+                    # would else be missed in a round that is over.
+                    with unharmed("a beat"):
+                        self._beat()
+                case actions.Say():
+                    self._workplace.say(act.text, is_warning=act.is_warning)
+                case actions.Exiting():
+                    self._exiting(act)
+                case (
+                    actions.Excuse() | actions.Check() | actions.Measure() | actions.Replicate()
+                    | actions.Capture()
+                ):  # fmt: skip
+                    self._answer(act)
+                case _:
+                    self._save(act)
+        self._due.set()
+
+    def _save(
+        self,
+        act: actions.PassOn
+        | actions.AskToStop
+        | actions.AskToSave
+        | actions.Reach
+        | actions.OnRecord,
+    ) -> None:
+        match act:
+            case actions.PassOn():
+                if (signalled := self._saves.passed_on(act)) is not None:
+                    self._ranks.work.do(signalled)
+            case actions.AskToStop():
+                reached = self._saves.counts_now(act)
+                if reached is not None:
+                    self._tell(reached)
+                if reached is not None or not self._saves.ask_to_stop(act):
+                    self._do(self._agent.unasked(act.after_step, self._clock.now()))
+            case actions.AskToSave():
+                self._saves.ask_to_save(act)
+            case actions.Reach():
+                self._tell(self._saves.reached(act))
+            case _:
+                self._saves.put_on_record(act)
+
+    def _answer(
+        self,
+        asked: actions.Excuse
+        | actions.Check
+        | actions.Measure
+        | actions.Replicate
+        | actions.Capture,
+    ) -> None:
+        if isinstance(asked, actions.Check):
+            self._checks.ask(asked.order)
+        elif isinstance(asked, actions.Replicate):
+            self._checkpoints.ask(asked.order)
+        elif isinstance(asked, actions.Measure):
+            self._measuring.ask(asked.order)
+        elif isinstance(asked, actions.Capture):
+            with unharmed("a capture"):
+                self._ranks.capture(asked.order)
+        elif (told := self._stalls.excuse(asked.order)) is not None:
+            self._tell(told)
+
+    def _tell(self, tell: actions.Tell) -> None:
+        order = self._agent.order
+        assert order is not None
+        fact = tell.fact
+        if fact is None and tell.rank is not None:
+            fact = self._evidence.fact_of(tell.round, tell.rank)
+        self._asker.tell(tell, self._questions.report(tell, order, fact))
+
+    def _exiting(self, exiting: actions.Exiting) -> None:
+        if not self._exit.done():
+            self._exit.set_result(exiting)
+
+    async def _say_goodbye(self, exiting: actions.Exiting) -> None:
+        if exiting.code or exiting.cause == "refused":
+            self._workplace.say(exiting.reason, is_warning=bool(exiting.code))
+        with unharmed("the last beat"):
+            self._beat()
+        await self._workplace.drain()
+        within_s = _GOODBYE_WITHIN_S if self._bus.connected else _CUT_OFF_GOODBYE_WITHIN_S
+        await self._evidence.finish(within_s)
+        if not exiting.is_sent:
+            await self._asker.leave(self._questions.leave(exiting), within_s)
+        try:
+            async with asyncio.timeout(within_s):
+                await self._recorder.all_kept()
+                await self._bus.flush(within_s)
+        except (BusError, TimeoutError) as error:
+            lost = self._recorder.waiting  # as many as no disk would take
+            log.info("facts_wait_in_the_spool lost=%d error=%s", lost, error)

@@ -1,0 +1,199 @@
+"""What one agent has on its node: folders, files and the console of its ranks."""
+
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from everstep.errors import EverstepError
+from everstep.messages import StartRanks
+from everstep.observe.printable import printable
+from everstep_services.agent.output.console import Console, Rank, Screen, opened_console
+from everstep_services.agent.output.log_files import STREAMS, About, LogFiles
+from everstep_services.agent.ranks.protocol import BatchPlan, KeeperPlan, RankPlan, RankSeen
+from everstep_services.agent.run_plan import RunPlan
+from everstep_services.agent.runtime.rank_environment import (
+    RankPaths,
+    environment,
+    shared_and_own,
+    without_logins,
+)
+from trainer_sdk import layout, wire
+from trainer_sdk.bootstrap.recorder_settings import arm_flight_recorder
+
+_DRAIN_WITHIN_S = 5.0
+_OF_A_RANK = (layout.PAGE_VARIABLE, layout.FOLDER_VARIABLE, layout.ROUND_VARIABLE)
+
+
+class UnsafeFolderError(EverstepError):
+    """A folder for sockets belongs to somebody else."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"{path} belongs to another user, so sockets in it would not be safe: remove it, or "
+            f"set XDG_RUNTIME_DIR to a folder of yours"
+        )
+
+
+def private_dir(path: Path) -> Path:
+    """The folder, made for this user only."""
+    path.mkdir(mode=0o700, exist_ok=True)
+    about = path.lstat()
+    if about.st_uid != os.geteuid() or not path.is_dir() or path.is_symlink():
+        raise UnsafeFolderError(path)
+    if about.st_mode & 0o077:
+        path.chmod(0o700)
+    return path
+
+
+class Workplace:
+    """Made by `Workplace.opened`. What blocks on a disk is to be called in a thread."""
+
+    def __init__(self, plan: RunPlan, runtime: Path, base: Mapping[str, str]) -> None:
+        self._plan = plan
+        self._runtime = runtime
+        self._base = without_logins(base)
+        self._console: Console | None = None
+        self.images: Path | None = None
+        """Where ranks keep their states in memory."""
+        self.logs = LogFiles(plan.log_dir, plan.job)
+
+    @classmethod
+    @contextmanager
+    def opened(cls, plan: RunPlan, runtime: Path, base: Mapping[str, str]) -> Iterator["Workplace"]:
+        """A workplace, whose runtime directory is gone afterwards."""
+        try:
+            yield cls(plan, runtime, base)
+        finally:
+            shutil.rmtree(runtime, ignore_errors=True)
+
+    @asynccontextmanager
+    async def console_following(self) -> AsyncIterator[None]:
+        """Show what ranks write, on this process's own streams."""
+        wanted = self._plan.console.is_colored
+        screens = (Screen(1, wanted and os.isatty(1)), Screen(2, wanted and os.isatty(2)))
+        async with opened_console(self._plan.node, self._plan.console, screens) as console:
+            self._console = console
+            yield
+
+    @property
+    def leaves_children(self) -> bool:
+        """What ranks have started may outlive a job that is done."""
+        return self._plan.leave_children
+
+    @property
+    def python(self) -> str:
+        """The interpreter of the ranks."""
+        return self._plan.command.python or sys.executable
+
+    def environs(
+        self, order: StartRanks, ranks: Iterable[RankSeen]
+    ) -> Mapping[int, Mapping[str, str]]:
+        """What these ranks were started with, and what arms their flight recorders."""
+        found = {}
+        for one in ranks:
+            paths = RankPaths(one.folder / layout.ELASTIC_ERROR_FILE, self.images)
+            local_rank = one.rank - order.first_rank
+            environ = environment(self._plan, order, local_rank, self._base, paths)
+            if self._plan.command.kind != "program":
+                arm_flight_recorder(environ, str(one.folder))
+            found[one.rank] = environ
+        return found
+
+    def keeper_plan(self, instance: str) -> KeeperPlan:
+        """For the warden and the forge."""
+        plan = self._plan
+        shared, own = shared_and_own(plan, self._base, RankPaths(error_file=self._runtime))
+        return KeeperPlan(
+            instance=instance,
+            runtime_dir=self._runtime,
+            command=wire.RankCommand(
+                kind=plan.command.kind,
+                target=plan.command.target,
+                arguments=plan.command.arguments,
+            ),
+            cwd=Path.cwd(),
+            environ=shared,
+            own=(*own, *_OF_A_RANK),
+            leaves=plan.leave_children,
+            python=self.python,
+            warm=plan.warm and plan.command.kind != "program",
+            preload=plan.preload,
+            address=plan.address,
+        )
+
+    def prepare(self, order: StartRanks) -> BatchPlan:
+        """Make the folders of a round's ranks, and say how they are to be started."""
+        return BatchPlan(
+            round=order.round,
+            ranks=tuple(self._rank(order, local) for local in range(order.ranks)),
+            warm=self._plan.warm,
+        )
+
+    def _rank(self, order: StartRanks, local_rank: int) -> RankPlan:
+        rank = order.first_rank + local_rank
+        logs = self.logs.make(order.round, rank)
+        runtime = self._runtime / f"r{order.round}" / str(rank)
+        runtime.mkdir(mode=0o700, parents=True, exist_ok=True)
+        error_file = runtime / layout.ELASTIC_ERROR_FILE
+        paths = RankPaths(error_file=error_file, images=self.images)
+        return RankPlan(
+            rank=rank,
+            environ=environment(self._plan, order, local_rank, self._base, paths),
+            runtime_dir=runtime,
+            stdout=logs / "stdout",
+            stderr=logs / "stderr",
+        )
+
+    def show(self, order: StartRanks) -> None:
+        """Show what these ranks write from now on."""
+        assert self._console is not None
+        for local_rank in range(order.ranks):
+            rank = order.first_rank + local_rank
+            starts = tuple(self.logs.start(order.round, rank, stream) for stream in STREAMS)
+            self._console.follow(
+                Rank(
+                    rank=rank,
+                    local_rank=local_rank,
+                    folder=self.logs.folder(order.round, rank),
+                    starts=(starts[0], starts[1]),
+                    role=self._plan.role,
+                    is_alone=order.world_size == 1,
+                )
+            )
+
+    def hide(self) -> None:
+        """Show the rest of what was written, and no more of it; nobody waits for that."""
+        assert self._console is not None
+        self._console.release()
+
+    async def drain(self) -> None:
+        """Wait until the rest was shown, within reason."""
+        assert self._console is not None
+        await self._console.drain(_DRAIN_WITHIN_S)
+
+    def describe(self, order: StartRanks, rank: int, pid: int) -> None:
+        """Write whose output it is, beside it."""
+        about = About(
+            job=self._plan.job,
+            round=order.round,
+            rank=rank,
+            node=self._plan.node,
+            slot=order.slot,
+            local_rank=rank - order.first_rank,
+            pid=pid,
+            started_at=datetime.now(UTC),
+        )
+        with contextlib.suppress(EverstepError):  # the output itself is what matters
+            self.logs.say(about)
+
+    def say(self, text: str, *, is_warning: bool = False) -> None:
+        """A line of our own, between those of the ranks."""
+        # Whoever read it may be gone, and the disk that it goes to full: the ranks run on.
+        with contextlib.suppress(OSError, ValueError):
+            said = printable(f"everstep: {'warning: ' if is_warning else ''}{text}")
+            sys.stderr.write(f"{said}\n")

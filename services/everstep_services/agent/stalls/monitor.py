@@ -1,0 +1,389 @@
+"""Watches the ranks of the present round for stalls: reads, judges, and says what it found."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from everstep.clock import Clock
+from everstep.messages import LimitsDocument, NameExcuse, SectionLimit, SectionSeen, StartRanks
+from everstep_services.agent.ranks.round_watch import WatchedRank
+from everstep_services.agent.stalls.compilers import Compiling
+from everstep_services.agent.stalls.interpreter import AHEAD_S, Interpreters, in_words
+from everstep_services.agent.stalls.judge import Excused, Judge, Moving, Stalled, states
+from everstep_services.agent.stalls.limits import FIRST_STEP, Limit, LimitRules, Limits
+from everstep_services.agent.stalls.position import Aside, Place, View
+from everstep_services.agent.stalls.process_state import PROC, ProcessState, state_of, threads_of
+from everstep_services.agent.stalls.sampler import CloserLook, look_every_s, silent_after_s
+from everstep_services.agent.stalls.section_times import in_force, merged, seen_by
+from trainer_sdk.layout import OUTSIDE
+from trainer_sdk.page import BadPageError, CountedBy, LaneReading, PageReading
+
+log = logging.getLogger(__name__)
+
+_ASKED_RANK = -1
+_ASKED_AGAIN_S = 15.0
+"""Rendezvous asks for an excuse again sooner than this, as long as it wants one."""
+_SLACK_S = 0.25
+"""A question takes its time from node to node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """Whom to watch, and who is told."""
+
+    live: Callable[[], Collection[int]]
+    """The ranks of this round that are to be judged now."""
+    rank: Callable[[int], WatchedRank | None]
+    stalled: Callable[[Stalled, ProcessState], None]
+    moving: Callable[[Moving], None]
+    say: Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a rank is, for people."""
+
+    state: str
+    section: str | None
+    section_age_s: float
+    limit: Limit | None
+    collectives: int | None = None
+    """Those that it had entered when somebody looked, which is where a page is silent or a rank is
+    late."""
+    collective_s: float = 0.0
+    """When it was last seen to enter one; 0 if it was not."""
+    collective: str | None = None
+    """The one that it is in, asked after its last progress; empty for none, None if nobody has."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unsaid:
+    """A finding of which one thing is being found out yet."""
+
+    stalled: Stalled
+    process: ProcessState
+    folder: Path | None
+    found_s: float
+
+
+class StallWatch:
+    """One agent's. It reads pages and the kernel, and asks nothing of the training.
+
+    Only torch's own threads in a rank are asked: about collectives where its page is silent, and
+    about its interpreter where it is nearly late. A finding waits for that, but not for long
+    (`interpreter_within_s`), and mostly not at all.
+    """
+
+    def __init__(
+        self, rules: LimitRules, clock: Clock, watched: Watched, *, proc: Path = PROC
+    ) -> None:
+        self.limits = Limits(rules)
+        self._clock = clock
+        self._watched = watched
+        self._proc = proc
+        self._judge: Judge | None = None
+        self._closer = CloserLook(clock, proc)
+        self._interpreters = Interpreters(clock, rules.interpreter_within_s)
+        self._unsaid: dict[int, _Unsaid] = {}
+        self._troubled: set[int] = set()
+        self._due = asyncio.Event()
+        self._in_question: set[int] = set()
+        self._asked_until_s = 0.0
+        self._closer_due = asyncio.Event()
+
+    @property
+    def state(self) -> str:
+        """`armed`, `learning`, `paused` or `off`; empty while no ranks run."""
+        judge = self._judge
+        if judge is None:
+            return ""
+        places = judge.places.values()
+        if places and all(isinstance(one, Aside) for one in places):
+            return "paused"
+        return "learning" if self.limits.is_learning else "armed"
+
+    def learned(self, document: LimitsDocument | None) -> None:
+        """Health has published limits."""
+        self.limits.learn(document)
+        self._due.set()
+
+    def in_force(self) -> tuple[SectionLimit, ...]:
+        """Each limit that can act on the ranks of this node, as they are."""
+        known = (self._watched.rank(rank) for rank in self._watched.live())
+        return in_force(self.limits, [one for one in known if one is not None])
+
+    def begins(self, order: StartRanks) -> None:
+        """The ranks of a round are being started: nothing of the one before counts."""
+        log.info("stalls_watched round=%d", order.round)
+        self._judge = Judge(self.limits, self._clock.now(), AHEAD_S)
+        self._closer.begins()
+        self._interpreters.begins()
+        self._unsaid.clear()
+        self._troubled.clear()
+        self._in_question, self._asked_until_s = set(), 0.0
+        self._due.set()
+
+    def ends(self) -> None:
+        """The round is over here."""
+        self._judge = None
+        self._unsaid.clear()
+
+    async def judge_for_ever(self) -> None:
+        """Look whenever a rank may be late; whatever happens meanwhile, it is not missed."""
+        async with asyncio.TaskGroup() as asking:
+            while True:
+                self._due.clear()
+                judge = self._judge
+                if judge is None:
+                    await self._due.wait()
+                    continue
+                self._look(judge)
+                for folder in self._to_ask(judge):
+                    asking.create_task(self._ask(folder))
+                try:
+                    async with asyncio.timeout(max(0.0, self._wake_at(judge) - self._clock.now())):
+                        await self._due.wait()
+                except TimeoutError:
+                    continue
+
+    async def look_closer_for_ever(self) -> None:
+        """See by other signs what ranks do whose pages are silent, or that may be late."""
+        while True:
+            self._closer_due.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(look_every_s(self.limits)):
+                    await self._closer_due.wait()
+            await self._closer.look(self._silent(), self._compiling())
+            if self._in_question:
+                self._due.set()
+
+    def look(self) -> None:
+        """Look now: what a rank has done is seen before its script is forgotten."""
+        if self._judge is not None:
+            self._look(self._judge)
+            if self._unsaid:
+                self._due.set()
+
+    def excuse(self, order: NameExcuse) -> tuple[int, float] | None:
+        """Which rank of ours the stalled one may wait for, and how long it may go on."""
+        judge = self._judge
+        if judge is None:
+            return None
+        now = self._clock.now()
+        if order.entered is not None:
+            self._asked_until_s = now + _ASKED_AGAIN_S
+        self._look(judge)
+        since_s = now - order.waited_s
+        stalled = Place(
+            _ASKED_RANK,
+            "section",
+            since_s,
+            Limit(0.0, ""),
+            step=order.step,
+            entered=order.entered,
+        )
+        return judge.excuse(stalled, now, _SLACK_S)
+
+    def entered(self, rank: int) -> int | None:
+        """The last collective of all ranks that a late rank has entered; None if nobody knows."""
+        if self._judge is None:
+            return None
+        self._asked_until_s = self._clock.now() + _ASKED_AGAIN_S  # it is looked at until then
+        self._look(self._judge)
+        place = self._judge.places.get(rank)
+        return place.entered if isinstance(place, Place) else None
+
+    def standing(self, rank: int) -> Standing | None:
+        """Where a rank is now, for beats."""
+        judge, known = self._judge, self._watched.rank(rank)
+        if judge is None or known is None:
+            return None
+        section, age_s = self._open_section(known)
+        place = judge.places.get(rank)
+        limit = place.limit if isinstance(place, Place) else None
+        state = states(judge).get(rank, "running")
+        entered, entered_s = self._closer.entered(rank), self._closer.signs(rank).collective_s
+        if _is_modified(known.reading()):
+            entered_s = None  # its progress is what it says itself
+        waits_in = (
+            self._closer.collective(rank, place.stopped_s) if isinstance(place, Place) else None
+        )
+        return Standing(state, section, age_s, limit, entered, entered_s or 0.0, waits_in)
+
+    def sections_seen(self) -> tuple[SectionSeen, ...]:
+        """How long sections took at most on this node, since the first step of the round."""
+        found: dict[str, SectionSeen] = {}
+        for rank in self._watched.live():
+            known = self._watched.rank(rank)
+            if known is not None:
+                for one in seen_by(known, self.limits):
+                    before = found.get(one.section)
+                    found[one.section] = one if before is None else merged(before, one)
+        return tuple(found.values())
+
+    def _look(self, judge: Judge) -> None:
+        # Who has stalled may move again and be gone at once: its page says so.
+        ranks = {*self._watched.live(), *judge.stalled}
+        views = [view for rank in sorted(ranks) for view in self._view(rank, judge)]
+        for news in judge.look(views, self._clock.now()):
+            match news:
+                case Stalled():
+                    self._found(news)
+                case Moving():
+                    self._say(news.stalled.place.rank)
+                    self._watched.moving(news)
+                case Excused():
+                    log.info("stall_excused rank=%d by=%d", news.place.rank, news.by)
+        now = self._clock.now()
+        self._question(judge, now)
+        for rank, unsaid in list(self._unsaid.items()):
+            if now - unsaid.found_s >= self._interpreters.within_s or not self._is_worth_waiting(
+                unsaid
+            ):
+                self._say(rank)
+
+    def _question(self, judge: Judge, now: float) -> None:
+        """Look closer at all ranks as long as one may be late, here or on a node that asks."""
+        before, self._in_question = self._in_question, judge.in_question(now)
+        if now < self._asked_until_s:
+            self._in_question.add(_ASKED_RANK)
+        if self._in_question - before:
+            self._closer_due.set()
+
+    def _found(self, stalled: Stalled) -> None:
+        place = stalled.place
+        known = self._watched.rank(place.rank)
+        process = state_of(place.pid, self._proc) if place.pid else ProcessState("", "")
+        folder = None if known is None else known.folder
+        self._unsaid[place.rank] = _Unsaid(stalled, process, folder, self._clock.now())
+
+    def _say(self, rank: int) -> None:
+        """Say what was found, with what is known by now."""
+        unsaid = self._unsaid.pop(rank, None)
+        if unsaid is None:
+            return
+        python = None if unsaid.folder is None else self._interpreters.of(unsaid.folder)
+        words = in_words(unsaid.process, python, unsaid.stalled.place.waits_in)
+        self._watched.stalled(unsaid.stalled, words)
+
+    def _is_worth_waiting(self, unsaid: _Unsaid) -> bool:
+        folder = unsaid.folder
+        if folder is None or unsaid.process.is_own_reason:
+            return False
+        asking = self._interpreters
+        return asking.is_asked(folder) or asking.is_open(folder, unsaid.found_s)
+
+    def _to_ask(self, judge: Judge) -> Iterator[Path]:
+        """Ranks that are nearly late, and those that nobody has asked in time."""
+        for unsaid in self._unsaid.values():
+            if unsaid.folder and self._interpreters.is_open(unsaid.folder, unsaid.found_s):
+                yield unsaid.folder
+        for place in judge.nearly_late(self._clock.now()):
+            known = self._watched.rank(place.rank)
+            if known is not None and self._interpreters.is_open(known.folder, place.stopped_s):
+                yield known.folder
+
+    async def _ask(self, folder: Path) -> None:
+        await self._interpreters.ask(folder)
+        if self._unsaid:
+            self._due.set()
+
+    def _wake_at(self, judge: Judge) -> float:
+        """When there is something to do again."""
+        found = [unsaid.found_s for unsaid in self._unsaid.values()]
+        if not found:
+            return judge.wake_at
+        return min(judge.wake_at, min(found) + self._interpreters.within_s)
+
+    def _view(self, rank: int, judge: Judge) -> Iterator[View]:
+        known = self._watched.rank(rank)
+        if known is None or (known.gone and rank not in judge.stalled):
+            return
+        blank = View(
+            rank,
+            judge.began_s,
+            signs=self._closer.signs(rank),
+            looked_s=self._closer.looked_s(rank),
+            compile_idle_s=self._closer.compile_idle_s(rank),
+        )
+        try:
+            page = known.page.read()
+            self._give_warmup(known, page)
+            if page is None and known.is_program and self.limits.by_hand(FIRST_STEP) is None:
+                return  # it may never say that it has made its first step
+            lanes = known.page.lanes() if page is not None else ()
+            others = any(lane.frames for lane in lanes[1:])
+            threads = threads_of(page.pid, self._proc) if others and page is not None else None
+            # Read here, where a damaged page is told from a rank that has stalled.
+            sections = {number: known.page.section(number) for number in _in_use(page, lanes)}
+            yield replace(
+                blank, page=page, lanes=lanes, threads=threads, section=sections.__getitem__
+            )
+        except BadPageError as error:
+            if rank not in self._troubled:
+                self._troubled.add(rank)
+                self._watched.say(f"the page of rank {rank} is damaged, and not trusted: {error}")
+            yield replace(blank, trouble=str(error))
+
+    def _give_warmup(self, known: WatchedRank, page: PageReading | None) -> None:
+        steps = self.limits.rules.warmup_steps
+        if steps is not None and page is not None and page.warmup != steps:
+            known.page.give_warmup(steps)
+
+    def _silent(self) -> dict[int, WatchedRank]:
+        """Ranks of which only other signs can tell whether they work, and for whom they wait."""
+        judge, now = self._judge, self._clock.now()
+        if judge is None:
+            return {}
+        silent: dict[int, WatchedRank] = {}
+        silent_s = silent_after_s(self.limits)
+        for rank in self._watched.live():
+            known = self._watched.rank(rank)
+            if known is None or known.gone:
+                continue
+            page = known.reading()
+            moved_s = judge.began_s if page is None else page.progress_s
+            is_silent = not _is_modified(page) and now - moved_s >= silent_s
+            if is_silent or self._in_question:
+                silent[rank] = known
+        return silent
+
+    def _compiling(self) -> dict[int, Compiling]:
+        """Ranks that compile for longer than what holds where they are."""
+        judge, now = self._judge, self._clock.now()
+        if judge is None:
+            return {}
+        return {
+            place.rank: Compiling(place.pid, self.limits.idle_compile_s(place.ordinary))
+            for place in judge.places.values()
+            if isinstance(place, Place)
+            and place.pid
+            and place.ordinary is not None
+            and place.ordinary.s < self.limits.first_step().s
+            and place.waited_s(now) >= place.ordinary.s
+        }
+
+    def _open_section(self, known: WatchedRank) -> tuple[str | None, float]:
+        try:
+            lanes: tuple[LaneReading, ...] = known.page.lanes()
+            if not lanes or not lanes[0].frames:
+                return None, 0.0
+            frame = lanes[0].frames[-1]
+            age_s = max(0.0, self._clock.now() - frame.since_s)
+            return known.page.section(frame.section).name, age_s
+        except BadPageError:
+            return None, 0.0
+
+
+def _is_modified(page: PageReading | None) -> bool:
+    """Its script uses the SDK, as far as its steps show."""
+    return page is not None and page.steps > 0 and page.counted_by is CountedBy.SDK
+
+
+def _in_use(page: PageReading | None, lanes: Collection[LaneReading]) -> set[int]:
+    """The sections that are open, and the time outside of them once it has a limit."""
+    numbers = {frame.section for lane in lanes for frame in lane.frames}
+    return numbers | {OUTSIDE} if lanes and page is not None and page.steps else numbers

@@ -1,0 +1,225 @@
+"""What an agent does about stalls: records them, reports them, tells people, learns limits."""
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+
+from msgspec.structs import replace
+
+from everstep.bus.ports import Bus
+from everstep.clock import Clock
+from everstep.messages import (
+    BadMessageError,
+    Fact,
+    LimitsDocument,
+    NameExcuse,
+    RankStalled,
+    StartRanks,
+    decode_as,
+)
+from everstep_services.agent.core import actions
+from everstep_services.agent.core.agent import Agent
+from everstep_services.agent.ranks.protocol import RankSaid
+from everstep_services.agent.ranks.round_watch import WatchedRank
+from everstep_services.agent.run_plan import RunPlan
+from everstep_services.agent.runtime.workdir import Workplace
+from everstep_services.agent.stalls.judge import Moving, Stalled
+from everstep_services.agent.stalls.limit_notices import Announcer
+from everstep_services.agent.stalls.limits import BY_HAND, Limit
+from everstep_services.agent.stalls.limits_table import Others, time_text
+from everstep_services.agent.stalls.monitor import StallWatch, Watched
+from everstep_services.agent.stalls.position import Place
+from everstep_services.agent.stalls.process_state import ProcessState
+from everstep_services.agent.telemetry.facts import Records
+from trainer_sdk.wire import Paused, Resumed
+
+log = logging.getLogger(__name__)
+
+
+def limits_in(data: bytes | None, config_fingerprint: str) -> LimitsDocument | None:
+    """What was learned for this configuration, if anything, and what people have set."""
+    if data is None:
+        return None
+    try:
+        learned = decode_as(data, LimitsDocument)
+    except BadMessageError as error:
+        log.warning("limits_unreadable error=%s", error)
+        return None
+    if learned.config_fingerprint in {"", config_fingerprint}:
+        return learned
+    by_hand = tuple(one for one in learned.limits if one.source == BY_HAND)
+    return replace(learned, limits=by_hand, first_step_longest_s=None) if by_hand else None
+
+
+class Stalls:
+    """Stands between the watch and the rest of the agent."""
+
+    def __init__(  # noqa: PLR0913  each is a port or what was asked for
+        self,
+        plan: RunPlan,
+        bus: Bus,
+        agent: Agent,
+        rank: Callable[[int], WatchedRank | None],
+        records: Records,
+        workplace: Workplace,
+        clock: Clock,
+        others: Others,
+        record: Callable[[Fact], None],
+        do: Callable[[Sequence[actions.Act]], None],
+    ) -> None:
+        self._plan = plan
+        self._bus = bus
+        self._agent = agent
+        self._rank = rank
+        self._records = records
+        self._workplace = workplace
+        self._clock = clock
+        self._record = record
+        self._do = do
+        self._facts: dict[int, RankStalled] = {}
+        self._state = ""
+        watched = Watched(self._live, rank, self._stalled, self._moving, self._warn)
+        self.watch = StallWatch(plan.limits, clock, watched)
+        self._announcer = Announcer(self.watch.limits, others, workplace.say)
+
+    async def follow_limits_for_ever(self) -> None:
+        """Use what health learns about this job."""
+        async with self._bus.documents("LIMITS").follow(self._plan.job) as documents:
+            async for document in documents:
+                self.watch.learned(limits_in(document.data, self._plan.spec.config_fingerprint))
+                self._announcer.compare()
+                self._note_state("health has published limits")
+
+    def begins(self, order: StartRanks) -> None:
+        """The ranks of a round are being started."""
+        self._facts.clear()
+        self.watch.begins(order)
+        self._announcer.speaks = order.slot == 0
+        self._announcer.show()
+        self._note_state("ranks are being started")
+
+    def ends(self) -> None:
+        """The ranks of the round are gone."""
+        self.watch.ends()
+        self._state = ""
+
+    def stepped(self, rank: int) -> None:
+        """A rank has made its first step: what it shows of its process group may be compared."""
+        known = self._rank(rank)
+        page = None if known is None else known.reading()
+        if page is not None:
+            self._announcer.group_waits(page.group_timeout_s)
+
+    def said(self, event: RankSaid) -> None:
+        """A rank asks not to be judged, or to be judged again."""
+        match event.said:
+            case Paused(reason=reason, for_s=for_s):
+                why = f"rank {event.rank} has paused it" + (f": {reason}" if reason else "")
+                self._record(self._records.watch_changed(event.round, "paused", why, until_s=for_s))
+            case Resumed():
+                why = f"rank {event.rank} goes on after step {event.said.step}"
+                state = self.watch.state
+                self._record(self._records.watch_changed(event.round, state, why))
+            case _:
+                pass
+
+    def excuse(self, order: NameExcuse) -> actions.Tell | None:
+        """The answer to whether a stalled rank may wait for one of ours; none if it does not.
+
+        Of a rank of ours: how far it had come in collectives, if that was not known before.
+        """
+        if self._is_ours(order):
+            return self._seen_since(order)
+        excuse = self.watch.excuse(order)
+        if excuse is None:
+            return None
+        rank, for_s = excuse
+        reason = f"rank {rank} is within its limit for {time_text(for_s)} more"
+        return actions.Tell(order.round, "excused", reason, order.rank, excuse_s=for_s)
+
+    def _seen_since(self, order: NameExcuse) -> actions.Tell | None:
+        fact = self._facts.get(order.rank)
+        entered = self.watch.entered(order.rank) if order.entered is None else None
+        if fact is None or entered is None:
+            return None
+        return actions.Tell(
+            order.round, "rank_stalled", order.reason, order.rank,
+            waited_s=order.waited_s, fact=fact.id, entered=entered,
+        )  # fmt: skip
+
+    def _live(self) -> Collection[int]:
+        return self._agent.live_ranks
+
+    def _is_ours(self, order: NameExcuse) -> bool:
+        return order.node == self._plan.node  # we have looked at our own before we reported it
+
+    def _stalled(self, stalled: Stalled, process: ProcessState) -> None:
+        order = self._agent.order
+        if order is None:
+            return
+        place = stalled.place
+        is_fatal = self._plan.restart_on_stall
+        fact = self._records.rank_stalled(order, stalled, process, is_fatal=is_fatal)
+        self._facts[place.rank] = fact
+        self._record(fact)
+        reason = (
+            f"rank {place.rank} has made no progress for {time_text(stalled.waited_s)} "
+            f"{_where(place)} "
+            f"({_limit_text(place)})"
+        )
+        if process.text:
+            reason += f"; {process.text}"
+        self._workplace.say(reason, is_warning=True)
+        if is_fatal:
+            now, waited_s = self._clock.now(), stalled.waited_s
+            entered = place.entered
+            self._do(self._agent.rank_stalled(place.rank, reason, waited_s, fact.id, now, entered))
+
+    def _moving(self, moving: Moving) -> None:
+        order, rank = self._agent.order, moving.stalled.place.rank
+        fact = self._facts.pop(rank, None)
+        if order is None or fact is None or self._agent.state == "stopping":
+            return  # what a rank does that is told to end is no progress
+        recovered = self._records.rank_recovered(order, moving, fact.id)
+        self._record(recovered)
+        reason = f"rank {rank} moves again after {time_text(moving.stalled_s)}"
+        self._workplace.say(reason)
+        self._do(self._agent.rank_moves(rank, reason, recovered.id))
+
+    def _warn(self, text: str) -> None:
+        self._workplace.say(text, is_warning=True)
+
+    def _note_state(self, why: str) -> None:
+        """Whether stalls are looked for is itself on record."""
+        state = self.watch.state
+        if state and state != self._state:
+            self._state = state
+            named = tuple(sorted(self.watch.limits.named()))
+            self._record(self._records.watch_changed(self._agent.round, state, why, sections=named))
+
+
+def _limit_text(place: Place) -> str:
+    limit: Limit = place.limit
+    named = limit.name in {"", place.section} or (limit.name, place.phase) in _TOLD_BY_PHASE
+    of_what = "" if named else f" for {limit.name}"
+    return f"limit{of_what} {time_text(limit.s)}, {limit.origin or limit.source}"
+
+
+_TOLD_BY_PHASE = {("first-step", "first_step"), ("first-step", "start"), ("outside", "step")}
+
+
+def _where(place: Place) -> str:
+    outside = _OUTSIDE.get(place.phase, "")
+    if place.idle_s:
+        outside += f", and has computed next to nothing for {time_text(place.idle_s)},"
+    if not place.section:
+        return outside
+    return f"in {place.section}, {outside}" if place.phase == "compile" else f"in {place.section}"
+
+
+_OUTSIDE = {
+    "compile": "while torch compiles",
+    "start": "since it was started",
+    "first_step": "on the way to its first step",
+    "step": "outside of all sections",
+    "heartbeat": "since its last heartbeat",
+}

@@ -1,0 +1,113 @@
+"""What was seen of ranks: how long their sections take, and which limits can act on them."""
+
+from collections.abc import Collection, Iterator
+
+from everstep.messages import SectionLimit, SectionSeen
+from everstep_services.agent.ranks.round_watch import WatchedRank
+from everstep_services.agent.stalls.limits import (
+    FIRST_STEP,
+    HEARTBEAT,
+    OUTSIDE,
+    STEP,
+    Limit,
+    Limits,
+)
+from everstep_services.agent.stalls.position import is_warming_up
+from trainer_sdk.page import BadPageError, CountedBy, PageReading, SectionKind, SectionReading
+
+_REGULAR_S = 1800.0
+"""Who has beaten for so long without a step does not merely load something."""
+
+
+def seen_by(known: WatchedRank, limits: Limits) -> Iterator[SectionSeen]:
+    """How long each section took at most on one rank, since its first steps."""
+    page = known.reading()
+    if page is None:
+        return
+    if _beats_regularly(page):
+        yield _seen(HEARTBEAT, HEARTBEAT, page.longest_beat_s, page.beats - 1)
+    if is_warming_up(page, limits):
+        return
+    observations = page.steps - (limits.rules.warmup_steps or page.warmup or 1)
+    if page.counted_by is not CountedBy.SDK:
+        yield _seen("", SectionKind.PLAIN, page.longest_step_s, observations)
+        return
+    for one in _sections(known):
+        if not one.name:
+            yield _seen("", one.kind, one.longest_s, observations)
+        elif one.observed:
+            yield _seen(one.name, one.kind, one.longest_s, one.observed)
+
+
+def merged(one: SectionSeen, other: SectionSeen) -> SectionSeen:
+    """What two ranks have shown of the same section."""
+    return SectionSeen(
+        section=one.section,
+        kind=one.kind,
+        longest_s=max(one.longest_s, other.longest_s),
+        observations=one.observations + other.observations,
+    )
+
+
+def in_force(limits: Limits, ranks: Collection[WatchedRank]) -> tuple[SectionLimit, ...]:
+    """Each limit that can act on these ranks, as they are, or on what they may do next."""
+    pages = [page for one in ranks if (page := one.reading()) is not None]
+    kinds = {one.name: one.kind for rank in ranks for one in _sections(rank) if one.name}
+    named = {name: kinds.get(name, SectionKind.PLAIN) for name in {*limits.named(), *kinds}}
+    rows = [_row(FIRST_STEP, limits.first_step(), _warmup_text(limits, pages))]
+    if _can_step(pages, limits):
+        rows.append(_row(STEP, limits.step()))
+    rows.append(_row("", limits.section("", SectionKind.PLAIN)))
+    beats = any(page.beats and not page.steps for page in pages)
+    if beats or limits.by_hand(HEARTBEAT) is not None:
+        rows.append(_row(HEARTBEAT, limits.heartbeat()))
+    special = {STEP, OUTSIDE, FIRST_STEP, HEARTBEAT}
+    return (
+        *rows,
+        *(
+            _row(name, limits.section(name, kind), kind=kind.value)
+            for name, kind in sorted(named.items())
+            if name not in special
+        ),
+    )
+
+
+def _row(name: str, limit: Limit, about: str = "", kind: str = "") -> SectionLimit:
+    origin = ", ".join(part for part in (limit.origin, about) if part)
+    return SectionLimit(
+        section=name, limit_s=round(limit.s, 3), source=limit.source, kind=kind, origin=origin
+    )
+
+
+def _warmup_text(limits: Limits, pages: Collection[PageReading]) -> str:
+    said = max((page.warmup for page in pages), default=0)
+    steps = limits.rules.warmup_steps or said or 1
+    return f"for each of the first {steps} steps" if steps > 1 else ""
+
+
+def _can_step(pages: Collection[PageReading], limits: Limits) -> bool:
+    """Steps of an unmodified script are the time outside of sections, if somebody limits that."""
+    counted = {page.counted_by for page in pages}
+    is_unmodified = counted == {CountedBy.OPTIMIZER} and limits.by_hand(OUTSIDE) is not None
+    return limits.by_hand(STEP) is not None or not is_unmodified
+
+
+def _beats_regularly(page: PageReading) -> bool:
+    until_s = page.first_step_s or page.progress_s
+    return page.beats > 1 and until_s - page.first_beat_s >= _REGULAR_S
+
+
+def _sections(known: WatchedRank) -> tuple[SectionReading, ...]:
+    try:
+        return known.page.sections() if known.page.read() is not None else ()
+    except BadPageError:
+        return ()
+
+
+def _seen(name: str, kind: str, longest_s: float, observations: int) -> SectionSeen:
+    return SectionSeen(
+        section=name,
+        kind=str(kind),
+        longest_s=round(longest_s, 6),
+        observations=max(0, observations),
+    )

@@ -1,0 +1,1 @@
+"""What an agent records and reports: facts, beats, evidence, saves."""

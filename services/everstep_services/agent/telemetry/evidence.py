@@ -1,0 +1,282 @@
+"""Evidence on its way into the store: the ends of logs, and what collectors have found."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from everstep.bus.errors import BusConfigError, BusError, BusRefusedError
+from everstep.bus.ports import Bus
+from everstep.clock import Clock
+from everstep.ids import new_id
+from everstep.messages import BlobRef, Fact, StartRanks
+from everstep_services.agent.collectors.collection import Collector, Piece, Scene, collect
+from everstep_services.agent.core.exit import Exit
+from everstep_services.agent.output.log_files import first_error, tail
+from everstep_services.agent.runtime.background import unharmed
+from everstep_services.agent.runtime.workdir import Workplace
+from everstep_services.agent.telemetry.facts import Records
+
+log = logging.getLogger(__name__)
+
+TAIL_BYTES = 64 * 1024
+_PUT_WITHIN_S = 5.0
+_ONCE_MORE_AFTER_S = 5.0
+"""A store that refuses a piece is asked once more: it may be electing a leader, or be full."""
+_BESIDE_MOST = 8
+"""So many collections may run in parallel; whoever asks for more gets the reason."""
+_STREAMS = ("stderr", "stdout")
+Job = Callable[[], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class _Failure:
+    """One rank that ended: the id that its fact will have, and its incident once known."""
+
+    fact: str = field(default_factory=new_id)
+    incident: str | None = None
+    blobs: dict[str, BlobRef] = field(default_factory=dict)
+    is_recorded: bool = False
+    is_unstored: bool = False
+    """The bus was away when its output was to be kept."""
+
+
+class Collections:
+    """Collects in parallel with everything else, and keeps what comes: no decision waits for it."""
+
+    def __init__(
+        self, job: str, bus: Bus, records: Records, record: Callable[[Fact], None], clock: Clock
+    ) -> None:
+        self._job = job
+        self._clock = clock
+        self._bus = bus
+        self._records = records
+        self._record = record
+        self._jobs: asyncio.Queue[Job] = asyncio.Queue()
+        self._later: asyncio.Queue[Job] = asyncio.Queue()
+        self._beside: asyncio.Queue[Job] = asyncio.Queue()
+        self._running = 0
+
+    def collected(self, round: int, incident: str, pieces: Sequence[Piece]) -> None:
+        """Keep what was collected from ranks before they were stopped."""
+        for piece in pieces:
+            self._jobs.put_nowait(partial(self._keep, round, incident, piece))
+
+    def collect(
+        self,
+        round: int,
+        incident: str,
+        collectors: Mapping[str, Collector],
+        scene: Scene,
+        *,
+        of_each: bool = False,
+    ) -> None:
+        """Collect in parallel with everything else, and keep what comes.
+
+        `of_each` has a fact of each kind, also of one that does not apply to this node.
+        """
+        if self._running >= _BESIDE_MOST:
+            why = f"{_BESIDE_MOST} collections run already on this node: try again"
+            self.collected(round, incident, [Piece(kind, missing=why) for kind in collectors])
+            return
+
+        async def collect_and_keep() -> None:
+            pieces = await collect(collectors, scene, self._clock)
+            if of_each:
+                there = {piece.evidence for piece in pieces}
+                why = "this node has nothing of the kind"
+                pieces += [Piece(kind, missing=why) for kind in collectors if kind not in there]
+            self.collected(round, incident, pieces)
+
+        self._running += 1
+        self._beside.put_nowait(collect_and_keep)
+
+    async def collect_beside_for_ever(self) -> None:
+        """What was asked for by `collect`."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                tasks.create_task(self._do_beside(await self._beside.get()), name="collection")
+
+    async def _do_beside(self, job: Job) -> None:
+        try:
+            with unharmed("a collection of evidence"):
+                await job()
+        finally:
+            self._running -= 1
+            self._beside.task_done()
+
+    async def collect_for_ever(self) -> None:
+        while True:
+            job = await self._jobs.get()
+            try:
+                await job()
+            finally:
+                self._jobs.task_done()
+
+    async def collect_later_for_ever(self) -> None:
+        while True:
+            job = await self._later.get()
+            await job()
+
+    async def finish(self, within_s: float) -> None:
+        """Wait for what is under way."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._beside.join()
+                await self._jobs.join()
+        except TimeoutError:
+            log.warning("evidence_unfinished jobs=%d", self._jobs.qsize())
+
+    async def _keep(
+        self, round: int, incident: str, piece: Piece, *, was_refused: bool = False
+    ) -> None:
+        blob, missing = None, piece.missing
+        content = await asyncio.to_thread(piece.packed)
+        if content:
+            try:
+                async with asyncio.timeout(_PUT_WITHIN_S):
+                    blob = await self._bus.blobs.put(self._job, content)
+            except BusConfigError as error:  # too large for the store, now and later
+                missing = str(error)
+            except (BusError, TimeoutError) as error:
+                is_refused = isinstance(error, BusRefusedError)
+                if not (is_refused and was_refused):
+                    log.info("evidence_kept_later evidence=%s error=%s", piece.evidence, error)
+                    later = partial(self._keep_later, round, incident, piece, is_refused)
+                    self._later.put_nowait(later)
+                    return
+                missing = str(error)
+        self._record(
+            self._records.evidence(
+                round, incident, piece.evidence, rank=piece.rank, blob=blob, took_s=piece.took_s,
+                summary="" if piece.found is None else piece.found.summary, missing=missing,
+            )
+        )  # fmt: skip
+
+    async def _keep_later(self, round: int, incident: str, piece: Piece, was_refused: bool) -> None:
+        if was_refused:
+            await self._clock.sleep(_ONCE_MORE_AFTER_S)
+        await self._bus.wait_connected()
+        await self._keep(round, incident, piece, was_refused=was_refused)
+
+
+class Evidence(Collections):
+    """Of ranks that this agent has started: the ends of what they wrote, too."""
+
+    def __init__(
+        self,
+        job: str,
+        bus: Bus,
+        workplace: Workplace,
+        records: Records,
+        record: Callable[[Fact], None],
+        clock: Clock,
+    ) -> None:
+        super().__init__(job, bus, records, record, clock)
+        self._workplace = workplace
+        self._logs = workplace.logs
+        self._failures: dict[tuple[int, int], _Failure] = {}
+
+    def fact_of(self, round: int, rank: int) -> str | None:
+        """The id of the fact about the end of this rank, recorded or not yet."""
+        failure = self._failures.get((round, rank))
+        return None if failure is None else failure.fact
+
+    def rank_runs(self, order: StartRanks, rank: int, pid: int) -> None:
+        """Write whose output it is, beside it."""
+
+        async def describe() -> None:
+            await asyncio.to_thread(self._workplace.describe, order, rank, pid)
+
+        self._jobs.put_nowait(describe)
+
+    def rank_exited(
+        self, order: StartRanks, rank: int, pid: int, ending: Exit, step: int | None
+    ) -> None:
+        """Keep what this end left, and record it."""
+        for old in [key for key in self._failures if key[0] < order.round - 1]:
+            del self._failures[old]
+        failure = self._failures.setdefault((order.round, rank), _Failure())
+
+        async def keep() -> None:
+            said = ""
+            if not ending.is_good:
+                await self._store(order.round, rank, failure)
+                said = await asyncio.to_thread(self._first_error, order.round, rank)
+            fact = self._records.rank_exited(
+                failure.fact, order, rank, pid, ending,
+                step=step, first_error=said, log=failure.blobs.get("stderr"),
+                incident=failure.incident,
+            )  # fmt: skip
+            self._record(fact)
+            failure.is_recorded = True
+            self._say_where(order.round, rank, failure)
+            if failure.is_unstored:
+                self._later.put_nowait(lambda: self._try_again(order.round, rank, failure))
+
+        self._jobs.put_nowait(keep)
+
+    def belongs_to(self, round: int, rank: int, incident: str) -> None:
+        """Rendezvous has said which incident this end belongs to."""
+        failure = self._failures.get((round, rank))
+        if failure is None or failure.incident is not None:
+            return
+        failure.incident = incident
+        if failure.is_recorded:
+            self._say_where(round, rank, failure)
+
+    def round_stopped(self, order: StartRanks, incident: str, ranks: tuple[int, ...]) -> None:
+        """Keep what the job's first rank said last: it speaks for those that were stopped."""
+        if order.first_rank or not ranks or ranks[0] != 0:
+            return
+        failure = self._failures.setdefault((order.round, 0), _Failure(incident=incident))
+
+        async def keep() -> None:
+            await self._store(order.round, 0, failure)
+            self._say_where(order.round, 0, failure)
+
+        self._jobs.put_nowait(keep)
+
+    async def _store(self, round: int, rank: int, failure: _Failure) -> None:
+        failure.is_unstored = False
+        for stream in _STREAMS:
+            text = await asyncio.to_thread(self._tail, round, rank, stream)
+            if not text:
+                continue
+            try:
+                async with asyncio.timeout(_PUT_WITHIN_S):
+                    failure.blobs[stream] = await self._bus.blobs.put(self._job, text.encode())
+            except (BusError, TimeoutError) as error:
+                failure.is_unstored = True
+                log.info("log_kept_later rank=%d stream=%s error=%s", rank, stream, error)
+
+    async def _try_again(self, round: int, rank: int, failure: _Failure) -> None:
+        await self._bus.wait_connected()
+        await self._store(round, rank, failure)
+        self._say_where(round, rank, failure)
+
+    def _say_where(self, round: int, rank: int, failure: _Failure) -> None:
+        if failure.incident is None:
+            return
+        for stream, blob in failure.blobs.items():
+            where = self._logs.file(round, rank, stream)
+            summary = f"{stream}: the last {blob.size_bytes} bytes of {where}"
+            self._record(
+                self._records.evidence(
+                    round, failure.incident, "log", rank=rank, blob=blob, summary=summary
+                )
+            )
+        failure.blobs = {}
+
+    def _tail(self, round: int, rank: int, stream: str) -> str:
+        start = self._logs.start(round, rank, stream)
+        return tail(self._logs.file(round, rank, stream), TAIL_BYTES, start=start)
+
+    def _first_error(self, round: int, rank: int) -> str:
+        for stream in _STREAMS:
+            start = self._logs.start(round, rank, stream)
+            found = first_error(self._logs.file(round, rank, stream), start=start)
+            if found:
+                return found
+        return ""

@@ -1,0 +1,260 @@
+"""The facts that an agent records: what became of its ranks."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from everstep.clock import Clock
+from everstep.ids import new_id
+from everstep.messages import (
+    BlobRef,
+    EvidenceCollected,
+    FaultInjected,
+    MeasureNetwork,
+    NetworkLink,
+    NetworkMeasured,
+    NodeCheckFinished,
+    PreemptionAcknowledged,
+    PreemptionMissed,
+    PreemptionNoticed,
+    PreemptionSaved,
+    ProgressMade,
+    RankExited,
+    RankRecovered,
+    RanksStopped,
+    RankStalled,
+    RankStarted,
+    StartRanks,
+    WatchChanged,
+)
+from everstep_services.agent.core import actions
+from everstep_services.agent.core.exit import Exit
+from everstep_services.agent.probes.verdicts import Examination
+from everstep_services.agent.ranks.protocol import Stopped
+from everstep_services.agent.stalls.judge import Moving, Stalled
+from everstep_services.agent.stalls.process_state import ProcessState
+from trainer_sdk.wire import Injected
+
+
+class Records:
+    """Makes facts in the name of one agent."""
+
+    def __init__(self, job: str, node: str, clock: Clock) -> None:
+        self._job = job
+        self._node = node
+        self._clock = clock
+
+    def rank_started(
+        self, order: StartRanks, rank: int, *, pid: int, start: str, start_s: float, log: str
+    ) -> RankStarted:
+        return RankStarted(
+            **self._about(order, rank), pid=pid, start=start, start_s=start_s, log=log
+        )
+
+    def rank_exited(  # noqa: PLR0913  what is known of an end
+        self,
+        fact_id: str,
+        order: StartRanks,
+        rank: int,
+        pid: int,
+        ending: Exit,
+        *,
+        step: int | None,
+        first_error: str = "",
+        log: BlobRef | None = None,
+        incident: str | None = None,
+    ) -> RankExited:
+        about = self._about(order, rank) | {"id": fact_id}
+        return RankExited(
+            **about,
+            pid=pid,
+            how=ending.how,
+            lasted_s=ending.lasted_s,
+            exit_code=ending.code,
+            signal=ending.signal,
+            error=ending.error,
+            first_error=first_error,
+            log=log,
+            core_dumped=ending.core_dumped,
+            step=step,
+            incident=incident,
+        )
+
+    def ranks_stopped(
+        self,
+        order: StartRanks,
+        stopped: Stopped,
+        *,
+        evidence_s: float,
+    ) -> RanksStopped:
+        devices = stopped.devices
+        return RanksStopped(
+            **self._of(order.round),
+            node=self._node,
+            slot=order.slot,
+            ranks=stopped.ranks,
+            killed=stopped.killed,
+            stop_s=stopped.stop_s,
+            evidence_s=evidence_s,
+            device_wait_s=round(devices.wait_s, 3),
+            device_held_bytes=devices.octets,
+            held_by=devices.by,
+        )
+
+    def progress_made(
+        self, order: StartRanks, step: int, *, is_first: bool, steps: int, steps_s: float
+    ) -> ProgressMade:
+        return ProgressMade(
+            **self._of(order.round),
+            step=step,
+            node=self._node,
+            is_first=is_first,
+            steps=steps,
+            steps_s=steps_s,
+        )
+
+    def evidence(  # noqa: PLR0913  a piece of evidence, or why there is none
+        self,
+        round: int,
+        incident: str,
+        evidence: str,
+        *,
+        rank: int | None,
+        blob: BlobRef | None,
+        summary: str = "",
+        missing: str = "",
+        took_s: float = 0.0,
+    ) -> EvidenceCollected:
+        return EvidenceCollected(
+            **self._of(round),
+            incident=incident,
+            node=self._node,
+            evidence=evidence,
+            rank=rank,
+            blob=blob,
+            summary=summary,
+            missing=missing,
+            took_s=took_s,
+        )
+
+    def rank_stalled(
+        self, order: StartRanks, stalled: Stalled, process: ProcessState, *, is_fatal: bool
+    ) -> RankStalled:
+        place = stalled.place
+        return RankStalled(
+            **self._about(order, place.rank),
+            waited_s=round(stalled.waited_s, 3),
+            limit_s=place.limit.s,
+            limit_source=place.limit.source,
+            phase=place.phase,
+            signal=place.signal,
+            section=place.section,
+            step=place.step,
+            pid=place.pid,
+            blocked_in=process.text,
+            process_state=process.letter,
+            is_fatal=is_fatal,
+            limit_name=place.limit.name,
+            limit_origin=place.limit.origin,
+        )
+
+    def rank_recovered(self, order: StartRanks, moving: Moving, stall: str) -> RankRecovered:
+        return RankRecovered(
+            **self._about(order, moving.stalled.place.rank),
+            stalled_s=round(moving.stalled_s, 3),
+            stall=stall,
+            step=moving.step,
+            section=moving.section,
+        )
+
+    def watch_changed(
+        self, round: int | None, state: str, reason: str, *,
+        until_s: float | None = None, sections: tuple[str, ...] = (),
+    ) -> WatchChanged:  # fmt: skip
+        return WatchChanged(
+            **self._of(round),
+            node=self._node,
+            state=state,
+            reason=reason,
+            until_s=until_s,
+            sections=sections,
+        )
+
+    def preemption_noticed(self, scheduler: str, act: actions.Noticed) -> PreemptionNoticed:
+        return PreemptionNoticed(
+            **self._of(None),
+            node=self._node,
+            origin="signal" if scheduler == "none" else scheduler,
+            reason=act.reason,
+            grace_s=act.grace_s,
+            is_whole_job=False,
+        )
+
+    def preemption(
+        self,
+        order: StartRanks,
+        act: actions.Acknowledged | actions.Saved | actions.Missed,
+        *,
+        now: float,
+        step: int | None,
+    ) -> PreemptionAcknowledged | PreemptionSaved | PreemptionMissed:
+        """What became of a notice; `step` is the last one that was finished, where it is known."""
+        of = self._of(order.round)
+        match act:
+            case actions.Acknowledged():
+                waited_s = round(act.waited_s, 3)
+                return PreemptionAcknowledged(
+                    **of, node=self._node, step=act.step, waited_s=waited_s
+                )
+            case actions.Saved():
+                left_s = round(max(act.until - now, 0.0), 3)
+                return PreemptionSaved(**of, step=act.step, tier="script", left_s=left_s)
+            case actions.Missed():
+                return PreemptionMissed(**of, node=self._node, reason=act.reason, step=step)
+
+    def fault_injected(self, order: StartRanks, rank: int, said: Injected) -> FaultInjected:
+        return FaultInjected(
+            **self._of(order.round),
+            fault=said.fault,
+            by="the script",
+            node=self._node,
+            rank=rank,
+            target=said.target,
+            lasts_s=said.lasts_s,
+        )
+
+    def node_checked(self, done: Examination) -> NodeCheckFinished:
+        return NodeCheckFinished(
+            **self._of(None),
+            node=self._node,
+            occasion=done.occasion,
+            is_healthy=done.is_healthy,
+            took_s=done.took_s,
+            results=done.worth_telling,
+            checks=done.checks,
+        )
+
+    def network_measured(
+        self, order: MeasureNetwork, links: Iterable[NetworkLink], reason: str, took_s: float
+    ) -> NetworkMeasured:
+        return NetworkMeasured(
+            **self._of(None),
+            node=self._node,
+            test=order.id,
+            nodes=tuple(peer.node for peer in order.peers),
+            took_s=round(took_s, 3),
+            links=tuple(links),
+            reason=reason,
+        )
+
+    def _about(self, order: StartRanks, rank: int) -> dict[str, Any]:
+        place = {"slot": order.slot, "rank": rank, "local_rank": rank - order.first_rank}
+        return {**self._of(order.round), "node": self._node, **place}
+
+    def _of(self, round: int | None) -> Mapping[str, Any]:
+        return {
+            "id": new_id(),
+            "job": self._job,
+            "at": self._clock.wall(),
+            "source": f"agent/{self._node}",
+            "round": round,
+        }

@@ -1,0 +1,203 @@
+"""How far the ranks of this node are: for beats, for progress facts, for reports."""
+
+from collections.abc import Callable, Collection, Iterator
+
+from everstep.clock import Clock
+from everstep.messages import (
+    NodeBeat,
+    ProgressMade,
+    RankBeat,
+    SectionLimit,
+    SectionSeen,
+    StartRanks,
+    WardenPlace,
+)
+from everstep_services.agent.core.agent import Agent
+from everstep_services.agent.ranks.liveness_port import Door
+from everstep_services.agent.ranks.protocol import RankRuns
+from everstep_services.agent.run_plan import RunPlan
+from everstep_services.agent.stalls.monitor import StallWatch, Standing
+from everstep_services.agent.telemetry.facts import Records
+from trainer_sdk.page import CountedBy, PageReading
+
+_EVERY_S = 60.0
+_SECTIONS_EVERY = 10
+"""Beats."""
+
+
+class Progress:
+    """Reads the ranks' pages from outside; asks nothing of the ranks."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        agent: Agent,
+        page: Callable[[int], PageReading | None],
+        records: Records,
+        clock: Clock,
+    ) -> None:
+        self._plan = plan
+        self._agent = agent
+        self._page = page
+        self._records = records
+        self._clock = clock
+        self._sequence = 0
+        self._order: StartRanks | None = None
+        self._said_at = clock.now()
+        self._said_step = 0
+        self._last_step: int | None = None
+        self._told_limits: tuple[SectionLimit, ...] = ()
+        self.warm_ranks = 0
+        self.stalls: StallWatch | None = None
+        """Who knows where ranks are, and whether they are paused or have stalled."""
+
+    def begins(self, order: StartRanks) -> None:
+        """A round's ranks are about to be started here."""
+        self._order = order
+        self._said_at = self._clock.now()
+        self._said_step = self.warm_ranks = 0
+
+    def runs(self, event: RankRuns) -> None:
+        """A rank runs."""
+        self.warm_ranks += event.start == "warm"
+
+    def stepped(self, order: StartRanks, step: int) -> ProgressMade | None:
+        """The fact that the training is back, from slot 0."""
+        if order.slot != 0 or self._said_step:
+            return None
+        self._said_step = step
+        now = self._clock.now()
+        took_s, self._said_at = now - self._said_at, now
+        return self._records.progress_made(
+            order, step, is_first=True, steps=1, steps_s=round(took_s, 6)
+        )
+
+    def step(self, rank: int) -> int | None:
+        """The last step of a rank in this round, as its page shows."""
+        page = self._page(rank)
+        return None if page is None or not page.step else page.step
+
+    def pids(self, ranks: Collection[int]) -> dict[int, int]:
+        """The processes of these ranks."""
+        pages = {rank: self._page(rank) for rank in ranks}
+        return {rank: page.pid for rank, page in pages.items() if page is not None and page.pid}
+
+    def last_step(self) -> int | None:
+        """The highest step of our ranks, where the script says which it is.
+
+        Steps that we count ourselves begin anew with each round: they are no place in the
+        training, and nothing may be concluded from them about a round before.
+        """
+        said = [page.step for page in self._pages() if page.counted_by is CountedBy.SDK]
+        if said:
+            self._last_step = max(said) if self._last_step is None else max(*said, self._last_step)
+        return self._last_step
+
+    def age_s(self) -> float | None:
+        """Since any rank of ours last moved."""
+        moved = [page.progress_s for page in self._pages() if page.progress_s]
+        return max(0.0, self._clock.now() - max(moved)) if moved else None
+
+    def facts(self) -> Iterator[ProgressMade]:
+        """Once a minute, while steps are made: how many, and how fast; from slot 0."""
+        if self._order is not None and self._clock.now() - self._said_at >= _EVERY_S:
+            yield from self._progressed(self._order)
+
+    def ends(self) -> Iterator[ProgressMade]:
+        """The last step of a round, where it was not said yet."""
+        order, self._order = self._order, None
+        if order is not None:
+            yield from self._progressed(order)
+
+    def beat(
+        self, *, cut_off: bool, door: Door | None = None, alive: tuple[str, ...] = ()
+    ) -> NodeBeat:
+        """How it is now."""
+        self._sequence += 1
+        agent = self._agent
+        order = agent.order
+        teaches = order is not None and not self._sequence % _SECTIONS_EVERY
+        sections: tuple[SectionSeen, ...] = ()
+        if self.stalls is not None and teaches:
+            sections = self.stalls.sections_seen()
+        limits = self._limits_to_tell(order, is_due=teaches)
+        return NodeBeat(
+            job=self._plan.job,
+            node=self._plan.node,
+            sequence=self._sequence,
+            at=self._clock.wall(),
+            state="cut_off" if cut_off else agent.state,
+            round=agent.round if order is None else order.round,
+            slot=None if order is None else order.slot,
+            ranks=tuple(self._rank(rank) for rank in self._ranks()),
+            watch="" if self.stalls is None else self.stalls.state,
+            sections=sections,
+            config_fingerprint=self._plan.spec.config_fingerprint if teaches else "",
+            limits=limits,
+            warden=None if door is None else self._warden(door),
+            alive=alive,
+        )
+
+    def _warden(self, door: Door) -> WardenPlace:
+        return WardenPlace(
+            node=self._plan.node, address=door.address, port=door.port, token=door.token
+        )
+
+    def _limits_to_tell(
+        self, order: StartRanks | None, *, is_due: bool
+    ) -> tuple[SectionLimit, ...]:
+        """One node tells the limits of its job: with every tenth beat, and when they change."""
+        if self.stalls is None or order is None or order.slot != 0:
+            return ()
+        limits = self.stalls.in_force()
+        if limits == self._told_limits and not is_due:
+            return ()
+        self._told_limits = limits
+        return limits
+
+    def _progressed(self, order: StartRanks) -> Iterator[ProgressMade]:
+        step = self.step(order.first_rank)
+        if order.slot != 0 or step is None or not 0 < self._said_step < step:
+            return
+        now = self._clock.now()
+        steps, took_s = step - self._said_step, now - self._said_at
+        self._said_step, self._said_at = step, now
+        yield self._records.progress_made(
+            order, step, is_first=False, steps=steps, steps_s=round(took_s, 6)
+        )
+
+    def _rank(self, rank: int) -> RankBeat:
+        standing = None if self.stalls is None else self.stalls.standing(rank)
+        return beat_of(rank, self._page(rank), standing, self._clock.now())
+
+    def _pages(self) -> list[PageReading]:
+        pages = (self._page(rank) for rank in self._ranks())
+        return [page for page in pages if page is not None]
+
+    def _ranks(self) -> range:
+        order = self._agent.order
+        if order is None:
+            return range(0)
+        return range(order.first_rank, order.first_rank + order.ranks)
+
+
+def beat_of(rank: int, page: PageReading | None, standing: Standing | None, now: float) -> RankBeat:
+    """How a rank is, by its page and by those who look for stalls."""
+    is_starting = page is None or not (page.step or page.beats)
+    if page is None or standing is None:
+        return RankBeat(rank=rank, state="starting" if is_starting else "running")
+    state = standing.state
+    limit = standing.limit
+    progress_s = max(page.progress_s, standing.collective_s)
+    return RankBeat(
+        rank=rank,
+        state="starting" if is_starting and state == "running" else state,
+        step=page.step or None,
+        progress_age_s=0.0 if is_starting else round(max(0.0, now - progress_s), 3),
+        section=standing.section,
+        section_age_s=round(standing.section_age_s, 3),
+        limit_s=None if limit is None else round(limit.s, 3),
+        limit_source="" if limit is None else limit.source,
+        collectives=standing.collectives,
+        collective=standing.collective,
+    )

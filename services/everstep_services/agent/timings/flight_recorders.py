@@ -1,0 +1,65 @@
+"""Asks the flight recorders of ranks, by torch's own threads, and not too often."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from everstep_services.agent.stalls.torch_server import ask, has_server
+from everstep_services.agent.timings.collective_entries import Recording, parse_recording
+from everstep_services.agent.timings.window import Steps
+
+_WHOLE = "fr_trace_json?onlyactive=false&includestacktraces=false"
+_WITHIN_S = 1.0
+SPARED = "recorder spared"
+_S_PER_BYTE = 75e-9
+"""What a thread of the rank computes to tell of so much: some 70 ms for a full ring. How long an
+answer takes is no measure of that: where processors are busy, one waits for them the most."""
+_MOST_RATIO = 0.02
+"""No more of the time than this goes into it."""
+_LEAST_OFTEN = 16
+"""Windows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What the recorders of ranks hold; of a rank that is missing, why."""
+
+    recordings: Mapping[int, Recording] = field(default_factory=dict)
+    gaps: Mapping[int, str] = field(default_factory=dict)
+
+
+class Recorders:
+    """Those of one node's ranks."""
+
+    def __init__(self) -> None:
+        self._most_bytes = 0
+        """Of the last answers the longest; about the same on all nodes."""
+
+    async def read(self, folders: Mapping[int, Path], window: Steps, lasted_s: float) -> Recorded:
+        """Every so many windows only, where the rings are large and the windows short."""
+        if window.last // window.count % self._stride(lasted_s):
+            return Recorded(gaps=dict.fromkeys(folders, SPARED))
+        served = await asyncio.to_thread(_with_servers, folders)
+        async with asyncio.TaskGroup() as asking:
+            asked = {
+                rank: asking.create_task(ask(folder, _WHOLE, _WITHIN_S))
+                for rank, folder in served.items()
+            }
+        bodies = {rank: body for rank, task in asked.items() if (body := task.result())}
+        self._most_bytes = max(map(len, bodies.values()), default=self._most_bytes)
+        parsed = {rank: await asyncio.to_thread(parse_recording, body)
+                  for rank, body in bodies.items()}  # fmt: skip
+        recordings = {rank: one for rank, one in parsed.items() if one is not None}
+        return Recorded(recordings, dict.fromkeys(served.keys() - recordings, "recorder silent"))
+
+    def _stride(self, lasted_s: float) -> int:
+        """A power of two, so that nodes that differ have many windows in common."""
+        stride, costs_s = 1, self._most_bytes * _S_PER_BYTE
+        while stride < _LEAST_OFTEN and stride * lasted_s * _MOST_RATIO < costs_s:
+            stride *= 2
+        return stride
+
+
+def _with_servers(folders: Mapping[int, Path]) -> dict[int, Path]:
+    return {rank: folder for rank, folder in folders.items() if has_server(folder)}

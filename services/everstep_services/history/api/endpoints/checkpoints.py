@@ -1,0 +1,278 @@
+"""`/jobs/{job}/checkpoints`: what there is, where, how good; and what people do about it.
+
+The catalog answers. While it is away there is what is on record, and nothing that depends on it.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import msgspec
+from fastapi import APIRouter, Path, Query
+from pydantic import Field
+from sqlalchemy import case, func, select
+
+from everstep.bus.errors import BusDeniedError
+from everstep.messages import (
+    CheckpointCommitted,
+    CheckpointDeleted,
+    CheckpointPlace,
+    CheckpointsCollected,
+    CheckpointsLocated,
+    CollectCheckpoints,
+    ListCheckpoints,
+    LocateCheckpoint,
+    kind_of,
+)
+from everstep.messages.codec import BadMessageError, decode
+from everstep.store import tables
+from everstep.store.reads import Order, first, is_begun, page
+from everstep_services.history.api.context import Context, Ctx, Operator, Reader
+from everstep_services.history.api.dto.answer import present
+from everstep_services.history.api.dto.checkpoints import (
+    Checkpoint,
+    Checkpoints,
+    Collected,
+    JobSaves,
+    JudgedOut,
+    LocatedCheckpoints,
+    RejectedOut,
+    Restores,
+    SaveDelay,
+    Saves,
+)
+from everstep_services.history.api.dto.operators import (
+    CheckpointWanted,
+    CollectionWanted,
+    Decided,
+    ScanWanted,
+)
+from everstep_services.history.api.endpoints.jobs import check_known
+from everstep_services.history.api.http.parameters import LITERAL, JobName, Whole
+from everstep_services.history.api.http.problems import ProblemError, not_found, responses
+from everstep_services.history.api.service_calls import asker, do, unavailable
+from everstep_services.history.operator_requests import (
+    LOOK_WITHIN_S,
+    RequestError,
+    RequestRefusedError,
+    ServiceUnavailableError,
+    ask,
+)
+
+router = APIRouter(tags=["checkpoints"])
+
+_MOST = 1000
+_ON_RECORD = tuple(kind_of(one) for one in (CheckpointCommitted, CheckpointDeleted))
+Step = Annotated[Whole, Path(description="The step.")]
+Tier = Literal["global", "memory", "peer"]
+Action = Literal["pin", "unpin", "verify", "quarantine", "release", "delete"]
+
+
+@router.get("/jobs/{job}/checkpoints", summary="A job's checkpoints", responses=responses(404))
+async def list_checkpoints(
+    context: Ctx,
+    _token: Reader,
+    job: JobName,
+    limit: Annotated[
+        int, Field(ge=1, le=_MOST), LITERAL, Query(description="The newest so many.")
+    ] = 100,
+    tier: Annotated[Tier | None, Query(description="Only in this tier.")] = None,
+) -> Checkpoints:
+    """What there is, quarantined and missing ones included, the newest first."""
+    await check_known(context, job)
+    try:
+        places = await _list(context, job, limit, tier or "")
+    except (RequestError, BusDeniedError) as error:
+        items = await _on_record(context, job, limit) if tier in {None, "global"} else []
+        note = f"{error}; these were committed and are not known to be deleted"
+        return Checkpoints(job=job, items=items, is_live=False, note=note)
+    return Checkpoints(job=job, items=[_shown(one) for one in places], is_live=True, note=None)
+
+
+@router.get("/jobs/{job}/saves", summary="How saving goes", responses=responses(404))
+async def get_saves(context: Ctx, _token: Reader, job: JobName) -> JobSaves:
+    """The newest commit and failure of each tier, saves that wait, and what was restored."""
+    await check_known(context, job)
+    saves, delays, restores = tables.job_saves, tables.save_delays, tables.job_restores
+    by_tier = Order((saves.c.tier,))
+    tiers = await page(context.database, select(saves).where(saves.c.job == job), by_tier, None, 10)
+    waits = case((func.coalesce(delays.c.waiting, 0) > 0, 0), else_=1).label("waits")
+    first_those_that_wait = Order((waits, delays.c.node))
+    query = select(delays, waits).where(delays.c.job == job)
+    waiting = await page(context.database, query, first_those_that_wait, None, _MOST)
+    restored = await first(context.database, select(restores).where(restores.c.job == job))
+    return JobSaves(
+        job=job,
+        tiers=[Saves(**present(row)) for row in tiers.rows],
+        delays=[SaveDelay(**present(row)) for row in waiting.rows],
+        restore=None if restored is None else Restores(**present(restored)),
+    )
+
+
+@router.get(
+    "/jobs/{job}/checkpoints:locate", summary="What would be restored", responses=responses(404)
+)
+async def locate_checkpoint(
+    context: Ctx,
+    _token: Reader,
+    job: JobName,
+    step: Annotated[Whole | None, Query(description="Only this step.")] = None,
+) -> LocatedCheckpoints:
+    """What the ranks of the newest round can restore, the newest first, and what they cannot."""
+    query = select(tables.jobs).where(tables.jobs.c.job == job, is_begun())
+    row = await first(context.database, query)
+    if row is None:
+        raise not_found(f"job {job}")
+    question = LocateCheckpoint(
+        job=job, round=row["round"] or 0, world_size=row["world_size"] or 0, step=step
+    )
+    try:
+        found = await ask(
+            context.bus, "catalog", "locate", question, CheckpointsLocated, see=f"ckpt ls {job}"
+        )
+    except (RequestError, BusDeniedError) as error:
+        raise unavailable("catalog", error) from error
+    return LocatedCheckpoints(
+        job=job,
+        places=[_shown(one) for one in found.places],
+        rejected=[
+            RejectedOut(step=one.step, tier=one.tier, reason=one.reason, path=one.path)
+            for one in found.rejected
+        ],
+    )
+
+
+@router.get("/jobs/{job}/checkpoints/{step}", summary="One checkpoint", responses=responses(404))
+async def get_checkpoint(
+    context: Ctx,
+    _token: Reader,
+    job: JobName,
+    step: Step,
+    tier: Annotated[Tier | None, Query(description="In this tier, where it is in several.")] = None,
+) -> Checkpoint:
+    """A checkpoint, and who has which part of it. Its history is `/facts?job=…`."""
+    await check_known(context, job)
+    try:
+        places = await _list(context, job, _MOST, tier or "")
+    except (RequestError, BusDeniedError) as error:
+        raise unavailable("catalog", error) from error
+    found = next((one for one in places if one.step == step), None)
+    if found is None:
+        raise not_found(f"checkpoint of step {step} of job {job}")
+    return _shown(found)
+
+
+@router.post(
+    "/jobs/{job}/checkpoints:scan",
+    summary="Compare the index with the files",
+    status_code=202,
+    responses=responses(404, 409),
+)
+async def scan_checkpoints(context: Ctx, by: Operator, job: JobName, wanted: ScanWanted) -> Decided:
+    """Answers with what was found, wherever the catalog sees the files."""
+    return await do(context, by, "scan", job, wanted)
+
+
+@router.post(
+    "/jobs/{job}/checkpoints:collect",
+    summary="Delete what retention does not keep",
+    status_code=202,
+    responses=responses(404, 409),
+)
+async def collect_checkpoints(
+    context: Ctx, by: Operator, job: JobName, wanted: CollectionWanted
+) -> Collected:
+    """Says what stays, what goes, and why. Only with `is_dry_run` false is anything deleted."""
+    await check_known(context, job)
+    who, why = asker(by, wanted), wanted.reason
+    question = CollectCheckpoints(job=job, by=who, reason=why, origin="rest", **wanted.details())
+    try:
+        found = await ask(
+            context.bus, "catalog", "collect", question, CheckpointsCollected, see=f"ckpt ls {job}"
+        )
+    except RequestRefusedError as error:
+        raise ProblemError(409, "refused", str(error)) from error
+    except (ServiceUnavailableError, BusDeniedError) as error:
+        raise unavailable("catalog", error) from error
+    judged = [JudgedOut(**msgspec.structs.asdict(one)) for one in found.judged]
+    return Collected(job=job, judged=judged, text=found.text)
+
+
+@router.post(
+    "/jobs/{job}/checkpoints/{step}:{action}",
+    summary="Do something about a checkpoint",
+    status_code=202,
+    responses=responses(404, 409),
+)
+async def change_checkpoint(
+    context: Ctx,
+    by: Operator,
+    job: JobName,
+    step: Step,
+    action: Annotated[Action, Path(description="What.")],
+    wanted: CheckpointWanted,
+) -> Decided:
+    """Pin or unpin, quarantine or release, read back, delete: the last good one never goes."""
+    await check_known(context, job)
+    done = await do(context, by, "change", job, wanted, step=step, action=action)
+    return done.model_copy(update={"action": action})
+
+
+async def _list(context: Context, job: str, most: int, tier: str) -> Sequence[CheckpointPlace]:
+    question = ListCheckpoints(job=job, most=most, tier=tier)
+    found = await ask(
+        context.bus,
+        "catalog",
+        "list",
+        question,
+        CheckpointsLocated,
+        see=f"ckpt ls {job}",
+        within_s=2 * LOOK_WITHIN_S,
+    )
+    return found.places
+
+
+async def _on_record(context: Context, job: str, limit: int) -> list[Checkpoint]:
+    """What was committed and not deleted, by the newest facts."""
+    facts = tables.facts.c
+    query = select(facts.n, facts.body).where(facts.job == job, facts.kind.in_(_ON_RECORD))
+    newest = Order((facts.n,), is_descending=True)
+    found = await page(context.database, query, newest, None, _MOST)
+    known: dict[str, CheckpointCommitted] = {}
+    for row in reversed(found.rows):
+        try:
+            fact = decode(str(row["body"]).encode())
+        except BadMessageError:
+            continue  # of a newer release
+        if isinstance(fact, CheckpointCommitted) and fact.tier == "global":
+            known[fact.path] = fact
+        elif isinstance(fact, CheckpointDeleted):
+            known.pop(fact.path, None)
+    newest_first = sorted(known.values(), key=lambda fact: fact.step, reverse=True)
+    return [_shown(_place(fact)) for fact in newest_first[:limit]]
+
+
+def _place(fact: CheckpointCommitted) -> CheckpointPlace:
+    return CheckpointPlace(
+        step=fact.step,
+        tier=fact.tier,
+        path=fact.path,
+        saved_at=fact.at,
+        size_bytes=fact.size_bytes,
+        world_size=fact.world_size,
+        round=fact.round,
+        shards=fact.shards,
+        has_data_position=fact.has_data_position,
+        manifest_hash=fact.manifest_hash,
+        committed_hash=fact.manifest_hash,
+    )
+
+
+def _shown(place: CheckpointPlace) -> Checkpoint:
+    shown = msgspec.structs.asdict(place)
+    replicas = [
+        {"slot": one.slot, "holders": [msgspec.structs.asdict(peer) for peer in one.holders]}
+        for one in place.replicas
+    ]
+    texts = ("path", "note", "manifest_hash", "committed_hash")
+    more = {**{name: shown[name] or None for name in texts}, "replicas": replicas}
+    return Checkpoint.model_validate({**shown, **more})

@@ -1,0 +1,135 @@
+"""`/control` and `/brake`: what was switched at run time. Health changes it; all follow it."""
+
+from typing import Annotated, TypeVar
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, ConfigDict, Field
+
+from everstep.bus.errors import BusDeniedError, BusError
+from everstep.messages import ControlDocument, NodesDocument, ShowSwitches, SwitchTable
+from everstep.messages.base import DocumentBody
+from everstep.messages.codec import BadMessageError, decode_as
+from everstep.subjects import CLUSTER
+from everstep_services.history.api.context import Context, Ctx, Operator, Reader
+from everstep_services.history.api.dto.health import (
+    Control,
+    ExclusionOut,
+    Switches,
+    SwitchesInForce,
+    SwitchInForce,
+)
+from everstep_services.history.api.dto.operators import BrakeWanted, ControlWanted, Decided
+from everstep_services.history.api.http.parameters import NAME
+from everstep_services.history.api.http.problems import responses
+from everstep_services.history.api.service_calls import do, unavailable
+from everstep_services.history.operator_requests import RequestError, ask
+
+D = TypeVar("D", bound=DocumentBody)
+
+router = APIRouter(tags=["operators"])
+
+_JOBS_MOST = 100
+
+
+@router.get("/control", summary="What is switched", responses=responses())
+async def get_control(context: Ctx, _token: Reader) -> Control:
+    """Brake, modes, settings and exclusions, as the bus holds them at this moment."""
+    try:
+        keys = [key for key in await context.bus.documents("CONTROL").keys() if key != CLUSTER]
+        nodes, _ = await _read(context, "NODES", CLUSTER, NodesDocument)
+        return Control(
+            cluster=await _switches(context, None),
+            jobs=[await _switches(context, key) for key in sorted(keys)[:_JOBS_MOST]],
+            breaker_opened_at=None if nodes is None else nodes.breaker_opened_at,
+            distrusted_checks=[] if nodes is None else list(nodes.distrusted),
+        )
+    except BusError as error:
+        raise unavailable("bus", error) from error
+
+
+class AboutJob(BaseModel):
+    """Of which job."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    job: str | None = Field(None, pattern=NAME, description="Of this job; by default of all.")
+
+
+@router.get(
+    "/control/straggler", summary="Switches of slow ranks in force", responses=responses(422)
+)
+async def get_straggler_switches(
+    context: Ctx, _token: Reader, asked: Annotated[AboutJob, Query()]
+) -> SwitchesInForce:
+    """How slow ranks are sought: each switch, its value, and where that is from."""
+    question = ShowSwitches(job=asked.job or CLUSTER)
+    try:
+        table = await ask(
+            context.bus, "straggler", "switches", question, SwitchTable, see="control show"
+        )
+    except (RequestError, BusDeniedError) as error:
+        raise unavailable("straggler", error) from error
+    return SwitchesInForce(
+        job=asked.job,
+        switches=[
+            SwitchInForce(name=one.name, value=one.value, source=one.source)
+            for one in table.switches
+        ],
+    )
+
+
+@router.post("/control", summary="Change switches", status_code=202, responses=responses(404, 409))
+async def change_control(context: Ctx, by: Operator, wanted: ControlWanted) -> Decided:
+    """By dotted name, as `brake`, `modes.exclude` or `breaker`; without a restart of anything."""
+    return await do(context, by, "control", wanted.job, wanted)
+
+
+@router.post("/brake", summary="Pull the brake", status_code=202, responses=responses(404, 409))
+async def set_brake(context: Ctx, by: Operator, wanted: BrakeWanted) -> Decided:
+    """With the brake on, every actuator only observes: what would be done is said, not done."""
+    changes = {"brake": "on" if wanted.is_on else "off"}
+    told = ControlWanted(changes=changes, job=wanted.job, reason=wanted.reason, user=wanted.user)
+    return await do(context, by, "control", wanted.job, told)
+
+
+async def _switches(context: Context, job: str | None) -> Switches:
+    found, revision = await _read(context, "CONTROL", job or CLUSTER, ControlDocument)
+    if found is None:
+        return Switches(
+            job=job,
+            is_braked=False,
+            braked_by=None,
+            brake_reason=None,
+            modes={},
+            settings={},
+            exclusions=[],
+            changed_by=None,
+            reason=None,
+            revision=revision,
+        )
+    return Switches(
+        job=job,
+        is_braked=found.is_braked,
+        braked_by=found.braked_by or None,
+        brake_reason=found.brake_reason or None,
+        modes=dict(found.modes),
+        settings=dict(found.settings),
+        exclusions=[
+            ExclusionOut(node=one.node, by=one.by, reason=one.reason, until_at=one.until)
+            for one in found.exclusions
+        ],
+        changed_by=found.changed_by or None,
+        reason=found.reason or None,
+        revision=revision,
+    )
+
+
+async def _read(context: Context, bucket: str, key: str, of: type[D]) -> tuple[D | None, int]:
+    """The document, and its revision; None where there is none that we can read."""
+    document = await context.bus.documents(bucket).get(key)
+    if document.data is None:
+        return None, 0
+    try:
+        return decode_as(document.data, of), document.revision
+    except BadMessageError:
+        return None, document.revision

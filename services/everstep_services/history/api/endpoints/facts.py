@@ -1,0 +1,169 @@
+"""`/facts`: the log itself, page by page or live."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Header, Path, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import ColumnElement, select
+
+from everstep.store import tables
+from everstep.store.instants import to_us
+from everstep.store.reads import Record, facts_page, first, log_head
+from everstep_services.history.api.context import Ctx, Reader
+from everstep_services.history.api.dto.answer import PageOf
+from everstep_services.history.api.dto.service import FactOut
+from everstep_services.history.api.http.fact_json import fact_json, facts_json
+from everstep_services.history.api.http.list_pages import Paging
+from everstep_services.history.api.http.live_stream import LiveStream, check_room, start_of
+from everstep_services.history.api.http.parameters import NAME, TEXT, Moment, Whole, Word
+from everstep_services.history.api.http.problems import not_found, responses
+
+router = APIRouter(tags=["facts"])
+
+_JSON = "application/json"
+
+
+class Which(BaseModel):
+    """Which facts, in a page and in a stream alike."""
+
+    job: str | None = Field(None, pattern=NAME, description="About this job.")
+    kind: list[Word] | None = Field(
+        None,
+        max_length=50,
+        description="Of one of these kinds.",
+        examples=[["rank_exited", "round_ended"]],
+    )
+    round: Whole | None = Field(None, description="Of this round.")
+    node: str | None = Field(None, pattern=NAME, description="About this node.")
+    source: str | None = Field(
+        None, max_length=256, pattern=TEXT, description="From this sender.", examples=["health"]
+    )
+
+    def conditions(self) -> list[ColumnElement[bool]]:
+        """As SQL. `matches` says the same of one row."""
+        facts = tables.facts.c
+        wanted: dict[ColumnElement[Any], object] = {
+            facts.job: self.job,
+            facts.round: self.round,
+            facts.node: self.node,
+            facts.source: self.source,
+        }
+        equal = [column == value for column, value in wanted.items() if value is not None]
+        if self.kind is None:
+            return equal
+        # With a job, its index is the one to use; SQLite would take that of the kind.
+        kind = facts.kind if self.job is None else facts.kind.concat("")
+        return [*equal, kind.in_(self.kind)]
+
+    def matches(self, row: Record) -> bool:
+        """Whether one row of the log is wanted."""
+        return (
+            (self.job is None or row["job"] == self.job)
+            and (self.kind is None or row["kind"] in self.kind)
+            and (self.round is None or row["round"] == self.round)
+            and (self.node is None or row["node"] == self.node)
+            and (self.source is None or row["source"] == self.source)
+        )
+
+
+class FactFilter(Which, Paging):
+    """A page of the log."""
+
+    since: Moment | None = Field(None, description="Not before this moment by the sender's clock.")
+    until: Moment | None = Field(None, description="Before this moment.")
+    after: Whole | None = Field(None, description="Only what is behind this place in the log.")
+    order: Literal["asc", "desc"] = Field("asc", description="By the place in the log.")
+
+
+class StreamFilter(Which):
+    """What to hear live."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    after: Whole | None = Field(
+        None,
+        description="Begin behind this place, 0 for the whole log; without it, at its end.",
+    )
+
+
+@router.get(
+    "/facts", summary="Pages of the log", response_model=PageOf[FactOut], responses=responses()
+)
+async def list_facts(
+    context: Ctx, _token: Reader, asked: Annotated[FactFilter, Query()]
+) -> Response:
+    """Facts in the order of the log. A page may be short when facts are large."""
+    question = asked.question("/facts")
+    is_descending = asked.order == "desc"
+    conditions = [*asked.conditions(), *_times(asked.since, asked.until)]
+    if asked.after is not None:
+        conditions.append(tables.facts.c.n > asked.after)
+    behind: Any = None
+    if asked.cursor is not None:
+        (behind,) = context.cursors.read(asked.cursor, question)
+    found = await facts_page(
+        context.database,
+        conditions,
+        after=behind,
+        limit=asked.limit,
+        most_bytes=context.settings.max_response_bytes,
+        is_descending=is_descending,
+    )
+    key = found.next_key
+    next_ = None if key is None else context.cursors.make(key, question)
+    return Response(facts_json(found.rows, next_), media_type=_JSON)
+
+
+@router.get(
+    "/facts/stream",
+    summary="The log, live",
+    response_class=Response,
+    responses={
+        **responses(),
+        200: {
+            "description": "Events `fact` (data: a fact, as in pages) and `reset` (data: `reason`, "
+            "`n`): the client was behind another database, and hears from `n` on.",
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        },
+    },
+)
+async def stream_facts(
+    context: Ctx,
+    token: Reader,
+    asked: Annotated[StreamFilter, Query()],
+    last_event_id: Annotated[
+        str | None,
+        Header(max_length=128, description="The id of the last event that was seen."),
+    ] = None,
+) -> Response:
+    """Server-sent events. After a break, send the last id to miss nothing."""
+    check_room(context, token)
+    head = await log_head(context.database)
+    start = start_of(last_event_id, asked.after, epoch=context.epoch, last_n=head.last_n)
+    context.feed.notifier.announce(head.last_n)
+    return LiveStream(context, token, start, asked.matches)
+
+
+@router.get("/facts/{id}", summary="One fact", response_model=FactOut, responses=responses(404))
+async def get_fact(
+    context: Ctx,
+    _token: Reader,
+    id_: Annotated[str, Path(alias="id", pattern=NAME, description="The fact's id.")],
+) -> Response:
+    """A fact by its id."""
+    query = select(tables.facts).where(tables.facts.c.id == id_)
+    row = await first(context.database, query)
+    if row is None:
+        raise not_found(f"fact {id_}")
+    return Response(fact_json(row), media_type=_JSON)
+
+
+def _times(since: datetime | None, until: datetime | None) -> list[ColumnElement[bool]]:
+    at_us = tables.facts.c.at_us
+    conditions: list[ColumnElement[bool]] = []
+    if since is not None:
+        conditions.append(at_us >= to_us(since))
+    if until is not None:
+        conditions.append(at_us < to_us(until))
+    return conditions

@@ -1,0 +1,119 @@
+"""`/goodput`: what each second of allocations was spent on, for one job and for all."""
+
+from datetime import datetime, timedelta
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import or_, select
+
+from everstep.store import tables
+from everstep.store.instants import to_us
+from everstep_services.history.api.context import Context, Ctx, Reader
+from everstep_services.history.api.dto.goodput import (
+    FleetGoodput,
+    Goodput,
+    Timeline,
+    ratio_of,
+    shown_goodput,
+    shown_timeline,
+)
+from everstep_services.history.api.endpoints.jobs import check_known
+from everstep_services.history.api.http.parameters import JobName, Moment, Whole
+from everstep_services.history.api.http.problems import ProblemError, responses
+from everstep_services.history.goodput.ledger import CLASSES, TimeClass
+
+router = APIRouter(tags=["goodput"])
+
+_DAY = timedelta(days=1)
+_JOBS_MOST = 2000
+_WORST = 20
+
+
+class TimeWindow(BaseModel):
+    """Which time."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    since: Moment | None = Field(None, description="From then on.")
+    until: Moment | None = Field(None, description="Until then; now, if it is not given.")
+
+
+class TimelineWindow(BaseModel):
+    """How finely."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    most: Annotated[Whole, Field(ge=10, le=10_000, description="At most about so many parts.")] = (
+        2000
+    )
+
+
+@router.get("/jobs/{job}/goodput", summary="What a job's time went to", responses=responses(404))
+async def get_goodput(
+    context: Ctx, _token: Reader, job: JobName, asked: Annotated[TimeWindow, Query()]
+) -> Goodput:
+    """Seconds by class, of all of the job's allocations or of a window of them."""
+    await check_known(context, job)
+    now = context.clock.wall()
+    _check(asked.since, asked.until)
+    parts = await context.goodput.segments(job, now.timestamp())
+    return shown_goodput(job, parts, asked.since, asked.until or now)
+
+
+@router.get("/jobs/{job}/timeline", summary="A job's time, in order", responses=responses(404))
+async def get_timeline(
+    context: Ctx, _token: Reader, job: JobName, asked: Annotated[TimelineWindow, Query()]
+) -> Timeline:
+    """What the time was spent on, part by part, from the job's first allocation on."""
+    await check_known(context, job)
+    parts = await context.goodput.segments(job, context.clock.wall().timestamp())
+    return shown_timeline(job, parts, asked.most)
+
+
+@router.get("/goodput", summary="What all jobs' time went to", responses=responses())
+async def get_fleet_goodput(
+    context: Ctx, _token: Reader, asked: Annotated[TimeWindow, Query()]
+) -> FleetGoodput:
+    """Seconds by class over all jobs in a window: the last 24 hours, if none is given."""
+    now = context.clock.wall()
+    _check(asked.since, asked.until)
+    until = asked.until or now
+    since = asked.since or until - _DAY
+    names = await _jobs_within(context, since, until)
+    sums: dict[TimeClass, float] = dict.fromkeys(CLASSES, 0.0)
+    shown: list[Goodput] = []
+    for name in names[:_JOBS_MOST]:
+        parts = await context.goodput.segments(name, now.timestamp())
+        one = shown_goodput(name, parts, since, until)
+        if one.wall_s > 0:
+            shown.append(one)
+        for time_class in CLASSES:
+            sums[time_class] += one.seconds[time_class]
+    shown.sort(key=lambda one: one.seconds["productive"] - one.wall_s)
+    return FleetGoodput(
+        since=since, until=until, jobs=len(shown), is_cut=len(names) > _JOBS_MOST,
+        worst=shown[:_WORST], **ratio_of(sums),
+    )  # fmt: skip
+
+
+async def _jobs_within(context: Context, since: datetime, until: datetime) -> list[str]:
+    """The jobs that had an allocation in a window, the newest first."""
+    here = tables.allocations.c
+    query = (
+        select(here.job)
+        .where(here.started_us < to_us(until))
+        .where(or_(here.ended_us.is_(None), here.ended_us > to_us(since)))
+        .group_by(here.job)
+        .order_by(here.job.desc())
+        .limit(_JOBS_MOST + 1)
+    )
+    async with context.database.read() as connection:
+        return list((await connection.execute(query)).scalars())
+
+
+def _check(since: datetime | None, until: datetime | None) -> None:
+    if since is not None and until is not None and not since < until:
+        raise ProblemError(
+            400, "bad_window", f"the window ends ({until}) before it begins ({since})"
+        )

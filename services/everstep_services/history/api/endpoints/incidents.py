@@ -1,0 +1,264 @@
+"""`/incidents` and `/actions`: what went wrong, why, and what was done about it."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Path, Query
+from pydantic import Field
+from sqlalchemy import ColumnElement, select
+
+from everstep.messages.codec import BadMessageError, UnknownMessageError, decode
+from everstep.messages.facts.ranks import RankExited
+from everstep.store import tables
+from everstep.store.instants import to_us
+from everstep.store.reads import Order, Record
+from everstep.store.stories import Story, incident_story, jobs_of_incident
+from everstep_services.history.api.context import Context, Ctx, Operator, Reader
+from everstep_services.history.api.dto.answer import PageOf, present
+from everstep_services.history.api.dto.incidents import (
+    Action,
+    CorrectionOut,
+    EvidenceOut,
+    Incident,
+    IncidentDetail,
+    LedgerOut,
+    Located,
+    Primary,
+    SimilarIncident,
+    shown_evidence,
+    shown_verdict,
+)
+from everstep_services.history.api.dto.jobs import Round, Stall, shown_exit
+from everstep_services.history.api.dto.operators import CorrectionWanted, Decided
+from everstep_services.history.api.dto.stragglers import shown_slow_rank
+from everstep_services.history.api.endpoints.jobs import check_known
+from everstep_services.history.api.http.list_pages import Paging, paged
+from everstep_services.history.api.http.parameters import (
+    NAME,
+    TEXT,
+    Flag,
+    JobName,
+    Moment,
+    Whole,
+    Word,
+)
+from everstep_services.history.api.http.problems import ProblemError, not_found, responses
+from everstep_services.history.api.service_calls import do
+
+router = APIRouter(tags=["incidents"])
+
+
+class IncidentFilter(Paging):
+    """Which incidents of a job."""
+
+    open: Flag | None = Field(None, description="Only those that are open, or only the others.")
+    outcome: list[Word] | None = Field(
+        None, max_length=10, description="Ended in one of these ways.", examples=[["failed"]]
+    )
+    trigger: str | None = Field(
+        None, max_length=64, pattern=TEXT, description="The kind of the first report."
+    )
+    node: str | None = Field(None, pattern=NAME, description="About this node.")
+    round: Whole | None = Field(None, description="Broke this round.")
+    since: Moment | None = Field(
+        None, description="Opened not before this moment, by the sender's clock."
+    )
+    until: Moment | None = Field(None, description="Opened before this moment.")
+    order: Literal["asc", "desc"] = Field("desc", description="By when we first heard of it.")
+
+
+class AnyIncidentFilter(IncidentFilter):
+    """Which incidents of all jobs."""
+
+    job: str | None = Field(None, pattern=NAME, description="Of this job.")
+
+
+class ActionFilter(Paging):
+    """Which decisions of a job."""
+
+    action: list[Word] | None = Field(
+        None, max_length=10, description="One of these.", examples=[["restart", "stop"]]
+    )
+    mode: Literal["enforce", "observe"] | None = Field(
+        None, description="Only what was done, or only what was merely said."
+    )
+    order: Literal["asc", "desc"] = Field("desc", description="By the place in the log.")
+
+
+IncidentId = Annotated[str, Path(pattern=NAME, description="The incident's id.")]
+
+
+@router.get("/incidents", summary="Incidents of all jobs", responses=responses())
+async def list_all_incidents(
+    context: Ctx, _token: Reader, asked: Annotated[AnyIncidentFilter, Query()]
+) -> PageOf[Incident]:
+    """Incidents, the newest first."""
+    return await _incidents(context, asked, asked.job, "/incidents")
+
+
+@router.get(
+    "/incidents/{incident}", summary="Why it happened, by its id", responses=responses(404, 409)
+)
+async def get_any_incident(context: Ctx, _token: Reader, incident: IncidentId) -> IncidentDetail:
+    """The whole story of an incident, as below its job."""
+    return await _told(context, await job_of_incident(context, incident), incident)
+
+
+@router.post(
+    "/incidents/{incident}/correction",
+    summary="Correct a verdict",
+    status_code=202,
+    responses=responses(404, 409),
+)
+async def correct_incident(
+    context: Ctx, by: Operator, incident: IncidentId, wanted: CorrectionWanted
+) -> Decided:
+    """Put on record who or what caused it. It holds, whatever later evidence says."""
+    job = await job_of_incident(context, incident)
+    return await do(context, by, "correct", job, wanted, incident=incident)
+
+
+@router.get("/jobs/{job}/incidents", summary="A job's incidents", responses=responses(404))
+async def list_incidents(
+    context: Ctx, _token: Reader, job: JobName, asked: Annotated[IncidentFilter, Query()]
+) -> PageOf[Incident]:
+    """Incidents of one job, the newest first."""
+    await check_known(context, job)
+    return await _incidents(context, asked, job, f"/jobs/{job}/incidents")
+
+
+@router.get("/jobs/{job}/incidents/{incident}", summary="Why it happened", responses=responses(404))
+async def get_incident(
+    context: Ctx, _token: Reader, job: JobName, incident: IncidentId
+) -> IncidentDetail:
+    """The whole story of an incident in one answer.
+
+    Who failed and how, on which evidence, what was decided by which rule and what else was
+    considered, who came and went, and where the time went.
+    """
+    return await _told(context, job, incident)
+
+
+@router.get("/jobs/{job}/actions", summary="A job's decisions", responses=responses(404))
+async def list_actions(
+    context: Ctx, _token: Reader, job: JobName, asked: Annotated[ActionFilter, Query()]
+) -> PageOf[Action]:
+    """What was decided about a job, by which rule, and what came of it; the newest first."""
+    await check_known(context, job)
+    actions = tables.actions
+    query = select(actions).where(actions.c.job == job)
+    if asked.action:
+        query = query.where(actions.c.action.in_(asked.action))
+    if asked.mode is not None:
+        query = query.where(actions.c.mode == asked.mode)
+    order = Order((actions.c.n,), is_descending=asked.order == "desc")
+    found = await paged(context, query, order, asked, f"/jobs/{job}/actions")
+    return PageOf[Action](items=[Action(**present(row)) for row in found.rows], next=found.next)
+
+
+async def job_of_incident(context: Context, incident: str) -> str:
+    """The job that this incident is of."""
+    jobs = await jobs_of_incident(context.database, incident)
+    if not jobs:
+        raise not_found(f"incident {incident}")
+    if len(jobs) > 1:
+        detail = (
+            f"{len(jobs)} jobs have an incident {incident}: ask for "
+            f"/jobs/{jobs[0]}/incidents/{incident}, or that of {', '.join(jobs[1:10])}"
+        )
+        raise ProblemError(409, "several_jobs", detail)
+    return jobs[0]
+
+
+async def _told(context: Context, job: str, incident: str) -> IncidentDetail:
+    story = await incident_story(context.database, job, incident)
+    if story is None:
+        raise not_found(f"incident {incident} of job {job}")
+    keeps_s = await context.retention.keeps_s()
+    blobs = [msgspec.json.decode(one["blob"]) for one in story.evidence if one["blob"]]
+    copied = await context.kept.copied({blob["id"] for blob in blobs})
+    now = context.clock.wall()
+    return _detail(story, shown_evidence(story.evidence, copied, keeps_s, now))
+
+
+async def _incidents(
+    context: Context, asked: IncidentFilter, job: str | None, path: str
+) -> PageOf[Incident]:
+    incidents = tables.incidents
+    query = select(incidents).where(*_conditions(asked))
+    if job is not None:
+        query = query.where(incidents.c.job == job)
+    order = Order((incidents.c.first_n,), is_descending=asked.order == "desc")
+    found = await paged(context, query, order, asked, path)
+    items = [Incident(**_incident(row)) for row in found.rows]
+    return PageOf[Incident](items=items, next=found.next)
+
+
+def _conditions(asked: IncidentFilter) -> list[ColumnElement[bool]]:
+    here = tables.incidents.c
+    conditions: list[ColumnElement[bool]] = [
+        column == value
+        for column, value in (
+            (here.trigger, asked.trigger),
+            (here.node, asked.node),
+            (here.round, asked.round),
+        )
+        if value is not None
+    ]
+    if asked.open is not None:
+        conditions.append(
+            here.closed_fact.is_(None) if asked.open else here.closed_fact.is_not(None)
+        )
+    if asked.outcome:
+        conditions.append(here.outcome.in_(asked.outcome))
+    if asked.since is not None:
+        conditions.append(here.opened_us >= to_us(asked.since))
+    if asked.until is not None:
+        conditions.append(here.opened_us < to_us(asked.until))
+    return conditions
+
+
+def _incident(row: Record) -> dict[str, Any]:
+    ledger = None if row["closed_fact"] is None else LedgerOut(**present(row))
+    return {**present(row), "ledger": ledger}
+
+
+def _detail(story: Story, evidence: list[EvidenceOut]) -> IncidentDetail:
+    row = story.incident
+    verdicts = [shown_verdict(one) for one in story.verdicts]
+    return IncidentDetail(
+        **_incident(row),
+        primary=_primary(story),
+        stall=None if story.stall is None else Stall(**present(story.stall)),
+        stalls=[Stall(**present(one)) for one in story.stalls],
+        located=None if story.located is None else Located(**present(story.located)),
+        slow_ranks=[shown_slow_rank(one) for one in story.slow_ranks],
+        verdict=next((one for one in verdicts if one.verdict_fact == row["verdict_fact"]), None),
+        revisions=[one for one in verdicts if one.verdict_fact != row["verdict_fact"]],
+        corrections=[CorrectionOut(**present(one)) for one in story.corrections],
+        similar=[SimilarIncident(**present(one)) for one in story.similar],
+        exits=[shown_exit(one) for one in story.exits],
+        evidence=evidence,
+        actions=[Action(**present(one)) for one in story.actions],
+        rounds=[Round(**present(one)) for one in story.rounds],
+        nodes_out=list(story.nodes_out),
+        nodes_in=list(story.nodes_in),
+    )
+
+
+def _primary(story: Story) -> Primary | None:
+    if story.primary is None:
+        return None
+    shown = shown_exit(story.primary).model_dump()
+    return Primary(**{**shown, "traceback": _traceback(story) or shown["traceback"]})
+
+
+def _traceback(story: Story) -> str | None:
+    """All of it, from the fact itself."""
+    if story.primary_body is None:
+        return None
+    try:
+        fact = decode(story.primary_body.encode())
+    except (BadMessageError, UnknownMessageError):
+        return None
+    return fact.error.traceback if isinstance(fact, RankExited) and fact.error else None

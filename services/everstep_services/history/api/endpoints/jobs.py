@@ -1,0 +1,301 @@
+"""`/jobs`: which there are, and what became of their rounds."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+from sqlalchemy import ColumnElement, Select, exists, func, select
+
+from everstep.store import tables
+from everstep.store.instants import from_us
+from everstep.store.reads import (
+    Order,
+    Record,
+    first,
+    has_label,
+    holds,
+    is_begun,
+    job_state,
+    page,
+    round_detail,
+    round_state,
+)
+from everstep_services.history.api.context import Context, Ctx, Reader
+from everstep_services.history.api.dto.answer import PageOf, present
+from everstep_services.history.api.dto.jobs import (
+    Allocation,
+    Exit,
+    Job,
+    JobDetail,
+    Member,
+    Round,
+    RoundDetail,
+    Stall,
+    Watch,
+    shown_exit,
+    shown_job,
+)
+from everstep_services.history.api.http.list_pages import Paging, paged
+from everstep_services.history.api.http.parameters import (
+    NAME,
+    TEXT,
+    Flag,
+    JobName,
+    RoundNumber,
+    Word,
+)
+from everstep_services.history.api.http.problems import ProblemError, not_found, responses
+
+router = APIRouter(tags=["jobs"])
+
+_MOST_ALLOCATIONS = 100
+_MOST_SHOWN = 1000
+_MOST_EXITS = 200
+
+_SORTS: Mapping[str, Order] = {
+    "created": Order((tables.jobs.c.first_n,)),
+    "-created": Order((tables.jobs.c.first_n,), is_descending=True),
+    "updated": Order((tables.jobs.c.last_n,)),
+    "-updated": Order((tables.jobs.c.last_n,), is_descending=True),
+    "job": Order((tables.jobs.c.job,)),
+    "-job": Order((tables.jobs.c.job,), is_descending=True),
+}
+
+
+class JobFilter(Paging):
+    """Which jobs."""
+
+    state: list[Word] | None = Field(
+        None, max_length=10, description="One of these states.", examples=[["running"]]
+    )
+    user: str | None = Field(None, max_length=128, pattern=TEXT, description="Who started it.")
+    label: list[Word] | None = Field(
+        None,
+        max_length=10,
+        description="`name:value`; with several, all of them.",
+        examples=[["team:vision"]],
+    )
+    q: str | None = Field(
+        None, max_length=128, pattern=TEXT, description="Part of the id or name, in any case."
+    )
+    sort: Literal["created", "-created", "updated", "-updated", "job", "-job"] = Field(
+        "-created",
+        description="`-` for descending. By `updated`, jobs move while you turn pages.",
+    )
+
+
+class RoundFilter(Paging):
+    """Which rounds of a job."""
+
+    state: Literal["forming", "starting", "running", "ended"] | None = Field(
+        None, description="In this state."
+    )
+    cause: str | None = Field(
+        None, max_length=64, pattern=TEXT, description="What ended it.", examples=["node_lost"]
+    )
+    order: Literal["asc", "desc"] = Field("desc", description="By number.")
+
+
+class ExitFilter(Paging):
+    """Which exits of a round."""
+
+    failed: Flag | None = Field(None, description="Only failures, or only the others.")
+    node: str | None = Field(None, pattern=NAME, description="On this node.")
+
+
+def _jobs() -> Select[Any]:
+    return select(tables.jobs, job_state().label("state")).where(is_begun())
+
+
+def _rounds(job: str) -> Select[Any]:
+    query = select(tables.rounds, round_state().label("state"))
+    return query.where(tables.rounds.c.job == job)
+
+
+@router.get("/jobs", summary="List jobs", responses=responses())
+async def list_jobs(
+    context: Ctx, _token: Reader, asked: Annotated[JobFilter, Query()]
+) -> PageOf[Job]:
+    """Jobs, the newest first. A page stays what it is while new jobs begin."""
+    query = _jobs().where(*_job_conditions(asked))
+    found = await paged(context, query, _SORTS[asked.sort], asked, "/jobs")
+    return PageOf[Job](items=[Job(**shown_job(row)) for row in found.rows], next=found.next)
+
+
+@router.get("/jobs/{job}", summary="One job", responses=responses(404))
+async def get_job(context: Ctx, _token: Reader, job: JobName) -> JobDetail:
+    """A job, whether stalls are looked for in it, and its allocations."""
+    row = await first(context.database, _jobs().where(tables.jobs.c.job == job))
+    if row is None:
+        raise not_found(f"job {job}")
+    allocations = tables.allocations
+    query = select(allocations).where(allocations.c.job == job)
+    newest = Order((allocations.c.first_n, allocations.c.allocation), is_descending=True)
+    found = await page(context.database, query, newest, None, _MOST_ALLOCATIONS)
+    shown = [Allocation(**present(one)) for one in found.rows]
+    watch = await watch_of(context, row)
+    return JobDetail(**shown_job(row), watch=watch, allocations=shown)
+
+
+@router.get("/jobs/{job}/rounds", summary="A job's rounds", responses=responses(404))
+async def list_rounds(
+    context: Ctx, _token: Reader, job: JobName, asked: Annotated[RoundFilter, Query()]
+) -> PageOf[Round]:
+    """Rounds by number, the newest first."""
+    await check_known(context, job)
+    conditions: list[ColumnElement[bool]] = []
+    if asked.state is not None:
+        conditions.append(round_state() == asked.state)
+    if asked.cause is not None:
+        conditions.append(tables.rounds.c.end_cause == asked.cause)
+    order = Order((tables.rounds.c.round,), is_descending=asked.order == "desc")
+    query = _rounds(job).where(*conditions)
+    found = await paged(context, query, order, asked, f"/jobs/{job}/rounds")
+    return PageOf[Round](items=[Round(**present(row)) for row in found.rows], next=found.next)
+
+
+@router.get("/jobs/{job}/rounds/{number}", summary="One round", responses=responses(404))
+async def get_round(context: Ctx, _token: Reader, job: JobName, number: RoundNumber) -> RoundDetail:
+    """A round with who took part, who exited, and who stalled."""
+    detail = await round_detail(
+        context.database, job, number, most=_MOST_SHOWN, most_exits=_MOST_EXITS
+    )
+    if detail is None:
+        raise not_found(f"round {number} of job {job}")
+    lists = [detail.pop(name) for name in ("members", "exits", "stalls_seen")]
+    members, exits, stalls = lists
+    return RoundDetail(
+        **present(detail),
+        members=[Member(**present(row)) for row in members],
+        exits=[shown_exit(row) for row in exits],
+        stalls_seen=[Stall(**present(row)) for row in stalls],
+        is_cut=len(exits) == _MOST_EXITS or _MOST_SHOWN in {len(members), len(stalls)},
+    )
+
+
+@router.get(
+    "/jobs/{job}/rounds/{number}/members", summary="A round's members", responses=responses(404)
+)
+async def list_members(
+    context: Ctx,
+    _token: Reader,
+    job: JobName,
+    number: RoundNumber,
+    asked: Annotated[Paging, Query()],
+) -> PageOf[Member]:
+    """Nodes with a slot, by slot."""
+    await check_known(context, job, number)
+    members = tables.round_members
+    query = select(members).where(members.c.job == job, members.c.round == number)
+    place = f"/jobs/{job}/rounds/{number}/members"
+    found = await paged(context, query, Order((members.c.slot,)), asked, place)
+    return PageOf[Member](items=[Member(**present(row)) for row in found.rows], next=found.next)
+
+
+@router.get(
+    "/jobs/{job}/rounds/{number}/exits", summary="A round's exits", responses=responses(404)
+)
+async def list_exits(
+    context: Ctx,
+    _token: Reader,
+    job: JobName,
+    number: RoundNumber,
+    asked: Annotated[ExitFilter, Query()],
+) -> PageOf[Exit]:
+    """Ranks that ended by themselves, in the order of the log."""
+    await check_known(context, job, number)
+    exits = tables.rank_exits
+    query = select(exits).where(exits.c.job == job, exits.c.round == number)
+    if asked.failed is not None:
+        query = query.where(exits.c.is_failure.is_(asked.failed))
+    if asked.node is not None:
+        query = query.where(exits.c.node == asked.node)
+    place = f"/jobs/{job}/rounds/{number}/exits"
+    found = await paged(context, query, Order((exits.c.n,)), asked, place)
+    return PageOf[Exit](items=[shown_exit(row) for row in found.rows], next=found.next)
+
+
+async def check_known(context: Context, job: str, number: int | None = None) -> None:
+    """404 when there is no such job on record, or no such round of it."""
+    if number is None:
+        query: Select[Any] = select(tables.jobs.c.job).where(tables.jobs.c.job == job, is_begun())
+        what = f"job {job}"
+    else:
+        rounds = tables.rounds.c
+        query = select(rounds.job).where(rounds.job == job, rounds.round == number)
+        what = f"round {number} of job {job}"
+    if await first(context.database, query) is None:
+        raise not_found(what)
+
+
+def _job_conditions(asked: JobFilter) -> list[ColumnElement[bool]]:
+    jobs = tables.jobs.c
+    conditions: list[ColumnElement[bool]] = []
+    if asked.state:
+        conditions.append(job_state().in_(asked.state))
+    if asked.user is not None:
+        conditions.append(jobs.user == asked.user)
+    if asked.q is not None:
+        conditions.append(holds(jobs.job, asked.q) | holds(jobs.name, asked.q))
+    for label in asked.label or ():
+        name, colon, value = label.partition(":")
+        if not colon or not name:
+            raise ProblemError(400, "bad_label", "a label filter is `name:value`")
+        conditions.append(has_label(name, value))
+    return conditions
+
+
+_WORST_FIRST = ("off", "paused", "learning", "armed")
+_AT_WORK = frozenset({"starting", "running"})
+_STATES_MOST = 20
+
+
+async def watch_of(context: Context, job: Record) -> Watch | None:
+    """As the agents of the newest round said last."""
+    if job["state"] not in _AT_WORK:
+        reason = f"no ranks run: the job is {job['state']}"
+        return Watch(state="off", reason=reason, at=None, node=None, nodes={})
+    watches, members = tables.node_watches.c, tables.round_members.c
+    takes_part = exists().where(
+        members.job == watches.job, members.round == job["round"], members.node == watches.node
+    )
+    said = watches.watch_state
+    columns = (said, watches.watch_reason, watches.watch_us, watches.node)
+    nodes = func.count().over(partition_by=said).label("nodes")
+    place = func.row_number().over(partition_by=said, order_by=watches.node).label("place")
+    here = select(*columns, nodes, place).where(watches.job == job["job"], takes_part).subquery()
+    # In one question: an agent may say something else at any moment.
+    query = select(here).where(here.c.place == 1)
+    by_state = Order((here.c.watch_state,))
+    found = await page(context.database, query, by_state, None, _STATES_MOST)
+    rows = {str(row["watch_state"]): row for row in found.rows}
+    if not rows:
+        return _as_beats_say(context, job)
+    counts = {state: int(row["nodes"]) for state, row in rows.items()}
+    state = _worst(counts)
+    worst = rows[state]
+    return Watch(
+        state=state,
+        reason=worst["watch_reason"],
+        at=from_us(worst["watch_us"]),
+        node=worst["node"],
+        nodes=counts,
+    )
+
+
+def _as_beats_say(context: Context, job: Record) -> Watch | None:
+    nodes = context.beats.view(job["job"]).nodes
+    counts = Counter(one.beat.watch for one in nodes if one.beat.watch)
+    if not counts:
+        return None
+    state = _worst(counts)
+    node = next(one.beat.node for one in nodes if one.beat.watch == state)
+    reason = "as its agent says; nothing is on record yet"
+    return Watch(state=state, reason=reason, at=None, node=node, nodes=counts)
+
+
+def _worst(counts: Counter[str] | dict[str, int]) -> str:
+    """What we do not know worries nobody."""
+    return next((state for state in _WORST_FIRST if state in counts), min(counts))

@@ -1,0 +1,147 @@
+"""`/log`: the end of what a rank had said when it failed, whether or not its node is left."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import msgspec
+from fastapi import APIRouter, Path, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import select
+
+from everstep.messages import BlobRef
+from everstep.store import tables
+from everstep.store.database import Database
+from everstep.store.reads import Record, round_state
+from everstep_services.history.api.context import Ctx, Reader
+from everstep_services.history.api.endpoints.evidence import blob_content
+from everstep_services.history.api.http.parameters import JobName, RoundNumber, Whole
+from everstep_services.history.api.http.problems import ProblemError, not_found, responses
+
+router = APIRouter(tags=["logs"])
+
+_LOGS = ("log", "stdout", "stderr")
+"""Kinds of evidence that are the end of a log."""
+
+Rank = Annotated[Whole, Path(description="The global rank.")]
+
+
+class LogFilter(BaseModel):
+    """Which of its streams."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    stream: Literal["stdout", "stderr"] | None = Field(
+        None, description="Without it, stderr, or stdout when stderr was empty."
+    )
+
+
+@router.get(
+    "/jobs/{job}/rounds/{number}/ranks/{rank}/log",
+    summary="The end of a rank's log",
+    response_class=Response,
+    responses={
+        **responses(404, 410),
+        200: {
+            "description": "The last lines that the rank wrote, at most some 64 KiB.",
+            "content": {"text/plain": {"schema": {"type": "string"}}},
+        },
+    },
+)
+async def get_log(
+    context: Ctx,
+    _token: Reader,
+    job: JobName,
+    number: RoundNumber,
+    rank: Rank,
+    asked: Annotated[LogFilter, Query()],
+) -> Response:
+    """What a rank said last, kept when it fails; the whole of its log is on its node.
+
+    404 says why there is none, 410 why it is there no longer.
+    """
+    told = await _told(context.database, job, number, rank)
+    data = await blob_content(context, _kept_where(told, asked.stream), "log_gone")
+    return Response(data.decode(errors="replace"), media_type="text/plain")
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What the record says of a rank in a round, all of it at one moment."""
+
+    job: str
+    number: int
+    rank: int
+    round: Record | None
+    exit: Record | None
+    evidence: Sequence[Record]
+    node: str | None
+
+
+async def _told(database: Database, job: str, number: int, rank: int) -> _Told:
+    rounds, exits, evidence = tables.rounds.c, tables.rank_exits, tables.evidence
+    members = tables.round_members.c
+    here = (evidence.c.job == job, evidence.c.round == number, evidence.c.rank == rank)
+    mine = (exits.c.job == job, exits.c.round == number, exits.c.rank == rank)
+    the_round = select(rounds.world_size, round_state().label("state"))
+    the_node = select(members.node).where(
+        members.job == job,
+        members.round == number,
+        members.first_rank <= rank,
+        members.first_rank + members.ranks > rank,
+    )
+    # In one transaction: else a rank that fails meanwhile is in a round that has ended, and has
+    # not failed.
+    async with database.read() as connection:
+        found = await connection.execute(
+            the_round.where(rounds.job == job, rounds.round == number).limit(1)
+        )
+        round_ = found.mappings().one_or_none()
+        found = await connection.execute(select(exits).where(*mine).order_by(exits.c.n).limit(1))
+        exit_ = found.mappings().one_or_none()
+        found = await connection.execute(
+            select(evidence).where(*here, evidence.c.kind.in_(_LOGS)).order_by(evidence.c.n)
+        )
+        kept = found.mappings().all()
+        node = await connection.scalar(the_node.limit(1))
+    return _Told(job, number, rank, round_, exit_, kept, node)
+
+
+def _kept_where(told: _Told, stream: str | None) -> BlobRef:
+    found: dict[str, str] = {}
+    absent: str | None = None
+    if told.exit is not None and told.exit["log"] is not None:
+        found["stderr"] = told.exit["log"]
+    for row in told.evidence:
+        absent = row["missing_reason"] or absent
+        if row["blob"] is not None:
+            found.setdefault(row["stream"] or "stderr", row["blob"])
+    for wanted in ("stderr", "stdout") if stream is None else (stream,):
+        if wanted in found:
+            return msgspec.json.decode(found[wanted], type=BlobRef)
+    if found:
+        absent = f"only its {', '.join(found)} was"
+    raise _why_none(told, absent)
+
+
+def _why_none(told: _Told, absent: str | None) -> ProblemError:
+    if told.round is None:
+        return not_found(f"round {told.number} of job {told.job}")
+    who = f"rank {told.rank} of round {told.number}"
+    world_size = told.round["world_size"]
+    if world_size is not None and told.rank >= world_size:
+        return not_found(
+            f"rank {told.rank} in round {told.number}: its ranks are 0 to {world_size - 1}"
+        )
+    if absent is not None:
+        why = f"this end of the log of {who} was not kept: {absent}"
+    elif told.exit is not None and not told.exit["is_failure"]:
+        why = f"{who} ended well: only the ends of failed ranks' logs are kept"
+    elif told.exit is not None:
+        why = f"{who} failed, and had written nothing that could be kept"
+    elif told.round["state"] == "ended":
+        why = f"{who} did not fail by itself: only the ends of failed ranks' logs are kept"
+    else:
+        why = f"{who} has not ended: the end of its log is kept if it fails"
+    where = told.node or "its node: run `everstep logs` there"
+    return ProblemError(404, "log_not_kept", f"{why}; the whole of it is on {where}")

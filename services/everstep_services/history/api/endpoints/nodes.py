@@ -1,0 +1,214 @@
+"""`/nodes`: hosts, whether they are there, and whether they can be trusted."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Query
+from pydantic import Field
+from sqlalchemy import ColumnElement, case, func, or_, select
+
+from everstep.bus.errors import BusDeniedError
+from everstep.messages import NodeStanding, NodeStandings, ShowNodes
+from everstep.store import tables
+from everstep.store.instants import to_us
+from everstep.store.reads import Order, Record, first, holds
+from everstep.subjects import CLUSTER
+from everstep_services.history.api.context import Context, Ctx, Reader
+from everstep_services.history.api.dto.answer import PageOf, present
+from everstep_services.history.api.dto.nodes import (
+    CheckOut,
+    Examination,
+    Node,
+    NodeDetail,
+    NodeNow,
+    Standing,
+)
+from everstep_services.history.api.http.list_pages import Paging, paged
+from everstep_services.history.api.http.parameters import NAME, TEXT, Flag, NodeName
+from everstep_services.history.api.http.problems import not_found, responses
+from everstep_services.history.beats import HeardBeat
+from everstep_services.history.operator_requests import LOOK_WITHIN_S, RequestError, ask
+
+router = APIRouter(tags=["nodes"])
+
+_STRUCK_MOST = 1000
+
+
+class NodeFilter(Paging):
+    """Which nodes."""
+
+    job: str | None = Field(None, pattern=NAME, description="The job that it joined last.")
+    state: Literal["joined", "left", "lost"] | None = Field(None, description="As last heard.")
+    healthy: Flag | None = Field(None, description="By its last check.")
+    suspect: Flag | None = Field(None, description="Somebody has evidence against it.")
+    excluded: Flag | None = Field(None, description="Now: its time is not over.")
+    q: str | None = Field(
+        None, max_length=128, pattern=TEXT, description="Part of the id or address, in any case."
+    )
+    sort: Literal["node", "strikes"] = Field(
+        "node",
+        description="By id, or those with the most strikes first; by `strikes`, nodes move while "
+        "you turn pages, and `order` is of the ids of those with equally many.",
+    )
+    order: Literal["asc", "desc"] = Field("asc", description="By id.")
+
+
+class CheckFilter(Paging):
+    """Which checks of a node."""
+
+    healthy: Flag | None = Field(None, description="Only those that found nothing, or the others.")
+    order: Literal["asc", "desc"] = Field("desc", description="By the place in the log.")
+
+
+@router.get("/nodes", summary="List nodes", responses=responses())
+async def list_nodes(
+    context: Ctx, _token: Reader, asked: Annotated[NodeFilter, Query()]
+) -> PageOf[Node]:
+    """Nodes of all jobs, by id, or the most suspicious first."""
+    now_us = to_us(context.clock.wall())
+    conditions = _conditions(asked, now_us)
+    if asked.sort == "node":
+        by_id = Order((tables.nodes.c.node,), is_descending=asked.order == "desc")
+        query = select(tables.nodes).where(*conditions)
+        found = await paged(context, query, by_id, asked, "/nodes")
+        counts = await _counts(context, tuple(str(row["node"]) for row in found.rows))
+    else:
+        counts = await _counts(context, ())
+        place = _strikes(counts, is_descending=asked.order == "desc").label("place")
+        worst = Order((place, tables.nodes.c.node), is_descending=asked.order == "desc")
+        query = select(tables.nodes, place).where(*conditions)
+        found = await paged(context, query, worst, asked, "/nodes")
+    items = [Node(**_shown(row, counts)) for row in found.rows]
+    return PageOf[Node](items=items, next=found.next)
+
+
+@router.get("/nodes/{node}", summary="One node", responses=responses(404))
+async def get_node(context: Ctx, _token: Reader, node: NodeName) -> NodeDetail:
+    """A node, and what health and its agent say of it now. Its history is `/facts?node=…`."""
+    row = await first(context.database, select(tables.nodes).where(tables.nodes.c.node == node))
+    heard = context.beats.node(node)
+    if row is None:
+        raise not_found(f"node {node}")
+    standing: NodeStanding | None = None
+    missing: str | None = None
+    try:
+        found = await _standings(context, (node,))
+        standing = next((one for one in found if one.node == node), None)
+        missing = None if standing else f"health has never heard of {node}"
+    except (RequestError, BusDeniedError) as error:
+        missing = str(error)
+    counts = None if standing is None else {node: standing.strikes}
+    return NodeDetail(
+        **_shown(row, counts),
+        standing=None if standing is None else _standing(standing),
+        standing_missing=missing,
+        now=None if heard is None else _now(heard),
+        last_check=await _last_check(context, node),
+    )
+
+
+@router.get("/nodes/{node}/checks", summary="A node's checks", responses=responses(404))
+async def list_checks(
+    context: Ctx, _token: Reader, node: NodeName, asked: Annotated[CheckFilter, Query()]
+) -> PageOf[Examination]:
+    """What was found whenever the node was examined, the newest first."""
+    known = select(tables.nodes.c.node).where(tables.nodes.c.node == node)
+    if await first(context.database, known) is None:
+        raise not_found(f"node {node}")
+    checks = tables.node_checks
+    query = select(checks).where(checks.c.node == node)
+    if asked.healthy is not None:
+        query = query.where(checks.c.is_healthy.is_(asked.healthy))
+    order = Order((checks.c.n,), is_descending=asked.order == "desc")
+    found = await paged(context, query, order, asked, f"/nodes/{node}/checks")
+    items = [Examination(**present(row)) for row in found.rows]
+    return PageOf[Examination](items=items, next=found.next)
+
+
+async def _standings(context: Context, nodes: tuple[str, ...]) -> tuple[NodeStanding, ...]:
+    question = ShowNodes(job=CLUSTER, nodes=nodes)
+    answer = await ask(
+        context.bus, "health", "nodes", question, NodeStandings, see="nodes", within_s=LOOK_WITHIN_S
+    )
+    return answer.nodes
+
+
+async def _counts(context: Context, nodes: tuple[str, ...]) -> Mapping[str, int] | None:
+    """Strikes of these nodes, or of those with the most, as health counts now; None without it."""
+    try:
+        found = await _standings(context, nodes)
+    except (RequestError, BusDeniedError):
+        return None
+    struck = sorted((-one.strikes, one.node) for one in found if one.strikes)
+    return {node: -strikes for strikes, node in struck[:_STRUCK_MOST]}
+
+
+def _strikes(counts: Mapping[str, int] | None, *, is_descending: bool) -> ColumnElement[int]:
+    """What puts those with the most first, whichever way the ids go."""
+    nodes = tables.nodes.c
+    found: ColumnElement[int] = func.coalesce(nodes.strikes, 0)
+    if counts:
+        found = case(dict(counts), value=nodes.node, else_=0)
+    elif counts is not None:
+        found = found * 0  # health says that there are none
+    return found if is_descending else -found
+
+
+def _shown(row: Record, counts: Mapping[str, int] | None) -> dict[str, Any]:
+    shown = present(row)
+    return shown if counts is None else {**shown, "strikes": counts.get(row["node"], 0)}
+
+
+def _standing(standing: NodeStanding) -> Standing:
+    return Standing(
+        state=standing.state,
+        reason=standing.reason,
+        strikes=standing.strikes,
+        silence_s=standing.silence_s,
+        failing=[CheckOut(**msgspec.structs.asdict(one)) for one in standing.failing],
+    )
+
+
+def _now(heard: HeardBeat) -> NodeNow:
+    beat = heard.beat
+    return NodeNow(
+        job=beat.job,
+        state=beat.state,
+        round=beat.round,
+        slot=beat.slot,
+        ranks=len(beat.ranks),
+        watch=beat.watch or None,
+        facts_waiting=beat.facts_waiting,
+        heard_age_s=round(heard.age_s, 3),
+        is_stale=heard.is_stale,
+    )
+
+
+async def _last_check(context: Context, node: str) -> Examination | None:
+    checks = tables.node_checks
+    query = select(checks).where(checks.c.node == node).order_by(checks.c.n.desc())
+    row = await first(context.database, query)
+    return None if row is None else Examination(**present(row))
+
+
+def _conditions(asked: NodeFilter, now_us: int) -> list[ColumnElement[bool]]:
+    nodes = tables.nodes.c
+    conditions: list[ColumnElement[bool]] = []
+    if asked.job is not None:
+        conditions.append(nodes.job == asked.job)
+    if asked.state is not None:
+        conditions.append(nodes.state == asked.state)
+    if asked.healthy is not None:
+        conditions.append(nodes.is_healthy.is_(asked.healthy))
+    if asked.suspect is not None:
+        conditions.append(func.coalesce(nodes.is_suspect, False).is_(asked.suspect))
+    if asked.excluded is not None:
+        until = nodes.excluded_until_us
+        excluded = func.coalesce(nodes.is_excluded, False).is_(True) & or_(
+            until.is_(None), until > now_us
+        )
+        conditions.append(excluded if asked.excluded else ~excluded)
+    if asked.q is not None:
+        conditions.append(holds(nodes.node, asked.q) | holds(nodes.address, asked.q))
+    return conditions

@@ -1,0 +1,127 @@
+"""`/jobs/{job}/ranks`: how ranks are now, from what their agents said last."""
+
+from collections import Counter
+from collections.abc import Collection
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+from sqlalchemy import select
+
+from everstep.messages import RankBeat
+from everstep.store import tables
+from everstep.store.reads import Order, Record, first, is_begun, job_state, page
+from everstep_services.history.api.context import Context, Ctx, Reader
+from everstep_services.history.api.dto.health import RankNow, Ranks
+from everstep_services.history.api.http.list_pages import Paging
+from everstep_services.history.api.http.parameters import NAME, JobName, Word
+from everstep_services.history.api.http.problems import not_found, responses
+from everstep_services.history.beats import HeardBeat, JobView
+
+router = APIRouter(tags=["jobs"])
+
+_AT_WORK = frozenset({"starting", "running"})
+_NAMED_MOST = 100
+_MEMBERS_MOST = 100_000
+
+
+class RankFilter(Paging):
+    """Which ranks."""
+
+    state: list[Word] | None = Field(
+        None, max_length=10, description="In one of these states.", examples=[["stalled"]]
+    )
+    node: str | None = Field(None, pattern=NAME, description="On this node.")
+
+
+@router.get("/jobs/{job}/ranks", summary="A job's ranks, now", responses=responses(404))
+async def list_ranks(
+    context: Ctx, _token: Reader, job: JobName, asked: Annotated[RankFilter, Query()]
+) -> Ranks:
+    """Ranks of the newest round, by number, as their agents said last: nobody keeps this.
+
+    `note` says when, and why, this is not how they are now.
+    """
+    query = select(tables.jobs, job_state().label("state"))
+    row = await first(context.database, query.where(tables.jobs.c.job == job, is_begun()))
+    if row is None:
+        raise not_found(f"job {job}")
+    view = context.beats.view(job)
+    silent = await _silent_nodes(context, row, view)
+    question = asked.question(f"/jobs/{job}/ranks")
+    after = -1
+    if asked.cursor is not None:
+        after = int(context.cursors.read(asked.cursor, question)[0])
+    wanted = sorted(rank for rank in view.ranks if _is_wanted(view, rank, asked))
+    rest = [rank for rank in wanted if rank > after]
+    shown = rest[: asked.limit]
+    note = _note(context, row, view, silent)
+    return Ranks(
+        items=[_rank(*view.ranks[rank]) for rank in shown],
+        next=context.cursors.make((shown[-1],), question) if len(rest) > len(shown) else None,
+        round=view.round,
+        states=Counter(beat.state for beat, _ in view.ranks.values()),
+        is_stale=note is not None and row["state"] in _AT_WORK,
+        note=note,
+        silent_nodes=silent[:_NAMED_MOST],
+    )
+
+
+def _is_wanted(view: JobView, rank: int, asked: RankFilter) -> bool:
+    beat, heard = view.ranks[rank]
+    if asked.node is not None and heard.beat.node != asked.node:
+        return False
+    return not asked.state or beat.state in asked.state
+
+
+def _rank(beat: RankBeat, heard: HeardBeat) -> RankNow:
+    return RankNow(
+        rank=beat.rank,
+        node=heard.beat.node,
+        slot=heard.beat.slot,
+        state=beat.state,
+        step=beat.step,
+        section=beat.section,
+        section_age_s=beat.section_age_s,
+        progress_age_s=beat.progress_age_s,
+        limit_s=beat.limit_s,
+        limit_source=beat.limit_source or None,
+        collectives=beat.collectives,
+        resident_bytes=beat.resident_bytes,
+        device_bytes=beat.device_bytes,
+        heard_age_s=round(heard.age_s, 3),
+        is_stale=heard.is_stale,
+    )
+
+
+async def _silent_nodes(context: Context, job: Record, view: JobView) -> list[str]:
+    """Nodes that have ranks, as the record or they themselves say, and are not heard."""
+    if job["state"] not in _AT_WORK:
+        return []
+    members = tables.round_members.c
+    here = (members.job == job["job"], members.round == job["round"], members.node.is_not(None))
+    query = select(members.node, members.slot).where(*here)
+    found = await page(context.database, query, Order((members.slot,)), None, _MEMBERS_MOST)
+    fresh = {one.beat.node for one in view.nodes if not one.is_stale}
+    with_ranks = {heard.beat.node for _, heard in view.ranks.values()}
+    return sorted({*(str(row["node"]) for row in found.rows), *with_ranks} - fresh)
+
+
+def _note(context: Context, job: Record, view: JobView, silent: Collection[str]) -> str | None:
+    if job["state"] not in _AT_WORK:
+        return f"no ranks run: the job is {job['state']}"
+    ages = {one.beat.node: one.age_s for one in view.nodes}
+    if not context.connectedness.is_bus_connected():
+        ago = f": this is how it was {min(ages.values()):.0f} s ago" if ages else ""
+        return f"the bus is away{ago}"
+    if not ages:
+        listening_s = context.beats.listening_s
+        return f"no agent was heard in the {listening_s:.0f} s that this replica has listened"
+    if not silent:
+        return None
+    name = min(silent, key=lambda node: -ages.get(node, float("inf")))
+    said = f"{name} was not heard yet"
+    if name in ages:
+        said = f"{name} was last heard {ages[name]:.0f} s ago"
+    others = len(silent) - 1
+    return f"{said}, and {others} more {'is' if others == 1 else 'are'} silent" if others else said

@@ -1,0 +1,40 @@
+"""`/status`: how far the record is, and how this replica is."""
+
+from typing import Any
+
+from fastapi import APIRouter
+from sqlalchemy import select
+
+from everstep import __version__
+from everstep.store import tables
+from everstep.store.instants import from_us
+from everstep.store.reads import first, log_head
+from everstep_services.history.api.context import Ctx, Reader
+from everstep_services.history.api.dto.service import Status
+from everstep_services.history.api.http.problems import responses
+
+router = APIRouter(tags=["status"])
+
+
+@router.get("/status", summary="How the record is", responses=responses())
+async def get_status(context: Ctx, _token: Reader) -> Status:
+    """Answers also while the bus is away: the record then is as old as its last fact."""
+    head = await log_head(context.database)
+    newest = select(tables.positions).order_by(tables.positions.c.updated_us.desc())
+    position: Any = await first(context.database, newest) or {}
+    read_us = position.get("updated_us")
+    return Status(
+        version=__version__,
+        epoch=context.epoch,
+        schema_version=context.schema,
+        last_n=head.last_n,
+        projected_n=head.projected_n,
+        is_rebuilding=head.projected_n < head.last_n,
+        stream=position.get("stream"),
+        stream_sequence=position.get("sequence"),
+        stream_read_at=None if read_us is None else from_us(read_us),
+        is_projecting=context.connectedness.is_projecting(),
+        is_bus_connected=context.connectedness.is_bus_connected(),
+        database=context.database.kind,
+        listeners=sum(context.feed.listeners.values()),
+    )

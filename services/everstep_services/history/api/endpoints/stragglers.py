@@ -1,0 +1,217 @@
+"""`/jobs/{job}/stragglers` and `/timings`: slow ranks of the past, and how ranks compare now."""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import select
+
+from everstep.bus.errors import BusDeniedError
+from everstep.messages import (
+    Question,
+    RankScoreTable,
+    Reply,
+    ShowScores,
+    ShowTimings,
+    TimingTable,
+)
+from everstep.store import tables
+from everstep.store.reads import Order, first, is_over, job_state, page, slow_ranks
+from everstep_services.history.api.context import Context, Ctx, Reader
+from everstep_services.history.api.dto.answer import PageOf, present
+from everstep_services.history.api.dto.stragglers import (
+    RanksCompared,
+    SlowRank,
+    StepShift,
+    Timings,
+    shown_slow_rank,
+)
+from everstep_services.history.api.endpoints.jobs import check_known
+from everstep_services.history.api.http.list_pages import Paging, paged
+from everstep_services.history.api.http.parameters import LITERAL, NAME, TEXT, JobName, Whole
+from everstep_services.history.api.http.problems import ProblemError, responses
+from everstep_services.history.api.service_calls import unavailable
+from everstep_services.history.operator_requests import (
+    NoSuchJobError,
+    RequestError,
+    RequestRefusedError,
+    ask,
+)
+
+router = APIRouter(tags=["slow ranks"])
+
+_OPEN_MOST = 1000
+_SECTIONS_NAMED = 20
+_Cause = Literal["input", "compute", "host", "network", "device", "design", "unknown"]
+R = TypeVar("R", bound=Reply)
+
+
+class SlowRankFilter(Paging):
+    """Which findings."""
+
+    state: Literal["open", "cleared"] | None = Field(None, description="In this state.")
+    cause: list[_Cause] | None = Field(
+        None, max_length=10, description="With one of these causes.", examples=[["input", "host"]]
+    )
+    node: str | None = Field(None, pattern=NAME, description="On this node.")
+    rank: Whole | None = Field(None, description="This rank.")
+    round: Whole | None = Field(None, description="In this round.")
+    order: Literal["asc", "desc"] = Field("desc", description="By the place in the log.")
+
+
+class ShiftFilter(Paging):
+    """Which changes of the step."""
+
+    round: Whole | None = Field(None, description="In this round.")
+    order: Literal["asc", "desc"] = Field("desc", description="By the place in the log.")
+
+
+class _Live(BaseModel):
+    """What a service is asked. Parameters that are not known are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class ScoresWanted(_Live):
+    """How many ranks."""
+
+    most: Annotated[int, Field(ge=1, le=4096), LITERAL] = Field(
+        100, description="The slowest so many."
+    )
+    role: str = Field("", max_length=256, pattern=TEXT, description="Only this role group.")
+
+
+class TimingsWanted(_Live):
+    """Which part of the table."""
+
+    measure: Literal["own", "ratio", "waited", "step", "cpu", "runnable", "section"] | None = Field(
+        None, description="`own` if not given, or `section` where one is named."
+    )
+    section: str = Field(
+        "", max_length=256, pattern=TEXT, description="Which section.", examples=["data"]
+    )
+    first_rank: Whole = Field(0, description="The first rank to show.")
+    most_ranks: Annotated[int, Field(ge=1, le=4096), LITERAL] = Field(
+        512, description="So many ranks at most."
+    )
+    most_windows: Annotated[int, Field(ge=1, le=1000), LITERAL] = Field(
+        60, description="So many of the latest windows."
+    )
+
+
+@router.get("/jobs/{job}/stragglers", summary="A job's slow ranks", responses=responses(404))
+async def list_stragglers(
+    context: Ctx, _token: Reader, job: JobName, asked: Annotated[SlowRankFilter, Query()]
+) -> PageOf[SlowRank]:
+    """Each finding about a slow rank, with its cause and price, and how it ended; newest first."""
+    await check_known(context, job)
+    found = tables.stragglers.c
+    query = slow_ranks(job, asked.state)
+    for column, value in ((found.node, asked.node), (found.rank, asked.rank)):
+        if value is not None:
+            query = query.where(column == value)
+    if asked.round is not None:
+        query = query.where(found.round == asked.round)
+    if asked.cause:
+        query = query.where(found.cause.in_(asked.cause))
+    order = Order((found.n,), is_descending=asked.order == "desc")
+    rows = await paged(context, query, order, asked, f"/jobs/{job}/stragglers")
+    return PageOf[SlowRank](items=[shown_slow_rank(row) for row in rows.rows], next=rows.next)
+
+
+@router.get(
+    "/jobs/{job}/stragglers/now", summary="How ranks compare, now", responses=responses(404)
+)
+async def compare_ranks(
+    context: Ctx, _token: Reader, job: JobName, asked: Annotated[ScoresWanted, Query()]
+) -> RanksCompared:
+    """The ranks of the newest round by their own time, the slowest first: nobody keeps this."""
+    await check_known(context, job)
+    question = ShowScores(job=job, most=asked.most, role=asked.role)
+    table = await _asked(context, "scores", question, RankScoreTable)
+    newest = Order((tables.stragglers.c.n,), is_descending=True)
+    found = await page(context.database, slow_ranks(job, "open"), newest, None, _OPEN_MOST)
+    shown = [shown_slow_rank(row) for row in found.rows]
+    note = table.said if table.ranks else await _end_of(context, job) or table.said
+    more = {"job": job, "note": note or None, "found": shown}
+    fields = {**msgspec.structs.asdict(table), **more}
+    return RanksCompared.model_validate(fields, from_attributes=True)
+
+
+@router.get("/jobs/{job}/timings", summary="Ranks by windows, now", responses=responses(404))
+async def get_timings(
+    context: Ctx, _token: Reader, job: JobName, asked: Annotated[TimingsWanted, Query()]
+) -> Timings:
+    """Where the time went, rank by rank and window by window: a gap is a gap."""
+    await check_known(context, job)
+    measure = asked.measure or ("section" if asked.section else "own")
+    if (measure == "section") != bool(asked.section):
+        detail = "`section` names the section of the measure `section`: give both, or neither"
+        raise ProblemError(400, "bad_measure", detail)
+    question = ShowTimings(
+        job=job,
+        measure=measure,
+        section=asked.section,
+        first_rank=asked.first_rank,
+        most_ranks=asked.most_ranks,
+        most_windows=asked.most_windows,
+    )
+    table = await _asked(context, "timings", question, TimingTable)
+    if asked.section and table.sections and asked.section not in table.sections:
+        raise ProblemError(422, "no_such_section", _sections(job, asked.section, table.sections))
+    windows = [{"first_step": first, "last_step": last} for first, last in table.windows]
+    more = {"job": job, "section": asked.section or None, "windows": windows}
+    fields = {**msgspec.structs.asdict(table), **more}
+    return Timings.model_validate(fields, from_attributes=True)
+
+
+@router.get("/jobs/{job}/step-shifts", summary="When steps changed", responses=responses(404))
+async def list_step_shifts(
+    context: Ctx, _token: Reader, job: JobName, asked: Annotated[ShiftFilter, Query()]
+) -> PageOf[StepShift]:
+    """When the steps of the whole job became slower or faster without a slow rank."""
+    await check_known(context, job)
+    shifts = tables.step_shifts.c
+    query = select(tables.step_shifts).where(shifts.job == job, shifts.n.is_not(None))
+    if asked.round is not None:
+        query = query.where(shifts.round == asked.round)
+    order = Order((shifts.n,), is_descending=asked.order == "desc")
+    rows = await paged(context, query, order, asked, f"/jobs/{job}/step-shifts")
+    return PageOf[StepShift](items=[StepShift(**present(row)) for row in rows.rows], next=rows.next)
+
+
+def _sections(job: str, wanted: str, known: Sequence[str]) -> str:
+    """That there is no such section, and which ones there are."""
+    names = [name for name in known if name]
+    more = ", …" if len(names) > _SECTIONS_NAMED else ""
+    text = f"use one of {', '.join(names[:_SECTIONS_NAMED])}{more}" if names else "it has none"
+    return f"job {job} has no section {wanted!r}: {text}"
+
+
+async def _end_of(context: Context, job: str) -> str:
+    """That the job has ended, and what shows its slow ranks; empty while it has not."""
+    query = select(job_state().label("state")).where(tables.jobs.c.job == job, is_over())
+    row = await first(context.database, query)
+    if row is None:
+        return ""
+    see = f"everstep stragglers {job} --history shows its slow ranks"
+    return f"job {job} has ended ({row['state']}): {see}"
+
+
+async def _asked(context: Context, verb: str, question: Question, of: type[R]) -> R:
+    """What straggler answers; a problem that says why it does not."""
+    see = f"stragglers {question.job} --history"
+    try:
+        return await ask(context.bus, "straggler", verb, question, of, see=see)
+    except NoSuchJobError as error:
+        detail = await _end_of(context, question.job) or (
+            f"no timings of job {question.job} were heard: it does not run, has sent none yet, "
+            f"or straggler.timings is off"
+        )
+        raise ProblemError(404, "not_found", detail) from error
+    except RequestRefusedError as error:
+        raise ProblemError(422, "refused", str(error)) from error
+    except (RequestError, BusDeniedError) as error:
+        raise unavailable("straggler", error) from error

@@ -1,0 +1,66 @@
+"""`/tokens`: who may ask. For administrators."""
+
+import logging
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Response
+from sqlalchemy import select
+
+from everstep.store import tables
+from everstep.store.instants import to_us
+from everstep.store.reads import Order
+from everstep_services.history.api.context import Admin, Ctx
+from everstep_services.history.api.dto.answer import PageOf, present
+from everstep_services.history.api.dto.service import NewToken, TokenOut, TokenWanted
+from everstep_services.history.api.http.list_pages import Paging, paged
+from everstep_services.history.api.http.problems import not_found, responses
+
+log = logging.getLogger(__name__)
+router = APIRouter(tags=["tokens"])
+
+
+@router.get("/tokens", summary="List tokens", responses=responses())
+async def list_tokens(
+    context: Ctx, _token: Admin, asked: Annotated[Paging, Query()]
+) -> PageOf[TokenOut]:
+    """All tokens, those that are revoked included. Their secrets are not kept."""
+    order = Order((tables.tokens.c.created_us, tables.tokens.c.id))
+    found = await paged(context, select(tables.tokens), order, asked, "/tokens")
+    items = [TokenOut(**present(row)) for row in found.rows]
+    return PageOf[TokenOut](items=items, next=found.next)
+
+
+@router.post("/tokens", summary="Make a token", status_code=201, responses=responses())
+async def make_token(context: Ctx, by: Admin, wanted: TokenWanted, answer: Response) -> NewToken:
+    """A new token. Its text is in this answer, and nowhere else."""
+    now_us = to_us(context.clock.wall())
+    lasts_s = wanted.expires_in_s
+    expires_us = None if lasts_s is None else now_us + lasts_s * 1_000_000
+    token, text = await context.tokens.make(
+        wanted.name, wanted.scope, now_us=now_us, expires_us=expires_us
+    )
+    log.info("token_made token=%s scope=%s by=%s", token.id, token.scope, by.id)
+    answer.headers["Cache-Control"] = "no-store"
+    row: dict[str, Any] = {name: getattr(token, name) for name in token.__slots__}
+    return NewToken(**present(row), token=text)
+
+
+@router.delete(
+    "/tokens/{id}",
+    summary="Revoke a token",
+    status_code=204,
+    response_class=Response,
+    responses=responses(404),
+)
+async def revoke_token(
+    context: Ctx,
+    by: Admin,
+    id_: Annotated[str, Path(alias="id", pattern="^[0-9a-f]{12}$", description="Its id.")],
+) -> Response:
+    """From now on it is refused; on other replicas a few seconds later."""
+    known = await context.tokens.revoke(id_, now_us=to_us(context.clock.wall()))
+    context.auth.forget(id_)
+    if not known:
+        raise not_found(f"token {id_} that is not revoked")
+    log.info("token_revoked token=%s by=%s", id_, by.id)
+    return Response(status_code=204)

@@ -1,0 +1,1 @@
+"""What every request and every answer passes: limits, tokens, problems, pages, live streams."""

@@ -1,0 +1,66 @@
+"""The newest facts, read once for all who listen."""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+from everstep.store.database import Database
+from everstep.store.reads import Record, facts_after
+from everstep_services.history.notifier import LogNotifier
+
+_KEPT_FACTS = 5000
+_KEPT_BYTES = 16 << 20
+_AT_ONCE = 500
+_AT_ONCE_BYTES = 2 << 20
+
+
+class Feed:
+    """A window over the end of the log, moved by whoever asks first."""
+
+    def __init__(self, database: Database, notifier: LogNotifier) -> None:
+        self._database = database
+        self._notifier = notifier
+        self._recent: deque[Record] = deque()
+        self._bytes = 0
+        self._lock = asyncio.Lock()
+        self.listeners: dict[str, int] = {}
+        """Open live streams by token."""
+
+    @property
+    def notifier(self) -> LogNotifier:
+        """Tells when there is more."""
+        return self._notifier
+
+    async def after(self, n: int) -> Sequence[Record]:
+        """The next facts after `n`, some hundreds at most; none at the end of the log."""
+        if self._has(n):
+            return self._slice(n)
+        async with self._lock:  # the others find what the first of them has read
+            if self._has(n):
+                return self._slice(n)
+            rows, head = await facts_after(
+                self._database, n, most=_AT_ONCE, most_bytes=_AT_ONCE_BYTES
+            )
+            self._notifier.announce(head.last_n)
+            self._keep(n, rows)
+            return rows
+
+    def _has(self, n: int) -> bool:
+        return bool(self._recent) and self._recent[0]["n"] <= n + 1 <= self._recent[-1]["n"]
+
+    def _slice(self, n: int) -> Sequence[Record]:
+        begin = n + 1 - int(self._recent[0]["n"])  # the log has no gaps
+        end = min(begin + _AT_ONCE, len(self._recent))
+        return [self._recent[index] for index in range(begin, end)]
+
+    def _keep(self, n: int, rows: Sequence[Record]) -> None:
+        if self._recent and self._recent[-1]["n"] != n:
+            if n < self._recent[-1]["n"]:
+                return  # somebody reads the past
+            self._recent.clear()
+            self._bytes = 0
+        for row in rows:
+            self._recent.append(row)
+            self._bytes += row["size"]
+        while len(self._recent) > _KEPT_FACTS or self._bytes > _KEPT_BYTES:
+            self._bytes -= self._recent.popleft()["size"]

@@ -1,0 +1,48 @@
+"""Lists: how much of one is asked for, and the page that answers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Select
+
+from everstep.store.reads import Order, Record, page
+from everstep_services.history.api.context import Context
+from everstep_services.history.api.http.parameters import LITERAL
+
+
+class Paging(BaseModel):
+    """How much of a list, and from where. Parameters that are not known are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    limit: Annotated[int, Field(ge=1, le=1000), LITERAL] = Field(
+        100, description="The most items of a page."
+    )
+    cursor: str | None = Field(
+        None, max_length=1024, description="`next` of the page before, with the same filters."
+    )
+
+    def question(self, path: str) -> list[object]:
+        """What a cursor belongs to: everything but the page."""
+        return [path, self.model_dump(mode="json", exclude={"limit", "cursor"})]
+
+
+@dataclass(frozen=True, slots=True)
+class ListPage:
+    """A page, and the cursor for the next one."""
+
+    rows: Sequence[Record]
+    next: str | None
+
+
+async def paged(
+    context: Context, query: Select[Any], order: Order, asked: Paging, path: str
+) -> ListPage:
+    """The page that was asked for, of any list."""
+    question = asked.question(path)
+    after = None if asked.cursor is None else context.cursors.read(asked.cursor, question)
+    found = await page(context.database, query, order, after, asked.limit)
+    key = found.next_key
+    return ListPage(found.rows, None if key is None else context.cursors.make(key, question))

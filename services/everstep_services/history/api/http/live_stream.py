@@ -1,0 +1,173 @@
+"""The live stream: server-sent events that can be resumed, and never pile up in memory."""
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from fastapi.sse import format_sse_event
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from everstep.store.errors import StoreError
+from everstep.store.reads import Record
+from everstep.store.tokens import Token
+from everstep_services.history.api.context import Context
+from everstep_services.history.api.http.fact_json import fact_line
+from everstep_services.history.api.http.problems import ProblemError
+
+log = logging.getLogger(__name__)
+
+_EVENT_ID = re.compile(r"([0-9a-f]{1,64})-([0-9]{1,18})")
+_AFTER_ERROR_S = 1.0
+Matches = Callable[[Record], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStart:
+    """From where a stream goes on, and what to tell the client first."""
+
+    n: int
+    reset: str = ""
+    """Why it cannot go on from where the client was."""
+
+
+def start_of(
+    last_event_id: str | None, after: int | None, *, epoch: str, last_n: int
+) -> StreamStart:
+    """Where a stream begins: behind what the client has seen, else at the end."""
+    if last_event_id is None:
+        return StreamStart(last_n if after is None else min(after, last_n))
+    match = _EVENT_ID.fullmatch(last_event_id)
+    if match is None:
+        raise ProblemError(
+            400, "bad_event_id", "Last-Event-ID is none of ours: connect again without it"
+        )
+    if match[1] != epoch:
+        return StreamStart(last_n, "the database is another one: what you have is from before")
+    if int(match[2]) > last_n:
+        return StreamStart(last_n, "the database was set back: some of what you have is gone")
+    return StreamStart(int(match[2]))
+
+
+class LiveStream(Response):
+    """Sends facts as they come, until the client, its token or the service goes away."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, context: Context, token: Token, start: StreamStart, matches: Matches
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._context = context
+        self._token = token
+        self._start = start
+        self._matches = matches
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the stream to its end."""
+        del scope
+        with listening(self._context, self._token):
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(_until_gone(receive), name="live client")
+                    tasks.create_task(self._send_all(send), name="live send")
+            except* (_Ended, OSError):
+                pass
+
+    async def _send_all(self, send: Send) -> None:
+        limit_s = self._context.settings.slow_client_s
+        begin = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(begin)
+        async for chunk in self._chunks():
+            try:
+                async with asyncio.timeout(limit_s):
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            except TimeoutError:
+                log.info("listener_cut token=%s slow_for_s=%.0f", self._token.id, limit_s)
+                raise _Ended from None
+        await send({"type": "http.response.body", "body": b""})
+        raise _Ended
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        context, n = self._context, self._start.n
+        yield self._greeting()
+        checked = context.clock.now()
+        while not context.feed.notifier.is_closed:
+            try:
+                rows = await context.feed.after(n)
+            except StoreError as error:
+                log.debug("listener_waits error=%s", error)
+                await context.clock.sleep(_AFTER_ERROR_S)
+                rows = []
+            if rows:
+                n = rows[-1]["n"]
+                if chunk := b"".join(self._event(r) for r in rows if self._matches(r)):
+                    yield chunk
+            keep_alive_s = context.settings.keep_alive_s
+            if context.clock.now() - checked >= keep_alive_s:
+                if not await self._is_still_welcome():
+                    return
+                checked = context.clock.now()
+                yield f"id: {context.epoch}-{n}\n: alive\n\n".encode()
+            if not rows:
+                await context.feed.notifier.wait_beyond(n, keep_alive_s)
+
+    async def _is_still_welcome(self) -> bool:
+        try:
+            return await self._context.auth.still_good(self._token)
+        except StoreError:
+            return True  # the database is away; that is no reason to end a stream
+
+    def _greeting(self) -> bytes:
+        id_ = f"{self._context.epoch}-{self._start.n}"
+        if not self._start.reset:
+            return f"retry: 2000\nid: {id_}\n: welcome\n\n".encode()
+        data = f'{{"reason":"{self._start.reset}","n":{self._start.n}}}'
+        return format_sse_event(data_str=data, event="reset", id=id_, retry=2000)
+
+    def _event(self, row: Record) -> bytes:
+        id_ = f"{self._context.epoch}-{row['n']}"
+        return b"event: fact\nid: %b\ndata: %b\n\n" % (id_.encode(), fact_line(row))
+
+
+@contextmanager
+def listening(context: Context, token: Token) -> Generator[None]:
+    """Count a listener for as long as it listens. Check `room_for` before."""
+    listeners = context.feed.listeners
+    listeners[token.id] = listeners.get(token.id, 0) + 1
+    try:
+        yield
+    finally:
+        listeners[token.id] -= 1
+        if not listeners[token.id]:
+            del listeners[token.id]
+
+
+def check_room(context: Context, token: Token) -> None:
+    """Refuse a listener too many."""
+    settings, listeners = context.settings, context.feed.listeners
+    own = listeners.get(token.id, 0)
+    if own >= settings.max_listeners_per_token:
+        raise ProblemError(
+            429,
+            "too_many_listeners",
+            f"this token has {own} live streams, and that is the limit: close one",
+            headers={"Retry-After": "5"},
+        )
+    if sum(listeners.values()) >= settings.max_listeners:
+        detail = f"{settings.max_listeners} live streams are open: try again later"
+        raise ProblemError(503, "too_many_listeners", detail, headers={"Retry-After": "30"})
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    raise _Ended
+
+
+class _Ended(Exception):  # noqa: N818  not an error: it ends the task group
+    pass

@@ -1,0 +1,85 @@
+"""What people ask for, carried to the service whose it is: who asked, what came of it."""
+
+import logging
+from typing import Any
+
+from sqlalchemy import exists, or_, select
+
+from everstep.bus.errors import BusDeniedError
+from everstep.store import tables
+from everstep.store.reads import Order, is_begun, is_over, page
+from everstep.store.tokens import Token
+from everstep.subjects import CLUSTER
+from everstep_services.history.api.context import Context
+from everstep_services.history.api.dto.operators import Decided, RequestBody
+from everstep_services.history.api.http.problems import ProblemError, not_found
+from everstep_services.history.operator_requests import (
+    NoSuchJobError,
+    OperatorRequest,
+    RequestRefusedError,
+    ServiceUnavailableError,
+    carry_out,
+    similar_names,
+)
+
+log = logging.getLogger(__name__)
+
+_NAMES_MOST = 1000
+
+
+async def do(
+    context: Context, by: Token, verb: str, job: str | None, wanted: RequestBody, **more: Any
+) -> Decided:
+    """Have it done. Without a job it is about all of them; `more` is what the path says."""
+    who = asker(by, wanted)
+    deed = OperatorRequest(
+        verb, job or CLUSTER, who, wanted.reason, "rest", wanted.details() | more
+    )
+    about = more.get("node") or job or "the cluster"
+    try:
+        text = await carry_out(context.bus, deed)
+    except NoSuchJobError as error:
+        raise not_found(f"job {job}{similar_names(error.job, await _names(context))}") from error
+    except RequestRefusedError as error:
+        raise ProblemError(409, "refused", f"{verb} of {about} refused: {error}") from error
+    except (ServiceUnavailableError, BusDeniedError) as error:
+        raise unavailable(deed.service, error) from error
+    log.info("operator_asked action=%s about=%s by=%r token=%s", verb, about, who, by.id)
+    return Decided(job=job, action=verb, node=more.get("node"), by=who, text=text)
+
+
+def asker(by: Token, wanted: RequestBody) -> str:
+    """The person, as it goes on record."""
+    return by.name if wanted.user is None else f"{wanted.user} ({by.name})"
+
+
+def unavailable(service: str, error: Exception) -> ProblemError:
+    """The service cannot be asked now."""
+    later = {"Retry-After": "5"}
+    return ProblemError(503, f"{service}_unavailable", str(error), headers=later)
+
+
+async def job_of(context: Context, node: str) -> str:
+    """The one job that this node takes part in, as far as the record goes."""
+    jobs, members, nodes = tables.jobs.c, tables.round_members.c, tables.nodes.c
+    has_slot = exists().where(
+        members.job == jobs.job, members.round == jobs.round, members.node == node
+    )
+    has_joined = exists().where(nodes.node == node, nodes.job == jobs.job, nodes.state == "joined")
+    query = select(jobs.job).where(is_begun(), ~is_over(), or_(has_slot, has_joined))
+    found = await page(context.database, query, Order((jobs.job,)), None, _NAMES_MOST)
+    names = [str(row["job"]) for row in found.rows]
+    if not names:
+        raise not_found(f"job that node {node} takes part in")
+    if len(names) > 1:
+        detail = f"{node} takes part in {', '.join(names[:10])}: name the `job`"
+        raise ProblemError(409, "several_jobs", detail)
+    return names[0]
+
+
+async def _names(context: Context) -> list[str]:
+    jobs = tables.jobs.c
+    newest = Order((jobs.first_n,), is_descending=True)
+    query = select(jobs.job, jobs.first_n).where(is_begun())
+    found = await page(context.database, query, newest, None, _NAMES_MOST)
+    return [str(row["job"]) for row in found.rows]

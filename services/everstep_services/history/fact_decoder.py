@@ -1,0 +1,98 @@
+"""What the stream delivered, as facts for the log; whatever it was, the position moves on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+from everstep.bus.ports import Delivered
+from everstep.messages import Fact, kind_of
+from everstep.messages.codec import (
+    BadMessageError,
+    Envelope,
+    UnknownMessageError,
+    decode,
+    envelope,
+)
+from everstep.store.instants import to_us
+from everstep.store.log import NewFact
+from everstep.subjects import is_name
+
+
+@dataclass(slots=True)
+class DecodedBatch:
+    """A batch, read: what can be kept, and what could not be understood."""
+
+    facts: list[NewFact] = field(default_factory=list)
+    unknown: dict[str, int] = field(default_factory=dict)
+    """By tag: kept as they are, and projected by a later release."""
+    refused: list[tuple[str, str]] = field(default_factory=list)
+    """Subject and reason of what is no fact."""
+
+
+def decode_batch(delivered: Sequence[Delivered]) -> DecodedBatch:
+    """Decode each message. Nothing is raised, whatever the bytes are."""
+    batch = DecodedBatch()
+    for message in delivered:
+        try:
+            batch.facts.append(_fact(message))
+        except UnknownMessageError as error:
+            try:
+                batch.facts.append(_raw(message))
+                batch.unknown[error.tag] = batch.unknown.get(error.tag, 0) + 1
+            except BadMessageError as worse:
+                batch.refused.append((message.subject, str(worse)))
+        except BadMessageError as error:
+            batch.refused.append((message.subject, str(error)))
+    return batch
+
+
+def _fact(message: Delivered) -> NewFact:
+    fact = decode(message.data)
+    if not isinstance(fact, Fact):
+        raise BadMessageError(f"a {kind_of(fact)} is no fact", message.data)
+    return _new(message, fact, _kind(type(fact)), getattr(fact, "node", None) or None, fact)
+
+
+def _raw(message: Delivered) -> NewFact:
+    outer = envelope(message.data)
+    return _new(message, outer, outer.type.rpartition(".")[0], None, None)
+
+
+def _new(
+    message: Delivered, said: Fact | Envelope, kind: str, node: str | None, fact: Fact | None
+) -> NewFact:
+    # The server lets an agent write on its own job's subjects only, so the subject is what
+    # can be trusted: a fact that says otherwise is another job's, or a lie.
+    if message.subject.split(".")[2:] != [said.job, kind] or not is_name(said.job):
+        raise BadMessageError(
+            f"it says job {said.job} and kind {kind} on the subject {message.subject}",
+            message.data,
+        )
+    if not is_name(said.id):
+        raise BadMessageError(f"its id {said.id[:40]!r} is none", message.data)
+    blob = getattr(fact, "blob", None)
+    if blob is not None and blob.job != said.job:  # else a job could read out another's
+        raise BadMessageError(f"its blob is of another job, {blob.job[:40]!r}", message.data)
+    if node is not None and not is_name(node):
+        raise BadMessageError(f"it names a node {node[:40]!r}, as none can be called", message.data)
+    try:
+        body = message.data.decode()
+    except UnicodeDecodeError as error:  # in a field that this release does not know
+        raise BadMessageError(f"it is not Unicode: {error.reason}", message.data) from error
+    return NewFact(
+        message.sequence,
+        said.id,
+        said.job,
+        kind,
+        said.round,
+        node,
+        to_us(said.at),
+        said.source,
+        body,
+        fact,
+    )
+
+
+@cache
+def _kind(of: type[Fact]) -> str:
+    return kind_of(of)

@@ -1,0 +1,46 @@
+"""Wakes those who wait for the log to grow."""
+
+import asyncio
+
+
+class LogNotifier:
+    """The newest place in the log that this process knows of."""
+
+    def __init__(self) -> None:
+        self._last_n = 0
+        self._changed = asyncio.Event()
+        self.is_closed = False
+        self.waiting = 0
+        """How many wait now: nobody needs to look for new facts while it is 0."""
+
+    @property
+    def last_n(self) -> int:
+        """The log reaches at least to here."""
+        return self._last_n
+
+    def announce(self, last_n: int) -> None:
+        """The log reaches to here now. Going back is ignored."""
+        if last_n > self._last_n:
+            self._last_n = last_n
+            self._wake()
+
+    def close(self) -> None:
+        """There will be no more: whoever waits stops waiting."""
+        self.is_closed = True
+        self._wake()
+
+    async def wait_beyond(self, n: int, within_s: float) -> None:
+        """Wait until the log is longer than `n`, or it is closed, or the time is over."""
+        self.waiting += 1
+        try:
+            async with asyncio.timeout(within_s):
+                while self._last_n <= n and not self.is_closed:
+                    await self._changed.wait()
+        except TimeoutError:
+            return
+        finally:
+            self.waiting -= 1
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

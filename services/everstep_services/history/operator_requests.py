@@ -1,0 +1,185 @@
+"""What people want done, asked of the service whose it is. REST does it so, and commands, too."""
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from everstep.bus.errors import AskRefusedError, AskTimeoutError, BusDeniedError, BusError
+from everstep.bus.ports import Bus
+from everstep.errors import EverstepError
+from everstep.ids import new_id
+from everstep.messages import (
+    ChangeCheckpoint,
+    CorrectVerdict,
+    Done,
+    DrainNode,
+    ExcludeNode,
+    IncludeNode,
+    Message,
+    Question,
+    RequestChecks,
+    RequestEvidence,
+    RequestMeasurement,
+    RequestSave,
+    RestartJob,
+    RoundDocument,
+    ScanCheckpoints,
+    SectionLimit,
+    SetControl,
+    SetLimit,
+    ShowRound,
+    StopJob,
+)
+from everstep.messages.facts.incidents import CAPTURE
+from everstep.subjects import CLUSTER
+
+WITHIN_S = 12.0
+"""For one answer: two of them are had before a client of the API gives up."""
+LOOK_WITHIN_S = 1.5
+"""For an answer without which one can do."""
+
+M = TypeVar("M", bound=Message)
+
+
+class RequestError(EverstepError):
+    """It was not done, or nobody can say whether it was."""
+
+
+class NoSuchJobError(RequestError):
+    """Whoever was asked knows of no such job."""
+
+    def __init__(self, job: str) -> None:
+        super().__init__(f"there is no job {job}")
+        self.job = job
+
+
+class RequestRefusedError(RequestError):
+    """The state of things does not allow it."""
+
+
+class ServiceUnavailableError(RequestError):
+    """The bus or the service is away, or too slow."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRequest:
+    """One thing that somebody wants done."""
+
+    verb: str
+    job: str
+    """`everstep.subjects.CLUSTER` for what is about no job."""
+    by: str
+    reason: str
+    origin: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """The other fields of its question; a `round` of None means the newest."""
+
+    @property
+    def service(self) -> str:
+        """Who does it."""
+        return _WAYS[self.verb].service
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """Who is asked, with what, and what shows whether it was done."""
+
+    service: str
+    question: Callable[..., Question]
+    see: str
+    asks: str = ""
+    """The service's own word for it, where it has another."""
+
+
+def _set_limit(*, section: str, limit_s: float, **rest: Any) -> SetLimit:
+    limit = SectionLimit(section=section, limit_s=limit_s, source="configured")
+    return SetLimit(limit=limit, **rest)
+
+
+def _check(*, node: str, **rest: Any) -> RequestChecks:
+    return RequestChecks(nodes=(node,), **rest)
+
+
+def _measure(*, test: str | None, **rest: Any) -> RequestMeasurement:
+    return RequestMeasurement(test=test or new_id(), **rest)
+
+
+def _capture(*, capture: str | None, **rest: Any) -> RequestEvidence:
+    return RequestEvidence(incident=f"{CAPTURE}{capture or new_id()}", **rest)
+
+
+_WAYS: Mapping[str, _Way] = {
+    "capture": _Way(
+        "rendezvous", _capture, "facts --job {job} --kind evidence_collected", "evidence"
+    ),
+    "stop": _Way("rendezvous", StopJob, "job show {job}"),
+    "restart": _Way("rendezvous", RestartJob, "job show {job}"),
+    "save": _Way("rendezvous", RequestSave, "job show {job}"),
+    "drain": _Way("rendezvous", DrainNode, "job show {job}"),
+    "check": _Way("rendezvous", _check, "node show {node}"),
+    "measure": _Way("rendezvous", _measure, "facts --job {job} --kind network_measured"),
+    "exclude": _Way("health", ExcludeNode, "node show {node}"),
+    "include": _Way("health", IncludeNode, "node show {node}"),
+    "set_limit": _Way("health", _set_limit, "limits {job}"),
+    "control": _Way("health", SetControl, "control show"),
+    "change": _Way("catalog", ChangeCheckpoint, "ckpt ls {job}"),
+    "correct": _Way("attribution", CorrectVerdict, "why {job}"),
+    "scan": _Way("catalog", ScanCheckpoints, "ckpt ls {job}"),
+}
+
+
+async def carry_out(bus: Bus, deed: OperatorRequest) -> str:
+    """What is done about it, in the service's words. A `RequestError` when nothing is."""
+    way, details = _WAYS[deed.verb], dict(deed.details)
+    see = way.see.format(job=deed.job, node=details.get("node"))
+    if deed.verb == "restart" and details.get("round") is None:
+        show = ShowRound(job=deed.job)
+        document = await ask(bus, "rendezvous", "show", show, RoundDocument, see=see)
+        details["round"] = document.round
+    question = way.question(
+        job=deed.job, by=deed.by, reason=deed.reason, origin=deed.origin, **details
+    )
+    done = await ask(bus, way.service, way.asks or deed.verb, question, Done, see=see)
+    if done.is_refused:
+        raise RequestRefusedError(done.text)
+    return done.text
+
+
+async def ask(  # noqa: PLR0913  what to ask of whom, and for how long
+    bus: Bus,
+    service: str,
+    verb: str,
+    question: Question,
+    of: type[M],
+    *,
+    see: str,
+    within_s: float = WITHIN_S,
+) -> M:
+    """The answer. A `RequestError` says why there is none; `see` shows what became of it."""
+    try:
+        return await bus.ask(service, verb, question, of, job=question.job, within_s=within_s)
+    except BusDeniedError:
+        raise
+    except AskRefusedError as error:
+        if error.code == "404" and question.job != CLUSTER:
+            raise NoSuchJobError(question.job) from error
+        if error.code in {"404", "422"}:
+            raise RequestRefusedError(error.text) from error
+        raise ServiceUnavailableError(f"{service} cannot do it now: {error.text}") from error
+    except AskTimeoutError as error:
+        # It may have been done all the same, or be done yet.
+        text = f"{error}; see everstep {see} before you ask again"
+        raise ServiceUnavailableError(text) from error
+    except BusError as error:
+        raise ServiceUnavailableError(f"{service} cannot be asked: {error}") from error
+
+
+def similar_names(name: str, known: Iterable[str]) -> str:
+    """Which of these names may have been meant, as the end of a sentence."""
+    names = list(known)
+    if name in names:
+        why = "it is over, or another launcher runs it"
+        return f", only a record of one: {why}; see everstep job show {name}"
+    close = difflib.get_close_matches(name, names, n=3)
+    return f"; did you mean {' or '.join(close)}?" if close else "; see everstep jobs"

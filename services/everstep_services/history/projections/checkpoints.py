@@ -1,0 +1,181 @@
+"""What facts about checkpoints claim: how saving goes, and what the newest round began from."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from everstep.messages import (
+    CheckpointCommitted,
+    CheckpointDeleted,
+    CheckpointFailed,
+    CheckpointQuarantined,
+    CheckpointRestored,
+    Fact,
+    FreshStarted,
+    IntervalChosen,
+    ReplicationDegraded,
+    ReplicationRestored,
+    RestoreFailed,
+    SaveRefused,
+    SavesDelayed,
+)
+from everstep.store.changes import Changes, Recorded
+from everstep.store.instants import to_us
+from everstep.store.save_shapes import DELAYS, RESTORES, SAVES
+from everstep_services.history.projections.common import Projection, parts
+
+
+def _committed(changes: Changes, one: Recorded, fact: CheckpointCommitted) -> None:
+    changes.merge(
+        SAVES,
+        (fact.job, fact.tier),
+        committed_n=one.n,
+        committed_step=fact.step,
+        committed_us=to_us(fact.at),
+        committed_round=fact.round,
+        path=fact.path or None,
+        manifest_hash=fact.manifest_hash or None,
+        size_bytes=fact.size_bytes,
+        occasion=fact.occasion,
+        lag_s=fact.lag_s,
+        stall_s=fact.stall_s,
+        write_s=fact.write_s,
+        commits=1,
+    )
+
+
+def _failed(changes: Changes, one: Recorded, fact: CheckpointFailed) -> None:
+    changes.merge(
+        SAVES,
+        (fact.job, fact.tier),
+        failed_n=one.n,
+        failed_us=to_us(fact.at),
+        failed_step=fact.step,
+        failed_node=fact.node,
+        failed_stage=fact.stage,
+        failed_reason=fact.reason,
+        failures=1,
+    )
+
+
+def _interval(changes: Changes, one: Recorded, fact: IntervalChosen) -> None:
+    changes.merge(
+        SAVES,
+        (fact.job, fact.tier),
+        interval_n=one.n,
+        every_steps=fact.every_steps,
+        every_s=fact.every_s,
+        interval_reason=fact.reason,
+    )
+
+
+def _quarantined(changes: Changes, _one: Recorded, fact: CheckpointQuarantined) -> None:
+    changes.merge(SAVES, (fact.job, fact.tier), bad_found=1)
+
+
+def _deleted(changes: Changes, _one: Recorded, fact: CheckpointDeleted) -> None:
+    changes.merge(SAVES, (fact.job, fact.tier), deleted=1)
+
+
+def _delayed(changes: Changes, one: Recorded, fact: SavesDelayed) -> None:
+    changes.merge(
+        DELAYS,
+        (fact.job, fact.node),
+        delay_n=one.n,
+        delay_us=to_us(fact.at),
+        delay_lag_s=fact.lag_s,
+        waiting=fact.waiting,
+        waiting_bytes=fact.waiting_bytes,
+        delay_reason=fact.reason,
+    )
+
+
+def _refused(changes: Changes, one: Recorded, fact: SaveRefused) -> None:
+    changes.merge(
+        DELAYS,
+        (fact.job, fact.node),
+        refusal_n=one.n,
+        refusal_us=to_us(fact.at),
+        refusal_step=fact.step,
+        refusal_reason=fact.reason,
+        needed_bytes=fact.needed_bytes,
+        available_bytes=fact.available_bytes,
+        place=fact.place or None,
+        refusals=1,
+    )
+
+
+def _restored(changes: Changes, one: Recorded, fact: CheckpointRestored) -> None:
+    _began(
+        changes,
+        one,
+        fact,
+        outcome="restored",
+        restored_step=fact.step,
+        tiers=parts(fact.tiers),
+        restored_s=fact.took_s,
+        restores=1,
+    )
+
+
+def _without_state(changes: Changes, one: Recorded, fact: FreshStarted | RestoreFailed) -> None:
+    is_fresh = isinstance(fact, FreshStarted)
+    _began(
+        changes,
+        one,
+        fact,
+        outcome="fresh" if is_fresh else "failed",
+        restored_step=None,
+        tiers=None,
+        restored_s=None,
+        fresh_starts=int(is_fresh),
+        failed_restores=int(not is_fresh),
+    )
+
+
+def _began(
+    changes: Changes,
+    one: Recorded,
+    fact: CheckpointRestored | FreshStarted | RestoreFailed,
+    **values: Any,
+) -> None:
+    changes.merge(
+        RESTORES,
+        (fact.job,),
+        restored_n=one.n,
+        restored_us=to_us(fact.at),
+        restored_round=fact.round,
+        restored_reason=fact.reason,
+        rejected=len(fact.rejected),
+        **values,
+    )
+
+
+def _copies(
+    changes: Changes, one: Recorded, fact: ReplicationDegraded | ReplicationRestored
+) -> None:
+    is_degraded = isinstance(fact, ReplicationDegraded)
+    changes.merge(
+        RESTORES,
+        (fact.job,),
+        copies_n=one.n,
+        copies_us=to_us(fact.at),
+        survivable_losses=fact.survivable_losses,
+        is_degraded=is_degraded,
+        copies_reason=fact.reason if isinstance(fact, ReplicationDegraded) else None,
+    )
+
+
+PROJECTIONS: Mapping[type[Fact], Projection] = {
+    CheckpointCommitted: _committed,
+    CheckpointFailed: _failed,
+    IntervalChosen: _interval,
+    CheckpointQuarantined: _quarantined,
+    CheckpointDeleted: _deleted,
+    SavesDelayed: _delayed,
+    SaveRefused: _refused,
+    CheckpointRestored: _restored,
+    FreshStarted: _without_state,
+    RestoreFailed: _without_state,
+    ReplicationDegraded: _copies,
+    ReplicationRestored: _copies,
+}

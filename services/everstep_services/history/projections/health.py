@@ -1,0 +1,59 @@
+"""What facts about stalls claim: whether they are looked for, past which limits, who was first."""
+
+from collections.abc import Mapping
+
+from everstep.messages import Fact, LimitsLearned, StallLocated, WatchChanged
+from everstep.store.changes import Changes, Recorded, compact
+from everstep.store.health_shapes import LIMITS, LOCATED, WATCHES
+from everstep.store.instants import to_us
+from everstep_services.history.projections.common import Projection, parts
+
+
+def _watch_changed(changes: Changes, one: Recorded, fact: WatchChanged) -> None:
+    changes.merge(
+        WATCHES,
+        (fact.job, fact.node),
+        watch_n=one.n,
+        watch_state=fact.state,
+        watch_reason=fact.reason,
+        watch_us=to_us(fact.at),
+        until_s=fact.until_s,
+        sections=compact(fact.sections),
+    )
+
+
+def _limits_learned(changes: Changes, one: Recorded, fact: LimitsLearned) -> None:
+    changes.merge(
+        LIMITS,
+        (fact.job,),
+        limits_n=one.n,
+        limits=parts(fact.limits),
+        limits_reason=fact.reason,
+        limits_us=to_us(fact.at),
+        limits_revision=fact.revision,
+    )
+
+
+def _stall_located(changes: Changes, one: Recorded, fact: StallLocated) -> None:
+    changes.merge(
+        LOCATED,
+        (fact.id,),
+        n=one.n,
+        job=fact.job,
+        round=fact.round,
+        at_us=to_us(fact.at),
+        first_ranks=compact(fact.first_ranks),
+        first_nodes=compact(fact.nodes),
+        waiting_ranks=fact.waiting_ranks,
+        section=fact.section,
+        lead_s=fact.lead_s,
+        is_certain=fact.is_certain,
+        reason=fact.reason,
+    )
+
+
+PROJECTIONS: Mapping[type[Fact], Projection] = {
+    WatchChanged: _watch_changed,
+    LimitsLearned: _limits_learned,
+    StallLocated: _stall_located,
+}

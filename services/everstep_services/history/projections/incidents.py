@@ -1,0 +1,197 @@
+"""What facts about incidents claim: opened, extended, examined, judged, closed."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from everstep.messages import (
+    EvidenceCollected,
+    EvidenceItem,
+    Fact,
+    IncidentClosed,
+    IncidentExtended,
+    IncidentFact,
+    IncidentOpened,
+    VerdictCorrected,
+    VerdictReached,
+)
+from everstep.store.changes import Changes, Recorded, compact
+from everstep.store.incident_shapes import CORRECTIONS, EVIDENCE, INCIDENTS, VERDICTS
+from everstep.store.instants import to_us
+from everstep.store.shapes import JOBS
+from everstep_services.history.projections.common import Projection, blob_text, parts
+
+
+def _opened(changes: Changes, one: Recorded, fact: IncidentOpened) -> None:
+    changes.merge(JOBS, (fact.job,), incidents=1)
+    progress = fact.last_progress_at
+    _about(
+        changes,
+        one,
+        fact,
+        opened_fact=fact.id,
+        opened_us=to_us(fact.at),
+        cause_order=f"0/{fact.id}",
+        trigger=fact.trigger,
+        reason=fact.reason,
+        trigger_fact=fact.trigger_fact,
+        round=fact.round,
+        node=fact.node,
+        rank=fact.rank,
+        step=fact.step,
+        phase=fact.phase or None,
+        section=fact.section,
+        progress_us=None if progress is None else to_us(progress),
+    )
+
+
+def _extended(changes: Changes, one: Recorded, fact: IncidentExtended) -> None:
+    _about(
+        changes,
+        one,
+        fact,
+        extended_fact=fact.id,
+        extended_reason=fact.reason or None,
+        nodes_affected=compact(fact.nodes),
+        ranks_affected=fact.ranks,
+    )
+
+
+def _evidence(changes: Changes, one: Recorded, fact: EvidenceCollected) -> None:
+    if not fact.is_of_capture:
+        _about(changes, one, fact)
+    changes.merge(
+        EVIDENCE,
+        (fact.id,),
+        n=one.n,
+        job=fact.job,
+        incident=fact.incident,
+        round=fact.round,
+        at_us=to_us(fact.at),
+        node=fact.node,
+        rank=fact.rank,
+        kind=fact.evidence,
+        stream=_stream(fact),
+        blob=blob_text(fact.blob),
+        summary=fact.summary or None,
+        missing_reason=fact.missing or None,
+        took_s=fact.took_s,
+    )
+
+
+def _stream(fact: EvidenceCollected) -> str | None:
+    """Of which stream it is the end; None when it is none, or nobody can tell."""
+    said = fact.summary.partition(":")[0] if fact.evidence == "log" else fact.evidence
+    return said if said in {"stdout", "stderr"} else None
+
+
+def _verdict(changes: Changes, one: Recorded, fact: VerdictReached) -> None:
+    said: dict[str, Any] = {
+        "verdict_us": to_us(fact.at),
+        "verdict_reason": fact.reason,
+        "cause": fact.cause,
+        "confidence": fact.confidence,
+        "culprit_ranks": compact(fact.culprit_ranks),
+        "culprit_nodes": compact(fact.culprit_nodes),
+        "advice": fact.advice or None,
+        "is_transient": fact.is_transient,
+        "fingerprint": fact.fingerprint or None,
+        "is_inconclusive": fact.is_inconclusive,
+    }
+    order = f"{fact.is_corrected:d}/{fact.revision:020d}/{fact.id}"
+    _about(changes, one, fact, verdict_order=order, verdict_fact=fact.id, **said)
+    changes.merge(
+        VERDICTS,
+        (fact.id,),
+        n=one.n,
+        job=fact.job,
+        incident=fact.incident,
+        revision=fact.revision,
+        cause_kind=fact.kind or None,
+        is_corrected=fact.is_corrected,
+        grounds=compact([_ground(item) for item in fact.evidence]),
+        alternatives=parts(fact.alternatives),
+        gaps=compact(fact.missing),
+        analyzers=compact(fact.analyzers),
+        explanation=fact.explanation or None,
+        took_s=fact.took_s,
+        **said,
+    )
+
+
+def _ground(item: EvidenceItem) -> dict[str, Any]:
+    return {
+        "says": item.says, "analyzer": item.analyzer, "fact": item.fact, "weight": item.weight
+    }  # fmt: skip
+
+
+def _corrected(changes: Changes, one: Recorded, fact: VerdictCorrected) -> None:
+    _about(changes, one, fact)
+    changes.merge(
+        CORRECTIONS,
+        (fact.id,),
+        n=one.n,
+        job=fact.job,
+        incident=fact.incident,
+        corrected_us=to_us(fact.at),
+        corrected_by=fact.by,
+        cause=fact.cause,
+        note=fact.note,
+        culprit_ranks=compact(fact.culprit_ranks),
+        culprit_nodes=compact(fact.culprit_nodes),
+        was_cause=fact.was_cause or None,
+        is_confirmation=fact.is_confirmation,
+    )
+
+
+def _closed(changes: Changes, one: Recorded, fact: IncidentClosed) -> None:
+    if fact.trigger:
+        _about(
+            changes,
+            one,
+            fact,
+            cause_order=f"1/{fact.id}",
+            trigger=fact.trigger,
+            reason=fact.cause,
+            trigger_fact=fact.trigger_fact,
+            node=fact.node,
+            rank=fact.rank,
+        )
+    _about(
+        changes,
+        one,
+        fact,
+        closed_fact=fact.id,
+        closed_us=to_us(fact.at),
+        outcome=fact.outcome,
+        story=fact.reason,
+        **msgspec.structs.asdict(fact.ledger),
+        wall_s=fact.ledger.wall_s,
+        lost_steps=fact.lost_steps,
+        lost_s=fact.lost_s,
+        restored_step=fact.restored_step,
+        restored_tier=fact.restored_tier or None,
+        next_round=fact.next_round,
+        reports=fact.reports,
+        merged_into=fact.merged_into,
+    )
+
+
+def _about(
+    changes: Changes,
+    one: Recorded,
+    fact: IncidentFact,
+    **values: Any,
+) -> None:
+    changes.merge(INCIDENTS, (fact.job, fact.incident), first_n=one.n, last_n=one.n, **values)
+
+
+PROJECTIONS: Mapping[type[Fact], Projection] = {
+    IncidentOpened: _opened,
+    IncidentExtended: _extended,
+    EvidenceCollected: _evidence,
+    VerdictReached: _verdict,
+    VerdictCorrected: _corrected,
+    IncidentClosed: _closed,
+}

@@ -1,0 +1,188 @@
+"""What facts about nodes claim: there, healthy, suspect, excluded."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from everstep.messages import (
+    Fact,
+    NodeCheckFinished,
+    NodeCleared,
+    NodeExcluded,
+    NodeIncluded,
+    NodeJoined,
+    NodeLeft,
+    NodeLost,
+    NodeRefused,
+    NodeReturned,
+    NodeSuspected,
+)
+from everstep.store.changes import Changes, Recorded, compact
+from everstep.store.health_shapes import NODE_CHECKS
+from everstep.store.instants import to_us
+from everstep.store.shapes import ALLOCATIONS, JOBS
+from everstep.subjects import CLUSTER
+from everstep_services.history.projections.common import Projection, parts, update_node
+
+
+def _node_joined(changes: Changes, one: Recorded, fact: NodeJoined) -> None:
+    changes.merge(ALLOCATIONS, (fact.job, fact.allocation), first_n=one.n, nodes_joined=1)
+    update_node(
+        changes,
+        one,
+        fact.node,
+        **_state("joined", one, None),
+        joined_n=one.n,
+        job=fact.job,
+        allocation=fact.allocation,
+        joined_us=to_us(fact.at),
+        address=fact.address,
+        ranks=fact.ranks,
+        failure_domain=fact.failure_domain or None,
+        topology=compact(fact.topology),
+        device=fact.device or None,
+        version=fact.version or None,
+        joins=1,
+    )
+
+
+def _node_refused(changes: Changes, one: Recorded, fact: NodeRefused) -> None:
+    update_node(
+        changes,
+        one,
+        fact.node,
+        refusals=1,
+        refused_n=one.n,
+        refused_us=to_us(fact.at),
+        refused_cause=fact.cause,
+        refused_reason=fact.reason,
+    )
+
+
+def _node_left(changes: Changes, one: Recorded, fact: NodeLeft) -> None:
+    update_node(changes, one, fact.node, **_state("left", one, fact.reason))
+
+
+def _node_lost(changes: Changes, one: Recorded, fact: NodeLost) -> None:
+    if fact.job != CLUSTER:
+        changes.merge(JOBS, (fact.job,), nodes_lost=1)
+    update_node(changes, one, fact.node, **_state("lost", one, fact.reason), losses=1)
+
+
+def _node_returned(changes: Changes, one: Recorded, fact: NodeReturned) -> None:
+    update_node(changes, one, fact.node, **_state("joined", one, fact.reason or None))
+
+
+def _node_suspected(changes: Changes, one: Recorded, fact: NodeSuspected) -> None:
+    update_node(
+        changes,
+        one,
+        fact.node,
+        suspicion_n=one.n,
+        is_suspect=True,
+        suspect_us=to_us(fact.at),
+        suspect_cause=fact.cause,
+        suspect_reason=fact.reason,
+        suspect_class=fact.failure_class or None,
+        strikes=fact.strikes,
+        strikes_limit=fact.strikes_limit,
+        suspicions=1,
+    )
+
+
+def _node_cleared(changes: Changes, one: Recorded, fact: NodeCleared) -> None:
+    update_node(
+        changes,
+        one,
+        fact.node,
+        suspicion_n=one.n,
+        is_suspect=False,
+        suspect_us=to_us(fact.at),
+        suspect_cause=None,
+        suspect_reason=fact.reason,
+        suspect_class=None,
+        strikes=None,
+        strikes_limit=None,
+        spared_n=one.n,
+        spared_us=None,
+        spared_reason=None,
+    )
+
+
+def _node_checked(changes: Changes, one: Recorded, fact: NodeCheckFinished) -> None:
+    failed = [result for result in fact.results if result.state == "failed"]
+    said = "; ".join(f"{result.check}: {result.reason}" for result in failed)
+    update_node(
+        changes,
+        one,
+        fact.node,
+        health_n=one.n,
+        is_healthy=fact.is_healthy,
+        health_us=to_us(fact.at),
+        health_reason=said or None,
+    )
+    changes.merge(
+        NODE_CHECKS,
+        (one.n,),
+        id=fact.id,
+        node=fact.node,
+        job=fact.job,
+        at_us=to_us(fact.at),
+        occasion=fact.occasion,
+        is_healthy=fact.is_healthy,
+        took_s=fact.took_s,
+        checks=compact(fact.checks),
+        results=parts(fact.results),
+    )
+
+
+def _node_excluded(changes: Changes, one: Recorded, fact: NodeExcluded) -> None:
+    if fact.mode == "observe":  # it was only said
+        spared = {"spared_us": to_us(fact.at), "spared_reason": fact.reason}
+        update_node(changes, one, fact.node, spared_n=one.n, **spared)
+        return
+    until_us = None if fact.ttl_s is None else to_us(fact.at) + int(fact.ttl_s * 1e6)
+    _exclusion(changes, one, fact, is_excluded=True, until_us=until_us)
+
+
+def _node_included(changes: Changes, one: Recorded, fact: NodeIncluded) -> None:
+    _exclusion(changes, one, fact, is_excluded=False, until_us=None)
+
+
+def _exclusion(
+    changes: Changes,
+    one: Recorded,
+    fact: NodeExcluded | NodeIncluded,
+    *,
+    is_excluded: bool,
+    until_us: int | None,
+) -> None:
+    update_node(
+        changes,
+        one,
+        fact.node,
+        exclusion_n=one.n,
+        is_excluded=is_excluded,
+        excluded_us=to_us(fact.at),
+        excluded_until_us=until_us,
+        excluded_by=fact.by,
+        excluded_reason=fact.reason,
+    )
+
+
+def _state(state: str, one: Recorded, reason: str | None) -> dict[str, Any]:
+    at_us = to_us(one.fact.at)
+    return {"state_n": one.n, "state": state, "state_us": at_us, "state_reason": reason}
+
+
+PROJECTIONS: Mapping[type[Fact], Projection] = {
+    NodeJoined: _node_joined,
+    NodeRefused: _node_refused,
+    NodeLeft: _node_left,
+    NodeLost: _node_lost,
+    NodeReturned: _node_returned,
+    NodeSuspected: _node_suspected,
+    NodeCleared: _node_cleared,
+    NodeCheckFinished: _node_checked,
+    NodeExcluded: _node_excluded,
+    NodeIncluded: _node_included,
+}

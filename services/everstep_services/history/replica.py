@@ -1,0 +1,115 @@
+"""The history service, opened: its database, its place on the bus, and what is to be run."""
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+from everstep.bus import BusSettings, connect, topology
+from everstep.clock import SystemClock
+from everstep.observe.connections import ConnectionLimits
+from everstep.observe.http import serve_asgi
+from everstep.runtime import Parts
+from everstep.store.database import Database, StoreLimits, open_database
+from everstep.store.kept import KeptBlobs
+from everstep.store.log import FactLog
+from everstep.store.reads import log_head
+from everstep.store.schema import upgrade
+from everstep_services.history.api.app import create_app, make_context
+from everstep_services.history.api.context import Connectedness
+from everstep_services.history.commands import make_first_token
+from everstep_services.history.job_metrics import JobMetrics
+from everstep_services.history.log_copy import LogCopier
+from everstep_services.history.notifier import LogNotifier
+from everstep_services.history.projections.fold import fold
+from everstep_services.history.projector import Projector
+from everstep_services.history.settings import ApiSettings, HistorySettings
+
+_LAST_NOTE_WITHIN_S = 5.0
+
+
+@asynccontextmanager
+async def opened(
+    settings: HistorySettings,
+    api: ApiSettings,
+    bus_settings: BusSettings,
+    listener: socket.socket,
+    first_token: Path | None,
+) -> AsyncIterator[Parts]:
+    """The projector and the API, whether the bus is there or not: the record answers alone."""
+    clock, notifier = SystemClock(), LogNotifier()
+    async with (
+        open_history(settings) as database,
+        connect(bus_settings, "history", wait=False) as bus,
+    ):
+        if first_token is not None:
+            await make_first_token(database, first_token, clock)
+        fact_log, name = FactLog(database, fold), f"{socket.gethostname()}/{os.getpid()}"
+        projector = Projector(settings, bus, database, fact_log, notifier, clock=clock, name=name)
+        connectedness = Connectedness(lambda: projector.is_projecting, lambda: bus.connected)
+        context = await make_context(api, database, notifier, connectedness, clock=clock, bus=bus)
+        most_bytes = settings.keep_log_bytes
+        job_metrics = JobMetrics(database, context.goodput, clock)
+        copier = LogCopier(
+            KeptBlobs(database), bus.blobs, notifier, clock=clock, most_bytes=most_bytes
+        )
+
+        limits = ConnectionLimits(
+            most=api.max_connections,
+            headers_within_s=api.headers_within_s,
+            body_within_s=api.body_within_s,
+        )
+
+        async def close_streams(stop: asyncio.Event) -> None:
+            await stop.wait()
+            notifier.close()
+
+        yield Parts(
+            loops=(
+                projector.project_for_ever,
+                projector.poll_for_ever,
+                partial(copier.copy_for_ever, is_mine=lambda: projector.is_projecting),
+                partial(job_metrics.refresh_for_ever, is_mine=lambda: projector.is_projecting),
+                context.auth.write_used_for_ever,
+                context.beats.hear_for_ever,
+                partial(topology.keep_for_ever, bus.jetstream, replicas=bus_settings.replicas),
+            ),
+            drains=(
+                partial(serve_asgi, create_app(context), listener, limits=limits),
+                close_streams,
+            ),
+            checks={"bus": bus.prove, "database": partial(_answers, database)},
+            statistics={
+                "history": projector.statistics,
+                "history_beats": context.beats.statistics,
+                "bus": bus.statistics,
+            },
+            collectors=(job_metrics,),
+        )
+        with contextlib.suppress(TimeoutError):  # a database that hangs does not keep us
+            async with asyncio.timeout(_LAST_NOTE_WITHIN_S):
+                await context.auth.write_used()
+
+
+@asynccontextmanager
+async def open_history(settings: HistorySettings) -> AsyncIterator[Database]:
+    """The database, at the newest schema."""
+    limits = StoreLimits(
+        readers=settings.database_readers,
+        read_within_s=settings.read_within_s,
+        write_within_s=settings.write_within_s,
+    )
+    password_file = settings.database_password_file
+    async with open_database(
+        settings.database_url, password_file=password_file, limits=limits
+    ) as database:
+        await upgrade(database)
+        yield database
+
+
+async def _answers(database: Database) -> None:
+    await log_head(database)
