@@ -22,7 +22,7 @@ from trainer_sdk.checkpoint.manifest import (
     encode,
     step_name,
 )
-from trainer_sdk.checkpoint.storage.checkpoints import OWNER, owner_of
+from trainer_sdk.checkpoint.storage.checkpoints import OWNER, RootOwner, owner_of
 from trainer_sdk.checkpoint.storage.folder import Folder, sync_folder
 from trainer_sdk.checkpoint.storage.names import SAVING, pulling_name
 from trainer_sdk.checkpoint.storage.pickled_values import (
@@ -66,7 +66,7 @@ def adopt(source: str, root: str, step: int, job: str) -> tuple[str, int]:
     """
     folder, name, names = Folder(root), step_name(step), _files_of(source)
     _check_values(source)
-    if not folder.put_if_absent(OWNER, msgspec.json.encode({"job": job})):
+    if not folder.put_if_absent(OWNER, msgspec.json.encode(RootOwner(job))):
         raise StorageError(f"{folder.path} has checkpoints of {owner_of(folder)}: give that --job")
     hidden = f"{SAVING}/{pulling_name(name)}"
     inside = os.path.join(folder.path, hidden)

@@ -67,7 +67,9 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.manifest_hash in ("", manifest_hash)
 
 
-class _Owner(msgspec.Struct, frozen=True):
+class RootOwner(msgspec.Struct, frozen=True):
+    """The job that owns a place of checkpoints."""
+
     job: str
 
 
@@ -116,7 +118,7 @@ class Verification:
 
 def owner_of(storage: Storage) -> str | None:
     """The job that owns the storage; None if it has no owner."""
-    mark = _read(storage, OWNER, _Owner)
+    mark = _read(storage, OWNER, RootOwner)
     return None if mark is None else mark.job
 
 
@@ -250,7 +252,7 @@ def pull(
     if folder.size(f"{name}/{MANIFEST}") is not None:
         raise StorageError(f"{folder.path}/{name} is there already: remove it, or pull elsewhere")
     job = checkpoint.manifest.identity.job
-    if not folder.put_if_absent(OWNER, msgspec.json.encode(_Owner(job))):
+    if not folder.put_if_absent(OWNER, msgspec.json.encode(RootOwner(job))):
         raise StorageError(f"{folder.path} has checkpoints of {owner_of(folder)}, not of {job}")
     hidden, read = f"{SAVING}/{pulling_name(name)}", 0
     try:

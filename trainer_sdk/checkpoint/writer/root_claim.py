@@ -7,7 +7,7 @@ import time
 
 import msgspec
 
-from trainer_sdk.checkpoint.storage.checkpoints import OWNER, owner_of
+from trainer_sdk.checkpoint.storage.checkpoints import OWNER, RootOwner, owner_of
 from trainer_sdk.checkpoint.storage.folder import Folder
 from trainer_sdk.checkpoint.storage.port import Storage
 
@@ -27,12 +27,6 @@ class OtherLaunchError(Exception):
 
 class VanishedError(Exception):
     """The folder of earlier saves has vanished."""
-
-
-class Owner(msgspec.Struct, frozen=True):
-    """The job that owns a place of checkpoints."""
-
-    job: str
 
 
 class RootClaim:
@@ -93,7 +87,7 @@ _WITHOUT_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.
 def claim(storage: Storage, job: str) -> None:
     """Claim a place for the job; `OtherOwnerError` if it is another job's."""
     if storage.size(OWNER) is None and storage.put_if_absent(
-        OWNER, msgspec.json.encode(Owner(job))
+        OWNER, msgspec.json.encode(RootOwner(job))
     ):
         return
     owner = owner_of(storage)

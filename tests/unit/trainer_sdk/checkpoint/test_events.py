@@ -21,7 +21,7 @@ class Wire:
         return len(octets)
 
 
-def test_an_agent_reads_what_is_told() -> None:
+def test_an_agent_decodes_the_events_of_a_reporter() -> None:
     link, wire = AgentLink({}), Wire()
     link.attach(private_page(), wire, 3, 1)
     Reporter(1, link).report(SaveStartedEvent(step=9, occasion="interval"))
@@ -50,7 +50,7 @@ def test_a_field_that_is_unknown_is_left_out() -> None:
     }
 
 
-def test_without_an_agent_only_people_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_an_agent_only_lines_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     reporter = Reporter(4, None)
     reporter.report(SaveStartedEvent(step=9, occasion="interval"))
     reporter.warn("step 9 was not saved")
