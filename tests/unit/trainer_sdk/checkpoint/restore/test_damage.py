@@ -240,7 +240,7 @@ def test_a_flipped_bit_in_memory_leads_to_the_copy_of_a_peer(place: Place) -> No
     flip_bit(place.images(1) / "own/rank-1/buffer-20" / IMAGE, 12_345)
     found = check(place, 20, ["memory", "peer"])
     assert [(one.tier, one.rank) for one in found[0].passed] == [("memory", 1)]
-    assert "is not what was saved" in found[0].passed[0].reason
+    assert "differs from what was saved" in found[0].passed[0].reason
 
 
 def restores_step_10_in_spite_of(place: Place, path: Path, where: float) -> None:

@@ -35,7 +35,7 @@ class Queue(SaveQueue):
 
     def hear(self, line: FromWriter) -> bool:
         """Whether another save may have the buffer now."""
-        self._hear(line)
+        self._receive(line)
         return self.buffer.is_free
 
 

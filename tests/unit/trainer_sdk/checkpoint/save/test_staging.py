@@ -31,13 +31,13 @@ class Held:
         self.over = threading.Event()
         self.error: Exception | None = None
         self.stager = Stager()
-        copy_beside = staging._copy_beside
+        copy_beside = staging._copy_in_background
 
         def wait(one: TensorCopy) -> None:
             self.go_on.wait(30)
             copy_beside(one)
 
-        monkeypatch.setattr(staging, "_copy_beside", wait)
+        monkeypatch.setattr(staging, "_copy_in_background", wait)
 
     def stage(self, now: list[TensorCopy], later: list[TensorCopy]) -> None:
         def then(error: Exception | None) -> None:
@@ -163,13 +163,13 @@ def test_changes_that_torch_does_not_count_are_detected_in_the_copy(
 def test_a_change_during_the_copy_is_detected_in_the_source(
     held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, copy_beside = torch.zeros(9), staging._copy_beside
+    source, copy_beside = torch.zeros(9), staging._copy_in_background
 
     def copy_and_change(one: TensorCopy) -> None:
         copy_beside(one)
         source.data.add_(1)
 
-    monkeypatch.setattr(staging, "_copy_beside", copy_and_change)
+    monkeypatch.setattr(staging, "_copy_in_background", copy_and_change)
     held.go_on.set()
     held.stage([], [copy_of(torch.full((9,), float("nan"))), copy_of(source)])
     assert held.over.wait(30)
@@ -179,7 +179,7 @@ def test_a_change_during_the_copy_is_detected_in_the_source(
 def test_a_failed_copy_does_not_block_the_training(
     held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "_copy_beside", lambda _: 1 // 0)
+    monkeypatch.setattr(staging, "_copy_in_background", lambda _: 1 // 0)
     held.stage([], [copy_of(torch.ones(9))])
     held.stager.settle()
     assert held.over.wait(30)

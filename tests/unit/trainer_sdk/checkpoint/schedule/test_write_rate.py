@@ -116,11 +116,11 @@ def test_a_large_change_of_the_rate_is_printed() -> None:
     assert rate.news() is None
     rate.lasts_s, rate.slower = 4.0, 1.18
     assert rate.news() == (
-        "saves are written within 4 s from now on, and no faster: steps took 1.18 times as long "
-        "meanwhile (write_bytes_per_s=0: as fast as can be)"
+        "saves are written over 4 s from now on: steps took 1.18 times as long during a save "
+        "(write_bytes_per_s=0: no limit)"
     )
     rate.lasts_s = 5.0
     assert rate.news() is None
     rate.lasts_s = 0.0
-    assert rate.news() == "saves are written as fast as can be again: steps do not notice it"
+    assert rate.news() == "saves are written without a limit again: steps do not slow down"
     assert rate.news() is None

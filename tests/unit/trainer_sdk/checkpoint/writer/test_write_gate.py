@@ -81,10 +81,10 @@ def test_bytes_may_be_written_once_all_bytes_before_their_end_have_arrived(
 
     first, second = beside.submit(seen_after, 0, 10), beside.submit(seen_after, 10, 20)
     come[0] = 10
-    gate.come(10, 0.0)
+    gate.arrived(10, 0.0)
     assert first.result(30) >= 10
     come[0] = 20
-    gate.come(20, 0.25)
+    gate.arrived(20, 0.25)
     assert second.result(30) == 20
     assert gate.stall_s == 0.25
 
@@ -138,7 +138,7 @@ def test_a_shard_is_written_while_its_bytes_arrive(
     octets, gate = buffer(), WriteGate(0)
     done, hasher = begun(beside, str(tmp_path), octets, gate)
     fill(octets, 0, 3)
-    gate.come(3 * PAGE + PAGE // 2, 0.0)
+    gate.arrived(3 * PAGE + PAGE // 2, 0.0)
     hidden = tmp_path / SAVING / "5-r1-0a-1" / f".{SHARD}"
     until(
         lambda: hidden.stat().st_size,
@@ -147,7 +147,7 @@ def test_a_shard_is_written_while_its_bytes_arrive(
         despite=FileNotFoundError,
     )
     fill(octets, 3, PAGES)
-    gate.come(PAGES * PAGE, 0.5)
+    gate.arrived(PAGES * PAGE, 0.5)
     done.result(30)
     found = hidden.with_name(SHARD).read_bytes()
     assert found == bytes(octets)
@@ -161,10 +161,10 @@ def test_an_object_is_uploaded_while_its_bytes_arrive(beside: ThreadPoolExecutor
     root, octets, gate = f"memory://{uuid.uuid4().hex}", buffer(), WriteGate(0)
     done, hasher = begun(beside, root, octets, gate)
     fill(octets, 0, 3)
-    gate.come(3 * PAGE, 0.0)
+    gate.arrived(3 * PAGE, 0.0)
     fill(octets, 3, PAGES)
     assert not done.done()
-    gate.come(PAGES * PAGE, 0.0)
+    gate.arrived(PAGES * PAGE, 0.0)
     done.result(30)
     part = part_of(place_of(root, "5-r1-0a-1", 5), 0)
     assert part is not None
@@ -178,7 +178,7 @@ def test_a_save_that_is_given_up_leaves_no_files(
     root = str(tmp_path) if kind == "folder" else f"memory://{uuid.uuid4().hex}"
     octets, gate = buffer(), WriteGate(0)
     done, _ = begun(beside, root, octets, gate)
-    gate.come(4 * PAGE, 0.0)
+    gate.arrived(4 * PAGE, 0.0)
     gate.give_up()
     with pytest.raises(GivenUpByRankError):
         done.result(30)
