@@ -75,7 +75,7 @@ def ranks_save(
     def one(group: RankGroup) -> Saving:
         with saving(folder, group, root=root, context=context_of(folder, round_), **how) as rank:
             own = state | {f"own{group.rank}": torch.full((9,), float(round_))}
-            rank.save(5, own, finalize=(lambda: rank.told.report("finalized"),))
+            rank.save(5, own, finalize=(lambda: rank.told.events.append(("finalized", {})),))
             rank.finish()
             return rank
 
@@ -153,7 +153,7 @@ def test_what_is_whole_and_stays_fails_the_save_of_every_rank(
     def one(group: RankGroup) -> tuple[Saving, str]:
         about, said = context_of(folder, 2), ""
         with saving(folder, group, root=root, context=about, on_error=on_error) as rank:
-            rank.save(5, SECOND, finalize=(lambda: rank.told.report("finalized"),))
+            rank.save(5, SECOND, finalize=(lambda: rank.told.events.append(("finalized", {})),))
             try:
                 rank.finish()
             except SaveError as error:

@@ -231,7 +231,7 @@ class SaveEvents:
         """Report that an image is whole."""
         self._reporter.report(
             ImageEvent(
-                step=save.step,
+                step=order.identity.step,
                 folder=order.folder,
                 size_bytes=order.image_bytes,
                 hash=line.hash,
@@ -246,7 +246,7 @@ class SaveEvents:
         """Report that the rank's part is durable."""
         self._reporter.report(
             PartWrittenEvent(
-                step=save.step,
+                step=order.identity.step,
                 size_bytes=line.size_bytes,
                 ranks=(self._rank,),
                 world_size=order.identity.world_size,
@@ -264,7 +264,7 @@ class SaveEvents:
         elif not self._rank:
             self._reporter.report(
                 CommittedEvent(
-                    step=save.step,
+                    step=order.identity.step,
                     path=line.place,
                     size_bytes=line.size_bytes,
                     shards=line.shards,

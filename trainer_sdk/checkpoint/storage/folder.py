@@ -42,7 +42,7 @@ class Folder:
             sync_folder(os.path.dirname(path))
             return size
 
-    def put_temporary_name(self, name: str, data: bytes) -> None:
+    def put_beside(self, name: str, data: bytes) -> None:
         """Write a file in a folder that exists."""
         path = self._at(name)
         with _clear_errors(path, "written"), _temporary_name(path, makes_folder=False) as temporary:
