@@ -1,34 +1,33 @@
-"""What an agent may be told to do by its domain."""
+"""The actions that an agent's decisions order; the service carries them out."""
 
 from dataclasses import dataclass
 
 from everstep.messages import (
     CollectEvidence,
     CopyReplica,
-    DropReplica,
     MeasureNetwork,
     NameExcuse,
     ReleaseImages,
     RunChecks,
     StartRanks,
 )
-from everstep_services.agent.core.exit import Exit
+from everstep_services.agent.core.exit import RankExit
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class AskToJoin:
     """Ask rendezvous whether we may take part."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class SendReport:
     """Report something about our part of the round."""
 
     round: int
     event: str
     reason: str
     rank: int | None = None
-    exit: Exit | None = None
+    exit: RankExit | None = None
     step: int | None = None
     grace_s: float | None = None
     waited_s: float | None = None
@@ -36,117 +35,117 @@ class Tell:
     excuse_s: float | None = None
     step_s: float | None = None
     age_s: float | None = None
-    """Since the ranks last moved, where that is known more precisely than by their pages."""
+    """Seconds since the ranks last moved, where more precise than what their pages show."""
     fact: str | None = None
-    """The id of the fact that says more, where it is not the end of the rank."""
+    """The id of the fact with the details, unless that is the fact about the end of the rank."""
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartRound:
     """Start the ranks of this order."""
 
     order: StartRanks
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
-    """Stop every rank; answer with `stopped`."""
+class StopRound:
+    """Stop every rank; `Agent.stopped` is called when none is left."""
 
     round: int
     grace_s: float
     evidence_s: float
     incident: str | None
     wait_s: float = 0.0
-    """They may end by themselves for so long: one of them may be the cause."""
+    """Ranks may first end by themselves for this many seconds: one of them may be the cause."""
     is_done: bool = False
     """Every rank has exited with 0."""
 
 
 @dataclass(frozen=True, slots=True)
-class Hurry:
-    """Stop ranks now that might have ended by themselves."""
+class StopWithoutWait:
+    """Stop the ranks at once that were allowed to end by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
-    """Send a signal to ranks themselves, not to what they started."""
+class SignalRanks:
+    """Send a signal to the ranks themselves, not to processes that they started."""
 
     number: int
     ranks: tuple[int, ...] | None = None
-    """To these; None for all."""
+    """The ranks that get it; None for all."""
     to_handlers: bool = False
-    """Only to ranks that have a handler for it; it ends no rank."""
+    """Send it only to ranks that have a handler for it, so that it ends no rank."""
 
 
 @dataclass(frozen=True, slots=True)
-class PassOn:
-    """Send a notice to ranks; not where the SDK counts steps: those are asked by `AskToStop`."""
+class PassNotice:
+    """Send a notice to the ranks, unless the SDK counts their steps: then `AskRanksToStop`."""
 
     number: int
     to_handlers: bool = False
-    """Only to ranks that have a handler for it; it ends no rank."""
+    """Send it only to ranks that have a handler for it, so that it ends no rank."""
 
 
 @dataclass(frozen=True, slots=True)
-class AskToStop:
-    """Ask the ranks whose steps the SDK counts to save and to end."""
+class AskRanksToStop:
+    """Ask the ranks whose steps the SDK counts to save and to exit."""
 
     after_step: int | None
-    """After this one; None for the first that all ranks of this node can."""
+    """The step after which they stop; None for the first that all ranks of this node can reach."""
 
 
 @dataclass(frozen=True, slots=True)
-class AskToSave:
-    """Ask them to save after this step, and to go on."""
+class AskRanksToSave:
+    """Ask the ranks whose steps the SDK counts to save after this step, and to go on."""
 
     after_step: int
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
-    """Report how far the ranks are whose steps the SDK counts."""
+class ReportProgress:
+    """Report the last finished step of the ranks whose steps the SDK counts."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
-class Noticed:
-    """Put on record that this node is about to be taken away."""
+class RecordNotice:
+    """Record that this node will be taken away."""
 
     reason: str
     grace_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Acknowledged:
-    """Put on record that every rank has seen that it should stop."""
+class RecordStopSeen:
+    """Record that every rank has seen that it should stop."""
 
     step: int
     waited_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
-    """Put on record that all ranks have ended well in the time that they had."""
+class RecordSaved:
+    """Record that all ranks ended well before the deadline."""
 
     step: int
     until: float
-    """When it would have been over."""
+    """The deadline."""
 
 
 @dataclass(frozen=True, slots=True)
-class Missed:
-    """Put on record that they have not."""
+class RecordMissed:
+    """Record that the ranks did not end well before the deadline."""
 
     reason: str
 
 
-OnRecord = Noticed | Acknowledged | Saved | Missed
+RecordAction = RecordNotice | RecordStopSeen | RecordSaved | RecordMissed
 
 
 @dataclass(frozen=True, slots=True)
-class Exiting:
-    """Say goodbye, unless rendezvous sent us, and exit."""
+class ExitAgent:
+    """Take leave of rendezvous, unless rendezvous ordered the agent to go, and exit."""
 
     code: int
     cause: str
@@ -155,53 +154,55 @@ class Exiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Excuse:
-    """Report it if a stalled rank may wait for one of ours."""
+class ReportExcuse:
+    """Report whether a stalled rank may be waiting for a rank of this node."""
 
     order: NameExcuse
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class ExamineNode:
     """Examine this node."""
 
     order: RunChecks
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
-    """Measure the network with other nodes."""
+class MeasurePeers:
+    """Measure the network between this node and other nodes."""
 
     order: MeasureNetwork
 
 
 @dataclass(frozen=True, slots=True)
-class Capture:
-    """Collect evidence of ranks that go on."""
+class CaptureEvidence:
+    """Collect evidence of ranks that continue to run."""
 
     order: CollectEvidence
 
 
-AboutStates = CopyReplica | DropReplica | ReleaseImages
-"""What is ordered about states in the memory of this node."""
+AboutStates = CopyReplica | ReleaseImages
+"""Orders about states in the memory of this node."""
 
 
 @dataclass(frozen=True, slots=True)
-class Replicate:
-    """Copy, drop or release states that are here."""
+class ChangeReplicas:
+    """Copy or release states that this node holds."""
 
     order: AboutStates
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
-    """A line for whoever watches."""
+class ShowLine:
+    """Show a line to the person who watches."""
 
     text: str
     is_warning: bool = False
 
 
-Act = (
-    Join | Tell | Start | Stop | Hurry | Forward | Excuse | Check | Measure | Replicate | Capture
-    | Exiting | Say | PassOn | AskToStop | AskToSave | Reach | OnRecord
+Action = (
+    AskToJoin | SendReport | ExitAgent | ShowLine | RecordAction
+    | StartRound | StopRound | StopWithoutWait | SignalRanks
+    | PassNotice | AskRanksToStop | AskRanksToSave | ReportProgress
+    | ReportExcuse | ExamineNode | MeasurePeers | ChangeReplicas | CaptureEvidence
 )  # fmt: skip

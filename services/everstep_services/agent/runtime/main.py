@@ -1,4 +1,4 @@
-"""The process of `everstep run`: its keeper, its bus, its signals, its exit code."""
+"""The process of `everstep run`: its warden, its bus, its signals, its exit code."""
 
 import asyncio
 import logging
@@ -11,26 +11,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from everstep.bus import BusSettings, connect
-from everstep.bus.background import beside
+from everstep.bus.background import in_background
 from everstep.bus.client import NatsBus
 from everstep.bus.errors import BusDeniedError, BusError, SpoolBusyError
 from everstep.clock import SystemClock
 from everstep.errors import EverstepError
 from everstep.ids import new_id
-from everstep_services.agent.core.round_part import Limits
+from everstep_services.agent.core.round_part import AgentTimeouts
 from everstep_services.agent.ranks.device_memory import has_devices
 from everstep_services.agent.ranks.setup import sweep
-from everstep_services.agent.ranks.warden_client import held_folder, opened_keeper
-from everstep_services.agent.replicas.node_checkpoints import opened_checkpoints
+from everstep_services.agent.ranks.warden_client import held_folder, opened_warden
+from everstep_services.agent.replicas.node_states import opened_states
 from everstep_services.agent.run_plan import RunPlan
-from everstep_services.agent.runtime.rank_runner import Keepers
+from everstep_services.agent.runtime.rank_runner import WardenClients
 from everstep_services.agent.runtime.service import AgentService
-from everstep_services.agent.runtime.workdir import Workplace, private_dir
-from everstep_services.agent.stalls.limits_table import others_of
+from everstep_services.agent.runtime.workdir import Workdir, private_dir
+from everstep_services.agent.stalls.limits_table import external_limits
 from everstep_services.agent.telemetry.leftover_spools import remember, send_left_and_log
 
 if TYPE_CHECKING:
-    from everstep_services.agent.injection.agent_faults import Harm
+    from everstep_services.agent.injection.agent_faults import AgentFaults
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ _ANNOUNCE = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class NoControlPlaneError(EverstepError):
-    """The bus cannot be reached at the start."""
+    """The bus could not be reached at the start."""
 
     def __init__(self, error: BusError) -> None:
         super().__init__(f"{error}; without a bus, use `everstep run --standalone`")
@@ -63,10 +63,10 @@ class NodeIdTakenError(EverstepError):
         )
 
 
-class Signals:
-    """Until somebody is ready for them they end the process; then whoever is ready decides.
+class ProcessSignals:
+    """Until a handler is set, signals end the process; from then on the handler decides.
 
-    Those that announce something to ranks alone end nothing: there are none yet.
+    Signals that only announce something to ranks are ignored until then: there are no ranks yet.
     """
 
     def __init__(self, notices: Collection[str]) -> None:
@@ -86,9 +86,9 @@ class Signals:
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """Until the end, signals to this process come here."""
+        """Receive the signals to this process until the end of the block."""
         loop = asyncio.get_running_loop()
-        # Under `nohup` the end of a terminal is no reason to go.
+        # under `nohup`, the end of a terminal does not end the agent
         is_kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         numbers = [number for number in _SIGNALS if number != signal.SIGHUP or not is_kept]
         for number in numbers:
@@ -101,7 +101,7 @@ class Signals:
 
     @contextmanager
     def handed_to(self, handler: Callable[[int], None]) -> Iterator[None]:
-        """Until the end, this is who decides about signals."""
+        """Let this handler decide about signals until the end of the block."""
         self._handler = handler
         try:
             yield
@@ -110,16 +110,16 @@ class Signals:
 
 
 def _unneeded(number: int) -> None:
-    """Too early for ranks; or we leave already, and what is cleaned up is not cut off."""
+    """Ignore a signal before there are ranks, or while the agent leaves and cleans up."""
     log.info("signal_ignored signal=%d", number)
 
 
 async def run_agent(plan: RunPlan, bus: Awaitable[BusSettings], base: dict[str, str]) -> int:
-    """Run one agent to its end; the exit code. The bus may come later than the forge starts.
+    """Run one agent to its end, and return the exit code. The bus may come after the forge starts.
 
     `base` is the environment that ranks inherit.
     """
-    signals, instance = Signals(plan.preempt_signals), new_id()[12:24]
+    signals, instance = ProcessSignals(plan.preempt_signals), new_id()[12:24]
     with signals.caught():
         try:
             return await _run(plan, bus, base, signals, instance)
@@ -133,33 +133,32 @@ async def _run(
     plan: RunPlan,
     bus_settings: Awaitable[BusSettings],
     base: dict[str, str],
-    signals: Signals,
+    signals: ProcessSignals,
     instance: str,
 ) -> int:
     runtime = runtime_dir(base, instance)
     async with AsyncExitStack() as stack:
-        workplace = stack.enter_context(Workplace.opened(plan, runtime, base))
-        checkpoints, workplace.images = await stack.enter_async_context(
-            opened_checkpoints(plan, SystemClock())
-        )
-        keeper_plan = workplace.keeper_plan(instance)
-        lock = await stack.enter_async_context(held_folder(keeper_plan))
+        states = await stack.enter_async_context(opened_states(plan, SystemClock()))
+        images = None if states is None else states.folder
+        workdir = stack.enter_context(Workdir.opened(plan, runtime, base, images))
+        node_plan = workdir.node_plan(instance)
+        lock = await stack.enter_async_context(held_folder(node_plan))
         first = await stack.enter_async_context(AsyncExitStack())
-        keeper = await first.enter_async_context(opened_keeper(keeper_plan, lock))
-        await stack.enter_async_context(workplace.console_following())
+        keeper = await first.enter_async_context(opened_warden(node_plan, lock))
+        await stack.enter_async_context(workdir.console_following())
         settings = await bus_settings
         name = f"agent-{plan.job}-{plan.node}"
         spool = plan.state_dir / "spool" / name
         harm, settings = await _harmable(plan, settings, stack)
         bus = await stack.enter_async_context(_connected(plan, settings, name, spool))
-        limits = Limits(
+        limits = AgentTimeouts(
             stop_grace_s=plan.stop_grace_s,
             preempt_grace_s=plan.preempt_grace_s,
             agree_within_s=plan.agree_within_s,
             unheard_within_s=plan.unheard_within_s,
         )
-        keepers = Keepers(keeper, first.aclose, partial(opened_keeper, keeper_plan, lock))
-        others = others_of(
+        keepers = WardenClients(keeper, first.aclose, partial(opened_warden, node_plan, lock))
+        others = external_limits(
             base,
             preempt_grace_s=plan.preempt_grace_s,
             scheduler_grace_s=plan.scheduler_grace_s,
@@ -167,12 +166,13 @@ async def _run(
         )
         clock = SystemClock() if harm is None else harm.clock
         service = AgentService(
-            plan, bus, keepers, workplace, clock, instance,
-            limits=limits, others=others, checkpoints=checkpoints, harm=harm,
+            plan, bus, keepers, workdir, clock, instance,
+            limits=limits, others=others, states=states, harm=harm,
         )  # fmt: skip
         with signals.handed_to(service.signalled):
             code = await service.run()
-        checkpoints.agent_ends(code)
+        if states is not None:
+            states.agent_ends(code)
         return code
 
 
@@ -180,7 +180,7 @@ async def _run(
 async def _connected(
     plan: RunPlan, settings: BusSettings, name: str, spool: Path
 ) -> AsyncIterator[NatsBus]:
-    """The bus of this agent; meanwhile what other agents have left here is sent, too."""
+    """Connect the agent to the bus, and send in parallel what other agents have left in spools."""
     async with AsyncExitStack() as stack:
         try:
             bus = await stack.enter_async_context(connect(settings, name, spool=spool))
@@ -190,25 +190,25 @@ async def _connected(
             raise NodeIdTakenError(plan.job, plan.node) from error
         except BusError as error:
             raise NoControlPlaneError(error) from error
-        with suppress(OSError):  # a disk that is full: whoever comes next cannot log in for us
+        with suppress(OSError):  # the disk is full: the next agent cannot log in to send our facts
             await asyncio.to_thread(remember, spool, settings)
-        async with beside(send_left_and_log(spool.parent)):
+        async with in_background(send_left_and_log(spool.parent)):
             yield bus
 
 
 async def _harmable(
     plan: RunPlan, settings: BusSettings, stack: AsyncExitStack
-) -> "tuple[Harm | None, BusSettings]":
-    """What faults need that are to be injected; of a job that allows none, nothing."""
+) -> "tuple[AgentFaults | None, BusSettings]":
+    """Prepare the faults that may be injected; nothing in a job that allows none."""
     if not plan.allow_injection:
         return None, settings
-    from everstep_services.agent.injection.agent_faults import opened_harm
+    from everstep_services.agent.injection.agent_faults import opened_agent_faults
 
-    return await stack.enter_async_context(opened_harm(settings))
+    return await stack.enter_async_context(opened_agent_faults(settings))
 
 
 def runtime_dir(environ: dict[str, str], instance: str) -> Path:
-    """Where this agent keeps sockets and pages: in memory where there is some, for us only."""
+    """The folder for sockets and pages of this agent: in memory if possible, for this user only."""
     chosen = environ.get("XDG_RUNTIME_DIR")
     if chosen and Path(chosen).is_dir():
         base = Path(chosen) / "everstep"

@@ -1,4 +1,4 @@
-"""What one agent has on its node: folders, files and the console of its ranks."""
+"""The folders, files and console of one agent on its node."""
 
 import contextlib
 import os
@@ -13,8 +13,8 @@ from everstep.errors import EverstepError
 from everstep.messages import StartRanks
 from everstep.observe.printable import printable
 from everstep_services.agent.output.console import Console, Rank, Screen, opened_console
-from everstep_services.agent.output.log_files import STREAMS, About, LogFiles
-from everstep_services.agent.ranks.protocol import BatchPlan, KeeperPlan, RankPlan, RankSeen
+from everstep_services.agent.output.log_files import STREAMS, LogFiles, LogOwner
+from everstep_services.agent.ranks.protocol import BatchPlan, NodePlan, RankPlan, RankSeen
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.runtime.rank_environment import (
     RankPaths,
@@ -30,7 +30,7 @@ _OF_A_RANK = (layout.PAGE_VARIABLE, layout.FOLDER_VARIABLE, layout.ROUND_VARIABL
 
 
 class UnsafeFolderError(EverstepError):
-    """A folder for sockets belongs to somebody else."""
+    """A folder for sockets belongs to another user."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(
@@ -50,30 +50,34 @@ def private_dir(path: Path) -> Path:
     return path
 
 
-class Workplace:
-    """Made by `Workplace.opened`. What blocks on a disk is to be called in a thread."""
+class Workdir:
+    """Use `Workdir.opened`. Call methods that block on a disk in a thread."""
 
-    def __init__(self, plan: RunPlan, runtime: Path, base: Mapping[str, str]) -> None:
+    def __init__(
+        self, plan: RunPlan, runtime: Path, base: Mapping[str, str], images: Path | None
+    ) -> None:
         self._plan = plan
         self._runtime = runtime
         self._base = without_logins(base)
         self._console: Console | None = None
-        self.images: Path | None = None
+        self._images = images
         """Where ranks keep their states in memory."""
         self.logs = LogFiles(plan.log_dir, plan.job)
 
     @classmethod
     @contextmanager
-    def opened(cls, plan: RunPlan, runtime: Path, base: Mapping[str, str]) -> Iterator["Workplace"]:
-        """A workplace, whose runtime directory is gone afterwards."""
+    def opened(
+        cls, plan: RunPlan, runtime: Path, base: Mapping[str, str], images: Path | None
+    ) -> Iterator["Workdir"]:
+        """Yield a workdir, and remove its runtime directory afterwards."""
         try:
-            yield cls(plan, runtime, base)
+            yield cls(plan, runtime, base, images)
         finally:
             shutil.rmtree(runtime, ignore_errors=True)
 
     @asynccontextmanager
     async def console_following(self) -> AsyncIterator[None]:
-        """Show what ranks write, on this process's own streams."""
+        """Show the output of ranks on this process's own streams."""
         wanted = self._plan.console.is_colored
         screens = (Screen(1, wanted and os.isatty(1)), Screen(2, wanted and os.isatty(2)))
         async with opened_console(self._plan.node, self._plan.console, screens) as console:
@@ -82,7 +86,7 @@ class Workplace:
 
     @property
     def leaves_children(self) -> bool:
-        """What ranks have started may outlive a job that is done."""
+        """Processes that ranks have started may outlive a job that is done."""
         return self._plan.leave_children
 
     @property
@@ -93,10 +97,10 @@ class Workplace:
     def environs(
         self, order: StartRanks, ranks: Iterable[RankSeen]
     ) -> Mapping[int, Mapping[str, str]]:
-        """What these ranks were started with, and what arms their flight recorders."""
+        """The environments with which these ranks were started, with flight recorders armed."""
         found = {}
         for one in ranks:
-            paths = RankPaths(one.folder / layout.ELASTIC_ERROR_FILE, self.images)
+            paths = RankPaths(one.folder / layout.ELASTIC_ERROR_FILE, self._images)
             local_rank = one.rank - order.first_rank
             environ = environment(self._plan, order, local_rank, self._base, paths)
             if self._plan.command.kind != "program":
@@ -104,11 +108,11 @@ class Workplace:
             found[one.rank] = environ
         return found
 
-    def keeper_plan(self, instance: str) -> KeeperPlan:
-        """For the warden and the forge."""
+    def node_plan(self, instance: str) -> NodePlan:
+        """The plan for the warden and the forge."""
         plan = self._plan
         shared, own = shared_and_own(plan, self._base, RankPaths(error_file=self._runtime))
-        return KeeperPlan(
+        return NodePlan(
             instance=instance,
             runtime_dir=self._runtime,
             command=wire.RankCommand(
@@ -127,7 +131,7 @@ class Workplace:
         )
 
     def prepare(self, order: StartRanks) -> BatchPlan:
-        """Make the folders of a round's ranks, and say how they are to be started."""
+        """Make the folders of a round's ranks, and return how to start the ranks."""
         return BatchPlan(
             round=order.round,
             ranks=tuple(self._rank(order, local) for local in range(order.ranks)),
@@ -140,7 +144,7 @@ class Workplace:
         runtime = self._runtime / f"r{order.round}" / str(rank)
         runtime.mkdir(mode=0o700, parents=True, exist_ok=True)
         error_file = runtime / layout.ELASTIC_ERROR_FILE
-        paths = RankPaths(error_file=error_file, images=self.images)
+        paths = RankPaths(error_file=error_file, images=self._images)
         return RankPlan(
             rank=rank,
             environ=environment(self._plan, order, local_rank, self._base, paths),
@@ -150,7 +154,7 @@ class Workplace:
         )
 
     def show(self, order: StartRanks) -> None:
-        """Show what these ranks write from now on."""
+        """Show the output of these ranks from now on."""
         assert self._console is not None
         for local_rank in range(order.ranks):
             rank = order.first_rank + local_rank
@@ -167,18 +171,18 @@ class Workplace:
             )
 
     def hide(self) -> None:
-        """Show the rest of what was written, and no more of it; nobody waits for that."""
+        """Show the rest of what was written, and nothing later, without a wait."""
         assert self._console is not None
         self._console.release()
 
     async def drain(self) -> None:
-        """Wait until the rest was shown, within reason."""
+        """Wait until the rest is shown, for a few seconds at most."""
         assert self._console is not None
         await self._console.drain(_DRAIN_WITHIN_S)
 
     def describe(self, order: StartRanks, rank: int, pid: int) -> None:
-        """Write whose output it is, beside it."""
-        about = About(
+        """Write next to the output whose it is."""
+        about = LogOwner(
             job=self._plan.job,
             round=order.round,
             rank=rank,
@@ -188,12 +192,12 @@ class Workplace:
             pid=pid,
             started_at=datetime.now(UTC),
         )
-        with contextlib.suppress(EverstepError):  # the output itself is what matters
+        with contextlib.suppress(EverstepError):  # the output itself matters more
             self.logs.say(about)
 
     def say(self, text: str, *, is_warning: bool = False) -> None:
-        """A line of our own, between those of the ranks."""
-        # Whoever read it may be gone, and the disk that it goes to full: the ranks run on.
+        """Write a line of our own between those of the ranks."""
+        # The reader may be gone, and the disk may be full: the ranks run on.
         with contextlib.suppress(OSError, ValueError):
             said = printable(f"everstep: {'warning: ' if is_warning else ''}{text}")
             sys.stderr.write(f"{said}\n")

@@ -1,4 +1,4 @@
-"""How far the ranks of this node are: for beats, for progress facts, for reports."""
+"""The progress of this node's ranks: for beats, for progress facts, for reports."""
 
 from collections.abc import Callable, Collection, Iterator
 
@@ -8,16 +8,15 @@ from everstep.messages import (
     ProgressMade,
     RankBeat,
     SectionLimit,
-    SectionSeen,
     StartRanks,
     WardenPlace,
 )
 from everstep_services.agent.core.agent import Agent
-from everstep_services.agent.ranks.liveness_port import Door
+from everstep_services.agent.ranks.liveness_port import LivenessPort
 from everstep_services.agent.ranks.protocol import RankRuns
 from everstep_services.agent.run_plan import RunPlan
-from everstep_services.agent.stalls.monitor import StallWatch, Standing
-from everstep_services.agent.telemetry.facts import Records
+from everstep_services.agent.stalls.monitor import RankStanding, StallMonitor
+from everstep_services.agent.telemetry.facts import AgentFacts
 from trainer_sdk.page import CountedBy, PageReading
 
 _EVERY_S = 60.0
@@ -25,16 +24,17 @@ _SECTIONS_EVERY = 10
 """Beats."""
 
 
-class Progress:
-    """Reads the ranks' pages from outside; asks nothing of the ranks."""
+class ProgressReader:
+    """Reads the pages of the ranks from outside; the ranks need not answer."""
 
     def __init__(
         self,
         plan: RunPlan,
         agent: Agent,
         page: Callable[[int], PageReading | None],
-        records: Records,
+        records: AgentFacts,
         clock: Clock,
+        stalls: StallMonitor,
     ) -> None:
         self._plan = plan
         self._agent = agent
@@ -48,21 +48,21 @@ class Progress:
         self._last_step: int | None = None
         self._told_limits: tuple[SectionLimit, ...] = ()
         self.warm_ranks = 0
-        self.stalls: StallWatch | None = None
-        """Who knows where ranks are, and whether they are paused or have stalled."""
+        self._stalls = stalls
+        """Knows where ranks are, and whether they are paused or have stalled."""
 
     def begins(self, order: StartRanks) -> None:
-        """A round's ranks are about to be started here."""
+        """The ranks of a round are about to be started here."""
         self._order = order
         self._said_at = self._clock.now()
         self._said_step = self.warm_ranks = 0
 
     def runs(self, event: RankRuns) -> None:
-        """A rank runs."""
+        """A rank has started."""
         self.warm_ranks += event.start == "warm"
 
     def stepped(self, order: StartRanks, step: int) -> ProgressMade | None:
-        """The fact that the training is back, from slot 0."""
+        """The fact that the training steps again, from slot 0."""
         if order.slot != 0 or self._said_step:
             return None
         self._said_step = step
@@ -78,15 +78,15 @@ class Progress:
         return None if page is None or not page.step else page.step
 
     def pids(self, ranks: Collection[int]) -> dict[int, int]:
-        """The processes of these ranks."""
+        """The process ids of these ranks."""
         pages = {rank: self._page(rank) for rank in ranks}
         return {rank: page.pid for rank, page in pages.items() if page is not None and page.pid}
 
     def last_step(self) -> int | None:
-        """The highest step of our ranks, where the script says which it is.
+        """The highest step of our ranks, if the script numbers its steps.
 
-        Steps that we count ourselves begin anew with each round: they are no place in the
-        training, and nothing may be concluded from them about a round before.
+        Steps that the SDK or the agent counts begin anew in each round: they say nothing about
+        earlier rounds.
         """
         said = [page.step for page in self._pages() if page.counted_by is CountedBy.SDK]
         if said:
@@ -94,32 +94,29 @@ class Progress:
         return self._last_step
 
     def age_s(self) -> float | None:
-        """Since any rank of ours last moved."""
+        """Seconds since any rank of ours last moved."""
         moved = [page.progress_s for page in self._pages() if page.progress_s]
         return max(0.0, self._clock.now() - max(moved)) if moved else None
 
     def facts(self) -> Iterator[ProgressMade]:
-        """Once a minute, while steps are made: how many, and how fast; from slot 0."""
+        """Once a minute, while steps are made, the number of steps and their time; from slot 0."""
         if self._order is not None and self._clock.now() - self._said_at >= _EVERY_S:
             yield from self._progressed(self._order)
 
     def ends(self) -> Iterator[ProgressMade]:
-        """The last step of a round, where it was not said yet."""
+        """The last step of a round, unless it was reported already."""
         order, self._order = self._order, None
         if order is not None:
             yield from self._progressed(order)
 
     def beat(
-        self, *, cut_off: bool, door: Door | None = None, alive: tuple[str, ...] = ()
+        self, *, cut_off: bool, door: LivenessPort | None = None, alive: tuple[str, ...] = ()
     ) -> NodeBeat:
-        """How it is now."""
+        """The beat of this moment."""
         self._sequence += 1
         agent = self._agent
         order = agent.order
         teaches = order is not None and not self._sequence % _SECTIONS_EVERY
-        sections: tuple[SectionSeen, ...] = ()
-        if self.stalls is not None and teaches:
-            sections = self.stalls.sections_seen()
         limits = self._limits_to_tell(order, is_due=teaches)
         return NodeBeat(
             job=self._plan.job,
@@ -130,15 +127,15 @@ class Progress:
             round=agent.round if order is None else order.round,
             slot=None if order is None else order.slot,
             ranks=tuple(self._rank(rank) for rank in self._ranks()),
-            watch="" if self.stalls is None else self.stalls.state,
-            sections=sections,
+            watch=self._stalls.state,
+            sections=self._stalls.sections_seen() if teaches else (),
             config_fingerprint=self._plan.spec.config_fingerprint if teaches else "",
             limits=limits,
             warden=None if door is None else self._warden(door),
             alive=alive,
         )
 
-    def _warden(self, door: Door) -> WardenPlace:
+    def _warden(self, door: LivenessPort) -> WardenPlace:
         return WardenPlace(
             node=self._plan.node, address=door.address, port=door.port, token=door.token
         )
@@ -146,10 +143,10 @@ class Progress:
     def _limits_to_tell(
         self, order: StartRanks | None, *, is_due: bool
     ) -> tuple[SectionLimit, ...]:
-        """One node tells the limits of its job: with every tenth beat, and when they change."""
-        if self.stalls is None or order is None or order.slot != 0:
+        """The limits that slot 0 tells for its job: with every tenth beat, and when they change."""
+        if order is None or order.slot != 0:
             return ()
-        limits = self.stalls.in_force()
+        limits = self._stalls.in_force()
         if limits == self._told_limits and not is_due:
             return ()
         self._told_limits = limits
@@ -167,8 +164,7 @@ class Progress:
         )
 
     def _rank(self, rank: int) -> RankBeat:
-        standing = None if self.stalls is None else self.stalls.standing(rank)
-        return beat_of(rank, self._page(rank), standing, self._clock.now())
+        return beat_of(rank, self._page(rank), self._stalls.standing(rank), self._clock.now())
 
     def _pages(self) -> list[PageReading]:
         pages = (self._page(rank) for rank in self._ranks())
@@ -181,8 +177,10 @@ class Progress:
         return range(order.first_rank, order.first_rank + order.ranks)
 
 
-def beat_of(rank: int, page: PageReading | None, standing: Standing | None, now: float) -> RankBeat:
-    """How a rank is, by its page and by those who look for stalls."""
+def beat_of(
+    rank: int, page: PageReading | None, standing: RankStanding | None, now: float
+) -> RankBeat:
+    """The beat of one rank, from its page and from the monitor of stalls."""
     is_starting = page is None or not (page.step or page.beats)
     if page is None or standing is None:
         return RankBeat(rank=rank, state="starting" if is_starting else "running")

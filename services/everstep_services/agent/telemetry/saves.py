@@ -1,4 +1,4 @@
-"""Has ranks save and stop after a step that is agreed on, and says what became of it."""
+"""Asks ranks to save and to stop after an agreed step, and records the outcome."""
 
 import logging
 from collections.abc import Callable
@@ -9,28 +9,28 @@ from everstep.messages import Fact
 from everstep_services.agent.core import actions
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.ranks.round_watch import WatchedRank
-from everstep_services.agent.telemetry.facts import Records
+from everstep_services.agent.telemetry.facts import AgentFacts
 from trainer_sdk.page import BadPageError, CountedBy
 
 log = logging.getLogger(__name__)
 
 _HASTE = 1.25
-"""The next steps may be so much shorter than the latest were."""
+"""The next steps may be shorter than the latest by this factor."""
 _WRITING_S = 0.1
-"""All pages of a node are written within that."""
+"""All pages of a node are written within this time."""
 _UNKNOWN_STEP_S = 0.5
-"""Of a rank that has made one step only."""
+"""The assumed step time of a rank that has made one step only."""
 
 
-class Saves:
-    """Scripts that look at `should_stop` are asked by their page, others by a signal."""
+class CoordinatedSaves:
+    """Asks scripts that look at `should_stop` through their pages, and others by a signal."""
 
     def __init__(
         self,
         scheduler: str,
         agent: Agent,
         rank: Callable[[int], WatchedRank | None],
-        records: Records,
+        records: AgentFacts,
         clock: Clock,
         record: Callable[[Fact], None],
     ) -> None:
@@ -41,49 +41,51 @@ class Saves:
         self._clock = clock
         self._record = record
 
-    def passed_on(self, act: actions.PassOn) -> actions.Forward | None:
-        """The signal, if the ranks of this node are to have it."""
+    def passed_on(self, act: actions.PassNotice) -> actions.SignalRanks | None:
+        """The signal, if the ranks of this node should get it."""
         return (
-            None if self._counting() else actions.Forward(act.number, to_handlers=act.to_handlers)
+            None
+            if self._counting()
+            else actions.SignalRanks(act.number, to_handlers=act.to_handlers)
         )
 
-    def counts_now(self, act: actions.AskToStop) -> actions.Tell | None:
-        """How far ranks are, if they count steps since this one was named, and nobody did then.
+    def counts_now(self, act: actions.AskRanksToStop) -> actions.SendReport | None:
+        """The progress of ranks that count steps only since rendezvous named one; None otherwise.
 
-        A step of our own would part them from those of other nodes.
+        A step chosen here would part these ranks from those of other nodes.
         """
         order = self._agent.order
         if act.after_step != 0 or order is None or order.slots == 1 or not self._counting():
             return None
-        return self.reached(actions.Reach(order.round))
+        return self.reached(actions.ReportProgress(order.round))
 
-    def ask_to_stop(self, act: actions.AskToStop) -> bool:
-        """Write it on the pages of those who look there; False if nobody does."""
+    def ask_to_stop(self, act: actions.AskRanksToStop) -> bool:
+        """Write the step on the pages of ranks that look there; False if none does."""
         ranks = self._counting()
         if not ranks:
             return False
         after_step = act.after_step
-        if not after_step:  # nobody has named one, or nobody counted steps when it was named
+        if not after_step:  # nobody has named a step, or nobody counted steps when it was named
             after_step = max(self._reaches(rank) for rank in ranks)
         for rank in ranks:
             rank.page.ask_to_stop(after_step)
         log.info("asked_to_stop ranks=%d after_step=%d", len(ranks), after_step)
         return True
 
-    def ask_to_save(self, act: actions.AskToSave) -> None:
-        """The same for those who go on."""
+    def ask_to_save(self, act: actions.AskRanksToSave) -> None:
+        """Ask ranks to save after a step, and to go on."""
         ranks = self._counting()
         for rank in ranks:
             rank.page.ask_to_save(act.after_step)
         log.info("asked_to_save ranks=%d after_step=%d", len(ranks), act.after_step)
 
-    def reached(self, act: actions.Reach) -> actions.Tell:
-        """How far the furthest rank is, and how short a step is."""
+    def reached(self, act: actions.ReportProgress) -> actions.SendReport:
+        """The last step of the rank that is ahead, and the length of a short step."""
         paces = [self._pace(rank) for rank in self._counting()]
         if not paces:
-            return actions.Tell(act.round, "reached", "the SDK counts no steps here")
+            return actions.SendReport(act.round, "reached", "the SDK counts no steps here")
         step = max(pace[0] for pace in paces)
-        return actions.Tell(
+        return actions.SendReport(
             act.round,
             "reached",
             f"its ranks have finished step {step}",
@@ -92,23 +94,23 @@ class Saves:
             step_s=min(pace[2] for pace in paces),
         )
 
-    def put_on_record(self, act: actions.OnRecord) -> None:
-        """A notice, and what became of it."""
+    def put_on_record(self, act: actions.RecordAction) -> None:
+        """Record a notice of preemption, or its outcome."""
         order, now = self._agent.order, self._clock.now()
-        if isinstance(act, actions.Noticed):
+        if isinstance(act, actions.RecordNotice):
             self._record(self._records.preemption_noticed(self._scheduler, act))
         elif order is not None:
             step = max((self._pace(rank)[0] for rank in self._counting()), default=None)
             self._record(self._records.preemption(order, act, now=now, step=step))
 
     def has_seen(self, rank: int) -> int | None:
-        """The last step of a rank that has seen that it should stop: its datagram may be lost."""
+        """The last step of a rank that has seen the request to stop, read from its page."""
         known = self._rank(rank)
         page = None if known is None else known.reading()
         return page.step if page is not None and page.stop_seen_s else None
 
     def _counting(self) -> list[WatchedRank]:
-        """All ranks of this node, if the script of any looks whether it should stop."""
+        """All ranks of this node, if any script of them looks whether it should stop."""
         order = self._agent.order
         if order is None:
             return []
@@ -123,7 +125,7 @@ class Saves:
         return step + 1 + floor(_HASTE * (age_s + _WRITING_S) / step_s)
 
     def _pace(self, rank: WatchedRank) -> tuple[int, float, float]:
-        """Its last step, how long ago that was finished, and how long a short step takes."""
+        """A rank's last step, the seconds since it was finished, and the length of a short step."""
         page = rank.reading()
         if page is None or not page.steps:
             return 0, 0.0, _UNKNOWN_STEP_S
