@@ -60,7 +60,7 @@ class Pauses:
             self._show()
         if is_first:
             shown = "null" if for_s is None else repr(for_s)
-            self._link.say("paused", f'"reason":{quoted(reason)},"for_s":{shown}')
+            self._link.send("paused", f'"reason":{quoted(reason)},"for_s":{shown}')
         return pause
 
     def end(self, pause: Pause) -> None:
@@ -73,7 +73,7 @@ class Pauses:
             self._show()
             is_last = not self._open
         if is_last:
-            self._link.say("resumed", f'"step":{self._table.words[layout.STEP]}')
+            self._link.send("resumed", f'"step":{self._table.words[layout.STEP]}')
 
     def end_latest(self) -> None:
         """End the pause that began last."""

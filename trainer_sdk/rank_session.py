@@ -89,7 +89,7 @@ class Session:
         if not self._has_seen_stop:
             self._has_seen_stop = True
             self._words[layout.STOP_SEEN_NS] = int(monotonic() * SECOND_NS)
-            self._link.say("stopping", f'"step":{self._step}')
+            self._link.send("stopping", f'"step":{self._step}')
         return True
 
     @property
@@ -184,7 +184,7 @@ class Session:
 
     def request(self, kind: 'Literal["exclude", "stop"]', reason: str) -> None:
         """Request that this node be excluded, or the job be stopped; the control plane decides."""
-        self._link.say("requested", f'"kind":{quoted(kind)},"reason":{quoted(reason)}')
+        self._link.send("requested", f'"kind":{quoted(kind)},"reason":{quoted(reason)}')
 
     def trace_kernels(self, *, every_s: float = 10.0) -> bool:
         """Measure for the agent how long kernels take on this rank's accelerator.

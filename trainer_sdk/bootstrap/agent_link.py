@@ -39,20 +39,20 @@ class AgentLink:
         """Report that the script begins."""
         self.words[layout.PHASE] = layout.PHASE_SCRIPT
         self.words[layout.SCRIPT_NS] = self.words[layout.PROGRESS_NS] = monotonic_ns()
-        self.say("up", f'"pid":{os.getpid()}')
+        self.send("up", f'"pid":{os.getpid()}')
 
     def first_step(self) -> None:
         """Report that the first step is finished."""
         self.words[layout.FIRST_STEP_NS] = monotonic_ns()
-        self.say("stepped", f'"step":{self.words[layout.STEP]}')
+        self.send("stepped", f'"step":{self.words[layout.STEP]}')
 
     def ended(self, code: int, *, error: bool = False) -> None:
         """Report that the script has ended."""
         self.words[layout.PHASE] = layout.PHASE_ENDED
         self.words[layout.PROGRESS_NS] = monotonic_ns()
-        self.say("ended", f'"code":{code},"error":{"true" if error else "false"}')
+        self.send("ended", f'"code":{code},"error":{"true" if error else "false"}')
 
-    def say(self, kind: str, fields: str) -> None:
+    def send(self, kind: str, fields: str) -> None:
         """Send a datagram whose fields are JSON already; if that fails, it is counted."""
         if self._socket is None:
             return

@@ -76,7 +76,7 @@ def _defer(number: int) -> None:
 
 def _report_signal(number: int, _: object) -> None:
     if _link is not None:
-        _link.say("deferred", f'"number":{number}')
+        _link.send("deferred", f'"number":{number}')
 
 
 def _do_nothing(*_: object) -> None:

@@ -212,7 +212,7 @@ class Reporter:
         """Send an event to the agent."""
         if self._link is not None:
             body = msgspec.json.encode(event).decode()
-            self._link.say("checkpointed", f'"event":"{event.name}","body":{body}')
+            self._link.send("checkpointed", f'"event":"{event.name}","body":{body}')
 
     def warn(self, text: str) -> None:
         """Print one line for people."""

@@ -101,7 +101,7 @@ def _announce(wished: FaultRequest, link: AgentLink) -> None:
     """Report the fault before it is made, so that it is not taken for a real one."""
     lasts = "null" if wished.for_s is None else f"{wished.for_s!r}"
     fields = f'"fault":"{wished.fault.name}","lasts_s":{lasts},"target":{quoted(wished.target)}'
-    link.say("injected", fields)
+    link.send("injected", fields)
     os.write(2, f"everstep: injecting {wished.fault.name}: {wished.fault.effect}\n".encode())
 
 
