@@ -157,7 +157,7 @@ def test_entries_that_say_of_no_operation_are_left_out() -> None:
     dump["entries"] += [{}, {"record_id": 99, "state": "scheduled"}]
     summary = read_dump(json.dumps(dump).encode(), 0)
     assert summary.groups == whole.groups
-    assert "2 entries say of no operation, and were left out" in summary.problems
+    assert "2 entries without an operation were left out" in summary.problems
 
 
 def test_a_timeout_that_is_recorded_as_completed_still_counts_as_pending() -> None:
@@ -247,7 +247,7 @@ def test_a_file_that_vanishes_is_left_out(tmp_path: Path) -> None:
 
 _LONG = fake.lengthened(_dumps()[3], 3, 4)
 _FIELDS = sorted({*_LONG["entries"][0], "pg_name", "seq_id"})
-_VALUES = (
+_VALUES: tuple[Any, ...] = (
     None, -1, 0, 1, 7, 2**62, 2**70, 1.5, "5", "x", True, "scheduled", "started", "completed",
     [], [[2, 3]], ["0", "default_pg"], "nccl:all_reduce", "nccl:send 0->1",
     "nccl:all_reduce_coalesced", "gloo:all_reduce",
