@@ -15,7 +15,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool
 
-from everstep.store.diagnosis import named_errors
+from everstep.store.driver_errors import named_errors
 from everstep.store.errors import (
     BadDatabaseUrlError,
     DatabaseUnavailableError,

@@ -12,10 +12,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from everstep.messages import Fact, kind_of
 from everstep.messages.codec import BadMessageError, UnknownMessageError, decode
 from everstep.store import tables
-from everstep.store.changes import Changes, Recorded
+from everstep.store.projected.changes import Changes, Recorded
 from everstep.store.database import Database
 from everstep.store.errors import SchemaTooNewError
-from everstep.store.shapes import VERSION
+from everstep.store.projected.jobs import VERSION
 from everstep.store.upserts import Insert, Row, Upsert
 
 log = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-from everstep.store.changes import Shape, Type
-from everstep.store.shapes import PROJECTED
+from everstep.store.projected.changes import Shape, Type
+from everstep.store.projected.jobs import PROJECTED
 
 metadata = MetaData(
     naming_convention={

@@ -10,7 +10,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
-from everstep.store.changes import Column, Key, Rule, Shape, Type, Value
+from everstep.store.projected.changes import Column, Key, Rule, Shape, Type, Value
 
 Row = tuple[Any, ...]
 Columns = ReadOnlyColumnCollection[str, Any]

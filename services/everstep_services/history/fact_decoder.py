@@ -13,7 +13,7 @@ from everstep.messages.codec import (
     decode,
     envelope,
 )
-from everstep.store.instants import to_us
+from everstep.store.times import to_us
 from everstep.store.log import NewFact
 from everstep.subjects import is_name
 

@@ -10,8 +10,8 @@ from everstep.bus.ports import Blobs
 from everstep.clock import Clock
 from everstep.messages import BlobRef
 from everstep.store.errors import StoreError
-from everstep.store.instants import to_us
-from everstep.store.kept import KeptBlobs
+from everstep.store.times import to_us
+from everstep.store.evidence_copies import KeptBlobs
 from everstep.subjects import BadSubjectError
 from everstep_services.history.notifier import LogNotifier
 

@@ -15,9 +15,9 @@ from everstep.observe.connections import ConnectionLimits
 from everstep.observe.http import serve_asgi
 from everstep.runtime import Parts
 from everstep.store.database import Database, StoreLimits, open_database
-from everstep.store.kept import KeptBlobs
+from everstep.store.evidence_copies import KeptBlobs
 from everstep.store.log import FactLog
-from everstep.store.reads import log_head
+from everstep.store.queries import log_head
 from everstep.store.schema import upgrade
 from everstep_services.history.api.app import create_app, make_context
 from everstep_services.history.api.context import Connectedness

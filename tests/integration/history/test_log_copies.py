@@ -12,7 +12,7 @@ from everstep.bus.ports import Blobs
 from everstep.bus.server.dev_server import DevServer
 from everstep.messages import BlobRef
 from everstep.store.database import Database
-from everstep.store.kept import Kept, KeptBlobs
+from everstep.store.evidence_copies import Kept, KeptBlobs
 from everstep_services.history.log_copy import LogCopier
 from tests.fakes.bus import MemoryBlobs
 from tests.fakes.clock import NotedClock

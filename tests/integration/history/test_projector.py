@@ -15,12 +15,12 @@ from everstep.bus.ports import Bus, Delivered
 from everstep.bus.server.dev_server import DevServer
 from everstep.messages import Fact
 from everstep.store import tables
-from everstep.store.changes import Changes, Recorded
+from everstep.store.projected.changes import Changes, Recorded
 from everstep.store.database import Database, StoreLimits, open_database
 from everstep.store.log import FactLog, Fold
-from everstep.store.reads import stream_position
+from everstep.store.queries import stream_position
 from everstep.store.schema import upgrade
-from everstep.store.shapes import JOBS
+from everstep.store.projected.jobs import JOBS
 from everstep_services.history.commands import rebuild
 from everstep_services.history.notifier import LogNotifier
 from everstep_services.history.projections.fold import fold

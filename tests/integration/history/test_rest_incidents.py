@@ -10,7 +10,7 @@ import pytest
 
 from everstep.bus.errors import BusUnreachableError
 from everstep.messages import BlobRef, EvidenceCollected, Fact, RankExited, VerdictReached
-from everstep.store.kept import LARGEST, KeptBlobs
+from everstep.store.evidence_copies import LARGEST, KeptBlobs
 from everstep_services.history.log_copy import LogCopier
 from tests.fakes.bus import MemoryBlobs
 from tests.integration.conftest import Api

@@ -12,12 +12,12 @@ from sqlalchemy import delete, select
 
 from everstep.messages import Fact
 from everstep.store import tables
-from everstep.store.changes import Changes, Recorded, Value
+from everstep.store.projected.changes import Changes, Recorded, Value
 from everstep.store.database import Database
 from everstep.store.errors import UnstorableError
 from everstep.store.log import FactLog, NewFact
-from everstep.store.reads import log_head, stream_position
-from everstep.store.shapes import JOBS, PROJECTED
+from everstep.store.queries import log_head, stream_position
+from everstep.store.projected.jobs import JOBS, PROJECTED
 from everstep_services.history.fact_decoder import decode_batch
 from everstep_services.history.projections.fold import fold
 from tests.unit.history.facts import delivered, facts, make

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.messages import FACTS, Fact, kind_of
-from everstep.store.changes import Changes, Key, Recorded, Shape, Value, merge_row
-from everstep.store.health_shapes import LIMITS, LOCATED, NODE_CHECKS, NODES, STALLS, WATCHES
-from everstep.store.incident_shapes import ACTIONS, EVIDENCE, INCIDENTS
-from everstep.store.shapes import EXITS, JOBS, MEMBERS, PROJECTED, ROUNDS, VERSION
-from everstep.store.straggler_shapes import STEP_SHIFTS, STRAGGLERS
+from everstep.store.projected.changes import Changes, Key, Recorded, Shape, Value, merge_row
+from everstep.store.projected.nodes import LIMITS, LOCATED, NODE_CHECKS, NODES, STALLS, WATCHES
+from everstep.store.projected.incidents import ACTIONS, EVIDENCE, INCIDENTS
+from everstep.store.projected.jobs import EXITS, JOBS, MEMBERS, PROJECTED, ROUNDS, VERSION
+from everstep.store.projected.stragglers import STEP_SHIFTS, STRAGGLERS
 from everstep_services.history.projections.fold import PROJECTIONS, fold
 from tests.unit.history.facts import PROJECTED_KINDS, facts, make
 

@@ -11,8 +11,8 @@ from everstep import __version__
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.store.database import Database
-from everstep.store.kept import KeptBlobs
-from everstep.store.reads import log_head
+from everstep.store.evidence_copies import KeptBlobs
+from everstep.store.queries import log_head
 from everstep.store.schema import head
 from everstep.store.tokens import Tokens
 from everstep_services.history.api.context import Connectedness, Context

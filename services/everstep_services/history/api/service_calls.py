@@ -7,7 +7,7 @@ from sqlalchemy import exists, or_, select
 
 from everstep.bus.errors import BusDeniedError
 from everstep.store import tables
-from everstep.store.reads import Order, is_begun, is_over, page
+from everstep.store.queries import Order, is_begun, is_over, page
 from everstep.store.tokens import Token
 from everstep.subjects import CLUSTER
 from everstep_services.history.api.context import Context

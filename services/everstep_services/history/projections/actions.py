@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 
 from everstep.messages import ActionDecided, ActionTaken, Fact
-from everstep.store.changes import Changes, Recorded, compact
-from everstep.store.incident_shapes import ACTIONS
-from everstep.store.instants import to_us
-from everstep.store.shapes import JOBS
+from everstep.store.projected.changes import Changes, Recorded, compact
+from everstep.store.projected.incidents import ACTIONS
+from everstep.store.times import to_us
+from everstep.store.projected.jobs import JOBS
 from everstep_services.history.projections.common import Projection, parts
 
 

@@ -18,9 +18,9 @@ from everstep.messages import (
     SaveRefused,
     SavesDelayed,
 )
-from everstep.store.changes import Changes, Recorded
-from everstep.store.instants import to_us
-from everstep.store.save_shapes import DELAYS, RESTORES, SAVES
+from everstep.store.projected.changes import Changes, Recorded
+from everstep.store.times import to_us
+from everstep.store.projected.saves import DELAYS, RESTORES, SAVES
 from everstep_services.history.projections.common import Projection, parts
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 
 from everstep.messages import BlobRef
-from everstep.store.changes import Changes, Recorded, compact
-from everstep.store.health_shapes import NODES
+from everstep.store.projected.changes import Changes, Recorded, compact
+from everstep.store.projected.nodes import NODES
 
 Projection = Callable[[Changes, Recorded, Any], None]
 """Says what one fact changes. The fact is given once more, for its type."""

@@ -2,7 +2,7 @@
 
 Pure. Facts come in stream order, but senders overtake each other: a round may end before it
 starts. So nothing here looks at what was there before; it only says what a fact claims, and
-each column's rule decides between claims (`everstep.store.shapes`).
+each column's rule decides between claims (`everstep.store.projected.jobs`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,8 +20,8 @@ from everstep.messages import (
     NodeJoined,
 )
 from everstep.messages.base import RoundFact
-from everstep.store.changes import Changes, Recorded
-from everstep.store.shapes import JOBS, ROUNDS
+from everstep.store.projected.changes import Changes, Recorded
+from everstep.store.projected.jobs import JOBS, ROUNDS
 from everstep.subjects import CLUSTER
 from everstep_services.history.projections import (
     actions,

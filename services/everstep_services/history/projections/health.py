@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from everstep.messages import Fact, LimitsLearned, StallLocated, WatchChanged
-from everstep.store.changes import Changes, Recorded, compact
-from everstep.store.health_shapes import LIMITS, LOCATED, WATCHES
-from everstep.store.instants import to_us
+from everstep.store.projected.changes import Changes, Recorded, compact
+from everstep.store.projected.nodes import LIMITS, LOCATED, WATCHES
+from everstep.store.times import to_us
 from everstep_services.history.projections.common import Projection, parts
 
 

@@ -16,10 +16,10 @@ from everstep.messages import (
     VerdictCorrected,
     VerdictReached,
 )
-from everstep.store.changes import Changes, Recorded, compact
-from everstep.store.incident_shapes import CORRECTIONS, EVIDENCE, INCIDENTS, VERDICTS
-from everstep.store.instants import to_us
-from everstep.store.shapes import JOBS
+from everstep.store.projected.changes import Changes, Recorded, compact
+from everstep.store.projected.incidents import CORRECTIONS, EVIDENCE, INCIDENTS, VERDICTS
+from everstep.store.times import to_us
+from everstep.store.projected.jobs import JOBS
 from everstep_services.history.projections.common import Projection, blob_text, parts
 
 

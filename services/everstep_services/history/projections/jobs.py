@@ -11,9 +11,9 @@ from everstep.messages import (
     JobSpec,
     JobStarted,
 )
-from everstep.store.changes import Changes, Recorded, compact
-from everstep.store.instants import to_us
-from everstep.store.shapes import ALLOCATIONS, JOBS
+from everstep.store.projected.changes import Changes, Recorded, compact
+from everstep.store.times import to_us
+from everstep.store.projected.jobs import ALLOCATIONS, JOBS
 from everstep_services.history.projections.common import Projection
 
 

@@ -16,10 +16,10 @@ from everstep.messages import (
     NodeReturned,
     NodeSuspected,
 )
-from everstep.store.changes import Changes, Recorded, compact
-from everstep.store.health_shapes import NODE_CHECKS
-from everstep.store.instants import to_us
-from everstep.store.shapes import ALLOCATIONS, JOBS
+from everstep.store.projected.changes import Changes, Recorded, compact
+from everstep.store.projected.nodes import NODE_CHECKS
+from everstep.store.times import to_us
+from everstep.store.projected.jobs import ALLOCATIONS, JOBS
 from everstep.subjects import CLUSTER
 from everstep_services.history.projections.common import Projection, parts, update_node
 

@@ -12,10 +12,10 @@ from everstep.messages import (
     RankStalled,
     RankStarted,
 )
-from everstep.store.changes import Changes, Recorded, compact
-from everstep.store.health_shapes import STALLS
-from everstep.store.instants import to_us
-from everstep.store.shapes import EXITS, JOBS, MEMBERS, ROUNDS
+from everstep.store.projected.changes import Changes, Recorded, compact
+from everstep.store.projected.nodes import STALLS
+from everstep.store.times import to_us
+from everstep.store.projected.jobs import EXITS, JOBS, MEMBERS, ROUNDS
 from everstep_services.history.projections.common import Projection, blob_text, update_node
 
 FAILURES = frozenset({"error", "signal", "out_of_memory", "no_device"})

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from everstep.messages import Fact, RoundEnded, RoundFormed, RoundStarted, RoundWaiting
-from everstep.store.changes import Changes, Recorded
-from everstep.store.instants import to_us
-from everstep.store.shapes import (
+from everstep.store.projected.changes import Changes, Recorded
+from everstep.store.times import to_us
+from everstep.store.projected.jobs import (
     ALLOCATIONS,
     ENDED,
     FORMED,

@@ -9,9 +9,9 @@ from everstep.messages import (
     StragglerCleared,
     StragglerFound,
 )
-from everstep.store.changes import Changes, Recorded, Value
-from everstep.store.instants import to_us
-from everstep.store.straggler_shapes import ACTIONS, STEP_SHIFTS, STRAGGLERS
+from everstep.store.projected.changes import Changes, Recorded, Value
+from everstep.store.times import to_us
+from everstep.store.projected.stragglers import ACTIONS, STEP_SHIFTS, STRAGGLERS
 from everstep_services.history.projections.common import Projection, parts
 
 

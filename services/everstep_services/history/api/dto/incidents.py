@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from everstep.store.kept import LARGEST
+from everstep.store.evidence_copies import LARGEST
 from everstep_services.history.api.dto.answer import Answer, present
 from everstep_services.history.api.dto.jobs import BudgetOut, Exit, Round, Stall
 from everstep_services.history.api.dto.stragglers import SlowRank

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import Field
 
-from everstep.store.reads import Record
+from everstep.store.queries import Record
 from everstep_services.history.api.dto.answer import Answer, present
 
 

@@ -25,7 +25,7 @@ from everstep.messages import (
 )
 from everstep.messages.codec import BadMessageError, decode
 from everstep.store import tables
-from everstep.store.reads import Order, first, is_begun, page
+from everstep.store.queries import Order, first, is_begun, page
 from everstep_services.history.api.context import Context, Ctx, Operator, Reader
 from everstep_services.history.api.dto.answer import present
 from everstep_services.history.api.dto.checkpoints import (

@@ -10,9 +10,9 @@ from sqlalchemy import ColumnElement, select
 from everstep.messages.codec import BadMessageError, UnknownMessageError, decode
 from everstep.messages.facts.ranks import RankExited
 from everstep.store import tables
-from everstep.store.instants import to_us
-from everstep.store.reads import Order, Record
-from everstep.store.stories import Story, incident_story, jobs_of_incident
+from everstep.store.times import to_us
+from everstep.store.queries import Order, Record
+from everstep.store.incident_story import Story, incident_story, jobs_of_incident
 from everstep_services.history.api.context import Context, Ctx, Operator, Reader
 from everstep_services.history.api.dto.answer import PageOf, present
 from everstep_services.history.api.dto.incidents import (

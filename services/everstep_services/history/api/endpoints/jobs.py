@@ -9,8 +9,8 @@ from pydantic import Field
 from sqlalchemy import ColumnElement, Select, exists, func, select
 
 from everstep.store import tables
-from everstep.store.instants import from_us
-from everstep.store.reads import (
+from everstep.store.times import from_us
+from everstep.store.queries import (
     Order,
     Record,
     first,

@@ -12,7 +12,7 @@ from sqlalchemy import select
 from everstep.messages import BlobRef
 from everstep.store import tables
 from everstep.store.database import Database
-from everstep.store.reads import Record, round_state
+from everstep.store.queries import Record, round_state
 from everstep_services.history.api.context import Ctx, Reader
 from everstep_services.history.api.endpoints.evidence import blob_content
 from everstep_services.history.api.http.parameters import JobName, RoundNumber, Whole

@@ -11,8 +11,8 @@ from sqlalchemy import ColumnElement, case, func, or_, select
 from everstep.bus.errors import BusDeniedError
 from everstep.messages import NodeStanding, NodeStandings, ShowNodes
 from everstep.store import tables
-from everstep.store.instants import to_us
-from everstep.store.reads import Order, Record, first, holds
+from everstep.store.times import to_us
+from everstep.store.queries import Order, Record, first, holds
 from everstep.subjects import CLUSTER
 from everstep_services.history.api.context import Context, Ctx, Reader
 from everstep_services.history.api.dto.answer import PageOf, present

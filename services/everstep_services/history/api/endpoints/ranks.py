@@ -10,7 +10,7 @@ from sqlalchemy import select
 
 from everstep.messages import RankBeat
 from everstep.store import tables
-from everstep.store.reads import Order, Record, first, is_begun, job_state, page
+from everstep.store.queries import Order, Record, first, is_begun, job_state, page
 from everstep_services.history.api.context import Context, Ctx, Reader
 from everstep_services.history.api.dto.health import RankNow, Ranks
 from everstep_services.history.api.http.list_pages import Paging

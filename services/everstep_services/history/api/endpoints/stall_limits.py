@@ -10,7 +10,7 @@ from sqlalchemy import select
 from everstep.bus.errors import BusDeniedError
 from everstep.messages import LimitsDocument, SectionLimit, ShowLimits
 from everstep.store import tables
-from everstep.store.reads import Record, first
+from everstep.store.queries import Record, first
 from everstep_services.history.api.context import Context, Ctx, Operator, Reader
 from everstep_services.history.api.dto.answer import present
 from everstep_services.history.api.dto.health import LimitOut, Limits

@@ -18,7 +18,7 @@ from everstep.messages import (
     TimingTable,
 )
 from everstep.store import tables
-from everstep.store.reads import Order, first, is_over, job_state, page, slow_ranks
+from everstep.store.queries import Order, first, is_over, job_state, page, slow_ranks
 from everstep_services.history.api.context import Context, Ctx, Reader
 from everstep_services.history.api.dto.answer import PageOf, present
 from everstep_services.history.api.dto.stragglers import (

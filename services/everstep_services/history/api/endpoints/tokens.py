@@ -7,8 +7,8 @@ from fastapi import APIRouter, Path, Query, Response
 from sqlalchemy import select
 
 from everstep.store import tables
-from everstep.store.instants import to_us
-from everstep.store.reads import Order
+from everstep.store.times import to_us
+from everstep.store.queries import Order
 from everstep_services.history.api.context import Admin, Ctx
 from everstep_services.history.api.dto.answer import PageOf, present
 from everstep_services.history.api.dto.service import NewToken, TokenOut, TokenWanted

@@ -6,7 +6,7 @@ from hashlib import sha256
 
 from everstep.clock import Clock
 from everstep.store.errors import StoreError
-from everstep.store.instants import to_us
+from everstep.store.times import to_us
 from everstep.store.tokens import Token, Tokens
 from everstep_services.history.api.http.problems import ProblemError
 from everstep_services.history.settings import ApiSettings

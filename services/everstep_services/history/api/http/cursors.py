@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from everstep.store.reads import Key
+from everstep.store.queries import Key
 from everstep_services.history.api.http.problems import ProblemError
 
 _SIGNATURE = 12

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from everstep.store.database import Database
-from everstep.store.reads import Record, facts_after
+from everstep.store.queries import Record, facts_after
 from everstep_services.history.notifier import LogNotifier
 
 _KEPT_FACTS = 5000

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Select
 
-from everstep.store.reads import Order, Record, page
+from everstep.store.queries import Order, Record, page
 from everstep_services.history.api.context import Context
 from everstep_services.history.api.http.parameters import LITERAL
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from everstep.store.errors import StoreError
-from everstep.store.reads import Record
+from everstep.store.queries import Record
 from everstep.store.tokens import Token
 from everstep_services.history.api.context import Context
 from everstep_services.history.api.http.fact_json import fact_line

@@ -8,9 +8,9 @@ from sqlalchemy import ColumnElement, Select, case, func, literal, select, tuple
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from everstep.store import tables
-from everstep.store.changes import compact
+from everstep.store.projected.changes import compact
 from everstep.store.database import Database
-from everstep.store.shapes import ENDED, FORMED, PHASES, PHASES_A_ROUND, STARTED, WAITING
+from everstep.store.projected.jobs import ENDED, FORMED, PHASES, PHASES_A_ROUND, STARTED, WAITING
 
 Key = tuple[str | int, ...]
 Record = Mapping[Any, Any]

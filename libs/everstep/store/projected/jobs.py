@@ -8,17 +8,17 @@ evidence, and at the same time what decides between two facts that both claim to
 
 from collections.abc import Mapping
 
-from everstep.store.changes import Shape, greatest, least, led_by, total
-from everstep.store.health_shapes import LIMITS, LOCATED, NODE_CHECKS, NODES, STALLS, WATCHES
-from everstep.store.incident_shapes import (
+from everstep.store.projected.changes import Shape, greatest, least, led_by, total
+from everstep.store.projected.nodes import LIMITS, LOCATED, NODE_CHECKS, NODES, STALLS, WATCHES
+from everstep.store.projected.incidents import (
     ACTIONS,
     CORRECTIONS,
     EVIDENCE,
     INCIDENTS,
     VERDICTS,
 )
-from everstep.store.save_shapes import DELAYS, RESTORES, SAVES
-from everstep.store.straggler_shapes import STEP_SHIFTS, STRAGGLERS
+from everstep.store.projected.saves import DELAYS, RESTORES, SAVES
+from everstep.store.projected.stragglers import STEP_SHIFTS, STRAGGLERS
 
 VERSION = 11
 """Greater with every change of a shape, or of what the fold makes of a fact. The tables are then

@@ -1,6 +1,6 @@
 """What is projected about nodes and stalls: standing, checks, the watch, limits, who stopped."""
 
-from everstep.store.changes import Shape, greatest, least, led_by, total
+from everstep.store.projected.changes import Shape, greatest, least, led_by, total
 
 NODES = Shape(
     "nodes",

@@ -1,6 +1,6 @@
 """What is projected about incidents: their story, the evidence, and what was decided and done."""
 
-from everstep.store.changes import Shape, greatest, least, led_by
+from everstep.store.projected.changes import Shape, greatest, least, led_by
 
 INCIDENTS = Shape(
     "incidents",

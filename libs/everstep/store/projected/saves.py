@@ -1,6 +1,6 @@
 """What is projected about checkpoints: how saving goes, and what was restored last."""
 
-from everstep.store.changes import Shape, led_by, total
+from everstep.store.projected.changes import Shape, led_by, total
 
 SAVES = Shape(
     "job_saves",

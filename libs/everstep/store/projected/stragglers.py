@@ -1,6 +1,6 @@
 """What is projected about slow ranks, and about steps that changed for the whole job."""
 
-from everstep.store.changes import Column, Shape, Type, greatest, least, led_by
+from everstep.store.projected.changes import Column, Shape, Type, greatest, least, led_by
 
 ACTIONS = ("exclude", "stop")
 """What the policy may ask for, each once for a finding."""

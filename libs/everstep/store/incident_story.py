@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from everstep.incident_causes import meaning_of
 from everstep.store import tables
 from everstep.store.database import Database
-from everstep.store.reads import Record, round_state, slow_ranks
+from everstep.store.queries import Record, round_state, slow_ranks
 
 _FEW = 50
 _MANY = 200
