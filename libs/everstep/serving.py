@@ -14,7 +14,7 @@ from everstep.observe.connections import raise_descriptor_limit
 from everstep.observe.health import Health
 from everstep.observe.http import listen, observe_app, serve_asgi
 from everstep.observe.logs import configure
-from everstep.observe.metrics import Metrics, measure_loop_lag
+from everstep.observe.metrics import MetricRegistry, measure_loop_lag
 from everstep.observe.settings import LogSettings, ObserveSettings
 from everstep.runtime import Parts, run, say, serve
 from everstep.settings import Loaded, Settings, SettingsError, config_files, load
@@ -57,7 +57,7 @@ async def serve_parts(
     name: str, observe: ObserveSettings, listener: socket, parts: Parts, stop: asyncio.Event
 ) -> None:
     """Run an open service until `stop`, and show at the listener how it is."""
-    clock, metrics = SystemClock(), Metrics(name)
+    clock, metrics = SystemClock(), MetricRegistry(name)
     for component, statistics in parts.statistics.items():
         metrics.watch(component, statistics)
     within_s = observe.check_within_s

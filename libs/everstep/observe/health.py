@@ -17,7 +17,7 @@ Check = Callable[[], Awaitable[None]]
 """Returns when all is well; an `EverstepError` says what is not."""
 
 
-class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
+class HealthCheckResult(msgspec.Struct, frozen=True, kw_only=True):
     ok: bool
     reason: str = ""
     took_ms: float
@@ -27,7 +27,7 @@ class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
     status: Literal["ok", "failing"]
     service: str
     version: str
-    checks: dict[str, CheckResult]
+    checks: dict[str, HealthCheckResult]
 
 
 class Health:
@@ -73,7 +73,7 @@ class Health:
             self._last = (self._clock.now(), report)
             return report
 
-    async def _result(self, name: str, check: Check) -> CheckResult:
+    async def _result(self, name: str, check: Check) -> HealthCheckResult:
         began = self._clock.now()
         reason = ""
         try:
@@ -87,4 +87,4 @@ class Health:
             log.exception("check_failed check=%s", name)
             reason = "the check itself failed; see the log of this process"
         took_ms = round((self._clock.now() - began) * 1000, 1)
-        return CheckResult(ok=not reason, reason=reason, took_ms=took_ms)
+        return HealthCheckResult(ok=not reason, reason=reason, took_ms=took_ms)

@@ -20,7 +20,7 @@ from everstep.observe.connections import (
     Connections,
 )
 from everstep.observe.health import Health
-from everstep.observe.metrics import CONTENT_TYPE, Metrics
+from everstep.observe.metrics import CONTENT_TYPE, MetricRegistry
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -123,7 +123,7 @@ async def serve_asgi(
             await server.cut_off()
 
 
-def observe_app(health: Health, metrics: Metrics) -> AsgiApp:
+def observe_app(health: Health, metrics: MetricRegistry) -> AsgiApp:
     """`/healthz`: can it work, and if not, why. `/livez`: does its loop turn. `/metrics`."""
 
     async def healthz() -> tuple[int, str, bytes]:

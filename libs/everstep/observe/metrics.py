@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: about the process, and from what each component counts."""
+"""The metrics of a process for Prometheus: its own, and those that each component counts."""
 
 import asyncio
 import logging
@@ -31,7 +31,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _LAG_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30)
 
 
-class Metrics:
+class MetricRegistry:
     """The metrics of one process, all with the prefix `everstep_` except `process_*`."""
 
     def __init__(self, service: str) -> None:
@@ -76,7 +76,7 @@ class Metrics:
         return process + generate_latest(self.registry)
 
 
-async def measure_loop_lag(metrics: Metrics, clock: Clock, *, every_s: float = 0.5) -> None:
+async def measure_loop_lag(metrics: MetricRegistry, clock: Clock, *, every_s: float = 0.5) -> None:
     """A loop that measures how late it is itself: what blocks the event loop shows here."""
     while True:
         due = clock.now() + every_s

@@ -17,7 +17,7 @@ LARGEST = 128 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class EvidenceCopy:
     """A copy, or why there is none."""
 
     data: bytes | None
@@ -25,7 +25,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class UncopiedBlobs:
     """Blobs that facts refer to, and that nobody has tried to copy yet."""
 
     refs: Sequence[BlobRef]
@@ -33,13 +33,13 @@ class Wanted:
     """How far the log was looked through for them."""
 
 
-class KeptBlobs:
+class EvidenceCopies:
     """Those of one database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def find(self, id_: str) -> Kept | None:
+    async def find(self, id_: str) -> EvidenceCopy | None:
         """The copy, or why there is none; None when nobody has tried to make one."""
         kept = tables.kept_blobs.c
         async with self._database.read() as connection:
@@ -47,7 +47,7 @@ class KeptBlobs:
             row = (await connection.execute(query)).one_or_none()
         if row is None:
             return None
-        return Kept(None if row.body is None else zlib.decompress(row.body), row.absent)
+        return EvidenceCopy(None if row.body is None else zlib.decompress(row.body), row.absent)
 
     async def copied(self, ids: Collection[str]) -> frozenset[str]:
         """Those of these blobs of which there is a copy."""
@@ -56,7 +56,7 @@ class KeptBlobs:
         async with self._database.read() as connection:
             return frozenset((await connection.execute(query)).scalars())
 
-    async def wanted(self, after_n: int, *, most: int) -> Wanted:
+    async def wanted(self, after_n: int, *, most: int) -> UncopiedBlobs:
         """Look at the next `most` references behind a place in the log."""
         exits, evidence = tables.rank_exits.c, tables.evidence.c
         found: dict[int, BlobRef | None] = {}
@@ -73,8 +73,8 @@ class KeptBlobs:
                 del small[id_]
             if len(looked_at) < most:  # there is nothing up to the end
                 head = (await connection.execute(select(tables.meta.c.projected_n))).scalar_one()
-                return Wanted(list(small.values()), max(head, after_n))
-        return Wanted(list(small.values()), looked_at[-1])
+                return UncopiedBlobs(list(small.values()), max(head, after_n))
+        return UncopiedBlobs(list(small.values()), looked_at[-1])
 
     async def keep(
         self, ref: BlobRef, data: bytes | None, *, absent: str | None, now_us: int

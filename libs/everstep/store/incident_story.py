@@ -22,7 +22,7 @@ _SLOW_BEFORE_US = 600_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class IncidentStory:
     """What is known of one incident."""
 
     incident: Record
@@ -54,7 +54,7 @@ class Story:
     nodes_in: Sequence[str]
 
 
-async def incident_story(database: Database, job: str, incident: str) -> Story | None:
+async def incident_story(database: Database, job: str, incident: str) -> IncidentStory | None:
     """All of it; None when no fact has named this incident."""
     async with database.read() as connection:
         here = tables.incidents.c
@@ -103,14 +103,14 @@ async def pieces_of_evidence(
         return await _all(connection, query.order_by(here.c.n).limit(_PIECES))
 
 
-async def _story(connection: AsyncConnection, job: str, row: Record) -> Story:
+async def _story(connection: AsyncConnection, job: str, row: Record) -> IncidentStory:
     exits = await _failures(connection, job, row["round"])
     actions = await _actions(connection, job, row["incident"])
     primary = await _primary(connection, job, row, actions)
     rounds = await _rounds(connection, job, row)
     stalls = await _stalls(connection, job, row)
     out, in_ = await _moves(connection, job, [one["round"] for one in rounds])
-    return Story(
+    return IncidentStory(
         incident=row,
         primary=primary,
         primary_body=None if primary is None else await _body(connection, primary["id"]),

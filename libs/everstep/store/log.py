@@ -12,10 +12,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from everstep.messages import Fact, kind_of
 from everstep.messages.codec import BadMessageError, UnknownMessageError, decode
 from everstep.store import tables
-from everstep.store.projected.changes import Changes, Recorded
 from everstep.store.database import Database
 from everstep.store.errors import SchemaTooNewError
-from everstep.store.projected.jobs import VERSION
+from everstep.store.projected.catalogue import VERSION
+from everstep.store.projected.changes import Changes, LoggedFact
 from everstep.store.upserts import Insert, Row, Upsert
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class NewFact(NamedTuple):
     fact: Fact | None
 
 
-Fold = Callable[[Iterable[Recorded]], Changes]
+Fold = Callable[[Iterable[LoggedFact]], Changes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,18 +159,18 @@ class FactLog:
             await self._insert.run(connection, rows(new))
         return new
 
-    async def _project(self, connection: AsyncConnection, recorded: Iterable[Recorded]) -> None:
+    async def _project(self, connection: AsyncConnection, recorded: Iterable[LoggedFact]) -> None:
         for shape, rows in self._changes(list(recorded)):
             await self._upserts[shape].run(connection, rows)
 
-    def _changes(self, recorded: Sequence[Recorded]) -> Changes:
+    def _changes(self, recorded: Sequence[LoggedFact]) -> Changes:
         """What the facts change; one whose claims fail changes nothing, and stays in the log."""
         try:
             return self._fold(recorded)
         except Exception:  # noqa: BLE001  one fact must not keep all others from the tables
             return self._fold([one for one in recorded if self._can_fold(one)])
 
-    def _can_fold(self, one: Recorded) -> bool:
+    def _can_fold(self, one: LoggedFact) -> bool:
         try:
             self._fold([one])
         except Exception:
@@ -231,17 +231,17 @@ def _row(stream: str, n: int, received_us: int, fact: NewFact) -> Row:
     )
 
 
-def _recorded(new: Sequence[NewFact], before: int, received_us: int) -> Iterable[Recorded]:
+def _recorded(new: Sequence[NewFact], before: int, received_us: int) -> Iterable[LoggedFact]:
     for n, fact in enumerate(new, before + 1):
         if fact.fact is not None:
-            yield Recorded(n, received_us, fact.fact)
+            yield LoggedFact(n, received_us, fact.fact)
 
 
-def _decoded(rows: Iterable[Any]) -> Iterable[Recorded]:
+def _decoded(rows: Iterable[Any]) -> Iterable[LoggedFact]:
     for n, received_us, body in rows:
         try:
             message = decode(body.encode())
         except (BadMessageError, UnknownMessageError):
             continue
         if isinstance(message, Fact):
-            yield Recorded(n, received_us, message)
+            yield LoggedFact(n, received_us, message)

@@ -8,16 +8,23 @@ from sqlalchemy import ColumnElement, Select, case, func, literal, select, tuple
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from everstep.store import tables
-from everstep.store.projected.changes import compact
 from everstep.store.database import Database
-from everstep.store.projected.jobs import ENDED, FORMED, PHASES, PHASES_A_ROUND, STARTED, WAITING
+from everstep.store.projected.changes import compact
+from everstep.store.projected.jobs import (
+    ENDED,
+    FORMED,
+    PHASES,
+    PHASES_A_ROUND,
+    STARTED,
+    WAITING,
+)
 
 Key = tuple[str | int, ...]
 Record = Mapping[Any, Any]
 """A row by the names of its columns."""
 
 
-class Head(NamedTuple):
+class LogHead(NamedTuple):
     """How far the log and its projections reach, and in which database."""
 
     epoch: str
@@ -27,7 +34,7 @@ class Head(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class SortOrder:
     """Columns that together tell every row apart, and the direction."""
 
     columns: tuple[ColumnElement[Any], ...]
@@ -42,7 +49,7 @@ class Page:
     next_key: Key | None
 
 
-async def log_head(database: Database) -> Head:
+async def log_head(database: Database) -> LogHead:
     """How far everything is now."""
     async with database.read() as connection:
         return await _head(connection)
@@ -59,7 +66,7 @@ async def stream_position(database: Database) -> tuple[str, int] | None:
 
 
 async def page(
-    database: Database, query: Select[Any], order: Order, after: Key | None, limit: int
+    database: Database, query: Select[Any], order: SortOrder, after: Key | None, limit: int
 ) -> Page:
     """The next `limit` rows of a query in this order."""
     async with database.read() as connection:
@@ -76,7 +83,7 @@ async def first(database: Database, query: Select[Any]) -> Record | None:
     return row
 
 
-def ordered(query: Select[Any], order: Order, after: Key | None, limit: int) -> Select[Any]:
+def ordered(query: Select[Any], order: SortOrder, after: Key | None, limit: int) -> Select[Any]:
     """The query, sorted, from behind a key."""
     columns = order.columns
     if after is not None:
@@ -87,7 +94,7 @@ def ordered(query: Select[Any], order: Order, after: Key | None, limit: int) -> 
     return query.order_by(*directed).limit(limit)
 
 
-def cut(rows: Sequence[Record], order: Order, limit: int) -> Page:
+def cut(rows: Sequence[Record], order: SortOrder, limit: int) -> Page:
     """The page, from one row more than it may have."""
     shown = rows[:limit]
     if len(rows) <= limit:
@@ -105,7 +112,7 @@ async def facts_page(
     is_descending: bool = False,
 ) -> Page:
     """Facts by their place in the log; fewer than `limit` if they are large."""
-    order = Order((tables.facts.c.n,), is_descending)
+    order = SortOrder((tables.facts.c.n,), is_descending)
     key = None if after is None else (after,)
     async with database.read() as connection:
         # The sizes first: a page of a thousand large facts would not fit into memory.
@@ -120,7 +127,7 @@ async def facts_page(
 
 async def facts_after(
     database: Database, n: int, *, most: int, most_bytes: int
-) -> tuple[Sequence[Record], Head]:
+) -> tuple[Sequence[Record], LogHead]:
     """The next facts of the whole log, and how far it reached at that moment."""
     async with database.read() as connection:
         head = await _head(connection)
@@ -237,10 +244,10 @@ def compact_label(name: str, value: str) -> str:
     return compact({name: value})[1:-1]
 
 
-async def _head(connection: AsyncConnection) -> Head:
+async def _head(connection: AsyncConnection) -> LogHead:
     meta = tables.meta.c
     query = select(meta.epoch, meta.secret, meta.last_n, meta.projected_n)
-    return Head(*(await connection.execute(query)).one())
+    return LogHead(*(await connection.execute(query)).one())
 
 
 def _fitting(sizes: Sequence[int], most_bytes: int) -> int:

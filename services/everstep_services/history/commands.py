@@ -9,8 +9,8 @@ from pathlib import Path
 from everstep.clock import Clock
 from everstep.errors import EverstepError
 from everstep.store.database import Database
-from everstep.store.times import to_us
 from everstep.store.log import FactLog
+from everstep.store.times import to_us
 from everstep.store.tokens import Scope, Tokens
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from everstep.messages.codec import (
     decode,
     envelope,
 )
-from everstep.store.times import to_us
 from everstep.store.log import NewFact
+from everstep.store.times import to_us
 from everstep.subjects import is_name
 
 

@@ -10,8 +10,8 @@ from everstep.bus.ports import Blobs
 from everstep.clock import Clock
 from everstep.messages import BlobRef
 from everstep.store.errors import StoreError
+from everstep.store.evidence_copies import EvidenceCopies
 from everstep.store.times import to_us
-from everstep.store.evidence_copies import KeptBlobs
 from everstep.subjects import BadSubjectError
 from everstep_services.history.notifier import LogNotifier
 
@@ -29,7 +29,13 @@ class LogCopier:
     """
 
     def __init__(
-        self, kept: KeptBlobs, blobs: Blobs, notifier: LogNotifier, *, clock: Clock, most_bytes: int
+        self,
+        kept: EvidenceCopies,
+        blobs: Blobs,
+        notifier: LogNotifier,
+        *,
+        clock: Clock,
+        most_bytes: int,
     ) -> None:
         self._copies = kept
         self._blobs = blobs

@@ -13,9 +13,9 @@ from everstep.bus.ports import Bus, Delivered, Held, StreamPosition
 from everstep.clock import Clock
 from everstep.store.database import Database
 from everstep.store.errors import SchemaTooNewError, StoreError, UnstorableError
-from everstep.store.times import to_us
 from everstep.store.log import FactLog, NewFact
 from everstep.store.queries import log_head, stream_position
+from everstep.store.times import to_us
 from everstep_services.history.fact_decoder import decode_batch
 from everstep_services.history.notifier import LogNotifier
 from everstep_services.history.settings import HistorySettings

@@ -15,7 +15,7 @@ from everstep.observe.connections import ConnectionLimits
 from everstep.observe.http import serve_asgi
 from everstep.runtime import Parts
 from everstep.store.database import Database, StoreLimits, open_database
-from everstep.store.evidence_copies import KeptBlobs
+from everstep.store.evidence_copies import EvidenceCopies
 from everstep.store.log import FactLog
 from everstep.store.queries import log_head
 from everstep.store.schema import upgrade
@@ -53,7 +53,7 @@ async def opened(
         context = await make_context(api, database, notifier, connectedness, clock=clock, bus=bus)
         most_bytes = settings.keep_log_bytes
         copier = LogCopier(
-            KeptBlobs(database), bus.blobs, notifier, clock=clock, most_bytes=most_bytes
+            EvidenceCopies(database), bus.blobs, notifier, clock=clock, most_bytes=most_bytes
         )
 
         limits = ConnectionLimits(

@@ -11,7 +11,7 @@ from everstep import __version__
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.store.database import Database
-from everstep.store.evidence_copies import KeptBlobs
+from everstep.store.evidence_copies import EvidenceCopies
 from everstep.store.queries import log_head
 from everstep.store.schema import head
 from everstep.store.tokens import Tokens
@@ -89,7 +89,7 @@ async def make_context(
         tokens=made,
         auth=TokenAuth(settings, made, clock),
         feed=Feed(database, notifier),
-        kept=KeptBlobs(database),
+        kept=EvidenceCopies(database),
         bus=bus,
         beats=Beats(bus, clock),
         goodput=GoodputReader(database),

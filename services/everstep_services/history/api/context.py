@@ -10,7 +10,7 @@ from fastapi.security import HTTPBearer
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.store.database import Database
-from everstep.store.evidence_copies import KeptBlobs
+from everstep.store.evidence_copies import EvidenceCopies
 from everstep.store.tokens import Scope, Token, Tokens, allows
 from everstep_services.history.api.http.auth import TokenAuth
 from everstep_services.history.api.http.cursors import Cursors
@@ -39,7 +39,7 @@ class Context:
     tokens: Tokens
     auth: TokenAuth
     feed: Feed
-    kept: KeptBlobs
+    kept: EvidenceCopies
     bus: Bus
     beats: Beats
     goodput: GoodputReader

@@ -7,7 +7,7 @@ from sqlalchemy import exists, or_, select
 
 from everstep.bus.errors import BusDeniedError
 from everstep.store import tables
-from everstep.store.queries import Order, is_begun, is_over, page
+from everstep.store.queries import SortOrder, is_begun, is_over, page
 from everstep.store.tokens import Token
 from everstep.subjects import CLUSTER
 from everstep_services.history.api.context import Context
@@ -67,7 +67,7 @@ async def job_of(context: Context, node: str) -> str:
     )
     has_joined = exists().where(nodes.node == node, nodes.job == jobs.job, nodes.state == "joined")
     query = select(jobs.job).where(is_begun(), ~is_over(), or_(has_slot, has_joined))
-    found = await page(context.database, query, Order((jobs.job,)), None, _NAMES_MOST)
+    found = await page(context.database, query, SortOrder((jobs.job,)), None, _NAMES_MOST)
     names = [str(row["job"]) for row in found.rows]
     if not names:
         raise not_found(f"job that node {node} takes part in")
@@ -79,7 +79,7 @@ async def job_of(context: Context, node: str) -> str:
 
 async def _names(context: Context) -> list[str]:
     jobs = tables.jobs.c
-    newest = Order((jobs.first_n,), is_descending=True)
+    newest = SortOrder((jobs.first_n,), is_descending=True)
     query = select(jobs.job, jobs.first_n).where(is_begun())
     found = await page(context.database, query, newest, None, _NAMES_MOST)
     return [str(row["job"]) for row in found.rows]

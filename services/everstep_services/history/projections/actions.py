@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 
 from everstep.messages import ActionDecided, ActionTaken, Fact
-from everstep.store.projected.changes import Changes, Recorded, compact
+from everstep.store.projected.changes import Changes, LoggedFact, compact
 from everstep.store.projected.incidents import ACTIONS
-from everstep.store.times import to_us
 from everstep.store.projected.jobs import JOBS
+from everstep.store.times import to_us
 from everstep_services.history.projections.common import Projection, parts
 
 
-def _decided(changes: Changes, one: Recorded, fact: ActionDecided) -> None:
+def _decided(changes: Changes, one: LoggedFact, fact: ActionDecided) -> None:
     budgets = parts(fact.budgets)
     if fact.budgets:
         changes.merge(JOBS, (fact.job,), budgets_n=one.n, budgets=budgets)
@@ -38,7 +38,7 @@ def _decided(changes: Changes, one: Recorded, fact: ActionDecided) -> None:
     )
 
 
-def _taken(changes: Changes, one: Recorded, fact: ActionTaken) -> None:
+def _taken(changes: Changes, one: LoggedFact, fact: ActionTaken) -> None:
     changes.merge(
         ACTIONS,
         (fact.decision,),

@@ -18,13 +18,13 @@ from everstep.messages import (
     SaveRefused,
     SavesDelayed,
 )
-from everstep.store.projected.changes import Changes, Recorded
-from everstep.store.times import to_us
+from everstep.store.projected.changes import Changes, LoggedFact
 from everstep.store.projected.saves import DELAYS, RESTORES, SAVES
+from everstep.store.times import to_us
 from everstep_services.history.projections.common import Projection, parts
 
 
-def _committed(changes: Changes, one: Recorded, fact: CheckpointCommitted) -> None:
+def _committed(changes: Changes, one: LoggedFact, fact: CheckpointCommitted) -> None:
     changes.merge(
         SAVES,
         (fact.job, fact.tier),
@@ -43,7 +43,7 @@ def _committed(changes: Changes, one: Recorded, fact: CheckpointCommitted) -> No
     )
 
 
-def _failed(changes: Changes, one: Recorded, fact: CheckpointFailed) -> None:
+def _failed(changes: Changes, one: LoggedFact, fact: CheckpointFailed) -> None:
     changes.merge(
         SAVES,
         (fact.job, fact.tier),
@@ -57,7 +57,7 @@ def _failed(changes: Changes, one: Recorded, fact: CheckpointFailed) -> None:
     )
 
 
-def _interval(changes: Changes, one: Recorded, fact: IntervalChosen) -> None:
+def _interval(changes: Changes, one: LoggedFact, fact: IntervalChosen) -> None:
     changes.merge(
         SAVES,
         (fact.job, fact.tier),
@@ -68,15 +68,15 @@ def _interval(changes: Changes, one: Recorded, fact: IntervalChosen) -> None:
     )
 
 
-def _quarantined(changes: Changes, _one: Recorded, fact: CheckpointQuarantined) -> None:
+def _quarantined(changes: Changes, _one: LoggedFact, fact: CheckpointQuarantined) -> None:
     changes.merge(SAVES, (fact.job, fact.tier), bad_found=1)
 
 
-def _deleted(changes: Changes, _one: Recorded, fact: CheckpointDeleted) -> None:
+def _deleted(changes: Changes, _one: LoggedFact, fact: CheckpointDeleted) -> None:
     changes.merge(SAVES, (fact.job, fact.tier), deleted=1)
 
 
-def _delayed(changes: Changes, one: Recorded, fact: SavesDelayed) -> None:
+def _delayed(changes: Changes, one: LoggedFact, fact: SavesDelayed) -> None:
     changes.merge(
         DELAYS,
         (fact.job, fact.node),
@@ -89,7 +89,7 @@ def _delayed(changes: Changes, one: Recorded, fact: SavesDelayed) -> None:
     )
 
 
-def _refused(changes: Changes, one: Recorded, fact: SaveRefused) -> None:
+def _refused(changes: Changes, one: LoggedFact, fact: SaveRefused) -> None:
     changes.merge(
         DELAYS,
         (fact.job, fact.node),
@@ -104,7 +104,7 @@ def _refused(changes: Changes, one: Recorded, fact: SaveRefused) -> None:
     )
 
 
-def _restored(changes: Changes, one: Recorded, fact: CheckpointRestored) -> None:
+def _restored(changes: Changes, one: LoggedFact, fact: CheckpointRestored) -> None:
     _began(
         changes,
         one,
@@ -117,7 +117,7 @@ def _restored(changes: Changes, one: Recorded, fact: CheckpointRestored) -> None
     )
 
 
-def _without_state(changes: Changes, one: Recorded, fact: FreshStarted | RestoreFailed) -> None:
+def _without_state(changes: Changes, one: LoggedFact, fact: FreshStarted | RestoreFailed) -> None:
     is_fresh = isinstance(fact, FreshStarted)
     _began(
         changes,
@@ -134,7 +134,7 @@ def _without_state(changes: Changes, one: Recorded, fact: FreshStarted | Restore
 
 def _began(
     changes: Changes,
-    one: Recorded,
+    one: LoggedFact,
     fact: CheckpointRestored | FreshStarted | RestoreFailed,
     **values: Any,
 ) -> None:
@@ -151,7 +151,7 @@ def _began(
 
 
 def _copies(
-    changes: Changes, one: Recorded, fact: ReplicationDegraded | ReplicationRestored
+    changes: Changes, one: LoggedFact, fact: ReplicationDegraded | ReplicationRestored
 ) -> None:
     is_degraded = isinstance(fact, ReplicationDegraded)
     changes.merge(

@@ -6,14 +6,14 @@ from typing import Any
 import msgspec
 
 from everstep.messages import BlobRef
-from everstep.store.projected.changes import Changes, Recorded, compact
+from everstep.store.projected.changes import Changes, LoggedFact, compact
 from everstep.store.projected.nodes import NODES
 
-Projection = Callable[[Changes, Recorded, Any], None]
+Projection = Callable[[Changes, LoggedFact, Any], None]
 """Says what one fact changes. The fact is given once more, for its type."""
 
 
-def update_node(changes: Changes, one: Recorded, node: str, **values: Any) -> None:
+def update_node(changes: Changes, one: LoggedFact, node: str, **values: Any) -> None:
     """Change a node's row, and note that it was heard of."""
     changes.merge(NODES, (node,), first_n=one.n, last_n=one.n, updated_us=one.received_us, **values)
 

@@ -20,7 +20,7 @@ from everstep.messages import (
     NodeJoined,
 )
 from everstep.messages.base import RoundFact
-from everstep.store.projected.changes import Changes, Recorded
+from everstep.store.projected.changes import Changes, LoggedFact
 from everstep.store.projected.jobs import JOBS, ROUNDS
 from everstep.subjects import CLUSTER
 from everstep_services.history.projections import (
@@ -63,7 +63,7 @@ _OPENING = frozenset(
 decides. What people ask and services answer may name jobs that there never were."""
 
 
-def fold(recorded: Iterable[Recorded]) -> Changes:
+def fold(recorded: Iterable[LoggedFact]) -> Changes:
     """All that these facts change, given in the order of the log, and each once."""
     changes = Changes()
     heard: dict[tuple[str, int | None], _Heard] = {}
@@ -92,7 +92,7 @@ def fold(recorded: Iterable[Recorded]) -> Changes:
 
 
 def _hear(
-    heard: dict[tuple[str, int | None], _Heard], key: tuple[str, int | None], one: Recorded
+    heard: dict[tuple[str, int | None], _Heard], key: tuple[str, int | None], one: LoggedFact
 ) -> None:
     """Count a fact for its job or round. Apart from the claims: every fact pays for it."""
     entry = heard.get(key)

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 
 from everstep.messages import Fact, LimitsLearned, StallLocated, WatchChanged
-from everstep.store.projected.changes import Changes, Recorded, compact
+from everstep.store.projected.changes import Changes, LoggedFact, compact
 from everstep.store.projected.nodes import LIMITS, LOCATED, WATCHES
 from everstep.store.times import to_us
 from everstep_services.history.projections.common import Projection, parts
 
 
-def _watch_changed(changes: Changes, one: Recorded, fact: WatchChanged) -> None:
+def _watch_changed(changes: Changes, one: LoggedFact, fact: WatchChanged) -> None:
     changes.merge(
         WATCHES,
         (fact.job, fact.node),
@@ -22,7 +22,7 @@ def _watch_changed(changes: Changes, one: Recorded, fact: WatchChanged) -> None:
     )
 
 
-def _limits_learned(changes: Changes, one: Recorded, fact: LimitsLearned) -> None:
+def _limits_learned(changes: Changes, one: LoggedFact, fact: LimitsLearned) -> None:
     changes.merge(
         LIMITS,
         (fact.job,),
@@ -34,7 +34,7 @@ def _limits_learned(changes: Changes, one: Recorded, fact: LimitsLearned) -> Non
     )
 
 
-def _stall_located(changes: Changes, one: Recorded, fact: StallLocated) -> None:
+def _stall_located(changes: Changes, one: LoggedFact, fact: StallLocated) -> None:
     changes.merge(
         LOCATED,
         (fact.id,),

@@ -16,14 +16,14 @@ from everstep.messages import (
     VerdictCorrected,
     VerdictReached,
 )
-from everstep.store.projected.changes import Changes, Recorded, compact
+from everstep.store.projected.changes import Changes, LoggedFact, compact
 from everstep.store.projected.incidents import CORRECTIONS, EVIDENCE, INCIDENTS, VERDICTS
-from everstep.store.times import to_us
 from everstep.store.projected.jobs import JOBS
+from everstep.store.times import to_us
 from everstep_services.history.projections.common import Projection, blob_text, parts
 
 
-def _opened(changes: Changes, one: Recorded, fact: IncidentOpened) -> None:
+def _opened(changes: Changes, one: LoggedFact, fact: IncidentOpened) -> None:
     changes.merge(JOBS, (fact.job,), incidents=1)
     progress = fact.last_progress_at
     _about(
@@ -46,7 +46,7 @@ def _opened(changes: Changes, one: Recorded, fact: IncidentOpened) -> None:
     )
 
 
-def _extended(changes: Changes, one: Recorded, fact: IncidentExtended) -> None:
+def _extended(changes: Changes, one: LoggedFact, fact: IncidentExtended) -> None:
     _about(
         changes,
         one,
@@ -58,7 +58,7 @@ def _extended(changes: Changes, one: Recorded, fact: IncidentExtended) -> None:
     )
 
 
-def _evidence(changes: Changes, one: Recorded, fact: EvidenceCollected) -> None:
+def _evidence(changes: Changes, one: LoggedFact, fact: EvidenceCollected) -> None:
     if not fact.is_of_capture:
         _about(changes, one, fact)
     changes.merge(
@@ -86,7 +86,7 @@ def _stream(fact: EvidenceCollected) -> str | None:
     return said if said in {"stdout", "stderr"} else None
 
 
-def _verdict(changes: Changes, one: Recorded, fact: VerdictReached) -> None:
+def _verdict(changes: Changes, one: LoggedFact, fact: VerdictReached) -> None:
     said: dict[str, Any] = {
         "verdict_us": to_us(fact.at),
         "verdict_reason": fact.reason,
@@ -126,7 +126,7 @@ def _ground(item: EvidenceItem) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _corrected(changes: Changes, one: Recorded, fact: VerdictCorrected) -> None:
+def _corrected(changes: Changes, one: LoggedFact, fact: VerdictCorrected) -> None:
     _about(changes, one, fact)
     changes.merge(
         CORRECTIONS,
@@ -145,7 +145,7 @@ def _corrected(changes: Changes, one: Recorded, fact: VerdictCorrected) -> None:
     )
 
 
-def _closed(changes: Changes, one: Recorded, fact: IncidentClosed) -> None:
+def _closed(changes: Changes, one: LoggedFact, fact: IncidentClosed) -> None:
     if fact.trigger:
         _about(
             changes,
@@ -180,7 +180,7 @@ def _closed(changes: Changes, one: Recorded, fact: IncidentClosed) -> None:
 
 def _about(
     changes: Changes,
-    one: Recorded,
+    one: LoggedFact,
     fact: IncidentFact,
     **values: Any,
 ) -> None:

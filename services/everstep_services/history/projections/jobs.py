@@ -11,13 +11,13 @@ from everstep.messages import (
     JobSpec,
     JobStarted,
 )
-from everstep.store.projected.changes import Changes, Recorded, compact
-from everstep.store.times import to_us
+from everstep.store.projected.changes import Changes, LoggedFact, compact
 from everstep.store.projected.jobs import ALLOCATIONS, JOBS
+from everstep.store.times import to_us
 from everstep_services.history.projections.common import Projection
 
 
-def _job_started(changes: Changes, _one: Recorded, fact: JobStarted) -> None:
+def _job_started(changes: Changes, _one: LoggedFact, fact: JobStarted) -> None:
     # 0: whatever a `job_changed` said holds, however late the start is heard of.
     _spec(changes, fact.job, 0, fact.spec)
     changes.merge(
@@ -29,7 +29,7 @@ def _job_started(changes: Changes, _one: Recorded, fact: JobStarted) -> None:
     )
 
 
-def _job_changed(changes: Changes, one: Recorded, fact: JobChanged) -> None:
+def _job_changed(changes: Changes, one: LoggedFact, fact: JobChanged) -> None:
     _spec(changes, fact.job, one.n, fact.spec)
 
 
@@ -52,7 +52,7 @@ def _spec(changes: Changes, job: str, n: int, spec: JobSpec) -> None:
     )
 
 
-def _job_ended(changes: Changes, _one: Recorded, fact: JobEnded) -> None:
+def _job_ended(changes: Changes, _one: LoggedFact, fact: JobEnded) -> None:
     changes.merge(
         JOBS,
         (fact.job,),
@@ -66,7 +66,7 @@ def _job_ended(changes: Changes, _one: Recorded, fact: JobEnded) -> None:
     )
 
 
-def _allocation_started(changes: Changes, one: Recorded, fact: AllocationStarted) -> None:
+def _allocation_started(changes: Changes, one: LoggedFact, fact: AllocationStarted) -> None:
     changes.merge(JOBS, (fact.job,), live_allocations=1, begun_fact=fact.id)
     changes.merge(
         ALLOCATIONS,
@@ -83,7 +83,7 @@ def _allocation_started(changes: Changes, one: Recorded, fact: AllocationStarted
     )
 
 
-def _allocation_ended(changes: Changes, one: Recorded, fact: AllocationEnded) -> None:
+def _allocation_ended(changes: Changes, one: LoggedFact, fact: AllocationEnded) -> None:
     changes.merge(JOBS, (fact.job,), live_allocations=-1)
     changes.merge(
         ALLOCATIONS,

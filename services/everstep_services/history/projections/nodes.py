@@ -16,15 +16,15 @@ from everstep.messages import (
     NodeReturned,
     NodeSuspected,
 )
-from everstep.store.projected.changes import Changes, Recorded, compact
+from everstep.store.projected.changes import Changes, LoggedFact, compact
+from everstep.store.projected.jobs import ALLOCATIONS, JOBS
 from everstep.store.projected.nodes import NODE_CHECKS
 from everstep.store.times import to_us
-from everstep.store.projected.jobs import ALLOCATIONS, JOBS
 from everstep.subjects import CLUSTER
 from everstep_services.history.projections.common import Projection, parts, update_node
 
 
-def _node_joined(changes: Changes, one: Recorded, fact: NodeJoined) -> None:
+def _node_joined(changes: Changes, one: LoggedFact, fact: NodeJoined) -> None:
     changes.merge(ALLOCATIONS, (fact.job, fact.allocation), first_n=one.n, nodes_joined=1)
     update_node(
         changes,
@@ -45,7 +45,7 @@ def _node_joined(changes: Changes, one: Recorded, fact: NodeJoined) -> None:
     )
 
 
-def _node_refused(changes: Changes, one: Recorded, fact: NodeRefused) -> None:
+def _node_refused(changes: Changes, one: LoggedFact, fact: NodeRefused) -> None:
     update_node(
         changes,
         one,
@@ -58,21 +58,21 @@ def _node_refused(changes: Changes, one: Recorded, fact: NodeRefused) -> None:
     )
 
 
-def _node_left(changes: Changes, one: Recorded, fact: NodeLeft) -> None:
+def _node_left(changes: Changes, one: LoggedFact, fact: NodeLeft) -> None:
     update_node(changes, one, fact.node, **_state("left", one, fact.reason))
 
 
-def _node_lost(changes: Changes, one: Recorded, fact: NodeLost) -> None:
+def _node_lost(changes: Changes, one: LoggedFact, fact: NodeLost) -> None:
     if fact.job != CLUSTER:
         changes.merge(JOBS, (fact.job,), nodes_lost=1)
     update_node(changes, one, fact.node, **_state("lost", one, fact.reason), losses=1)
 
 
-def _node_returned(changes: Changes, one: Recorded, fact: NodeReturned) -> None:
+def _node_returned(changes: Changes, one: LoggedFact, fact: NodeReturned) -> None:
     update_node(changes, one, fact.node, **_state("joined", one, fact.reason or None))
 
 
-def _node_suspected(changes: Changes, one: Recorded, fact: NodeSuspected) -> None:
+def _node_suspected(changes: Changes, one: LoggedFact, fact: NodeSuspected) -> None:
     update_node(
         changes,
         one,
@@ -89,7 +89,7 @@ def _node_suspected(changes: Changes, one: Recorded, fact: NodeSuspected) -> Non
     )
 
 
-def _node_cleared(changes: Changes, one: Recorded, fact: NodeCleared) -> None:
+def _node_cleared(changes: Changes, one: LoggedFact, fact: NodeCleared) -> None:
     update_node(
         changes,
         one,
@@ -108,7 +108,7 @@ def _node_cleared(changes: Changes, one: Recorded, fact: NodeCleared) -> None:
     )
 
 
-def _node_checked(changes: Changes, one: Recorded, fact: NodeCheckFinished) -> None:
+def _node_checked(changes: Changes, one: LoggedFact, fact: NodeCheckFinished) -> None:
     failed = [result for result in fact.results if result.state == "failed"]
     said = "; ".join(f"{result.check}: {result.reason}" for result in failed)
     update_node(
@@ -135,7 +135,7 @@ def _node_checked(changes: Changes, one: Recorded, fact: NodeCheckFinished) -> N
     )
 
 
-def _node_excluded(changes: Changes, one: Recorded, fact: NodeExcluded) -> None:
+def _node_excluded(changes: Changes, one: LoggedFact, fact: NodeExcluded) -> None:
     if fact.mode == "observe":  # it was only said
         spared = {"spared_us": to_us(fact.at), "spared_reason": fact.reason}
         update_node(changes, one, fact.node, spared_n=one.n, **spared)
@@ -144,13 +144,13 @@ def _node_excluded(changes: Changes, one: Recorded, fact: NodeExcluded) -> None:
     _exclusion(changes, one, fact, is_excluded=True, until_us=until_us)
 
 
-def _node_included(changes: Changes, one: Recorded, fact: NodeIncluded) -> None:
+def _node_included(changes: Changes, one: LoggedFact, fact: NodeIncluded) -> None:
     _exclusion(changes, one, fact, is_excluded=False, until_us=None)
 
 
 def _exclusion(
     changes: Changes,
-    one: Recorded,
+    one: LoggedFact,
     fact: NodeExcluded | NodeIncluded,
     *,
     is_excluded: bool,
@@ -169,7 +169,7 @@ def _exclusion(
     )
 
 
-def _state(state: str, one: Recorded, reason: str | None) -> dict[str, Any]:
+def _state(state: str, one: LoggedFact, reason: str | None) -> dict[str, Any]:
     at_us = to_us(one.fact.at)
     return {"state_n": one.n, "state": state, "state_us": at_us, "state_reason": reason}
 

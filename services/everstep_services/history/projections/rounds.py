@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 
 from everstep.messages import Fact, RoundEnded, RoundFormed, RoundStarted, RoundWaiting
-from everstep.store.projected.changes import Changes, Recorded
-from everstep.store.times import to_us
+from everstep.store.projected.changes import Changes, LoggedFact
 from everstep.store.projected.jobs import (
     ALLOCATIONS,
     ENDED,
@@ -16,10 +15,11 @@ from everstep.store.projected.jobs import (
     STARTED,
     WAITING,
 )
+from everstep.store.times import to_us
 from everstep_services.history.projections.common import Projection
 
 
-def _round_waiting(changes: Changes, one: Recorded, fact: RoundWaiting) -> None:
+def _round_waiting(changes: Changes, one: LoggedFact, fact: RoundWaiting) -> None:
     _phase(changes, fact, WAITING)
     changes.merge(
         ROUNDS,
@@ -31,7 +31,7 @@ def _round_waiting(changes: Changes, one: Recorded, fact: RoundWaiting) -> None:
     )
 
 
-def _round_formed(changes: Changes, one: Recorded, fact: RoundFormed) -> None:
+def _round_formed(changes: Changes, one: LoggedFact, fact: RoundFormed) -> None:
     _phase(changes, fact, FORMED)
     changes.merge(JOBS, (fact.job,), rounds=1, restarts=fact.restarts, world_size=fact.world_size)
     changes.merge(ALLOCATIONS, (fact.job, fact.allocation), first_n=one.n, rounds=1)
@@ -62,7 +62,7 @@ def _round_formed(changes: Changes, one: Recorded, fact: RoundFormed) -> None:
         )
 
 
-def _round_started(changes: Changes, _one: Recorded, fact: RoundStarted) -> None:
+def _round_started(changes: Changes, _one: LoggedFact, fact: RoundStarted) -> None:
     _phase(changes, fact, STARTED)
     changes.merge(
         ROUNDS,
@@ -77,7 +77,7 @@ def _round_started(changes: Changes, _one: Recorded, fact: RoundStarted) -> None
     )
 
 
-def _round_ended(changes: Changes, _one: Recorded, fact: RoundEnded) -> None:
+def _round_ended(changes: Changes, _one: LoggedFact, fact: RoundEnded) -> None:
     _phase(changes, fact, ENDED)
     changes.merge(JOBS, (fact.job,), last_step=fact.last_step)
     changes.merge(

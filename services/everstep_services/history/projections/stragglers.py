@@ -9,13 +9,13 @@ from everstep.messages import (
     StragglerCleared,
     StragglerFound,
 )
-from everstep.store.projected.changes import Changes, Recorded, Value
-from everstep.store.times import to_us
+from everstep.store.projected.changes import Changes, LoggedFact, Value
 from everstep.store.projected.stragglers import ACTIONS, STEP_SHIFTS, STRAGGLERS
+from everstep.store.times import to_us
 from everstep_services.history.projections.common import Projection, parts
 
 
-def _found(changes: Changes, one: Recorded, fact: StragglerFound) -> None:
+def _found(changes: Changes, one: LoggedFact, fact: StragglerFound) -> None:
     changes.merge(
         STRAGGLERS,
         (fact.id,),
@@ -39,7 +39,7 @@ def _found(changes: Changes, one: Recorded, fact: StragglerFound) -> None:
     )
 
 
-def _cleared(changes: Changes, _one: Recorded, fact: StragglerCleared) -> None:
+def _cleared(changes: Changes, _one: LoggedFact, fact: StragglerCleared) -> None:
     changes.merge(
         STRAGGLERS,
         (fact.finding,),
@@ -51,7 +51,7 @@ def _cleared(changes: Changes, _one: Recorded, fact: StragglerCleared) -> None:
     )
 
 
-def _acted(changes: Changes, _one: Recorded, fact: StragglerActed) -> None:
+def _acted(changes: Changes, _one: LoggedFact, fact: StragglerActed) -> None:
     changes.merge(
         STRAGGLERS,
         (fact.finding,),
@@ -71,7 +71,7 @@ def _acted(changes: Changes, _one: Recorded, fact: StragglerActed) -> None:
         changes.merge(STRAGGLERS, (fact.finding,), **values)
 
 
-def _shifted(changes: Changes, one: Recorded, fact: StepTimeShifted) -> None:
+def _shifted(changes: Changes, one: LoggedFact, fact: StepTimeShifted) -> None:
     changes.merge(
         STEP_SHIFTS,
         (fact.id,),

@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import Field
 
-from everstep.store.queries import Record
 from everstep.store.projected.stragglers import ACTIONS
+from everstep.store.queries import Record
 from everstep_services.history.api.dto.answer import Answer, present
 
 

@@ -25,7 +25,7 @@ from everstep.messages import (
 )
 from everstep.messages.codec import BadMessageError, decode
 from everstep.store import tables
-from everstep.store.queries import Order, first, is_begun, page
+from everstep.store.queries import SortOrder, first, is_begun, page
 from everstep_services.history.api.context import Context, Ctx, Operator, Reader
 from everstep_services.history.api.dto.answer import present
 from everstep_services.history.api.dto.checkpoints import (
@@ -93,10 +93,10 @@ async def get_saves(context: Ctx, _token: Reader, job: JobName) -> JobSaves:
     """The newest commit and failure of each tier, saves that wait, and what was restored."""
     await check_known(context, job)
     saves, delays, restores = tables.job_saves, tables.save_delays, tables.job_restores
-    by_tier = Order((saves.c.tier,))
+    by_tier = SortOrder((saves.c.tier,))
     tiers = await page(context.database, select(saves).where(saves.c.job == job), by_tier, None, 10)
     waits = case((func.coalesce(delays.c.waiting, 0) > 0, 0), else_=1).label("waits")
-    first_those_that_wait = Order((waits, delays.c.node))
+    first_those_that_wait = SortOrder((waits, delays.c.node))
     query = select(delays, waits).where(delays.c.job == job)
     waiting = await page(context.database, query, first_those_that_wait, None, _MOST)
     restored = await first(context.database, select(restores).where(restores.c.job == job))
@@ -235,7 +235,7 @@ async def _on_record(context: Context, job: str, limit: int) -> list[Checkpoint]
     """What was committed and not deleted, by the newest facts."""
     facts = tables.facts.c
     query = select(facts.n, facts.body).where(facts.job == job, facts.kind.in_(_ON_RECORD))
-    newest = Order((facts.n,), is_descending=True)
+    newest = SortOrder((facts.n,), is_descending=True)
     found = await page(context.database, query, newest, None, _MOST)
     known: dict[str, CheckpointCommitted] = {}
     for row in reversed(found.rows):

@@ -23,8 +23,8 @@ from everstep.messages import (
     StacksRead,
 )
 from everstep.messages.facts.incidents import is_capture
-from everstep.store.queries import Record
 from everstep.store.incident_story import piece_of_evidence, pieces_of_evidence
+from everstep.store.queries import Record
 from everstep_services.history.api.context import Context, Ctx, Reader
 from everstep_services.history.api.dto.evidence import Collectives, Stacks
 from everstep_services.history.api.endpoints.incidents import IncidentId, job_of_incident

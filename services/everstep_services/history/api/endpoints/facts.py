@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import ColumnElement, select
 
 from everstep.store import tables
-from everstep.store.times import to_us
 from everstep.store.queries import Record, facts_page, first, log_head
+from everstep.store.times import to_us
 from everstep_services.history.api.context import Ctx, Reader
 from everstep_services.history.api.dto.answer import PageOf
 from everstep_services.history.api.dto.service import FactOut

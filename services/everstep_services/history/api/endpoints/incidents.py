@@ -10,9 +10,9 @@ from sqlalchemy import ColumnElement, select
 from everstep.messages.codec import BadMessageError, UnknownMessageError, decode
 from everstep.messages.facts.ranks import RankExited
 from everstep.store import tables
+from everstep.store.incident_story import IncidentStory, incident_story, jobs_of_incident
+from everstep.store.queries import Record, SortOrder
 from everstep.store.times import to_us
-from everstep.store.queries import Order, Record
-from everstep.store.incident_story import Story, incident_story, jobs_of_incident
 from everstep_services.history.api.context import Context, Ctx, Operator, Reader
 from everstep_services.history.api.dto.answer import PageOf, present
 from everstep_services.history.api.dto.incidents import (
@@ -151,7 +151,7 @@ async def list_actions(
         query = query.where(actions.c.action.in_(asked.action))
     if asked.mode is not None:
         query = query.where(actions.c.mode == asked.mode)
-    order = Order((actions.c.n,), is_descending=asked.order == "desc")
+    order = SortOrder((actions.c.n,), is_descending=asked.order == "desc")
     found = await paged(context, query, order, asked, f"/jobs/{job}/actions")
     return PageOf[Action](items=[Action(**present(row)) for row in found.rows], next=found.next)
 
@@ -188,7 +188,7 @@ async def _incidents(
     query = select(incidents).where(*_conditions(asked))
     if job is not None:
         query = query.where(incidents.c.job == job)
-    order = Order((incidents.c.first_n,), is_descending=asked.order == "desc")
+    order = SortOrder((incidents.c.first_n,), is_descending=asked.order == "desc")
     found = await paged(context, query, order, asked, path)
     items = [Incident(**_incident(row)) for row in found.rows]
     return PageOf[Incident](items=items, next=found.next)
@@ -223,7 +223,7 @@ def _incident(row: Record) -> dict[str, Any]:
     return {**present(row), "ledger": ledger}
 
 
-def _detail(story: Story, evidence: list[EvidenceOut]) -> IncidentDetail:
+def _detail(story: IncidentStory, evidence: list[EvidenceOut]) -> IncidentDetail:
     row = story.incident
     verdicts = [shown_verdict(one) for one in story.verdicts]
     return IncidentDetail(
@@ -246,14 +246,14 @@ def _detail(story: Story, evidence: list[EvidenceOut]) -> IncidentDetail:
     )
 
 
-def _primary(story: Story) -> Primary | None:
+def _primary(story: IncidentStory) -> Primary | None:
     if story.primary is None:
         return None
     shown = shown_exit(story.primary).model_dump()
     return Primary(**{**shown, "traceback": _traceback(story) or shown["traceback"]})
 
 
-def _traceback(story: Story) -> str | None:
+def _traceback(story: IncidentStory) -> str | None:
     """All of it, from the fact itself."""
     if story.primary_body is None:
         return None

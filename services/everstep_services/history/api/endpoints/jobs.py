@@ -9,10 +9,9 @@ from pydantic import Field
 from sqlalchemy import ColumnElement, Select, exists, func, select
 
 from everstep.store import tables
-from everstep.store.times import from_us
 from everstep.store.queries import (
-    Order,
     Record,
+    SortOrder,
     first,
     has_label,
     holds,
@@ -22,6 +21,7 @@ from everstep.store.queries import (
     round_detail,
     round_state,
 )
+from everstep.store.times import from_us
 from everstep_services.history.api.context import Context, Ctx, Reader
 from everstep_services.history.api.dto.answer import PageOf, present
 from everstep_services.history.api.dto.jobs import (
@@ -54,13 +54,13 @@ _MOST_ALLOCATIONS = 100
 _MOST_SHOWN = 1000
 _MOST_EXITS = 200
 
-_SORTS: Mapping[str, Order] = {
-    "created": Order((tables.jobs.c.first_n,)),
-    "-created": Order((tables.jobs.c.first_n,), is_descending=True),
-    "updated": Order((tables.jobs.c.last_n,)),
-    "-updated": Order((tables.jobs.c.last_n,), is_descending=True),
-    "job": Order((tables.jobs.c.job,)),
-    "-job": Order((tables.jobs.c.job,), is_descending=True),
+_SORTS: Mapping[str, SortOrder] = {
+    "created": SortOrder((tables.jobs.c.first_n,)),
+    "-created": SortOrder((tables.jobs.c.first_n,), is_descending=True),
+    "updated": SortOrder((tables.jobs.c.last_n,)),
+    "-updated": SortOrder((tables.jobs.c.last_n,), is_descending=True),
+    "job": SortOrder((tables.jobs.c.job,)),
+    "-job": SortOrder((tables.jobs.c.job,), is_descending=True),
 }
 
 
@@ -132,7 +132,7 @@ async def get_job(context: Ctx, _token: Reader, job: JobName) -> JobDetail:
         raise not_found(f"job {job}")
     allocations = tables.allocations
     query = select(allocations).where(allocations.c.job == job)
-    newest = Order((allocations.c.first_n, allocations.c.allocation), is_descending=True)
+    newest = SortOrder((allocations.c.first_n, allocations.c.allocation), is_descending=True)
     found = await page(context.database, query, newest, None, _MOST_ALLOCATIONS)
     shown = [Allocation(**present(one)) for one in found.rows]
     watch = await watch_of(context, row)
@@ -150,7 +150,7 @@ async def list_rounds(
         conditions.append(round_state() == asked.state)
     if asked.cause is not None:
         conditions.append(tables.rounds.c.end_cause == asked.cause)
-    order = Order((tables.rounds.c.round,), is_descending=asked.order == "desc")
+    order = SortOrder((tables.rounds.c.round,), is_descending=asked.order == "desc")
     query = _rounds(job).where(*conditions)
     found = await paged(context, query, order, asked, f"/jobs/{job}/rounds")
     return PageOf[Round](items=[Round(**present(row)) for row in found.rows], next=found.next)
@@ -190,7 +190,7 @@ async def list_members(
     members = tables.round_members
     query = select(members).where(members.c.job == job, members.c.round == number)
     place = f"/jobs/{job}/rounds/{number}/members"
-    found = await paged(context, query, Order((members.c.slot,)), asked, place)
+    found = await paged(context, query, SortOrder((members.c.slot,)), asked, place)
     return PageOf[Member](items=[Member(**present(row)) for row in found.rows], next=found.next)
 
 
@@ -213,7 +213,7 @@ async def list_exits(
     if asked.node is not None:
         query = query.where(exits.c.node == asked.node)
     place = f"/jobs/{job}/rounds/{number}/exits"
-    found = await paged(context, query, Order((exits.c.n,)), asked, place)
+    found = await paged(context, query, SortOrder((exits.c.n,)), asked, place)
     return PageOf[Exit](items=[shown_exit(row) for row in found.rows], next=found.next)
 
 
@@ -268,7 +268,7 @@ async def watch_of(context: Context, job: Record) -> Watch | None:
     here = select(*columns, nodes, place).where(watches.job == job["job"], takes_part).subquery()
     # In one question: an agent may say something else at any moment.
     query = select(here).where(here.c.place == 1)
-    by_state = Order((here.c.watch_state,))
+    by_state = SortOrder((here.c.watch_state,))
     found = await page(context.database, query, by_state, None, _STATES_MOST)
     rows = {str(row["watch_state"]): row for row in found.rows}
     if not rows:

@@ -11,8 +11,8 @@ from sqlalchemy import ColumnElement, case, func, or_, select
 from everstep.bus.errors import BusDeniedError
 from everstep.messages import NodeStanding, NodeStandings, ShowNodes
 from everstep.store import tables
+from everstep.store.queries import Record, SortOrder, first, holds
 from everstep.store.times import to_us
-from everstep.store.queries import Order, Record, first, holds
 from everstep.subjects import CLUSTER
 from everstep_services.history.api.context import Context, Ctx, Reader
 from everstep_services.history.api.dto.answer import PageOf, present
@@ -69,14 +69,14 @@ async def list_nodes(
     now_us = to_us(context.clock.wall())
     conditions = _conditions(asked, now_us)
     if asked.sort == "node":
-        by_id = Order((tables.nodes.c.node,), is_descending=asked.order == "desc")
+        by_id = SortOrder((tables.nodes.c.node,), is_descending=asked.order == "desc")
         query = select(tables.nodes).where(*conditions)
         found = await paged(context, query, by_id, asked, "/nodes")
         counts = await _counts(context, tuple(str(row["node"]) for row in found.rows))
     else:
         counts = await _counts(context, ())
         place = _strikes(counts, is_descending=asked.order == "desc").label("place")
-        worst = Order((place, tables.nodes.c.node), is_descending=asked.order == "desc")
+        worst = SortOrder((place, tables.nodes.c.node), is_descending=asked.order == "desc")
         query = select(tables.nodes, place).where(*conditions)
         found = await paged(context, query, worst, asked, "/nodes")
     items = [Node(**_shown(row, counts)) for row in found.rows]
@@ -120,7 +120,7 @@ async def list_checks(
     query = select(checks).where(checks.c.node == node)
     if asked.healthy is not None:
         query = query.where(checks.c.is_healthy.is_(asked.healthy))
-    order = Order((checks.c.n,), is_descending=asked.order == "desc")
+    order = SortOrder((checks.c.n,), is_descending=asked.order == "desc")
     found = await paged(context, query, order, asked, f"/nodes/{node}/checks")
     items = [Examination(**present(row)) for row in found.rows]
     return PageOf[Examination](items=items, next=found.next)

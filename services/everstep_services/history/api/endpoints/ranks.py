@@ -10,7 +10,7 @@ from sqlalchemy import select
 
 from everstep.messages import RankBeat
 from everstep.store import tables
-from everstep.store.queries import Order, Record, first, is_begun, job_state, page
+from everstep.store.queries import Record, SortOrder, first, is_begun, job_state, page
 from everstep_services.history.api.context import Context, Ctx, Reader
 from everstep_services.history.api.dto.health import RankNow, Ranks
 from everstep_services.history.api.http.list_pages import Paging
@@ -101,7 +101,7 @@ async def _silent_nodes(context: Context, job: Record, view: JobView) -> list[st
     members = tables.round_members.c
     here = (members.job == job["job"], members.round == job["round"], members.node.is_not(None))
     query = select(members.node, members.slot).where(*here)
-    found = await page(context.database, query, Order((members.slot,)), None, _MEMBERS_MOST)
+    found = await page(context.database, query, SortOrder((members.slot,)), None, _MEMBERS_MOST)
     fresh = {one.beat.node for one in view.nodes if not one.is_stale}
     with_ranks = {heard.beat.node for _, heard in view.ranks.values()}
     return sorted({*(str(row["node"]) for row in found.rows), *with_ranks} - fresh)

@@ -7,8 +7,8 @@ from sqlalchemy import select
 
 from everstep import __version__
 from everstep.store import tables
-from everstep.store.times import from_us
 from everstep.store.queries import first, log_head
+from everstep.store.times import from_us
 from everstep_services.history.api.context import Ctx, Reader
 from everstep_services.history.api.dto.service import Status
 from everstep_services.history.api.http.problems import responses

@@ -18,7 +18,7 @@ from everstep.messages import (
     TimingTable,
 )
 from everstep.store import tables
-from everstep.store.queries import Order, first, is_over, job_state, page, slow_ranks
+from everstep.store.queries import SortOrder, first, is_over, job_state, page, slow_ranks
 from everstep_services.history.api.context import Context, Ctx, Reader
 from everstep_services.history.api.dto.answer import PageOf, present
 from everstep_services.history.api.dto.stragglers import (
@@ -116,7 +116,7 @@ async def list_stragglers(
         query = query.where(found.round == asked.round)
     if asked.cause:
         query = query.where(found.cause.in_(asked.cause))
-    order = Order((found.n,), is_descending=asked.order == "desc")
+    order = SortOrder((found.n,), is_descending=asked.order == "desc")
     rows = await paged(context, query, order, asked, f"/jobs/{job}/stragglers")
     return PageOf[SlowRank](items=[shown_slow_rank(row) for row in rows.rows], next=rows.next)
 
@@ -131,7 +131,7 @@ async def compare_ranks(
     await check_known(context, job)
     question = ShowScores(job=job, most=asked.most, role=asked.role)
     table = await _asked(context, "scores", question, RankScoreTable)
-    newest = Order((tables.stragglers.c.n,), is_descending=True)
+    newest = SortOrder((tables.stragglers.c.n,), is_descending=True)
     found = await page(context.database, slow_ranks(job, "open"), newest, None, _OPEN_MOST)
     shown = [shown_slow_rank(row) for row in found.rows]
     note = table.said if table.ranks else await _end_of(context, job) or table.said
@@ -177,7 +177,7 @@ async def list_step_shifts(
     query = select(tables.step_shifts).where(shifts.job == job, shifts.n.is_not(None))
     if asked.round is not None:
         query = query.where(shifts.round == asked.round)
-    order = Order((shifts.n,), is_descending=asked.order == "desc")
+    order = SortOrder((shifts.n,), is_descending=asked.order == "desc")
     rows = await paged(context, query, order, asked, f"/jobs/{job}/step-shifts")
     return PageOf[StepShift](items=[StepShift(**present(row)) for row in rows.rows], next=rows.next)
 

@@ -7,8 +7,8 @@ from fastapi import APIRouter, Path, Query, Response
 from sqlalchemy import select
 
 from everstep.store import tables
+from everstep.store.queries import SortOrder
 from everstep.store.times import to_us
-from everstep.store.queries import Order
 from everstep_services.history.api.context import Admin, Ctx
 from everstep_services.history.api.dto.answer import PageOf, present
 from everstep_services.history.api.dto.service import NewToken, TokenOut, TokenWanted
@@ -24,7 +24,7 @@ async def list_tokens(
     context: Ctx, _token: Admin, asked: Annotated[Paging, Query()]
 ) -> PageOf[TokenOut]:
     """All tokens, those that are revoked included. Their secrets are not kept."""
-    order = Order((tables.tokens.c.created_us, tables.tokens.c.id))
+    order = SortOrder((tables.tokens.c.created_us, tables.tokens.c.id))
     found = await paged(context, select(tables.tokens), order, asked, "/tokens")
     items = [TokenOut(**present(row)) for row in found.rows]
     return PageOf[TokenOut](items=items, next=found.next)

@@ -5,8 +5,8 @@ from datetime import datetime
 
 import msgspec
 
-from everstep.store.times import from_us
 from everstep.store.queries import Record
+from everstep.store.times import from_us
 
 
 class _Fact(msgspec.Struct):

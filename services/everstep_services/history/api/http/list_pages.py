@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Select
 
-from everstep.store.queries import Order, Record, page
+from everstep.store.queries import Record, SortOrder, page
 from everstep_services.history.api.context import Context
 from everstep_services.history.api.http.parameters import LITERAL
 
@@ -38,7 +38,7 @@ class ListPage:
 
 
 async def paged(
-    context: Context, query: Select[Any], order: Order, asked: Paging, path: str
+    context: Context, query: Select[Any], order: SortOrder, asked: Paging, path: str
 ) -> ListPage:
     """The page that was asked for, of any list."""
     question = asked.question(path)
