@@ -149,16 +149,16 @@ def _header(block: bytes) -> tuple[str, int]:
 
 
 def _member(name: str, content: bytes) -> Member:
-    found = _NAME.fullmatch(name)
-    assert found is not None
-    rank = found["rank"]
-    return Member(None if rank is None else int(rank), found["suffix"], content)
+    match = _NAME.fullmatch(name)
+    assert match is not None
+    rank = match["rank"]
+    return Member(None if rank is None else int(rank), match["suffix"], content)
 
 
 def _reasons(content: bytes) -> Mapping[int, str]:
     try:
-        found = json.loads(content)
-        return {int(rank): str(reason) for rank, reason in found.items()}
+        reasons = json.loads(content)
+        return {int(rank): str(reason) for rank, reason in reasons.items()}
     except (ValueError, AttributeError, RecursionError) as error:
         raise BadArchiveError(f"{MISSING} of the archive is damaged: {error}") from error
 

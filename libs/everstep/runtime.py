@@ -97,11 +97,11 @@ def run(name: str, main: Main, *, stop_within_s: float = 30.0) -> int:
     except EverstepError as error:
         return say(name, error)
     except BaseExceptionGroup as group:
-        known = list(_leaves(group))
-        if not all(isinstance(error, EverstepError) for error in known):
+        errors = list(_leaves(group))
+        if not all(isinstance(error, EverstepError) for error in errors):
             traceback.print_exception(group)
             return 1
-        for line in dict.fromkeys(one_line(error) for error in known):
+        for line in dict.fromkeys(one_line(error) for error in errors):
             sys.stderr.write(f"{name}: {line}\n")
         return 2
     except KeyboardInterrupt:
@@ -192,8 +192,8 @@ def _woken_by_signals() -> Generator[socket.socket]:
     """What is read from when a signal came: Python calls no handler while a loop waits."""
     woken, waking = socket.socketpair()
     with woken, waking:
-        for one in (woken, waking):
-            one.setblocking(False)  # noqa: FBT003  it takes no keyword
+        for item in (woken, waking):
+            item.setblocking(False)  # noqa: FBT003  it takes no keyword
         before = signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)
         try:
             yield woken

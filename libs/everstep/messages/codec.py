@@ -47,9 +47,9 @@ class UnknownMessageError(BadMessageError):
 class MessageTooLargeError(BadMessageError):
     """A message past `MAX_MESSAGE_BYTES`. What is that large belongs into a blob."""
 
-    def __init__(self, what: str, size_bytes: int, data: bytes) -> None:
+    def __init__(self, subject: str, size_bytes: int, data: bytes) -> None:
         super().__init__(
-            f"{what} has {size_bytes} bytes, and {MAX_MESSAGE_BYTES} is the limit: "
+            f"{subject} has {size_bytes} bytes, and {MAX_MESSAGE_BYTES} is the limit: "
             f"keep large content in a blob and refer to it",
             data,
         )

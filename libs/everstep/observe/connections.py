@@ -101,7 +101,7 @@ class Connections:
 
     def cut_oldest(self) -> bool:
         """Close the connection that has been without a request longest; False if there is none."""
-        idle = next((one for one in chain(self._new, self._answered) if one.is_idle), None)
+        idle = next((item for item in chain(self._new, self._answered) if item.is_idle), None)
         if idle is None:
             return False
         self.forget(idle)

@@ -116,10 +116,10 @@ def fields(record: logging.LogRecord) -> dict[str, object]:
     values = _values(rest, args)
     if values is None or not _EVENT.match(event):
         return {"event": "log", "text": _short(_text(record))}
-    found: dict[str, object] = {"event": event}
+    entry: dict[str, object] = {"event": event}
     for key, value in values.items():
-        found[f"{key}_" if key in _RESERVED else key] = _short(value)
-    return found
+        entry[f"{key}_" if key in _RESERVED else key] = _short(value)
+    return entry
 
 
 def _values(template: str, given: list[object]) -> dict[str, object] | None:

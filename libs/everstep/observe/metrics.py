@@ -63,11 +63,11 @@ class MetricRegistry:
         Where several services in one process have such a component, `of` says whose it is: it
         becomes the label `of`.
         """
-        known = self._watched.get(component)
-        if known is None:
-            known = self._watched[component] = _Statistics(component)
-            self.registry.register(known)
-        known.sources.append((of, statistics))
+        collector = self._watched.get(component)
+        if collector is None:
+            collector = self._watched[component] = _Statistics(component)
+            self.registry.register(collector)
+        collector.sources.append((of, statistics))
 
     async def exposition(self) -> bytes:
         """All metrics in Prometheus' text format; it has `CONTENT_TYPE`."""

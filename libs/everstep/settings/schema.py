@@ -54,14 +54,14 @@ class Leaf:
 
 def leaves(of: type[Settings], prefix: str, path: tuple[str, ...] = ()) -> list[Leaf]:
     """Each setting of a section, nested ones included, in the order of definition."""
-    found: list[Leaf] = []
+    leaves_found: list[Leaf] = []
     for field in msgspec.structs.fields(of):
         key, inner = f"{prefix}.{field.encode_name}", (*path, field.name)
         if is_section(field.type):
-            found += leaves(field.type, key, inner)
+            leaves_found += leaves(field.type, key, inner)
         else:
-            found.append(Leaf(key, inner, field.type, of))
-    return found
+            leaves_found.append(Leaf(key, inner, field.type, of))
+    return leaves_found
 
 
 def is_section(of: object) -> bool:

@@ -117,18 +117,18 @@ def parse_url(url: str) -> tuple[URL, Kind]:
         parsed = make_url(url)
     except (exc.ArgumentError, ValueError) as error:
         raise BadDatabaseUrlError(_without_password(url), "it cannot be parsed") from error
-    said = parsed.render_as_string(hide_password=True)
+    shown = parsed.render_as_string(hide_password=True)
     match parsed.drivername:
         case "sqlite" | "sqlite+aiosqlite":
             kind: Kind = "sqlite"
             if parsed.database in {None, "", ":memory:"} or parsed.host:
-                raise BadDatabaseUrlError(said, "it needs a file, sqlite:///PATH")
+                raise BadDatabaseUrlError(shown, "it needs a file, sqlite:///PATH")
         case "postgresql" | "postgres" | "postgresql+asyncpg":
             kind = "postgresql"
             if not parsed.database:
-                raise BadDatabaseUrlError(said, "it names no database")
+                raise BadDatabaseUrlError(shown, "it names no database")
         case other:
-            raise BadDatabaseUrlError(said, f"{other!r} is not supported")
+            raise BadDatabaseUrlError(shown, f"{other!r} is not supported")
     return parsed.set(drivername=_DRIVERS[kind][0]), kind
 
 

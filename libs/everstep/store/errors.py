@@ -70,12 +70,12 @@ class QueryTooLongError(StoreError):
 class SchemaTooNewError(StoreError):
     """A newer Everstep has already migrated this database."""
 
-    def __init__(self, place: str, found: str, known: str) -> None:
+    def __init__(self, place: str, schema: str, newest: str) -> None:
         super().__init__(
-            f"{place} has schema {found}, this version knows only {known}: "
+            f"{place} has schema {schema}, this version knows only {newest}: "
             f"install the newer everstep, or use another database"
         )
-        self.found = found
+        self.schema = schema
 
 
 class UnstorableError(StoreError):

@@ -59,14 +59,14 @@ class EvidenceCopies:
     async def wanted(self, after_n: int, *, most: int) -> UncopiedBlobs:
         """Look at the next `most` references behind a place in the log."""
         exits, evidence = tables.rank_exits.c, tables.evidence.c
-        found: dict[int, BlobRef | None] = {}
+        references: dict[int, BlobRef | None] = {}
         async with self._database.read() as connection:
             for n, blob in ((exits.n, exits.log), (evidence.n, evidence.blob)):
                 query = select(n, blob).where(n > after_n, blob.is_not(None))
                 for place, text in await connection.execute(query.order_by(n).limit(most)):
-                    found[place] = _ref(text)
-            looked_at = sorted(found)[:most]
-            refs = [ref for n in looked_at if (ref := found[n]) is not None]
+                    references[place] = _ref(text)
+            looked_at = sorted(references)[:most]
+            refs = [ref for n in looked_at if (ref := references[n]) is not None]
             small = {ref.id: ref for ref in refs if ref.size_bytes <= LARGEST}
             there = select(tables.kept_blobs.c.id).where(tables.kept_blobs.c.id.in_(small))
             for (id_,) in await connection.execute(there):

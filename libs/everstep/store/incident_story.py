@@ -109,12 +109,12 @@ async def _story(connection: AsyncConnection, job: str, row: Record) -> Incident
     primary = await _primary(connection, job, row, actions)
     rounds = await _rounds(connection, job, row)
     stalls = await _stalls(connection, job, row)
-    out, in_ = await _moves(connection, job, [one["round"] for one in rounds])
+    out, in_ = await _moves(connection, job, [round["round"] for round in rounds])
     return IncidentStory(
         incident=row,
         primary=primary,
         primary_body=None if primary is None else await _body(connection, primary["id"]),
-        stall=next((one for one in stalls if one["rank"] == row["rank"]), None),
+        stall=next((stall for stall in stalls if stall["rank"] == row["rank"]), None),
         stalls=stalls,
         located=await _located(connection, job, row),
         slow_ranks=await _slow_ranks(connection, job, row),
@@ -149,19 +149,19 @@ async def _primary(
     """
     table = tables.rank_exits
     here = (table.c.job == job, table.c.round == row["round"])
-    rests_on = [id_ for one in actions for id_ in json.loads(one["rests_on"] or "[]")]
+    rests_on = [id_ for action in actions for id_ in json.loads(action["rests_on"] or "[]")]
     named = [*rests_on, *([row["trigger_fact"]] if row["trigger_fact"] else [])][:_FEW]
     wanted: ColumnElement[bool] = table.c.id.in_(named)
     if row["rank"] is not None:
         wanted |= table.c.rank == row["rank"]
     elif row["node"] is None:
         wanted |= table.c.is_failure.is_(True)
-    found = await _all(
+    candidates = await _all(
         connection, select(table).where(*here, wanted).order_by(table.c.n).limit(_MANY)
     )
-    by_id = {one["id"]: one for one in found}
+    by_id = {item["id"]: item for item in candidates}
     best = next((by_id[id_] for id_ in named if id_ in by_id), None)
-    return best or (found[0] if found else None)
+    return best or (candidates[0] if candidates else None)
 
 
 async def _stalls(connection: AsyncConnection, job: str, row: Record) -> Sequence[Record]:
@@ -182,8 +182,8 @@ async def _located(connection: AsyncConnection, job: str, row: Record) -> Record
         return None  # what stalled in this round is another story
     located = tables.stalls_located
     query = select(located).where(located.c.job == job, located.c.round == row["round"])
-    found = await _all(connection, query.order_by(located.c.n.desc()).limit(1))
-    return found[0] if found else None
+    rows = await _all(connection, query.order_by(located.c.n.desc()).limit(1))
+    return rows[0] if rows else None
 
 
 async def _slow_ranks(connection: AsyncConnection, job: str, row: Record) -> Sequence[Record]:
@@ -191,14 +191,14 @@ async def _slow_ranks(connection: AsyncConnection, job: str, row: Record) -> Seq
     began_us = row["opened_us"]
     if began_us is None:
         return []
-    found = tables.stragglers.c
-    until_us = func.coalesce(found.cleared_us, tables.rounds.c.ended_us)
-    of_its_round = until_us.is_(None) & (found.round == row["round"])
+    findings = tables.stragglers.c
+    until_us = func.coalesce(findings.cleared_us, tables.rounds.c.ended_us)
+    of_its_round = until_us.is_(None) & (findings.round == row["round"])
     query = slow_ranks(job).where(
-        found.found_us <= began_us, of_its_round | (until_us >= began_us - _SLOW_BEFORE_US)
+        findings.found_us <= began_us, of_its_round | (until_us >= began_us - _SLOW_BEFORE_US)
     )
-    own_first = case((found.rank == row["rank"], 0), else_=1)
-    return await _all(connection, query.order_by(own_first, found.n.desc()).limit(_FEW))
+    own_first = case((findings.rank == row["rank"], 0), else_=1)
+    return await _all(connection, query.order_by(own_first, findings.n.desc()).limit(_FEW))
 
 
 async def _verdicts(connection: AsyncConnection, job: str, row: Record) -> Sequence[Record]:
@@ -262,15 +262,15 @@ async def _moves(
         here = (members.job == job, members.round == number, members.node.is_not(None))
         return select(members.node).where(*here)
 
-    async def only(one: int, other: int) -> Sequence[str]:
-        query = except_(of(one), of(other)).limit(_MANY)
+    async def only(first: int, other: int) -> Sequence[str]:
+        query = except_(of(first), of(other)).limit(_MANY)
         return sorted(str(node) for node in (await connection.execute(query)).scalars())
 
     # Of a round that has not formed, or that is not heard of yet, nobody is known to be missing.
-    known = [n for n in numbers if await _all(connection, of(n).limit(1))]
-    if len(known) < 2:
+    heard = [n for n in numbers if await _all(connection, of(n).limit(1))]
+    if len(heard) < 2:
         return [], []
-    return await only(known[0], known[-1]), await only(known[-1], known[0])
+    return await only(heard[0], heard[-1]), await only(heard[-1], heard[0])
 
 
 async def _body(connection: AsyncConnection, id_: str) -> str | None:

@@ -168,14 +168,14 @@ class FactLog:
         try:
             return self._fold(recorded)
         except Exception:  # noqa: BLE001  one fact must not keep all others from the tables
-            return self._fold([one for one in recorded if self._can_fold(one)])
+            return self._fold([item for item in recorded if self._can_fold(item)])
 
-    def _can_fold(self, one: LoggedFact) -> bool:
+    def _can_fold(self, entry: LoggedFact) -> bool:
         try:
-            self._fold([one])
+            self._fold([entry])
         except Exception:
             self._unprojected += 1
-            log.exception("fact_unprojected kind=%s id=%s", kind_of(one.fact), one.fact.id)
+            log.exception("fact_unprojected kind=%s id=%s", kind_of(entry.fact), entry.fact.id)
             return False
         return True
 

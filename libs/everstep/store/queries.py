@@ -70,16 +70,16 @@ async def page(
 ) -> Page:
     """The next `limit` rows of a query in this order."""
     async with database.read() as connection:
-        found = await connection.execute(ordered(query, order, after, limit + 1))
-        rows = found.mappings().all()
+        result = await connection.execute(ordered(query, order, after, limit + 1))
+        rows = result.mappings().all()
     return cut(rows, order, limit)
 
 
 async def first(database: Database, query: Select[Any]) -> Record | None:
     """The one row of a query, if there is one."""
     async with database.read() as connection:
-        found = await connection.execute(query.limit(1))
-        row: Record | None = found.mappings().one_or_none()
+        result = await connection.execute(query.limit(1))
+        row: Record | None = result.mappings().one_or_none()
     return row
 
 
@@ -117,12 +117,12 @@ async def facts_page(
     async with database.read() as connection:
         # The sizes first: a page of a thousand large facts would not fit into memory.
         sizes = select(tables.facts.c.n, tables.facts.c.size).where(*conditions)
-        found = (await connection.execute(ordered(sizes, order, key, limit + 1))).all()
-        fitting = _fitting([row.size for row in found[:limit]], most_bytes)
-        numbers = [row.n for row in found[:fitting]]
+        heads = (await connection.execute(ordered(sizes, order, key, limit + 1))).all()
+        fitting = _fitting([row.size for row in heads[:limit]], most_bytes)
+        numbers = [row.n for row in heads[:fitting]]
         query = select(tables.facts).where(tables.facts.c.n.in_(numbers))
         rows = (await connection.execute(ordered(query, order, None, limit))).mappings().all()
-    return Page(rows, (numbers[-1],) if fitting < len(found) else None)
+    return Page(rows, (numbers[-1],) if fitting < len(heads) else None)
 
 
 async def facts_after(
@@ -133,9 +133,9 @@ async def facts_after(
         head = await _head(connection)
         facts = tables.facts.c
         sizes = select(facts.n, facts.size).where(facts.n > n).order_by(facts.n).limit(most)
-        found = (await connection.execute(sizes)).all()
-        fitting = _fitting([row.size for row in found], most_bytes)
-        end = found[fitting - 1].n if found else n
+        heads = (await connection.execute(sizes)).all()
+        fitting = _fitting([row.size for row in heads], most_bytes)
+        end = heads[fitting - 1].n if heads else n
         query = select(tables.facts).where(facts.n > n, facts.n <= end).order_by(facts.n)
         rows = (await connection.execute(query)).mappings().all()
     return rows, head
@@ -164,8 +164,8 @@ async def round_detail(
         ):
             query = select(table).where(table.c.job == job, table.c.round == number)
             query = query.where(column.is_not(None))
-            found = await connection.execute(query.order_by(column).limit(limit))
-            detail[name] = found.mappings().all()
+            result = await connection.execute(query.order_by(column).limit(limit))
+            detail[name] = result.mappings().all()
     return detail
 
 
@@ -235,8 +235,8 @@ def has_label(name: str, value: str) -> ColumnElement[bool]:
     text = compact_label(name, value)
     # Not LIKE: SQLite's ignores case. Quotes inside of names and values are escaped, so the
     # text with its quotes and what stands before it is found at a label only.
-    found = [func.replace(labels, before + text, "") != labels for before in "{,"]
-    return found[0] | found[1]
+    matches = [func.replace(labels, before + text, "") != labels for before in "{,"]
+    return matches[0] | matches[1]
 
 
 def compact_label(name: str, value: str) -> str:

@@ -58,22 +58,22 @@ def _scripts() -> ScriptDirectory:
 
 
 def _upgrade(connection: Connection, scripts: ScriptDirectory, place: str) -> None:
-    found = MigrationContext.configure(connection).get_current_revision()
+    revision_there = MigrationContext.configure(connection).get_current_revision()
     newest = scripts.get_current_head()
-    known = {script.revision for script in scripts.walk_revisions()}
-    if found is not None and found not in known:
-        raise SchemaTooNewError(place, found, str(newest))
+    revisions = {script.revision for script in scripts.walk_revisions()}
+    if revision_there is not None and revision_there not in revisions:
+        raise SchemaTooNewError(place, revision_there, str(newest))
 
     def missing(revision: object, context: MigrationContext) -> list[StampStep | RevisionStep]:
         del context
         steps = scripts._upgrade_revs("head", revision)  # type: ignore[arg-type]  # noqa: SLF001  the documented way
         return list(steps)
 
-    if found != newest:
+    if revision_there != newest:
         with EnvironmentContext(_config(scripts), scripts) as environment:
             environment.configure(connection=connection, fn=missing, render_as_batch=True)
             environment.run_migrations()
-        log.info("schema_upgraded database=%s found=%s now=%s", place, found, newest)
+        log.info("schema_upgraded database=%s found=%s now=%s", place, revision_there, newest)
     _ensure_meta(connection)
     _ensure_projected(connection, place)
 
@@ -100,13 +100,13 @@ def _ensure_meta(connection: Connection) -> None:
 
 
 def _ensure_projected(connection: Connection, place: str) -> None:
-    found = connection.execute(select(tables.meta.c.projection)).scalar_one()
-    if found > VERSION:
-        raise SchemaTooNewError(place, f"projection {found}", f"projection {VERSION}")
-    if found < VERSION:
+    version = connection.execute(select(tables.meta.c.projection)).scalar_one()
+    if version > VERSION:
+        raise SchemaTooNewError(place, f"projection {version}", f"projection {VERSION}")
+    if version < VERSION:
         projected = list(tables.projected.values())
         tables.metadata.drop_all(connection, tables=projected)
         tables.metadata.create_all(connection, tables=projected)
         fresh = {"projection": VERSION, "projected_n": 0}
         connection.execute(update(tables.meta).values(fresh))
-        log.info("projection_emptied database=%s found=%d now=%d", place, found, VERSION)
+        log.info("projection_emptied database=%s found=%d now=%d", place, version, VERSION)

@@ -92,15 +92,17 @@ class Beats:
 
     def view(self, job: str) -> JobView:
         """How the job is."""
-        known = self._jobs.get(job, {})
-        nodes = [self._heard(*known[name]) for name in sorted(known)]
-        nodes = [one for one in nodes if one.age_s <= _FORGET_S]
-        fresh = [one for one in nodes if not one.is_stale] or nodes
-        rounds = [one.beat.round for one in fresh if one.beat.round is not None and one.beat.ranks]
+        nodes_of_job = self._jobs.get(job, {})
+        nodes = [self._heard(*nodes_of_job[name]) for name in sorted(nodes_of_job)]
+        nodes = [node for node in nodes if node.age_s <= _FORGET_S]
+        fresh = [node for node in nodes if not node.is_stale] or nodes
+        rounds = [
+            heard.beat.round for heard in fresh if heard.beat.round is not None and heard.beat.ranks
+        ]
         newest = max(rounds, default=None)
-        here = [one for one in nodes if one.beat.round == newest]
+        here = [node for node in nodes if node.beat.round == newest]
         return JobView(
-            nodes, newest, {rank.rank: (rank, one) for one in here for rank in one.beat.ranks}
+            nodes, newest, {rank.rank: (rank, heard) for heard in here for rank in heard.beat.ranks}
         )
 
     def limits(self, job: str) -> tuple[SectionLimit, ...]:
@@ -112,8 +114,8 @@ class Beats:
 
     def node(self, name: str) -> HeardBeat | None:
         """The newest beat of a node, whichever its job."""
-        found = [self._heard(*known[name]) for known in self._jobs.values() if name in known]
-        return min(found, key=lambda one: one.age_s, default=None)
+        beats = [self._heard(*nodes[name]) for nodes in self._jobs.values() if name in nodes]
+        return min(beats, key=lambda one: one.age_s, default=None)
 
     def _heard(self, beat: NodeBeat, at: float) -> HeardBeat:
         return HeardBeat(beat, max(0.0, self._clock.now() - at))

@@ -59,19 +59,19 @@ def _raw(message: Delivered) -> NewFact:
 
 
 def _new(
-    message: Delivered, said: Fact | Envelope, kind: str, node: str | None, fact: Fact | None
+    message: Delivered, header: Fact | Envelope, kind: str, node: str | None, fact: Fact | None
 ) -> NewFact:
     # The server lets an agent write on its own job's subjects only, so the subject is what
     # can be trusted: a fact that says otherwise is another job's, or a lie.
-    if message.subject.split(".")[2:] != [said.job, kind] or not is_name(said.job):
+    if message.subject.split(".")[2:] != [header.job, kind] or not is_name(header.job):
         raise BadMessageError(
-            f"it says job {said.job} and kind {kind} on the subject {message.subject}",
+            f"it says job {header.job} and kind {kind} on the subject {message.subject}",
             message.data,
         )
-    if not is_name(said.id):
-        raise BadMessageError(f"its id {said.id[:40]!r} is none", message.data)
+    if not is_name(header.id):
+        raise BadMessageError(f"its id {header.id[:40]!r} is none", message.data)
     blob = getattr(fact, "blob", None)
-    if blob is not None and blob.job != said.job:  # else a job could read out another's
+    if blob is not None and blob.job != header.job:  # else a job could read out another's
         raise BadMessageError(f"its blob is of another job, {blob.job[:40]!r}", message.data)
     if node is not None and not is_name(node):
         raise BadMessageError(f"it names a node {node[:40]!r}, as none can be called", message.data)
@@ -81,13 +81,13 @@ def _new(
         raise BadMessageError(f"it is not Unicode: {error.reason}", message.data) from error
     return NewFact(
         message.sequence,
-        said.id,
-        said.job,
+        header.id,
+        header.job,
         kind,
-        said.round,
+        header.round,
         node,
-        to_us(said.at),
-        said.source,
+        to_us(header.at),
+        header.source,
         body,
         fact,
     )

@@ -175,9 +175,9 @@ async def ask(  # noqa: PLR0913  what to ask of whom, and for how long
         raise ServiceUnavailableError(f"{service} cannot be asked: {error}") from error
 
 
-def similar_names(name: str, known: Iterable[str]) -> str:
+def similar_names(name: str, candidates: Iterable[str]) -> str:
     """Which of these names may have been meant, as the end of a sentence."""
-    names = list(known)
+    names = list(candidates)
     if name in names:
         why = "it is over, or another launcher runs it"
         return f", only a record of one: {why}; see everstep job show {name}"

@@ -131,8 +131,8 @@ class Projector:
             await self._release()
 
     async def _read_on(self) -> None:
-        known = await stream_position(self._database)
-        after = None if known is None else StreamPosition(*known)
+        position = await stream_position(self._database)
+        after = None if position is None else StreamPosition(*position)
         async with self._bus.facts(after) as reader:
             while True:
                 # Longer than the reader's own patience: this ends only one that is stuck.
@@ -230,12 +230,12 @@ class Projector:
         log.warning("projector_waits error=%s wait_s=%.1f", text, wait_s)
         await self._clock.sleep(wait_s)
 
-    def _complain(self, what: str, subject: str, reason: str, times: int = 1) -> None:
-        self._counts[what] += times
-        key = (f"{what} {subject}", reason[:80])
+    def _complain(self, problem: str, subject: str, reason: str, times: int = 1) -> None:
+        self._counts[problem] += times
+        key = (f"{problem} {subject}", reason[:80])
         if key not in self._complaints and len(self._complaints) < _SEEN_MOST:
             self._complaints.add(key)
-            log.warning("fact_%s what=%s reason=%s", what, subject, reason)
+            log.warning("fact_%s what=%s reason=%s", problem, subject, reason)
 
 
 def _is_of_a_fact(error: Exception) -> bool:

@@ -281,11 +281,11 @@ class Case(Part, frozen=True, kw_only=True):
 
     def ranks_of(self, node: str) -> tuple[int, ...]:
         """The ranks of a node, as far as they are known."""
-        found = {end.rank for end in self.ends if end.node == node}
+        ranks = {end.rank for end in self.ends if end.node == node}
         for member in self.members:
             if member.node == node:
-                found.update(range(member.first_rank, member.first_rank + member.ranks))
-        return tuple(sorted(found))
+                ranks.update(range(member.first_rank, member.first_rank + member.ranks))
+        return tuple(sorted(ranks))
 
 
 class CasesDocument(DocumentBody, frozen=True, kw_only=True, tag="cases_document.v1"):

@@ -67,8 +67,8 @@ async def job_of(context: Context, node: str) -> str:
     )
     has_joined = exists().where(nodes.node == node, nodes.job == jobs.job, nodes.state == "joined")
     query = select(jobs.job).where(is_begun(), ~is_over(), or_(has_slot, has_joined))
-    found = await page(context.database, query, SortOrder((jobs.job,)), None, _NAMES_MOST)
-    names = [str(row["job"]) for row in found.rows]
+    listing = await page(context.database, query, SortOrder((jobs.job,)), None, _NAMES_MOST)
+    names = [str(row["job"]) for row in listing.rows]
     if not names:
         raise not_found(f"job that node {node} takes part in")
     if len(names) > 1:
@@ -81,5 +81,5 @@ async def _names(context: Context) -> list[str]:
     jobs = tables.jobs.c
     newest = SortOrder((jobs.first_n,), is_descending=True)
     query = select(jobs.job, jobs.first_n).where(is_begun())
-    found = await page(context.database, query, newest, None, _NAMES_MOST)
-    return [str(row["job"]) for row in found.rows]
+    listing = await page(context.database, query, newest, None, _NAMES_MOST)
+    return [str(row["job"]) for row in listing.rows]

@@ -10,14 +10,14 @@ from everstep.store.times import to_us
 from everstep_services.history.projections.common import Projection, parts
 
 
-def _decided(changes: Changes, one: LoggedFact, fact: ActionDecided) -> None:
+def _decided(changes: Changes, entry: LoggedFact, fact: ActionDecided) -> None:
     budgets = parts(fact.budgets)
     if fact.budgets:
-        changes.merge(JOBS, (fact.job,), budgets_n=one.n, budgets=budgets)
+        changes.merge(JOBS, (fact.job,), budgets_n=entry.n, budgets=budgets)
     changes.merge(
         ACTIONS,
         (fact.id,),
-        n=one.n,
+        n=entry.n,
         job=fact.job,
         incident=fact.incident,
         action=fact.action,
@@ -38,11 +38,11 @@ def _decided(changes: Changes, one: LoggedFact, fact: ActionDecided) -> None:
     )
 
 
-def _taken(changes: Changes, one: LoggedFact, fact: ActionTaken) -> None:
+def _taken(changes: Changes, entry: LoggedFact, fact: ActionTaken) -> None:
     changes.merge(
         ACTIONS,
         (fact.decision,),
-        n=one.n,
+        n=entry.n,
         job=fact.job,
         incident=fact.incident,
         action=fact.action,

@@ -13,9 +13,11 @@ Projection = Callable[[Changes, LoggedFact, Any], None]
 """Says what one fact changes. The fact is given once more, for its type."""
 
 
-def update_node(changes: Changes, one: LoggedFact, node: str, **values: Any) -> None:
+def update_node(changes: Changes, entry: LoggedFact, node: str, **values: Any) -> None:
     """Change a node's row, and note that it was heard of."""
-    changes.merge(NODES, (node,), first_n=one.n, last_n=one.n, updated_us=one.received_us, **values)
+    changes.merge(
+        NODES, (node,), first_n=entry.n, last_n=entry.n, updated_us=entry.received_us, **values
+    )
 
 
 def parts(of: Sequence[msgspec.Struct]) -> str:

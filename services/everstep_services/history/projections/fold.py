@@ -67,15 +67,15 @@ def fold(recorded: Iterable[LoggedFact]) -> Changes:
     """All that these facts change, given in the order of the log, and each once."""
     changes = Changes()
     heard: dict[tuple[str, int | None], _Heard] = {}
-    for one in recorded:
-        fact = one.fact
+    for entry in recorded:
+        fact = entry.fact
         if fact.job != CLUSTER:
-            _hear(heard, (fact.job, fact.round), one)
+            _hear(heard, (fact.job, fact.round), entry)
             if type(fact) in _OPENING:
-                changes.merge(JOBS, (fact.job,), opened_n=one.n)
+                changes.merge(JOBS, (fact.job,), opened_n=entry.n)
         claim = PROJECTIONS.get(type(fact))
         if claim is not None:
-            claim(changes, one, fact)
+            claim(changes, entry, fact)
     for (job, number), (first, last, updated_us, count) in heard.items():
         changes.merge(
             JOBS,
@@ -92,13 +92,13 @@ def fold(recorded: Iterable[LoggedFact]) -> Changes:
 
 
 def _hear(
-    heard: dict[tuple[str, int | None], _Heard], key: tuple[str, int | None], one: LoggedFact
+    heard: dict[tuple[str, int | None], _Heard], key: tuple[str, int | None], entry: LoggedFact
 ) -> None:
     """Count a fact for its job or round. Apart from the claims: every fact pays for it."""
     entry = heard.get(key)
     if entry is None:
-        heard[key] = [one.n, one.n, one.received_us, 1]
+        heard[key] = [entry.n, entry.n, entry.received_us, 1]
     else:
-        entry[1] = one.n
-        entry[2] = max(entry[2], one.received_us)
+        entry[1] = entry.n
+        entry[2] = max(entry[2], entry.received_us)
         entry[3] += 1

@@ -9,11 +9,11 @@ from everstep.store.times import to_us
 from everstep_services.history.projections.common import Projection, parts
 
 
-def _watch_changed(changes: Changes, one: LoggedFact, fact: WatchChanged) -> None:
+def _watch_changed(changes: Changes, entry: LoggedFact, fact: WatchChanged) -> None:
     changes.merge(
         WATCHES,
         (fact.job, fact.node),
-        watch_n=one.n,
+        watch_n=entry.n,
         watch_state=fact.state,
         watch_reason=fact.reason,
         watch_us=to_us(fact.at),
@@ -22,11 +22,11 @@ def _watch_changed(changes: Changes, one: LoggedFact, fact: WatchChanged) -> Non
     )
 
 
-def _limits_learned(changes: Changes, one: LoggedFact, fact: LimitsLearned) -> None:
+def _limits_learned(changes: Changes, entry: LoggedFact, fact: LimitsLearned) -> None:
     changes.merge(
         LIMITS,
         (fact.job,),
-        limits_n=one.n,
+        limits_n=entry.n,
         limits=parts(fact.limits),
         limits_reason=fact.reason,
         limits_us=to_us(fact.at),
@@ -34,11 +34,11 @@ def _limits_learned(changes: Changes, one: LoggedFact, fact: LimitsLearned) -> N
     )
 
 
-def _stall_located(changes: Changes, one: LoggedFact, fact: StallLocated) -> None:
+def _stall_located(changes: Changes, entry: LoggedFact, fact: StallLocated) -> None:
     changes.merge(
         LOCATED,
         (fact.id,),
-        n=one.n,
+        n=entry.n,
         job=fact.job,
         round=fact.round,
         at_us=to_us(fact.at),

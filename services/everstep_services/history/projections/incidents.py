@@ -23,12 +23,12 @@ from everstep.store.times import to_us
 from everstep_services.history.projections.common import Projection, blob_text, parts
 
 
-def _opened(changes: Changes, one: LoggedFact, fact: IncidentOpened) -> None:
+def _opened(changes: Changes, entry: LoggedFact, fact: IncidentOpened) -> None:
     changes.merge(JOBS, (fact.job,), incidents=1)
     progress = fact.last_progress_at
     _about(
         changes,
-        one,
+        entry,
         fact,
         opened_fact=fact.id,
         opened_us=to_us(fact.at),
@@ -46,10 +46,10 @@ def _opened(changes: Changes, one: LoggedFact, fact: IncidentOpened) -> None:
     )
 
 
-def _extended(changes: Changes, one: LoggedFact, fact: IncidentExtended) -> None:
+def _extended(changes: Changes, entry: LoggedFact, fact: IncidentExtended) -> None:
     _about(
         changes,
-        one,
+        entry,
         fact,
         extended_fact=fact.id,
         extended_reason=fact.reason or None,
@@ -58,13 +58,13 @@ def _extended(changes: Changes, one: LoggedFact, fact: IncidentExtended) -> None
     )
 
 
-def _evidence(changes: Changes, one: LoggedFact, fact: EvidenceCollected) -> None:
+def _evidence(changes: Changes, entry: LoggedFact, fact: EvidenceCollected) -> None:
     if not fact.is_of_capture:
-        _about(changes, one, fact)
+        _about(changes, entry, fact)
     changes.merge(
         EVIDENCE,
         (fact.id,),
-        n=one.n,
+        n=entry.n,
         job=fact.job,
         incident=fact.incident,
         round=fact.round,
@@ -82,12 +82,12 @@ def _evidence(changes: Changes, one: LoggedFact, fact: EvidenceCollected) -> Non
 
 def _stream(fact: EvidenceCollected) -> str | None:
     """Of which stream it is the end; None when it is none, or nobody can tell."""
-    said = fact.summary.partition(":")[0] if fact.evidence == "log" else fact.evidence
-    return said if said in {"stdout", "stderr"} else None
+    stream = fact.summary.partition(":")[0] if fact.evidence == "log" else fact.evidence
+    return stream if stream in {"stdout", "stderr"} else None
 
 
-def _verdict(changes: Changes, one: LoggedFact, fact: VerdictReached) -> None:
-    said: dict[str, Any] = {
+def _verdict(changes: Changes, entry: LoggedFact, fact: VerdictReached) -> None:
+    shared: dict[str, Any] = {
         "verdict_us": to_us(fact.at),
         "verdict_reason": fact.reason,
         "cause": fact.cause,
@@ -100,11 +100,11 @@ def _verdict(changes: Changes, one: LoggedFact, fact: VerdictReached) -> None:
         "is_inconclusive": fact.is_inconclusive,
     }
     order = f"{fact.is_corrected:d}/{fact.revision:020d}/{fact.id}"
-    _about(changes, one, fact, verdict_order=order, verdict_fact=fact.id, **said)
+    _about(changes, entry, fact, verdict_order=order, verdict_fact=fact.id, **shared)
     changes.merge(
         VERDICTS,
         (fact.id,),
-        n=one.n,
+        n=entry.n,
         job=fact.job,
         incident=fact.incident,
         revision=fact.revision,
@@ -116,7 +116,7 @@ def _verdict(changes: Changes, one: LoggedFact, fact: VerdictReached) -> None:
         analyzers=compact(fact.analyzers),
         explanation=fact.explanation or None,
         took_s=fact.took_s,
-        **said,
+        **shared,
     )
 
 
@@ -126,12 +126,12 @@ def _ground(item: EvidenceItem) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _corrected(changes: Changes, one: LoggedFact, fact: VerdictCorrected) -> None:
-    _about(changes, one, fact)
+def _corrected(changes: Changes, entry: LoggedFact, fact: VerdictCorrected) -> None:
+    _about(changes, entry, fact)
     changes.merge(
         CORRECTIONS,
         (fact.id,),
-        n=one.n,
+        n=entry.n,
         job=fact.job,
         incident=fact.incident,
         corrected_us=to_us(fact.at),
@@ -145,11 +145,11 @@ def _corrected(changes: Changes, one: LoggedFact, fact: VerdictCorrected) -> Non
     )
 
 
-def _closed(changes: Changes, one: LoggedFact, fact: IncidentClosed) -> None:
+def _closed(changes: Changes, entry: LoggedFact, fact: IncidentClosed) -> None:
     if fact.trigger:
         _about(
             changes,
-            one,
+            entry,
             fact,
             cause_order=f"1/{fact.id}",
             trigger=fact.trigger,
@@ -160,7 +160,7 @@ def _closed(changes: Changes, one: LoggedFact, fact: IncidentClosed) -> None:
         )
     _about(
         changes,
-        one,
+        entry,
         fact,
         closed_fact=fact.id,
         closed_us=to_us(fact.at),
@@ -180,11 +180,11 @@ def _closed(changes: Changes, one: LoggedFact, fact: IncidentClosed) -> None:
 
 def _about(
     changes: Changes,
-    one: LoggedFact,
+    entry: LoggedFact,
     fact: IncidentFact,
     **values: Any,
 ) -> None:
-    changes.merge(INCIDENTS, (fact.job, fact.incident), first_n=one.n, last_n=one.n, **values)
+    changes.merge(INCIDENTS, (fact.job, fact.incident), first_n=entry.n, last_n=entry.n, **values)
 
 
 PROJECTIONS: Mapping[type[Fact], Projection] = {

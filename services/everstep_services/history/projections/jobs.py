@@ -29,8 +29,8 @@ def _job_started(changes: Changes, _one: LoggedFact, fact: JobStarted) -> None:
     )
 
 
-def _job_changed(changes: Changes, one: LoggedFact, fact: JobChanged) -> None:
-    _spec(changes, fact.job, one.n, fact.spec)
+def _job_changed(changes: Changes, entry: LoggedFact, fact: JobChanged) -> None:
+    _spec(changes, fact.job, entry.n, fact.spec)
 
 
 def _spec(changes: Changes, job: str, n: int, spec: JobSpec) -> None:
@@ -66,12 +66,12 @@ def _job_ended(changes: Changes, _one: LoggedFact, fact: JobEnded) -> None:
     )
 
 
-def _allocation_started(changes: Changes, one: LoggedFact, fact: AllocationStarted) -> None:
+def _allocation_started(changes: Changes, entry: LoggedFact, fact: AllocationStarted) -> None:
     changes.merge(JOBS, (fact.job,), live_allocations=1, begun_fact=fact.id)
     changes.merge(
         ALLOCATIONS,
         (fact.job, fact.allocation),
-        first_n=one.n,
+        first_n=entry.n,
         started_fact=fact.id,
         started_us=to_us(fact.at),
         scheduler=fact.scheduler,
@@ -83,12 +83,12 @@ def _allocation_started(changes: Changes, one: LoggedFact, fact: AllocationStart
     )
 
 
-def _allocation_ended(changes: Changes, one: LoggedFact, fact: AllocationEnded) -> None:
+def _allocation_ended(changes: Changes, entry: LoggedFact, fact: AllocationEnded) -> None:
     changes.merge(JOBS, (fact.job,), live_allocations=-1)
     changes.merge(
         ALLOCATIONS,
         (fact.job, fact.allocation),
-        first_n=one.n,
+        first_n=entry.n,
         ended_fact=fact.id,
         ended_us=to_us(fact.at),
         end_state=fact.state,

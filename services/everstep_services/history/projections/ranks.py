@@ -28,15 +28,15 @@ def _rank_started(changes: Changes, _one: LoggedFact, fact: RankStarted) -> None
     changes.merge(ROUNDS, (fact.job, fact.round), ranks_started=1)
 
 
-def _rank_exited(changes: Changes, one: LoggedFact, fact: RankExited) -> None:
+def _rank_exited(changes: Changes, entry: LoggedFact, fact: RankExited) -> None:
     is_failure = fact.how in FAILURES
     failed = int(is_failure)
     changes.merge(JOBS, (fact.job,), ranks_failed=failed, last_step=fact.step)
     changes.merge(ROUNDS, (fact.job, fact.round), ranks_exited=1, ranks_failed=failed)
-    update_node(changes, one, fact.node, ranks_failed=failed)
+    update_node(changes, entry, fact.node, ranks_failed=failed)
     changes.merge(
         EXITS,
-        (one.n,),
+        (entry.n,),
         id=fact.id,
         job=fact.job,
         round=fact.round,
@@ -77,14 +77,14 @@ def _error(error: ErrorRecord | None) -> dict[str, str | None]:
     }
 
 
-def _rank_stalled(changes: Changes, one: LoggedFact, fact: RankStalled) -> None:
+def _rank_stalled(changes: Changes, entry: LoggedFact, fact: RankStalled) -> None:
     changes.merge(JOBS, (fact.job,), stalls=1)
     changes.merge(ROUNDS, (fact.job, fact.round), stalls=1)
-    update_node(changes, one, fact.node, stalls=1)
+    update_node(changes, entry, fact.node, stalls=1)
     changes.merge(
         STALLS,
         (fact.id,),
-        n=one.n,
+        n=entry.n,
         job=fact.job,
         round=fact.round,
         rank=fact.rank,

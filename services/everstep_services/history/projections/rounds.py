@@ -19,22 +19,22 @@ from everstep.store.times import to_us
 from everstep_services.history.projections.common import Projection
 
 
-def _round_waiting(changes: Changes, one: LoggedFact, fact: RoundWaiting) -> None:
+def _round_waiting(changes: Changes, entry: LoggedFact, fact: RoundWaiting) -> None:
     _phase(changes, fact, WAITING)
     changes.merge(
         ROUNDS,
         (fact.job, fact.round),
-        waiting_n=one.n,
+        waiting_n=entry.n,
         nodes_waiting=fact.joined,
         nodes_needed=fact.needed,
         waiting_reason=fact.reason or None,
     )
 
 
-def _round_formed(changes: Changes, one: LoggedFact, fact: RoundFormed) -> None:
+def _round_formed(changes: Changes, entry: LoggedFact, fact: RoundFormed) -> None:
     _phase(changes, fact, FORMED)
     changes.merge(JOBS, (fact.job,), rounds=1, restarts=fact.restarts, world_size=fact.world_size)
-    changes.merge(ALLOCATIONS, (fact.job, fact.allocation), first_n=one.n, rounds=1)
+    changes.merge(ALLOCATIONS, (fact.job, fact.allocation), first_n=entry.n, rounds=1)
     changes.merge(
         ROUNDS,
         (fact.job, fact.round),

@@ -15,11 +15,11 @@ from everstep.store.times import to_us
 from everstep_services.history.projections.common import Projection, parts
 
 
-def _found(changes: Changes, one: LoggedFact, fact: StragglerFound) -> None:
+def _found(changes: Changes, entry: LoggedFact, fact: StragglerFound) -> None:
     changes.merge(
         STRAGGLERS,
         (fact.id,),
-        n=one.n,
+        n=entry.n,
         job=fact.job,
         round=fact.round,
         rank=fact.rank,
@@ -71,11 +71,11 @@ def _acted(changes: Changes, _one: LoggedFact, fact: StragglerActed) -> None:
         changes.merge(STRAGGLERS, (fact.finding,), **values)
 
 
-def _shifted(changes: Changes, one: LoggedFact, fact: StepTimeShifted) -> None:
+def _shifted(changes: Changes, entry: LoggedFact, fact: StepTimeShifted) -> None:
     changes.merge(
         STEP_SHIFTS,
         (fact.id,),
-        n=one.n,
+        n=entry.n,
         job=fact.job,
         round=fact.round,
         at_us=to_us(fact.at),

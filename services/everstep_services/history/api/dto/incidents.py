@@ -47,10 +47,10 @@ def verdict_summary(verdict: Mapping[str, Any]) -> str:
         return f"{cause}{', ' if kind else ''}{kind} ({sure})"
     if verdict["is_corrected"]:
         return "cause unknown, a person said so"
-    what = _OPEN.get(verdict["cause_kind"] or "", kind)
+    event = _OPEN.get(verdict["cause_kind"] or "", kind)
     who = _who(verdict["culprit_ranks"] or (), verdict["culprit_nodes"] or ())
     sure = f"confidence {_percent(verdict['confidence'])}{f' that {who}' if who else ''}"
-    return f"cause unknown{': ' if what else ''}{what}; {sure}"
+    return f"cause unknown{': ' if event else ''}{event}; {sure}"
 
 
 def _who(ranks: Sequence[int], nodes: Sequence[str]) -> str:

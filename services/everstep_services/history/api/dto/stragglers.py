@@ -96,7 +96,7 @@ def shown_slow_rank(row: Record) -> SlowRank:
 
 
 def _actions(fields: Record) -> list[SlowRankAction]:
-    found = [
+    actions = [
         SlowRankAction(
             action=action,
             outcome=fields[f"{action}_outcome"],
@@ -106,11 +106,14 @@ def _actions(fields: Record) -> list[SlowRankAction]:
         for action in ACTIONS
         if fields[f"{action}_fact"] is not None
     ]
-    return sorted(found, key=lambda one: (one.at is None, one.at, one.action))
+    return sorted(
+        actions,
+        key=lambda action_taken: (action_taken.at is None, action_taken.at, action_taken.action),
+    )
 
 
 def _slower_ratio(scores: Iterable[Mapping[str, Any]]) -> float | None:
-    relative = next((one["relative_score"] for one in scores if one["signal"] == "own"), None)
+    relative = next((score["relative_score"] for score in scores if score["signal"] == "own"), None)
     return 1 / relative - 1 if relative else None
 
 

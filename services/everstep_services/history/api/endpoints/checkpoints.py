@@ -61,7 +61,7 @@ from everstep_services.history.operator_requests import (
 router = APIRouter(tags=["checkpoints"])
 
 _MOST = 1000
-_ON_RECORD = tuple(kind_of(one) for one in (CheckpointCommitted, CheckpointDeleted))
+_ON_RECORD = tuple(kind_of(item) for item in (CheckpointCommitted, CheckpointDeleted))
 Step = Annotated[Whole, Path(description="The step.")]
 Tier = Literal["global", "memory", "peer"]
 Action = Literal["pin", "unpin", "verify", "quarantine", "release", "delete"]
@@ -85,7 +85,7 @@ async def list_checkpoints(
         items = await _on_record(context, job, limit) if tier in {None, "global"} else []
         note = f"{error}; these were committed and are not known to be deleted"
         return Checkpoints(job=job, items=items, is_live=False, note=note)
-    return Checkpoints(job=job, items=[_shown(one) for one in places], is_live=True, note=None)
+    return Checkpoints(job=job, items=[_shown(place) for place in places], is_live=True, note=None)
 
 
 @router.get("/jobs/{job}/saves", summary="How saving goes", responses=responses(404))
@@ -126,17 +126,17 @@ async def locate_checkpoint(
         job=job, round=row["round"] or 0, world_size=row["world_size"] or 0, step=step
     )
     try:
-        found = await ask(
+        reply = await ask(
             context.bus, "catalog", "locate", question, CheckpointsLocated, see=f"ckpt ls {job}"
         )
     except (RequestError, BusDeniedError) as error:
         raise unavailable("catalog", error) from error
     return LocatedCheckpoints(
         job=job,
-        places=[_shown(one) for one in found.places],
+        places=[_shown(place) for place in reply.places],
         rejected=[
-            RejectedOut(step=one.step, tier=one.tier, reason=one.reason, path=one.path)
-            for one in found.rejected
+            RejectedOut(step=item.step, tier=item.tier, reason=item.reason, path=item.path)
+            for item in reply.rejected
         ],
     )
 
@@ -155,10 +155,10 @@ async def get_checkpoint(
         places = await _list(context, job, _MOST, tier or "")
     except (RequestError, BusDeniedError) as error:
         raise unavailable("catalog", error) from error
-    found = next((one for one in places if one.step == step), None)
-    if found is None:
+    checkpoint = next((place for place in places if place.step == step), None)
+    if checkpoint is None:
         raise not_found(f"checkpoint of step {step} of job {job}")
-    return _shown(found)
+    return _shown(checkpoint)
 
 
 @router.post(
@@ -186,15 +186,15 @@ async def collect_checkpoints(
     who, why = asker(by, wanted), wanted.reason
     question = CollectCheckpoints(job=job, by=who, reason=why, origin="rest", **wanted.details())
     try:
-        found = await ask(
+        reply = await ask(
             context.bus, "catalog", "collect", question, CheckpointsCollected, see=f"ckpt ls {job}"
         )
     except RequestRefusedError as error:
         raise ProblemError(409, "refused", str(error)) from error
     except (ServiceUnavailableError, BusDeniedError) as error:
         raise unavailable("catalog", error) from error
-    judged = [JudgedOut(**msgspec.structs.asdict(one)) for one in found.judged]
-    return Collected(job=job, judged=judged, text=found.text)
+    judged = [JudgedOut(**msgspec.structs.asdict(item)) for item in reply.judged]
+    return Collected(job=job, judged=judged, text=reply.text)
 
 
 @router.post(
@@ -219,7 +219,7 @@ async def change_checkpoint(
 
 async def _list(context: Context, job: str, most: int, tier: str) -> Sequence[CheckpointPlace]:
     question = ListCheckpoints(job=job, most=most, tier=tier)
-    found = await ask(
+    reply = await ask(
         context.bus,
         "catalog",
         "list",
@@ -228,7 +228,7 @@ async def _list(context: Context, job: str, most: int, tier: str) -> Sequence[Ch
         see=f"ckpt ls {job}",
         within_s=2 * LOOK_WITHIN_S,
     )
-    return found.places
+    return reply.places
 
 
 async def _on_record(context: Context, job: str, limit: int) -> list[Checkpoint]:
@@ -236,18 +236,18 @@ async def _on_record(context: Context, job: str, limit: int) -> list[Checkpoint]
     facts = tables.facts.c
     query = select(facts.n, facts.body).where(facts.job == job, facts.kind.in_(_ON_RECORD))
     newest = SortOrder((facts.n,), is_descending=True)
-    found = await page(context.database, query, newest, None, _MOST)
-    known: dict[str, CheckpointCommitted] = {}
-    for row in reversed(found.rows):
+    listing = await page(context.database, query, newest, None, _MOST)
+    committed: dict[str, CheckpointCommitted] = {}
+    for row in reversed(listing.rows):
         try:
             fact = decode(str(row["body"]).encode())
         except BadMessageError:
             continue  # of a newer release
         if isinstance(fact, CheckpointCommitted) and fact.tier == "global":
-            known[fact.path] = fact
+            committed[fact.path] = fact
         elif isinstance(fact, CheckpointDeleted):
-            known.pop(fact.path, None)
-    newest_first = sorted(known.values(), key=lambda fact: fact.step, reverse=True)
+            committed.pop(fact.path, None)
+    newest_first = sorted(committed.values(), key=lambda fact: fact.step, reverse=True)
     return [_shown(_place(fact)) for fact in newest_first[:limit]]
 
 
@@ -270,8 +270,11 @@ def _place(fact: CheckpointCommitted) -> CheckpointPlace:
 def _shown(place: CheckpointPlace) -> Checkpoint:
     shown = msgspec.structs.asdict(place)
     replicas = [
-        {"slot": one.slot, "holders": [msgspec.structs.asdict(peer) for peer in one.holders]}
-        for one in place.replicas
+        {
+            "slot": replica.slot,
+            "holders": [msgspec.structs.asdict(peer) for peer in replica.holders],
+        }
+        for replica in place.replicas
     ]
     texts = ("path", "note", "manifest_hash", "committed_hash")
     more = {**{name: shown[name] or None for name in texts}, "replicas": replicas}

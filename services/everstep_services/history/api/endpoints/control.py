@@ -72,8 +72,8 @@ async def get_straggler_switches(
     return SwitchesInForce(
         job=asked.job,
         switches=[
-            SwitchInForce(name=one.name, value=one.value, source=one.source)
-            for one in table.switches
+            SwitchInForce(name=switch.name, value=switch.value, source=switch.source)
+            for switch in table.switches
         ],
     )
 
@@ -93,8 +93,8 @@ async def set_brake(context: Ctx, by: Operator, wanted: BrakeWanted) -> Decided:
 
 
 async def _switches(context: Context, job: str | None) -> Switches:
-    found, revision = await _read(context, "CONTROL", job or CLUSTER, ControlDocument)
-    if found is None:
+    document, revision = await _read(context, "CONTROL", job or CLUSTER, ControlDocument)
+    if document is None:
         return Switches(
             job=job,
             is_braked=False,
@@ -109,17 +109,22 @@ async def _switches(context: Context, job: str | None) -> Switches:
         )
     return Switches(
         job=job,
-        is_braked=found.is_braked,
-        braked_by=found.braked_by or None,
-        brake_reason=found.brake_reason or None,
-        modes=dict(found.modes),
-        settings=dict(found.settings),
+        is_braked=document.is_braked,
+        braked_by=document.braked_by or None,
+        brake_reason=document.brake_reason or None,
+        modes=dict(document.modes),
+        settings=dict(document.settings),
         exclusions=[
-            ExclusionOut(node=one.node, by=one.by, reason=one.reason, until_at=one.until)
-            for one in found.exclusions
+            ExclusionOut(
+                node=exclusion.node,
+                by=exclusion.by,
+                reason=exclusion.reason,
+                until_at=exclusion.until,
+            )
+            for exclusion in document.exclusions
         ],
-        changed_by=found.changed_by or None,
-        reason=found.reason or None,
+        changed_by=document.changed_by or None,
+        reason=document.reason or None,
         revision=revision,
     )
 

@@ -140,8 +140,8 @@ async def _read(context: Context, job: str, incident: str, kind: str, verb: str,
         raise ProblemError(404, "not_collected", _why_not(incident, kind, pieces))
     question = ReadEvidence(
         job=job,
-        evidence=await _lent(context, [_piece(one) for one in there]),
-        world_size=max(one["world_size"] or 0 for one in there),
+        evidence=await _lent(context, [_piece(piece) for piece in there]),
+        world_size=max(piece["world_size"] or 0 for piece in there),
     )
     see = f"incident report {incident}"
     try:
@@ -189,7 +189,7 @@ def _piece(row: Record) -> EvidencePiece:
 
 
 def _why_not(incident: str, kind: str, pieces: Sequence[Record]) -> str:
-    reasons = [f"{one['node']}: {one['missing_reason'] or 'no reason'}" for one in pieces]
+    reasons = [f"{piece['node']}: {piece['missing_reason'] or 'no reason'}" for piece in pieces]
     more = f"; and {len(reasons) - _REASONS} more" if len(reasons) > _REASONS else ""
     why = "; ".join(reasons[:_REASONS]) or "no node has reported any"
     return f"no {kind} of incident {incident} was collected: {why}{more}"
@@ -215,8 +215,8 @@ def _kind(data: bytes) -> tuple[str, str]:
 def _name(piece: Record) -> str:
     rank = "" if piece["rank"] is None else f"rank{piece['rank']}"
     stream = piece["stream"] if piece["stream"] != piece["kind"] else None
-    said = (piece["incident"], piece["kind"], stream, piece["node"], rank)
-    return "-".join(_PART.sub("_", str(one))[:64] for one in said if one)
+    parts = (piece["incident"], piece["kind"], stream, piece["node"], rank)
+    return "-".join(_PART.sub("_", str(part))[:64] for part in parts if part)
 
 
 _FETCH_WITHIN_S = 5.0

@@ -102,7 +102,7 @@ async def list_facts(
     behind: Any = None
     if asked.cursor is not None:
         (behind,) = context.cursors.read(asked.cursor, question)
-    found = await facts_page(
+    facts = await facts_page(
         context.database,
         conditions,
         after=behind,
@@ -110,9 +110,9 @@ async def list_facts(
         most_bytes=context.settings.max_response_bytes,
         is_descending=is_descending,
     )
-    key = found.next_key
+    key = facts.next_key
     next_ = None if key is None else context.cursors.make(key, question)
-    return Response(facts_json(found.rows, next_), media_type=_JSON)
+    return Response(facts_json(facts.rows, next_), media_type=_JSON)
 
 
 @router.get(

@@ -152,8 +152,8 @@ async def list_actions(
     if asked.mode is not None:
         query = query.where(actions.c.mode == asked.mode)
     order = SortOrder((actions.c.n,), is_descending=asked.order == "desc")
-    found = await paged(context, query, order, asked, f"/jobs/{job}/actions")
-    return PageOf[Action](items=[Action(**present(row)) for row in found.rows], next=found.next)
+    listing = await paged(context, query, order, asked, f"/jobs/{job}/actions")
+    return PageOf[Action](items=[Action(**present(row)) for row in listing.rows], next=listing.next)
 
 
 async def job_of_incident(context: Context, incident: str) -> str:
@@ -175,7 +175,7 @@ async def _told(context: Context, job: str, incident: str) -> IncidentDetail:
     if story is None:
         raise not_found(f"incident {incident} of job {job}")
     keeps_s = await context.retention.keeps_s()
-    blobs = [msgspec.json.decode(one["blob"]) for one in story.evidence if one["blob"]]
+    blobs = [msgspec.json.decode(item["blob"]) for item in story.evidence if item["blob"]]
     copied = await context.kept.copied({blob["id"] for blob in blobs})
     now = context.clock.wall()
     return _detail(story, shown_evidence(story.evidence, copied, keeps_s, now))
@@ -189,9 +189,9 @@ async def _incidents(
     if job is not None:
         query = query.where(incidents.c.job == job)
     order = SortOrder((incidents.c.first_n,), is_descending=asked.order == "desc")
-    found = await paged(context, query, order, asked, path)
-    items = [Incident(**_incident(row)) for row in found.rows]
-    return PageOf[Incident](items=items, next=found.next)
+    listing = await paged(context, query, order, asked, path)
+    items = [Incident(**_incident(row)) for row in listing.rows]
+    return PageOf[Incident](items=items, next=listing.next)
 
 
 def _conditions(asked: IncidentFilter) -> list[ColumnElement[bool]]:
@@ -225,22 +225,24 @@ def _incident(row: Record) -> dict[str, Any]:
 
 def _detail(story: IncidentStory, evidence: list[EvidenceOut]) -> IncidentDetail:
     row = story.incident
-    verdicts = [shown_verdict(one) for one in story.verdicts]
+    verdicts = [shown_verdict(verdict) for verdict in story.verdicts]
     return IncidentDetail(
         **_incident(row),
         primary=_primary(story),
         stall=None if story.stall is None else Stall(**present(story.stall)),
-        stalls=[Stall(**present(one)) for one in story.stalls],
+        stalls=[Stall(**present(stall)) for stall in story.stalls],
         located=None if story.located is None else Located(**present(story.located)),
-        slow_ranks=[shown_slow_rank(one) for one in story.slow_ranks],
-        verdict=next((one for one in verdicts if one.verdict_fact == row["verdict_fact"]), None),
-        revisions=[one for one in verdicts if one.verdict_fact != row["verdict_fact"]],
-        corrections=[CorrectionOut(**present(one)) for one in story.corrections],
-        similar=[SimilarIncident(**present(one)) for one in story.similar],
-        exits=[shown_exit(one) for one in story.exits],
+        slow_ranks=[shown_slow_rank(slow_rank) for slow_rank in story.slow_ranks],
+        verdict=next(
+            (verdict for verdict in verdicts if verdict.verdict_fact == row["verdict_fact"]), None
+        ),
+        revisions=[verdict for verdict in verdicts if verdict.verdict_fact != row["verdict_fact"]],
+        corrections=[CorrectionOut(**present(correction)) for correction in story.corrections],
+        similar=[SimilarIncident(**present(item)) for item in story.similar],
+        exits=[shown_exit(exit) for exit in story.exits],
         evidence=evidence,
-        actions=[Action(**present(one)) for one in story.actions],
-        rounds=[Round(**present(one)) for one in story.rounds],
+        actions=[Action(**present(action)) for action in story.actions],
+        rounds=[Round(**present(round)) for round in story.rounds],
         nodes_out=list(story.nodes_out),
         nodes_in=list(story.nodes_in),
     )

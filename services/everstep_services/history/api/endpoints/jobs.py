@@ -120,8 +120,8 @@ async def list_jobs(
 ) -> PageOf[Job]:
     """Jobs, the newest first. A page stays what it is while new jobs begin."""
     query = _jobs().where(*_job_conditions(asked))
-    found = await paged(context, query, _SORTS[asked.sort], asked, "/jobs")
-    return PageOf[Job](items=[Job(**shown_job(row)) for row in found.rows], next=found.next)
+    listing = await paged(context, query, _SORTS[asked.sort], asked, "/jobs")
+    return PageOf[Job](items=[Job(**shown_job(row)) for row in listing.rows], next=listing.next)
 
 
 @router.get("/jobs/{job}", summary="One job", responses=responses(404))
@@ -133,8 +133,8 @@ async def get_job(context: Ctx, _token: Reader, job: JobName) -> JobDetail:
     allocations = tables.allocations
     query = select(allocations).where(allocations.c.job == job)
     newest = SortOrder((allocations.c.first_n, allocations.c.allocation), is_descending=True)
-    found = await page(context.database, query, newest, None, _MOST_ALLOCATIONS)
-    shown = [Allocation(**present(one)) for one in found.rows]
+    listing = await page(context.database, query, newest, None, _MOST_ALLOCATIONS)
+    shown = [Allocation(**present(row)) for row in listing.rows]
     watch = await watch_of(context, row)
     return JobDetail(**shown_job(row), watch=watch, allocations=shown)
 
@@ -152,8 +152,8 @@ async def list_rounds(
         conditions.append(tables.rounds.c.end_cause == asked.cause)
     order = SortOrder((tables.rounds.c.round,), is_descending=asked.order == "desc")
     query = _rounds(job).where(*conditions)
-    found = await paged(context, query, order, asked, f"/jobs/{job}/rounds")
-    return PageOf[Round](items=[Round(**present(row)) for row in found.rows], next=found.next)
+    listing = await paged(context, query, order, asked, f"/jobs/{job}/rounds")
+    return PageOf[Round](items=[Round(**present(row)) for row in listing.rows], next=listing.next)
 
 
 @router.get("/jobs/{job}/rounds/{number}", summary="One round", responses=responses(404))
@@ -190,8 +190,8 @@ async def list_members(
     members = tables.round_members
     query = select(members).where(members.c.job == job, members.c.round == number)
     place = f"/jobs/{job}/rounds/{number}/members"
-    found = await paged(context, query, SortOrder((members.c.slot,)), asked, place)
-    return PageOf[Member](items=[Member(**present(row)) for row in found.rows], next=found.next)
+    listing = await paged(context, query, SortOrder((members.c.slot,)), asked, place)
+    return PageOf[Member](items=[Member(**present(row)) for row in listing.rows], next=listing.next)
 
 
 @router.get(
@@ -213,21 +213,21 @@ async def list_exits(
     if asked.node is not None:
         query = query.where(exits.c.node == asked.node)
     place = f"/jobs/{job}/rounds/{number}/exits"
-    found = await paged(context, query, SortOrder((exits.c.n,)), asked, place)
-    return PageOf[Exit](items=[shown_exit(row) for row in found.rows], next=found.next)
+    listing = await paged(context, query, SortOrder((exits.c.n,)), asked, place)
+    return PageOf[Exit](items=[shown_exit(row) for row in listing.rows], next=listing.next)
 
 
 async def check_known(context: Context, job: str, number: int | None = None) -> None:
     """404 when there is no such job on record, or no such round of it."""
     if number is None:
         query: Select[Any] = select(tables.jobs.c.job).where(tables.jobs.c.job == job, is_begun())
-        what = f"job {job}"
+        name = f"job {job}"
     else:
         rounds = tables.rounds.c
         query = select(rounds.job).where(rounds.job == job, rounds.round == number)
-        what = f"round {number} of job {job}"
+        name = f"round {number} of job {job}"
     if await first(context.database, query) is None:
-        raise not_found(what)
+        raise not_found(name)
 
 
 def _job_conditions(asked: JobFilter) -> list[ColumnElement[bool]]:
@@ -261,16 +261,16 @@ async def watch_of(context: Context, job: Record) -> Watch | None:
     takes_part = exists().where(
         members.job == watches.job, members.round == job["round"], members.node == watches.node
     )
-    said = watches.watch_state
-    columns = (said, watches.watch_reason, watches.watch_us, watches.node)
-    nodes = func.count().over(partition_by=said).label("nodes")
-    place = func.row_number().over(partition_by=said, order_by=watches.node).label("place")
+    state_column = watches.watch_state
+    columns = (state_column, watches.watch_reason, watches.watch_us, watches.node)
+    nodes = func.count().over(partition_by=state_column).label("nodes")
+    place = func.row_number().over(partition_by=state_column, order_by=watches.node).label("place")
     here = select(*columns, nodes, place).where(watches.job == job["job"], takes_part).subquery()
     # In one question: an agent may say something else at any moment.
     query = select(here).where(here.c.place == 1)
     by_state = SortOrder((here.c.watch_state,))
-    found = await page(context.database, query, by_state, None, _STATES_MOST)
-    rows = {str(row["watch_state"]): row for row in found.rows}
+    listing = await page(context.database, query, by_state, None, _STATES_MOST)
+    rows = {str(row["watch_state"]): row for row in listing.rows}
     if not rows:
         return _as_beats_say(context, job)
     counts = {state: int(row["nodes"]) for state, row in rows.items()}
@@ -287,11 +287,11 @@ async def watch_of(context: Context, job: Record) -> Watch | None:
 
 def _as_beats_say(context: Context, job: Record) -> Watch | None:
     nodes = context.beats.view(job["job"]).nodes
-    counts = Counter(one.beat.watch for one in nodes if one.beat.watch)
+    counts = Counter(node.beat.watch for node in nodes if node.beat.watch)
     if not counts:
         return None
     state = _worst(counts)
-    node = next(one.beat.node for one in nodes if one.beat.watch == state)
+    node = next(node.beat.node for node in nodes if node.beat.watch == state)
     reason = "as its agent says; nothing is on record yet"
     return Watch(state=state, reason=reason, at=None, node=node, nodes=counts)
 

@@ -93,34 +93,34 @@ async def _told(database: Database, job: str, number: int, rank: int) -> _Told:
     # In one transaction: else a rank that fails meanwhile is in a round that has ended, and has
     # not failed.
     async with database.read() as connection:
-        found = await connection.execute(
+        result = await connection.execute(
             the_round.where(rounds.job == job, rounds.round == number).limit(1)
         )
-        round_ = found.mappings().one_or_none()
-        found = await connection.execute(select(exits).where(*mine).order_by(exits.c.n).limit(1))
-        exit_ = found.mappings().one_or_none()
-        found = await connection.execute(
+        round_ = result.mappings().one_or_none()
+        result = await connection.execute(select(exits).where(*mine).order_by(exits.c.n).limit(1))
+        exit_ = result.mappings().one_or_none()
+        result = await connection.execute(
             select(evidence).where(*here, evidence.c.kind.in_(_LOGS)).order_by(evidence.c.n)
         )
-        kept = found.mappings().all()
+        kept = result.mappings().all()
         node = await connection.scalar(the_node.limit(1))
     return _Told(job, number, rank, round_, exit_, kept, node)
 
 
 def _kept_where(told: _Told, stream: str | None) -> BlobRef:
-    found: dict[str, str] = {}
+    blobs: dict[str, str] = {}
     absent: str | None = None
     if told.exit is not None and told.exit["log"] is not None:
-        found["stderr"] = told.exit["log"]
+        blobs["stderr"] = told.exit["log"]
     for row in told.evidence:
         absent = row["missing_reason"] or absent
         if row["blob"] is not None:
-            found.setdefault(row["stream"] or "stderr", row["blob"])
+            blobs.setdefault(row["stream"] or "stderr", row["blob"])
     for wanted in ("stderr", "stdout") if stream is None else (stream,):
-        if wanted in found:
-            return msgspec.json.decode(found[wanted], type=BlobRef)
-    if found:
-        absent = f"only its {', '.join(found)} was"
+        if wanted in blobs:
+            return msgspec.json.decode(blobs[wanted], type=BlobRef)
+    if blobs:
+        absent = f"only its {', '.join(blobs)} was"
     raise _why_none(told, absent)
 
 

@@ -101,16 +101,16 @@ async def _silent_nodes(context: Context, job: Record, view: JobView) -> list[st
     members = tables.round_members.c
     here = (members.job == job["job"], members.round == job["round"], members.node.is_not(None))
     query = select(members.node, members.slot).where(*here)
-    found = await page(context.database, query, SortOrder((members.slot,)), None, _MEMBERS_MOST)
-    fresh = {one.beat.node for one in view.nodes if not one.is_stale}
+    listing = await page(context.database, query, SortOrder((members.slot,)), None, _MEMBERS_MOST)
+    fresh = {node.beat.node for node in view.nodes if not node.is_stale}
     with_ranks = {heard.beat.node for _, heard in view.ranks.values()}
-    return sorted({*(str(row["node"]) for row in found.rows), *with_ranks} - fresh)
+    return sorted({*(str(row["node"]) for row in listing.rows), *with_ranks} - fresh)
 
 
 def _note(context: Context, job: Record, view: JobView, silent: Collection[str]) -> str | None:
     if job["state"] not in _AT_WORK:
         return f"no ranks run: the job is {job['state']}"
-    ages = {one.beat.node: one.age_s for one in view.nodes}
+    ages = {node.beat.node: node.age_s for node in view.nodes}
     if not context.connectedness.is_bus_connected():
         ago = f": this is how it was {min(ages.values()):.0f} s ago" if ages else ""
         return f"the bus is away{ago}"
@@ -120,8 +120,8 @@ def _note(context: Context, job: Record, view: JobView, silent: Collection[str])
     if not silent:
         return None
     name = min(silent, key=lambda node: -ages.get(node, float("inf")))
-    said = f"{name} was not heard yet"
+    text = f"{name} was not heard yet"
     if name in ages:
-        said = f"{name} was last heard {ages[name]:.0f} s ago"
+        text = f"{name} was last heard {ages[name]:.0f} s ago"
     others = len(silent) - 1
-    return f"{said}, and {others} more {'is' if others == 1 else 'are'} silent" if others else said
+    return f"{text}, and {others} more {'is' if others == 1 else 'are'} silent" if others else text

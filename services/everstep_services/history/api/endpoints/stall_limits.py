@@ -127,25 +127,28 @@ def _on_the_bus(section: str) -> str:
 
 def _acting(limits: Iterable[SectionLimit], document: LimitsDocument) -> Iterator[LimitOut]:
     """What agents say that holds, with the numbers that health knows of it."""
-    learned = {one.section: one for one in document.limits}
-    for one in limits:
-        if one.section == FIRST_STEP and one.source == "learned":
+    learned = {limit.section: limit for limit in document.limits}
+    for item in limits:
+        if item.section == FIRST_STEP and item.source == "learned":
             yield _first_step(document)
             continue
-        known = learned.get(one.section)
-        if known is None:
-            yield _shown(one)
+        learned_limit = learned.get(item.section)
+        if learned_limit is None:
+            yield _shown(item)
         else:
-            numbers = {"longest_s": known.longest_s, "observations": known.observations}
-            yield _shown(replace(one, **numbers))
+            numbers = {
+                "longest_s": learned_limit.longest_s,
+                "observations": learned_limit.observations,
+            }
+            yield _shown(replace(item, **numbers))
 
 
 def _of_document(document: LimitsDocument) -> Iterator[LimitOut]:
-    named = [one.section for one in document.limits]
+    named = [limit.section for limit in document.limits]
     if FIRST_STEP not in named and document.first_step_longest_s is not None:
         yield _first_step(document)
-    for one in document.limits:
-        yield _shown(one)
+    for item in document.limits:
+        yield _shown(item)
 
 
 def _first_step(document: LimitsDocument) -> LimitOut:
@@ -166,15 +169,15 @@ async def _on_record(context: Context, job: str, note: str) -> Limits:
     row: Record | None = await first(
         context.database, select(tables.job_limits).where(tables.job_limits.c.job == job)
     )
-    known: dict[str, Any] = {} if row is None else present(row)
+    record: dict[str, Any] = {} if row is None else present(row)
     return Limits(
         job=job,
-        limits=[_shown(SectionLimit(**one)) for one in known.get("limits") or ()],
-        rule=known.get("limits_reason"),
+        limits=[_shown(SectionLimit(**limit)) for limit in record.get("limits") or ()],
+        rule=record.get("limits_reason"),
         round=None,
         config_fingerprint=None,
         is_live=False,
-        at=known.get("limits_at"),
+        at=record.get("limits_at"),
         note=note,
     )
 

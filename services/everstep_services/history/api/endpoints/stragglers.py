@@ -107,16 +107,16 @@ async def list_stragglers(
 ) -> PageOf[SlowRank]:
     """Each finding about a slow rank, with its cause and price, and how it ended; newest first."""
     await check_known(context, job)
-    found = tables.stragglers.c
+    columns = tables.stragglers.c
     query = slow_ranks(job, asked.state)
-    for column, value in ((found.node, asked.node), (found.rank, asked.rank)):
+    for column, value in ((columns.node, asked.node), (columns.rank, asked.rank)):
         if value is not None:
             query = query.where(column == value)
     if asked.round is not None:
-        query = query.where(found.round == asked.round)
+        query = query.where(columns.round == asked.round)
     if asked.cause:
-        query = query.where(found.cause.in_(asked.cause))
-    order = SortOrder((found.n,), is_descending=asked.order == "desc")
+        query = query.where(columns.cause.in_(asked.cause))
+    order = SortOrder((columns.n,), is_descending=asked.order == "desc")
     rows = await paged(context, query, order, asked, f"/jobs/{job}/stragglers")
     return PageOf[SlowRank](items=[shown_slow_rank(row) for row in rows.rows], next=rows.next)
 
@@ -132,8 +132,8 @@ async def compare_ranks(
     question = ShowScores(job=job, most=asked.most, role=asked.role)
     table = await _asked(context, "scores", question, RankScoreTable)
     newest = SortOrder((tables.stragglers.c.n,), is_descending=True)
-    found = await page(context.database, slow_ranks(job, "open"), newest, None, _OPEN_MOST)
-    shown = [shown_slow_rank(row) for row in found.rows]
+    findings = await page(context.database, slow_ranks(job, "open"), newest, None, _OPEN_MOST)
+    shown = [shown_slow_rank(row) for row in findings.rows]
     note = table.said if table.ranks else await _end_of(context, job) or table.said
     more = {"job": job, "note": note or None, "found": shown}
     fields = {**msgspec.structs.asdict(table), **more}
@@ -182,9 +182,9 @@ async def list_step_shifts(
     return PageOf[StepShift](items=[StepShift(**present(row)) for row in rows.rows], next=rows.next)
 
 
-def _sections(job: str, wanted: str, known: Sequence[str]) -> str:
+def _sections(job: str, wanted: str, sections: Sequence[str]) -> str:
     """That there is no such section, and which ones there are."""
-    names = [name for name in known if name]
+    names = [name for name in sections if name]
     more = ", …" if len(names) > _SECTIONS_NAMED else ""
     text = f"use one of {', '.join(names[:_SECTIONS_NAMED])}{more}" if names else "it has none"
     return f"job {job} has no section {wanted!r}: {text}"

@@ -25,9 +25,9 @@ async def list_tokens(
 ) -> PageOf[TokenOut]:
     """All tokens, those that are revoked included. Their secrets are not kept."""
     order = SortOrder((tables.tokens.c.created_us, tables.tokens.c.id))
-    found = await paged(context, select(tables.tokens), order, asked, "/tokens")
-    items = [TokenOut(**present(row)) for row in found.rows]
-    return PageOf[TokenOut](items=items, next=found.next)
+    listing = await paged(context, select(tables.tokens), order, asked, "/tokens")
+    items = [TokenOut(**present(row)) for row in listing.rows]
+    return PageOf[TokenOut](items=items, next=listing.next)
 
 
 @router.post("/tokens", summary="Make a token", status_code=201, responses=responses())
@@ -58,9 +58,9 @@ async def revoke_token(
     id_: Annotated[str, Path(alias="id", pattern="^[0-9a-f]{12}$", description="Its id.")],
 ) -> Response:
     """From now on it is refused; on other replicas a few seconds later."""
-    known = await context.tokens.revoke(id_, now_us=to_us(context.clock.wall()))
+    is_revoked = await context.tokens.revoke(id_, now_us=to_us(context.clock.wall()))
     context.auth.forget(id_)
-    if not known:
+    if not is_revoked:
         raise not_found(f"token {id_} that is not revoked")
     log.info("token_revoked token=%s by=%s", id_, by.id)
     return Response(status_code=204)

@@ -90,10 +90,10 @@ class TokenAuth:
             self._good.popitem(last=False)
 
     def _remembered(self, fingerprint: bytes) -> Token | None:
-        known = self._good.get(fingerprint)
-        if known is None or self._clock.now() - known[1] > self._settings.token_cache_s:
+        remembered = self._good.get(fingerprint)
+        if remembered is None or self._clock.now() - remembered[1] > self._settings.token_cache_s:
             return None
-        return known[0]
+        return remembered[0]
 
     def _check(self, token: Token) -> None:
         now_us = to_us(self._clock.wall())

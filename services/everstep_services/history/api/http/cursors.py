@@ -39,8 +39,8 @@ class Cursors:
 
     def _sign(self, body: bytes, question: object) -> bytes:
         asked = msgspec.json.encode(question)
-        said = len(asked).to_bytes(4, "big") + asked + body
-        return hmac.digest(self._secret, said, hashlib.sha256)[:_SIGNATURE]
+        signed = len(asked).to_bytes(4, "big") + asked + body
+        return hmac.digest(self._secret, signed, hashlib.sha256)[:_SIGNATURE]
 
 
 def _bad() -> ProblemError:

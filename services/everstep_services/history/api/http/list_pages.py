@@ -43,6 +43,6 @@ async def paged(
     """The page that was asked for, of any list."""
     question = asked.question(path)
     after = None if asked.cursor is None else context.cursors.read(asked.cursor, question)
-    found = await page(context.database, query, order, after, asked.limit)
-    key = found.next_key
-    return ListPage(found.rows, None if key is None else context.cursors.make(key, question))
+    rows_page = await page(context.database, query, order, after, asked.limit)
+    key = rows_page.next_key
+    return ListPage(rows_page.rows, None if key is None else context.cursors.make(key, question))

@@ -188,7 +188,7 @@ async def _nothing_more() -> Message:
 
 
 def _matches(asked: str, tag: str) -> bool:
-    tags = [one.strip().removeprefix("W/") for one in asked.split(",")]
+    tags = [item.strip().removeprefix("W/") for item in asked.split(",")]
     return "*" in tags or tag in tags
 
 

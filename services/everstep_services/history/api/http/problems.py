@@ -82,9 +82,9 @@ class ProblemError(HTTPException):
         await self.response(scope["path"])(scope, receive, send)
 
 
-def not_found(what: str) -> ProblemError:
+def not_found(name: str) -> ProblemError:
     """There is no such thing, as far as we know."""
-    return ProblemError(404, "not_found", f"there is no {what}")
+    return ProblemError(404, "not_found", f"there is no {name}")
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -163,11 +163,11 @@ def _kind(part: str) -> str:
 
 def _methods_at(request: Request) -> list[str]:
     """What is possible with this path: starlette names only what its first route takes."""
-    found: set[str] = set()
+    allowed: set[str] = set()
     for pattern, methods in request.app.state.methods:
         if pattern.fullmatch(request.scope["path"]):
-            found |= methods
-    return sorted(found | ({"HEAD"} if "GET" in found else set()))
+            allowed |= methods
+    return sorted(allowed | ({"HEAD"} if "GET" in allowed else set()))
 
 
 async def _on_validation(request: Request, error: Exception) -> Response:
@@ -177,10 +177,10 @@ async def _on_validation(request: Request, error: Exception) -> Response:
         return _not_allowed(request, methods)  # as `GET …:stop`, which is no job's name
     # Without the values: they may be secrets that were put in the wrong place.
     errors = [
-        {"where": ".".join(map(str, one["loc"])), "problem": str(one["msg"])}
-        for one in error.errors()
+        {"where": ".".join(map(str, item["loc"])), "problem": str(item["msg"])}
+        for item in error.errors()
     ]
-    detail = "; ".join(f"{one['where']}: {one['problem']}" for one in errors[:3])
+    detail = "; ".join(f"{error['where']}: {error['problem']}" for error in errors[:3])
     problem = ProblemError(422, "invalid_request", detail, errors=errors[:20])
     return problem.response(request.url.path)
 
