@@ -172,7 +172,7 @@ class _Unpacked:
         self._octets = 0
 
     def read(self, size: int) -> bytes:
-        """Exactly so many bytes."""
+        """Exactly this number of bytes."""
         self._octets += size
         if self._octets > MAX_BYTES:
             raise BadArchiveError(f"the archive has more than {MAX_BYTES} bytes unpacked")

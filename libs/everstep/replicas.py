@@ -16,7 +16,7 @@ class Replica(Protocol):
 
     @property
     def loops(self) -> tuple[Loop, ...]:
-        """What is to be run."""
+        """The loops, checks and statistics of the replica."""
         ...
 
     def statistics(self) -> dict[str, float]:

@@ -26,7 +26,7 @@ _DECODER: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(Union[CATALOGU
 
 
 class BadMessageError(EverstepError):
-    """Bytes that are no message of ours, or a message that cannot become bytes."""
+    """Bytes that are not a message of ours, or a message that cannot be encoded."""
 
     def __init__(self, problem: str, data: bytes = b"") -> None:
         shown = f"; first bytes: {data[:SHOWN_BYTES]!r}" if data else ""

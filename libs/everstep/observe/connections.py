@@ -5,7 +5,7 @@
                    └─────────┴─▶ cut: too late, or the longest silent when there are too many
 
 Clients without a token get no further than this. A process keeps file descriptors for its own
-connections, whoever connects to it.
+connections, from any client.
 """
 
 import asyncio

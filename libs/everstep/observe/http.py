@@ -104,7 +104,7 @@ async def serve_asgi(
 ) -> None:
     """Serve until `stop`, then let requests finish for `drain_within_s`, then cut them off.
 
-    Owns the socket. The application's lifespan is not run: whoever calls this owns what the
+    Owns the socket. The application's lifespan is not run: the caller owns what the
     application needs.
     """
     server = _Server(_config(app, drain_within_s), Connections(limits or ConnectionLimits()))

@@ -17,7 +17,7 @@ def remember_secret(text: str) -> None:
 
 
 def known_secrets() -> list[str]:
-    """What is to be masked, the longest first: one may be part of another."""
+    """The values to mask, the longest first: one value may be part of another."""
     return sorted(_known.copy(), key=len, reverse=True)
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong with the database, each with its remedy."""
+"""Errors of the database, each with its remedy."""
 
 from everstep.errors import EverstepError
 
@@ -12,7 +12,7 @@ class BadDatabaseUrlError(StoreError):
 
     def __init__(self, url: str, reason: str) -> None:
         super().__init__(
-            f"{url!r} is no database URL: {reason}; "
+            f"{url!r} is not a database URL: {reason}; "
             f"use sqlite:////var/lib/everstep/history.db or postgresql://user@host/database"
         )
 
@@ -51,7 +51,7 @@ class DatabaseLockedError(StoreError):
 
 
 class DatabaseDamagedError(StoreError):
-    """The file is no database, or a broken one."""
+    """The file is not a database, or is damaged."""
 
     def __init__(self, place: str, reason: str) -> None:
         super().__init__(

@@ -13,7 +13,7 @@ from everstep.store import tables
 from everstep.store.database import Database
 
 LARGEST = 128 * 1024
-"""Larger ones, as flight recorders, are only in the stream."""
+"""Larger blobs, such as flight recorders, stay in the stream only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class EvidenceCopy:
 
 @dataclass(frozen=True, slots=True)
 class UncopiedBlobs:
-    """Blobs that facts refer to, and that nobody has tried to copy yet."""
+    """Blobs that facts refer to, and that no replica has tried to copy yet."""
 
     refs: Sequence[BlobRef]
     end_n: int
@@ -34,13 +34,13 @@ class UncopiedBlobs:
 
 
 class EvidenceCopies:
-    """Those of one database."""
+    """The copies in one database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def find(self, id_: str) -> EvidenceCopy | None:
-        """The copy, or why there is none; None when nobody has tried to make one."""
+        """The copy, or why there is none; None when no copy was tried."""
         kept = tables.kept_blobs.c
         async with self._database.read() as connection:
             query = select(kept.body, kept.absent).where(kept.id == id_)
@@ -50,7 +50,7 @@ class EvidenceCopies:
         return EvidenceCopy(None if row.body is None else zlib.decompress(row.body), row.absent)
 
     async def copied(self, ids: Collection[str]) -> frozenset[str]:
-        """Those of these blobs of which there is a copy."""
+        """The ids of those blobs that have a copy."""
         kept = tables.kept_blobs.c
         query = select(kept.id).where(kept.id.in_(ids), kept.body.is_not(None))
         async with self._database.read() as connection:
@@ -95,7 +95,7 @@ class EvidenceCopies:
             await connection.execute(statement.on_conflict_do_nothing())
 
     async def make_room(self, most_bytes: int, *, absent: str) -> int:
-        """Drop the oldest copies until the others take at most so much; how many went."""
+        """Drop the oldest copies until the rest takes at most `most_bytes`; how many went."""
         kept = tables.kept_blobs.c
         newer = func.sum(kept.size).over(order_by=(kept.kept_us.desc(), kept.id.desc()))
         sums = select(kept.id, newer.label("total")).where(kept.body.is_not(None)).subquery()

@@ -181,7 +181,7 @@ class FactLog:
 
 
 async def _after(connection: AsyncConnection, n: int, most: int) -> Sequence[Any]:
-    """The next facts to project: at most so many, and not much more than `_AT_ONCE_BYTES`."""
+    """The next facts to project: at most `most`, and not much more than `_AT_ONCE_BYTES`."""
     facts = tables.facts.c
     sizes = select(facts.n, facts.size).where(facts.n > n).order_by(facts.n).limit(most)
     end, room = n, _AT_ONCE_BYTES

@@ -1,4 +1,4 @@
-"""Brings a database to the schema of this version, once, whoever comes first.
+"""Brings a database to the schema of this version; of several replicas, the first one does it.
 
 What cannot be made again (the log, positions, tokens) changes by alembic's steps. What is
 projected from the log has a version instead: a newer one makes the tables anew, empty, and

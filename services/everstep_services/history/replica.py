@@ -1,4 +1,4 @@
-"""The history service, opened: its database, its place on the bus, and what is to be run."""
+"""Composes a replica of the history service: its database, its bus, its loops and its API."""
 
 import asyncio
 import contextlib

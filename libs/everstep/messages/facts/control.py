@@ -1,4 +1,4 @@
-"""Who changed what at run time: operators, services, and those who test us."""
+"""Changes at run time: by operators, by services, and by fault injection."""
 
 from everstep.messages.base import Count, Fact, Name, Time
 
@@ -6,7 +6,7 @@ from everstep.messages.base import Count, Fact, Name, Time
 class ControlChanged(Fact, frozen=True, kw_only=True, tag="control_changed.v1"):
     """A switch or a setting changed while the system ran.
 
-    Whoever wrote it down sends it, one for each name.
+    The service that wrote the document sends one for each name.
     """
 
     name: str
@@ -20,9 +20,9 @@ class ControlChanged(Fact, frozen=True, kw_only=True, tag="control_changed.v1"):
     reason: str
     """Why, in their words."""
     origin: Name = ""
-    """By which way: `rest`, `cli` or `service`."""
+    """The interface: `rest`, `cli` or `service`."""
     revision: Count | None = None
-    """The revision of the document in `CONTROL` that says so."""
+    """The revision of the document in `CONTROL` that holds the change."""
 
 
 class OperatorActed(Fact, frozen=True, kw_only=True, tag="operator_acted.v1"):
@@ -42,13 +42,13 @@ class OperatorActed(Fact, frozen=True, kw_only=True, tag="operator_acted.v1"):
     reason: str
     """Why they asked, and why it was refused if so."""
     origin: Name = ""
-    """By which way: `rest`, `cli` or `script`."""
+    """The interface: `rest`, `cli` or `script`."""
 
 
 class FaultInjected(Fact, frozen=True, kw_only=True, tag="fault_injected.v1"):
     """A fault was made on purpose, to test.
 
-    Whoever injects it sends this first, so that it is never mistaken for a real one.
+    The process that injects it sends this first: the fault must not be mistaken for a real one.
     """
 
     fault: str
@@ -68,7 +68,7 @@ class FaultInjected(Fact, frozen=True, kw_only=True, tag="fault_injected.v1"):
 
 
 class ServiceStarted(Fact, frozen=True, kw_only=True, tag="service_started.v1"):
-    """A process of ours is ready; it sends it. `source` says which."""
+    """A process of Everstep is ready and sends this; `source` names the process."""
 
     service: Name
     """`agent`, `rendezvous`, `health` …"""
@@ -83,7 +83,7 @@ class ServiceStarted(Fact, frozen=True, kw_only=True, tag="service_started.v1"):
 
 
 class ServiceStopped(Fact, frozen=True, kw_only=True, tag="service_stopped.v1"):
-    """A process of ours goes down in good order; it sends it last."""
+    """A process of Everstep stops in good order; this is the last fact it sends."""
 
     service: Name
     """`agent`, `rendezvous`, `health` …"""

@@ -70,8 +70,8 @@ INCIDENTS = ProjectedTable(
         ),
     },
 )
-"""`cause_order`: what is said at the end about what began it wins over what was said at first.
-`verdict_order` puts what a person said first, then the revision, then the id: the highest holds."""
+"""`cause_order`: the cause given when the incident closes wins over the one given at first.
+`verdict_order` puts a person's verdict first, then the revision, then the id: the highest holds."""
 
 VERDICTS = ProjectedTable(
     "verdicts",

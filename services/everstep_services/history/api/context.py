@@ -54,7 +54,7 @@ class Context:
 _bearer = HTTPBearer(
     scheme_name="token",
     bearerFormat="evs_<id>_<secret>",
-    description="A token with the scope `read`, `operate` or `admin`, each of which allows what "
+    description="A token with the scope `read`, `operate` or `admin`, and each allows what "
     "those before it allow. Make one with `python -m everstep_services.history token`.",
     auto_error=False,
 )

@@ -81,7 +81,7 @@ def _evidence(changes: Changes, entry: LoggedFact, fact: EvidenceCollected) -> N
 
 
 def _stream(fact: EvidenceCollected) -> str | None:
-    """Of which stream it is the end; None when it is none, or nobody can tell."""
+    """The stream whose end it is; None when it is not of a stream, or of an unknown one."""
     stream = fact.summary.partition(":")[0] if fact.evidence == "log" else fact.evidence
     return stream if stream in {"stdout", "stderr"} else None
 

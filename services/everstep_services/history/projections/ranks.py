@@ -19,9 +19,9 @@ from everstep.store.times import to_us
 from everstep_services.history.projections.common import Projection, blob_text, update_node
 
 FAILURES = frozenset({"error", "signal", "out_of_memory", "no_device"})
-"""How a rank fails. A word from a later release is no failure, until this one knows it."""
+"""How a rank fails. A word from a later release does not count as a failure."""
 _TRACEBACK = 8000
-"""So much of a traceback's end is in the table; the log has it whole."""
+"""How much of a traceback's end is in the table; the log has all of it."""
 
 
 def _rank_started(changes: Changes, _one: LoggedFact, fact: RankStarted) -> None:

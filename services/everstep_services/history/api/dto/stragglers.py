@@ -158,14 +158,14 @@ class RanksCompared(Answer):
     )
     ranks: list[RankNowOut] = Field(description="The slowest first.")
     ranks_seen: int = Field(description="How many were compared.")
-    ranks_missing: int = Field(description="Ranks of the round of which nothing was heard.")
+    ranks_missing: int = Field(description="Ranks of the round that sent nothing.")
     groups: list[GroupNow] = Field(description="Those in which ranks wait the longest.")
     clock_error_s: float | None = Field(description="Clocks of nodes are aligned to within this.")
     is_on: bool = Field(description="Timings are switched on.")
     is_by_time: bool = Field(
         description="Nobody counts steps: a step is a second since 1970, and times are a second's."
     )
-    note: str | None = Field(description="Why nothing, or not everything, can be told.")
+    note: str | None = Field(description="Why nothing, or not everything, is known.")
     found: list[SlowRank] = Field(description="Findings that are open, as the record has them.")
 
 

@@ -73,7 +73,7 @@ async def list_checkpoints(
     _token: Reader,
     job: JobName,
     limit: Annotated[
-        int, Field(ge=1, le=_MOST), LITERAL, Query(description="The newest so many.")
+        int, Field(ge=1, le=_MOST), LITERAL, Query(description="At most this number of the newest.")
     ] = 100,
     tier: Annotated[Tier | None, Query(description="Only in this tier.")] = None,
 ) -> Checkpoints:

@@ -48,7 +48,7 @@ async def get_control(context: Ctx, _token: Reader) -> Control:
 
 
 class AboutJob(BaseModel):
-    """Of which job."""
+    """The job."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -86,7 +86,7 @@ async def change_control(context: Ctx, by: Operator, wanted: ControlWanted) -> D
 
 @router.post("/brake", summary="Pull the brake", status_code=202, responses=responses(404, 409))
 async def set_brake(context: Ctx, by: Operator, wanted: BrakeWanted) -> Decided:
-    """With the brake on, every actuator only observes: what would be done is said, not done."""
+    """With the brake on, every actuator only observes: it records what it would do."""
     changes = {"brake": "on" if wanted.is_on else "off"}
     told = ControlWanted(changes=changes, job=wanted.job, reason=wanted.reason, user=wanted.user)
     return await do(context, by, "control", wanted.job, told)

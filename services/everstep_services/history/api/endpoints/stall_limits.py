@@ -51,7 +51,7 @@ Section = Annotated[
 
 @router.get("/jobs/{job}/limits", summary="A job's limits", responses=responses(404))
 async def get_limits(context: Ctx, _token: Reader, job: JobName) -> Limits:
-    """The limits that health has learned or was told, with the numbers behind each."""
+    """The limits that health has learned or that a person has set, with the numbers behind each."""
     await check_known(context, job)
     try:
         show = ShowLimits(job=job)

@@ -78,7 +78,7 @@ class ScoresWanted(_Live):
     """How many ranks."""
 
     most: Annotated[int, Field(ge=1, le=4096), LITERAL] = Field(
-        100, description="The slowest so many."
+        100, description="How many of the slowest ranks."
     )
     role: str = Field("", max_length=256, pattern=TEXT, description="Only this role group.")
 
@@ -94,10 +94,10 @@ class TimingsWanted(_Live):
     )
     first_rank: Whole = Field(0, description="The first rank to show.")
     most_ranks: Annotated[int, Field(ge=1, le=4096), LITERAL] = Field(
-        512, description="So many ranks at most."
+        512, description="The most ranks to show."
     )
     most_windows: Annotated[int, Field(ge=1, le=1000), LITERAL] = Field(
-        60, description="So many of the latest windows."
+        60, description="The most windows to show, the latest."
     )
 
 

@@ -15,7 +15,7 @@ _AT_ONCE_BYTES = 2 << 20
 
 
 class Feed:
-    """A window over the end of the log, moved by whoever asks first."""
+    """A window over the end of the log, moved on by the first caller that asks for more."""
 
     def __init__(self, database: Database, notifier: LogNotifier) -> None:
         self._database = database

@@ -120,7 +120,7 @@ class LiveStream(Response):
         try:
             return await self._context.auth.still_good(self._token)
         except StoreError:
-            return True  # the database is away; that is no reason to end a stream
+            return True  # an absent database must not end a stream
 
     def _greeting(self) -> bytes:
         id_ = f"{self._context.epoch}-{self._start.n}"

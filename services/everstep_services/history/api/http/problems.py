@@ -174,7 +174,7 @@ async def _on_validation(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     methods = _methods_at(request)
     if methods and request.method not in methods:
-        return _not_allowed(request, methods)  # as `GET …:stop`, which is no job's name
+        return _not_allowed(request, methods)  # as `GET …:stop`: not the name of a job
     # Without the values: they may be secrets that were put in the wrong place.
     errors = [
         {"where": ".".join(map(str, item["loc"])), "problem": str(item["msg"])}
