@@ -25,6 +25,8 @@ from everstep_services.catalog.settings import CatalogSettings
 from everstep_services.health.replica import HealthReplica
 from everstep_services.health.settings import HealthSettings
 from everstep_services.history.beats import Beats
+from everstep_services.history.goodput.reader import GoodputReader
+from everstep_services.history.job_metrics import JobMetrics
 from everstep_services.history.notifier import LogNotifier
 from everstep_services.history.projector import Projector
 from everstep_services.history.settings import HistorySettings
@@ -189,6 +191,7 @@ _PARTS = (
     ("Straggler", ("everstep_straggler_",)),
     ("Attribution", ("everstep_attribution_",)),
     ("History", ("everstep_history_",)),
+    ("Jobs, shown by the history service that writes the record", ("everstep_job_",)),
     ("The bus, as one process sees it", ("everstep_bus_",)),
 )
 _SPOOL = "\nThose with `facts_` are there in processes that record facts.\n"
@@ -216,6 +219,8 @@ def families() -> Iterator[Metric]:
     metrics.watch("history", _projector().statistics)
     metrics.watch("history_beats", Beats(_bus(), SystemClock()).statistics)
     metrics.watch("bus", _bus().statistics)
+    database = cast("Database", None)
+    metrics.collect([JobMetrics(database, GoodputReader(database), SystemClock())])
     yield from metrics.registry.collect()
     yield from ProcessCollector(registry=None).collect()
 
@@ -227,7 +232,9 @@ def name_of(family: Metric) -> str:
 
 def _row(family: Metric) -> str:
     name = name_of(family)
-    return f"| `{name}` | {family.type} | {MEANINGS.get(name, family.documentation)} |"
+    labels = getattr(family, "_labelnames", ())
+    shown = f"`{name}`" + (f" {{{', '.join(labels)}}}" if labels else "")
+    return f"| {shown} | {family.type} | {MEANINGS.get(name, family.documentation)} |"
 
 
 def _lines(rows: Iterable[str]) -> str:

@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from types import FrameType
 
+from prometheus_client.registry import Collector
+
 from everstep.errors import EverstepError
 from everstep.observe.health import Check
 from everstep.observe.metrics import Statistics
@@ -35,6 +37,8 @@ class Parts:
     """What `/healthz` asks."""
     statistics: Mapping[str, Statistics] = field(default_factory=dict)
     """What `/metrics` shows, by component."""
+    collectors: tuple[Collector, ...] = ()
+    """What `/metrics` shows besides, with labels."""
 
 
 class LoopEndedError(RuntimeError):

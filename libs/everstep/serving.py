@@ -60,6 +60,7 @@ async def serve_parts(
     clock, metrics = SystemClock(), MetricRegistry(name)
     for component, statistics in parts.statistics.items():
         metrics.watch(component, statistics)
+    metrics.collect(parts.collectors)
     within_s = observe.check_within_s
     health = Health(name, __version__, parts.checks, clock, within_s=within_s)
     await serve(

@@ -206,9 +206,22 @@ def test_a_host_that_holds_its_rank_back_for_less_than_steps_lost_is_not_named()
     simulation, job = Simulation(QUICK), Job("job", Rules())
     assert judged(simulation, job, 5) == []
     simulation.plan = SLOW
-    (found,) = judged(simulation, job, 8, (2, 4), throttled={6: 0.01})
+    (found,) = judged(simulation, job, 8, (2, 4), throttled={6: 0.005})
     assert isinstance(found, SlowRank)
     assert (found.rank, found.cause) == (2, "network")
+
+
+@pytest.mark.parametrize(("other", "named"), [(0.0, (2, "host")), (0.008, None)])
+def test_a_quota_on_one_node_alone_is_to_blame_with_less(
+    other: float, named: tuple[int, str] | None
+) -> None:
+    """Others wait for longer than it was held back; but not if quotas hold many back (A6.2)."""
+    simulation, job = Simulation(QUICK), Job("job", Rules())
+    assert judged(simulation, job, 5) == []
+    simulation.plan = SLOW
+    changes = judged(simulation, job, 8, (4, 6), throttled={2: 0.012, 7: other})
+    found = [(one.rank, one.cause) for one in changes if isinstance(one, SlowRank)]
+    assert found == ([named] if named else [])
 
 
 def test_a_quota_that_is_counted_in_one_window_only_excuses_links() -> None:

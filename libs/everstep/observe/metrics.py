@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import (
     CollectorRegistry,
@@ -68,6 +68,11 @@ class MetricRegistry:
             collector = self._watched[component] = _Statistics(component)
             self.registry.register(collector)
         collector.sources.append((of, statistics))
+
+    def collect(self, collectors: Iterable[Collector]) -> None:
+        """Publish what these have, read when asked."""
+        for collector in collectors:
+            self.registry.register(collector)
 
     async def exposition(self) -> bytes:
         """All metrics in Prometheus' text format; it has `CONTENT_TYPE`."""

@@ -22,6 +22,7 @@ from everstep.store.schema import upgrade
 from everstep_services.history.api.app import create_app, make_context
 from everstep_services.history.api.context import Connectedness
 from everstep_services.history.commands import make_first_token
+from everstep_services.history.job_metrics import JobMetrics
 from everstep_services.history.log_copy import LogCopier
 from everstep_services.history.notifier import LogNotifier
 from everstep_services.history.projections.fold import fold
@@ -52,6 +53,7 @@ async def opened(
         connectedness = Connectedness(lambda: projector.is_projecting, lambda: bus.connected)
         context = await make_context(api, database, notifier, connectedness, clock=clock, bus=bus)
         most_bytes = settings.keep_log_bytes
+        job_metrics = JobMetrics(database, context.goodput, clock)
         copier = LogCopier(
             EvidenceCopies(database), bus.blobs, notifier, clock=clock, most_bytes=most_bytes
         )
@@ -71,6 +73,7 @@ async def opened(
                 projector.project_for_ever,
                 projector.poll_for_ever,
                 partial(copier.copy_for_ever, is_mine=lambda: projector.is_projecting),
+                partial(job_metrics.refresh_for_ever, is_mine=lambda: projector.is_projecting),
                 context.auth.write_used_for_ever,
                 context.beats.hear_for_ever,
                 partial(topology.keep_for_ever, bus.jetstream, replicas=bus_settings.replicas),
@@ -85,6 +88,7 @@ async def opened(
                 "history_beats": context.beats.statistics,
                 "bus": bus.statistics,
             },
+            collectors=(job_metrics,),
         )
         with contextlib.suppress(TimeoutError):  # a database that hangs does not keep us
             async with asyncio.timeout(_LAST_NOTE_WITHIN_S):

@@ -23,6 +23,7 @@ SECONDS = {
 
 def at(second: float, kind: str, /, **values: Any) -> Fact:
     """A fact of that second of the trace."""
+    values = {"round": None, **values}
     return make(kind, job="j", at=BEGAN + timedelta(seconds=second), **values)
 
 

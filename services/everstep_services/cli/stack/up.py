@@ -11,7 +11,7 @@ from socket import socket
 from everstep import __version__
 from everstep.bus import connect, topology
 from everstep.bus.auth.roles import ADMIN, SERVICE
-from everstep.bus.background import beside
+from everstep.bus.background import in_background
 from everstep.bus.server.dev_server import DevServer, dev_server
 from everstep.clock import SystemClock
 from everstep.errors import EverstepError
@@ -132,7 +132,7 @@ class _Stack:
         await asyncio.to_thread(ground.state.announce, running)
         has_new_token = not self._had_token and ground.state.token_file.exists()
         await asyncio.to_thread(self._tell, Ready(running, has_new_token, ground.phases))
-        async with beside(send_left_and_log(ground.state.path / "spool")):
+        async with in_background(send_left_and_log(ground.state.path / "spool")):
             await stop.wait()
 
     async def let_observe(self, stop: asyncio.Event) -> None:
@@ -152,6 +152,7 @@ def _observed(ground: Ground, metrics: MetricRegistry, opened: Mapping[str, Part
         checks |= {f"{name}.{check}": ask for check, ask in parts.checks.items()}
         for component, statistics in parts.statistics.items():
             metrics.watch(component, statistics, of="" if component == name else name)
+        metrics.collect(parts.collectors)
     within_s = ground.settings.section(ObserveSettings).check_within_s
     health = Health("up", __version__, checks, SystemClock(), within_s=within_s)
     return observe_app(health, metrics)

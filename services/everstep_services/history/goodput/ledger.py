@@ -48,7 +48,7 @@ def segments(trace: Trace, now_s: float) -> list[Segment]:
     for allocation in trace.allocations:
         for here in allocation.rounds.values():
             _take_lost_steps(parts, here, trace)
-    return _taxed([part for part in parts if part.lasted_s > 0], trace.slow_ranks.values())
+    return _taxed([part for part in parts if part.lasted_s > 0], trace)
 
 
 def seconds(
@@ -191,10 +191,17 @@ def _lost_s(here: Round, trace: Trace) -> float:
     return here.lost_steps * last.steps_took_s / last.steps
 
 
-def _taxed(parts: list[Segment], slow_ranks: Iterable[SlowRank]) -> list[Segment]:
+def _taxed(parts: list[Segment], trace: Trace) -> list[Segment]:
     """What slow ranks cost, spread over the productive time in which they were slow."""
-    for slow in slow_ranks:
-        until_s = float("inf") if slow.cleared_s is None else slow.cleared_s
+    ends = {
+        here.number: here.ended_s
+        for allocation in trace.allocations
+        for here in allocation.rounds.values()
+        if here.ended_s is not None
+    }
+    for slow in trace.slow_ranks.values():
+        until_s = ends.get(slow.round, float("inf"))  # a finding is over with its round
+        until_s = until_s if slow.cleared_s is None else min(slow.cleared_s, until_s)
         parts = list(_cut(parts, slow.found_s, until_s))
         inside = [
             place

@@ -77,6 +77,7 @@ class Allocation:
 class SlowRank:
     """A rank that was found to be slow, until it was cleared."""
 
+    round: int
     found_s: float
     slowdown_ratio: float
     cleared_s: float | None = None
@@ -226,7 +227,7 @@ def _closed(trace: Trace, fact: IncidentClosed, at_s: float) -> None:
 
 
 def _slow(trace: Trace, fact: StragglerFound, at_s: float) -> None:
-    trace.slow_ranks[fact.id] = SlowRank(at_s, max(fact.slowdown_ratio or 0.0, 0.0))
+    trace.slow_ranks[fact.id] = SlowRank(fact.round, at_s, max(fact.slowdown_ratio or 0.0, 0.0))
 
 
 def _cleared(trace: Trace, fact: StragglerCleared, at_s: float) -> None:

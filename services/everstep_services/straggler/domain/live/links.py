@@ -33,6 +33,9 @@ _TIMES_OTHERS = 4.0
 _PART_OF_FIRST = 0.5
 """In a ring, what the next node sends to a slow one is held up by so much of it at least."""
 _LEAST_S = 0.002
+_TELLS, _TELLS_TIMES = 0.2, 3.0
+"""A quota that held one rank back for this share is to blame, too, if it is this many times as much
+as on any other node: the rest is what others lost by waiting."""
 _EXPLAINS = 0.5
 """If a rank's own time exceeds others' by this share of what steps lost, or its host held it back
 for as long, no link is to blame: a node that sends to a busy host waits for its answers, too."""
@@ -140,15 +143,15 @@ class Links:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # windows of which nothing is known
             most_s = float(np.nan_to_num(np.nanmax(np.array(list(self.throttled_s)))))
-        return most_s >= _EXPLAINS * self.lost_s > 0
+        return most_s >= _TELLS * self.lost_s > 0
 
     def _busy_host(self, measured: Measured) -> SlowNode | None:
         """The node whose host holds a rank back for most of what steps lost."""
         rank, held_s = _most(self.held_s)
         if not held_s >= _EXPLAINS * self.lost_s > 0:
-            return None
+            rank, held_s = self._throttled_most(measured)
         rows = np.flatnonzero(measured.sample.rank == rank)
-        if not len(rows):
+        if not len(rows) or not self.lost_s > 0:
             return None
         row = int(rows[0])
         node = measured.sample.nodes[int(measured.sample.node[row])].node
@@ -157,6 +160,16 @@ class Links:
             f"more than others"
         )
         return SlowNode(row, "host", _HOST_CONFIDENCE, words, self.lost_s, measured.step_s)
+
+    def _throttled_most(self, measured: Measured) -> tuple[int, float]:
+        """The rank that a quota holds back far more than those of other nodes; -1 if none."""
+        rank, most_s = _most(self.throttled_s)
+        row = np.flatnonzero(measured.sample.rank == rank)
+        if not len(row) or not most_s >= _TELLS * self.lost_s:
+            return -1, 0.0
+        others = measured.sample.rank[measured.sample.node != measured.sample.node[row[0]]]
+        _, next_s = _most([one[others] for one in self.throttled_s])
+        return (rank, most_s) if most_s >= _TELLS_TIMES * next_s else (-1, 0.0)
 
     def _slow_link(self, measured: Measured, trips: Array) -> SlowNode | None:
         """The node whose connections stand out."""
@@ -245,6 +258,8 @@ def _most(windows: Iterable[Array]) -> tuple[int, float]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # ranks of which nothing is known
         medians = np.nan_to_num(np.nanmedian(np.array(list(windows)), axis=0))
+    if not len(medians):
+        return -1, 0.0
     rank = int(np.argmax(medians))
     return rank, float(medians[rank])
 

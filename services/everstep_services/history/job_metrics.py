@@ -1,0 +1,209 @@
+"""Metrics of jobs for Prometheus, from the record: of those that are not over, without ranks."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from sqlalchemy import Select, func, or_, select
+
+from everstep.clock import Clock
+from everstep.store import tables
+from everstep.store.database import Database
+from everstep.store.errors import StoreError
+from everstep.store.queries import Record, is_begun, is_over, job_state
+from everstep.store.times import to_us
+from everstep_services.history.goodput.ledger import Segment, seconds
+from everstep_services.history.goodput.reader import GoodputReader
+
+log = logging.getLogger(__name__)
+
+_EVERY_S = 15.0
+_JOBS_MOST = 500
+"""So many jobs are shown: the newest."""
+_SHOWN_AFTER_END_S = 3600.0
+"""A job that is over is shown for so long, so that its last values are read."""
+_WINDOWS_S: Mapping[str, float] = {"1h": 3600.0, "24h": 86400.0, "job": float("inf")}
+
+GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "info": ("What the job is; 1.", ("name", "user", "version")),
+    "state": ("1 for the state that the job is in.", ("state",)),
+    "ranks": ("Ranks in the newest round.", ()),
+    "step": ("The last step that was reported.", ()),
+    "total_steps": ("Where the training ends, if the script reported it.", ()),
+    "progress_age_seconds": ("How long ago any fact about the job was received.", ()),
+    "stragglers": ("Slow ranks that are not cleared.", ()),
+    "incidents_open": ("Incidents that are not closed.", ()),
+    "goodput_ratio": ("The productive share of the allocations' time in a window.", ("window",)),
+    "checkpoint_last_committed_step": ("The newest step that was committed.", ("tier",)),
+    "checkpoint_age_seconds": ("How long ago that was.", ("tier",)),
+    "checkpoint_stall_seconds": ("How long the newest save held a step up.", ("tier",)),
+    "checkpoint_lag_seconds": ("From that save's call until it was visible.", ("tier",)),
+}
+COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "restarts": ("Restarts of the job.", ()),
+    "incidents": ("Incidents of the job, by the cause of their verdict.", ("cause",)),
+    "stalls": ("Ranks that stalled.", ()),
+    "nodes_lost": ("Nodes that were lost.", ()),
+    "lost_steps": ("Steps that had to be made again.", ()),
+    "spent_seconds": ("Time of the allocations, by the class of goodput.", ("class",)),
+    "checkpoint_commits": ("Checkpoints that were committed.", ("tier",)),
+    "checkpoint_failures": ("Saves that failed.", ("tier",)),
+}
+
+
+@dataclass(slots=True)
+class _Values:
+    """The samples of one reading: by metric, labels and values."""
+
+    samples: dict[str, list[tuple[tuple[str, ...], float]]] = field(default_factory=dict)
+
+    def add(self, name: str, job: str, value: float | None, *labels: str | None) -> None:
+        """Nothing where the value is not known."""
+        if value is not None:
+            known = self.samples.setdefault(name, [])
+            known.append(((job, *(label or "" for label in labels)), float(value)))
+
+
+class JobMetrics(Collector):
+    """Reads the record every 15 s, where this replica is the one that shows jobs."""
+
+    def __init__(self, database: Database, goodput: GoodputReader, clock: Clock) -> None:
+        self._database = database
+        self._goodput = goodput
+        self._clock = clock
+        self._values = _Values()
+
+    async def refresh_for_ever(self, *, is_mine: Callable[[], bool]) -> None:
+        """A loop. A replica that stands by shows no jobs, so that none is counted twice."""
+        while True:
+            try:
+                self._values = await self.read() if is_mine() else _Values()
+            except StoreError as error:
+                log.warning("job_metrics_not_read error=%s", error)
+            await self._clock.sleep(_EVERY_S)
+
+    async def refresh(self) -> None:
+        """Read the record once."""
+        self._values = await self.read()
+
+    async def read(self) -> _Values:
+        """The values of now."""
+        now = self._clock.wall()
+        now_us, now_s = to_us(now), now.timestamp()
+        values = _Values()
+        jobs = await self._rows(_jobs(now_us))
+        names = [str(row["job"]) for row in jobs]
+        for row in jobs:
+            _add_job(values, row, now_us)
+        saves = tables.job_saves
+        for row in await self._rows(select(saves).where(saves.c.job.in_(names))):
+            _add_saves(values, row, now_us)
+        for row in await self._rows(_incidents(names)):
+            values.add("incidents", row["job"], row["count"], row["cause"] or "none")
+        unclosed = {row["job"]: row["count"] for row in await self._rows(_open_incidents(names))}
+        slow = {row["job"]: row["count"] for row in await self._rows(_open_findings(names))}
+        for name in names:
+            values.add("incidents_open", name, unclosed.get(name, 0))
+            values.add("stragglers", name, slow.get(name, 0))
+            _add_goodput(values, name, await self._goodput.segments(name, now_s), now_s)
+        return values
+
+    async def _rows(self, query: Select[Any]) -> Sequence[Record]:
+        async with self._database.read() as connection:
+            rows: Sequence[Record] = (await connection.execute(query)).mappings().all()
+        return rows
+
+    def describe(self) -> list[Metric]:
+        """Nothing: what there is comes from the record."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """The values that were read last."""
+        samples = self._values.samples
+        for name, (text, labels) in GAUGES.items():
+            gauge = GaugeMetricFamily(f"everstep_job_{name}", text, labels=["job", *labels])
+            yield _filled(gauge, samples.get(name, ()))
+        for name, (text, labels) in COUNTERS.items():
+            counter = CounterMetricFamily(f"everstep_job_{name}", text, labels=["job", *labels])
+            yield _filled(counter, samples.get(name, ()))
+
+
+def _filled(
+    family: GaugeMetricFamily | CounterMetricFamily,
+    samples: Iterable[tuple[tuple[str, ...], float]],
+) -> Metric:
+    for labels, value in samples:
+        family.add_metric(labels, value)
+    return family
+
+
+def _jobs(now_us: int) -> Select[Any]:
+    jobs = tables.jobs
+    ended_us = now_us - int(_SHOWN_AFTER_END_S * 1e6)
+    shown = or_(~is_over(), jobs.c.ended_us > ended_us)
+    query = select(jobs, job_state().label("state")).where(is_begun(), shown)
+    return query.order_by(jobs.c.first_n.desc()).limit(_JOBS_MOST)
+
+
+def _incidents(names: Sequence[str]) -> Select[Any]:
+    here = tables.incidents.c
+    query = select(here.job, here.cause, func.count().label("count"))
+    query = query.where(here.job.in_(names), here.opened_fact.is_not(None))
+    return query.where(or_(here.outcome.is_(None), here.outcome != "merged")).group_by(
+        here.job, here.cause
+    )
+
+
+def _open_incidents(names: Sequence[str]) -> Select[Any]:
+    here = tables.incidents.c
+    query = select(here.job, func.count().label("count"))
+    query = query.where(here.job.in_(names), here.opened_fact.is_not(None))
+    return query.where(here.closed_fact.is_(None)).group_by(here.job)
+
+
+def _open_findings(names: Sequence[str]) -> Select[Any]:
+    """Those of the newest round: a finding is over with its round."""
+    here, jobs = tables.stragglers.c, tables.jobs.c
+    query = select(here.job, func.count().label("count"))
+    query = query.join(tables.jobs, (jobs.job == here.job) & (jobs.round == here.round))
+    query = query.where(here.job.in_(names), here.n.is_not(None), here.cleared_fact.is_(None))
+    return query.where(~is_over()).group_by(here.job)
+
+
+def _add_job(values: _Values, row: Record, now_us: int) -> None:
+    job = str(row["job"])
+    values.add("info", job, 1, row["name"], row["user"], row["version"])
+    values.add("state", job, 1, row["state"])
+    values.add("ranks", job, row["world_size"])
+    values.add("step", job, row["last_step"])
+    values.add("total_steps", job, row["total_steps"])
+    values.add("progress_age_seconds", job, _age_s(row["updated_us"], now_us))
+    for name in ("restarts", "stalls", "nodes_lost", "lost_steps"):
+        values.add(name, job, row[name] or 0)
+
+
+def _add_saves(values: _Values, row: Record, now_us: int) -> None:
+    job, tier = str(row["job"]), str(row["tier"])
+    values.add("checkpoint_last_committed_step", job, row["committed_step"], tier)
+    values.add("checkpoint_age_seconds", job, _age_s(row["committed_us"], now_us), tier)
+    values.add("checkpoint_stall_seconds", job, row["stall_s"], tier)
+    values.add("checkpoint_lag_seconds", job, row["lag_s"], tier)
+    values.add("checkpoint_commits", job, row["commits"] or 0, tier)
+    values.add("checkpoint_failures", job, row["failures"] or 0, tier)
+
+
+def _add_goodput(values: _Values, job: str, parts: Sequence[Segment], now_s: float) -> None:
+    for window, length_s in _WINDOWS_S.items():
+        sums = seconds(parts, now_s - length_s, now_s)
+        wall_s = sum(sums.values())
+        if wall_s > 0:
+            values.add("goodput_ratio", job, sums["productive"] / wall_s, window)
+    for time_class, spent_s in seconds(parts, until_s=now_s).items():
+        values.add("spent_seconds", job, spent_s, time_class)
+
+
+def _age_s(at_us: int | None, now_us: int) -> float | None:
+    return None if at_us is None else max(0.0, (now_us - at_us) / 1e6)

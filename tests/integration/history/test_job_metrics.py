@@ -1,0 +1,86 @@
+"""Metrics of jobs: what Prometheus reads of the record."""
+
+from datetime import timedelta
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from everstep_services.history.job_metrics import JobMetrics
+from tests.integration.conftest import Api
+from tests.unit.history.facts import make
+from tests.unit.history.goodput_trace import BEGAN, SECONDS, TRACE, started
+
+Samples = dict[tuple[str, ...], float]
+
+
+async def samples(api: Api) -> Samples:
+    """Every sample, by its name and the values of its labels but the job's."""
+    shown = JobMetrics(api.database, api.context.goodput, api.clock)
+    await shown.refresh()
+    registry = CollectorRegistry()
+    registry.register(shown)
+    return {
+        (sample.name, *(value for name, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(generate_latest(registry).decode())
+        for sample in family.samples
+    }
+
+
+async def test_a_job_shows_where_it_is_and_what_its_time_went_to(api: Api) -> None:
+    """A11.4, A11.5."""
+    await api.add(
+        make("job_started", job="j", round=None, at=BEGAN), *TRACE[:-2],
+        make("incident_opened", job="j", incident="i", at=BEGAN),
+        make("verdict_reached", job="j", incident="i", cause="gpu", at=BEGAN),
+        make("checkpoint_failed", job="j", round=1, tier="global", step=80, at=BEGAN),
+    )  # fmt: skip
+    found = await samples(api)
+    assert found["everstep_job_step", "j"] == 7
+    assert found["everstep_job_incidents_total", "gpu", "j"] == 1
+    assert found["everstep_job_incidents_open", "j"] == 0
+    assert found["everstep_job_stragglers", "j"] == 0
+    assert found["everstep_job_checkpoint_failures_total", "j", "global"] == 1
+    assert found["everstep_job_checkpoint_last_committed_step", "j", "global"] == 70
+    assert found["everstep_job_checkpoint_stall_seconds", "j", "global"] == 2.0
+    assert found["everstep_job_spent_seconds_total", "productive", "j"] == SECONDS["productive"]
+    assert found["everstep_job_spent_seconds_total", "lost_steps", "j"] == SECONDS["lost_steps"]
+    assert 0 < found["everstep_job_goodput_ratio", "j", "job"] < 1
+
+
+async def test_a_slow_rank_shows_until_it_is_cleared_or_its_round_is_over(api: Api) -> None:
+    slow = make("straggler_found", job="j", round=1, rank=3, at=BEGAN)
+    await api.add(
+        make("job_started", job="j", round=None, at=BEGAN), started(),
+        make("round_formed", job="j", round=1, at=BEGAN), slow,
+    )  # fmt: skip
+    assert (await samples(api))["everstep_job_stragglers", "j"] == 1
+    await api.add(make("round_formed", job="j", round=2, at=BEGAN))
+    assert (await samples(api))["everstep_job_stragglers", "j"] == 0
+
+
+async def test_a_job_that_is_long_over_is_not_shown(api: Api) -> None:
+    ended = make("job_ended", job="j", state="done", at=api.clock.wall() - timedelta(hours=2))
+    await api.add(make("job_started", job="j", round=None, at=BEGAN), ended)
+    assert not [key for key in await samples(api) if "j" in key]
+
+
+async def test_no_metric_has_a_label_for_a_rank(api: Api) -> None:
+    await api.add(make("job_started", job="j", round=None, at=BEGAN), *TRACE)
+    shown = JobMetrics(api.database, api.context.goodput, api.clock)
+    await shown.refresh()
+    labels = {name for family in shown.collect() for one in family.samples for name in one.labels}
+    assert labels <= {
+        "job", "name", "user", "version", "state", "window", "tier", "class", "cause",
+    }  # fmt: skip
+
+
+async def test_hostile_names_stay_one_sample(api: Api) -> None:
+    """A name with line breaks and quotes makes no metric of its own (A13.4)."""
+    hostile = 'x"} 1\neverstep_job_step{job="forged"} 99\n'
+    spec = make("job_started").spec  # type: ignore[attr-defined]
+    await api.add(make("job_started", job="j", at=BEGAN, user=hostile, spec=spec))
+    assert ("everstep_job_step", "forged") not in await samples(api)
+    assert ("everstep_job_info", "j", spec.name, hostile) in {
+        key[:4] for key in await samples(api)
+    } or pytest.fail("the name is not shown as it is")
