@@ -154,7 +154,7 @@ class RoundEnded(RoundFact, frozen=True, kw_only=True, tag="round_ended.v1"):
 
     cause: Name
     """`done`, `rank_exited`, `rank_stalled`, `node_lost`, `node_left`, `preempted`,
-    `operator`, `straggler`, `grow`, `start_failed`, `document_lost` or `not_formed`."""
+    `operator`, `grow`, `start_failed` or `document_lost`."""
     reason: str
     """What happened, to whom, past which limit."""
     lasted_s: float | None = None
