@@ -55,7 +55,7 @@ class Database:
 
     @property
     def dialect(self) -> Dialect:
-        """How this database wants its statements."""
+        """The SQL dialect of this database."""
         return self._writer.dialect
 
     @asynccontextmanager
@@ -71,7 +71,7 @@ class Database:
             yield connection
 
     async def close(self) -> None:
-        """Give every connection back."""
+        """Close every connection."""
         await self._reader.dispose()
         await self._writer.dispose()
 
@@ -150,7 +150,7 @@ def _engine(url: URL, kind: Kind, limits: StoreLimits, *, for_reading: bool) -> 
             connect_args=_postgres_arguments(limits, within_s, for_reading=for_reading),
             **options,
         )
-    # Without the driver's own idea of when a transaction begins: see `_begin`.
+    # The driver must not begin transactions by itself: see `_begin`.
     arguments = {"isolation_level": None, "timeout": limits.lock_within_s}
     engine = create_async_engine(url, connect_args=arguments, **options)
     _tame_sqlite(engine.sync_engine, limits, for_reading=for_reading)

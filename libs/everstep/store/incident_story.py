@@ -1,4 +1,4 @@
-"""One incident with all that belongs to it, as of one moment."""
+"""One incident with all that belongs to it, in one snapshot."""
 
 import json
 from collections.abc import Sequence
@@ -31,31 +31,31 @@ class IncidentStory:
     primary_body: str | None
     """The fact of that exit, whole."""
     stall: Record | None
-    """Of the rank that the first report is about, unless it moved again."""
+    """The stall of the rank that the first report is about, unless the rank moved again."""
     stalls: Sequence[Record]
-    """Of all ranks of the round that did not move again."""
+    """The stalls of all ranks of the round that did not move again."""
     located: Record | None
-    """Who stopped first, where a stall began it."""
+    """Which ranks stopped first, where a stall began the incident."""
     slow_ranks: Sequence[Record]
     """Ranks that were slow when it began, or not long before."""
     exits: Sequence[Record]
     """The first failures of the round."""
     verdicts: Sequence[Record]
-    """All revisions, the one that holds first."""
+    """All revisions; the one in force comes first."""
     corrections: Sequence[Record]
-    """What people said about them, the newest first."""
+    """The corrections by people, the newest first."""
     similar: Sequence[Record]
     """Other incidents with the same fingerprint or the same node, the newest first."""
     evidence: Sequence[Record]
     actions: Sequence[Record]
     rounds: Sequence[Record]
-    """The round that it broke, and those that were to bring the training back."""
+    """The round that it broke, and the rounds that should bring the training back."""
     nodes_out: Sequence[str]
     nodes_in: Sequence[str]
 
 
 async def incident_story(database: Database, job: str, incident: str) -> IncidentStory | None:
-    """All of it; None when no fact has named this incident."""
+    """The story of an incident; None when no fact has named it."""
     async with database.read() as connection:
         here = tables.incidents.c
         query = select(tables.incidents).where(here.job == job, here.incident == incident)
@@ -179,7 +179,7 @@ async def _stalls(connection: AsyncConnection, job: str, row: Record) -> Sequenc
 
 async def _located(connection: AsyncConnection, job: str, row: Record) -> Record | None:
     if meaning_of(row["trigger"] or "").evidence != "stall":
-        return None  # what stalled in this round is another story
+        return None  # a stall in this round belongs to another incident
     located = tables.stalls_located
     query = select(located).where(located.c.job == job, located.c.round == row["round"])
     rows = await _all(connection, query.order_by(located.c.n.desc()).limit(1))
@@ -266,7 +266,7 @@ async def _moves(
         query = except_(of(first), of(other)).limit(_MANY)
         return sorted(str(node) for node in (await connection.execute(query)).scalars())
 
-    # Of a round that has not formed, or that is not heard of yet, nobody is known to be missing.
+    # Of a round that has not formed, or whose facts have not come, no node is known to be missing.
     heard = [n for n in numbers if await _all(connection, of(n).limit(1))]
     if len(heard) < 2:
         return [], []

@@ -43,7 +43,7 @@ Fold = Callable[[Iterable[LoggedFact]], Changes]
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """What came of a batch."""
+    """The outcome of a batch."""
 
     last_n: int
     """The newest fact of the log, whether or not it was in this batch."""
@@ -52,7 +52,7 @@ class Appended:
     is_projected: bool
     """False while a rebuild has not reached the end of the log: `catch_up` will."""
     unprojected: int = 0
-    """Facts of the batch that are in the log, and whose claims failed."""
+    """Facts of the batch that are in the log, and whose projection failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +87,10 @@ class FactLog:
         sequence: int,
         received_us: int,
     ) -> Appended:
-        """Write what is new of a batch, what follows from it, and the position, or nothing.
+        """Write the new facts of a batch, what follows from them, and the position; or nothing.
 
         `sequence` is the position after the batch; messages that could not be read are
-        passed by it. What is known by its id is skipped, whatever its sequence: streams are
+        passed by it. A fact whose id is known is skipped, whatever its sequence: streams are
         wiped, set back and filled again.
         """
         before = self._unprojected
@@ -164,7 +164,7 @@ class FactLog:
             await self._upserts[shape].run(connection, rows)
 
     def _changes(self, recorded: Sequence[LoggedFact]) -> Changes:
-        """What the facts change; one whose claims fail changes nothing, and stays in the log."""
+        """What the facts change; one whose projection fails stays in the log and changes nothing."""
         try:
             return self._fold(recorded)
         except Exception:  # noqa: BLE001  one fact must not keep all others from the tables

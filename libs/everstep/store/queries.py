@@ -1,4 +1,4 @@
-"""Questions to the tables: filtered, in pages that go on from a key, each within one moment."""
+"""Queries of the tables: filtered, in pages that continue from a key, each in one snapshot."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,20 +43,20 @@ class SortOrder:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some rows, and where to go on; `next_key` is None at the end."""
+    """Some rows, and where to continue; `next_key` is None at the end."""
 
     rows: Sequence[Record]
     next_key: Key | None
 
 
 async def log_head(database: Database) -> LogHead:
-    """How far everything is now."""
+    """How far the log and its projections reach now."""
     async with database.read() as connection:
         return await _head(connection)
 
 
 async def stream_position(database: Database) -> tuple[str, int] | None:
-    """Where reading goes on: stream and sequence. None when nothing was read yet."""
+    """Where reading continues: stream and sequence; None when nothing was read yet."""
     positions = tables.positions.c
     query = select(positions.stream, positions.sequence)
     query = query.order_by(positions.updated_us.desc()).limit(1)
@@ -84,7 +84,7 @@ async def first(database: Database, query: Select[Any]) -> Record | None:
 
 
 def ordered(query: Select[Any], order: SortOrder, after: Key | None, limit: int) -> Select[Any]:
-    """The query, sorted, from behind a key."""
+    """The query, sorted, from the row after a key."""
     columns = order.columns
     if after is not None:
         here = tuple_(*columns)
@@ -170,12 +170,12 @@ async def round_detail(
 
 
 def is_begun() -> ColumnElement[bool]:
-    """It is a job, and not only a name that some fact has: anybody can ask about any name."""
+    """It is a job, and not only a name in some fact: anybody can ask about any name."""
     return tables.jobs.c.opened_n.is_not(None)
 
 
 def job_state() -> ColumnElement[str]:
-    """What people call a job's state, from what its facts have claimed."""
+    """A job's state as people call it, derived from its columns."""
     jobs = tables.jobs.c
     phase = jobs.phase_order % PHASES_A_ROUND
     return case(
@@ -189,7 +189,7 @@ def job_state() -> ColumnElement[str]:
 
 
 def is_over() -> ColumnElement[bool]:
-    """The job has ended, and no later allocation has taken it up again."""
+    """The job has ended, and no later allocation continues it."""
     jobs = tables.jobs.c
     begun = func.coalesce(jobs.begun_fact, "")
     return jobs.end_state.is_not(None) & (jobs.ended_fact > begun)
@@ -198,7 +198,7 @@ def is_over() -> ColumnElement[bool]:
 def slow_ranks(job: str, state: str | None = None) -> Select[Any]:
     """Findings about slow ranks of a job, with their state.
 
-    One that nobody has cleared is over with its round, and then has its end.
+    A finding that was not cleared ends with its round.
     """
     found, rounds, jobs = tables.stragglers, tables.rounds, tables.jobs
     has_ended = (rounds.c.phase_order == ENDED) | (jobs.c.round > found.c.round) | is_over()
@@ -219,7 +219,7 @@ def slow_ranks(job: str, state: str | None = None) -> Select[Any]:
 
 
 def round_state() -> ColumnElement[str]:
-    """What people call a round's state."""
+    """A round's state as people call it."""
     order = tables.rounds.c.phase_order
     return case(dict(PHASES), value=order, else_="forming")
 
@@ -251,7 +251,7 @@ async def _head(connection: AsyncConnection) -> LogHead:
 
 
 def _fitting(sizes: Sequence[int], most_bytes: int) -> int:
-    """How many fit, but one at least, for the page to go on."""
+    """How many fit, but at least one, so that the page makes progress."""
     room = most_bytes
     for count, size in enumerate(sizes):
         room -= size

@@ -91,9 +91,9 @@ def test_every_kind_can_be_folded_and_counts_for_its_job(fact: type[Fact]) -> No
     assert row(ROUNDS, ("j", 3), one)["facts"] == 1
 
 
-def test_every_kind_that_has_a_claim_is_in_the_properties_above() -> None:
-    claimed = {kind_of(fact) for fact in PROJECTIONS}
-    assert claimed == {*PROJECTED_KINDS, "job_changed"}
+def test_every_projected_kind_is_in_the_properties_above() -> None:
+    projected = {kind_of(fact) for fact in PROJECTIONS}
+    assert projected == {*PROJECTED_KINDS, "job_changed"}
 
 
 @pytest.mark.parametrize("fact", FACTS, ids=kind_of)

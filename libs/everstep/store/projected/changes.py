@@ -90,7 +90,7 @@ class ProjectedTable:
 
 
 class Changes:
-    """What a batch of facts changes: at most one row a table and key."""
+    """The changes by a batch of facts: at most one row for each table and key."""
 
     def __init__(self) -> None:
         self._tables: dict[ProjectedTable, dict[Key, dict[str, Value]]] = {}
@@ -129,5 +129,5 @@ def merge_row(shape: ProjectedTable, row: dict[str, Value], new: Mapping[str, Va
 
 
 def compact(value: object) -> str:
-    """A small structure as it stands in a text column: equal ones are equal texts."""
+    """A small structure as the text of a column: equal structures are equal texts."""
     return json.dumps(value, separators=(",", ":"), sort_keys=True)

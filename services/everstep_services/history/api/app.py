@@ -80,7 +80,7 @@ async def make_context(
     clock: Clock,
     bus: Bus,
 ) -> Context:
-    """What the endpoints share. The database must have its schema already."""
+    """The collaborators of the endpoints. The database must have its schema already."""
     now = await log_head(database)
     made = Tokens(database)
     return Context(
@@ -118,7 +118,7 @@ def create_api(context: Context) -> FastAPI:
         docs_url=None,  # its scripts come from other sites
         redoc_url=None,
         redirect_slashes=False,
-        telemetry={"logs": False},  # they would repeat what an exception says, secrets and all
+        telemetry={"logs": False},  # they would repeat the texts of exceptions, secrets included
         generate_unique_id_function=lambda route: route.name,
     )
     api.state.context = context
@@ -136,7 +136,7 @@ def create_api(context: Context) -> FastAPI:
 
 
 def _describe_problems(api: FastAPI) -> None:
-    """Put `Problem` among the schemas, to which every endpoint refers."""
+    """Add `Problem` to the schemas: every endpoint refers to it."""
     made = api.openapi
 
     def described() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the endpoints share, and how they reach it."""
+"""The collaborators that all endpoints share, and the tokens that they require."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from everstep_services.history.settings import ApiSettings
 
 @dataclass(frozen=True, slots=True)
 class Connectedness:
-    """What a replica knows of itself, asked at each `/status`."""
+    """The state of this replica, read at each `/status`."""
 
     is_projecting: Callable[[], bool]
     is_bus_connected: Callable[[], bool]

@@ -1,4 +1,4 @@
-"""What people ask for, carried to the service whose it is: who asked, what came of it."""
+"""Forwards requests of people to the service that carries them out, and logs who asked."""
 
 import logging
 from typing import Any
@@ -30,7 +30,7 @@ _NAMES_MOST = 1000
 async def do(
     context: Context, by: Token, verb: str, job: str | None, wanted: RequestBody, **more: Any
 ) -> Decided:
-    """Have it done. Without a job it is about all of them; `more` is what the path says."""
+    """Forward a request. Without a job it is about all jobs; `more` has the names in the path."""
     who = asker(by, wanted)
     deed = OperatorRequest(
         verb, job or CLUSTER, who, wanted.reason, "rest", wanted.details() | more
@@ -49,18 +49,18 @@ async def do(
 
 
 def asker(by: Token, wanted: RequestBody) -> str:
-    """The person, as it goes on record."""
+    """The name of the person for the record."""
     return by.name if wanted.user is None else f"{wanted.user} ({by.name})"
 
 
 def unavailable(service: str, error: Exception) -> ProblemError:
-    """The service cannot be asked now."""
+    """The problem of a service that cannot be reached now."""
     later = {"Retry-After": "5"}
     return ProblemError(503, f"{service}_unavailable", str(error), headers=later)
 
 
 async def job_of(context: Context, node: str) -> str:
-    """The one job that this node takes part in, as far as the record goes."""
+    """The only job that this node takes part in, according to the record."""
     jobs, members, nodes = tables.jobs.c, tables.round_members.c, tables.nodes.c
     has_slot = exists().where(
         members.job == jobs.job, members.round == jobs.round, members.node == node

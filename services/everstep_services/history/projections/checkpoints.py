@@ -1,7 +1,6 @@
-"""What facts about checkpoints claim: how saving goes, and what the newest round began from."""
+"""Projects checkpoints: how saving goes, and what the newest round was restored from."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from everstep.messages import (
     CheckpointCommitted,
@@ -18,7 +17,7 @@ from everstep.messages import (
     SaveRefused,
     SavesDelayed,
 )
-from everstep.store.projected.changes import Changes, LoggedFact
+from everstep.store.projected.changes import Changes, LoggedFact, Value
 from everstep.store.projected.saves import DELAYS, RESTORES, SAVES
 from everstep.store.times import to_us
 from everstep_services.history.projections.common import Projection, parts
@@ -136,7 +135,7 @@ def _began(
     changes: Changes,
     entry: LoggedFact,
     fact: CheckpointRestored | FreshStarted | RestoreFailed,
-    **values: Any,
+    **values: Value,
 ) -> None:
     changes.merge(
         RESTORES,

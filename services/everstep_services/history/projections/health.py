@@ -1,4 +1,4 @@
-"""What facts about stalls claim: whether they are looked for, past which limits, who was first."""
+"""Projects stall detection: its state, its limits, and which rank stopped first."""
 
 from collections.abc import Mapping
 

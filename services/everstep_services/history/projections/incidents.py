@@ -1,4 +1,4 @@
-"""What facts about incidents claim: opened, extended, examined, judged, closed."""
+"""Projects incidents, their evidence and verdicts, and what was decided and done about them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,6 +6,8 @@ from typing import Any
 import msgspec
 
 from everstep.messages import (
+    ActionDecided,
+    ActionTaken,
     EvidenceCollected,
     EvidenceItem,
     Fact,
@@ -16,8 +18,8 @@ from everstep.messages import (
     VerdictCorrected,
     VerdictReached,
 )
-from everstep.store.projected.changes import Changes, LoggedFact, compact
-from everstep.store.projected.incidents import CORRECTIONS, EVIDENCE, INCIDENTS, VERDICTS
+from everstep.store.projected.changes import Changes, LoggedFact, Value, compact
+from everstep.store.projected.incidents import ACTIONS, CORRECTIONS, EVIDENCE, INCIDENTS, VERDICTS
 from everstep.store.projected.jobs import JOBS
 from everstep.store.times import to_us
 from everstep_services.history.projections.common import Projection, blob_text, parts
@@ -87,7 +89,7 @@ def _stream(fact: EvidenceCollected) -> str | None:
 
 
 def _verdict(changes: Changes, entry: LoggedFact, fact: VerdictReached) -> None:
-    shared: dict[str, Any] = {
+    shared: dict[str, Value] = {
         "verdict_us": to_us(fact.at),
         "verdict_reason": fact.reason,
         "cause": fact.cause,
@@ -178,11 +180,55 @@ def _closed(changes: Changes, entry: LoggedFact, fact: IncidentClosed) -> None:
     )
 
 
+def _decided(changes: Changes, entry: LoggedFact, fact: ActionDecided) -> None:
+    budgets = parts(fact.budgets)
+    if fact.budgets:
+        changes.merge(JOBS, (fact.job,), budgets_n=entry.n, budgets=budgets)
+    changes.merge(
+        ACTIONS,
+        (fact.id,),
+        n=entry.n,
+        job=fact.job,
+        incident=fact.incident,
+        action=fact.action,
+        round=fact.round,
+        decided_us=to_us(fact.at),
+        decided_by=fact.source,
+        rule=fact.rule,
+        mode=fact.mode,
+        reason=fact.reason,
+        budgets=budgets,
+        considered=parts(fact.considered),
+        unknowns=compact(fact.missing),
+        rests_on=compact(fact.evidence),
+        nodes_out=compact(fact.nodes_out),
+        nodes_in=compact(fact.nodes_in),
+        delay_s=fact.delay_s,
+        decide_s=fact.took_s,
+    )
+
+
+def _taken(changes: Changes, entry: LoggedFact, fact: ActionTaken) -> None:
+    changes.merge(
+        ACTIONS,
+        (fact.decision,),
+        n=entry.n,
+        job=fact.job,
+        incident=fact.incident,
+        action=fact.action,
+        taken_fact=fact.id,
+        taken_us=to_us(fact.at),
+        outcome=fact.outcome,
+        outcome_reason=fact.reason,
+        took_s=fact.took_s,
+    )
+
+
 def _about(
     changes: Changes,
     entry: LoggedFact,
     fact: IncidentFact,
-    **values: Any,
+    **values: Value,
 ) -> None:
     changes.merge(INCIDENTS, (fact.job, fact.incident), first_n=entry.n, last_n=entry.n, **values)
 
@@ -194,4 +240,6 @@ PROJECTIONS: Mapping[type[Fact], Projection] = {
     VerdictReached: _verdict,
     VerdictCorrected: _corrected,
     IncidentClosed: _closed,
+    ActionDecided: _decided,
+    ActionTaken: _taken,
 }

@@ -1,4 +1,4 @@
-"""What facts about jobs and their allocations claim."""
+"""Projects jobs and their allocations."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What facts about nodes claim: there, healthy, suspect, excluded."""
+"""Projects nodes: joined or left, healthy, suspect, excluded."""
 
 from collections.abc import Mapping
 from typing import Any

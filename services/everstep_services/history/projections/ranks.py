@@ -1,4 +1,4 @@
-"""What facts about ranks and their progress claim."""
+"""Projects ranks and their progress."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What facts about rounds claim."""
+"""Projects rounds."""
 
 from collections.abc import Mapping
 

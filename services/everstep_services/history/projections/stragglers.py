@@ -1,4 +1,4 @@
-"""What facts about slow ranks claim: found, cleared, acted upon; and about steps that changed."""
+"""Projects slow ranks (found, cleared, acted upon), and changes of the step time of a job."""
 
 from collections.abc import Mapping
 

@@ -85,7 +85,7 @@ async def get_evidence(
     if piece is None:
         raise not_found(f"evidence {evidence} of incident {incident}")
     if piece["blob"] is None:
-        why = piece["missing_reason"] or "nobody has said why"
+        why = piece["missing_reason"] or "no reason was reported"
         about = f"{piece['kind']} of {piece['node']}"
         raise ProblemError(404, "not_collected", f"{about} was not collected: {why}")
     data = await blob_content(context, msgspec.json.decode(piece["blob"], type=BlobRef))
@@ -196,7 +196,7 @@ def _why_not(incident: str, kind: str, pieces: Sequence[Record]) -> str:
 
 
 def _kind(data: bytes) -> tuple[str, str]:
-    """Of what kind it is, by its bytes: nobody who sent it is believed."""
+    """The media type and suffix, by the bytes alone: senders are not trusted."""
     if is_archive(data):
         return _ZIP
     try:

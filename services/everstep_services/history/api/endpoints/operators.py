@@ -1,4 +1,4 @@
-"""What people ask to be done. Services do it, and put it on record; nothing here acts."""
+"""Requests of operators, forwarded to the services that carry them out and record them."""
 
 from fastapi import APIRouter
 

@@ -1,4 +1,4 @@
-"""`/tokens`: who may ask. For administrators."""
+"""`/tokens`: the tokens of the API. For administrators."""
 
 import logging
 from typing import Annotated, Any
@@ -57,7 +57,7 @@ async def revoke_token(
     by: Admin,
     id_: Annotated[str, Path(alias="id", pattern="^[0-9a-f]{12}$", description="Its id.")],
 ) -> Response:
-    """From now on it is refused; on other replicas a few seconds later."""
+    """It is refused from now on; on other replicas a few seconds later."""
     is_revoked = await context.tokens.revoke(id_, now_us=to_us(context.clock.wall()))
     context.auth.forget(id_)
     if not is_revoked:

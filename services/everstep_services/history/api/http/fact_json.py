@@ -1,4 +1,4 @@
-"""Facts as JSON, their bodies put in as they are."""
+"""Facts as JSON, with their bodies unchanged."""
 
 from collections.abc import Sequence
 from datetime import datetime

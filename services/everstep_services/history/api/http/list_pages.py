@@ -1,4 +1,4 @@
-"""Lists: how much of one is asked for, and the page that answers."""
+"""Pages of lists: their parameters, and the query for a page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from everstep_services.history.api.http.parameters import LITERAL
 
 
 class Paging(BaseModel):
-    """How much of a list, and from where. Parameters that are not known are refused."""
+    """How much of a list, and from where. Unknown parameters are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -25,7 +25,7 @@ class Paging(BaseModel):
     )
 
     def question(self, path: str) -> list[object]:
-        """What a cursor belongs to: everything but the page."""
+        """The question that a cursor belongs to: everything but the page."""
         return [path, self.model_dump(mode="json", exclude={"limit", "cursor"})]
 
 
@@ -40,7 +40,7 @@ class ListPage:
 async def paged(
     context: Context, query: Select[Any], order: SortOrder, asked: Paging, path: str
 ) -> ListPage:
-    """The page that was asked for, of any list."""
+    """The requested page of any list."""
     question = asked.question(path)
     after = None if asked.cursor is None else context.cursors.read(asked.cursor, question)
     rows_page = await page(context.database, query, order, after, asked.limit)
