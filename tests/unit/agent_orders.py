@@ -3,13 +3,13 @@
 from typing import Any
 
 from everstep.messages import Joined, LeaveJob, StartRanks, StopRanks
-from everstep_services.agent.core.actions import Act, Tell
+from everstep_services.agent.core.actions import Action, SendReport
 from everstep_services.agent.core.agent import Agent
-from everstep_services.agent.core.exit import Exit
-from everstep_services.agent.core.round_part import Limits
+from everstep_services.agent.core.exit import RankExit
+from everstep_services.agent.core.round_part import AgentTimeouts
 
-DONE = Exit(code=0)
-KILLED = Exit(signal="SIGKILL")
+DONE = RankExit(code=0)
+KILLED = RankExit(signal="SIGKILL")
 
 
 def start(round: int = 1, *, slot: int = 0, ranks: int = 2) -> StartRanks:
@@ -43,7 +43,7 @@ def common(round: int) -> dict[str, Any]:
 
 
 def running(round: int = 1, *, slot: int = 0) -> Agent:
-    agent = Agent(Limits())
+    agent = Agent(AgentTimeouts())
     agent.begin()
     agent.joined(reply(round - 1), now=0)
     agent.ordered(start(round, slot=slot))
@@ -53,5 +53,5 @@ def running(round: int = 1, *, slot: int = 0) -> Agent:
     return agent
 
 
-def told(acts: list[Act]) -> list[str]:
-    return [act.event for act in acts if isinstance(act, Tell)]
+def told(acts: list[Action]) -> list[str]:
+    return [act.event for act in acts if isinstance(act, SendReport)]

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
-from everstep_services.agent.stalls.limits import LimitRules, Limits
-from everstep_services.agent.stalls.position import Signs, View
+from everstep_services.agent.stalls.limits import LimitRules, StallLimits
+from everstep_services.agent.stalls.position import ActivitySigns, RankView
 from trainer_sdk import compilation, layout, pauses, rank_session, sections
 from trainer_sdk.bootstrap import agent_link as links
 from trainer_sdk.page import PageView, make_page
@@ -34,7 +34,7 @@ class StallRank:
         self.rank = rank
         self.view_of_page: PageView = make_page(str(path))
         self.born_s = clock.now
-        self.signs = Signs()
+        self.signs = ActivitySigns()
         self.looked_s = 0.0
         self.link = links.AgentLink({})
         self.link.words = links.map_page(str(path))
@@ -52,9 +52,9 @@ class StallRank:
             self._run = Session(self.link)
         return self._run
 
-    def view(self) -> View:
+    def view(self) -> RankView:
         page = self.view_of_page
-        return View(
+        return RankView(
             self.rank,
             self.born_s,
             page=page.read(),
@@ -78,7 +78,7 @@ def clock_of_pages(clock: Clock) -> Iterator[None]:
         yield
 
 
-def limits_of(**configured: float) -> Limits:
-    return Limits(
+def limits_of(**configured: float) -> StallLimits:
+    return StallLimits(
         LimitRules(configured={name.replace("_", "-"): s for name, s in configured.items()})
     )

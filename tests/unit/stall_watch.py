@@ -7,7 +7,7 @@ from everstep.messages import StartRanks
 from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.stalls.judge import Moving, Stalled
 from everstep_services.agent.stalls.limits import LimitRules
-from everstep_services.agent.stalls.monitor import StallWatch, Watched
+from everstep_services.agent.stalls.monitor import MonitoredRanks, StallMonitor
 from everstep_services.agent.stalls.process_state import ProcessState
 from tests.unit.stall_ranks import Clock, StallRank
 
@@ -42,14 +42,14 @@ class WatchedNode:
         self.said: list[str] = []
         self.proc = folder / "proc"
         self._known: dict[int, WatchedRank] = {}
-        watched = Watched(
+        watched = MonitoredRanks(
             live=self._known.keys,
             rank=self._known.get,
             stalled=self._note,
             moving=self.moving.append,
             say=self.said.append,
         )
-        self.watch = StallWatch(rules, _Port(clock), watched, proc=self.proc)
+        self.watch = StallMonitor(rules, _Port(clock), watched, proc=self.proc)
         self.begin(1)
 
     def begin(self, number: int) -> None:

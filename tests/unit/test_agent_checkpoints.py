@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from everstep.messages import (
     CheckpointCommitted,
@@ -11,7 +12,6 @@ from everstep.messages import (
     CheckpointQuarantined,
     CheckpointRestored,
     CopyReplica,
-    DropReplica,
     Fact,
     FreshStarted,
     IntervalChosen,
@@ -23,10 +23,10 @@ from everstep.messages import (
     SaveStarted,
     ShardsWritten,
 )
-from everstep_services.agent.core.actions import Replicate
+from everstep_services.agent.core.actions import ChangeReplicas
 from everstep_services.agent.core.agent import Agent
-from everstep_services.agent.core.round_part import Limits
-from everstep_services.agent.replicas.recorder import Story
+from everstep_services.agent.core.round_part import AgentTimeouts
+from everstep_services.agent.replicas.recorder import CheckpointRecorder
 from tests.integration.replica_nodes import order
 from trainer_sdk.wire import Checkpointed
 
@@ -34,8 +34,8 @@ WALL = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
-def story() -> Story:
-    story = Story("j", "n1")
+def story() -> CheckpointRecorder:
+    story = CheckpointRecorder("j", "n1")
     story.begins(order(1, slots=2, ranks=2, round=3))
     return story
 
@@ -90,7 +90,7 @@ def said(event: str, rank: int = 2, round: int = 3, **body: Any) -> Checkpointed
     ],
 )  # fmt: skip
 def test_each_event_becomes_its_fact(
-    story: Story, event: str, body: dict[str, Any], kind: type[Fact]
+    story: CheckpointRecorder, event: str, body: dict[str, Any], kind: type[Fact]
 ) -> None:
     (fact,) = story.heard(said(event, **body), 0.0, WALL)
     assert type(fact) is kind
@@ -98,7 +98,7 @@ def test_each_event_becomes_its_fact(
     assert getattr(fact, "node", "n1") == "n1"
 
 
-def test_a_rank_cannot_speak_for_another_node_or_job(story: Story) -> None:
+def test_a_rank_cannot_speak_for_another_node_or_job(story: CheckpointRecorder) -> None:
     body: dict[str, Any] = {"step": 1, "tier": "global", "stage": "write", "reason": "r"}
     body |= {"node": "x", "job": "y"}
     (fact,) = story.heard(said("failed", **body), 0.0, WALL)
@@ -117,12 +117,14 @@ def test_a_rank_cannot_speak_for_another_node_or_job(story: Story) -> None:
     ],
 )
 def test_what_cannot_be_read_or_is_of_another_round_is_dropped(
-    story: Story, line: Checkpointed
+    story: CheckpointRecorder, line: Checkpointed
 ) -> None:
     assert story.heard(line, 0.0, WALL) == []
 
 
-def test_a_nodes_part_is_told_once_all_its_ranks_have_written_theirs(story: Story) -> None:
+def test_a_nodes_part_is_told_once_all_its_ranks_have_written_theirs(
+    story: CheckpointRecorder,
+) -> None:
     body: dict[str, Any] = {"step": 7, "tier": "global", "size_bytes": 10, "world_size": 4}
     assert story.heard(said("part_written", 2, **body, write_s=1.0), 0.0, WALL) == []
     (fact,) = story.heard(said("part_written", 3, **body, write_s=2.0, stall_s=0.5), 0.0, WALL)
@@ -131,7 +133,7 @@ def test_a_nodes_part_is_told_once_all_its_ranks_have_written_theirs(story: Stor
     assert (fact.size_bytes, fact.write_s, fact.stall_s) == (20, 2.0, 0.5)
 
 
-def image(story: Story, step: int, now: float) -> list[int]:
+def image(story: CheckpointRecorder, step: int, now: float) -> list[int]:
     body: dict[str, Any] = {"step": step, "size_bytes": 10, "folder": "/f", "hash": "h"}
     first = story.heard(said("image", 2, **body), now, WALL)
     facts = [*first, *story.heard(said("image", 3, **body), now, WALL)]
@@ -139,7 +141,9 @@ def image(story: Story, step: int, now: float) -> list[int]:
     return [fact.step for fact in facts if isinstance(fact, ShardsWritten)]
 
 
-def test_of_states_in_memory_the_first_the_last_and_one_a_minute_are_told(story: Story) -> None:
+def test_of_states_in_memory_the_first_the_last_and_one_a_minute_are_told(
+    story: CheckpointRecorder,
+) -> None:
     assert image(story, 1, 0.0) == [1]
     assert image(story, 2, 1.0) == []
     assert image(story, 3, 59.9) == []
@@ -152,12 +156,10 @@ def test_of_states_in_memory_the_first_the_last_and_one_a_minute_are_told(story:
 
 
 def test_orders_about_copies_are_carried_out_unless_they_are_of_an_earlier_round() -> None:
-    agent = Agent(Limits())
+    agent = Agent(AgentTimeouts())
     about: dict[str, Any] = {"id": "1" * 32, "job": "j", "reason": "", "owner_slot": 0, "step": 10}
     copy = CopyReplica(**about, round=3, to=Peer(node="n2", slot=1, address="n2", port=1))
-    assert agent.ordered(copy) == [Replicate(copy)]
-    drop = DropReplica(**about, round=3)
-    assert agent.ordered(drop) == [Replicate(drop)]
-    assert agent.ordered(DropReplica(**about, round=2)) == []
+    assert agent.ordered(copy) == [ChangeReplicas(copy)]
+    assert agent.ordered(replace(copy, round=2)) == []
     release = ReleaseImages(id="1" * 32, job="j", round=3, reason="", step=10, by="ann")
-    assert agent.ordered(release) == [Replicate(release)]
+    assert agent.ordered(release) == [ChangeReplicas(release)]

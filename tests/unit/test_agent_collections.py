@@ -5,9 +5,9 @@ from contextlib import suppress
 
 from everstep.bus.errors import BusRefusedError
 from everstep.messages import BlobRef, EvidenceCollected, Fact
-from everstep_services.agent.collectors.collection import Found, Piece
+from everstep_services.agent.collectors.collection import EvidenceFound, Piece
 from everstep_services.agent.telemetry.evidence import Collections
-from everstep_services.agent.telemetry.facts import Records
+from everstep_services.agent.telemetry.facts import AgentFacts
 from tests.fakes.bus import MemoryBlobs, MemoryBus, MemoryServer
 from tests.fakes.clock import FakeClock
 
@@ -42,9 +42,9 @@ class FullBus(MemoryBus):
 async def kept(times: int) -> tuple[EvidenceCollected, FullBlobs]:
     clock, bus = FakeClock(), FullBus(times)
     facts: asyncio.Queue[Fact] = asyncio.Queue()
-    records = Records("j", "n1", clock)
+    records = AgentFacts("j", "n1", clock)
     collections = Collections("j", bus, records, facts.put_nowait, clock)
-    collections.collected(1, "i1", [Piece("log", Found("the end", b"text"), rank=3)])
+    collections.collected(1, "i1", [Piece("log", EvidenceFound("the end", b"text"), rank=3)])
     loops = [
         asyncio.create_task(loop())
         for loop in (collections.collect_for_ever, collections.collect_later_for_ever)

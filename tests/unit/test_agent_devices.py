@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from everstep_services.agent.ranks.device_memory import Held, held, wait_until_free
+from everstep_services.agent.ranks.device_memory import HeldMemory, held, wait_until_free
 from tests.fakes.clock import NotedClock
 from tests.fakes.nvml import Card, FakeNvml
 
@@ -34,8 +34,8 @@ async def test_who_still_holds_memory_in_the_end_is_named(tmp_path: Path) -> Non
 
 async def test_a_node_without_a_driver_waits_for_nothing(tmp_path: Path) -> None:
     nowhere = tmp_path / "nvidiactl"
-    assert await wait_until_free([7], 60.0, NotedClock(), driver=nowhere) == Held()
-    assert await wait_until_free([], 60.0, NotedClock(), driver=tmp_path) == Held()
+    assert await wait_until_free([7], 60.0, NotedClock(), driver=nowhere) == HeldMemory()
+    assert await wait_until_free([], 60.0, NotedClock(), driver=tmp_path) == HeldMemory()
 
 
 def test_only_our_own_processes_count_on_all_devices() -> None:

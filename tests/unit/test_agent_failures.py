@@ -4,32 +4,36 @@ import pytest
 
 from everstep.incident_causes import SECONDARY
 from everstep.messages import ErrorRecord
-from everstep_services.agent.core.exit import Exit
+from everstep_services.agent.core.exit import RankExit
 
 
-def raised(name: str, text: str, place: str = "train.py:88 in step") -> Exit:
-    return Exit(code=1, error=ErrorRecord(name=name, text=text, place=place))
+def raised(name: str, text: str, place: str = "train.py:88 in step") -> RankExit:
+    return RankExit(code=1, error=ErrorRecord(name=name, text=text, place=place))
 
 
 @pytest.mark.parametrize(
     ("ending", "how", "text"),
     [
-        (Exit(code=0), "done", "exited with 0"),
-        (Exit(code=3), "error", "exited with 3"),
-        (Exit(signal="SIGKILL"), "signal", "was ended by SIGKILL"),
-        (Exit(signal="SIGSEGV", core_dumped=True), "signal", "was ended by SIGSEGV, core dumped"),
-        (Exit(), "unknown", "is gone, and nobody saw how"),
+        (RankExit(code=0), "done", "exited with 0"),
+        (RankExit(code=3), "error", "exited with 3"),
+        (RankExit(signal="SIGKILL"), "signal", "was ended by SIGKILL"),
         (
-            Exit(signal="SIGKILL", memory="rank"),
+            RankExit(signal="SIGSEGV", core_dumped=True),
+            "signal",
+            "was ended by SIGSEGV, core dumped",
+        ),
+        (RankExit(), "unknown", "is gone, and nobody saw how"),
+        (
+            RankExit(signal="SIGKILL", memory="rank"),
             "out_of_memory",
             "was killed by the kernel: out of memory",
         ),
         (
-            Exit(signal="SIGKILL", memory="host"),
+            RankExit(signal="SIGKILL", memory="host"),
             "signal",
             "was ended by SIGKILL; the kernel killed for memory on this host meanwhile",
         ),
-        (Exit(signal="SIGKILL", memory="rank").forgiven(), "done", "exited with 0"),
+        (RankExit(signal="SIGKILL", memory="rank").forgiven(), "done", "exited with 0"),
         (
             raised("ValueError", "bad shape\nmore"),
             "error",
@@ -37,7 +41,7 @@ def raised(name: str, text: str, place: str = "train.py:88 in step") -> Exit:
         ),
     ],
 )
-def test_an_end_has_a_name_and_a_sentence(ending: Exit, how: str, text: str) -> None:
+def test_an_end_has_a_name_and_a_sentence(ending: RankExit, how: str, text: str) -> None:
     assert (ending.how, ending.text) == (how, text)
 
 
@@ -50,10 +54,10 @@ def test_an_end_has_a_name_and_a_sentence(ending: Exit, how: str, text: str) -> 
         raised("torch.distributed.DistNetworkError", "The client socket has timed out"),
         raised("BrokenPipeError", "[Errno 32] Broken pipe"),
         raised("RuntimeError", "Timed out waiting 1800000ms for recv operation to complete"),
-        Exit(signal="SIGABRT"),
+        RankExit(signal="SIGABRT"),
     ],
 )
-def test_what_follows_from_a_lost_peer_is_no_cause(ending: Exit) -> None:
+def test_what_follows_from_a_lost_peer_is_no_cause(ending: RankExit) -> None:
     """Errors of a connection or a timeout are secondary (A4.5)."""
     assert ending.is_secondary
     assert ending.fingerprint.startswith(SECONDARY)
@@ -62,16 +66,16 @@ def test_what_follows_from_a_lost_peer_is_no_cause(ending: Exit) -> None:
 @pytest.mark.parametrize(
     "ending",
     [
-        Exit(signal="SIGKILL"),
-        Exit(signal="SIGSEGV"),
-        Exit(code=1),
+        RankExit(signal="SIGKILL"),
+        RankExit(signal="SIGSEGV"),
+        RankExit(code=1),
         raised("ModuleNotFoundError", "No module named 'flash_attn'"),
         raised("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB"),
         raised("AssertionError", "loss is nan at step 7"),
         raised("RuntimeError", "[.../gloo/transport/tcp/pair.cc:466] op.preamble.length <= 4"),
     ],
 )
-def test_what_a_rank_did_by_itself_may_be_the_cause(ending: Exit) -> None:
+def test_what_a_rank_did_by_itself_may_be_the_cause(ending: RankExit) -> None:
     assert not ending.is_secondary
     assert not ending.fingerprint.startswith(SECONDARY)
 
@@ -85,7 +89,7 @@ def test_the_same_bug_has_the_same_fingerprint_whatever_its_accidents() -> None:
 
 
 def test_an_end_that_is_forgiven_is_good() -> None:
-    assert Exit(signal="SIGKILL").forgiven().is_good
+    assert RankExit(signal="SIGKILL").forgiven().is_good
 
 
 @pytest.mark.parametrize(
@@ -94,20 +98,22 @@ def test_an_end_that_is_forgiven_is_good() -> None:
         (raised("ModuleNotFoundError", "No module named 'flash_attn'"), True),
         (raised("SyntaxError", "invalid syntax"), True),
         (raised("NameError", "name 'x' is not defined"), True),
-        (Exit(code=2, error=ErrorRecord(name="SystemExit", text="2")), True),
+        (RankExit(code=2, error=ErrorRecord(name="SystemExit", text="2")), True),
         (
-            Exit(code=1, error=ErrorRecord(name="SystemExit", text="python: No module named a")),
+            RankExit(
+                code=1, error=ErrorRecord(name="SystemExit", text="python: No module named a")
+            ),
             True,
         ),
-        (Exit(code=1, error=ErrorRecord(name="SystemExit", text="1")), False),
+        (RankExit(code=1, error=ErrorRecord(name="SystemExit", text="1")), False),
         (raised("FileNotFoundError", "[Errno 2] No such file"), False),
         (raised("OSError", "[Errno 116] Stale file handle"), False),
         (raised("ValueError", "bad shape"), False),
         (raised("mylib.TypeError", "of a library's own"), False),
-        (Exit(code=2), False),
-        (Exit(signal="SIGSEGV"), False),
+        (RankExit(code=2), False),
+        (RankExit(signal="SIGSEGV"), False),
     ],
 )
-def test_an_exception_may_say_that_the_program_is_wrong(ending: Exit, is_of_code: bool) -> None:
+def test_an_exception_may_say_that_the_program_is_wrong(ending: RankExit, is_of_code: bool) -> None:
     """Errors of imports, syntax and flags are told from those that may pass (A4.1)."""
     assert ending.is_of_code == is_of_code

@@ -11,9 +11,9 @@ import pytest
 from everstep.ids import BadNameError
 from everstep.settings import read_secret
 from everstep_services.agent.output.log_files import (
-    About,
     LogFiles,
     LogFolderError,
+    LogOwner,
     first_error,
     tail,
 )
@@ -50,7 +50,7 @@ def test_a_second_run_appends_and_knows_where_it_begins(logs: LogFiles) -> None:
 
 def test_whose_output_it_is(logs: LogFiles) -> None:
     folder = logs.make(1, 2)
-    about = About(
+    about = LogOwner(
         job="llama", round=1, rank=2, node="n1", slot=0, local_rank=2, pid=77,
         started_at=datetime(2026, 1, 2, tzinfo=UTC),
     )  # fmt: skip

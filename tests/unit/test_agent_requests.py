@@ -10,7 +10,7 @@ import pytest
 from everstep.bus.background import in_background
 from everstep.bus.requests import RefusalError
 from everstep.messages import Done, DrainNode, Message, StopJob
-from everstep_services.agent.rendezvous_client.script_requests import Requests
+from everstep_services.agent.rendezvous_client.script_requests import ScriptRequests
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.fakes.clock import NotedClock
 from tests.unit.run_plans import plan
@@ -28,7 +28,7 @@ class Script:
         self.said: list[tuple[str, bool]] = []
         self._answers = list(answers)
         words = ("--node-id", "n7", "--name", "j", "--preempt-grace", "60", "train.py")
-        self.requests = Requests(plan(home, *words), self.bus, NotedClock(0.0), self._say)
+        self.requests = ScriptRequests(plan(home, *words), self.bus, NotedClock(0.0), self._say)
 
     def wants(self, kind: Literal["exclude", "stop"], *, round: int = 1, rank: int = 3) -> None:
         self.requests.hear(Requested(round=round, rank=rank, kind=kind, reason="too hot"))

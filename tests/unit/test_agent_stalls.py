@@ -5,18 +5,18 @@ from dataclasses import replace
 import pytest
 
 from everstep.messages import Reported
-from everstep_services.agent.core.actions import Tell
+from everstep_services.agent.core.actions import SendReport
 from everstep_services.agent.core.agent import Agent
 from tests.unit.agent_orders import KILLED, running, stop, told
 
 
-def stall(agent: Agent, now: float, rank: int = 1) -> Tell:
+def stall(agent: Agent, now: float, rank: int = 1) -> SendReport:
     [tell] = agent.rank_stalled(rank, "it hangs", 40.0, "f" * 32, now)
-    assert isinstance(tell, Tell)
+    assert isinstance(tell, SendReport)
     return tell
 
 
-def heard(agent: Agent, tell: Tell, now: float) -> None:
+def heard(agent: Agent, tell: SendReport, now: float) -> None:
     assert agent.reported(tell, Reported(round=tell.round, is_current=True), now) == []
 
 

@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from everstep.clock import SystemClock
-from everstep_services.agent.core.actions import Hurry, Stop
-from everstep_services.agent.ranks.protocol import KeeperEvent, RankGone, Stopped
-from everstep_services.agent.runtime.rank_runner import Keepers, Told, Work
+from everstep_services.agent.core.actions import StopRound, StopWithoutWait
+from everstep_services.agent.ranks.protocol import RankGone, Stopped, WardenEvent
+from everstep_services.agent.runtime.rank_runner import RankRunner, RunnerCallbacks, WardenClients
 
 GONE = RankGone(1, 0, 7, 1, None, False, 2.0)
 
@@ -19,7 +19,7 @@ class Kept:
     """A keeper whose rank has ended by itself, and which has then stopped the others."""
 
     def __init__(self) -> None:
-        self.events: asyncio.Queue[KeeperEvent] = asyncio.Queue()
+        self.events: asyncio.Queue[WardenEvent] = asyncio.Queue()
         self.watch = self
         self.are_at_work = False
 
@@ -45,9 +45,9 @@ class Stopping:
         self.happened: list[str] = []
         self.learned = asyncio.Event()
         self.heard, self.may_end, self.over = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        keepers = Keepers(cast("Any", self.kept), self._close, cast("Any", None))
-        told = Told(lambda _: True, lambda *_: None, self._learn, self._stopped)
-        self.work = Work(keepers, cast("Any", Place()), SystemClock(), told)
+        keepers = WardenClients(cast("Any", self.kept), self._close, cast("Any", None))
+        told = RunnerCallbacks(lambda _: True, lambda *_: None, self._learn, self._stopped)
+        self.work = RankRunner(keepers, cast("Any", Place()), SystemClock(), told)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -65,7 +65,7 @@ class Stopping:
             await self.may_end.wait()  # as its record of an exception is read
             self.happened.append(type(event).__name__)
 
-    async def _learn(self, _: Stop) -> None:
+    async def _learn(self, _: StopRound) -> None:
         self.learned.set()
 
     def _stopped(self, *_: object) -> None:
@@ -83,7 +83,7 @@ async def stopped_within(wait_s: float) -> AsyncIterator[Stopping]:
     stopping.kept.are_at_work = True
     stopping.may_end.set()
     async with stopping.running():
-        stopping.work.do(Stop(1, 3.0, 0.0, None, wait_s))
+        stopping.work.do(StopRound(1, 3.0, 0.0, None, wait_s))
         yield stopping
 
 
@@ -91,7 +91,7 @@ async def test_whoever_ended_first_is_heard_before_the_round_is_over() -> None:
     """However long it takes to learn why."""
     stopping = Stopping()
     async with stopping.running():
-        stopping.work.do(Stop(1, 3.0, 0.0, None))
+        stopping.work.do(StopRound(1, 3.0, 0.0, None))
         await stopping.heard.wait()
         stopping.may_end.set()
         await stopping.over.wait()
@@ -109,7 +109,7 @@ async def test_ranks_that_may_end_by_themselves_are_stopped_when_there_is_no_nee
             stopping.kept.are_at_work = False
             stopping.kept.events.put_nowait(GONE)
         else:
-            stopping.work.do(Hurry())
+            stopping.work.do(StopWithoutWait())
         await stopping.over.wait()
     assert stopping.happened[0] == "waits"
     assert stopping.happened[-1] == "stopped"

@@ -5,18 +5,18 @@ import pytest
 from everstep_services.agent.attached.attendance import (
     Act,
     Attendance,
-    Begins,
-    Closes,
-    Ends,
-    Opens,
-    Over,
+    IncidentCloses,
+    IncidentOpens,
+    JobOver,
+    RoundBegins,
+    RoundEnds,
 )
-from everstep_services.agent.core.exit import Exit
+from everstep_services.agent.core.exit import RankExit
 
-GOOD = Exit(code=0)
-BAD = Exit(code=3)
-STOPPED = Exit(signal="SIGTERM")
-UNSEEN = Exit()
+GOOD = RankExit(code=0)
+BAD = RankExit(code=3)
+STOPPED = RankExit(signal="SIGTERM")
+UNSEEN = RankExit()
 
 
 class World:
@@ -33,7 +33,7 @@ class World:
             for act in self.here.came(number, rank, 10 * number + rank, self.now)
         ]
 
-    def gone(self, **endings: Exit) -> list[Act]:
+    def gone(self, **endings: RankExit) -> list[Act]:
         return [
             act
             for rank, ending in endings.items()
@@ -46,15 +46,15 @@ class World:
 
 def test_a_good_end_is_over_at_once() -> None:
     world = World()
-    assert world.round(1) == [Begins(1)]
+    assert world.round(1) == [RoundBegins(1)]
     assert not world.is_over()
     world.now += 5
     assert world.gone(r0=GOOD, r1=GOOD) == [
-        Ends(1, "done", "all ranks have ended well", None, None, 5.0)
+        RoundEnds(1, "done", "all ranks have ended well", None, None, 5.0)
     ]
     assert world.is_over()
     (over,) = world.here.over(world.now)
-    assert isinstance(over, Over)
+    assert isinstance(over, JobOver)
     assert (over.state, over.exit_code) == ("done", 0)
 
 
@@ -62,15 +62,15 @@ def test_the_first_failure_opens_one_incident_and_the_next_first_step_closes_it(
     world = World()
     world.round(1)
     opens, ends = world.gone(r1=BAD, r0=STOPPED)
-    assert opens == Opens(1, "rank 1 exited with 3", "fact-r1")
-    assert isinstance(ends, Ends)
+    assert opens == IncidentOpens(1, "rank 1 exited with 3", "fact-r1")
+    assert isinstance(ends, RoundEnds)
     assert (ends.cause, ends.rank, ends.fact) == ("rank_exited", 1, "fact-r1")
     world.now += 60
     assert not world.is_over(), "the launcher may bring them back, however long it takes"
-    assert world.round(2) == [Begins(2)]
+    assert world.round(2) == [RoundBegins(2)]
     world.now += 2
     (closes,) = world.here.stepped(world.now)
-    assert isinstance(closes, Closes)
+    assert isinstance(closes, IncidentCloses)
     assert (closes.outcome, closes.next_round) == ("recovered", 2)
     assert (closes.ledger.start_s, closes.ledger.wall_s) == (60, 62)
     assert world.here.stepped(world.now) == []
@@ -81,22 +81,22 @@ def test_a_stall_is_an_incident_until_its_ranks_move() -> None:
     world = World()
     world.round(1)
     assert world.here.moves(world.now) == []
-    stalled = Opens(1, "rank 1 stands still", "f1", "rank_stalled")
+    stalled = IncidentOpens(1, "rank 1 stands still", "f1", "rank_stalled")
     assert world.here.stalled(1, "rank 1 stands still", "f1", world.now) == [stalled]
     assert world.here.stalled(0, "rank 0, too", "f2", world.now) == []
     world.now += 3
     (closes,) = world.here.moves(world.now)
-    assert isinstance(closes, Closes)
+    assert isinstance(closes, IncidentCloses)
     assert (closes.outcome, closes.next_round) == ("recovered", 1)
     assert (closes.ledger.other_s, closes.ledger.wall_s) == (3, 3)
 
     world.here.stalled(1, "rank 1 stands still", "f3", world.now)
     (ends,) = world.gone(r1=BAD, r0=STOPPED)
-    assert isinstance(ends, Ends)
+    assert isinstance(ends, RoundEnds)
     assert world.here.moves(world.now) == [], "a rank has failed since"
     world.round(2)
     (closes,) = world.here.stepped(world.now)
-    assert isinstance(closes, Closes)
+    assert isinstance(closes, IncidentCloses)
     assert closes.next_round == 2
 
 
@@ -106,8 +106,8 @@ def test_a_stall_that_ends_well_has_recovered() -> None:
     world.here.stalled(1, "rank 1 stands still", "f1", world.now)
     world.gone(r0=GOOD, r1=GOOD)
     closes, over = world.here.over(world.now)
-    assert isinstance(closes, Closes)
-    assert isinstance(over, Over)
+    assert isinstance(closes, IncidentCloses)
+    assert isinstance(over, JobOver)
     assert (closes.outcome, over.state) == ("recovered", "done")
 
 
@@ -117,11 +117,11 @@ def test_failures_before_the_next_step_belong_to_the_open_incident() -> None:
     world.gone(r1=BAD, r0=STOPPED)
     world.round(2)
     acts = world.gone(r0=BAD, r1=STOPPED)
-    assert [type(act) for act in acts] == [Ends]
+    assert [type(act) for act in acts] == [RoundEnds]
     assert world.is_over(), "no restart is left"
     closes, over = world.here.over(world.now)
-    assert isinstance(closes, Closes)
-    assert isinstance(over, Over)
+    assert isinstance(closes, IncidentCloses)
+    assert isinstance(over, JobOver)
     assert (closes.outcome, over.state, over.exit_code) == ("failed", "failed", 3)
 
 
@@ -137,8 +137,8 @@ def test_a_round_that_was_overtaken_ends() -> None:
     world = World()
     world.round(1)
     ends, begins = world.here.came(2, 0, 20, world.now)
-    assert isinstance(ends, Ends)
-    assert (ends.round, begins) == (1, Begins(2))
+    assert isinstance(ends, RoundEnds)
+    assert (ends.round, begins) == (1, RoundBegins(2))
     assert "still here" in ends.reason
 
 
@@ -147,7 +147,7 @@ def test_what_nobody_saw_is_not_called_good() -> None:
     world.round(1)
     world.gone(r0=GOOD, r1=UNSEEN)
     (over,) = world.here.over(world.now)
-    assert isinstance(over, Over)
+    assert isinstance(over, JobOver)
     assert (over.state, over.exit_code) == ("unknown", None)
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from everstep_services.agent.ranks.protocol import (
-    KeeperEvent,
     RankGone,
     RankRuns,
     RankStepped,
     ScriptEnded,
+    WardenEvent,
 )
 from everstep_services.agent.ranks.round_watch import RoundWatch
 from trainer_sdk.page import make_page
@@ -29,7 +29,7 @@ def say(watch: RoundWatch, line: WireLine, now: float) -> None:
     watch.on_datagram(encode(line), now)
 
 
-def events(watch: RoundWatch) -> list[KeeperEvent]:
+def events(watch: RoundWatch) -> list[WardenEvent]:
     queue = watch._events
     return [queue.get_nowait() for _ in range(queue.qsize())]
 

@@ -11,7 +11,7 @@ from everstep.messages import CheckResult
 from everstep_services.agent.probes import registry
 from everstep_services.agent.probes.base import Look, Probe
 from everstep_services.agent.probes.runner import child
-from everstep_services.agent.probes.runner.protocol import Found, Request
+from everstep_services.agent.probes.runner.protocol import CheckFound, Request
 from everstep_services.agent.probes.settings import ChecksSettings
 
 
@@ -30,7 +30,9 @@ class Misbehaving:
         return found
 
 
-def said(monkeypatch: pytest.MonkeyPatch, examine: Any) -> tuple[list[CheckResult], child.Checks]:
+def said(
+    monkeypatch: pytest.MonkeyPatch, examine: Any
+) -> tuple[list[CheckResult], child.CheckRunner]:
     """What is heard of it, and the notes that it leaves."""
 
     def find(name: str, settings: ChecksSettings) -> Probe:
@@ -45,8 +47,8 @@ def said(monkeypatch: pytest.MonkeyPatch, examine: Any) -> tuple[list[CheckResul
         root=Path("/"),
         own_pids=(),
     )
-    checks = child.Checks(request, {"odd": {"n": 1}})
-    return [line.result for line in checks.lines() if isinstance(line, Found)], checks
+    checks = child.CheckRunner(request, {"odd": {"n": 1}})
+    return [line.result for line in checks.lines() if isinstance(line, CheckFound)], checks
 
 
 def partly(look: Look) -> Iterable[CheckResult]:

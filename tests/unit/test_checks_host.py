@@ -8,8 +8,8 @@ import pytest
 from everstep_services.agent.probes.host import clock, disk_space, limits, memory
 from everstep_services.agent.probes.host.clock import KernelClock
 from everstep_services.agent.probes.host.common import MIB
-from everstep_services.agent.probes.host.disk_space import Room
-from everstep_services.agent.probes.host.limits import Limits
+from everstep_services.agent.probes.host.disk_space import DiskSpace
+from everstep_services.agent.probes.host.limits import ProcessLimits
 from everstep_services.agent.probes.host.probe import HostProbe
 from everstep_services.agent.probes.settings import ChecksSettings
 from tests.unit.check_looks import BOOT, look_at, states
@@ -116,24 +116,24 @@ GIB = 1024 * MIB
 @pytest.mark.parametrize(
     ("room", "found"),
     [
-        (Room(100 * GIB, 50 * GIB, 1000, 500), []),
-        (Room(100 * GIB, GIB - MIB, 1000, 500), ["warning"]),
-        (Room(100 * GIB, 63 * MIB, 1000, 500), ["failed"]),
-        (Room(100 * GIB, 0, 1000, 9), ["failed", "warning"]),
-        (Room(100 * GIB, 50 * GIB, 0, 0), []),  # btrfs counts no files
-        (Room(64 * MIB, 60 * MIB, 0, 0), []),  # a small one that is not full
-        (Room(GIB // 2, 0, 0, 0), ["failed"]),
-        (Room(100 * GIB, 50 * GIB, 10, 5, is_read_only=True), ["warning"]),
+        (DiskSpace(100 * GIB, 50 * GIB, 1000, 500), []),
+        (DiskSpace(100 * GIB, GIB - MIB, 1000, 500), ["warning"]),
+        (DiskSpace(100 * GIB, 63 * MIB, 1000, 500), ["failed"]),
+        (DiskSpace(100 * GIB, 0, 1000, 9), ["failed", "warning"]),
+        (DiskSpace(100 * GIB, 50 * GIB, 0, 0), []),  # btrfs counts no files
+        (DiskSpace(64 * MIB, 60 * MIB, 0, 0), []),  # a small one that is not full
+        (DiskSpace(GIB // 2, 0, 0, 0), ["failed"]),
+        (DiskSpace(100 * GIB, 50 * GIB, 10, 5, is_read_only=True), ["warning"]),
     ],
 )
-def test_room_is_judged_by_what_is_free(room: Room, found: list[str]) -> None:
+def test_room_is_judged_by_what_is_free(room: DiskSpace, found: list[str]) -> None:
     assert [state for state, _ in disk_space.judge(room, ChecksSettings())] == found
 
 
 def test_small_shared_memory_is_a_warning_and_says_how_to_enlarge_it(tmp_path: Path) -> None:
     """`everstep check` finds a /dev/shm of 64 MiB, and names the option (A1.5)."""
     (tmp_path / "dev/shm").mkdir(parents=True)
-    docker = Room(64 * MIB, 60 * MIB, 0, 0)
+    docker = DiskSpace(64 * MIB, 60 * MIB, 0, 0)
     (one,) = disk_space.shared_memory(look_at(tmp_path, {}), lambda path: docker)
     assert one.state == "warning"
     assert "only 64 MiB (least 1024 MiB); in a container: --shm-size" in one.reason
@@ -147,11 +147,11 @@ def test_without_shared_memory_there_is_a_warning(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_yet_is_judged_by_the_one_above(tmp_path: Path) -> None:
     asked: list[Path] = []
 
-    def ask(path: Path) -> Room:
+    def ask(path: Path) -> DiskSpace:
         asked.append(path)
         if path.name == "data":
             raise OSError(5, "Input/output error")
-        return Room(100 * GIB, 50 * GIB, 0, 0)
+        return DiskSpace(100 * GIB, 50 * GIB, 0, 0)
 
     (tmp_path / "data").mkdir()
     look = look_at(tmp_path, {}, room_paths=(Path("/state/logs"), Path("/data")))
@@ -163,15 +163,15 @@ def test_a_folder_that_is_not_there_yet_is_judged_by_the_one_above(tmp_path: Pat
 @pytest.mark.parametrize(
     ("own_limits", "has_adapter", "said"),
     [
-        (Limits(-1, -1, -1), True, ""),
-        (Limits(1 << 20, 1 << 20, 65536), False, ""),
-        (Limits(1024, -1, -1), False, "only 1024 open files (least 4096); ulimit -n 65536"),
-        (Limits(-1, 100, -1), False, "only 100 processes (least 4096); ulimit -u 65536"),
-        (Limits(-1, -1, 65536), True, "only 64 KiB may be locked"),
+        (ProcessLimits(-1, -1, -1), True, ""),
+        (ProcessLimits(1 << 20, 1 << 20, 65536), False, ""),
+        (ProcessLimits(1024, -1, -1), False, "only 1024 open files (least 4096); ulimit -n 65536"),
+        (ProcessLimits(-1, 100, -1), False, "only 100 processes (least 4096); ulimit -u 65536"),
+        (ProcessLimits(-1, -1, 65536), True, "only 64 KiB may be locked"),
     ],
 )
 def test_narrow_limits_are_a_warning(
-    tmp_path: Path, own_limits: Limits, has_adapter: bool, said: str
+    tmp_path: Path, own_limits: ProcessLimits, has_adapter: bool, said: str
 ) -> None:
     if has_adapter:
         (tmp_path / "sys/class/infiniband").mkdir(parents=True)

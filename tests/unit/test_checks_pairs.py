@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep_services.agent.probes.network.pairs import Measured, schedule, slow_ones
+from everstep_services.agent.probes.network.pairs import MeasuredPair, schedule, slow_ones
 
 
 @given(st.integers(0, 33))
@@ -21,13 +21,13 @@ def test_every_pair_meets_once_in_the_fewest_turns(count: int) -> None:
     assert len(turns) == max(count - 1 + count % 2, 0) or count < 2
 
 
-def figures(count: int, **slow: float) -> list[Measured]:
+def figures(count: int, **slow: float) -> list[MeasuredPair]:
     """Everybody at about 1000, those that are named (`n1` or `n1_n2`) slower."""
     found = []
     for number, pair in enumerate(combinations([f"n{one}" for one in range(count)], 2)):
         named = [*pair, "_".join(pair)]
         speed = min(slow.get(name, 1000 + number % 7 * 20) for name in named)
-        found.append(Measured(pair, speed))
+        found.append(MeasuredPair(pair, speed))
     return found
 
 
@@ -46,15 +46,15 @@ def figures(count: int, **slow: float) -> list[Measured]:
         (figures(2, n1=1), []),  # with nobody to compare with
         ([], []),
         (figures(4, n0=0, n1=0, n2=0, n3=0), []),
-        ([*figures(6), Measured(("n6", "n0"), 10.0)], [("n6", "n0")]),
+        ([*figures(6), MeasuredPair(("n6", "n0"), 10.0)], [("n6", "n0")]),
     ],
 )
-def test_who_is_slow(measured: list[Measured], blamed: list[tuple[str, ...]]) -> None:
+def test_who_is_slow(measured: list[MeasuredPair], blamed: list[tuple[str, ...]]) -> None:
     assert [one.nodes for one in slow_ones(measured)] == blamed
 
 
 def test_the_reason_has_the_numbers() -> None:
-    (node,) = slow_ones([Measured(pair.pair, pair.mib_s) for pair in figures(5, n4=90)])
+    (node,) = slow_ones([MeasuredPair(pair.pair, pair.mib_s) for pair in figures(5, n4=90)])
     assert node.reason.startswith("n4 reaches 90 MiB/s with every partner, and 1")
     (link,) = slow_ones(figures(5, n0_n1=100))
     assert link.reason.startswith("n0 reaches 100 MiB/s with n1 alone, and ")
@@ -64,7 +64,7 @@ def test_the_reason_has_the_numbers() -> None:
 def test_a_planted_slow_node_is_the_only_one_named(count: int, data: st.DataObject) -> None:
     slow = f"n{data.draw(st.integers(0, count - 1))}"
     measured = [
-        Measured(pair, data.draw(st.floats(1, 100) if slow in pair else st.floats(900, 1100)))
+        MeasuredPair(pair, data.draw(st.floats(1, 100) if slow in pair else st.floats(900, 1100)))
         for pair in combinations([f"n{one}" for one in range(count)], 2)
     ]
     assert [one.nodes for one in slow_ones(measured)] == [(slow,)]

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from everstep.messages import CheckResult
 from everstep_services.agent.probes import registry, reports
 from everstep_services.agent.probes.settings import ChecksSettings
-from everstep_services.agent.probes.verdicts import Examination, code_of, state_of, worst_first
+from everstep_services.agent.probes.verdicts import NodeExamination, code_of, state_of, worst_first
 
 OK = CheckResult(check="host", state="ok", subject="memory")
 NONE = CheckResult(check="gpu", state="unsupported", reason="no driver")
@@ -22,8 +22,8 @@ NEWER = CheckResult(check="x", state="melted")
 ALL = (OK, NONE, WARNING, FAILED, UNKNOWN)
 
 
-def done(*results: CheckResult) -> Examination:
-    return Examination("operator", ("gpu", "host"), worst_first(results), 1.25)
+def done(*results: CheckResult) -> NodeExamination:
+    return NodeExamination("operator", ("gpu", "host"), worst_first(results), 1.25)
 
 
 @pytest.mark.parametrize(

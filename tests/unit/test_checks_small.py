@@ -8,7 +8,7 @@ import pytest
 from everstep_services.agent.probes.base import Look
 from everstep_services.agent.probes.host.flight_recorder import RecorderProbe, judge
 from everstep_services.agent.probes.host.ptrace import PtraceProbe, read_own_memory
-from everstep_services.agent.probes.program import Program, Ran
+from everstep_services.agent.probes.program import Program, ProgramResult
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.agent.probes.site import SiteProbe, site_commands
 from tests.unit.check_looks import look_at
@@ -182,7 +182,7 @@ def test_what_has_ended_before_anybody_looked_is_told_as_it_was() -> None:
     program = Program.start(["/bin/sh", "-c", "echo said; exit 7"])
     stat = Path(f"/proc/{program.pid}/stat")
     until(lambda: stat.read_text().split()[2] == "Z", "it has ended")
-    assert program.wait(time.monotonic() - 1) == Ran(7, b"said\n")
+    assert program.wait(time.monotonic() - 1) == ProgramResult(7, b"said\n")
 
 
 @pytest.mark.parametrize(

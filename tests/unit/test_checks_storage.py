@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from everstep_services.agent.probes import program
-from everstep_services.agent.probes.program import Ran
+from everstep_services.agent.probes.program import ProgramResult
 from everstep_services.agent.probes.storage import probe
 from everstep_services.agent.probes.storage.mounts import Mount, network_mounts
 from everstep_services.agent.probes.storage.probe import StorageProbe, judge
@@ -108,21 +108,37 @@ def test_a_hang_fails_that_folder_alone_and_says_where(
 @pytest.mark.parametrize(
     ("ran", "state", "said"),
     [
-        (Ran(None, b""), "unknown", "did not start within 5 s"),
-        (Ran(None, b"stat\nlis"), "failed", "stat did not end within 5 s"),
-        (Ran(-9, b""), "unknown", "ended: -9"),
-        (Ran(1, b"write\nENOSPC No space left on device\n"), "failed", "write: No space left"),
-        (Ran(1, b"write\nEDQUOT Disk quota exceeded\n"), "failed", "larger quota"),
-        (Ran(1, b"stat\nESTALE Stale file handle\n"), "failed", "mount it again"),
-        (Ran(1, b"make a file\nEROFS Read-only file system\n"), "failed", "it is read-only"),
-        (Ran(1, b"make a file\nEACCES Permission denied\n"), "warning", "user who trains"),
-        (Ran(1, b"read\nEIO what was read is not what was written\n"), "failed", "not what was"),
-        (Ran(1, b"read\nEWHAT\n"), "failed", "read: "),
-        (Ran(1, b"\xff\n\xfe\n"), "failed", "kernel's log"),
-        (Ran(0, b"stat\n"), "ok", ""),
+        (ProgramResult(None, b""), "unknown", "did not start within 5 s"),
+        (ProgramResult(None, b"stat\nlis"), "failed", "stat did not end within 5 s"),
+        (ProgramResult(-9, b""), "unknown", "ended: -9"),
+        (
+            ProgramResult(1, b"write\nENOSPC No space left on device\n"),
+            "failed",
+            "write: No space left",
+        ),
+        (ProgramResult(1, b"write\nEDQUOT Disk quota exceeded\n"), "failed", "larger quota"),
+        (ProgramResult(1, b"stat\nESTALE Stale file handle\n"), "failed", "mount it again"),
+        (
+            ProgramResult(1, b"make a file\nEROFS Read-only file system\n"),
+            "failed",
+            "it is read-only",
+        ),
+        (
+            ProgramResult(1, b"make a file\nEACCES Permission denied\n"),
+            "warning",
+            "user who trains",
+        ),
+        (
+            ProgramResult(1, b"read\nEIO what was read is not what was written\n"),
+            "failed",
+            "not what was",
+        ),
+        (ProgramResult(1, b"read\nEWHAT\n"), "failed", "read: "),
+        (ProgramResult(1, b"\xff\n\xfe\n"), "failed", "kernel's log"),
+        (ProgramResult(0, b"stat\n"), "ok", ""),
     ],
 )
-def test_what_an_outcome_means(ran: Ran, state: str, said: str) -> None:
+def test_what_an_outcome_means(ran: ProgramResult, state: str, said: str) -> None:
     one = judge("/data", ran, None, 5)
     assert one.state == state
     assert said in one.reason
@@ -130,7 +146,7 @@ def test_what_an_outcome_means(ran: Ran, state: str, said: str) -> None:
 
 def test_a_mount_that_the_kernel_made_read_only_has_failed() -> None:
     mount = Mount(Path("/data"), "lustre", has_become_read_only=True)
-    assert judge("/data", Ran(0, b"stat\n"), mount, 5).state == "failed"
+    assert judge("/data", ProgramResult(0, b"stat\n"), mount, 5).state == "failed"
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,17 @@ import pytest
 
 from everstep.clock import Clock, SystemClock
 from everstep.messages import EvidenceCollected
-from everstep_services.agent.collectors.collection import Collector, Found, Piece, Scene, collect
-from everstep_services.agent.collectors.kinds import KINDS
+from everstep_services.agent.collectors.collection import (
+    Collector,
+    EvidenceFound,
+    Piece,
+    Scene,
+    collect,
+)
 from everstep_services.agent.collectors.rank_state import pages, processes
 from everstep_services.agent.collectors.registry import collectors
 from everstep_services.agent.ranks.protocol import RankSeen
+from everstep_services.agent.settings import KINDS
 from tests.waiting import until
 from trainer_sdk import layout
 from trainer_sdk.page import make_page
@@ -62,7 +68,7 @@ def sleeper() -> Iterator[int]:
         process.communicate()
 
 
-def content(found: Found | None) -> dict[str, Any]:
+def content(found: EvidenceFound | None) -> dict[str, Any]:
     assert found is not None
     decoded: dict[str, Any] = json.loads(found.content)
     return decoded
@@ -142,21 +148,21 @@ def test_of_many_ranks_a_few_are_named(ranks: Ranks) -> None:
     assert found.summary.endswith("rank 7: starting, no step yet; and 12 more")
 
 
-async def _never(scene: Scene, clock: Clock) -> Found | None:
+async def _never(scene: Scene, clock: Clock) -> EvidenceFound | None:
     await asyncio.Event().wait()
     return None
 
 
-async def _breaks(scene: Scene, clock: Clock) -> Found | None:
+async def _breaks(scene: Scene, clock: Clock) -> EvidenceFound | None:
     raise ValueError("no")
 
 
-async def _nothing(scene: Scene, clock: Clock) -> Found | None:
+async def _nothing(scene: Scene, clock: Clock) -> EvidenceFound | None:
     return None
 
 
-async def _good(scene: Scene, clock: Clock) -> Found | None:
-    return Found("all is well", b"x")
+async def _good(scene: Scene, clock: Clock) -> EvidenceFound | None:
+    return EvidenceFound("all is well", b"x")
 
 
 def test_a_collector_that_is_late_or_breaks_takes_nothing_from_the_others() -> None:
@@ -164,7 +170,7 @@ def test_a_collector_that_is_late_or_breaks_takes_nothing_from_the_others() -> N
     late, broken, good = asyncio.run(collect(table, Scene((), 0.01), CLOCK))
     assert late == Piece("a", missing="not there after 0.01 s", took_s=0.01)
     assert (broken.evidence, broken.missing) == ("b", "ValueError: no")
-    assert (good.evidence, good.found) == ("d", Found("all is well", b"x"))
+    assert (good.evidence, good.found) == ("d", EvidenceFound("all is well", b"x"))
 
 
 def test_what_is_collected_has_names_that_the_catalogue_knows() -> None:

@@ -19,7 +19,7 @@ from everstep.clock import SystemClock
 from everstep_services.agent.collectors.collection import (
     EXITED,
     NOT_STARTED,
-    Found,
+    EvidenceFound,
     Piece,
     Scene,
     collect,
@@ -156,14 +156,14 @@ def test_a_dump_that_is_a_link_a_pipe_or_huge_is_left_alone(tmp_path: Path) -> N
     assert piece.missing == "ranks 0, 1, 2 (the rank had exited)"
 
 
-def stacks(seen: list[RankSeen], *, may_pause: bool = False, native: bool = False) -> Found:
+def stacks(seen: list[RankSeen], *, may_pause: bool = False, native: bool = False) -> EvidenceFound:
     scene = Scene(seen, ENOUGH_S, may_pause=may_pause)
     found = asyncio.run(StacksReader(native=native).stacks(scene, CLOCK))
     assert found is not None
     return found
 
 
-def threads(found: Found) -> list[dict[str, Any]]:
+def threads(found: EvidenceFound) -> list[dict[str, Any]]:
     (member,) = found.members
     decoded: list[dict[str, Any]] = json.loads(member.content)
     return decoded

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from everstep.clock import SystemClock
-from everstep_services.agent.collectors.collection import Found, NothingFoundError, Scene
+from everstep_services.agent.collectors.collection import EvidenceFound, NothingFoundError, Scene
 from everstep_services.agent.collectors.environment import environment, releases, told_of
 from everstep_services.agent.collectors.gpu import gpus, read_all
 from everstep_services.agent.collectors.node_state import NodeState
@@ -29,7 +29,7 @@ def kmsg(*lines: tuple[float, str]) -> str:
     return "".join(f"6,{n},{int(at * 1e6)},-;{text}\n" for n, (at, text) in enumerate(lines))
 
 
-def kernel_log(root: Path, began_s: float = 100.0) -> Found:
+def kernel_log(root: Path, began_s: float = 100.0) -> EvidenceFound:
     scene = Scene((), 5.0, began_s=began_s)
     found = asyncio.run(NodeState(root).kernel_log(scene, CLOCK))
     assert found is not None

@@ -13,7 +13,7 @@ import pytest
 
 from everstep.clock import SystemClock
 from everstep_services.agent.replicas import state_folder as image_folder
-from everstep_services.agent.replicas.state_folder import Departure, opened_images
+from everstep_services.agent.replicas.state_folder import LeftoverPolicy, opened_images
 
 
 def leave(memory: Path, job: str, node: str) -> Path:
@@ -95,7 +95,7 @@ class WallClock(SystemClock):
         return super().wall() + timedelta(seconds=self.ahead_s)
 
 
-def left_by(job: str, memory: Path, departure: Departure, size: int = 1) -> Path:
+def left_by(job: str, memory: Path, departure: LeftoverPolicy, size: int = 1) -> Path:
     """The folder of an agent that has ended, with one image of this size."""
     with opened_images(job, "n1", memory, departure) as folder:
         assert folder is not None
@@ -111,10 +111,10 @@ def left_by(job: str, memory: Path, departure: Departure, size: int = 1) -> Path
 def test_states_stay_for_a_job_that_may_come_again(tmp_path: Path) -> None:
     """The same agent finds them; agents of other jobs leave them alone until they are too old."""
     clock = WallClock()
-    departure = Departure(for_s=600, clock=clock)
+    departure = LeftoverPolicy(for_s=600, clock=clock)
     left = left_by("j", tmp_path, departure)
     assert {one.name for one in left.iterdir()} == {"own", "lock", "left.json", "offer.json"}
-    with opened_images("other", "n1", tmp_path, Departure(clock=clock)) as folder:
+    with opened_images("other", "n1", tmp_path, LeftoverPolicy(clock=clock)) as folder:
         assert folder is not None
         assert left.exists()
     with opened_images("j", "n1", tmp_path, departure) as folder:
@@ -122,13 +122,13 @@ def test_states_stay_for_a_job_that_may_come_again(tmp_path: Path) -> None:
         assert {one.name for one in left.iterdir()} == {"own", "lock"}
     assert (left / "left.json").exists(), "it was not told that the job has ended well"
     clock.ahead_s = 601
-    with opened_images("other", "n1", tmp_path, Departure(clock=clock)) as folder:
+    with opened_images("other", "n1", tmp_path, LeftoverPolicy(clock=clock)) as folder:
         assert folder is not None
         assert not left.exists()
 
 
 def test_nothing_outlives_a_job_that_ended_well(tmp_path: Path) -> None:
-    departure = Departure(for_s=600)
+    departure = LeftoverPolicy(for_s=600)
     with opened_images("j", "n1", tmp_path, departure) as folder:
         assert folder is not None
         (folder / "own" / "rank-0" / "a").mkdir(parents=True)
@@ -138,7 +138,7 @@ def test_nothing_outlives_a_job_that_ended_well(tmp_path: Path) -> None:
 
 
 def test_what_has_no_whole_state_does_not_stay(tmp_path: Path) -> None:
-    with opened_images("j", "n1", tmp_path, Departure(for_s=600)) as folder:
+    with opened_images("j", "n1", tmp_path, LeftoverPolicy(for_s=600)) as folder:
         assert folder is not None
         (folder / "own" / "rank-0" / "a").mkdir(parents=True)
     assert not folder.exists()
@@ -146,7 +146,7 @@ def test_what_has_no_whole_state_does_not_stay(tmp_path: Path) -> None:
 
 def test_what_was_left_first_makes_room_first(tmp_path: Path) -> None:
     clock, size = WallClock(), 1 << 20
-    departure = Departure(for_s=600, most_bytes=5 * size // 2, clock=clock)
+    departure = LeftoverPolicy(for_s=600, most_bytes=5 * size // 2, clock=clock)
     first = left_by("first", tmp_path, departure, size)
     clock.ahead_s = 1
     second = left_by("second", tmp_path, departure, size)
@@ -154,7 +154,7 @@ def test_what_was_left_first_makes_room_first(tmp_path: Path) -> None:
     clock.ahead_s = 2
     third = left_by("third", tmp_path, departure, size)
     assert (first.exists(), second.exists(), third.exists()) == (False, True, True)
-    no_room = Departure(room_least_bytes=1 << 62, clock=clock)
+    no_room = LeftoverPolicy(room_least_bytes=1 << 62, clock=clock)
     with opened_images("fourth", "n1", tmp_path, no_room):
         assert not second.exists()
         assert not third.exists()
@@ -162,7 +162,7 @@ def test_what_was_left_first_makes_room_first(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("octets", [b"{", b'{"job":"j","until":1e18}', b'{"job":"j","until":-1}'])
 def test_a_marker_that_makes_no_sense_keeps_nothing(tmp_path: Path, octets: bytes) -> None:
-    left = left_by("j", tmp_path, Departure(for_s=600))
+    left = left_by("j", tmp_path, LeftoverPolicy(for_s=600))
     (left / "left.json").write_bytes(octets)
     with opened_images("other", "n1", tmp_path):
         assert not left.exists()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep_services.agent.replicas.last_state import Witness
+from everstep_services.agent.replicas.last_state import LastState
 from tests.fakes.clock import FakeClock
 
 
@@ -13,8 +13,8 @@ def at_once(work: Callable[[], None]) -> None:
     work()
 
 
-def witness_of(folder: Path, clock: FakeClock, job: str = "j") -> Witness:
-    return Witness(folder, job, "n1", clock, beside=at_once)
+def witness_of(folder: Path, clock: FakeClock, job: str = "j") -> LastState:
+    return LastState(folder, job, "n1", clock, beside=at_once)
 
 
 def test_what_was_kept_is_known_to_the_next_agent(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_what_was_kept_is_known_to_the_next_agent(tmp_path: Path) -> None:
 
 def test_what_is_still_to_be_written_when_the_job_ends_well_is_not(tmp_path: Path) -> None:
     written: list[Callable[[], None]] = []
-    witness = Witness(tmp_path, "j", "n1", FakeClock(), beside=written.append)
+    witness = LastState(tmp_path, "j", "n1", FakeClock(), beside=written.append)
     witness.saw(10, 1)
     witness.forget()
     for work in written:

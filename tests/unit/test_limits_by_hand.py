@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from everstep.messages import LimitsDocument, SectionLimit
-from everstep_services.agent.stalls.judge import Judge, Stalled
-from everstep_services.agent.stalls.limits import LimitRules, Limits
-from everstep_services.agent.stalls.position import Signs
+from everstep_services.agent.stalls.judge import Stalled, StallJudge
+from everstep_services.agent.stalls.limits import LimitRules, StallLimits
+from everstep_services.agent.stalls.position import ActivitySigns
 from tests.unit.stall_ranks import Clock, StallRank, clock_of_pages, limits_of
 from tests.unit.stall_watch import WatchedNode
 from trainer_sdk import layout
@@ -20,12 +20,12 @@ from trainer_sdk import layout
 LIMIT_S = 3.0
 NAMES = ("first-step", "step", "heartbeat", "outside", "data", "checkpoint")
 WAYS = {
-    "idle": Signs(idle_s=60.0),
-    "busy in Python": Signs(idle_s=0.0),
-    "busy, and in no collective": Signs(idle_s=0.0, is_recorded=True),
-    "holding the interpreter's lock": Signs(),
-    "sleeping in C": Signs(idle_s=60.0, is_recorded=True),
-    "in a collective": Signs(idle_s=60.0, waits_in="gloo:all_reduce", is_recorded=True),
+    "idle": ActivitySigns(idle_s=60.0),
+    "busy in Python": ActivitySigns(idle_s=0.0),
+    "busy, and in no collective": ActivitySigns(idle_s=0.0, is_recorded=True),
+    "holding the interpreter's lock": ActivitySigns(),
+    "sleeping in C": ActivitySigns(idle_s=60.0, is_recorded=True),
+    "in a collective": ActivitySigns(idle_s=60.0, waits_in="gloo:all_reduce", is_recorded=True),
 }
 Go = Callable[[StallRank], None]
 
@@ -147,11 +147,11 @@ def clock() -> Iterator[Clock]:
 class One:
     """A rank, and its judge."""
 
-    def __init__(self, folder: Path, clock: Clock, limits: Limits) -> None:
+    def __init__(self, folder: Path, clock: Clock, limits: StallLimits) -> None:
         self.clock = clock
         self.rank = StallRank(folder, 0, clock)
         self.limits = limits
-        self.judge = Judge(limits, clock.now)
+        self.judge = StallJudge(limits, clock.now)
         self.stalled: list[Stalled] = []
 
     def wait(self, seconds: float, go_on: Go | None = None, every_s: float = 0.5) -> None:
@@ -320,7 +320,7 @@ class TestWarmUp:
         self, tmp_path: Path, clock: Clock
     ) -> None:
         rules = LimitRules(configured={"step": LIMIT_S}, warmup_steps=3)
-        one = One(tmp_path, clock, Limits(rules))
+        one = One(tmp_path, clock, StallLimits(rules))
         self._third_step_is_bounded(one)
 
     def _third_step_is_bounded(self, one: One) -> None:
@@ -339,7 +339,7 @@ class TestWarmUp:
 
     def test_each_of_them_has_the_limit_of_the_first(self, tmp_path: Path, clock: Clock) -> None:
         configured = {"step": LIMIT_S, "first-step": 50.0}
-        one = One(tmp_path, clock, Limits(LimitRules(configured=configured, warmup_steps=3)))
+        one = One(tmp_path, clock, StallLimits(LimitRules(configured=configured, warmup_steps=3)))
         one.wait(49)
         one.rank.run.step()
         one.rank.run.begin("step")
@@ -359,7 +359,7 @@ class TestWarmUp:
 
     def test_other_names_act_while_it_warms_up(self, tmp_path: Path, clock: Clock) -> None:
         rules = LimitRules(configured={"data": LIMIT_S}, warmup_steps=10)
-        one = One(tmp_path, clock, Limits(rules))
+        one = One(tmp_path, clock, StallLimits(rules))
         section("data", steps)(one.rank)
         one.wait(4)
         assert one.found == [("data", LIMIT_S)]
@@ -418,7 +418,7 @@ class TestHeartbeats:
 
 def test_nvrx_looks_outside_only_after_the_first_step(tmp_path: Path, clock: Clock) -> None:
     rules = LimitRules(configured={"outside": LIMIT_S}, is_outside_late=True)
-    one = One(tmp_path, clock, Limits(rules))
+    one = One(tmp_path, clock, StallLimits(rules))
     session(one.rank)
     one.wait(100)
     assert one.found == []
@@ -431,7 +431,7 @@ def test_a_rank_in_an_outer_section_does_not_seem_to_have_stopped(
     tmp_path: Path, clock: Clock
 ) -> None:
     """It works on in there: whoever waits for nothing is not excused by it."""
-    judge = Judge(limits_of(epoch=3600, data=LIMIT_S), clock.now)
+    judge = StallJudge(limits_of(epoch=3600, data=LIMIT_S), clock.now)
     late, busy = (StallRank(tmp_path, rank, clock) for rank in range(2))
     section("epoch", steps)(busy)
     steps(late)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from everstep_services.agent.replicas.memory_file import Memory
+from everstep_services.agent.replicas.memory_file import MemoryFile
 from everstep_services.agent.replicas.protocol import Copy
 from everstep_services.agent.replicas.settings import CheckpointSettings
-from everstep_services.agent.replicas.store import Store
+from everstep_services.agent.replicas.store import ReplicaStore
 from tests.integration.replica_nodes import JOB, state_of
 from trainer_sdk.checkpoint.manifest import Identity, ImageIndex, encode
 
@@ -19,7 +19,7 @@ PIECE = 1000
 SIZE = 40 * PIECE + 17
 
 
-def fill(memory: Memory, octets: bytes, at: int = 0) -> None:
+def fill(memory: MemoryFile, octets: bytes, at: int = 0) -> None:
     while room := memory.room(at, min(PIECE, len(octets) - at)):
         room[:] = octets[at : at + len(room)]
         memory.wrote(at, room)
@@ -28,7 +28,7 @@ def fill(memory: Memory, octets: bytes, at: int = 0) -> None:
 
 def test_what_was_given_is_in_the_file_when_the_last_piece_is_taken(tmp_path: Path) -> None:
     path, first, second = tmp_path / "image", state_of(0, 1, SIZE), state_of(0, 2, SIZE)
-    memory = Memory(path, SIZE)
+    memory = MemoryFile(path, SIZE)
     fill(memory, first)
     assert path.read_bytes() == first
     memory.begin_again(path)  # through a mapping from now on
@@ -40,10 +40,10 @@ def test_whoever_has_the_last_one_mapped_reads_on_when_the_next_is_smaller(
     tmp_path: Path,
 ) -> None:
     path, first, second = tmp_path / "image", state_of(0, 1, SIZE), state_of(0, 2, 2 * PIECE)
-    fill(Memory(path, SIZE), first)
+    fill(MemoryFile(path, SIZE), first)
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    fill(Memory(path, len(second)), second)
+    fill(MemoryFile(path, len(second)), second)
     assert mapped[:] == first
     assert path.read_bytes() == second
 
@@ -55,7 +55,7 @@ def copy_of(octets: bytes) -> Copy:
     return Copy(slot=0, rank=0, ranks=1, step=10, size_bytes=SIZE, hash=digest, index=encode(index))
 
 
-def receive(store: Store, octets: bytes) -> int:
+def receive(store: ReplicaStore, octets: bytes) -> int:
     """As from a connection; from where on it was."""
     incoming = store.begin(copy_of(octets))
     assert incoming is not None
@@ -81,7 +81,7 @@ def test_a_write_that_fails_leaves_no_hole_and_what_came_before_is_not_sent_agai
         return write(file, piece, at)
 
     monkeypatch.setattr(os, "pwrite", pwrite)
-    store = Store(tmp_path, JOB, CheckpointSettings(room_least_bytes=0))
+    store = ReplicaStore(tmp_path, JOB, CheckpointSettings(room_least_bytes=0))
     with pytest.raises(OSError, match="No space left"):
         receive(store, octets)
     assert receive(store, octets) == 3 * PIECE

@@ -6,16 +6,22 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from everstep_services.agent.replicas import retry
-from everstep_services.agent.replicas.fetcher import OFFER, Offer, Offers
+from everstep_services.agent.replicas import fetcher
+from everstep_services.agent.replicas.fetcher import (
+    OFFER,
+    Attempt,
+    Offer,
+    Offers,
+    TransferProgress,
+    take_from_one,
+)
 from everstep_services.agent.replicas.protocol import ReplicaError
-from everstep_services.agent.replicas.retry import Attempt, Coming, take_from_one
 
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "_PAUSE_S", 0.0)
-    monkeypatch.setattr(retry, "_STILL_MOST_S", 1e9)
+    monkeypatch.setattr(fetcher, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(fetcher, "_STILL_MOST_S", 1e9)
 
 
 class Source:
@@ -38,27 +44,27 @@ def attempts(*sources: Source) -> Sequence[Attempt]:
 
 async def test_the_only_holder_may_pause() -> None:
     holder = Source("slow", "closed", "slow")
-    await take_from_one(attempts(holder), Coming())
+    await take_from_one(attempts(holder), TransferProgress())
     assert holder.asked == 4
 
 
 async def test_another_holder_comes_before_a_second_attempt() -> None:
     paused, other = Source("slow"), Source()
-    await take_from_one(attempts(paused, other), Coming())
+    await take_from_one(attempts(paused, other), TransferProgress())
     assert (paused.asked, other.asked) == (1, 1)
 
 
 async def test_who_is_gone_or_has_it_no_more_is_not_asked_again() -> None:
     gone, without, paused = Source("unreachable"), Source("unknown"), Source("slow", "slow", "torn")
     with pytest.raises(ReplicaError) as failed:
-        await take_from_one(attempts(gone, without, paused), Coming())
+        await take_from_one(attempts(gone, without, paused), TransferProgress())
     assert (gone.asked, without.asked, paused.asked) == (1, 1, 3)
     assert str(failed.value) == "it was unreachable; it was unknown; it was slow; it was torn"
 
 
 async def test_nobody_waits_for_what_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "_STILL_MOST_S", 10.0)
-    now, coming, source = 1000.0, Coming(), Source(*["slow"] * 9)
+    monkeypatch.setattr(fetcher, "_STILL_MOST_S", 10.0)
+    now, coming, source = 1000.0, TransferProgress(), Source(*["slow"] * 9)
     offsets = [100, 200, 200, 200]
 
     async def take() -> None:
@@ -67,7 +73,7 @@ async def test_nobody_waits_for_what_stands_still(monkeypatch: pytest.MonkeyPatc
         coming.reached(offsets.pop(0))
         await source.take()
 
-    monkeypatch.setattr(retry, "monotonic", lambda: now)
+    monkeypatch.setattr(fetcher, "monotonic", lambda: now)
     with pytest.raises(ReplicaError):
         await take_from_one([take], coming)
     assert source.asked == 4

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from everstep_services.agent.ranks.round_watch import WatchedRank
-from everstep_services.agent.stalls.collectives import Collectives, parse_collectives
-from everstep_services.agent.stalls.judge import Excused, Judge, Stalled
-from everstep_services.agent.stalls.limits import Limit, LimitRules, Limits
-from everstep_services.agent.stalls.monitor import Standing
-from everstep_services.agent.stalls.position import Signs
-from everstep_services.agent.stalls.sampler import CloserLook, look_every_s, silent_after_s
+from everstep_services.agent.stalls.collectives import CollectiveState, parse_collectives
+from everstep_services.agent.stalls.judge import Excused, Stalled, StallJudge
+from everstep_services.agent.stalls.limits import Limit, LimitRules, StallLimits
+from everstep_services.agent.stalls.monitor import RankStanding
+from everstep_services.agent.stalls.position import ActivitySigns
+from everstep_services.agent.stalls.sampler import RankSampler, look_every_s, silent_after_s
 from everstep_services.agent.telemetry.progress import beat_of
 from tests.fakes.clock import FakeClock
 from tests.unit.stall_ranks import Clock, StallRank, clock_of_pages, limits_of
@@ -45,19 +45,22 @@ def trace(*entries: dict[str, Any], **enqueued: int) -> bytes:
 @pytest.mark.parametrize(
     ("body", "found"),
     [
-        (b'{"nccl_comm_state":{},"pg_status":{},"version":"2.10"}', Collectives(0, "")),
+        (b'{"nccl_comm_state":{},"pg_status":{},"version":"2.10"}', CollectiveState(0, "")),
         # Gloo lists all that is recorded, also what is over.
         (
             trace(entry(0, 1.0), entry(1, 2.5, retired=False), g0=2),
-            Collectives(2, "gloo:all_reduce of default_pg", 2.5),
+            CollectiveState(2, "gloo:all_reduce of default_pg", 2.5),
         ),
-        (trace(entry(0, 1.0), entry(1, 2.5), g0=1, g1=1), Collectives(2, "", 2.5)),
+        (trace(entry(0, 1.0), entry(1, 2.5), g0=1, g1=1), CollectiveState(2, "", 2.5)),
         # NCCL lists what goes on, and has its numbers as they are.
-        (b'{"entries":[],"pg_status":{"0":{"last_enqueued_collective":7}}}', Collectives(7, "")),
+        (
+            b'{"entries":[],"pg_status":{"0":{"last_enqueued_collective":7}}}',
+            CollectiveState(7, ""),
+        ),
         # What is sent to one rank is in no group's count.
         (
             trace(entry(9, 3.0, retired=False, profiling_name="nccl:send", process_group=[]), g0=2),
-            Collectives(10, "nccl:send", 3.0),
+            CollectiveState(10, "nccl:send", 3.0),
         ),
         # What all ranks enter has a number that is the same in all of them.
         (
@@ -66,7 +69,7 @@ def trace(*entries: dict[str, Any], **enqueued: int) -> bytes:
                 entry(1, 2.0, collective_seq_id="5", retired=False),
                 g0=5,
             ),
-            Collectives(5, "gloo:all_reduce of default_pg", 2.0, of_all=5, awaits=5),
+            CollectiveState(5, "gloo:all_reduce of default_pg", 2.0, of_all=5, awaits=5),
         ),
         # Who is in another one, too, may wait for others.
         (
@@ -76,18 +79,18 @@ def trace(*entries: dict[str, Any], **enqueued: int) -> bytes:
                 g0=5,
                 g1=4,
             ),
-            Collectives(9, "gloo:all_reduce of half", 2.0, of_all=5),
+            CollectiveState(9, "gloo:all_reduce of half", 2.0, of_all=5),
         ),
         (
             trace(entry(0, 1.0, collective_seq_id=4, is_p2p=True, retired=False), g0=2),
-            Collectives(2, "gloo:all_reduce of default_pg", 1.0),
+            CollectiveState(2, "gloo:all_reduce of default_pg", 1.0),
         ),
         (b"<html>", None),
         (b'{"pg_status":{"0":{"last_enqueued_collective":"many"}}}', None),
         (b'{"entries":"none"}', None),
     ],
 )
-def test_what_a_recorder_says(body: bytes, found: Collectives | None) -> None:
+def test_what_a_recorder_says(body: bytes, found: CollectiveState | None) -> None:
     assert parse_collectives(body) == found
 
 
@@ -97,7 +100,7 @@ class Recorder:
     def __init__(self, folder: Path, clock: FakeClock) -> None:
         self.clock = clock
         self.whole = self.active = trace()
-        self.closer = CloserLook(clock)
+        self.closer = RankSampler(clock)
         self._silent = {0: WatchedRank(folder, make_page(str(folder / "page")))}
         self.answers = {
             "fr_trace_json?onlyactive=true": lambda: self.active,
@@ -107,7 +110,7 @@ class Recorder:
     def wall_s(self) -> float:
         return self.clock.wall().timestamp()
 
-    async def look(self) -> Signs:
+    async def look(self) -> ActivitySigns:
         await self.closer.look(self._silent)
         return self.closer.signs(0)
 
@@ -189,7 +192,7 @@ async def test_what_was_asked_in_one_round_is_not_known_in_the_next(
         return trace(entry(0, recorder.wall_s()), g0=1)
 
     async with worker_server(tmp_path, {"fr_trace_json": another_round_begins}):
-        assert await recorder.look() == Signs()
+        assert await recorder.look() == ActivitySigns()
         assert recorder.closer.entered(0) is None
 
 
@@ -207,7 +210,7 @@ async def test_a_recorder_that_does_not_answer_any_more_is_no_sign_of_progress(
 
 @pytest.mark.parametrize("shortest_s", [1800.0, 120.0, 6.0, 1.5])
 def test_ranks_are_looked_at_twice_before_the_shortest_limit(shortest_s: float) -> None:
-    limits = Limits(LimitRules(configured={"outside": shortest_s}))
+    limits = StallLimits(LimitRules(configured={"outside": shortest_s}))
     assert silent_after_s(limits) + 2 * look_every_s(limits) <= shortest_s / 2
     assert (look_every_s(limits), silent_after_s(limits)) <= (5.0, 30.0)
 
@@ -230,8 +233,8 @@ class TestWhoIsMissing:
             rank.link.words[layout.COUNTED_BY] = layout.BY_OPTIMIZER
             self.step(rank, pages)
             pages.now += 0.5  # rank 1 was the slower one
-        ranks[0].signs = Signs(idle_s=9.0, waits_in="gloo:all_reduce", is_recorded=True)
-        ranks[1].signs = Signs(idle_s=9.0, is_recorded=True)
+        ranks[0].signs = ActivitySigns(idle_s=9.0, waits_in="gloo:all_reduce", is_recorded=True)
+        ranks[1].signs = ActivitySigns(idle_s=9.0, is_recorded=True)
         return ranks
 
     @staticmethod
@@ -245,9 +248,9 @@ class TestWhoIsMissing:
         return [(type(one), one.place.rank) for one in found if isinstance(one, Stalled | Excused)]
 
     @property
-    def judge(self) -> Judge:
+    def judge(self) -> StallJudge:
         if not hasattr(self, "_judge"):
-            self._judge = Judge(limits_of(outside=60), 1000.0)
+            self._judge = StallJudge(limits_of(outside=60), 1000.0)
         return self._judge
 
     def test_is_named_though_it_moved_last(self, ranks: list[StallRank], pages: Clock) -> None:
@@ -258,7 +261,7 @@ class TestWhoIsMissing:
     def test_nobody_is_excused_by_a_rank_of_which_that_is_not_known(
         self, ranks: list[StallRank], pages: Clock
     ) -> None:
-        ranks[1].signs = Signs(idle_s=9.0)
+        ranks[1].signs = ActivitySigns(idle_s=9.0)
         assert self.news(ranks, pages, 60.2) == [(Stalled, 0)]
 
     def test_who_is_in_one_itself_excuses_nobody(
@@ -275,12 +278,12 @@ def test_a_beat_says_how_many_collectives_a_rank_has_entered_and_when(
     rank.link.words[layout.STEPS] = rank.link.words[layout.STEP] = 1
     page, began_s = rank.view_of_page.read(), pages.now
     pages.now += 100
-    standing = Standing(
+    standing = RankStanding(
         "running", None, 0.0, limit, collectives=17, collective_s=began_s + 98, collective="gloo"
     )
     beat = beat_of(0, page, standing, pages.now)
     assert (beat.collectives, beat.progress_age_s, beat.collective) == (17, 2.0, "gloo")
-    unseen = beat_of(0, page, Standing("running", None, 0.0, limit), pages.now)
+    unseen = beat_of(0, page, RankStanding("running", None, 0.0, limit), pages.now)
     assert (unseen.collectives, unseen.progress_age_s) == (None, 100.0)
     assert beat_of(0, page, None, pages.now).collectives is None
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from everstep_services.agent.stalls.judge import Judge, Moving, Stalled
-from everstep_services.agent.stalls.limits import Limits
+from everstep_services.agent.stalls.judge import Moving, Stalled, StallJudge
+from everstep_services.agent.stalls.limits import StallLimits
 from tests.unit.stall_ranks import Clock, StallRank, clock_of_pages, limits_of
 from tests.unit.stall_watch import WatchedNode
 from tests.variants import variant
@@ -25,7 +25,7 @@ def clock() -> Iterator[Clock]:
         yield clock
 
 
-def limits() -> Limits:
+def limits() -> StallLimits:
     names = dict.fromkeys((*SECTIONS, "step", "outside", "first_step"), LONGEST_S)
     return limits_of(**names)
 
@@ -39,7 +39,7 @@ class Schedule:
         self.seed = seed
         self.rng = random.Random(seed)
         self.ranks = [StallRank(folder, rank, clock) for rank in range(ranks)]
-        self.judge = Judge(limits(), clock.now)
+        self.judge = StallJudge(limits(), clock.now)
         self.paused: set[int] = set()
         self.findings: list[Stalled] = []
         self._stalled: set[int] = set()
@@ -77,7 +77,7 @@ class Schedule:
     def restart(self) -> None:
         """The ranks are killed as they are, and a new round begins."""
         self.ranks = [StallRank(self.folder, one.rank, self.clock) for one in self.ranks]
-        self.judge = Judge(limits(), self.clock.now)
+        self.judge = StallJudge(limits(), self.clock.now)
         self.paused.clear()
         self._stalled.clear()
 

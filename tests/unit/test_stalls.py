@@ -6,10 +6,15 @@ from pathlib import Path
 import pytest
 
 from everstep.messages import LimitsDocument, SectionLimit
-from everstep_services.agent.stalls.judge import Excused, Judge, Moving, Stalled
-from everstep_services.agent.stalls.limits import LimitRules, Limits
-from everstep_services.agent.stalls.limits_table import Others, misorders, others_of, table
-from everstep_services.agent.stalls.position import Signs
+from everstep_services.agent.stalls.judge import Excused, Moving, Stalled, StallJudge
+from everstep_services.agent.stalls.limits import LimitRules, StallLimits
+from everstep_services.agent.stalls.limits_table import (
+    ExternalLimits,
+    external_limits,
+    misorders,
+    table,
+)
+from everstep_services.agent.stalls.position import ActivitySigns
 from tests.unit.stall_ranks import Clock, StallRank, clock_of_pages, limits_of
 from trainer_sdk import layout
 
@@ -24,10 +29,10 @@ def clock() -> Iterator[Clock]:
 class Node:
     """Some ranks and their judge, looked at whenever it wants to be."""
 
-    def __init__(self, folder: Path, clock: Clock, limits: Limits, ranks: int = 2) -> None:
+    def __init__(self, folder: Path, clock: Clock, limits: StallLimits, ranks: int = 2) -> None:
         self.clock = clock
         self.ranks = [StallRank(folder, rank, clock) for rank in range(ranks)]
-        self.judge = Judge(limits, clock.now)
+        self.judge = StallJudge(limits, clock.now)
         self.news: list[Stalled | Moving | Excused] = []
 
     def look(self) -> list[Stalled | Moving | Excused]:
@@ -221,11 +226,11 @@ def test_before_the_first_step_what_was_learned_for_later_means_nothing(
 
 
 def test_a_busy_rank_may_be_on_its_way_to_its_first_step(tmp_path: Path, clock: Clock) -> None:
-    node = Node(tmp_path, clock, Limits(LimitRules()), ranks=1)
+    node = Node(tmp_path, clock, StallLimits(LimitRules()), ranks=1)
     assert node.ranks[0].run.steps_made == 0
-    node.ranks[0].signs = Signs(idle_s=0.0)
+    node.ranks[0].signs = ActivitySigns(idle_s=0.0)
     assert node.wait(7300) == []
-    node.ranks[0].signs = Signs(idle_s=400.0)
+    node.ranks[0].signs = ActivitySigns(idle_s=400.0)
     assert [type(one) for one in node.wait(1)] == [Stalled]
 
 
@@ -239,7 +244,7 @@ def test_a_script_without_sections_is_judged_by_its_steps_and_collectives(
     words[layout.COUNTED_BY] = layout.BY_OPTIMIZER
     words[layout.PROGRESS_NS] = clock.ns()
     node.wait(90)
-    node.ranks[0].signs = Signs(collective_s=clock.now)
+    node.ranks[0].signs = ActivitySigns(collective_s=clock.now)
     assert node.wait(99) == []
     (stalled,) = node.wait(2)
     assert isinstance(stalled, Stalled)
@@ -273,7 +278,7 @@ def test_learned_limits_apply_and_those_set_by_hand_win() -> None:
 def test_the_table_shows_every_limit_in_its_order() -> None:
     """The table has our limits, the process group's and the scheduler's (A3.6)."""
     limits = limits_of(data=90)
-    others = Others(600.0, None, 600.0, 30.0)
+    others = ExternalLimits(600.0, None, 600.0, 30.0)
     rows = table(limits, others)
     assert [row.split()[0] for row in rows][:4] == ["first-step", "step", "outside", "data"]
     assert any("process group" in row and "10 min" in row for row in rows)
@@ -282,7 +287,7 @@ def test_the_table_shows_every_limit_in_its_order() -> None:
 
 
 def test_an_agent_that_gives_no_grace_compares_none() -> None:
-    others = Others(preempt_grace_s=None, scheduler_grace_s=30.0)
+    others = ExternalLimits(preempt_grace_s=None, scheduler_grace_s=30.0)
     assert warnings(limits_of(data=90), others) == []
     rows = table(limits_of(), others)
     assert not any("when preempted" in row for row in rows)
@@ -297,33 +302,33 @@ def test_an_agent_that_gives_no_grace_compares_none() -> None:
     ]
 
 
-def warnings(limits: Limits, others: Others) -> list[str]:
+def warnings(limits: StallLimits, others: ExternalLimits) -> list[str]:
     return [found.text for found in misorders(limits, others) if found.is_warning]
 
 
 def test_a_process_group_that_gives_up_first_is_warned_of() -> None:
     """The warning names the limit that is too long, and the option (A3.6)."""
-    (warning,) = warnings(limits_of(data=90), Others(60.0))
+    (warning,) = warnings(limits_of(data=90), ExternalLimits(60.0))
     assert "gives up after 1 min, before a stall in data is found (90 s, configured)" in warning
     assert warning.endswith("a longer timeout, or set --limit data=30")
-    attached = Others(60.0, preempt_grace_s=None, limited_by="EVERSTEP_AGENT__LIMITS=")
+    attached = ExternalLimits(60.0, preempt_grace_s=None, limited_by="EVERSTEP_AGENT__LIMITS=")
     (warning,) = warnings(limits_of(data=90), attached)
     assert warning.endswith("or set EVERSTEP_AGENT__LIMITS=data=30")
-    (warning,) = warnings(limits_of(data=90), Others(heartbeat_s=60.0))
+    (warning,) = warnings(limits_of(data=90), ExternalLimits(heartbeat_s=60.0))
     assert "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=60" in warning
 
 
 def test_a_default_past_which_a_process_group_gives_up_is_said_and_no_warning() -> None:
     """A default that comes too late is mentioned, without a warning (A3.6)."""
-    (said,) = misorders(limits_of(), Others(60.0))
+    (said,) = misorders(limits_of(), ExternalLimits(60.0))
     assert not said.is_warning
     assert "gives up after 1 min, before a stall is found (30 min, default)" in said.text
-    (likely,) = misorders(limits_of(), Others(has_nccl=True))
+    (likely,) = misorders(limits_of(), ExternalLimits(has_nccl=True))
     assert "gives up after 10 min, unless the script says otherwise, before" in likely.text
-    assert misorders(limits_of(), Others()) == []  # gloo's 30 min are as long as ours
-    assert misorders(limits_of(outside=300), Others(has_nccl=True)) == []
+    assert misorders(limits_of(), ExternalLimits()) == []  # gloo's 30 min are as long as ours
+    assert misorders(limits_of(outside=300), ExternalLimits(has_nccl=True)) == []
     assert likely.text.endswith("--limit step=300 would find it first, once there are steps")
-    assert misorders(limits_of(step=300), Others(has_nccl=True)) == []
+    assert misorders(limits_of(step=300), ExternalLimits(has_nccl=True)) == []
 
 
 @pytest.mark.parametrize(
@@ -357,6 +362,8 @@ def test_the_table_shows_what_torch_does_where_nobody_says_otherwise(
     environ: dict[str, str], has_nccl: bool, rows: list[str]
 ) -> None:
     """The table has the defaults of torch and of NCCL's monitor (A3.6)."""
-    others = others_of(environ, preempt_grace_s=600, scheduler_grace_s=None, has_nccl=has_nccl)
-    lines = [" ".join(line.split()) for line in table(Limits(LimitRules()), others)]
+    others = external_limits(
+        environ, preempt_grace_s=600, scheduler_grace_s=None, has_nccl=has_nccl
+    )
+    lines = [" ".join(line.split()) for line in table(StallLimits(LimitRules()), others)]
     assert lines[lines.index("evaluation 2 h default") + 1 : -1] == rows

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from everstep.messages import LimitsDocument, NameExcuse, SectionLimit
-from everstep_services.agent.stalls.judge import Excused, Judge, Stalled
-from everstep_services.agent.stalls.position import Signs
+from everstep_services.agent.stalls.judge import Excused, Stalled, StallJudge
+from everstep_services.agent.stalls.position import ActivitySigns
 from tests.unit.stall_ranks import Clock, StallRank, clock_of_pages, limits_of
 from tests.unit.stall_watch import WatchedNode
 from tests.unit.test_stall_collectives import entry, trace
@@ -28,14 +28,16 @@ def clock() -> Iterator[Clock]:
         yield clock
 
 
-def waits(number: int, idle_s: float = 9.0) -> Signs:
+def waits(number: int, idle_s: float = 9.0) -> ActivitySigns:
     """It is in this collective of all ranks."""
-    return Signs(idle_s, None, "gloo:all_reduce", is_recorded=True, of_all=number, awaits=number)
+    return ActivitySigns(
+        idle_s, None, "gloo:all_reduce", is_recorded=True, of_all=number, awaits=number
+    )
 
 
-def in_none(entered: int | None, idle_s: float = 9.0) -> Signs:
+def in_none(entered: int | None, idle_s: float = 9.0) -> ActivitySigns:
     """It has left this one, and is in none."""
-    return Signs(idle_s, is_recorded=True, of_all=entered)
+    return ActivitySigns(idle_s, is_recorded=True, of_all=entered)
 
 
 class TestTheLateRank:
@@ -53,9 +55,11 @@ class TestTheLateRank:
 
     @pytest.fixture
     def says(self, ranks: list[StallRank], clock: Clock) -> Callable[..., list[type]]:
-        judge, stopped_s = Judge(limits_of(exchange=600, data=30), clock.now), clock.now
+        judge, stopped_s = StallJudge(limits_of(exchange=600, data=30), clock.now), clock.now
 
-        def look(first: Signs, late: Signs, at_s: float = 31, looked_s: float = 30.5) -> list[type]:
+        def look(
+            first: ActivitySigns, late: ActivitySigns, at_s: float = 31, looked_s: float = 30.5
+        ) -> list[type]:
             clock.now = stopped_s + at_s
             for rank, signs in zip(ranks, (first, late), strict=True):
                 rank.signs, rank.looked_s = signs, stopped_s + looked_s
@@ -69,13 +73,16 @@ class TestTheLateRank:
     @pytest.mark.parametrize(
         ("first", "late"),
         [
-            (Signs(), Signs()),
-            (waits(7), Signs()),
+            (ActivitySigns(), ActivitySigns()),
+            (waits(7), ActivitySigns()),
             (waits(7), in_none(None)),
             (waits(7), in_none(7)),
             (waits(7), waits(6)),
             (waits(7, idle_s=0.0), in_none(6)),
-            (Signs(9.0, None, "gloo:all_reduce of half", is_recorded=True, of_all=7), in_none(6)),
+            (
+                ActivitySigns(9.0, None, "gloo:all_reduce of half", is_recorded=True, of_all=7),
+                in_none(6),
+            ),
             (in_none(7), in_none(6)),
         ],
         ids=[
@@ -85,7 +92,7 @@ class TestTheLateRank:
         ],
     )  # fmt: skip
     def test_is_excused_where_it_may_wait_for_the_other(
-        self, says: Callable[..., list[type]], first: Signs, late: Signs
+        self, says: Callable[..., list[type]], first: ActivitySigns, late: ActivitySigns
     ) -> None:
         assert says(first, late) == [Excused]
 
@@ -103,7 +110,10 @@ class TestTheLateRank:
         self, ranks: list[StallRank], tmp_path: Path, clock: Clock
     ) -> None:
         """It may wait for that by other means than a collective, also where that moved later."""
-        judge, stopped_s = Judge(limits_of(exchange=600, data=30, other=60), clock.now), clock.now
+        judge, stopped_s = (
+            StallJudge(limits_of(exchange=600, data=30, other=60), clock.now),
+            clock.now,
+        )
         clock.now += 2
         ranks.append(StallRank(tmp_path, 2, clock))
         ranks[2].run.step()
@@ -232,7 +242,7 @@ class Training:
         self._meet()
         self.ends_s = max(self._now)
 
-    def signs(self, rank: int, now: float, looked_s: float) -> Signs:
+    def signs(self, rank: int, now: float, looked_s: float) -> ActivitySigns:
         known = [span for span in self.spans[rank] if span[0] <= now]
         since_s, does, entered = known[-1]
         worked = [
@@ -275,7 +285,7 @@ def watched(training: Training, folder: Path, clock: Clock) -> list[Stalled | Ex
         rank.link.up()
         rank.link.words[layout.COUNTED_BY] = layout.BY_OPTIMIZER
         rank.link.words[layout.STEPS] = rank.link.words[layout.STEP] = 1
-    judge, looked_s, late, news = Judge(limits, clock.now, 0.6), -inf, set[int](), []
+    judge, looked_s, late, news = StallJudge(limits, clock.now, 0.6), -inf, set[int](), []
     while clock.now < 1000 + min(training.ends_s, training.hangs_s + 4 * LIMIT_S):
         before, late = late, judge.in_question(clock.now)
         if clock.now - looked_s >= LOOK_S or late - before:

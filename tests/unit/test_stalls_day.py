@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from everstep.messages import LimitsDocument, NodeBeat, SectionSeen
-from everstep_services.agent.stalls.judge import Excused, Judge, Moving, Stalled
-from everstep_services.agent.stalls.limits import LimitRules, Limits
-from everstep_services.agent.stalls.position import Signs
+from everstep_services.agent.stalls.judge import Excused, Moving, Stalled, StallJudge
+from everstep_services.agent.stalls.limits import LimitRules, StallLimits
+from everstep_services.agent.stalls.position import ActivitySigns
 from everstep_services.health.domain.limit_learner import LimitLearner
 from everstep_services.health.settings import LimitSettings
 from tests.unit.stall_ranks import Clock, StallRank, clock_of_pages
@@ -44,10 +44,10 @@ class Node:
     def __init__(self, folder: Path, clock: Clock) -> None:
         self.clock = clock
         self.began_s = clock.now
-        self.limits = Limits(LimitRules())
+        self.limits = StallLimits(LimitRules())
         self.ranks = [StallRank(folder, rank, clock) for rank in range(RANKS)]
         self.waits: dict[int, Wait] = {}
-        self.judge = Judge(self.limits, clock.now)
+        self.judge = StallJudge(self.limits, clock.now)
         self.found: list[Stalled] = []
         self.excused = 0
         self.learned = 0
@@ -108,9 +108,9 @@ class Node:
                 continue
             wait = self.waits.get(rank.rank)
             rank.signs = (
-                Signs(idle_s=0.0, collective_s=rank.signs.collective_s)
+                ActivitySigns(idle_s=0.0, collective_s=rank.signs.collective_s)
                 if wait is None
-                else Signs(now - wait.since_s, wait.since_s, "ALLREDUCE")
+                else ActivitySigns(now - wait.since_s, wait.since_s, "ALLREDUCE")
             )
 
     def _beat(self) -> None:

@@ -10,13 +10,13 @@ import pytest
 from everstep.messages import Fact, LimitsDocument, SectionLimit, StartRanks
 from everstep.messages.codec import encode
 from everstep_services.agent.core.agent import Agent
-from everstep_services.agent.core.round_part import Limits as Graces
+from everstep_services.agent.core.round_part import AgentTimeouts as Graces
 from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.run_plan import RunPlan
-from everstep_services.agent.runtime.workdir import Workplace
-from everstep_services.agent.stalls.limits_table import Others
-from everstep_services.agent.stalls.recorder import Stalls, limits_in
-from everstep_services.agent.telemetry.facts import Records
+from everstep_services.agent.runtime.workdir import Workdir
+from everstep_services.agent.stalls.limits_table import ExternalLimits
+from everstep_services.agent.stalls.recorder import StallRecorder, limits_in
+from everstep_services.agent.telemetry.facts import AgentFacts
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.fakes.clock import FakeClock
 from tests.unit.run_plans import BUS, plan
@@ -34,20 +34,20 @@ GIVES_UP = "the process group gives up after"
 class Desk:
     """The desk of one node, whose only rank has a process group."""
 
-    def __init__(self, made: RunPlan, rank: StallRank, others: Others) -> None:
+    def __init__(self, made: RunPlan, rank: StallRank, others: ExternalLimits) -> None:
         folder = made.state_dir
         self.rank = rank
         self.bus = MemoryBus(MemoryServer())
         self.facts: list[Fact] = []
         clock = FakeClock()
         watched = WatchedRank(folder, rank.view_of_page)
-        self.stalls = Stalls(
+        self.stalls = StallRecorder(
             made,
             self.bus,
             Agent(Graces(stop_grace_s=3, preempt_grace_s=600)),
             {0: watched}.get,
-            Records("j", "n", clock),
-            Workplace(made, folder / "runtime", {}),
+            AgentFacts("j", "n", clock),
+            Workdir(made, folder / "runtime", {}, None),
             clock,
             others,
             self.facts.append,
@@ -109,7 +109,7 @@ def said(captured: pytest.CaptureFixture[str]) -> list[str]:
 async def test_a_limit_learned_in_the_first_round_is_held_against_the_group(
     run: RunPlan, rank: StallRank, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    desk = Desk(run, rank, Others())
+    desk = Desk(run, rank, ExternalLimits())
     desk.stalls.begins(ORDER)
     desk.steps(1800)
     assert said(capfd) == []
@@ -124,7 +124,7 @@ async def test_a_limit_learned_in_the_first_round_is_held_against_the_group(
 async def test_a_group_that_is_known_only_later_is_held_against_what_was_learned(
     run: RunPlan, rank: StallRank, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    desk = Desk(run, rank, Others())
+    desk = Desk(run, rank, ExternalLimits())
     desk.stalls.begins(ORDER)
     await desk.learns(forward=900)
     assert said(capfd) == []
@@ -136,7 +136,7 @@ async def test_a_group_that_is_known_only_later_is_held_against_what_was_learned
 async def test_the_defaults_are_held_against_what_torch_is_likely_to_do(
     run: RunPlan, rank: StallRank, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    desk = Desk(run, rank, Others(has_nccl=True))
+    desk = Desk(run, rank, ExternalLimits(has_nccl=True))
     desk.stalls.begins(ORDER)
     (line,) = said(capfd)
     assert "until limits are learned" in line
@@ -153,7 +153,7 @@ async def test_the_defaults_are_held_against_what_torch_is_likely_to_do(
 async def test_one_node_speaks_for_all(
     limited: RunPlan, rank: StallRank, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    desk = Desk(limited, rank, Others())
+    desk = Desk(limited, rank, ExternalLimits())
     desk.stalls.begins(of_round(1, slot=1))
     desk.steps(60)
     assert capfd.readouterr().err == ""

@@ -13,7 +13,7 @@ import pynvml
 import pytest
 
 from everstep_services.agent.timings.connections import (
-    Connection,
+    TcpConnection,
     connections,
     inodes_of,
     of_process,
@@ -154,12 +154,12 @@ def test_workers_that_come_and_go_count_what_they_used_since() -> None:
 
 
 def test_connections_are_told_by_what_happened_since() -> None:
-    before = ProcessReading(connections={1: Connection(1, 0, 0.1, 5, 1000)})
+    before = ProcessReading(connections={1: TcpConnection(1, 0, 0.1, 5, 1000)})
     after = ProcessReading(
         connections={
-            1: Connection(1, 10, 0.001, 7, 3000),
-            2: Connection(2, 5, 0.003, 1, 1000),
-            3: Connection(3, 0, 0.009, 0, 4000),
+            1: TcpConnection(1, 10, 0.001, 7, 3000),
+            2: TcpConnection(2, 5, 0.003, 1, 1000),
+            3: TcpConnection(3, 0, 0.009, 0, 4000),
         }
     )
     use = use_between(before, after)
@@ -168,7 +168,7 @@ def test_connections_are_told_by_what_happened_since() -> None:
 
 def test_only_connections_that_sent_tell_how_long_round_trips_are() -> None:
     """In a ring a rank sends on one of them; what others knew when they were made is old."""
-    idle, control, busy = (Connection(n, 0, n / 100, 0, 5000) for n in (1, 2, 3))
+    idle, control, busy = (TcpConnection(n, 0, n / 100, 0, 5000) for n in (1, 2, 3))
     before = ProcessReading(connections={1: idle, 2: control, 3: busy})
     assert use_between(before, before).round_trip_s is None
     after = {1: idle, 2: replace(control, sent_bytes=5900), 3: replace(busy, sent_bytes=25_000)}
@@ -188,7 +188,7 @@ def answer(inode: int, unsent: int, round_trip_us: int, retransmits: int, sent: 
 def test_answers_of_the_kernel_are_parsed() -> None:
     done = struct.pack("=IHHIIi", 20, 3, 2, 1, 0, 0)
     found, is_last = parse_connections(answer(5, 7, 1500, 3, 1 << 40) + answer(6, 0, 20, 0) + done)
-    assert found == [Connection(5, 7, 0.0015, 3, 1 << 40), Connection(6, 0, 2e-05, 0, 0)]
+    assert found == [TcpConnection(5, 7, 0.0015, 3, 1 << 40), TcpConnection(6, 0, 2e-05, 0, 0)]
     assert is_last
     assert parse_connections(answer(5, 7, 1500, 3))[1] is False
     assert parse_connections(b"") == ([], False)

@@ -23,7 +23,12 @@ from everstep.messages import (
 from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.timings import monitor
 from everstep_services.agent.timings.flight_recorders import SPARED
-from everstep_services.agent.timings.monitor import Place, Timings, Wanted, wanted_in
+from everstep_services.agent.timings.monitor import (
+    RoundPosition,
+    TimingMonitor,
+    TimingOptions,
+    wanted_in,
+)
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.unit.worker_server import worker_server
 from tests.waiting import until_async
@@ -87,8 +92,8 @@ class Node:
     def __init__(self, folder: Path, bus: MemoryBus, inbox: BoundedInbox[NodeTimings]) -> None:
         self.clock = SteppedClock()
         self.ranks = {number: Rank(folder / str(number), number) for number in (4, 5)}
-        self.place: Place | None = Place(3, 2, 8, 16, range(4, 6))
-        self.timings = Timings(
+        self.place: RoundPosition | None = RoundPosition(3, 2, 8, 16, range(4, 6))
+        self.timings = TimingMonitor(
             JOB, NODE, bus, self.clock, lambda: self.place, self._rank, wall=self._wall
         )
         self._inbox = inbox
@@ -183,7 +188,7 @@ async def test_a_rank_that_is_gone_or_unreadable_is_a_gap(node: Node) -> None:
 
 
 async def test_windows_that_are_too_short_are_made_longer(node: Node) -> None:
-    node.timings._wanted = Wanted(window_steps=1)
+    node.timings._wanted = TimingOptions(window_steps=1)
     await node.work(0)
     told = [one for _ in range(40) for one in await node.work(1)]
     steps = [(one.first_step, one.last_step) for one in told]
@@ -195,7 +200,7 @@ async def test_another_round_begins_anew(node: Node, tmp_path: Path) -> None:
     await node.work(0)
     await node.work(10)
     node.ranks = {0: Rank(tmp_path / "again", 0)}
-    node.place = Place(4, 0, 1, 1, range(1))
+    node.place = RoundPosition(4, 0, 1, 1, range(1))
     assert await node.work(0) == []
     (told,) = await node.work(16)
     assert (told.round, told.first_step, told.last_step) == (4, 1, 16)
@@ -207,10 +212,10 @@ async def test_another_round_begins_anew(node: Node, tmp_path: Path) -> None:
 async def test_the_document_switches_and_sets_the_window(node: Node, server: MemoryServer) -> None:
     await node.work(0)
     assert node.ranks[4].words[layout.CPU_TIMED] == 1
-    node.timings._wanted = Wanted(is_on=False)
+    node.timings._wanted = TimingOptions(is_on=False)
     assert await node.work(40) == []
     assert node.ranks[4].words[layout.CPU_TIMED] == 0
-    node.timings._wanted = Wanted(window_steps=4, is_cpu_timed=False)
+    node.timings._wanted = TimingOptions(window_steps=4, is_cpu_timed=False)
     assert await node.work(0) == []
     assert node.ranks[4].words[layout.CPU_TIMED] == 0
     (told,) = await node.work(4)
@@ -220,17 +225,20 @@ async def test_the_document_switches_and_sets_the_window(node: Node, server: Mem
 @pytest.mark.parametrize(
     ("data", "wanted"),
     [
-        (None, Wanted()),
-        (b"{", Wanted()),
-        (b'{"type":"limits_document.v1"}', Wanted()),
+        (None, TimingOptions()),
+        (b"{", TimingOptions()),
+        (b'{"type":"limits_document.v1"}', TimingOptions()),
         (
             encode(StragglersDocument(job=JOB, is_on=False, window_steps=64, is_cpu_timed=False)),
-            Wanted(is_on=False, window_steps=64, is_cpu_timed=False),
+            TimingOptions(is_on=False, window_steps=64, is_cpu_timed=False),
         ),
-        (encode(StragglersDocument(job=JOB, is_on=True, window_steps=0)), Wanted(window_steps=1)),
+        (
+            encode(StragglersDocument(job=JOB, is_on=True, window_steps=0)),
+            TimingOptions(window_steps=1),
+        ),
     ],
 )
-def test_what_is_wanted_is_in_the_document(data: bytes | None, wanted: Wanted) -> None:
+def test_what_is_wanted_is_in_the_document(data: bytes | None, wanted: TimingOptions) -> None:
     assert wanted_in(data) == wanted
 
 
@@ -246,7 +254,7 @@ async def test_a_new_document_is_followed(node: Node, server: MemoryServer) -> N
         following.cancel()
 
 
-async def _wanted(node: Node) -> Wanted:
+async def _wanted(node: Node) -> TimingOptions:
     return node.timings._wanted
 
 

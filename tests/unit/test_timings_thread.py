@@ -6,12 +6,12 @@ from threading import Event
 
 import pytest
 
-from everstep_services.agent.timings.detached_thread import LooseThread
+from everstep_services.agent.timings.detached_thread import DetachedThread
 from tests.waiting import until_async
 
 
 async def test_it_returns_what_the_call_returns_or_raises() -> None:
-    thread = LooseThread[int]("test")
+    thread = DetachedThread[int]("test")
     assert await thread.run(lambda: 7, 60.0) == 7
 
     def fail() -> int:
@@ -23,7 +23,7 @@ async def test_it_returns_what_the_call_returns_or_raises() -> None:
 
 
 async def test_while_a_call_hangs_no_other_is_begun() -> None:
-    thread, goes_on = LooseThread[bool]("test"), Event()
+    thread, goes_on = DetachedThread[bool]("test"), Event()
     assert await thread.run(lambda: goes_on.wait(60), 0.01) is None
     assert await thread.run(lambda: True, 60.0) is None, "at once"
     goes_on.set()

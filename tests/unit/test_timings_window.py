@@ -12,7 +12,7 @@ from everstep_services.agent.timings.window import (
     SHORTEST_S,
     RankPage,
     SketchBuilder,
-    Steps,
+    StepRange,
     Stretch,
     section_at,
     steps_of,
@@ -65,7 +65,7 @@ def test_windows_last_long_enough(asked: int, step_s: float | None, steps: int) 
 
 @given(st.integers(0, 1000), st.sampled_from([1, 2, 16, 48, 64]))
 def test_windows_end_at_multiples_wherever_one_begins(made: int, size: int) -> None:
-    first = Steps(made, made).after(size)
+    first = StepRange(made, made).after(size)
     assert first.first == made + 1
     assert first.last % size == 0
     assert first.is_whole(size) == (made % size == 0)
@@ -79,12 +79,12 @@ def test_each_end_is_of_the_window_in_which_it_was(watch: Watch) -> None:
     steps(3)
     take(page, watch, 4)
     assert page.steps == 6
-    first = page.close(Steps(1, 4))
+    first = page.close(StepRange(1, 4))
     assert [one.section for one in first.sections] == ["", "forward"]
     assert [one.wall.count for one in first.sections] == [3, 4], "the first step has no beginning"
     steps(2)
     take(page, watch, 8)
-    second = page.close(Steps(5, 8))
+    second = page.close(StepRange(5, 8))
     assert [one.wall.count for one in second.sections] == [4, 4]
     assert first.ends_s == second.starts_s < second.ends_s
     assert second.window_s == pytest.approx(second.sections[0].wall.sum_s, rel=0.5, abs=1e-4)
@@ -96,7 +96,7 @@ def test_nothing_is_taken_twice_or_lost_however_often_one_looks(
     parts: list[int], size: int
 ) -> None:
     with watched() as watch:
-        page, window, counted = RankPage(), Steps(1, size), [0, 0]
+        page, window, counted = RankPage(), StepRange(1, size), [0, 0]
         take(page, watch, window.last)
         for part in parts:
             steps(part)
@@ -119,7 +119,7 @@ def test_processor_times_come_with_their_section(watch: Watch) -> None:
     take(page, watch, MANY)
     steps(20)
     take(page, watch, MANY)
-    whole, forward = page.close(Steps(1, MANY)).sections
+    whole, forward = page.close(StepRange(1, MANY)).sections
     assert whole.cpu is None
     assert forward.cpu is not None
     assert forward.cpu.count == 4
@@ -137,11 +137,11 @@ def test_steps_that_the_optimizer_counts_are_timed_by_their_instants(watch: Watc
         if step % 3 == 0:
             take(page, watch, 6)
     take(page, watch, 6)
-    closed = page.close(Steps(1, 6))
+    closed = page.close(StepRange(1, 6))
     assert closed.ends_s == 101.5
     assert closed.sections[0].wall.count == 5
     assert closed.sections[0].wall.max_s == 0.25
-    assert page.close(Steps(7, 12)).sections[0].wall.count == 2
+    assert page.close(StepRange(7, 12)).sections[0].wall.count == 2
 
 
 def test_a_boundary_that_was_passed_too_fast_is_about_where_it_was(watch: Watch) -> None:
@@ -150,7 +150,7 @@ def test_a_boundary_that_was_passed_too_fast_is_about_where_it_was(watch: Watch)
     page.take(watch._page, 100, 50.0)
     steps(199)
     page.take(watch._page, 100, 52.0)
-    assert page.close(Steps(1, 100)).ends_s == pytest.approx(51.0, abs=0.02)
+    assert page.close(StepRange(1, 100)).ends_s == pytest.approx(51.0, abs=0.02)
 
 
 def test_what_was_before_the_first_whole_window_counts_nothing(watch: Watch) -> None:
@@ -160,7 +160,7 @@ def test_what_was_before_the_first_whole_window_counts_nothing(watch: Watch) -> 
     page.restart()
     steps(2)
     take(page, watch, MANY)
-    assert [one.wall.count for one in page.close(Steps(6, 7)).sections] == [2, 2]
+    assert [one.wall.count for one in page.close(StepRange(6, 7)).sections] == [2, 2]
 
 
 def test_the_innermost_section_of_an_instant() -> None:
@@ -179,7 +179,7 @@ def test_collectives_find_their_section_and_open_ones_are_known(watch: Watch) ->
     after = time.monotonic()
     run.step()
     take(page, watch, 2)
-    closed = page.close(Steps(1, 2))
+    closed = page.close(StepRange(1, 2))
     number = section_at(closed.stretches, inside)
     assert number is not None
     assert closed.sections[closed.numbers.index(number)].section == "backward"

@@ -207,18 +207,6 @@ class CopyReplica(Order, frozen=True, kw_only=True, tag="copy_replica.v1"):
     """The node that receives it."""
 
 
-class DropReplica(Order, frozen=True, kw_only=True, tag="drop_replica.v1"):
-    """Forget what you hold of a slot's state; on behalf of the catalog.
-
-    Enough others have it, or it was quarantined.
-    """
-
-    owner_slot: Count
-    """The slot whose state it is."""
-    step: Count
-    """The step."""
-
-
 class ReleaseImages(Order, frozen=True, kw_only=True, tag="release_images.v1"):
     """Let the states of a step in your memory be restored again that were quarantined.
 

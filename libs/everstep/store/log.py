@@ -164,7 +164,7 @@ class FactLog:
             await self._upserts[shape].run(connection, rows)
 
     def _changes(self, recorded: Sequence[LoggedFact]) -> Changes:
-        """What the facts change; one whose projection fails stays in the log and changes nothing."""
+        """What the facts change; one whose projection fails changes nothing."""
         try:
             return self._fold(recorded)
         except Exception:  # noqa: BLE001  one fact must not keep all others from the tables
