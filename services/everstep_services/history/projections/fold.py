@@ -93,10 +93,10 @@ def _count(
     counts: dict[tuple[str, int | None], _Counts], key: tuple[str, int | None], entry: LoggedFact
 ) -> None:
     """Count a fact for its job or round; this runs for every fact."""
-    entry = counts.get(key)
-    if entry is None:
+    row_counts = counts.get(key)
+    if row_counts is None:
         counts[key] = [entry.n, entry.n, entry.received_us, 1]
     else:
-        entry[1] = entry.n
-        entry[2] = max(entry[2], entry.received_us)
-        entry[3] += 1
+        row_counts[1] = entry.n
+        row_counts[2] = max(row_counts[2], entry.received_us)
+        row_counts[3] += 1

@@ -1,7 +1,6 @@
 """Projects nodes: joined or left, healthy, suspect, excluded."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from everstep.messages import (
     Fact,
@@ -16,7 +15,7 @@ from everstep.messages import (
     NodeReturned,
     NodeSuspected,
 )
-from everstep.store.projected.changes import Changes, LoggedFact, compact
+from everstep.store.projected.changes import Changes, LoggedFact, Value, compact
 from everstep.store.projected.jobs import ALLOCATIONS, JOBS
 from everstep.store.projected.nodes import NODE_CHECKS
 from everstep.store.times import to_us
@@ -136,9 +135,15 @@ def _node_checked(changes: Changes, entry: LoggedFact, fact: NodeCheckFinished) 
 
 
 def _node_excluded(changes: Changes, entry: LoggedFact, fact: NodeExcluded) -> None:
-    if fact.mode == "observe":  # it was only said
-        spared = {"spared_us": to_us(fact.at), "spared_reason": fact.reason}
-        update_node(changes, entry, fact.node, spared_n=entry.n, **spared)
+    if fact.mode == "observe":  # it was only recorded
+        update_node(
+            changes,
+            entry,
+            fact.node,
+            spared_n=entry.n,
+            spared_us=to_us(fact.at),
+            spared_reason=fact.reason,
+        )
         return
     until_us = None if fact.ttl_s is None else to_us(fact.at) + int(fact.ttl_s * 1e6)
     _exclusion(changes, entry, fact, is_excluded=True, until_us=until_us)
@@ -169,7 +174,7 @@ def _exclusion(
     )
 
 
-def _state(state: str, entry: LoggedFact, reason: str | None) -> dict[str, Any]:
+def _state(state: str, entry: LoggedFact, reason: str | None) -> dict[str, Value]:
     at_us = to_us(entry.fact.at)
     return {"state_n": entry.n, "state": state, "state_us": at_us, "state_reason": reason}
 
