@@ -13,8 +13,8 @@ from everstep.messages import LimitsDocument, SectionLimit
 from everstep_services.agent.stalls.judge import Stalled, StallJudge
 from everstep_services.agent.stalls.limits import LimitRules, StallLimits
 from everstep_services.agent.stalls.position import ActivitySigns
-from tests.unit.stall_ranks import Clock, StallRank, clock_of_pages, limits_of
-from tests.unit.stall_watch import WatchedNode
+from tests.unit.agent.stalls.monitored_ranks import WatchedNode
+from tests.unit.agent.stalls.stalled_ranks import Clock, StallRank, clock_of_pages, limits_of
 from trainer_sdk import layout
 
 LIMIT_S = 3.0

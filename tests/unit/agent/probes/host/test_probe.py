@@ -12,7 +12,7 @@ from everstep_services.agent.probes.host.disk_space import DiskSpace
 from everstep_services.agent.probes.host.limits import ProcessLimits
 from everstep_services.agent.probes.host.probe import HostProbe
 from everstep_services.agent.probes.settings import ChecksSettings
-from tests.unit.check_looks import BOOT, look_at, states
+from tests.unit.agent.probes.looks import BOOT, look_at, states
 
 MEMINFO = "MemTotal:       1000000 kB\nMemFree: 1 kB\nMemAvailable:   {} kB\n"
 PRESSURE = "some avg10=0.00 avg60={} avg300=0.00 total=1\nfull avg10=0 avg60={} avg300=0 total=1\n"

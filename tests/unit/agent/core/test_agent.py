@@ -18,7 +18,7 @@ from everstep_services.agent.core.actions import (
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.core.exit import RankExit
 from everstep_services.agent.core.round_part import AgentTimeouts
-from tests.unit.agent_orders import DONE, KILLED, common, leave, reply, running, start, stop, told
+from tests.unit.agent.orders import DONE, KILLED, common, leave, reply, running, start, stop, told
 
 
 def test_it_joins_starts_and_says_when_all_ranks_run() -> None:

@@ -14,9 +14,9 @@ import pytest
 from everstep.messages import LimitsDocument, NameExcuse, SectionLimit
 from everstep_services.agent.stalls.judge import Excused, Stalled, StallJudge
 from everstep_services.agent.stalls.position import ActivitySigns
-from tests.unit.stall_ranks import Clock, StallRank, clock_of_pages, limits_of
-from tests.unit.stall_watch import WatchedNode
-from tests.unit.test_stall_collectives import entry, trace
+from tests.unit.agent.stalls.monitored_ranks import WatchedNode
+from tests.unit.agent.stalls.stalled_ranks import Clock, StallRank, clock_of_pages, limits_of
+from tests.unit.agent.stalls.test_collectives import entry, trace
 from tests.unit.worker_server import worker_server
 from trainer_sdk import layout
 

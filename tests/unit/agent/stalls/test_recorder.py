@@ -19,8 +19,8 @@ from everstep_services.agent.stalls.recorder import StallRecorder, limits_in
 from everstep_services.agent.telemetry.facts import AgentFacts
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.fakes.clock import FakeClock
-from tests.unit.run_plans import BUS, plan
-from tests.unit.stall_ranks import Clock, StallRank, clock_of_pages
+from tests.unit.agent.run_plans import BUS, plan
+from tests.unit.agent.stalls.stalled_ranks import Clock, StallRank, clock_of_pages
 from tests.waiting import until_async
 from trainer_sdk import layout
 

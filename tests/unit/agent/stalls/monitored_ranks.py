@@ -9,7 +9,7 @@ from everstep_services.agent.stalls.judge import Moving, Stalled
 from everstep_services.agent.stalls.limits import LimitRules
 from everstep_services.agent.stalls.monitor import MonitoredRanks, StallMonitor
 from everstep_services.agent.stalls.process_state import ProcessState
-from tests.unit.stall_ranks import Clock, StallRank
+from tests.unit.agent.stalls.stalled_ranks import Clock, StallRank
 
 
 class _Port:

@@ -13,7 +13,7 @@ from everstep.messages import Done, DrainNode, Message, StopJob
 from everstep_services.agent.rendezvous_client.script_requests import ScriptRequests
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.fakes.clock import NotedClock
-from tests.unit.run_plans import plan
+from tests.unit.agent.run_plans import plan
 from tests.waiting import until_async
 from trainer_sdk.wire import Requested
 

@@ -17,8 +17,8 @@ from everstep_services.agent.stalls.position import ActivitySigns
 from everstep_services.agent.stalls.sampler import RankSampler, look_every_s, silent_after_s
 from everstep_services.agent.telemetry.progress import beat_of
 from tests.fakes.clock import FakeClock
-from tests.unit.stall_ranks import Clock, StallRank, clock_of_pages, limits_of
-from tests.unit.stall_watch import WatchedNode
+from tests.unit.agent.stalls.monitored_ranks import WatchedNode
+from tests.unit.agent.stalls.stalled_ranks import Clock, StallRank, clock_of_pages, limits_of
 from tests.unit.worker_server import worker_server
 from trainer_sdk import layout
 from trainer_sdk.page import make_page

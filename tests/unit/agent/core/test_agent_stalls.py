@@ -7,7 +7,7 @@ import pytest
 from everstep.messages import Reported
 from everstep_services.agent.core.actions import SendReport
 from everstep_services.agent.core.agent import Agent
-from tests.unit.agent_orders import KILLED, running, stop, told
+from tests.unit.agent.orders import KILLED, running, stop, told
 
 
 def stall(agent: Agent, now: float, rank: int = 1) -> SendReport:

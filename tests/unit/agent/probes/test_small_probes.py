@@ -11,7 +11,7 @@ from everstep_services.agent.probes.host.ptrace import PtraceProbe, read_own_mem
 from everstep_services.agent.probes.program import Program, ProgramResult
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.agent.probes.site import SiteProbe, site_commands
-from tests.unit.check_looks import look_at
+from tests.unit.agent.probes.looks import look_at
 from tests.waiting import WITHIN_S, until
 
 # -- ptrace ----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from everstep_services.agent.stalls.limits_table import (
     table,
 )
 from everstep_services.agent.stalls.position import ActivitySigns
-from tests.unit.stall_ranks import Clock, StallRank, clock_of_pages, limits_of
+from tests.unit.agent.stalls.stalled_ranks import Clock, StallRank, clock_of_pages, limits_of
 from trainer_sdk import layout
 
 

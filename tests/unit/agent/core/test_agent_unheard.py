@@ -8,7 +8,7 @@ from everstep_services.agent.core.actions import ExitAgent, SendReport, StopRoun
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.core.exit import RankExit
 from everstep_services.agent.core.round_part import AgentTimeouts
-from tests.unit.agent_orders import DONE, KILLED, start
+from tests.unit.agent.orders import DONE, KILLED, start
 
 
 def over(exits: list[RankExit], slots: int = 1) -> Agent:

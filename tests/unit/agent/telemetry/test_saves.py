@@ -12,8 +12,8 @@ from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.telemetry.facts import AgentFacts
 from everstep_services.agent.telemetry.saves import CoordinatedSaves
 from tests.fakes.clock import FakeClock
-from tests.unit.agent_orders import start
-from tests.unit.stall_ranks import Clock, StallRank, clock_of_pages
+from tests.unit.agent.orders import start
+from tests.unit.agent.stalls.stalled_ranks import Clock, StallRank, clock_of_pages
 
 STEP_S = 10.0
 

@@ -8,8 +8,8 @@ import pytest
 
 from everstep_services.agent.stalls.judge import Moving, Stalled, StallJudge
 from everstep_services.agent.stalls.limits import StallLimits
-from tests.unit.stall_ranks import Clock, StallRank, clock_of_pages, limits_of
-from tests.unit.stall_watch import WatchedNode
+from tests.unit.agent.stalls.monitored_ranks import WatchedNode
+from tests.unit.agent.stalls.stalled_ranks import Clock, StallRank, clock_of_pages, limits_of
 from tests.variants import variant
 from trainer_sdk import layout
 from trainer_sdk.page import BadPageError, make_page

@@ -11,7 +11,7 @@ from everstep_services.agent.probes.program import ProgramResult
 from everstep_services.agent.probes.storage import probe
 from everstep_services.agent.probes.storage.mounts import Mount, network_mounts
 from everstep_services.agent.probes.storage.probe import StorageProbe, judge
-from tests.unit.check_looks import look_at, states
+from tests.unit.agent.probes.looks import look_at, states
 
 TABLE = r"""
 22 27 0:21 / /proc rw,relatime - proc proc rw

@@ -14,8 +14,8 @@ from everstep_services.agent.stalls.interpreter import (
 )
 from everstep_services.agent.stalls.process_state import ProcessState, state_of
 from tests.fakes.clock import FakeClock
-from tests.unit.stall_ranks import Clock, clock_of_pages, limits_of
-from tests.unit.stall_watch import WatchedNode
+from tests.unit.agent.stalls.monitored_ranks import WatchedNode
+from tests.unit.agent.stalls.stalled_ranks import Clock, clock_of_pages, limits_of
 from tests.unit.worker_server import Answers, worker_server
 from tests.waiting import until_async
 
