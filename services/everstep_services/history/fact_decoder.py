@@ -74,7 +74,9 @@ def _new(
     if blob is not None and blob.job != header.job:  # else a job could read out another's
         raise BadMessageError(f"its blob is of another job, {blob.job[:40]!r}", message.data)
     if node is not None and not is_name(node):
-        raise BadMessageError(f"{node[:40]!r} cannot be the name of a node", message.data)
+        raise BadMessageError(
+            f"it names a node {node[:40]!r}, which is not a valid name", message.data
+        )
     try:
         body = message.data.decode()
     except UnicodeDecodeError as error:  # in a field that this release does not know
