@@ -1,4 +1,4 @@
-"""Is this process able to do its work? Each check answers, with a reason."""
+"""Whether this process can do its work: the results of its checks, with reasons."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from everstep.observe.redaction import redact
 log = logging.getLogger(__name__)
 
 Check = Callable[[], Awaitable[None]]
-"""Returns when all is well; an `EverstepError` says what is not."""
+"""Returns when the check passes; raises an `EverstepError` with the reason when it fails."""
 
 
 class HealthCheckResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +31,7 @@ class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health:
-    """Runs the checks, all at once, when somebody asks; at most once every `keep_s`."""
+    """Runs all checks at once, when requested; at most once every `keep_s`."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Health:
 
     async def report(self) -> HealthReport:
         """The answer of every check, at most `keep_s` old. Never raises."""
-        # Under the lock, so that a thousand askers still are one question to the bus.
+        # Under the lock, so that a thousand requests still cause one question to the bus.
         async with self._lock:
             if self._last is not None and self._clock.now() - self._last[0] < self._keep_s:
                 return self._last[1]

@@ -1,4 +1,4 @@
-"""Logs: one event a line, for people on a terminal, as JSON for programs."""
+"""Logs: one event a line, as columns on a terminal and as JSON for programs."""
 
 import logging
 import re
@@ -102,7 +102,7 @@ class ConsoleFormatter(logging.Formatter):
 
 
 def service_of(record: logging.LogRecord, default: str) -> str:
-    """Whose record it is: one process may run several services."""
+    """The service that a record belongs to: one process may run several."""
     package, _, rest = record.name.partition(".")
     return rest.partition(".")[0] if package == "everstep_services" and rest else default
 
@@ -123,7 +123,7 @@ def fields(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _values(template: str, given: list[object]) -> dict[str, object] | None:
-    """What the `key=%x` pairs of a template stand for; None when it holds anything else."""
+    """The keys of the `key=%x` pairs of a template; None when it holds anything else."""
     values: dict[str, object] = {}
     for pair in _PAIR.finditer(template):
         written = pair["value"]
@@ -149,7 +149,7 @@ def _plain(value: object) -> str:
 
 
 def _short(value: object) -> object:
-    """A value as it may be written: text is cut, what JSON does not know becomes text."""
+    """A value as it is written: long text is cut, values that JSON lacks become text."""
     if value is None or isinstance(value, bool | int | float):
         return value
     text = value if isinstance(value, str) else str(value)

@@ -22,7 +22,7 @@ from everstep.clock import Clock
 log = logging.getLogger(__name__)
 
 Statistics = Callable[[], Mapping[str, float]]
-"""What a component counted so far; names that end in `_total` are of what only grows."""
+"""The counts of a component so far; values whose names end in `_total` only grow."""
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 LAG_WARNING_S = 1.0
@@ -70,7 +70,7 @@ class MetricRegistry:
         collector.sources.append((of, statistics))
 
     def collect(self, collectors: Iterable[Collector]) -> None:
-        """Publish what these have, read when asked."""
+        """Publish the metrics of these collectors, read at each request."""
         for collector in collectors:
             self.registry.register(collector)
 
@@ -82,7 +82,7 @@ class MetricRegistry:
 
 
 async def measure_loop_lag(metrics: MetricRegistry, clock: Clock, *, every_s: float = 0.5) -> None:
-    """A loop that measures how late it is itself: what blocks the event loop shows here."""
+    """A loop that measures its own lateness: a blocked event loop shows here."""
     while True:
         due = clock.now() + every_s
         await clock.sleep(every_s)

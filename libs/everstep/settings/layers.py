@@ -1,4 +1,4 @@
-"""Where settings come from, which one wins, and what is refused on the way."""
+"""The layers of settings: their order, and what is refused in them."""
 
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,19 +30,19 @@ KNOWN_SECTIONS = frozenset(
         *["state", "straggler"],
     ]
 )
-"""Sections that somebody reads. A process passes over those that are not its own."""
+"""Sections that some process reads. A process ignores those of others."""
 
 _PREFIX = "EVERSTEP_"
 _PLAIN_VARIABLES = frozenset({"EVERSTEP_CONFIG", "EVERSTEP_STATE_DIR"})
 
 S = TypeVar("S", bound=Settings)
 Given = tuple[str, object, str]
-"""A key, what was written, and where."""
+"""A key, its value as written, and where it was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """What the command line said about one setting; a value of None is a flag not given."""
+    """The value of one setting on the command line; None for a flag that was not given."""
 
     name: str
     """As typed, for instance `--api-port`."""
@@ -64,7 +64,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Every section that was asked for, and where each value came from."""
+    """Every requested section, and the origin of each value."""
 
     sections: Mapping[str, Settings]
     origins: Mapping[str, str]
@@ -125,7 +125,7 @@ def load(
     environ: Mapping[str, str],
     flags: Iterable[Flag] = (),
 ) -> Loaded:
-    """Read every layer once. Raises `SettingsError`, one line, at the first thing amiss.
+    """Read every layer once. Raises `SettingsError`, one line, at the first mistake.
 
     A section of another service is ignored, wherever it is set; everything else that is not known
     is refused.
@@ -149,7 +149,7 @@ def _given(
     environ: Mapping[str, str],
     flags: Iterable[Flag],
 ) -> Iterator[Given]:
-    """What each layer says, the weakest first."""
+    """The values of each layer, the weakest first."""
     for path in files:
         for name, table in _read(path).items():
             if name not in KNOWN_SECTIONS.union(sections):
@@ -186,7 +186,7 @@ def _from_environment(
     environ: Mapping[str, str],
 ) -> Iterator[Given]:
     variables = {leaf.variable: leaf for leaf in leaves_by_key.values()}
-    # EVERSTEP_BUS_URL looks right, and would be passed over in silence.
+    # EVERSTEP_BUS_URL looks right, and would be ignored silently.
     misspelt = {name.replace("__", "_"): name for name in variables}
     for name, value in sorted(environ.items()):
         if not name.startswith(_PREFIX) or name in _PLAIN_VARIABLES:
@@ -206,7 +206,7 @@ def _from_environment(
 
 
 def _hint(key: str, keys: Iterable[str], *, spelled: Mapping[str, str] | None = None) -> str:
-    """What the writer of an unknown key probably wanted, spelled as it must be there."""
+    """The key that was probably meant, spelled as it must be there."""
     spelled = spelled or {name: name for name in keys}
     if is_secret(key):
         in_file = spelled.get(f"{key}_file")
@@ -247,7 +247,7 @@ def _is_there(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
-        return True  # reading it will say what is wrong
+        return True  # reading it raises the error
     return True
 
 

@@ -1,4 +1,4 @@
-"""What a section is: its settings, their help, and how a value is shown."""
+"""A section of the settings: its fields, their help, and how a value is shown."""
 
 import functools
 import re
@@ -48,7 +48,7 @@ class Leaf:
 
     @property
     def help(self) -> str:
-        """What it means, from the source."""
+        """Its meaning, from the string in the source."""
         return field_help(self.owner).get(self.path[-1], "")
 
 
