@@ -82,7 +82,7 @@ class Connections:
         self._said_at: float | None = None
 
     def admit(self, connection: _Open) -> bool:
-        """Whether it may stay; if there are too many, the oldest one without a request is closed."""
+        """Whether it may stay; if there are too many, the oldest without a request is closed."""
         if len(self._new) + len(self._answered) >= self.most and not self.cut_oldest():
             self.note_cut("all connections are being answered")
             return False

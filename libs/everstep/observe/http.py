@@ -124,7 +124,7 @@ async def serve_asgi(
 
 
 def observe_app(health: Health, metrics: MetricRegistry) -> AsgiApp:
-    """`/healthz`: whether it can work, and if not, why. `/livez`: whether its loop runs. `/metrics`."""
+    """`/healthz`: whether it can work, or why not. `/livez`: whether its loop runs. `/metrics`."""
 
     async def healthz() -> tuple[int, str, bytes]:
         report = await health.report()
