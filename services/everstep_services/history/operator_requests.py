@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from everstep.bus.errors import AskRefusedError, AskTimeoutError, BusDeniedError, BusError
 from everstep.bus.ports import Bus
@@ -40,6 +40,23 @@ LOOK_WITHIN_S = 1.5
 """The wait for an answer that the caller can do without."""
 
 M = TypeVar("M", bound=Message)
+Verb = Literal[
+    "capture",
+    "stop",
+    "restart",
+    "save",
+    "drain",
+    "check",
+    "measure",
+    "exclude",
+    "include",
+    "set_limit",
+    "control",
+    "change",
+    "correct",
+    "scan",
+]
+"""The actions that a person can request."""
 
 
 class RequestError(EverstepError):
@@ -66,7 +83,7 @@ class ServiceUnavailableError(RequestError):
 class OperatorRequest:
     """One action that a person requests."""
 
-    verb: str
+    verb: Verb
     job: str
     """`everstep.subjects.CLUSTER` for what is about no job."""
     by: str
@@ -109,7 +126,7 @@ def _capture(*, capture: str | None, **rest: Any) -> RequestEvidence:
     return RequestEvidence(incident=f"{CAPTURE}{capture or new_id()}", **rest)
 
 
-_WAYS: Mapping[str, _Way] = {
+_WAYS: Mapping[Verb, _Way] = {
     "capture": _Way(
         "rendezvous", _capture, "facts --job {job} --kind evidence_collected", "evidence"
     ),

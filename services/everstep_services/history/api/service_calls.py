@@ -18,6 +18,7 @@ from everstep_services.history.operator_requests import (
     OperatorRequest,
     RequestRefusedError,
     ServiceUnavailableError,
+    Verb,
     carry_out,
     similar_names,
 )
@@ -28,7 +29,7 @@ _NAMES_MOST = 1000
 
 
 async def do(
-    context: Context, by: Token, verb: str, job: str | None, wanted: RequestBody, **more: Any
+    context: Context, by: Token, verb: Verb, job: str | None, wanted: RequestBody, **more: Any
 ) -> Decided:
     """Forward a request. Without a job it is about all jobs; `more` has the names in the path."""
     who = asker(by, wanted)

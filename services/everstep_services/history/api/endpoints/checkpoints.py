@@ -1,4 +1,4 @@
-"""`/jobs/{job}/checkpoints`: what there is, where, how good; and what people do about it.
+"""`/jobs/{job}/checkpoints`: all checkpoints, where they are, their state, and requests about them.
 
 The catalog answers. While it is away there is what is on record, and nothing that depends on it.
 """
@@ -77,7 +77,7 @@ async def list_checkpoints(
     ] = 100,
     tier: Annotated[Tier | None, Query(description="Only in this tier.")] = None,
 ) -> Checkpoints:
-    """What there is, quarantined and missing ones included, the newest first."""
+    """All checkpoints, quarantined and missing ones included, the newest first."""
     await check_known(context, job)
     try:
         places = await _list(context, job, limit, tier or "")
@@ -117,7 +117,7 @@ async def locate_checkpoint(
     job: JobName,
     step: Annotated[Whole | None, Query(description="Only this step.")] = None,
 ) -> LocatedCheckpoints:
-    """What the ranks of the newest round can restore, the newest first, and what they cannot."""
+    """Checkpoints that the newest round can restore, the newest first, and those that it cannot."""
     query = select(tables.jobs).where(tables.jobs.c.job == job, is_begun())
     row = await first(context.database, query)
     if row is None:
@@ -149,7 +149,7 @@ async def get_checkpoint(
     step: Step,
     tier: Annotated[Tier | None, Query(description="In this tier, where it is in several.")] = None,
 ) -> Checkpoint:
-    """A checkpoint, and who has which part of it. Its history is `/facts?job=…`."""
+    """A checkpoint, and the holders of its parts. Its history is `/facts?job=…`."""
     await check_known(context, job)
     try:
         places = await _list(context, job, _MOST, tier or "")
@@ -168,7 +168,7 @@ async def get_checkpoint(
     responses=responses(404, 409),
 )
 async def scan_checkpoints(context: Ctx, by: Operator, job: JobName, wanted: ScanWanted) -> Decided:
-    """Answers with what was found, wherever the catalog sees the files."""
+    """The answer lists what was found, where the catalog sees the files."""
     return await do(context, by, "scan", job, wanted)
 
 
@@ -181,7 +181,7 @@ async def scan_checkpoints(context: Ctx, by: Operator, job: JobName, wanted: Sca
 async def collect_checkpoints(
     context: Ctx, by: Operator, job: JobName, wanted: CollectionWanted
 ) -> Collected:
-    """Says what stays, what goes, and why. Only with `is_dry_run` false is anything deleted."""
+    """The answer lists what stays, what goes, and why. Only with `is_dry_run` false it goes."""
     await check_known(context, job)
     who, why = asker(by, wanted), wanted.reason
     question = CollectCheckpoints(job=job, by=who, reason=why, origin="rest", **wanted.details())
@@ -232,7 +232,7 @@ async def _list(context: Context, job: str, most: int, tier: str) -> Sequence[Ch
 
 
 async def _on_record(context: Context, job: str, limit: int) -> list[Checkpoint]:
-    """What was committed and not deleted, by the newest facts."""
+    """Checkpoints that were committed and not deleted, by the newest facts."""
     facts = tables.facts.c
     query = select(facts.n, facts.body).where(facts.job == job, facts.kind.in_(_ON_RECORD))
     newest = SortOrder((facts.n,), is_descending=True)

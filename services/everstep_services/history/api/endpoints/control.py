@@ -1,4 +1,4 @@
-"""`/control` and `/brake`: what was switched at run time. Health changes it; all follow it."""
+"""`/control` and `/brake`: switches at run time. Health changes them; all services follow."""
 
 from typing import Annotated, TypeVar
 
@@ -61,7 +61,7 @@ class AboutJob(BaseModel):
 async def get_straggler_switches(
     context: Ctx, _token: Reader, asked: Annotated[AboutJob, Query()]
 ) -> SwitchesInForce:
-    """How slow ranks are sought: each switch, its value, and where that is from."""
+    """The switches of straggler detection: each with its value and the origin of the value."""
     question = ShowSwitches(job=asked.job or CLUSTER)
     try:
         table = await ask(
@@ -80,7 +80,7 @@ async def get_straggler_switches(
 
 @router.post("/control", summary="Change switches", status_code=202, responses=responses(404, 409))
 async def change_control(context: Ctx, by: Operator, wanted: ControlWanted) -> Decided:
-    """By dotted name, as `brake`, `modes.exclude` or `breaker`; without a restart of anything."""
+    """By dotted name, as `brake`, `modes.exclude` or `breaker`; without any restart."""
     return await do(context, by, "control", wanted.job, wanted)
 
 
@@ -130,7 +130,7 @@ async def _switches(context: Context, job: str | None) -> Switches:
 
 
 async def _read(context: Context, bucket: str, key: str, of: type[D]) -> tuple[D | None, int]:
-    """The document, and its revision; None where there is none that we can read."""
+    """The document and its revision; None when there is no readable document."""
     document = await context.bus.documents(bucket).get(key)
     if document.data is None:
         return None, 0

@@ -1,4 +1,4 @@
-"""What was collected about an incident: to be downloaded, and what it says."""
+"""The evidence about an incident: to download, and as analyzed by attribution."""
 
 import asyncio
 import hashlib
@@ -41,6 +41,7 @@ _ZIP = ("application/gzip", "tar.gz")
 _JSON = ("application/json", "json")
 _TEXT = ("text/plain; charset=utf-8", "txt")
 _BYTES = ("application/octet-stream", "bin")
+_FETCH_WITHIN_S = 5.0
 _READ_WITHIN_S = 20.0
 _LEND_WITHIN_S = 5.0
 _LEND_AT_ONCE = 8
@@ -76,9 +77,9 @@ EvidenceId = Annotated[
 async def get_evidence(
     context: Ctx, _token: Reader, incident: IncidentId, evidence: EvidenceId
 ) -> Response:
-    """The bytes that a node sent, as a file to be kept. They are not redacted.
+    """The bytes that a node sent, as a file to download. They are not redacted.
 
-    404 says why there is nothing, 410 why it is there no longer.
+    The detail of 404 says why there is none, that of 410 why it is no longer there.
     """
     job = None if is_capture(incident) else await job_of_incident(context, incident)
     piece = await piece_of_evidence(context.database, job, incident, evidence)
@@ -107,9 +108,9 @@ async def get_evidence(
     responses=responses(404, 409),
 )
 async def get_collectives(context: Ctx, _token: Reader, incident: IncidentId) -> Collectives:
-    """What the flight recorders say together, read by attribution when it is asked.
+    """All flight recorders together, analyzed by attribution at this request.
 
-    404 says why none was collected, 409 why none can be read.
+    The detail of 404 says why none was collected, that of 409 why none can be read.
     """
     job = await job_of_incident(context, incident)
     read = await _read(context, job, incident, "flight_recorder", "collectives", CollectivesRead)
@@ -123,9 +124,9 @@ async def get_collectives(context: Ctx, _token: Reader, incident: IncidentId) ->
     responses=responses(404, 409),
 )
 async def get_stacks(context: Ctx, _token: Reader, incident: IncidentId) -> Stacks:
-    """What the stacks say together, read by attribution when it is asked.
+    """All stacks together, analyzed by attribution at this request.
 
-    404 says why none was collected, 409 why none can be read.
+    The detail of 404 says why none was collected, that of 409 why none can be read.
     """
     job = await job_of_incident(context, incident)
     read = await _read(context, job, incident, "stacks", "stacks", StacksRead)
@@ -155,7 +156,7 @@ async def _read(context: Context, job: str, incident: str, kind: str, verb: str,
 
 
 async def _lent(context: Context, pieces: Sequence[EvidencePiece]) -> tuple[EvidencePiece, ...]:
-    """The pieces; those that history has copies of are put on the bus once more.
+    """The pieces; pieces with a copy in the database are put on the bus once more.
 
     Attribution reads them there, and the bus may have forgotten them, or be another one since. What
     is still there is left as it is.
@@ -219,11 +220,8 @@ def _name(piece: Record) -> str:
     return "-".join(_PART.sub("_", str(part))[:64] for part in parts if part)
 
 
-_FETCH_WITHIN_S = 5.0
-
-
 async def blob_content(context: Context, ref: BlobRef, code: str = "evidence_gone") -> bytes:
-    """All of a blob, from the copy in the database or from the bus. A `ProblemError` when gone."""
+    """A whole blob, from the copy in the database or from the bus; `ProblemError` when gone."""
     kept = await context.kept.find(ref.id)
     if kept is not None and kept.data is not None:
         return kept.data

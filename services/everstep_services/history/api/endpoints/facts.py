@@ -25,7 +25,7 @@ _JSON = "application/json"
 
 
 class Which(BaseModel):
-    """Which facts, in a page and in a stream alike."""
+    """Filters of facts, the same for pages and for streams."""
 
     job: str | None = Field(None, pattern=NAME, description="About this job.")
     kind: list[Word] | None = Field(
@@ -41,7 +41,7 @@ class Which(BaseModel):
     )
 
     def conditions(self) -> list[ColumnElement[bool]]:
-        """As SQL. `matches` says the same of one row."""
+        """The filters as SQL; `matches` applies the same filters to one row."""
         facts = tables.facts.c
         wanted: dict[ColumnElement[Any], object] = {
             facts.job: self.job,
@@ -77,7 +77,7 @@ class FactFilter(Which, Paging):
 
 
 class StreamFilter(Which):
-    """What to hear live."""
+    """Filters of the live stream."""
 
     model_config = ConfigDict(extra="forbid")
 

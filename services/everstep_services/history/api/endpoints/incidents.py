@@ -49,7 +49,7 @@ router = APIRouter(tags=["incidents"])
 
 
 class IncidentFilter(Paging):
-    """Which incidents of a job."""
+    """Filters of the incidents of a job."""
 
     open: Flag | None = Field(None, description="Only those that are open, or only the others.")
     outcome: list[Word] | None = Field(
@@ -68,13 +68,13 @@ class IncidentFilter(Paging):
 
 
 class AnyIncidentFilter(IncidentFilter):
-    """Which incidents of all jobs."""
+    """Filters of the incidents of all jobs."""
 
     job: str | None = Field(None, pattern=NAME, description="Of this job.")
 
 
 class ActionFilter(Paging):
-    """Which decisions of a job."""
+    """Filters of the decisions about a job."""
 
     action: list[Word] | None = Field(
         None, max_length=10, description="One of these.", examples=[["restart", "stop"]]
@@ -100,7 +100,7 @@ async def list_all_incidents(
     "/incidents/{incident}", summary="Why it happened, by its id", responses=responses(404, 409)
 )
 async def get_any_incident(context: Ctx, _token: Reader, incident: IncidentId) -> IncidentDetail:
-    """The whole story of an incident, as below its job."""
+    """The whole story of an incident, the same as under its job."""
     return await _told(context, await job_of_incident(context, incident), incident)
 
 
@@ -113,7 +113,7 @@ async def get_any_incident(context: Ctx, _token: Reader, incident: IncidentId) -
 async def correct_incident(
     context: Ctx, by: Operator, incident: IncidentId, wanted: CorrectionWanted
 ) -> Decided:
-    """Put on record who or what caused it. It holds, whatever later evidence says."""
+    """Record who or what caused it. The correction holds over all later evidence."""
     job = await job_of_incident(context, incident)
     return await do(context, by, "correct", job, wanted, incident=incident)
 
@@ -143,7 +143,7 @@ async def get_incident(
 async def list_actions(
     context: Ctx, _token: Reader, job: JobName, asked: Annotated[ActionFilter, Query()]
 ) -> PageOf[Action]:
-    """What was decided about a job, by which rule, and what came of it; the newest first."""
+    """Decisions about a job, with their rule and their outcome; the newest first."""
     await check_known(context, job)
     actions = tables.actions
     query = select(actions).where(actions.c.job == job)
@@ -157,7 +157,7 @@ async def list_actions(
 
 
 async def job_of_incident(context: Context, incident: str) -> str:
-    """The job that this incident is of."""
+    """The job that this incident belongs to."""
     jobs = await jobs_of_incident(context.database, incident)
     if not jobs:
         raise not_found(f"incident {incident}")
@@ -256,7 +256,7 @@ def _primary(story: IncidentStory) -> Primary | None:
 
 
 def _traceback(story: IncidentStory) -> str | None:
-    """All of it, from the fact itself."""
+    """The primary exit, complete, from its fact."""
     if story.primary_body is None:
         return None
     try:

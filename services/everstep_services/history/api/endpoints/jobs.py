@@ -1,4 +1,4 @@
-"""`/jobs`: which there are, and what became of their rounds."""
+"""`/jobs`: jobs, their rounds, and the members and exits of rounds."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -53,6 +53,9 @@ router = APIRouter(tags=["jobs"])
 _MOST_ALLOCATIONS = 100
 _MOST_SHOWN = 1000
 _MOST_EXITS = 200
+_WORST_FIRST = ("off", "paused", "learning", "armed")
+_AT_WORK = frozenset({"starting", "running"})
+_STATES_MOST = 20
 
 _SORTS: Mapping[str, SortOrder] = {
     "created": SortOrder((tables.jobs.c.first_n,)),
@@ -65,7 +68,7 @@ _SORTS: Mapping[str, SortOrder] = {
 
 
 class JobFilter(Paging):
-    """Which jobs."""
+    """Filters of the list of jobs."""
 
     state: list[Word] | None = Field(
         None, max_length=10, description="One of these states.", examples=[["running"]]
@@ -87,7 +90,7 @@ class JobFilter(Paging):
 
 
 class RoundFilter(Paging):
-    """Which rounds of a job."""
+    """Filters of the rounds of a job."""
 
     state: Literal["forming", "starting", "running", "ended"] | None = Field(
         None, description="In this state."
@@ -99,7 +102,7 @@ class RoundFilter(Paging):
 
 
 class ExitFilter(Paging):
-    """Which exits of a round."""
+    """Filters of the exits of a round."""
 
     failed: Flag | None = Field(None, description="Only failures, or only the others.")
     node: str | None = Field(None, pattern=NAME, description="On this node.")
@@ -118,7 +121,7 @@ def _rounds(job: str) -> Select[Any]:
 async def list_jobs(
     context: Ctx, _token: Reader, asked: Annotated[JobFilter, Query()]
 ) -> PageOf[Job]:
-    """Jobs, the newest first. A page stays what it is while new jobs begin."""
+    """Jobs, the newest first. A page stays the same while new jobs begin."""
     query = _jobs().where(*_job_conditions(asked))
     listing = await paged(context, query, _SORTS[asked.sort], asked, "/jobs")
     return PageOf[Job](items=[Job(**shown_job(row)) for row in listing.rows], next=listing.next)
@@ -126,7 +129,7 @@ async def list_jobs(
 
 @router.get("/jobs/{job}", summary="One job", responses=responses(404))
 async def get_job(context: Ctx, _token: Reader, job: JobName) -> JobDetail:
-    """A job, whether stalls are looked for in it, and its allocations."""
+    """A job, the state of its stall detection, and its allocations."""
     row = await first(context.database, _jobs().where(tables.jobs.c.job == job))
     if row is None:
         raise not_found(f"job {job}")
@@ -135,7 +138,7 @@ async def get_job(context: Ctx, _token: Reader, job: JobName) -> JobDetail:
     newest = SortOrder((allocations.c.first_n, allocations.c.allocation), is_descending=True)
     listing = await page(context.database, query, newest, None, _MOST_ALLOCATIONS)
     shown = [Allocation(**present(row)) for row in listing.rows]
-    watch = await watch_of(context, row)
+    watch = await _watch_of(context, row)
     return JobDetail(**shown_job(row), watch=watch, allocations=shown)
 
 
@@ -158,7 +161,7 @@ async def list_rounds(
 
 @router.get("/jobs/{job}/rounds/{number}", summary="One round", responses=responses(404))
 async def get_round(context: Ctx, _token: Reader, job: JobName, number: RoundNumber) -> RoundDetail:
-    """A round with who took part, who exited, and who stalled."""
+    """A round with its members, its exits and its stalls."""
     detail = await round_detail(
         context.database, job, number, most=_MOST_SHOWN, most_exits=_MOST_EXITS
     )
@@ -218,7 +221,7 @@ async def list_exits(
 
 
 async def check_known(context: Context, job: str, number: int | None = None) -> None:
-    """404 when there is no such job on record, or no such round of it."""
+    """Answer 404 when there is no such job on record, or no such round of it."""
     if number is None:
         query: Select[Any] = select(tables.jobs.c.job).where(tables.jobs.c.job == job, is_begun())
         name = f"job {job}"
@@ -247,13 +250,8 @@ def _job_conditions(asked: JobFilter) -> list[ColumnElement[bool]]:
     return conditions
 
 
-_WORST_FIRST = ("off", "paused", "learning", "armed")
-_AT_WORK = frozenset({"starting", "running"})
-_STATES_MOST = 20
-
-
-async def watch_of(context: Context, job: Record) -> Watch | None:
-    """As the agents of the newest round said last."""
+async def _watch_of(context: Context, job: Record) -> Watch | None:
+    """The state of stall detection, as the agents of the newest round reported it last."""
     if job["state"] not in _AT_WORK:
         reason = f"no ranks run: the job is {job['state']}"
         return Watch(state="off", reason=reason, at=None, node=None, nodes={})
@@ -266,13 +264,13 @@ async def watch_of(context: Context, job: Record) -> Watch | None:
     nodes = func.count().over(partition_by=state_column).label("nodes")
     place = func.row_number().over(partition_by=state_column, order_by=watches.node).label("place")
     here = select(*columns, nodes, place).where(watches.job == job["job"], takes_part).subquery()
-    # In one question: an agent may say something else at any moment.
+    # In one query: an agent may report another state at any moment.
     query = select(here).where(here.c.place == 1)
     by_state = SortOrder((here.c.watch_state,))
     listing = await page(context.database, query, by_state, None, _STATES_MOST)
     rows = {str(row["watch_state"]): row for row in listing.rows}
     if not rows:
-        return _as_beats_say(context, job)
+        return _watch_by_beats(context, job)
     counts = {state: int(row["nodes"]) for state, row in rows.items()}
     state = _worst(counts)
     worst = rows[state]
@@ -285,7 +283,7 @@ async def watch_of(context: Context, job: Record) -> Watch | None:
     )
 
 
-def _as_beats_say(context: Context, job: Record) -> Watch | None:
+def _watch_by_beats(context: Context, job: Record) -> Watch | None:
     nodes = context.beats.view(job["job"]).nodes
     counts = Counter(node.beat.watch for node in nodes if node.beat.watch)
     if not counts:
@@ -297,5 +295,5 @@ def _as_beats_say(context: Context, job: Record) -> Watch | None:
 
 
 def _worst(counts: Counter[str] | dict[str, int]) -> str:
-    """What we do not know worries nobody."""
+    """The worst known state; a state from a later release counts as the least bad."""
     return next((state for state in _WORST_FIRST if state in counts), min(counts))

@@ -1,4 +1,4 @@
-"""`/log`: the end of what a rank had said when it failed, whether or not its node is left."""
+"""`/log`: the end of the log of a rank that failed, even when its node is gone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ Rank = Annotated[Whole, Path(description="The global rank.")]
 
 
 class LogFilter(BaseModel):
-    """Which of its streams."""
+    """The stream of the rank."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -56,7 +56,7 @@ async def get_log(
     rank: Rank,
     asked: Annotated[LogFilter, Query()],
 ) -> Response:
-    """What a rank said last, kept when it fails; the whole of its log is on its node.
+    """The end of a rank's log, kept when the rank fails; the whole log is on its node.
 
     404 says why there is none, 410 why it is there no longer.
     """
@@ -67,7 +67,7 @@ async def get_log(
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What the record says of a rank in a round, all of it at one moment."""
+    """The rows about a rank in a round, read in one snapshot."""
 
     job: str
     number: int

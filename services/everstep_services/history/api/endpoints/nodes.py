@@ -1,4 +1,4 @@
-"""`/nodes`: hosts, whether they are there, and whether they can be trusted."""
+"""`/nodes`: nodes, their presence, their health, and the results of their checks."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -36,7 +36,7 @@ _STRUCK_MOST = 1000
 
 
 class NodeFilter(Paging):
-    """Which nodes."""
+    """Filters of the list of nodes."""
 
     job: str | None = Field(None, pattern=NAME, description="The job that it joined last.")
     state: Literal["joined", "left", "lost"] | None = Field(None, description="As last heard.")
@@ -55,7 +55,7 @@ class NodeFilter(Paging):
 
 
 class CheckFilter(Paging):
-    """Which checks of a node."""
+    """Filters of the checks of a node."""
 
     healthy: Flag | None = Field(None, description="Only those that found nothing, or the others.")
     order: Literal["asc", "desc"] = Field("desc", description="By the place in the log.")
@@ -85,7 +85,7 @@ async def list_nodes(
 
 @router.get("/nodes/{node}", summary="One node", responses=responses(404))
 async def get_node(context: Ctx, _token: Reader, node: NodeName) -> NodeDetail:
-    """A node, and what health and its agent say of it now. Its history is `/facts?node=…`."""
+    """A node, with the present reports of health and of its agent. Its history: `/facts?node=…`."""
     row = await first(context.database, select(tables.nodes).where(tables.nodes.c.node == node))
     heard = context.beats.node(node)
     if row is None:
@@ -95,7 +95,7 @@ async def get_node(context: Ctx, _token: Reader, node: NodeName) -> NodeDetail:
     try:
         standings = await _standings(context, (node,))
         standing = next((item for item in standings if item.node == node), None)
-        missing = None if standing else f"health has never heard of {node}"
+        missing = None if standing else f"health does not know {node}"
     except (RequestError, BusDeniedError) as error:
         missing = str(error)
     counts = None if standing is None else {node: standing.strikes}
@@ -112,7 +112,7 @@ async def get_node(context: Ctx, _token: Reader, node: NodeName) -> NodeDetail:
 async def list_checks(
     context: Ctx, _token: Reader, node: NodeName, asked: Annotated[CheckFilter, Query()]
 ) -> PageOf[Examination]:
-    """What was found whenever the node was examined, the newest first."""
+    """The results of all checks of the node, the newest first."""
     query_of_node = select(tables.nodes.c.node).where(tables.nodes.c.node == node)
     if await first(context.database, query_of_node) is None:
         raise not_found(f"node {node}")
@@ -135,7 +135,7 @@ async def _standings(context: Context, nodes: tuple[str, ...]) -> tuple[NodeStan
 
 
 async def _counts(context: Context, nodes: tuple[str, ...]) -> Mapping[str, int] | None:
-    """Strikes of these nodes, or of those with the most, as health counts now; None without it."""
+    """Present strikes of these nodes, or of those with the most; None when health is away."""
     try:
         standings = await _standings(context, nodes)
     except (RequestError, BusDeniedError):
@@ -145,7 +145,7 @@ async def _counts(context: Context, nodes: tuple[str, ...]) -> Mapping[str, int]
 
 
 def _strikes(counts: Mapping[str, int] | None, *, is_descending: bool) -> ColumnElement[int]:
-    """What puts those with the most first, whichever way the ids go."""
+    """The sort key that puts nodes with the most strikes first, for both directions of ids."""
     nodes = tables.nodes.c
     strikes: ColumnElement[int] = func.coalesce(nodes.strikes, 0)
     if counts:

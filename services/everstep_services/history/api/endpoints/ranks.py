@@ -1,4 +1,4 @@
-"""`/jobs/{job}/ranks`: how ranks are now, from what their agents said last."""
+"""`/jobs/{job}/ranks`: the present state of ranks, from the last beats of their agents."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -26,7 +26,7 @@ _MEMBERS_MOST = 100_000
 
 
 class RankFilter(Paging):
-    """Which ranks."""
+    """Filters of the list of ranks."""
 
     state: list[Word] | None = Field(
         None, max_length=10, description="In one of these states.", examples=[["stalled"]]
@@ -38,9 +38,9 @@ class RankFilter(Paging):
 async def list_ranks(
     context: Ctx, _token: Reader, job: JobName, asked: Annotated[RankFilter, Query()]
 ) -> Ranks:
-    """Ranks of the newest round, by number, as their agents said last: nobody keeps this.
+    """Ranks of the newest round, by number, from the last beats of agents, which are not stored.
 
-    `note` says when, and why, this is not how they are now.
+    `note` says when, and why, this is not their present state.
     """
     query = select(tables.jobs, job_state().label("state"))
     row = await first(context.database, query.where(tables.jobs.c.job == job, is_begun()))
@@ -95,7 +95,7 @@ def _rank(beat: RankBeat, heard: HeardBeat) -> RankNow:
 
 
 async def _silent_nodes(context: Context, job: Record, view: JobView) -> list[str]:
-    """Nodes that have ranks, as the record or they themselves say, and are not heard."""
+    """Nodes that have ranks, by the record or their own beats, and that are silent."""
     if job["state"] not in _AT_WORK:
         return []
     members = tables.round_members.c

@@ -1,4 +1,4 @@
-"""`/jobs/{job}/limits`: past which limits ranks have stalled, why those, and others instead."""
+"""`/jobs/{job}/limits`: the limits past which ranks count as stalled, and changes of them."""
 
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
@@ -30,7 +30,7 @@ router = APIRouter(tags=["jobs"])
 
 FIRST_STEP = "first-step"
 OUTSIDE = "outside"
-"""What people call the time outside all sections; on the bus it has the empty name."""
+"""The name for people of the time outside all sections; on the bus its name is empty."""
 _NONE_YET = "nothing was learned or set yet: agents use their defaults"
 _NO_RANKS = (
     "no agent tells its limits now; these were learned or set, and what an agent is started with "
@@ -99,7 +99,7 @@ def _live(document: LimitsDocument, limits: list[LimitOut], note: str | None) ->
 async def set_limit(
     context: Ctx, by: Operator, job: JobName, section: Section, wanted: LimitWanted
 ) -> Decided:
-    """It holds from now on, whatever is learned, until somebody deletes it."""
+    """It holds from now on, over what is learned, until it is deleted."""
     return await do(context, by, "set_limit", job, wanted, section=_on_the_bus(section))
 
 
@@ -116,7 +116,7 @@ async def delete_limit(
     section: Section,
     wanted: Annotated[RequestBody, Query()],
 ) -> Decided:
-    """What was set is forgotten; the limit is what was learned meanwhile, else the default."""
+    """Delete a limit that was set; what was learned meanwhile holds, else the default."""
     name = _on_the_bus(section)
     return await do(context, by, "set_limit", job, wanted, section=name, limit_s=0.0)
 
@@ -126,7 +126,7 @@ def _on_the_bus(section: str) -> str:
 
 
 def _acting(limits: Iterable[SectionLimit], document: LimitsDocument) -> Iterator[LimitOut]:
-    """What agents say that holds, with the numbers that health knows of it."""
+    """The limits that agents report as in force, with the numbers that health has for them."""
     learned = {limit.section: limit for limit in document.limits}
     for item in limits:
         if item.section == FIRST_STEP and item.source == "learned":
@@ -207,7 +207,7 @@ def _why(limit: SectionLimit) -> str:
         seen = f"the longest on any rank took {longest_s:.3g} s, seen {times}"
     match limit.source:
         case "configured":
-            return f"set by {limit.origin or 'somebody'}; {seen}"
+            return f"set by {limit.origin or 'an operator'}; {seen}"
         case "learned" if longest_s:
             return f"{limit.limit_s / longest_s:.3g} times the longest: {seen}"
         case "floor":

@@ -1,4 +1,4 @@
-"""`/status`: how far the record is, and how this replica is."""
+"""`/status`: how far the record reaches, and the state of this replica."""
 
 from typing import Any
 

@@ -49,7 +49,7 @@ R = TypeVar("R", bound=Reply)
 
 
 class SlowRankFilter(Paging):
-    """Which findings."""
+    """Filters of findings."""
 
     state: Literal["open", "cleared"] | None = Field(None, description="In this state.")
     cause: list[_Cause] | None = Field(
@@ -62,20 +62,20 @@ class SlowRankFilter(Paging):
 
 
 class ShiftFilter(Paging):
-    """Which changes of the step."""
+    """Filters of changes of the step time."""
 
     round: Whole | None = Field(None, description="In this round.")
     order: Literal["asc", "desc"] = Field("desc", description="By the place in the log.")
 
 
 class _Live(BaseModel):
-    """What a service is asked. Parameters that are not known are refused."""
+    """Parameters of a question to a service. Unknown parameters are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class ScoresWanted(_Live):
-    """How many ranks."""
+    """Parameters of the comparison of ranks."""
 
     most: Annotated[int, Field(ge=1, le=4096), LITERAL] = Field(
         100, description="How many of the slowest ranks."
@@ -84,7 +84,7 @@ class ScoresWanted(_Live):
 
 
 class TimingsWanted(_Live):
-    """Which part of the table."""
+    """The part of the table to show."""
 
     measure: Literal["own", "ratio", "waited", "step", "cpu", "runnable", "section"] | None = Field(
         None, description="`own` if not given, or `section` where one is named."
@@ -127,7 +127,7 @@ async def list_stragglers(
 async def compare_ranks(
     context: Ctx, _token: Reader, job: JobName, asked: Annotated[ScoresWanted, Query()]
 ) -> RanksCompared:
-    """The ranks of the newest round by their own time, the slowest first: nobody keeps this."""
+    """The ranks of the newest round by their own time, the slowest first. It is not stored."""
     await check_known(context, job)
     question = ShowScores(job=job, most=asked.most, role=asked.role)
     table = await _asked(context, "scores", question, RankScoreTable)
@@ -183,7 +183,7 @@ async def list_step_shifts(
 
 
 def _sections(job: str, wanted: str, sections: Sequence[str]) -> str:
-    """That there is no such section, and which ones there are."""
+    """The text of an unknown section, with the names of the sections there are."""
     names = [name for name in sections if name]
     more = ", …" if len(names) > _SECTIONS_NAMED else ""
     text = f"use one of {', '.join(names[:_SECTIONS_NAMED])}{more}" if names else "it has none"
@@ -191,7 +191,7 @@ def _sections(job: str, wanted: str, sections: Sequence[str]) -> str:
 
 
 async def _end_of(context: Context, job: str) -> str:
-    """That the job has ended, and what shows its slow ranks; empty while it has not."""
+    """The text for a job that has ended, and how to see its slow ranks; else empty."""
     query = select(job_state().label("state")).where(tables.jobs.c.job == job, is_over())
     row = await first(context.database, query)
     if row is None:
@@ -201,7 +201,7 @@ async def _end_of(context: Context, job: str) -> str:
 
 
 async def _asked(context: Context, verb: str, question: Question, of: type[R]) -> R:
-    """What straggler answers; a problem that says why it does not."""
+    """The answer of straggler, or a problem with the reason why there is none."""
     see = f"stragglers {question.job} --history"
     try:
         return await ask(context.bus, "straggler", verb, question, of, see=see)
