@@ -157,7 +157,7 @@ def test_entries_that_say_of_no_operation_are_left_out() -> None:
     dump["entries"] += [{}, {"record_id": 99, "state": "scheduled"}]
     summary = read_dump(json.dumps(dump).encode(), 0)
     assert summary.groups == whole.groups
-    assert "2 entries say of no operation, and were left out" in summary.problems
+    assert "2 entries without an operation were left out" in summary.problems
 
 
 def test_a_timeout_that_is_recorded_as_completed_still_counts_as_pending() -> None:

@@ -49,11 +49,11 @@ _NUMBERS = (
 
 
 class BadDumpError(Exception):
-    """A file that is no dump of a flight recorder; says why."""
+    """The file is not a dump of a flight recorder; the text has the reason."""
 
 
 def read_dump(content: bytes, rank: int, taken_ns: int = 0) -> RankSummary:
-    """What a dump says of its rank. Raises `BadDumpError` for what is no dump."""
+    """Return the summary of a rank's dump; `BadDumpError` if it is not a dump."""
     data, problems = _decoded(content)
     entries, head = _parts(data)
     version = str(head.get("version", ""))[:32]
@@ -106,7 +106,7 @@ def _salvaged(content: bytes, why: str) -> tuple[Any, list[str]]:
             break
         entries.append(entry)
     if not entries:
-        raise BadDumpError(f"it is no whole JSON, and no entry of it can be read: {why}")
+        raise BadDumpError(f"it is not complete JSON, and no entry of it can be read: {why}")
     version = re.search(r'"version"\s*:\s*"([\d.]{1,16})"', text)
     head = {"entries": entries, "version": version[1] if version else ""}
     return head, [f"it is cut off: {len(entries)} entries could be read ({why})"]
@@ -394,9 +394,9 @@ class _Reader:
 
     def summary(self, rank: int, version: str, taken_ns: int, problems: list[str]) -> RankSummary:
         if self._bad:
-            problems.append(f"{self._bad} entries are no entries, and were left out")
+            problems.append(f"{self._bad} invalid entries were left out")
         if self._nameless:
-            problems.append(f"{self._nameless} entries say of no operation, and were left out")
+            problems.append(f"{self._nameless} entries without an operation were left out")
         lost = max(0, self._highest + 1 - self._count)
         texts = [(digest, text) for text, digest in self._digests.items()]
         return RankSummary(

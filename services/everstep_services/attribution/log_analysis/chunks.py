@@ -21,7 +21,7 @@ _DROPPED = b"0123456789.+-\r"
 _MOST_SHAPES = 20_000
 _LONGEST_SHAPE = 1024
 _LEAST_FILTERED = 256 << 10
-"""Of so many bytes without a shape seen before, the filter is worth its start."""
+"""From this many bytes without a known shape on, starting the filter pays off."""
 _LONGEST_LINE = 4096
 """Of a longer line only what stands around words of the rules is looked at."""
 _BEFORE_WORD = 512
