@@ -44,7 +44,7 @@ class UnknownMessageError(BadMessageError):
         self.tag = tag
 
 
-class MessageTooLargeError(BadMessageError):
+class EncodingTooLargeError(BadMessageError):
     """A message past `MAX_MESSAGE_BYTES`. What is that large belongs into a blob."""
 
     def __init__(self, subject: str, size_bytes: int, data: bytes) -> None:
@@ -86,7 +86,7 @@ def encode(message: Message) -> bytes:
     if b"null" in data:
         _refuse_non_finite(message)
     if len(data) > MAX_MESSAGE_BYTES:
-        raise MessageTooLargeError(tag_of(message), len(data), data)
+        raise EncodingTooLargeError(tag_of(message), len(data), data)
     return data
 
 
@@ -108,7 +108,7 @@ def envelope(data: bytes) -> Envelope:
 
 def _decoded(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
     if len(data) > MAX_MESSAGE_BYTES:
-        raise MessageTooLargeError("it", len(data), data)
+        raise EncodingTooLargeError("it", len(data), data)
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, ValueError, OverflowError) as error:
