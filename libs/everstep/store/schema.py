@@ -68,21 +68,21 @@ def _scripts() -> ScriptDirectory:
 
 
 def _upgrade(connection: Connection, scripts: ScriptDirectory, place: str) -> None:
-    found = current_revision(connection)
+    revision = current_revision(connection)
     newest = scripts.get_current_head()
-    if found is not None and found not in known_revisions():
-        raise SchemaTooNewError(place, found, str(newest))
+    if revision is not None and revision not in known_revisions():
+        raise SchemaTooNewError(place, revision, str(newest))
 
-    def missing(revision: object, context: MigrationContext) -> list[StampStep | RevisionStep]:
+    def missing(current: object, context: MigrationContext) -> list[StampStep | RevisionStep]:
         del context
-        steps = scripts._upgrade_revs("head", revision)  # type: ignore[arg-type]  # noqa: SLF001  the documented way
+        steps = scripts._upgrade_revs("head", current)  # type: ignore[arg-type]  # noqa: SLF001  the documented way
         return list(steps)
 
-    if revision_there != newest:
+    if revision != newest:
         with EnvironmentContext(_config(scripts), scripts) as environment:
             environment.configure(connection=connection, fn=missing, render_as_batch=True)
             environment.run_migrations()
-        log.info("schema_upgraded database=%s found=%s now=%s", place, revision_there, newest)
+        log.info("schema_upgraded database=%s found=%s now=%s", place, revision, newest)
     _ensure_meta(connection)
     _ensure_projected(connection, place)
 

@@ -146,7 +146,7 @@ async def _serve(parts: Parts, stop: asyncio.Event) -> None:
     await serve(*parts.loops, stop=stop, drains=parts.drains, drain_within_s=_DRAIN_WITHIN_S)
 
 
-def _observed(ground: StackPlan, metrics: Metrics, opened: Mapping[str, Parts]) -> AsgiApp:
+def _observed(ground: StackPlan, metrics: MetricRegistry, opened: Mapping[str, Parts]) -> AsgiApp:
     checks: dict[str, Check] = {}
     for name, parts in opened.items():
         checks |= {f"{name}.{check}": ask for check, ask in parts.checks.items()}
