@@ -37,7 +37,7 @@ from everstep_services.history.api.http.auth import TokenAuth
 from everstep_services.history.api.http.cursors import Cursors
 from everstep_services.history.api.http.feed import Feed
 from everstep_services.history.api.http.middleware import RequestLimits
-from everstep_services.history.api.http.problems import ProblemBody, handle, pattern_of
+from everstep_services.history.api.http.problems import ProblemAnswer, handle, pattern_of
 from everstep_services.history.beats import Beats
 from everstep_services.history.evidence_retention import EvidenceRetention
 from everstep_services.history.goodput.reader import GoodputReader
@@ -142,7 +142,7 @@ def _describe_problems(api: FastAPI) -> None:
     def described() -> dict[str, Any]:
         if api.openapi_schema is None:
             schemas = made()["components"]["schemas"]
-            problem = ProblemBody.model_json_schema(ref_template="#/components/schemas/{model}")
+            problem = ProblemAnswer.model_json_schema(ref_template="#/components/schemas/{model}")
             schemas.update(problem.pop("$defs", {}))
             schemas["Problem"] = problem
         assert api.openapi_schema is not None

@@ -30,7 +30,7 @@ class FieldProblem(BaseModel):
     problem: str = Field(description="What is wrong with it.")
 
 
-class ProblemBody(BaseModel):
+class ProblemAnswer(BaseModel):
     """Why a request was not answered (RFC 9457)."""
 
     model_config = ConfigDict(title="Problem")
