@@ -86,9 +86,9 @@ class ScoresWanted(_Live):
 class TimingsWanted(_Live):
     """The part of the table to show."""
 
-    measure: Literal["own", "ratio", "waited", "step", "cpu", "runnable", "section"] | None = Field(
-        None, description="`own` if not given, or `section` where one is named."
-    )
+    measure: (
+        Literal["own", "ratio", "waited", "step", "cpu", "runnable", "round_trip", "section"] | None
+    ) = Field(None, description="`own` if not given, or `section` where one is named.")
     section: str = Field(
         "", max_length=256, pattern=TEXT, description="Which section.", examples=["data"]
     )
