@@ -115,14 +115,16 @@ class CatalogAnswers:
             case "release":
                 return await self._release(ask)
             case "verify":
-                one = known_in(await self._indexer.read(ask.job), ask)
+                checkpoint = known_in(await self._indexer.read(ask.job), ask)
                 text = (
                     f"step {ask.step} is read back; the fact checkpoint_verified brings the result"
                 )
-                return self._enqueue(partial(operations.verify, ask.job, one), text)
+                return self._enqueue(partial(operations.verify, ask.job, checkpoint), text)
             case "delete":
-                one = known_in(await self._indexer.read(ask.job), ask)
-                return await operations.delete(ask.job, one, f"{ask.by}: {ask.reason}", ask.by)
+                checkpoint = known_in(await self._indexer.read(ask.job), ask)
+                return await operations.delete(
+                    ask.job, checkpoint, f"{ask.by}: {ask.reason}", ask.by
+                )
             case _:
                 raise RefusalError(
                     "422",

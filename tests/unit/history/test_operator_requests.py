@@ -56,20 +56,20 @@ class Rendezvous:
         return dict.fromkeys(("show", "stop", "restart", "save", "drain", "evidence"), self)
 
 
-async def done(wish: OperatorRequest, rendezvous: Rendezvous) -> str:
+async def done(deed: OperatorRequest, rendezvous: Rendezvous) -> str:
     bus = MemoryBus(MemoryServer())
     async with bus.answer("rendezvous", rendezvous.handlers):
-        return await carry_out(bus, wish)
+        return await carry_out(bus, deed)
 
 
-def wish(verb: Verb, **details: object) -> OperatorRequest:
+def deed(verb: Verb, **details: object) -> OperatorRequest:
     return OperatorRequest(verb, "j", "ann", "enough", "cli", details)
 
 
 async def test_who_and_why_reach_rendezvous_with_the_question() -> None:
     rendezvous = Rendezvous(Done(text="round 3 ends"))
-    assert await done(wish("stop", save_first=False), rendezvous) == "round 3 ends"
-    assert await done(wish("drain", node="n1", within_s=None), rendezvous) == "round 3 ends"
+    assert await done(deed("stop", save_first=False), rendezvous) == "round 3 ends"
+    assert await done(deed("drain", node="n1", within_s=None), rendezvous) == "round 3 ends"
     assert rendezvous.asked == [
         StopJob(job="j", by="ann", reason="enough", save_first=False, origin="cli"),
         DrainNode(job="j", by="ann", reason="enough", node="n1", origin="cli"),
@@ -79,7 +79,7 @@ async def test_who_and_why_reach_rendezvous_with_the_question() -> None:
 @pytest.mark.parametrize(("meant", "round_"), [(None, 3), (2, 2)])
 async def test_a_restart_means_one_round(meant: int | None, round_: int) -> None:
     rendezvous = Rendezvous(Done())
-    await done(wish("restart", round=meant), rendezvous)
+    await done(deed("restart", round=meant), rendezvous)
     question = RestartJob(job="j", by="ann", reason="enough", round=round_, origin="cli")
     assert rendezvous.asked[-1] == question
 
@@ -98,7 +98,7 @@ async def test_each_no_has_its_error(
     answer: Done | RefusalError, error: type[RequestError], said: str
 ) -> None:
     with pytest.raises(error) as caught:
-        await done(wish("stop"), Rendezvous(answer))
+        await done(deed("stop"), Rendezvous(answer))
     assert str(caught.value) == said
 
 
@@ -108,10 +108,10 @@ async def test_nobody_answers_without_rendezvous_or_without_the_bus() -> None:
     with pytest.raises(
         ServiceUnavailableError, match=r"cannot be asked: nobody answers rendezvous\.stop"
     ):
-        await carry_out(bus, wish("stop"))
+        await carry_out(bus, deed("stop"))
     await server.set_up(up=False)
     with pytest.raises(ServiceUnavailableError, match="cannot be asked: no connection"):
-        await carry_out(bus, wish("stop"))
+        await carry_out(bus, deed("stop"))
 
 
 async def test_an_answer_that_does_not_come_may_mean_that_it_was_done(
@@ -128,19 +128,19 @@ async def test_an_answer_that_does_not_come_may_mean_that_it_was_done(
         with pytest.raises(
             ServiceUnavailableError, match="see everstep job show j before you ask again"
         ):
-            await carry_out(bus, wish("stop"))
+            await carry_out(bus, deed("stop"))
 
 
 async def test_health_is_asked_what_is_healths() -> None:
     health = Rendezvous(Done(text="it is done"))
     bus = MemoryBus(MemoryServer())
-    about: dict[Verb, dict[str, Any]] = {
+    about: dict[Verb, dict[str, object]] = {
         "exclude": {"node": "n1", "ttl_s": None},
         "include": {"node": "n1"},
         "set_limit": {"section": "data", "limit_s": 30.0},
         "control": {"changes": {"brake": "on"}},
     }
-    async with bus.answer("health", {str(verb): health for verb in about}):
+    async with bus.answer("health", dict.fromkeys(about, health)):
         for verb, details in about.items():
             job = "j" if verb == "set_limit" else CLUSTER
             asked = OperatorRequest(verb, job, "ann", "enough", "cli", details)
