@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from everstep.messages.documents.notices import Notice
 from everstep.settings import SettingsError
 from everstep_services.history.notifications import payloads, texts
-from everstep_services.history.notifications.domain import EVENTS, Delivery
+from everstep_services.history.notifications.domain import EVENTS, Delivery, Step
 from everstep_services.history.notifications.http_client import HttpAnswer
 from everstep_services.history.notifications.settings import (
     NotifySettings,
@@ -61,7 +61,7 @@ NOTICES = st.builds(
 
 @given(NOTICES, st.sampled_from(["", URL]))
 def test_whatever_is_told_every_receiver_takes_it(notice: Notice, url: str) -> None:
-    step = "resolved" if notice.state == "resolved" else "firing"
+    step: Step = "resolved" if notice.state == "resolved" else "firing"
     delivery = Delivery("x", step, notice)
     check_pagerduty(payloads.pagerduty(delivery, url, KEY))
     check_alerts([payloads.alertmanager(notice, url, NOW)])

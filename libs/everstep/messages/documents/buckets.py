@@ -12,7 +12,7 @@ from everstep.messages.documents.stragglers import StragglersDocument
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class BucketContents:
     """A bucket, what its keys are, and what each holds."""
 
     name: str
@@ -21,6 +21,7 @@ class Bucket:
 
 
 BUCKETS = (
+<<<<<<< HEAD
     Bucket("ROUNDS", "<job>", RoundDocument),
     Bucket("LIMITS", "<job>", LimitsDocument),
     Bucket("STRAGGLERS", "<job>", StragglersDocument),
@@ -29,5 +30,14 @@ BUCKETS = (
     Bucket("CHECKPOINTS", "<job> or _cluster", CheckpointsDocument),
     Bucket("CASES", "<job> or _cluster", CasesDocument),
     Bucket("NOTICES", "_cluster", NoticesDocument),
+=======
+    BucketContents("ROUNDS", "<job>", RoundDocument),
+    BucketContents("LIMITS", "<job>", LimitsDocument),
+    BucketContents("STRAGGLERS", "<job>", StragglersDocument),
+    BucketContents("CONTROL", "<job> or _cluster", ControlDocument),
+    BucketContents("NODES", "_cluster", NodesDocument),
+    BucketContents("CHECKPOINTS", "<job> or _cluster", CheckpointsDocument),
+    BucketContents("CASES", "<job> or _cluster", CasesDocument),
+>>>>>>> 1b2d533fe361e7e8b3816bdc295f7ee0c7a7043e
 )
 """Every bucket of documents on the bus."""

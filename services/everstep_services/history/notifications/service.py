@@ -25,7 +25,7 @@ from everstep_services.history.notifications.documents import StoredNotices
 from everstep_services.history.notifications.domain import READ, Delivery, Notices, Rules
 from everstep_services.history.notifications.http_client import send
 from everstep_services.history.notifications.sender import Sender
-from everstep_services.history.notifications.settings import NotifySettings
+from everstep_services.history.notifications.settings import NotifySettings, Target
 from everstep_services.history.notifications.targets import (
     UPDATES_MOST,
     alerts_request,
@@ -46,7 +46,7 @@ _KINDS = frozenset(kind_of(one) for one in READ)
 class TargetAnswer:
     """What a target answered to a test message."""
 
-    target: str
+    target: Target
     is_taken: bool
     text: str
 

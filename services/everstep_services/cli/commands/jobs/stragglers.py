@@ -21,7 +21,7 @@ _UNITS = ("s", "ms", "us", "ns")
 _FILE = click.Path(path_type=Path)
 
 
-_MEASURES = ("own", "ratio", "waited", "step", "cpu", "runnable")
+_MEASURES = ("own", "ratio", "waited", "step", "cpu", "runnable", "round_trip")
 _CAUSES = ("input", "compute", "host", "network", "device", "design", "unknown")
 _EVERY_S = 2.0
 LARGE_BYTES = 16 << 20
@@ -66,7 +66,9 @@ def command() -> None:
 @click.option("--round", type=click.IntRange(0), help="History: in this round.")
 @click.option("--measure", type=click.Choice(_MEASURES), help="Heat map: what to show (own).")
 @click.option("--section", metavar="NAME", help="Heat map: the time in this section.")
-@click.option("-n", "--limit", type=click.IntRange(1), default=100, help="At most so many (100).")
+@click.option(
+    "-n", "--limit", type=click.IntRange(1), default=100, help="At most N ranks or findings (100)."
+)
 @with_wide_api_options
 @click.pass_obj
 def show(invocation: Invocation, /, *, watch: bool, **asked: Any) -> None:
