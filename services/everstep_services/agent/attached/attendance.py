@@ -174,7 +174,7 @@ class Attendance:
             return False
         if self._gone_at is None:
             return now >= self.began + self.linger_s
-        all_good = all(one.ending and one.ending.is_good for one in self._ranks.values())
+        all_good = all(rank.ending and rank.ending.is_good for rank in self._ranks.values())
         may_return = self.round <= self.max_restarts and not all_good
         if may_return and launcher_lives:
             return False  # however long it takes until they are here again
@@ -191,7 +191,7 @@ class Attendance:
         return self._over(reason, now)
 
     def _over(self, why: str, now: float) -> list[Act]:
-        endings = [one.ending for one in self._ranks.values()]
+        endings = [rank.ending for rank in self._ranks.values()]
         if not endings:
             return []
         acts: list[Act] = []
@@ -217,7 +217,7 @@ class Attendance:
             return RoundEnds(
                 self.round, "rank_exited", reason, self._first_bad, one.fact or None, lasted_s
             )
-        if all(one.ending and one.ending.is_good for one in self._ranks.values()):
+        if all(rank.ending and rank.ending.is_good for rank in self._ranks.values()):
             reason = "all ranks have ended well"
             return RoundEnds(self.round, "done", reason, None, None, lasted_s)
         rank, one = next(

@@ -66,7 +66,7 @@ class AttachedEvidence(Collections):
     def collect_for(self, round: int, incident: str, rank: int) -> None:
         """A rank has failed, or has stalled: others may be ended at any moment."""
         ranks = self._watch.seen()
-        environs = {one.rank: self._environ for one in ranks}
+        environs = {rank.rank: self._environ for rank in ranks}
         scene = Scene(ranks, _WITHIN_S, self._watch.began_s, environs, python=sys.executable)
         self.collect(round, incident, self._collectors, scene)
         ends = [self._end(rank, name, one) for name, one in self._outputs.get(rank, {}).items()]

@@ -19,7 +19,7 @@ _FILE_BYTES = 8192
 async def pages(scene: Scene, clock: Clock) -> EvidenceFound | None:
     """The progress of each rank from its own page, also of ranks that are gone."""
     now = clock.now()
-    read = {one.rank: _page(one.page) for one in scene.ranks}
+    read = {rank.rank: _page(rank.page) for rank in scene.ranks}
     known = {rank: said for rank, said in read.items() if said}
     if not known:
         return None
@@ -29,7 +29,7 @@ async def pages(scene: Scene, clock: Clock) -> EvidenceFound | None:
 
 async def processes(scene: Scene, clock: Clock) -> EvidenceFound | None:  # noqa: ARG001
     """The kernel's view of each rank that still lives."""
-    living = [one for one in scene.ranks if one.pid]
+    living = [rank for rank in scene.ranks if rank.pid]
     files = await asyncio.to_thread(lambda: {one.rank: _process(one.pid) for one in living})
     known = {rank: one for rank, one in files.items() if one}
     if not known:

@@ -19,7 +19,7 @@ _SCHEMA = "everstep.check/v1"
 
 def human(node: str, done: NodeExamination, *, quiet: bool = False) -> list[str]:
     """An aligned line for each part, the worst first, then one for all. Quiet: only troubles."""
-    shown = [one for one in done.results if is_amiss(one) or not quiet]
+    shown = [result for result in done.results if is_amiss(result) or not quiet]
     rows = [(_state(one), one.check, one.subject) for one in shown]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
@@ -38,16 +38,17 @@ def document(node: str, done: NodeExamination) -> dict[str, Any]:
         "code": code_of(done.state),
         "took_s": done.took_s,
         "checks": list(done.checks),
-        "items": [msgspec.structs.asdict(one) for one in done.results],
+        "items": [msgspec.structs.asdict(result) for result in done.results],
     }
 
 
 def nagios(node: str, done: NodeExamination) -> list[str]:
     """The status line with performance data; below it, the troubles."""
-    amiss = [one for one in done.results if is_amiss(one)]
+    amiss = [result for result in done.results if is_amiss(result)]
     worst = _told(amiss[0]) if amiss else _summary(done)
     numbers = [
-        f"{state}={sum(one.state == state for one in done.results)}" for state in reversed(STATES)
+        f"{state}={sum(result.state == state for result in done.results)}"
+        for state in reversed(STATES)
     ]
     figures = " ".join([*numbers, f"took={done.took_s:g}s"])
     status = f"EVERSTEP {_NAGIOS[code_of(done.state)]} - {node}: {worst}"

@@ -203,7 +203,7 @@ class ReplicaStore:
             if going_on is not None and going_on.copy == copy:
                 going_on.is_busy, going_on.sender = True, sender
                 return going_on
-            others = [one.head.identity for one in held]
+            others = [copy.head.identity for copy in held]
             if sender is not None and (why := self._course(owner).refusal(head.identity, others)):
                 raise ReplicaError(f"step {copy.step} is not taken: {why}", "old")
             incoming = self._allocate(owner, copy, head)
@@ -232,7 +232,7 @@ class ReplicaStore:
             (folder / INCOMING).rename(target)
             sync_names(folder, _ABOVE_RANK)
             held = HeldCopy(copy, incoming.head, target, incoming.memory)
-            self._forget(owner, [one for one in others if one.head.age == held.head.age])
+            self._forget(owner, [other for other in others if other.head.age == held.head.age])
             others.append(held)
             del self._incoming[owner]
         return held
@@ -281,7 +281,7 @@ class ReplicaStore:
         place, path = folder / INCOMING, folder / INCOMING / (IMAGE if copy.parts == 1 else PART)
         self._give_up(owner)
         course = self._course(owner)
-        held = sorted(self._held.get(owner, ()), key=lambda one: course.worth(one.head.identity))
+        held = sorted(self._held.get(owner, ()), key=lambda copy: course.worth(copy.head.identity))
         oldest = held[0] if len(held) >= _KEPT else None
         present = 0 if oldest is None else oldest.copy.size_bytes
         self._need_room(copy, copy.size_bytes - present, owner, head)
@@ -307,7 +307,7 @@ class ReplicaStore:
     def _going_on(self, owner: Owner, held: list[HeldCopy]) -> list[HeldCopy]:
         """The copies that a training may come back to; all of them, if there is none."""
         course = self._course(owner)
-        return [one for one in held if not course.has_left(one.head.identity)] or held
+        return [copy for copy in held if not course.has_left(copy.head.identity)] or held
 
     def _give_up(self, owner: Owner) -> None:
         """Give up a copy whose transfer is overtaken."""

@@ -58,7 +58,7 @@ class Compilers:
         self._since = {rank: one for rank, one in self._since.items() if rank in ranks}
         if not ranks:
             return
-        used_s, now = self._used_s([one.pid for one in ranks.values()]), self._clock.now()
+        used_s, now = self._used_s([rank.pid for rank in ranks.values()]), self._clock.now()
         for rank, one in ranks.items():
             cpu_s, known = used_s[one.pid], self._since.get(rank)
             if known is None or _has_computed(known, one, cpu_s, now):

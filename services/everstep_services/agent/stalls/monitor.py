@@ -104,7 +104,7 @@ class StallMonitor:
         if judge is None:
             return ""
         places = judge.places.values()
-        if places and all(isinstance(one, Exempt) for one in places):
+        if places and all(isinstance(place, Exempt) for place in places):
             return "paused"
         return "learning" if self.limits.is_learning else "armed"
 

@@ -124,7 +124,7 @@ class _Over:
         if recording is None:
             return 0.0, ()
         starts_s, ends_s = closed.starts_s + self.ahead_s, closed.ends_s + self.ahead_s
-        has_sections = any(one.section for one in closed.sections)
+        has_sections = any(section.section for section in closed.sections)
         section = partial(_section, closed, self.ahead_s) if has_sections else None
         return collectives(within(recording, starts_s, ends_s), recording.members, section)
 
@@ -379,7 +379,7 @@ class TimingMonitor:
             host=host.use_between(before, after) if before and after else None,
             device=over.found.devices.get(rank),
             kernels=self._kernels(known, over.found, rank),
-            gap="; ".join(one for one in gaps if one),
+            gap="; ".join(gap for gap in gaps if gap),
         )
 
     def _kernels(self, known: _Rank, found: _Host, rank: int) -> tuple[KernelTiming, ...]:

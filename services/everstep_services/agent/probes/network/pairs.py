@@ -78,8 +78,8 @@ def slow_ones(measured: Iterable[MeasuredPair], below: float = BELOW) -> list[Sl
         if len(reached) >= _PARTNERS_LEAST and max(reached) < limit
     }
     links = [
-        SlowNodes(one.pair, one.mib_s, usual)
-        for one in figures
-        if one.mib_s < limit and not nodes.keys() & set(one.pair)
+        SlowNodes(figure.pair, figure.mib_s, usual)
+        for figure in figures
+        if figure.mib_s < limit and not nodes.keys() & set(figure.pair)
     ]
     return [*(SlowNodes((node,), speed, usual) for node, speed in sorted(nodes.items())), *links]
