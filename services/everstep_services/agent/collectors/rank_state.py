@@ -23,18 +23,20 @@ async def pages(scene: Scene, clock: Clock) -> EvidenceFound | None:
     known = {rank: said for rank, said in read.items() if said}
     if not known:
         return None
-    said = (f"rank {rank}: {_reached(one, now)}" for rank, one in known.items())
+    said = (f"rank {rank}: {_reached(rank_seen, now)}" for rank, rank_seen in known.items())
     return EvidenceFound(brief(said), msgspec.json.encode({"now_s": now, "ranks": known}))
 
 
 async def processes(scene: Scene, clock: Clock) -> EvidenceFound | None:  # noqa: ARG001
     """The kernel's view of each rank that still lives."""
     living = [rank for rank in scene.ranks if rank.pid]
-    files = await asyncio.to_thread(lambda: {one.rank: _process(one.pid) for one in living})
-    known = {rank: one for rank, one in files.items() if one}
+    files = await asyncio.to_thread(
+        lambda: {rank_seen.rank: _process(rank_seen.pid) for rank_seen in living}
+    )
+    known = {rank: rank_seen for rank, rank_seen in files.items() if rank_seen}
     if not known:
         return None
-    said = (f"rank {rank}: {_state(one)}" for rank, one in known.items())
+    said = (f"rank {rank}: {_state(rank_seen)}" for rank, rank_seen in known.items())
     return EvidenceFound(brief(said), msgspec.json.encode({"ranks": known}))
 
 

@@ -68,7 +68,7 @@ class NodeChecks:
             wanted = await self._next()
 
     async def _next(self) -> _Wanted:
-        is_unfit = any(one.state == "failed" for one in self.failing)
+        is_unfit = any(result.state == "failed" for result in self.failing)
         settings = self._examiner.settings
         wait_s = min(_AGAIN_S, settings.every_s) if is_unfit else settings.every_s
         try:

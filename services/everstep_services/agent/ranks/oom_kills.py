@@ -93,8 +93,8 @@ def _upwards(base: Path, path: str, name: str) -> Iterator[Path]:
     group = PurePosixPath(path.lstrip("/"))
     if ".." in group.parts:  # outside the part that this process may see
         group = PurePosixPath()
-    for one in (group, *group.parents):
-        yield base / one / name
+    for group_path in (group, *group.parents):
+        yield base / group_path / name
 
 
 def _number(path: Path, name: str) -> int | None:

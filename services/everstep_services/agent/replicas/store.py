@@ -170,16 +170,16 @@ class ReplicaStore:
         """For each rank of a slot, its newest copy or part of a step."""
         with self._lock:
             found = [
-                [one for one in each if one.copy.step == step]
+                [stored for stored in each if stored.copy.step == step]
                 for (owner, _), each in self._held.items()
                 if owner == slot
             ]
-        return [max(each, key=lambda one: one.head.age) for each in found if each]
+        return [max(each, key=lambda stored: stored.head.age) for each in found if each]
 
     def has_all(self, held: HeldCopy) -> bool:
         """The copies of all ranks of its slot are here, of the same round and step."""
         copy, age = held.copy, held.head.age
-        same = [one for one in self.of_slot(copy.slot, copy.step) if one.head.age == age]
+        same = [stored for stored in self.of_slot(copy.slot, copy.step) if stored.head.age == age]
         return len(same) == copy.ranks
 
     def begin(self, copy: Copy, sender: Sender | None = None) -> Incoming | None:
@@ -194,7 +194,9 @@ class ReplicaStore:
                 raise ReplicaError(f"round {sender.round} is over: a later one sends here", "round")
             self._touched.add(copy.slot)
             held = self._held.get(owner, [])
-            if any(one.copy.hash == copy.hash and one.copy.step == copy.step for one in held):
+            if any(
+                stored.copy.hash == copy.hash and stored.copy.step == copy.step for stored in held
+            ):
                 return None
             going_on = self._incoming.get(owner)
             if going_on is not None and going_on.is_busy:
@@ -336,15 +338,16 @@ class ReplicaStore:
         """How much more memory may be taken."""
         about = os.statvfs(self._base.parent)
         unwritten = sum(
-            one.copy.size_bytes - max(one.offset, one.present) for one in self._incoming.values()
+            stored.copy.size_bytes - max(stored.offset, stored.present)
+            for stored in self._incoming.values()
         )
         free = about.f_bavail * about.f_frsize - unwritten - self._settings.room_least_bytes
         most = self._settings.held_most_bytes
         return free if most is None else min(free, most - self._size())
 
     def _size(self) -> int:
-        held = sum(one.copy.size_bytes for each in self._held.values() for one in each)
-        return held + sum(one.copy.size_bytes for one in self._incoming.values())
+        held = sum(stored.copy.size_bytes for each in self._held.values() for stored in each)
+        return held + sum(stored.copy.size_bytes for stored in self._incoming.values())
 
     def _folder(self, owner: Owner) -> Path:
         return self._base / f"slot-{owner[0]}" / f"rank-{owner[1]}"

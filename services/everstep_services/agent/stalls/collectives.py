@@ -77,14 +77,14 @@ def parse_collectives(body: bytes) -> CollectiveState | None:
         return CollectiveState(entered, waits_in)
     of_all = [entry for entry in trace.entries if _is_of_all(entry)]
     waits = [entry for entry in trace.entries if not entry.retired]
-    awaits = [one.collective_seq_id for one in of_all if not one.retired]
+    awaits = [entry.collective_seq_id for entry in of_all if not entry.retired]
     # NCCL records point-to-point calls, and no group counts them
     at_s = newest.time_created_ns / 1e9 if newest.time_created_ns else None
     return CollectiveState(
         max(entered, newest.record_id + 1),
         waits_in,
         at_s,
-        max((one.collective_seq_id for one in of_all), default=None),
+        max((entry.collective_seq_id for entry in of_all), default=None),
         min(awaits, default=None) if len(awaits) == len(waits) else None,
     )
 

@@ -39,13 +39,13 @@ def seen_by(known: WatchedRank, limits: StallLimits) -> Iterator[SectionSeen]:
             yield _seen(section.name, section.kind, section.longest_s, section.observed)
 
 
-def merged(one: SectionSeen, other: SectionSeen) -> SectionSeen:
+def merged(first: SectionSeen, other: SectionSeen) -> SectionSeen:
     """Merge what two ranks have shown of the same section."""
     return SectionSeen(
-        section=one.section,
-        kind=one.kind,
-        longest_s=max(one.longest_s, other.longest_s),
-        observations=one.observations + other.observations,
+        section=first.section,
+        kind=first.kind,
+        longest_s=max(first.longest_s, other.longest_s),
+        observations=first.observations + other.observations,
     )
 
 

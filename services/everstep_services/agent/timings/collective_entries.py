@@ -85,7 +85,7 @@ def parse_recording(body: bytes) -> Recording | None:
         for entry in trace.entries[-_READ:]
         if _is_good(entry)
     ]
-    found.sort(key=lambda one: one.at_s)
+    found.sort(key=lambda item: item.at_s)
     return Recording(tuple(found), _members(trace))
 
 
@@ -116,8 +116,8 @@ def collectives(
     """
     from_s = min((entry.at_s for entry in entries), default=0.0)
     by_group: dict[tuple[str, bool], list[Entry]] = {}
-    for one in entries:
-        by_group.setdefault((one.group, one.is_transfer), []).append(one)
+    for item in entries:
+        by_group.setdefault((item.group, item.is_transfer), []).append(item)
     return from_s, tuple(
         _series(run, from_s, members.get(group, ()), section)
         for (group, _), of_group in sorted(by_group.items())
@@ -131,17 +131,17 @@ def _series(
     members: tuple[int, ...],
     section: Callable[[Entry], int] | None,
 ) -> CollectiveEntries:
-    ops = tuple(dict.fromkeys(one.op for one in run))
-    lasted = [-1.0 if one.lasted_s is None else one.lasted_s for one in run]
-    sections = () if section is None else tuple(section(one) for one in run)
+    ops = tuple(dict.fromkeys(entry.op for entry in run))
+    lasted = [-1.0 if entry.lasted_s is None else entry.lasted_s for entry in run]
+    sections = () if section is None else tuple(section(entry) for entry in run)
     return CollectiveEntries(
         group=run[0].group,
         first_sequence=run[0].sequence,
-        entered_us=tuple(round((one.at_s - from_s) * 1e6) for one in run),
+        entered_us=tuple(round((entry.at_s - from_s) * 1e6) for entry in run),
         ops=ops,
-        op=tuple(ops.index(one.op) for one in run),
+        op=tuple(ops.index(entry.op) for entry in run),
         section=sections if any(section != _WITHOUT_SECTION for section in sections) else (),
-        lasted_us=tuple(round(one * 1e6) if one >= 0 else -1 for one in lasted)
+        lasted_us=tuple(round(entry * 1e6) if entry >= 0 else -1 for entry in lasted)
         if max(lasted) >= 0
         else (),
         members=members,
@@ -158,7 +158,7 @@ def _unbroken(entries: Iterable[Entry]) -> Iterable[list[Entry]]:
         breaks.append(breaks[-1] + (after.sequence != before.sequence + 1))
     pairs = zip(breaks, numbered, strict=False)
     for _, run in groupby(pairs, key=lambda pair: pair[0]):
-        yield [one for _, one in run]
+        yield [item for _, item in run]
 
 
 def _latest(body: bytes) -> bytes:
@@ -194,7 +194,7 @@ def _is_good(entry: _Entry) -> bool:
 def _group(entry: _Entry) -> str:
     """The number that torch gives the group, and its description, if it has one."""
     name, *more = entry.process_group or ("",)
-    described = [one for one in more if one not in {"", "undefined"}]
+    described = [item for item in more if item not in {"", "undefined"}]
     return " ".join([name, *described])[:_MOST_SIZE]
 
 

@@ -289,8 +289,8 @@ def _workers_cpu_s(before: Mapping[int, float], after: Mapping[int, float]) -> f
 def _retransmits(before: ProcessReading, after: ProcessReading) -> int:
     known = before.connections
     return sum(
-        max(0, one.retransmits - (known[inode].retransmits if inode in known else 0))
-        for inode, one in after.connections.items()
+        max(0, connection.retransmits - (known[inode].retransmits if inode in known else 0))
+        for inode, connection in after.connections.items()
     )
 
 
@@ -298,13 +298,15 @@ def _round_trip_s(before: ProcessReading, after: ProcessReading) -> float | None
     """The median of the busiest connections: figures of idle ones are old."""
     known = before.connections
     sent = {
-        one: one.sent_bytes - (known[inode].sent_bytes if inode in known else 0)
-        for inode, one in after.connections.items()
+        connection: connection.sent_bytes - (known[inode].sent_bytes if inode in known else 0)
+        for inode, connection in after.connections.items()
     }
     most = max(sent.values(), default=0)
     if most <= 0:
         return None
-    busy = [one.round_trip_s for one, count in sent.items() if count >= _BUSY_RATIO * most]
+    busy = [
+        connection.round_trip_s for connection, count in sent.items() if count >= _BUSY_RATIO * most
+    ]
     return round(median(busy), 6)
 
 

@@ -236,4 +236,4 @@ def _add(sketches: dict[int, SketchBuilder], number: int, times: Iterable[float]
 def section_at(stretches: Iterable[Stretch], at_s: float) -> int | None:
     """The innermost section of a rank at that instant; None outside all sections."""
     around = [stretche for stretche in stretches if stretche.since_s <= at_s <= stretche.until_s]
-    return max(around, key=lambda one: one.since_s).section if around else None
+    return max(around, key=lambda stretch: stretch.since_s).section if around else None
