@@ -21,16 +21,6 @@ class BucketContents:
 
 
 BUCKETS = (
-<<<<<<< HEAD
-    Bucket("ROUNDS", "<job>", RoundDocument),
-    Bucket("LIMITS", "<job>", LimitsDocument),
-    Bucket("STRAGGLERS", "<job>", StragglersDocument),
-    Bucket("CONTROL", "<job> or _cluster", ControlDocument),
-    Bucket("NODES", "_cluster", NodesDocument),
-    Bucket("CHECKPOINTS", "<job> or _cluster", CheckpointsDocument),
-    Bucket("CASES", "<job> or _cluster", CasesDocument),
-    Bucket("NOTICES", "_cluster", NoticesDocument),
-=======
     BucketContents("ROUNDS", "<job>", RoundDocument),
     BucketContents("LIMITS", "<job>", LimitsDocument),
     BucketContents("STRAGGLERS", "<job>", StragglersDocument),
@@ -38,6 +28,6 @@ BUCKETS = (
     BucketContents("NODES", "_cluster", NodesDocument),
     BucketContents("CHECKPOINTS", "<job> or _cluster", CheckpointsDocument),
     BucketContents("CASES", "<job> or _cluster", CasesDocument),
->>>>>>> 1b2d533fe361e7e8b3816bdc295f7ee0c7a7043e
+    BucketContents("NOTICES", "_cluster", NoticesDocument),
 )
 """Every bucket of documents on the bus."""
