@@ -89,7 +89,7 @@ class Watch(Answer):
     """Whether stalls are looked for, on the nodes of the newest round."""
 
     state: str = Field(
-        description="The state of the least watched node: `off`, `paused` (by the script), `learning` "
+        description="Of the least watched node: `off`, `paused` (by the script), `learning` "
         "(limits are the defaults) or `armed`.",
         examples=["armed"],
     )
