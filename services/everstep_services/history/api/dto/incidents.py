@@ -186,7 +186,7 @@ class Action(Answer):
     nodes_out: list[str] | None = Field(description="Nodes that lose their slot by it.")
     nodes_in: list[str] | None = Field(description="Nodes that get one.")
     outcome: str | None = Field(
-        description="`done`, `failed`, `observed` or `overtaken`; null while no outcome is recorded."
+        description="`done`, `failed`, `observed` or `overtaken`; null while it is not recorded."
     )
     outcome_reason: str | None
     taken_at: datetime | None
