@@ -39,6 +39,8 @@ from everstep_services.history.api.http.feed import Feed
 from everstep_services.history.api.http.middleware import RequestLimits
 from everstep_services.history.api.http.problems import Problem, handle, pattern_of
 from everstep_services.history.beats import Beats
+from everstep_services.history.dashboard.session import LoginCodes
+from everstep_services.history.dashboard.site import Dashboard
 from everstep_services.history.evidence_retention import EvidenceRetention
 from everstep_services.history.goodput.reader import GoodputReader
 from everstep_services.history.notifier import LogNotifier
@@ -103,8 +105,9 @@ async def make_context(
 
 
 def create_app(context: Context) -> ASGIApp:
-    """The interface as one ASGI application, all its limits included."""
-    return RequestLimits(create_api(context), context.settings, context.auth)
+    """Pages for people and REST as one ASGI application, all limits included."""
+    rest = RequestLimits(create_api(context), context.settings, context.auth)
+    return Dashboard(rest, context.clock, LoginCodes(context.clock))
 
 
 def create_api(context: Context) -> FastAPI:
