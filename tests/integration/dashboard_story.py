@@ -10,6 +10,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from tests.unit.history_facts import KINDS, fact_id
+
 from everstep.bus.ports import Bus
 from everstep.clock import SystemClock
 from everstep.messages import (
@@ -51,7 +53,6 @@ from everstep.store.log import FactLog
 from everstep.store.schema import upgrade
 from everstep_services.history.projections.fold import fold
 from tests.integration.conftest import Api
-from tests.unit.history_facts import KINDS, fact_id
 
 JOB = "llama-70b-pretrain"
 KILLED, STALLED = "0193b2f1c0de4f0a8c7d4b6e9f2010aa", "0193b2f1c0de4f0a8c7d4b6e9f2010bb"
@@ -198,7 +199,9 @@ def _main_job(story: Story, blob: BlobRef | None) -> None:
     _saves(story, JOB, 1, 21_440, 14_400, 40_000, 0.8, NODES)
     last = _steps(story, JOB, 1, 21_440, 14_400, 40_000, 0.8)
     _killed(story, 14_395, last, blob)
-    replaced = (Replacement(slot=2, node=node(16), was=node(2), reason="its rank failed, a spare is warm"),)
+    replaced = (
+        Replacement(slot=2, node=node(16), was=node(2), reason="its rank failed, a spare is warm"),
+    )
     _round(story, JOB, 2, NODES, 14_384, swap={2: node(16)}, incident=KILLED, restarts=1,
            replaced=replaced)  # fmt: skip
     _saves(story, JOB, 2, 14_352, 5_400, last - 700, 0.8, NODES)
@@ -274,7 +277,16 @@ def _stalled(story: Story, ago: float, step: int) -> None:
     story.add("stall_located", ago - 0.5, round=2, first_ranks=(77,), nodes=(node(9),), waiting_ranks=127, section="data",
               lead_s=4.2, is_certain=True, source="health",
               reason=f"rank 77 on {node(9)} stopped 4.2 s before all others, which wait for it in backward")  # fmt: skip
-    story.add("round_ended", ago - 1, round=2, cause="rank_stalled", reason=reason, lasted_s=9280.0, last_step=step, **about)
+    story.add(
+        "round_ended",
+        ago - 1,
+        round=2,
+        cause="rank_stalled",
+        reason=reason,
+        lasted_s=9280.0,
+        last_step=step,
+        **about,
+    )
     story.add("verdict_reached", ago - 6, round=2, incident=STALLED, cause="storage", kind="slow_storage", confidence=0.81,
               reason=f"Rank 77 on {node(9)} waited for a file of /mnt/data; all others waited for it.",
               culprit_ranks=(77,), culprit_nodes=(node(9),), source="attribution",
@@ -314,14 +326,24 @@ def _nodes(story: Story) -> None:
         story.add("node_joined", 21_590 - number, node=name, allocation="a1", ranks=PER_NODE, address=f"10.4.0.{number + 10}",
                   device="NVIDIA H100 80GB HBM3", version="0.9.0", topology=("row-2", f"rack-{number // 8}"),
                   failure_domain=f"rack-{number // 8}", source=f"agent/{name}")  # fmt: skip
-        results = [CheckResult(check=check, state="ok", took_s=0.2 + number / 100) for check in _CHECKS]
+        results = [
+            CheckResult(check=check, state="ok", took_s=0.2 + number / 100) for check in _CHECKS
+        ]
         if number == 18:
             results[2] = CheckResult(check="ecc", state="failed", reason="14 uncorrectable ECC errors since boot, 0 allowed", subject="GPU 3",
                                      failure_class="replace", code="ECC_DBE", took_s=0.3)  # fmt: skip
         if number in {4, 11}:
-            results[6] = CheckResult(check="clock", state="warning", reason="SM clock capped at 1 200 MHz: thermal", subject="GPU 5", took_s=0.2)
+            results[6] = CheckResult(
+                check="clock",
+                state="warning",
+                reason="SM clock capped at 1 200 MHz: thermal",
+                subject="GPU 5",
+                took_s=0.2,
+            )
         if number in {7, 13}:
-            results[1] = CheckResult(check="nvlink", state="unsupported", reason="no NVLink on this board", took_s=0.0)
+            results[1] = CheckResult(
+                check="nvlink", state="unsupported", reason="no NVLink on this board", took_s=0.0
+            )
         story.add("node_check_finished", 21_000 - number * 30, node=name, occasion="join", is_healthy=number != 18, took_s=2.4,
                   results=tuple(results), checks=_CHECKS, source=f"agent/{name}")  # fmt: skip
     story.add("node_suspected", 1_350, node=node(11), cause="straggler", reason="rank 93 was slow in 6 windows: the device's clock is capped",
@@ -330,11 +352,23 @@ def _nodes(story: Story) -> None:
               source="health")  # fmt: skip
 
 
-def _other_job(story: Story, number: int, name: str, state: str, user: str, nodes: int, age_h: float) -> None:
+def _other_job(
+    story: Story, number: int, name: str, state: str, user: str, nodes: int, age_h: float
+) -> None:
     began, first = age_h * 3600, 30 + number * 8
     _begin(story, name, nodes, began, user, team=("vision", "llm", "audio")[number % 3])
     if state == "waiting":
-        story.add("round_waiting", 300, name, round=1, joined=3, needed=4, waited_s=60.0, limit_s=600.0, reason="3 of 4 nodes have joined")
+        story.add(
+            "round_waiting",
+            300,
+            name,
+            round=1,
+            joined=3,
+            needed=4,
+            waited_s=60.0,
+            limit_s=600.0,
+            reason="3 of 4 nodes have joined",
+        )
         return
     _round(story, name, 1, nodes, began - 20, first_node=first)
     ended = 25.0 if state == "running" else began * 0.45
@@ -342,7 +376,11 @@ def _other_job(story: Story, number: int, name: str, state: str, user: str, node
     _saves(story, name, 1, began - 60, ended, 1, 0.4 + number / 10, nodes)
     if state == "running":
         return
-    reasons = {"done": "all ranks have finished", "stopped": "mia asked: wrong data set", "failed": "the same failure twice: RuntimeError at train.py:77"}
+    reasons = {
+        "done": "all ranks have finished",
+        "stopped": "mia asked: wrong data set",
+        "failed": "the same failure twice: RuntimeError at train.py:77",
+    }
     if state == "failed":
         _failed(story, name, ended, last, first)
     story.add("job_ended", ended - 5, name, state=state, exit_code=0 if state == "done" else 1, reason=reasons[state],
@@ -350,14 +388,37 @@ def _other_job(story: Story, number: int, name: str, state: str, user: str, node
 
 
 def _failed(story: Story, job: str, ago: float, step: int, first: int) -> None:
-    where, reason = node(first + 1), "rank 9 raised RuntimeError: expected all tensors on one device"
+    where, reason = (
+        node(first + 1),
+        "rank 9 raised RuntimeError: expected all tensors on one device",
+    )
     about: dict[str, Any] = {"incident": OPEN, "node": where, "rank": 9}
     error = ErrorRecord(name="RuntimeError", text="expected all tensors on one device", place="train.py:77 in forward",
                         traceback="Traceback (most recent call last):\n  File \"train.py\", line 77, in forward\nRuntimeError")  # fmt: skip
     story.add("rank_exited", ago, job, round=1, node=where, slot=1, rank=9, local_rank=1, pid=99, how="error", lasted_s=4000.0,
               exit_code=1, error=error, step=step, source=f"agent/{where}")  # fmt: skip
-    story.add("incident_opened", ago - 0.1, job, round=1, trigger="rank_exited", reason=reason, step=step, phase="step", **about)
-    story.add("round_ended", ago - 0.1, job, round=1, cause="rank_exited", reason=reason, lasted_s=4000.0, last_step=step, **about)
+    story.add(
+        "incident_opened",
+        ago - 0.1,
+        job,
+        round=1,
+        trigger="rank_exited",
+        reason=reason,
+        step=step,
+        phase="step",
+        **about,
+    )
+    story.add(
+        "round_ended",
+        ago - 0.1,
+        job,
+        round=1,
+        cause="rank_exited",
+        reason=reason,
+        lasted_s=4000.0,
+        last_step=step,
+        **about,
+    )
     story.add("verdict_reached", ago - 3, job, round=1, incident=OPEN, cause="user_code", kind="python_exception", confidence=0.97,
               reason="Rank 9 raised RuntimeError in train.py:77, as in the round before.", culprit_ranks=(9,), culprit_nodes=(where,),
               source="attribution", advice="Fix train.py:77.", evidence=(EvidenceItem(says="the exception is the same as before", analyzer="exits", weight=3.0),))  # fmt: skip
@@ -375,7 +436,17 @@ def beats(now: datetime) -> Iterator[NodeBeat]:
                      limit_s=12.5, limit_source="learned", resident_bytes=22 << 30, device_bytes=71 << 30)
             for local in range(PER_NODE)
         )  # fmt: skip
-        yield NodeBeat(job=JOB, node=name, sequence=100, at=now, state="running", round=3, slot=slot, ranks=ranks, watch="armed")
+        yield NodeBeat(
+            job=JOB,
+            node=name,
+            sequence=100,
+            at=now,
+            state="running",
+            round=3,
+            slot=slot,
+            ranks=ranks,
+            watch="armed",
+        )
 
 
 class Services:
@@ -402,10 +473,17 @@ class Services:
     async def timings(self, question: Message) -> Message:
         """A table with one slow rank, one slow node for a while, and some gaps."""
         assert isinstance(question, ShowTimings)
-        windows = tuple((57_000 + 16 * i, 57_015 + 16 * i) for i in range(100))[-question.most_windows :]
+        windows = tuple((57_000 + 16 * i, 57_015 + 16 * i) for i in range(100))[
+            -question.most_windows :
+        ]
         end = min(self._ranks, question.first_rank + question.most_ranks)
         rows = tuple(
-            TimingRow(rank=rank, node=node(rank // PER_NODE), role="all", values=self._values(rank, len(windows)))
+            TimingRow(
+                rank=rank,
+                node=node(rank // PER_NODE),
+                role="all",
+                values=self._values(rank, len(windows)),
+            )
             for rank in range(question.first_rank, end)
         )
         return TimingTable(round=3, measure=question.measure, windows=windows, rows=rows, next_rank=end if end < self._ranks else None,
@@ -413,7 +491,9 @@ class Services:
 
     def _values(self, rank: int, windows: int) -> tuple[float | None, ...]:
         base = 0.355 + (rank % PER_NODE) * 0.002 + self._chance.uniform(0, 0.006)
-        values: list[float | None] = [round(base + self._chance.gauss(0, 0.004), 5) for _ in range(windows)]
+        values: list[float | None] = [
+            round(base + self._chance.gauss(0, 0.004), 5) for _ in range(windows)
+        ]
         for i in range(windows):
             if rank % 128 == 93 and i > windows * 0.62:
                 values[i] = 0.47 + self._chance.gauss(0, 0.006)
@@ -428,14 +508,38 @@ class Services:
         places = []
         for i in range(12):
             step, saved = 57_500 - i * 1500, self._now - timedelta(minutes=4 + 20 * i)
-            common: dict[str, Any] = {"step": step, "saved_at": saved, "size_bytes": 140 << 30, "shards": 128, "world_size": 128, "round": 3}
+            common: dict[str, Any] = {
+                "step": step,
+                "saved_at": saved,
+                "size_bytes": 140 << 30,
+                "shards": 128,
+                "world_size": 128,
+                "round": 3,
+            }
             if i < 2:
                 holders = tuple(
-                    ReplicaPlace(slot=slot, holders=tuple(Peer(node=node((slot + k) % NODES), slot=(slot + k) % NODES, address="10.4.0.9", port=7100) for k in (1, 2)))
+                    ReplicaPlace(
+                        slot=slot,
+                        holders=tuple(
+                            Peer(
+                                node=node((slot + k) % NODES),
+                                slot=(slot + k) % NODES,
+                                address="10.4.0.9",
+                                port=7100,
+                            )
+                            for k in (1, 2)
+                        ),
+                    )
                     for slot in range(NODES)
                 )
-                places.append(CheckpointPlace(tier="memory", path="", survivable_losses=0, **common))
-                places.append(CheckpointPlace(tier="peer", path="", survivable_losses=2, replicas=holders, **common))
+                places.append(
+                    CheckpointPlace(tier="memory", path="", survivable_losses=0, **common)
+                )
+                places.append(
+                    CheckpointPlace(
+                        tier="peer", path="", survivable_losses=2, replicas=holders, **common
+                    )
+                )
             places.append(CheckpointPlace(tier="global", path=f"s3://ckpt/{JOB}/step-{step}", is_verified=i not in {0, 5},
                                           verified_at=saved + timedelta(minutes=2), is_pinned=i == 6, is_quarantined=i == 5,
                                           note="shard 41 has another hash than its manifest" if i == 5 else "", **common))  # fmt: skip
@@ -493,7 +597,9 @@ async def fill(api: Api, now: datetime) -> None:
 
 
 @asynccontextmanager
-async def opened(folder: Path, ranks: int = NODES * PER_NODE, *, is_empty: bool = False) -> AsyncIterator[Api]:
+async def opened(
+    folder: Path, ranks: int = NODES * PER_NODE, *, is_empty: bool = False
+) -> AsyncIterator[Api]:
     """The interface over a database with the fleet in it."""
     now = datetime.now(UTC)
     async with open_database(f"sqlite:///{folder / 'dashboard.db'}") as database:

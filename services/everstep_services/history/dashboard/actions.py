@@ -190,7 +190,12 @@ async def do(reader: Reader, request: Request, *, form: Form) -> Page:
         if error.status == 401:
             raise
         return _asked(request, form, error.detail, error.status)
-    values = {"title": action.name, "action": action, "decided": decided, "back": _back(action, form)}
+    values = {
+        "title": action.name,
+        "action": action,
+        "decided": decided,
+        "back": _back(action, form),
+    }
     return Page("done.html", values)
 
 

@@ -171,9 +171,7 @@ class Reader:
     async def send(self, method: str, path: str, body: object, **query: object) -> Any:
         """Have something done, by the path that every client of REST takes."""
         data = b"" if body is None else msgspec.json.encode(body)
-        status, answer, scope = await self.rest.ask(
-            self.visitor, method, path, _query(query), data
-        )
+        status, answer, scope = await self.rest.ask(self.visitor, method, path, _query(query), data)
         self._note(scope)
         if not 200 <= status < 300:
             raise _error(status, answer)
