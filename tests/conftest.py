@@ -113,7 +113,7 @@ def shared_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]
     """One real server for all tests that leave it as it is; set up, with streams and buckets."""
     folder: Path = tmp_path_factory.mktemp("shared-nats")
     server = DevServer(
-        find_program(), folder, ServerPlan(store=folder / "store", port=-1, beside=folder)
+        find_program(), folder, ServerPlan(store=folder / "store", port=-1, log_folder=folder)
     )
 
     async def start() -> None:

@@ -20,7 +20,7 @@ import msgspec
 from benchmarks.fleets.jobs import Crowd, Job, beats_of
 from everstep import subjects
 from everstep.bus import BusSettings, connect
-from everstep.bus.background import beside
+from everstep.bus.background import in_background
 from everstep.bus.client import NatsBus
 from everstep.messages import BeatNow, NodeBeat
 from everstep.messages.codec import encode
@@ -128,7 +128,7 @@ async def send(crowd: Crowd, bus_settings: BusSettings, number: int, of: int) ->
     began = float(sys.stdin.readline())
     async with (
         connect(bus_settings, f"agents-{number}") as bus,
-        beside(agents.answer(bus, began)),
+        in_background(agents.answer(bus, began)),
     ):
         await agents.send(bus, began)
     return agents.sent

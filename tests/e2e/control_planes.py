@@ -133,7 +133,7 @@ class Pieces:
         operator = Operator.made(self._bus)
         for role in (ADMIN, SERVICE):
             login_file(self._bus, operator, role)
-        plan = ServerPlan(store=self.store, host=self._host, port=self._port, beside=self._bus)
+        plan = ServerPlan(store=self.store, host=self._host, port=self._port, log_folder=self._bus)
         write_config(self._bus / "nats.json", plan, operator)
         for name in ALL:
             self.revive(name)

@@ -10,7 +10,7 @@ from tests.e2e.operators import ask, command, operator
 from tests.e2e.processes import SCRIPTS, Process, environment, python
 from tests.waiting import until
 
-FREE = "another one follows, and costs nothing of the restart budget"
+FREE = "another round follows, and does not count against the restart budget"
 STOPPED = "the job is stopped, and its agents exit with 93"
 
 
@@ -71,7 +71,7 @@ def test_a_drained_node_goes_with_0_and_its_slot_to_the_spare(cluster: Cluster) 
     leaving = cluster.members(1)[1]
     done = ask(cluster, "drain", leaving)
     assert (done["job"], done["node"]) == (cluster.job, leaving)
-    left = f"{leaving} leaves, and its agent exits with 0; the others go on without it"
+    left = f"{leaving} leaves, and its agent exits with 0; the others continue without it"
     assert done["text"] == f"round 1 ends; {left}"
     cluster.until_stepping(2)
     assert cluster.members(2) == {**cluster.members(1), 1: spare}

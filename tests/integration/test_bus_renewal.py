@@ -148,7 +148,7 @@ async def test_nobody_gets_the_login_of_another_job(nats: DevServer, tmp_path: P
     async with renewing(nats), connect(settings, "agent") as agent:
 
         async def refused() -> AskRefusedError:
-            with pytest.raises(AskRefusedError, match="is not one of job a") as caught:
+            with pytest.raises(AskRefusedError, match="does not belong to job a") as caught:
                 await asked(agent, "a", of_b)
             return caught.value
 

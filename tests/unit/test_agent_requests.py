@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from everstep.bus.background import beside
+from everstep.bus.background import in_background
 from everstep.bus.requests import RefusalError
 from everstep.messages import Done, DrainNode, Message, StopJob
 from everstep_services.agent.rendezvous_client.script_requests import Requests
@@ -42,7 +42,7 @@ class Script:
         handlers = {"drain": self._answer, "stop": self._answer}
         async with (
             self.bus.answer("rendezvous", handlers),
-            beside(self.requests.ask_for_ever()),
+            in_background(self.requests.ask_for_ever()),
         ):
             yield
 

@@ -1,4 +1,4 @@
-"""Loops that run beside a body and end with it."""
+"""Loops that run in the background of a block and end with it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 
 
 @asynccontextmanager
-async def beside(*loops: Coroutine[object, object, None]) -> AsyncIterator[None]:
-    """Run the loops while the body runs. One that fails takes the body with it.
+async def in_background(*loops: Coroutine[object, object, None]) -> AsyncIterator[None]:
+    """Run the loops while the block runs. A loop that fails ends the block.
 
-    An error of the body comes out as itself, not wrapped into a group.
+    An error of the block is raised as it is, not wrapped into a group.
     """
     raised: BaseException | None = None
     try:

@@ -1,7 +1,7 @@
-"""Evidence: compressed, cut into parts, named by its hash, immutable, gone after a while.
+"""Evidence: compressed, cut into parts, named by its hash, immutable, deleted after some time.
 
-One subject a part, below the job's own name, so that the server itself keeps the jobs
-apart; NATS's object store would hide the job's name in base64 (ADR-0007).
+Each part has a subject of its own below the job's name, so that the server itself separates the
+jobs; NATS's object store would hide the job's name in base64 (ADR-0007).
 """
 
 import asyncio
@@ -46,12 +46,12 @@ class NatsBlobs:
         try:
             await self._jetstream.publish(subjects.blob(ref.job, ref.id, part), data)
         except BusRefusedError as error:
-            if error.code != TOO_MANY_PER_SUBJECT:  # there already, and by its name the same
+            if error.code != TOO_MANY_PER_SUBJECT:  # stored already, with the same content
                 raise
 
     async def get(self, ref: BlobRef) -> bytes:
         if not 0 < ref.parts <= MAX_BLOB_BYTES // PART_BYTES + 1 or ref.size_bytes > MAX_BLOB_BYTES:
-            raise BlobMissingError(f"{ref} is no reference to a blob of ours")
+            raise BlobMissingError(f"{ref} is not a reference to a blob")
         parts: list[bytes] = []
         for part in range(ref.parts):
             stored = await self._jetstream.last(
@@ -59,8 +59,8 @@ class NatsBlobs:
             )
             if stored is None:
                 raise BlobMissingError(
-                    f"part {part + 1} of {ref.parts} of blob {ref.id} of {ref.job} is gone: older "
-                    f"than the evidence stream's maximum age, or never fully written"
+                    f"part {part + 1} of {ref.parts} of blob {ref.id} of {ref.job} is missing: "
+                    f"older than the evidence stream's maximum age, or never fully written"
                 )
             parts.append(stored.data)
         return await asyncio.to_thread(_opened, ref, b"".join(parts))
@@ -75,7 +75,7 @@ def _opened(ref: BlobRef, stored: bytes) -> bytes:
     if hash_of(stored) != ref.id:
         raise BlobMissingError(f"blob {ref.id} of {ref.job} is damaged: its hash does not match")
     try:
-        # The frame says itself how much memory it wants: believe only what the reference allows.
+        # The frame states its own size: allow no more memory than the reference allows.
         if zstandard.frame_content_size(stored) != ref.size_bytes:
             raise BlobMissingError(f"blob {ref.id} of {ref.job} is not {ref.size_bytes} bytes long")
         return zstandard.ZstdDecompressor().decompress(stored, allow_extra_data=False)

@@ -1,4 +1,4 @@
-"""The real bus, put together: one connection, and everything that a process does on it."""
+"""The real bus: one connection, and everything that a process does on it."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 
 from everstep.bus import requests
 from everstep.bus.auth.login_renewal import renew_for_ever
-from everstep.bus.background import beside
+from everstep.bus.background import in_background
 from everstep.bus.blobs import NatsBlobs
 from everstep.bus.connection import Connection, open_connection
 from everstep.bus.documents import Bucket
@@ -72,7 +72,7 @@ class NatsBus:
 
     @property
     def jetstream(self) -> JetStream:
-        """For setting up streams; services have no use for it."""
+        """Sets up streams; services do not need it."""
         return self._jetstream
 
     # -- beats -----------------------------------------------------------------------------
@@ -178,11 +178,11 @@ class NatsBus:
     async def prove(self) -> None:
         bucket = self.documents(PROBE)
         key = self._connection.name.replace(".", "-")
-        # As large as many facts: on a disk that is all but full, something small still fits.
+        # As large as many facts: a smaller probe would still fit on a disk that is almost full.
         revision = await bucket.put(key, os.urandom(_PROOF_BYTES), revision=None)
-        found = await bucket.get(key)
-        if found.revision < revision:
-            raise BusTimeoutError(f"the bus took {PROBE}/{key} but does not give it back")
+        document = await bucket.get(key)
+        if document.revision < revision:
+            raise BusTimeoutError(f"the bus stored {PROBE}/{key} but does not return it")
 
     def statistics(self) -> dict[str, float]:
         """Counters and levels, for `/metrics`."""
@@ -211,11 +211,11 @@ class NatsBus:
 async def connect(
     settings: BusSettings, name: str, *, spool: Path | None = None, wait: bool = True
 ) -> AsyncIterator[NatsBus]:
-    """The bus for one process. `name` shows in the server's list of connections.
+    """Connect one process to the bus; the server lists the connection under `name`.
 
-    With `wait`, a bus that cannot be had raises the error that says why, in time; without,
-    it comes when it can. `spool`, or a folder of our name in the settings' `spool_dir`, is
-    where facts wait; without one this process records none.
+    With `wait`, a bus that cannot be reached within `connect_within_s` raises the error that says
+    why; without, the connection opens as soon as it can. Facts wait in `spool`, or in a folder
+    of this process's name in the settings' `spool_dir`; without either, this process records none.
     """
     folder = spool
     if folder is None and settings.spool_dir is not None:
@@ -226,18 +226,19 @@ async def connect(
     ):
         if folder is None:
             bus = NatsBus(connection, jetstream, None)
-            async with beside(bus.send_for_ever(), renew_for_ever(jetstream)):
+            async with in_background(bus.send_for_ever(), renew_for_ever(jetstream)):
                 yield bus
             return
         async with open_outbox(connection, folder) as outbox:
             bus = NatsBus(connection, jetstream, outbox)
-            async with beside(bus.send_for_ever(), renew_for_ever(jetstream)):
+            async with in_background(bus.send_for_ever(), renew_for_ever(jetstream)):
                 yield bus
 
 
 # Acknowledged messages. The sender marks its message and gives it a reply subject of its job; the
-# process that takes it into an inbox answers at once. Nothing answers without the mark: a fact on
-# its way to the stream has a reply subject, too, and such an answer would pass for the stream's.
+# process that puts it into an inbox answers at once. Messages without the mark are not answered: a
+# fact on its way to the stream has a reply subject, too, and its sender would take such an answer
+# for the stream's.
 
 
 async def _deliver(
@@ -252,20 +253,20 @@ async def _deliver(
     if (reply.headers or {}).get("Status") != "503":
         return True
     if not is_settled:
-        # After the server went away, everybody comes back at a time of his own.
+        # After the server was away, each client reconnects at a random moment.
         raise BusUnreachableError(
-            f"nobody hears {subject} yet, but the connection to {connection.settings.url} was "
-            f"lost less than {_others_back_s(connection):g} s ago: others may still be on their "
-            f"way back"
+            f"nobody subscribes to {subject} yet, but the connection to {connection.settings.url} "
+            f"was lost less than {_others_back_s(connection):g} s ago: other clients may still be "
+            f"reconnecting"
         )
     return False
 
 
 async def _acknowledge(connection: Connection, message: Msg) -> None:
-    """Tell the sender that its message is in an inbox here, if that is what it asked."""
+    """Tell the sender that its message is in an inbox here, if it asked for that."""
     if not message.reply or _MARK not in (message.headers or {}):
         return
-    if not connection.connected:  # the server that would let us answer is gone
+    if not connection.connected:  # there is no server that could carry the answer
         return
     try:
         await connection.client.publish(message.reply, _HEARD)

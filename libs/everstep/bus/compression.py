@@ -1,4 +1,4 @@
-"""How the body of a document is stored: as it is while small, compressed when large."""
+"""How the body of a document is stored: as it is when small, compressed when large."""
 
 import zstandard
 
@@ -6,14 +6,14 @@ from everstep.bus.errors import DocumentDamagedError, MessageTooLargeError
 
 COMPRESSED_ABOVE_BYTES = 64 * 1024
 MAX_BODY_BYTES = 64 * 1024 * 1024
-"""What a stored body may grow to when it is read, whatever it says about itself."""
+"""The most bytes that a stored body may have after decompression."""
 
 _MAGIC = zstandard.FRAME_HEADER
 _LEVEL = 1
 
 
 def packed(data: bytes, name: str) -> bytes:
-    """What to store. Whatever could be mistaken for a compressed body is compressed, too."""
+    """Return the bytes to store. A body that looks like a compressed one is compressed, too."""
     if len(data) > MAX_BODY_BYTES:
         raise MessageTooLargeError(name, len(data), MAX_BODY_BYTES)
     if len(data) <= COMPRESSED_ABOVE_BYTES and not data.startswith(_MAGIC):
@@ -22,11 +22,11 @@ def packed(data: bytes, name: str) -> bytes:
 
 
 def unpacked(stored: bytes, name: str) -> bytes:
-    """The body as it was written; `DocumentDamagedError` names the document if it cannot be."""
+    """Return the body as it was written; `DocumentDamagedError` when that is impossible."""
     if not stored.startswith(_MAGIC):
         return stored
     try:
-        # The frame says itself how large it gets: refuse before any memory is taken.
+        # The frame states its own size: refuse it before any memory is allocated.
         size = zstandard.frame_content_size(stored)
         if not 0 <= size <= MAX_BODY_BYTES:
             says = "does not say its size" if size < 0 else f"says that it has {size} bytes"

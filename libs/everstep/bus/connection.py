@@ -1,10 +1,10 @@
-"""One connection that comes back for ever: opened with a diagnosis, rebuilt when closed.
+"""One connection that always comes back: opened with a diagnosis, rebuilt when it was closed.
 
     opening ─▶ connected ⇄ reconnecting          (nats-py, for ever, with our jitter)
-                   └────▶ closed ─▶ opening …    (the server threw us out: expired credentials,
+                   └────▶ closed ─▶ opening …    (the server closed it: expired credentials,
                                                   protocol error; we read them anew and rebuild)
 
-What was subscribed comes back by itself in both cases.
+Subscriptions are restored in both cases.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from nats.aio.subscription import Subscription
 
 from everstep.backoff import Backoff, jittered_s
 from everstep.bus.auth.login import Login
-from everstep.bus.background import beside
+from everstep.bus.background import in_background
 from everstep.bus.diagnosis import (
     check_account,
     check_server,
@@ -47,7 +47,7 @@ _Listener = tuple[Callable[[], None], Callable[[], None], Callable[[str], None]]
 
 
 def _nothing(*_: object) -> None:
-    """Stands for a callback that nobody asked for."""
+    """The callback where the caller gave none."""
 
 
 class Attachment(Protocol):
@@ -88,7 +88,7 @@ class Connection:
 
     @property
     def connected(self) -> bool:
-        # Not before `returns` tells that it was away: nats-py is connected a moment earlier.
+        # Only once `returns` counts the loss: nats-py reports a connection a moment earlier.
         return self._is_up and self._client is not None and bool(self._client.is_connected)
 
     @property
@@ -99,14 +99,14 @@ class Connection:
 
     @property
     def back_for_s(self) -> float:
-        """Since the connection came back after a loss; without end if it was never lost."""
+        """Seconds since the connection came back after a loss; infinite if it was never lost."""
         if self._came_back_at is None:
             return inf
         return asyncio.get_running_loop().time() - self._came_back_at
 
     @property
     def inbox_prefix(self) -> str:
-        """Subjects below it are heard by our user only, if the server's permissions say so."""
+        """Only our user may subscribe below this prefix, if the server restricts it."""
         if self._settings.inbox_prefix is not None:
             return self._settings.inbox_prefix
         return "_INBOX" if self._settings.user is None else f"_INBOX.{self._settings.user}"
@@ -119,7 +119,7 @@ class Connection:
         down: Callable[[], None] = _nothing,
         denied: Callable[[str], None] = _nothing,
     ) -> Iterator[None]:
-        """Call back, until the end, at each (re)connect, each loss, each subject refused."""
+        """While the block runs, call back at each (re)connect, each loss, each refused subject."""
         listener = (up, down, denied)
         self._listeners.append(listener)
         try:
@@ -134,7 +134,7 @@ class Connection:
 
     @asynccontextmanager
     async def attached(self, attachment: Attachment) -> AsyncIterator[None]:
-        """Set up now, if we are connected, and again on each new client."""
+        """Attach it now, if we are connected, and again on each new client."""
         self._attachments.append(attachment)
         try:
             if self._client is not None and not self._client.is_closed:
@@ -147,9 +147,9 @@ class Connection:
     async def subscribed(
         self, subject: str, on_message: OnMessage, hear: Hear | None = None
     ) -> AsyncIterator[None]:
-        """Hear a subject until the end. `BusDeniedError` when we may not.
+        """Subscribe to a subject while the block runs; `BusDeniedError` when we may not.
 
-        With `hear`, what comes without reply and headers goes there instead, at once.
+        With `hear`, messages without reply subject and headers are passed to it at once instead.
         """
         wanted = _Wanted(self, subject, on_message, hear)
         async with self.attached(wanted):
@@ -178,7 +178,7 @@ class Connection:
             await self._connect(client)
             await self._check(client)
             await self._attach(client)
-        except (nats_errors.Error, OSError) as error:  # lost already
+        except (nats_errors.Error, OSError) as error:  # it was lost again
             await dispose(client)
             raise await asyncio.to_thread(explain, error, self._settings) from error
         except BaseException:
@@ -197,10 +197,12 @@ class Connection:
         await check_account(client, self._settings, answers, self.noticing)
 
     async def _attach(self, client: Client) -> None:
-        """Whoever comes or goes meanwhile must not make us pass over another."""
+        """Attach all, also those that are added meanwhile, and skip none when others leave."""
         seen: list[Attachment] = []
         while (
-            next_ := next((one for one in self._attachments if one not in seen), None)
+            next_ := next(
+                (attachment for attachment in self._attachments if attachment not in seen), None
+            )
         ) is not None:
             seen.append(next_)
             await next_.attach(client)
@@ -237,13 +239,13 @@ class Connection:
             raise await self._explained(error) from error
 
     async def _explained(self, error: Exception | None) -> BusError:
-        found = await asyncio.to_thread(explain, error, self._settings)
-        if isinstance(found, BusDeniedError):
-            self.login.forget()  # what an operator puts into the file now counts, however old
-        return found
+        explanation = await asyncio.to_thread(explain, error, self._settings)
+        if isinstance(explanation, BusDeniedError):
+            self.login.forget()  # from now on the operator's file counts, however old its login
+        return explanation
 
     async def keep_open(self, *, first: bool) -> None:
-        """Rebuild the client whenever it was closed; with `first`, open it to begin with."""
+        """Rebuild the client whenever it was closed; with `first`, open it first."""
         if first:
             await self._open_at_last(waits_first=False)
         while True:
@@ -252,7 +254,7 @@ class Connection:
             await self._open_at_last(waits_first=True)
 
     async def _open_at_last(self, *, waits_first: bool) -> None:
-        """Open a client, however many attempts that takes."""
+        """Try until a client is open."""
         backoff = Backoff(_REBUILD_FIRST_S, _REBUILD_MAX_S)
         wait_s = backoff.failed() if waits_first else 0.0
         while True:
@@ -268,10 +270,10 @@ class Connection:
                 return
 
     async def log_in_anew(self) -> None:
-        """Reconnect, with the login that was renewed: the old one would end the connection."""
+        """Reconnect with the renewed login, because the server ends a connection with its login."""
         client = self._client
         if client is None or not client.is_connected:
-            return  # whoever reconnects uses the new one anyway
+            return  # the next connect uses the new login anyway
         with contextlib.suppress(nats_errors.Error, TimeoutError):
             await settle(client, self._settings.request_within_s)
         if client.is_connected:
@@ -289,11 +291,11 @@ class Connection:
         if self._client is None:
             return
         self._went_down()
-        if self._logs_in_anew:  # alone, and at a time of our own
+        if self._logs_in_anew:  # only this client reconnects, and when it chose to
             self._logs_in_anew = False
             return
         log.warning("bus_disconnected url=%s", self._settings.url)
-        # A fleet that was cut off together must not come back together.
+        # A fleet that lost the server at the same moment must not reconnect at the same moment.
         await asyncio.sleep(random.uniform(0, self._settings.reconnect_jitter_s))  # noqa: S311
 
     async def _reconnected(self) -> None:
@@ -311,7 +313,9 @@ class Connection:
     async def _note(self, error: Exception) -> None:
         denied = _DENIED.search(str(error))
         if denied is not None:
-            self._note_denied(denied[1].lower(), denied[2].lower())  # nats-py lowers most of it
+            self._note_denied(
+                denied[1].lower(), denied[2].lower()
+            )  # nats-py lower-cases most of it
         elif isinstance(error, nats_errors.SlowConsumerError):
             self.counters["slow"] += 1
         else:
@@ -376,16 +380,16 @@ class _Wanted:
 async def open_connection(
     settings: BusSettings, name: str, *, wait: bool
 ) -> AsyncIterator[Connection]:
-    """A connection, kept open until the end.
+    """Keep a connection open while the block runs.
 
-    With `wait` it is there when this returns, or the reason is raised. Without, it comes
-    when it can: a training job must start while the bus is away.
+    With `wait` the block starts connected, or the reason why not is raised. Without, the connection
+    opens as soon as it can: a training job must start while the bus is away.
     """
     connection = Connection(settings, name)
     if wait:
         await connection.open()
     try:
-        async with beside(connection.keep_open(first=not wait)):
+        async with in_background(connection.keep_open(first=not wait)):
             yield connection
     finally:
         await connection.close()

@@ -1,7 +1,7 @@
-"""A bad input costs itself alone: what its handler raises is logged, counted, and passed over.
+"""Contains the failures of single inputs: what a handler raises is logged and counted.
 
-Whatever comes from outside (a question, a beat, a fact, a document) is handled inside
-`Containment.of`, one input at a time, so that no input ends the service that hears it.
+Every input from outside (a question, a beat, a fact, a document) is handled inside
+`Containment.of`, one at a time, so that no input ends the service that receives it.
 """
 
 import logging
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 log = logging.getLogger(__name__)
 
 _LOGGED_MOST = 200
-"""How many different failures are logged with a traceback; the others are only counted."""
+"""The number of different failures that are logged with a traceback; the rest is counted only."""
 
 
 class Containment:
@@ -24,24 +24,24 @@ class Containment:
         self.failures = 0
 
     @contextmanager
-    def of(self, what: str) -> Generator[None]:
-        """Whatever the block raises ends the block, and nothing else."""
+    def of(self, subject: str) -> Generator[None]:
+        """Catch, count and log whatever the block raises."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  an input must not end the service
-            self.note(what, error)
+            self.note(subject, error)
 
-    def note(self, what: str, error: Exception) -> None:
-        """Count a failure; log it with its traceback if none like it was logged before."""
+    def note(self, subject: str, error: Exception) -> None:
+        """Count a failure, and log its traceback unless a similar failure was logged before."""
         self.failures += 1
         where = traceback.extract_tb(error.__traceback__)[-1:]
         place = [f"{frame.filename}:{frame.lineno}" for frame in where]
-        kind = (what.partition(" ")[0], type(error).__name__, *place)
+        kind = (subject.partition(" ")[0], type(error).__name__, *place)
         if kind not in self._logged and len(self._logged) < _LOGGED_MOST:
             self._logged.add(kind)
             log.error(
                 "input_failed owner=%s what=%s\n%s",
                 self._owner,
-                what,
+                subject,
                 "".join(traceback.format_exception(error)),
             )

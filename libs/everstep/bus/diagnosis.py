@@ -1,4 +1,4 @@
-"""What went wrong with a connection, in one line with a remedy."""
+"""Explains in one line why a connection failed, and what to do."""
 
 import asyncio
 import json
@@ -38,14 +38,14 @@ _NOT_NATS = ("expecting INFO", "json parse", "Separator is")
 
 
 def is_final(errors: Sequence[Exception]) -> bool:
-    """Whether trying again cannot help: not for a server that is still starting.
+    """Whether another attempt cannot help; False for a server that is still starting.
 
-    One that just reads its configuration again refuses whoever has not said its name yet. So it
-    has to refuse twice.
+    A server that is reloading its configuration refuses clients that have not logged in yet, so
+    only a second refusal is final.
     """
     error = errors[-1]
     if _VIOLATION in str(error).lower():
-        return sum(_VIOLATION in str(one).lower() for one in errors) > 1
+        return sum(_VIOLATION in str(error).lower() for error in errors) > 1
     return (
         isinstance(
             error,
@@ -60,11 +60,11 @@ def is_final(errors: Sequence[Exception]) -> bool:
 
 
 def explain(error: Exception | None, settings: BusSettings) -> BusError:
-    """Our error for what ended the last attempt at connecting. Blocks on files."""
+    """Return our error for the one that ended the last attempt to connect. Blocks on files."""
     if error is None:
         return BusTimeoutError(
             f"{settings.url} did not answer within {settings.connect_within_s:g} s: is it behind "
-            f"a firewall, or is it something else than NATS?"
+            f"a firewall, or is it not a NATS server?"
         )
     if isinstance(error, BusError):
         return error
@@ -75,7 +75,7 @@ def explain(error: Exception | None, settings: BusSettings) -> BusError:
         )
     if isinstance(error, nats_errors.SecureConnWantedError):
         return BusTlsError(
-            f"{settings.url} offers no TLS but the settings ask for it: nothing was sent. Turn "
+            f"{settings.url} offers no TLS but the settings require it: nothing was sent. Turn "
             f"TLS on in the server, or use nats:// without ca_file"
         )
     if isinstance(error, ssl.SSLError | nats_errors.SecureConnRequiredError):
@@ -88,7 +88,7 @@ def explain(error: Exception | None, settings: BusSettings) -> BusError:
 
 def _unreachable(error: Exception, settings: BusSettings) -> BusError:
     where = settings.url
-    if isinstance(error, nats_errors.ConnectionClosedError):  # let in, and cut off at once
+    if isinstance(error, nats_errors.ConnectionClosedError):  # accepted, and closed at once
         expired = credentials_expired(error, settings)
         if expired is not None:
             return expired
@@ -100,21 +100,21 @@ def _unreachable(error: Exception, settings: BusSettings) -> BusError:
             f"(EVERSTEP_BUS__URL)"
         )
     if _looks_foreign(error):
-        return BusUnreachableError(f"what answers at {where} is not a NATS server")
+        return BusUnreachableError(f"the server at {where} is not a NATS server")
     if isinstance(error, TimeoutError | nats_errors.TimeoutError):
         return BusTimeoutError(
             f"{where} did not answer within {settings.connect_within_s:g} s: is it behind a "
-            f"firewall, or is it something else than NATS?"
+            f"firewall, or is it not a NATS server?"
         )
     return BusUnreachableError(f"cannot connect to {where}: {str(error) or type(error).__name__}")
 
 
 def credentials_expired(error: Exception, settings: BusSettings) -> BusError | None:
-    """The error for credentials that were good once, if that is why we were refused."""
+    """Return the error for expired credentials, or None if they are not why we were refused."""
     if settings.credentials_file is None:
         return None
-    found = Credentials.parsed(read_secret(settings.credentials_file, "credentials_file"))
-    claims = None if found is None else found.claims
+    credentials = Credentials.parsed(read_secret(settings.credentials_file, "credentials_file"))
+    claims = None if credentials is None else credentials.claims
     ends = None if claims is None else claims.ends_at
     said_so = "expired" in str(error).lower()
     if not said_so and (ends is None or ends > datetime.now(UTC)):
@@ -122,12 +122,12 @@ def credentials_expired(error: Exception, settings: BusSettings) -> BusError | N
     when = "" if ends is None else f" on {ends:%Y-%m-%d %H:%M:%S} UTC"
     return CredentialsExpiredError(
         f"the credentials in {settings.credentials_file} expired{when}: put new ones there "
-        f"(`everstep bus login`); a running process takes them up by itself"
+        f"(`everstep bus login`); a running process reads them by itself"
     )
 
 
 def check_server(client: Client, settings: BusSettings) -> None:
-    """Refuse a server that cannot do what we rely on."""
+    """Raise if the server lacks a feature that we rely on."""
     version = str(client._server_info.get("version", "0"))  # noqa: SLF001  its own property drops the patch level
     if version_of(version) < OLDEST_SERVER:
         raise ServerTooOldError(
@@ -144,7 +144,7 @@ def check_server(client: Client, settings: BusSettings) -> None:
 async def check_account(
     client: Client, settings: BusSettings, answers: Subscription, noticing: Noticing
 ) -> None:
-    """Refuse an account without JetStream. A server that is merely slow has not denied it."""
+    """Raise if the account has no JetStream. A slow server is not taken for a refusal."""
     denied: list[str] = []
     try:
         async with asyncio.timeout(settings.connect_within_s) as limit:
@@ -187,7 +187,7 @@ async def _unsubscribe(subscription: Subscription) -> None:
         async with asyncio.timeout(1):
             await subscription.unsubscribe()
     except (nats_errors.Error, TimeoutError):
-        return  # it unsubscribed itself after its one message
+        return  # it has unsubscribed itself after its only message
 
 
 def version_of(text: str) -> tuple[int, ...]:
@@ -195,9 +195,9 @@ def version_of(text: str) -> tuple[int, ...]:
 
 
 def _is_refusal(error: Exception) -> bool:
-    said = str(error).lower()
+    text = str(error).lower()
     return isinstance(error, nats_errors.AuthorizationError) or any(
-        sign in said for sign in _REFUSALS
+        sign in text for sign in _REFUSALS
     )
 
 

@@ -1,4 +1,4 @@
-"""Small shared documents: compare-and-set on revision, and news that cannot be missed."""
+"""Small shared documents: compare-and-set on revision, and updates that cannot be missed."""
 
 import asyncio
 import logging
@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from nats.aio.msg import Msg
 
 from everstep import subjects
-from everstep.bus.background import beside
+from everstep.bus.background import in_background
 from everstep.bus.compression import packed, unpacked
 from everstep.bus.containment import Containment
 from everstep.bus.errors import BusError, ConflictError, DocumentDamagedError
@@ -34,7 +34,7 @@ class Bucket:
         return Document(key, None, 0) if stored is None else self.document(key, stored)
 
     def document(self, key: str, stored: Stored) -> Document:
-        """What a stored message says; `DocumentDamagedError` when nobody can tell."""
+        """Decode a stored message; `DocumentDamagedError` when that is impossible."""
         if _is_gone(stored):
             return Document(key, None, stored.sequence)
         return Document(key, unpacked(stored.data, f"{self._name}/{key}"), stored.sequence)
@@ -47,17 +47,17 @@ class Bucket:
 
     async def keys(self) -> list[str]:
         prefix = subjects.document(self._name, "x")[:-1]
-        found: list[str] = []
+        listed: list[str] = []
         while True:
             answer = await self._jetstream.api(
                 f"STREAM.INFO.{self._stream}",
-                {"subjects_filter": f"{prefix}>", "offset": len(found)},
+                {"subjects_filter": f"{prefix}>", "offset": len(listed)},
             )
             page = [name.removeprefix(prefix) for name in answer["state"].get("subjects") or {}]
-            found += page
-            if not page or len(found) >= int(answer.get("total", 0)):
+            listed += page
+            if not page or len(listed) >= int(answer.get("total", 0)):
                 break
-        ours = sorted(key for key in set(found) if subjects.is_key(key))
+        ours = sorted(key for key in set(listed) if subjects.is_key(key))
         last = [(key, await self._stored(key)) for key in ours]
         return [key for key, stored in last if stored is not None and not _is_gone(stored)]
 
@@ -69,7 +69,7 @@ class Bucket:
         with connection.noticing(up=news.verify_now):
             async with (
                 connection.subscribed(subject, news.on_announced),
-                beside(news.verify_for_ever(connection.settings.verify_every_s)),
+                in_background(news.verify_for_ever(connection.settings.verify_every_s)),
             ):
                 yield news
 
@@ -84,7 +84,7 @@ class Bucket:
             return (await self._jetstream.publish(subject, data, headers)).seq
         written = await self._jetstream.publish_if(subject, data, revision, headers)
         if written is None and revision == 0:
-            # A deleted document still has a last message: "none there" holds all the same.
+            # A deleted document still has a last message: the marker of its deletion.
             last = await self._stored(key)
             if last is not None and _is_gone(last):
                 written = await self._jetstream.publish_if(subject, data, last.sequence, headers)
@@ -94,7 +94,7 @@ class Bucket:
 
 
 class _News(AsyncIterator[Document]):
-    """The newest unseen revision of each document. Its size is the number of documents."""
+    """The newest unseen revision of each document; its size is bounded by their number."""
 
     def __init__(self, bucket: Bucket, key: str | None) -> None:
         self._bucket = bucket
@@ -136,7 +136,7 @@ class _News(AsyncIterator[Document]):
                 await self._read_back()
             except BusError as error:
                 log.info("documents_not_verified key=%s error=%s", self._key, error)
-            except Exception as error:  # noqa: BLE001  what is stored there is not ours to trust
+            except Exception as error:  # noqa: BLE001  anybody may have stored anything there
                 self._contained.note("what is stored", error)
             try:
                 async with asyncio.timeout(every_s):
@@ -151,11 +151,11 @@ class _News(AsyncIterator[Document]):
             before = self._seen.get(key)
             try:
                 document = await self._bucket.get(key)
-            except DocumentDamagedError as error:  # the others are as good as before
+            except DocumentDamagedError as error:  # the other documents are not affected
                 log.error("document_passed_over key=%s error=%s", key, error)
                 continue
-            # An announcement that came meanwhile is newer than what we just read. A lower
-            # revision without one means that the bucket was wiped and begins again.
+            # An announcement that came meanwhile is newer than the document just read. A lower
+            # revision without an announcement means that the bucket was wiped and starts again.
             if self._seen.get(key) == before and document.revision != before:
                 self._offer(document)
 

@@ -3,7 +3,7 @@
 EverstepError
 └── BusError
     ├── BusConfigError        the settings cannot work: URL, files
-    ├── BusUnreachableError   nobody answers there, or what answers is not NATS
+    ├── BusUnreachableError   no NATS server answers there
     ├── BusDeniedError        the server refused us, or one subject
     │   └── CredentialsExpiredError
     ├── BusTlsError           no common TLS
@@ -13,15 +13,15 @@ EverstepError
     ├── MessageTooLargeError
     ├── TopologyError         the server did not keep what we set
     ├── BusTimeoutError       the server did not answer in time
-    ├── BusRefusedError       JetStream said no, with its own code and words
+    ├── BusRefusedError       JetStream refused, with its own code and text
     ├── ConflictError         somebody else wrote first
     ├── DocumentDamagedError
     ├── LeaseLostError
     ├── BlobMissingError
     ├── SpoolError            the local spool of facts
     │   ├── SpoolFullError · SpoolBusyError · SpoolWriteError
-    ├── FactsWaitingError     facts are safe here, not there yet
-    └── AskError              a question got no good answer
+    ├── FactsWaitingError     facts are safe on this disk, and not yet in the stream
+    └── AskError              a question was not answered, or with an error
         ├── NobodyAnswersError · AskTimeoutError · AskRefusedError
 """
 
@@ -29,7 +29,7 @@ from everstep.errors import EverstepError
 
 
 class BusError(EverstepError):
-    """The root of what `everstep.bus` raises."""
+    """The root of all errors that `everstep.bus` raises."""
 
 
 class BusConfigError(BusError):
@@ -37,7 +37,7 @@ class BusConfigError(BusError):
 
 
 class BusUnreachableError(BusError):
-    """Nobody answers there, or what answers is not NATS."""
+    """Nobody answers there, or something that is not a NATS server."""
 
 
 class BusDeniedError(BusError):
@@ -45,15 +45,15 @@ class BusDeniedError(BusError):
 
 
 class CredentialsExpiredError(BusDeniedError):
-    """The credentials were good once."""
+    """The credentials were valid, and have expired."""
 
 
 class BusTlsError(BusError):
-    """We and the server found no TLS in common."""
+    """TLS with the server failed."""
 
 
 class ServerTooOldError(BusError):
-    """The server lacks what we rely on: message TTLs, direct gets, atomic batches."""
+    """The server lacks features that we rely on: message TTLs, direct gets, atomic batches."""
 
 
 class JetStreamOffError(BusError):
@@ -69,11 +69,11 @@ class NoStreamError(BusError):
 
 
 class MessageTooLargeError(BusError):
-    """The message is over the server's limit, and would cut the connection."""
+    """The message exceeds the server's limit; sending it would end the connection."""
 
     def __init__(self, subject: str, size: int, limit: int) -> None:
         super().__init__(
-            f"{size} bytes for {subject} are more than the {limit} that the bus takes: "
+            f"a message of {size} bytes for {subject} exceeds the bus's limit of {limit}: "
             f"put the content into a blob and send its reference"
         )
         self.size = size
@@ -81,7 +81,7 @@ class MessageTooLargeError(BusError):
 
 
 class TopologyError(BusError):
-    """The server holds a stream otherwise than we set it."""
+    """The server did not store a stream's configuration as we set it."""
 
 
 class BusTimeoutError(BusError):
@@ -91,8 +91,8 @@ class BusTimeoutError(BusError):
 class BusRefusedError(BusError):
     """JetStream refused a call; `code` is its own error code."""
 
-    def __init__(self, what: str, code: int, text: str) -> None:
-        super().__init__(f"{what}: the server refused: {text} (code {code})")
+    def __init__(self, subject: str, code: int, text: str) -> None:
+        super().__init__(f"{subject}: the server refused: {text} (code {code})")
         self.code = code
 
 
@@ -106,12 +106,12 @@ class ConflictError(BusError):
 
 
 class DocumentDamagedError(BusError):
-    """What is stored under a document's key cannot be read as one."""
+    """The bytes stored under a document's key cannot be read as a document."""
 
     def __init__(self, name: str, problem: str) -> None:
         super().__init__(
             f"the document {name} is damaged: {problem}. Look at it with the `nats` tool, or "
-            f"delete it: whoever owns it writes a new one"
+            f"delete it: the service that owns it writes a new one"
         )
         self.name = name
 
@@ -126,7 +126,7 @@ class LeaseLostError(BusError):
 
 
 class BlobMissingError(BusError):
-    """A blob, or a part of it, is gone or not what its name promises."""
+    """A blob or a part of it is missing, or does not match its hash."""
 
 
 class SpoolError(BusError):
@@ -134,7 +134,7 @@ class SpoolError(BusError):
 
 
 class SpoolFullError(SpoolError):
-    """The spool holds as much as it may: the bus has been away for long."""
+    """The spool has reached its limit: the bus has been away for long."""
 
 
 class SpoolBusyError(SpoolError):
@@ -150,7 +150,7 @@ class FactsWaitingError(BusError):
 
 
 class AskError(BusError):
-    """A question got no good answer."""
+    """A question was not answered, or with an error."""
 
 
 class NobodyAnswersError(AskError):
@@ -162,7 +162,7 @@ class AskTimeoutError(AskError):
 
 
 class AskRefusedError(AskError):
-    """The service answered with an error; `code` says which, as HTTP would."""
+    """The service answered with an error; `code` is an HTTP status."""
 
     def __init__(self, service: str, verb: str, code: str, text: str) -> None:
         super().__init__(f"{service} refused {verb}: {text} (code {code})")

@@ -1,4 +1,4 @@
-"""What a subscription heard: decoded, bounded, the oldest makes room for the newest."""
+"""The messages of a subscription: decoded, bounded, the oldest dropped for the newest."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ M = TypeVar("M", bound=Message)
 
 
 class Counted(Protocol):
-    """What became of the messages of one inbox."""
+    """Counts the messages of one inbox by their outcome."""
 
     received: int
     dropped: int
@@ -38,7 +38,7 @@ class BoundedInbox(Generic[M]):
         self.undecodable = 0
 
     def put(self, subject: str, data: bytes) -> bool:
-        """Take one in; False for what nobody can read or wants here."""
+        """Decode and keep a message; False if it is unreadable or of another type."""
         self.received += 1
         try:
             message = decode(data)
@@ -78,7 +78,7 @@ def _refuse_foreign(subject: str, message: Message) -> None:
         raise BadMessageError(f"{subject} brought a {tag_of(message)} about another job: {job!r}")
     node = getattr(message, "node", None)
     if node == "" and subject.startswith("es.fact."):
-        node = None  # not known
-    for what, name in (("job", job), ("node", node)):
+        node = None  # the subject has none
+    for kind, name in (("job", job), ("node", node)):
         if name is not None and not subjects.is_name(name):
-            raise BadMessageError(f"{subject} brought a name of a {what} that none can have")
+            raise BadMessageError(f"{subject} brought an invalid name of a {kind}")

@@ -1,4 +1,4 @@
-"""Questions to the server itself: store this, what is the last of that, make a stream."""
+"""Requests to the server itself: store a message, read the last one, make a stream."""
 
 import asyncio
 import itertools
@@ -33,7 +33,7 @@ _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """An error as JetStream's API says it."""
+    """An error of JetStream's API."""
 
     code: int = 0
     err_code: int = 0
@@ -41,7 +41,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class PubAck(msgspec.Struct, frozen=True):
-    """JetStream's answer to one message: where it is kept, or why not."""
+    """JetStream's answer to one message: where it is stored, or why it is not."""
 
     stream: str = ""
     seq: int = 0
@@ -53,7 +53,7 @@ _PUB_ACK = msgspec.json.Decoder(PubAck)
 
 
 def pub_ack(message: Msg) -> PubAck | None:
-    """The acknowledgement in a reply; None when no stream takes that subject."""
+    """Return the acknowledgement in a reply; None when no stream captures that subject."""
     if message.headers and message.headers.get("Status") == "503":
         return None
     try:
@@ -100,9 +100,9 @@ class JetStream:
         within_s: float | None = None,
         reply_to: Callable[[str], str] | None = None,
     ) -> Msg:
-        """One reply, or the reason why there is none: lost, refused, or late.
+        """Return one reply, or raise the reason why there is none: lost, refused, or late.
 
-        It arrives in our inbox, or at the subject that `reply_to` makes of a token.
+        The reply arrives in our inbox, or at the subject that `reply_to` makes of a token.
         """
         if not self._connection.connected:
             raise BusUnreachableError(f"no connection to {self._connection.settings.url}")
@@ -134,7 +134,7 @@ class JetStream:
     async def acknowledged(
         self, subject: str, data: bytes, *, headers: Mapping[str, str], within_s: float
     ) -> Msg:
-        """As `request`, of agents: they answer out of their job's account, on subjects of it."""
+        """As `request`, but to agents, which answer from their job's account and its subjects."""
         if not self._connection.connected:
             raise BusUnreachableError(f"no connection to {self._connection.settings.url}")
         job = subjects.job_of(subject)
@@ -163,7 +163,7 @@ class JetStream:
         return self._heard_by
 
     async def close(self) -> None:
-        """Hear no acknowledgements any more."""
+        """Stop receiving acknowledgements."""
         await self._hears.aclose()
 
     async def publish(
@@ -180,7 +180,7 @@ class JetStream:
     async def publish_if(
         self, subject: str, data: bytes, expected: int, headers: Mapping[str, str] | None = None
     ) -> int | None:
-        """Store if `expected` is the subject's last sequence; None when it is not."""
+        """Store if `expected` is the subject's last sequence; return None when it is not."""
         try:
             ack = await self.publish(
                 subject, data, headers={**(headers or {}), _EXPECTED: str(expected)}
@@ -207,7 +207,7 @@ class JetStream:
         return Stored(int(headers["Nats-Sequence"]), reply.data, headers)
 
     async def api(self, verb: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """A call of JetStream's own API, as `STREAM.INFO.FACTS`."""
+        """Call JetStream's own API, for example `STREAM.INFO.FACTS`."""
         data = b"" if body is None else msgspec.json.encode(body)
         reply = await self.request(f"$JS.API.{verb}", data)
         if reply.headers and reply.headers.get("Status") == "503":
@@ -230,7 +230,7 @@ class JetStream:
             waiting[1].set_result(message)
 
     def fail_all(self) -> None:
-        """The connection is gone, and with it every answer."""
+        """Fail all open requests: the connection was lost, and with it their answers."""
         url = self._connection.settings.url
         for subject, reply in self._waiting.values():
             _fail(
@@ -246,7 +246,7 @@ class JetStream:
 
 
 def _size_of(headers: Mapping[str, str] | None) -> int:
-    """What the server counts beside the data: a first line, the headers, an empty line."""
+    """Bytes that the server counts besides the data: a first line, the headers, an empty line."""
     if not headers:
         return 0
     lines = sum(len(f"{name}: {value}\r\n".encode()) for name, value in headers.items())

@@ -1,4 +1,4 @@
-"""Of several replicas, one leads: it reads every fact, and does what is to be done by itself."""
+"""Elects one leader among replicas; only the leader reads the facts and acts on its own."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -19,7 +19,7 @@ _RETRY_S = 2.0
 
 
 class Term:
-    """For as long as it is renewed, nobody else leads."""
+    """The leadership of one replica; nobody else leads while it is renewed."""
 
     def __init__(self, bus: Bus, clock: Clock, held: Held) -> None:
         self._bus = bus
@@ -28,7 +28,7 @@ class Term:
         self._renewed = clock.now()
 
     async def renew(self) -> None:
-        """To be called every second or two; `LeaseLostError` when it is over."""
+        """Call it every second or two; `LeaseLostError` when the term is over."""
         now = self._clock.now()
         if now - self._renewed >= _RENEW_S:
             self._held, self._renewed = await self._bus.leases.renew(self._held), now
@@ -43,7 +43,7 @@ class Term:
 async def lead_for_ever(
     bus: Bus, clock: Clock, lease: str, work: Callable[[Term], Awaitable[None]]
 ) -> None:
-    """Whenever the lease is free, take it and work; survive the bus."""
+    """Take the lease whenever it is free, and work; survive losses of the bus."""
     name = f"{lease}-{new_id()}"
     contained = Containment(lease)
     while True:
@@ -58,7 +58,7 @@ async def lead_for_ever(
         except (EverstepError, TimeoutError) as error:
             log.warning("not_leading lease=%s error=%s", lease, error)
             wait_s = _RETRY_S
-        except Exception as error:  # noqa: BLE001  the rest of the service is as good as before
+        except Exception as error:  # noqa: BLE001  the rest of the service is not affected
             contained.note("the work of the leader", error)
         await clock.sleep(wait_s)
 

@@ -1,4 +1,4 @@
-"""At most one holder at a time, by the server's clock; the token fences off late ones."""
+"""Leases: at most one holder at a time, by the server's clock; the token fences late holders."""
 
 import asyncio
 import os
@@ -19,12 +19,12 @@ _PROC = Path("/proc")
 class NatsLeases:
     """See `everstep.bus.ports.Leases`.
 
-    Written as messages with a time to live instead of through a key-value client: an update
-    without a TTL would make the lease immortal, and an expired one leaves a marker that
+    A lease is a message with a time to live, written without the key-value client: an update
+    without a TTL would make the lease immortal, and an expired lease leaves a marker that
     `create` mistakes for a holder (ADR-0006).
 
-    Each has the identity of its process beside its holder's name: whoever finds it held by a
-    process that is dead for certain takes it over at once, by its token, as if it had run out.
+    A lease names its holder and the identity of the holder's process. A replica that finds it
+    held by a process that has certainly ended takes it over at once, as if it had expired.
     """
 
     def __init__(self, jetstream: JetStream) -> None:
@@ -42,11 +42,11 @@ class NatsLeases:
                 return None
             token = await self._write(subject, data, 0 if last is None else last.sequence, ttl_s)
         if token is None:
-            return None  # somebody else was quicker
+            return None  # another process was quicker
         return Held(name, holder, ttl_s, token)
 
     async def renew(self, held: Held) -> Held:
-        # An expired lease has a marker or nothing as its last message, so this fails then.
+        # This fails for an expired lease: its last message is a marker, or there is none.
         subject = subjects.document(BUCKET, held.name)
         data = await asyncio.to_thread(_signed, held.holder)
         token = await self._write(subject, data, held.token, held.ttl_s)
@@ -55,7 +55,7 @@ class NatsLeases:
         return Held(held.name, held.holder, held.ttl_s, token)
 
     async def release(self, held: Held) -> None:
-        """Give it back at once. Nothing happens when it is no longer ours."""
+        """Release the lease at once; do nothing when it is no longer ours."""
         subject = subjects.document(BUCKET, held.name)
         await self._jetstream.publish_if(subject, b"", held.token, {"KV-Operation": "DEL"})
 
@@ -68,7 +68,7 @@ def _signed(holder: str) -> bytes:
 
 
 def _is_free(last: Stored) -> bool:
-    """It was given back, has run out, or its holder is dead."""
+    """Whether the lease was released or has expired, or its holder is dead."""
     identity = last.data.decode(errors="replace").rpartition(" ")[2]
     return _is_gone(last.headers) or is_dead(identity)
 
@@ -77,12 +77,12 @@ def _is_gone(headers: Mapping[str, str]) -> bool:
     return "Nats-Marker-Reason" in headers or headers.get("KV-Operation") in {"DEL", "PURGE"}
 
 
-# Whether a holder is known to be dead. Only a process of the same boot and the same process
-# namespace can know that of another; for everybody else it lives until its lease expires.
+# Whether a holder is certainly dead. Only a process of the same boot and the same PID namespace
+# can know that of another; for all others the holder counts as alive until its lease expires.
 
 
 def own_identity() -> str:
-    """What no other process ever is: boot, namespace, process id and start time."""
+    """Return an identity that no other process ever has: boot, namespace, PID and start time."""
     return _identity(os.getpid())
 
 
@@ -92,7 +92,7 @@ def _identity(pid: int) -> str:
 
 
 def is_dead(identity: str) -> bool:
-    """Whether that process has ended for certain; False for whatever cannot be known from here."""
+    """Whether that process has certainly ended; False when that cannot be known from here."""
     place, _, process = identity.rpartition("/")
     place, _, pid = place.rpartition("/")
     if not place or place != _place() or not pid.isdecimal() or not process.isdecimal():
@@ -116,7 +116,7 @@ def _place() -> str:
 
 
 def _started(pid: int) -> str:
-    """In ticks since the boot; empty when it cannot be read."""
+    """Return the start time in ticks since boot; empty when it cannot be read."""
     try:
         return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):

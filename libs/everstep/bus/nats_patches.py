@@ -27,27 +27,27 @@ T = TypeVar("T")
 _CLOSE_WITHIN_S = 2.0
 _INFO = b"INFO "
 Hear = Callable[[str, bytes], object]
-"""Takes in the subject and the body of a message, at once."""
+"""Handles the subject and the body of a message at once."""
 
 _PLAIN = re.compile(rb"MSG (\S+) (\d+) (\d+)\r\n")
 
 
 class Hearing(Protocol):
-    """What the parser needs of its client."""
+    """The part of the client that the parser uses."""
 
     def hear_of(self, sid: int) -> Hear | None:
-        """Who hears the plain messages of a subscription at once, if anybody may just now."""
+        """Return the direct handler of a subscription's plain messages, if it may be called now."""
         ...
 
     async def hear_failed(self, error: Exception) -> None: ...
 
 
 class FrameParser(Parser):
-    """nats-py's parser, with a short way for plain messages.
+    """nats-py's parser, with a fast path for plain messages.
 
-    Health hears a beat a second from each node. nats-py copies each message twice, matches it
-    with up to seven patterns, and awaits its handler: that was half of what a beat cost. Here a
-    plain message that has arrived whole is handled where it lies; everything else goes through
+    Health receives a beat a second from each node. nats-py copies each message twice, matches it
+    with up to seven patterns, and awaits its handler: half of the cost of a beat. Here a plain
+    message that has arrived completely is handled in place; everything else goes through
     nats-py, in order. Each client has its own parser.
     """
 
@@ -56,9 +56,9 @@ class FrameParser(Parser):
         self._client = client
 
     async def parse(self, data: bytes = b"") -> None:
-        """Hear what is plain and whole; give nats-py one line, or one body, of all else."""
+        """Handle plain, complete messages; pass the rest to nats-py, a line or body at a time."""
         at, buffer = 0, self.buf
-        while at < len(data) and self.buf is buffer:  # nats-py has a new one on a new connection
+        while at < len(data) and self.buf is buffer:  # nats-py replaces it on a new connection
             begins = not buffer and self.state == AWAITING_CONTROL_LINE
             plain = _PLAIN.match(data, at) if begins else None
             if plain is not None:
@@ -77,7 +77,7 @@ class FrameParser(Parser):
             at = end
 
     def _end(self, data: bytes, at: int) -> int:
-        """Where the line, or the body, ends that begins there or has begun before."""
+        """Return the end of the line or body that begins there or began before."""
         if self.state == AWAITING_CONTROL_LINE:
             return data.find(b"\n", at) + 1 or len(data)
         return at + self.needed + CRLF_SIZE - len(self.buf)
@@ -102,16 +102,16 @@ class PatchedClient(Client):
         self._cancelled: Callable[[], bool] = _never
 
     def hear_at_once(self, subscription: Subscription, hear: Hear) -> None:
-        """Hear what comes without reply and headers, in its order among the others, as it comes."""
+        """Pass messages without reply and headers to `hear` as they arrive, in their order."""
         self._hears[subscription._id] = subscription, hear  # noqa: SLF001
 
     def hear_of(self, sid: int) -> Hear | None:
-        """Who hears a plain message at once; None while others wait that came before it."""
-        known = self._hears.get(sid)
-        return None if known is None or known[0].pending_msgs else known[1]
+        """Return the direct handler; None while earlier messages wait in the queue."""
+        entry = self._hears.get(sid)
+        return None if entry is None or entry[0].pending_msgs else entry[1]
 
     async def hear_failed(self, error: Exception) -> None:
-        """As nats-py does it: whoever cannot take a message in ends no connection."""
+        """Report the error as nats-py does: a failing handler must not end the connection."""
         await self._error_cb(error)
 
     async def _process_msg(
@@ -145,7 +145,7 @@ class PatchedClient(Client):
 
     async def _process_pong(self) -> None:
         if self._pongs and self._pongs[0].done():
-            # In its place one that nobody waits for: each PONG answers one PING, in order.
+            # A future that nobody awaits takes its place: each PONG answers one PING, in order.
             self._pongs[0] = asyncio.get_running_loop().create_future()
         await super()._process_pong()
 
@@ -154,7 +154,7 @@ class PatchedClient(Client):
         await super()._connect_to_server(s)
 
     def _go_on(self) -> None:
-        """A try that fails as it is cancelled is one that failed, for nats-py; it tries again."""
+        """Let nats-py try again: it takes an attempt that is cancelled for one that failed."""
         if self._cancelled():
             raise asyncio.CancelledError
 
@@ -169,17 +169,17 @@ class PatchedClient(Client):
     async def _line_of(
         self, kind: type[Transport], transport: Transport, is_first: Iterator[bool]
     ) -> bytes:
-        """The next line of a server that we only just meet.
+        """Return the next line of a server during the handshake.
 
-        The first one says who it is. Before it answers, a busy server may say that again, or ask
-        whether we are there. nats-py takes either for the answer, and then never sends anything.
+        The first line is INFO. Before its answer, a busy server may send INFO again, or a PING;
+        nats-py takes either for the answer, and then never sends anything.
         """
         expects_info = next(is_first, False)
         while True:
             line = bytes(await kind.readline(transport))
             if not line:
                 raise ConnectionResetError(
-                    errno.ECONNRESET, "the server has closed the connection while it was made"
+                    errno.ECONNRESET, "the server closed the connection during the handshake"
                 )
             if expects_info or not line.startswith((_INFO, PING_PROTO)):
                 return line
@@ -195,7 +195,7 @@ class PatchedClient(Client):
 
 
 async def _cancellable(waiting: Awaitable[T]) -> T:
-    """What nats-py answers; cancelled if we were meanwhile, though it kept that to itself."""
+    """Await nats-py, and raise the cancellation that it may have swallowed."""
     cancelled = _cancelled_since()
     answer = await waiting
     if cancelled():
@@ -204,7 +204,7 @@ async def _cancellable(waiting: Awaitable[T]) -> T:
 
 
 def _cancelled_since() -> Callable[[], bool]:
-    """Tells later whether this task was cancelled after this call."""
+    """Return a function that tells whether this task was cancelled after this call."""
     task = asyncio.current_task()
     if task is None:
         return _never
@@ -219,13 +219,13 @@ def _never() -> bool:
 async def settle(client: Client, within_s: float) -> None:
     """Wait until the server has seen all that was sent before this call."""
     async with asyncio.timeout(within_s):
-        # nats-py's own flush writes its PING past what still waits to be written
+        # nats-py's own flush writes its PING ahead of data that still waits to be written
         await client._flush_pending(force_flush=True)  # noqa: SLF001  nothing public does this
         await client.flush(timeout=ceil(within_s))
 
 
 async def dispose(client: Client) -> None:
-    """Close it, within a bound, so that nothing of it is left."""
+    """Close the client within a bound, and leave no task of it behind."""
     client.options["allow_reconnect"] = False
     try:
         async with asyncio.timeout(_CLOSE_WITHIN_S):
@@ -233,7 +233,7 @@ async def dispose(client: Client) -> None:
                 await settle(client, 1)
             await client.close()
     except (TimeoutError, nats_errors.Error, OSError, AssertionError) as error:
-        # nats-py asserts when it never got as far as a connection
+        # nats-py asserts when it never had a connection
         log.debug("bus_close_failed error=%s", error)
     finally:
         await _clear_away(client)

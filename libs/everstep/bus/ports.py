@@ -10,7 +10,7 @@ from everstep.messages import BlobRef, Fact, Message
 M = TypeVar("M", bound=Message)
 M_co = TypeVar("M_co", bound=Message, covariant=True)
 Handler = Callable[[Message], Awaitable[Message]]
-"""Answers one question. An `EverstepError` is told to the asker; anything else is a bug."""
+"""Answers one question. The asker receives an `EverstepError`; any other exception is a bug."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class FactReader(Protocol):
 
 
 class Inbox(Protocol[M_co]):
-    """What one subscription heard and nobody took yet: bounded, the oldest makes room."""
+    """The unread messages of one subscription: bounded, the oldest is dropped for the newest."""
 
     dropped: int
     undecodable: int
@@ -65,7 +65,7 @@ class Inbox(Protocol[M_co]):
     def __aiter__(self) -> AsyncIterator[M_co]: ...
 
     async def get(self) -> M_co:
-        """The oldest message, waiting for one if need be."""
+        """Return the oldest message; wait for one if there is none."""
         ...
 
 
@@ -76,7 +76,7 @@ class Document:
     key: str
     data: bytes | None
     revision: int
-    """Grows with each write. Say it back to write only if nobody else did."""
+    """Grows with each write. Pass it back to write only if nobody else did."""
 
 
 class Documents(Protocol):
@@ -87,8 +87,8 @@ class Documents(Protocol):
     async def put(self, key: str, data: bytes, *, revision: int | None) -> int:
         """Write, and return the new revision.
 
-        With a revision (0: there must be none) the write happens only if that is still the
-        newest, else `ConflictError`. None writes over whatever is there.
+        With a revision (0: the document must not exist) the write happens only if that is still
+        the newest, else `ConflictError`. None overwrites any document.
         """
         ...
 
@@ -99,11 +99,11 @@ class Documents(Protocol):
     def follow(
         self, key: str | None = None
     ) -> AbstractAsyncContextManager[AsyncIterator[Document]]:
-        """The current document, then each newer one; without a key, those of the whole bucket.
+        """Yield the current document, then each newer one; without a key, of the whole bucket.
 
         Verified: re-read on every reconnect and every `verify_every_s`, so that an
-        announcement lost on the way is late, never missed. Intermediate revisions may be
-        skipped.
+        announcement that was lost makes an update late, never missed. Intermediate revisions may
+        be skipped.
         """
         ...
 
@@ -123,11 +123,11 @@ class Leases(Protocol):
     """At most one holder a name at a time, by the server's clock."""
 
     async def acquire(self, name: str, holder: str, ttl_s: int) -> Held | None:
-        """The lease, or None while somebody else has it."""
+        """Return the lease, or None while somebody else has it."""
         ...
 
     async def renew(self, held: Held) -> Held:
-        """For another time to live; `LeaseLostError` when it is no longer ours."""
+        """Extend it by its time to live; `LeaseLostError` when it is no longer ours."""
         ...
 
     async def release(self, held: Held) -> None: ...
@@ -139,16 +139,16 @@ class Blobs(Protocol):
     async def put(self, job: str, data: bytes) -> BlobRef: ...
 
     async def get(self, ref: BlobRef) -> bytes:
-        """The content, verified. `BlobMissingError` when any of it is gone or not the same."""
+        """Return the verified content; `BlobMissingError` when a part is missing or differs."""
         ...
 
     async def keeps_s(self) -> float | None:
-        """How long the server keeps a content; None for ever."""
+        """Return the seconds for which the server keeps a blob; None for ever."""
         ...
 
 
 class Bus(Protocol):
-    """The bus as one process sees it. Losing the server delays; it never raises from `send`."""
+    """The bus as one process sees it. A lost server only delays; `send` never raises."""
 
     @property
     def connected(self) -> bool: ...
@@ -159,15 +159,15 @@ class Bus(Protocol):
         ...
 
     async def wait_connected(self) -> None:
-        """Return when there is a connection; at once when there is."""
+        """Return as soon as there is a connection."""
         ...
 
     def send(self, subject: str, message: Message) -> None:
-        """Fire and forget. While there is no server the newest wait and the oldest are dropped."""
+        """Fire and forget. Without a server the newest messages wait; the oldest are dropped."""
         ...
 
     async def record(self, fact: Fact) -> None:
-        """Keep a fact. On return it is on our disk, and the stream will have it, once."""
+        """Keep a fact. On return it is on this disk, and the stream will receive it, once."""
         ...
 
     async def flush(self, within_s: float) -> None:
@@ -175,24 +175,24 @@ class Bus(Protocol):
         ...
 
     async def deliver(self, subject: str, message: Message, *, within_s: float) -> bool:
-        """Send, and learn whether anybody heard it.
+        """Send a message, and return whether a subscriber received it.
 
-        True when one subscriber has it in its inbox. False, at once, when the server knows
-        that no connection listens there: whoever should is gone or cut off from the server.
-        A `BusError` when it cannot be told: `BusTimeoutError` when somebody listens but took
-        nothing in, which a connection that is just breaking causes, too (ask again), and
-        `BusUnreachableError` while we are away ourselves or have just come back.
+        True when one subscriber has it in its inbox. False, at once, when the server reports that
+        no connection subscribes: the receiver is gone or cut off from the server. A `BusError`
+        when neither is certain: `BusTimeoutError` when a subscriber exists but did not answer,
+        which a connection that is just breaking causes, too (try again), and
+        `BusUnreachableError` while this process has no connection or has just reconnected.
         """
         ...
 
     def subscribe(
         self, subject: str, of: type[M], *, capacity: int = 4096
     ) -> AbstractAsyncContextManager[Inbox[M]]:
-        """Hear a subject; messages of other types and undecodable ones are skipped and counted.
+        """Subscribe; messages of other types and undecodable ones are skipped and counted.
 
-        A message about another job than its subject counts as undecodable: the server let its
-        sender speak for the subject's job only. What was sent by `deliver`
-        is acknowledged once it is in the inbox.
+        A message about another job than its subject counts as undecodable: the server allows its
+        sender the subject's job only. A message sent by `deliver` is acknowledged once it is in
+        the inbox.
         """
         ...
 
@@ -210,13 +210,13 @@ class Bus(Protocol):
         job: str,
         within_s: float,
     ) -> M:
-        """One answer to a question, or the named error that says why there is none."""
+        """Return the answer to a question, or raise the `AskError` that says why there is none."""
         ...
 
     def answer(
         self, service: str, handlers: Mapping[str, Handler]
     ) -> AbstractAsyncContextManager[None]:
-        """Answer questions, by verb, as one of any number of replicas."""
+        """Answer questions by verb, as one of any number of replicas."""
         ...
 
     def documents(self, bucket: str) -> Documents: ...

@@ -1,4 +1,4 @@
-"""Questions and answers: typed, bounded, by `nats.micro`, so that its tools see our services."""
+"""Questions and answers: typed, bounded, over `nats.micro`, so that NATS's tools see services."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from nats.micro.request import Request
 from nats.micro.service import Service
 
 from everstep import __version__, subjects
-from everstep.bus.background import beside
+from everstep.bus.background import in_background
 from everstep.bus.connection import Connection
 from everstep.bus.containment import Containment
 from everstep.bus.errors import (
@@ -31,22 +31,22 @@ log = logging.getLogger(__name__)
 
 _QUEUE = 16_384
 _WORKERS = 1024
-"""Handlers may gather questions and decide about many at once; those that wait cost little."""
+"""Handlers may collect questions and decide about many at once; waiting handlers cost little."""
 _ERROR = "Nats-Service-Error"
 _CODE = "Nats-Service-Error-Code"
 _MAX_REASON = 1024
-_QUESTIONS = {(one.service, one.verb): one.question for one in ASKS}
+_QUESTIONS = {(ask.service, ask.verb): ask.question for ask in ASKS}
 
 
 class RefusalError(EverstepError):
-    """Raise it in a handler to answer with a code of one's own, as HTTP would."""
+    """Raise it in a handler to answer with this HTTP status and text."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
         self.code = code
 
 
-async def ask(  # noqa: PLR0913  what to ask of whom, about what, for how long
+async def ask(  # noqa: PLR0913  service, verb, question and limit are all needed
     jetstream: JetStream,
     service: str,
     verb: str,
@@ -79,7 +79,7 @@ async def ask(  # noqa: PLR0913  what to ask of whom, about what, for how long
 
 
 class _Answering:
-    """One replica of one service: hears, enqueues, works elsewhere."""
+    """One replica of one service: receives and enqueues questions; worker tasks answer them."""
 
     def __init__(self, connection: Connection, name: str, handlers: Mapping[str, Handler]) -> None:
         self._connection = connection
@@ -100,7 +100,7 @@ class _Answering:
             await self._connection.refuse_if_denied(client, subject)
 
     async def _enqueue(self, request: Request) -> None:
-        # nats-py answers what this raises, and an answer that fails ends the subscription.
+        # nats-py answers with the error raised here; if that fails, it ends the subscription.
         with self._contained.of("a question"):
             if not _reply_subject(request):
                 self._drop(request)
@@ -111,7 +111,7 @@ class _Answering:
                 await _refuse(request, "503", f"{self._name} has {_QUEUE} questions waiting")
 
     def _drop(self, request: Request) -> None:
-        """Nobody could hear what came of it: nothing is done."""
+        """Ignore a question without a reply subject: nobody could receive the answer."""
         if not self._has_dropped:
             self._has_dropped = True
             log.warning("question_dropped subject=%s reason=it has no reply", request.subject)
@@ -151,13 +151,13 @@ class _Answering:
 
 
 def _reply_subject(request: Request) -> str:
-    return str(request._msg.reply or "")  # noqa: SLF001  nothing public says it
+    return str(request._msg.reply or "")  # noqa: SLF001  no public attribute has it
 
 
 def _question(request: Request, service: str, verb: str) -> Message:
     question = decode(request.data)
     check_kind(service, verb, question)
-    # The server let this asker speak for the job in the subject, and for no other.
+    # The server allows this asker the job in the subject, and no other.
     if getattr(question, "job", None) != subjects.job_of(request.subject):
         raise RefusalError("403", "the question is about another job than its subject")
     subjects.check_name(subjects.job_of(request.subject))
@@ -165,10 +165,10 @@ def _question(request: Request, service: str, verb: str) -> Message:
 
 
 def check_kind(service: str, verb: str, question: Message) -> None:
-    """`RefusalError` 400 unless this is what the verb is asked with."""
+    """Raise `RefusalError` 400 unless the question has the verb's type."""
     wanted = _QUESTIONS.get((service, verb))
     if wanted is not None and not isinstance(question, wanted):
-        text = f"{service}.{verb} is asked with {tag_of(wanted)}, not with {tag_of(question)}"
+        text = f"{service}.{verb} takes {tag_of(wanted)}, not {tag_of(question)}"
         raise RefusalError("400", text)
 
 
@@ -184,7 +184,7 @@ async def answering(
     """See `everstep.bus.ports.Bus.answer`."""
     replica = _Answering(jetstream.connection, service, handlers)
     workers = [replica.work_for_ever() for _ in range(_WORKERS)]
-    async with beside(*workers), jetstream.connection.attached(replica):
+    async with in_background(*workers), jetstream.connection.attached(replica):
         try:
             yield
         finally:

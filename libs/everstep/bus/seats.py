@@ -1,9 +1,9 @@
-"""Whether a node takes part in a job, as rendezvous has written it down.
+"""Whether a node takes part in a job, according to the documents of rendezvous.
 
-A job's login may name any node in a fact. What is to hold for all jobs is believed only of nodes
-that rendezvous has given a seat in that job, now or earlier (`RoundDocument.nodes`), and of none
-where rendezvous does not know the job, as one of another launcher. The document of a job stays when
-the job is over.
+A job's login may name any node in a fact. A fact that affects other jobs is believed only about
+nodes that rendezvous has given a seat in that job, now or earlier (`RoundDocument.nodes`). Facts
+of a job that rendezvous does not know, such as a job of another launcher, are not believed. The
+document of a job is kept after the job has ended.
 """
 
 from collections import Counter
@@ -24,28 +24,28 @@ _JOBS_MOST = 1000
 
 
 class RoundDocuments:
-    """What rendezvous has written about each job."""
+    """Reads the document that rendezvous keeps about each job."""
 
     def __init__(self, bus: Bus) -> None:
         self._documents = bus.documents(ROUNDS)
         self._contained = Containment("the documents of rounds")
 
     async def read(self, job: str) -> RoundDocument | None:
-        """The newest; None where there is none, or none that can be read."""
-        found = await self._documents.get(job)
+        """Return the newest document; None where there is none, or it cannot be read."""
+        document = await self._documents.get(job)
         try:
-            return None if found.data is None else decode_as(found.data, RoundDocument)
+            return None if document.data is None else decode_as(document.data, RoundDocument)
         except BadMessageError as error:
             self._contained.note(f"the round of {job}", error)
             return None
 
 
 class SeatedOnly:
-    """Lets facts pass whose nodes have, or had, a seat in the job, or were refused one.
+    """Passes facts whose nodes have, or had, a seat in the job, or were refused one.
 
-    An agent examines its node before it joins: a fact that cannot be believed yet waits for 30 s,
-    and those about the same node behind it. They wait in memory: a replica that takes over does
-    without them.
+    An agent examines its node before it joins, so a fact about an unknown node waits for 30 s, and
+    later facts about that node wait behind it. They wait in memory: a replica that takes over does
+    not have them.
     """
 
     def __init__(self, bus: Bus, clock: Clock, accused: Callable[[Fact], Sequence[str]]) -> None:
@@ -53,17 +53,17 @@ class SeatedOnly:
         self._clock = clock
         self._accused = accused
         self._seated: dict[str, tuple[float, frozenset[str]]] = {}
-        """By job: when it was read, and which nodes were there."""
+        """By job: when its document was read, and the nodes in it."""
         self._waiting: dict[str, tuple[float, Fact]] = {}
         self.refused = 0
-        """Facts that were not believed in the end."""
+        """The number of facts that were not believed."""
 
     async def passed(self, facts: Iterable[Fact] = ()) -> list[Fact]:
-        """Of these, and of those that wait, the ones to be believed, the oldest first."""
+        """Return the believed facts among these and the waiting ones, the oldest first."""
         now = self._clock.now()
         queue = dict(self._waiting)
-        for one in facts:
-            queue.setdefault(one.id, (now, one))
+        for fact in facts:
+            queue.setdefault(fact.id, (now, fact))
         believed: list[Fact] = []
         waiting: dict[str, tuple[float, Fact]] = {}
         of_job: Counter[str] = Counter()
@@ -84,18 +84,18 @@ class SeatedOnly:
         return not nodes or nodes <= await self._nodes(fact.job, nodes, now)
 
     async def _nodes(self, job: str, nodes: frozenset[str], now: float) -> frozenset[str]:
-        """Those of a job; read again, though not all the time, where these are not among them."""
-        read_at, known = self._seated.pop(job, (-_AGAIN_AFTER_S, frozenset[str]()))
-        if not nodes <= known and now - read_at >= _AGAIN_AFTER_S:
+        """Return a job's nodes; if `nodes` are not all among them, read the document again."""
+        read_at, seated = self._seated.pop(job, (-_AGAIN_AFTER_S, frozenset[str]()))
+        if not nodes <= seated and now - read_at >= _AGAIN_AFTER_S:
             document = await self._rounds.read(job)
-            read_at, known = now, frozenset[str]() if document is None else _asked_in(document)
-        self._seated[job] = read_at, known
+            read_at, seated = now, frozenset[str]() if document is None else _asked_in(document)
+        self._seated[job] = read_at, seated
         while len(self._seated) > _JOBS_MOST:
             del self._seated[next(iter(self._seated))]
-        return known
+        return seated
 
 
 def _asked_in(document: RoundDocument) -> frozenset[str]:
-    """Nodes with a seat, now or earlier, and those that rendezvous has not let in."""
+    """Return the nodes with a seat, now or earlier, and those that rendezvous refused."""
     refused = (entry.rpartition(" ")[0] for entry in document.refused)
     return document.nodes.union(refused)

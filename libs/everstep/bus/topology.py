@@ -1,6 +1,6 @@
-"""Streams and buckets: what must exist, made and verified by reading it back.
+"""Streams and buckets: creates those that must exist, and verifies them by reading them back.
 
-The same for the dev server and for production (`everstep bus init`), and safe to run again.
+The same code serves the dev server and production (`everstep bus init`); it may run again.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How much the bus may keep. History is the record; the bus only has to outlast its absence."""
+    """How much the bus may keep. History is the record; the bus only bridges its absence."""
 
     facts_days: int = 30
     facts_bytes: int = 8 * 1024 * _MIB
@@ -112,9 +112,9 @@ async def init(
     retention: Retention | None = None,
     correct: bool = True,
 ) -> list[str]:
-    """Make what is missing, correct what differs, and say what was done, one line each.
+    """Create what is missing, correct what differs, and return one line for each change.
 
-    `TopologyError` when the server keeps a stream otherwise than asked.
+    `TopologyError` when the server stores a stream's configuration differently.
     """
     done: list[str] = []
     for plan in plans(replicas, retention or Retention()):
@@ -126,10 +126,10 @@ async def init(
 
 
 async def keep_for_ever(jetstream: JetStream, *, replicas: int = 1) -> None:
-    """Put the streams back whenever they are gone: after a wipe, at the latest in a minute.
+    """Create the streams again whenever they are missing: within a minute of a wipe.
 
-    A service of the control plane runs this beside its work; any number of them may. It never
-    changes a stream that is there: an operator, or a newer release, may have meant it so.
+    Any number of services of the control plane run this in the background. It never changes a
+    stream that exists: an operator or a newer release may have configured it.
     """
     look = asyncio.Event()
     with jetstream.connection.noticing(up=look.set):
@@ -148,18 +148,20 @@ async def keep_for_ever(jetstream: JetStream, *, replicas: int = 1) -> None:
 async def _ensure(jetstream: JetStream, plan: StreamPlan, *, correct: bool) -> str:
     wanted = {"name": plan.name, **plan.config}
     try:
-        found = await _config(jetstream, plan.name)
+        current = await _config(jetstream, plan.name)
     except NoStreamError:
         word = "made"
         await _call(jetstream, f"STREAM.CREATE.{plan.name}", wanted)
     else:
-        if not correct or not _differences(plan, found):
+        if not correct or not _differences(plan, current):
             return "kept"
         word = "corrected"
-        await _call(jetstream, f"STREAM.UPDATE.{plan.name}", {**found, **wanted})
+        await _call(jetstream, f"STREAM.UPDATE.{plan.name}", {**current, **wanted})
     differences = _differences(plan, await _config(jetstream, plan.name))
     if differences:
-        raise TopologyError(f"the server did not take all of {plan.name}: {'; '.join(differences)}")
+        raise TopologyError(
+            f"the server changed the configuration of {plan.name}: {'; '.join(differences)}"
+        )
     return word
 
 
@@ -180,9 +182,9 @@ async def _config(jetstream: JetStream, name: str) -> dict[str, Any]:
     return config
 
 
-def _differences(plan: StreamPlan, found: dict[str, Any]) -> list[str]:
+def _differences(plan: StreamPlan, current: dict[str, Any]) -> list[str]:
     return [
-        f"{key} is {found.get(key)!r}, not {value!r}"
+        f"{key} is {current.get(key)!r}, not {value!r}"
         for key, value in plan.config.items()
-        if found.get(key) != value
+        if current.get(key) != value
     ]

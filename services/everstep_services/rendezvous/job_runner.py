@@ -1,4 +1,4 @@
-"""One job at one replica: events gather, are decided together, written down, then carried out."""
+"""One job at one replica: collects events, decides them together, writes, then carries out."""
 
 import asyncio
 import logging
@@ -41,23 +41,23 @@ _RETRY_S = 0.5
 _ATTEMPTS = 50
 _SENDS_AT_ONCE = 200
 Pending = list[tuple[Event, asyncio.Future[Message] | None]]
-"""Events, each with whoever waits for the answer."""
+"""Events, each with the future of its answer."""
 
 
 class UnreadableRoundError(EverstepError):
-    """What is stored about a job is no document of ours. Nothing of it is decided on."""
+    """The document of a job cannot be decoded; nothing is decided about that job."""
 
     def __init__(self, job: str, why: str) -> None:
         super().__init__(
-            f"what the bus holds about the rounds of job {job} cannot be read ({why}): a newer "
-            f"release may have written it; else look at key {job} of bucket {BUCKET}, and remove it"
+            f"the document about the rounds of job {job} cannot be read ({why}): a newer release "
+            f"may have written it; otherwise look at key {job} of bucket {BUCKET}, and remove it"
         )
         self.job = job
 
 
 @dataclass(slots=True)
 class RunnerCounts:
-    """What a replica counted, over all jobs."""
+    """Counters of a replica, over all jobs."""
 
     questions: int = 0
     batches: int = 0
@@ -69,7 +69,7 @@ class RunnerCounts:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaContext:
-    """What every runner works with."""
+    """What all runners of a replica share."""
 
     settings: RendezvousSettings
     bus: Bus
@@ -98,15 +98,15 @@ class JobRunner:
         self._tidy_at: float | None = None
         self._contained = Containment(f"job {job}")
         self._unreadable = ""
-        """What was logged of a document that cannot be read."""
+        """The last logged error of an unreadable document."""
 
     @property
     def failures(self) -> int:
-        """How many batches of events could not be decided on, for a reason that nobody foresaw."""
+        """The number of batches that failed with an unexpected error."""
         return self._contained.failures
 
     async def ask(self, question: Event) -> Message:
-        """The answer, once what it rests on is written down."""
+        """Return the answer, once the document behind it is written."""
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._around.counts.questions += 1
         self._events.append((question, answer))
@@ -114,22 +114,22 @@ class JobRunner:
         return await answer
 
     def tell(self, event: Event) -> None:
-        """Something that nobody waits for an answer to."""
+        """Add an event that nobody awaits an answer to."""
         self._events.append((event, None))
         self._woken.set()
 
     def offer(self, document: Document) -> None:
-        """A revision of the job's document, ours or another replica's."""
+        """Note a revision of the job's document, written by us or by another replica."""
         if self._news is None or document.revision > self._news.revision:
             self._news = document
             self.tell(Tick())
 
     def wake(self) -> None:
-        """Look at the job again, with nothing that has come."""
+        """Decide about the job again without a new event."""
         self.tell(Tick())
 
     def _see_whether_it_was_away(self) -> None:
-        """After the bus was away, what we know may be old, and what we timed means nothing."""
+        """After the bus was away, read the document again and restart the timers."""
         returns = self._around.bus.returns
         if returns != self._returns:
             self._returns = returns
@@ -137,17 +137,17 @@ class JobRunner:
             self._revision = None
 
     async def show(self) -> RoundDocument:
-        """How the job stands."""
-        found = await self._documents.get(self._name)
-        if found.data is None:
+        """Return the job's document."""
+        stored = await self._documents.get(self._name)
+        if stored.data is None:
             raise RefusalError("404", f"there is no job {self._name}")
-        return _decoded(self._name, found.data)
+        return _decoded(self._name, stored.data)
 
     async def work_for_ever(self) -> None:
-        """Decide whatever comes, batch by batch."""
+        """Decide about incoming events, batch by batch."""
         while True:
             await self._wait()
-            # Nothing is decided without the bus: whoever cannot be heard has not failed.
+            # Nothing is decided without the bus: an agent that cannot be heard has not failed.
             await self._around.bus.wait_connected()
             if self._events:
                 await self._around.clock.sleep(self._around.settings.gather_s)
@@ -160,7 +160,7 @@ class JobRunner:
                 self._put_off(pending, error)
             except UnreadableRoundError as error:
                 self._leave_alone(pending, error)
-            except Exception as error:  # noqa: BLE001  no other job may suffer from this one
+            except Exception as error:  # noqa: BLE001  other jobs must not suffer from this one
                 self._pass_over(pending, error)
             with self._contained.of("facts that wait"):
                 await self._tidy()
@@ -198,10 +198,10 @@ class JobRunner:
             if outcome.is_changed:
                 await self._record(job)
             return
-        raise BusError(f"job {self._name}: {_ATTEMPTS} writes in a row came second")
+        raise BusError(f"job {self._name}: other replicas wrote first {_ATTEMPTS} times in a row")
 
     async def _load(self, events: list[Event], now: Now) -> RendezvousJob | None:
-        """The job as of the newest revision that we know of."""
+        """Return the job as of the newest known revision."""
         news, self._news = self._news, None
         if self._revision is not None and news is not None and news.revision > self._revision:
             self._take(news)
@@ -221,10 +221,10 @@ class JobRunner:
         if document.data is None:
             self._revision = 0
             return
-        found = _decoded(self._name, document.data)
-        self._job = self._made(found)
-        if found.outbox:
-            # Whoever wrote it records it; if it still stands there later, they are gone.
+        stored = _decoded(self._name, document.data)
+        self._job = self._made(stored)
+        if stored.outbox:
+            # The replica that wrote the fact records it; if it remains here, that replica is gone.
             self._stored_outbox = True
             self._tidy_at = self._around.clock.now() + _RESCUE_AFTER_S
 
@@ -256,7 +256,7 @@ class JobRunner:
         around.counts.probes += len(outcome.probes)
 
     def _subject(self, node: str | None, instance: str) -> str:
-        """Where an order is heard. Two agents may have one node id: only one of them is meant."""
+        """Return the subject of an order, for one of the agents that may have this node id."""
         return subjects.order(self._name, instance or node)
 
     async def _probe(self, probe: LivenessProbe) -> None:
@@ -265,13 +265,13 @@ class JobRunner:
             subject = self._subject(probe.node, probe.instance)
             is_there = await self._around.bus.deliver(subject, probe.order, within_s=within_s)
         except (EverstepError, TimeoutError) as error:
-            # Unreachable is not gone.
+            # An unreachable agent is not gone.
             log.debug("probe_untold job=%s node=%s error=%s", self._name, probe.node, error)
             return
         self.tell(Probed(probe.node, probe.instance, is_there))
 
     async def _record(self, job: RendezvousJob) -> None:
-        """Record what was decided. What fails stays in the document, and is tried again."""
+        """Record the decided facts. A fact that fails stays in the document for another attempt."""
         waiting = job.outbox
         facts = [fact for fact in (_fact_in(text) for text in waiting) if fact is not None]
         if not facts:
@@ -286,7 +286,7 @@ class JobRunner:
         self._tidy_at = self._around.clock.now() + _TIDY_AFTER_S
 
     async def _tidy(self) -> None:
-        """Take facts that are recorded out of the document, when nothing else is written."""
+        """Remove recorded facts from the document, if no other write does."""
         if self._tidy_at is None or self._around.clock.now() < self._tidy_at:
             return
         self._tidy_at = None
@@ -305,18 +305,18 @@ class JobRunner:
             self._tidy_at = self._around.clock.now() + _TIDY_AFTER_S
 
     def _put_off(self, pending: Pending, error: BusError) -> None:
-        """The bus failed us: askers ask again, and we read again before we decide."""
+        """Drop events after a failure of the bus: askers ask again, and we read again."""
         log.warning("not_decided job=%s events=%d error=%s", self._name, len(pending), error)
         self._revision = None
         self._wake_at = self._around.clock.now() + _RETRY_S
-        text = f"job {self._name}: nothing could be written down ({error}); ask again"
+        text = f"job {self._name}: its document could not be written ({error}); ask again"
         _refuse(pending, RefusalError("503", text))
         for event, answer in pending:
             if answer is None and not isinstance(event, Tick):
                 self._events.append((event, None))
 
     def _pass_over(self, pending: Pending, error: Exception) -> None:
-        """What came together is dropped, and the document is read again: it has nothing of it."""
+        """Drop the batch and read the document again, which has nothing of the batch."""
         names = ", ".join(sorted({type(event).__name__ for event, _ in pending}))
         self._contained.note(f"events {names or 'of time'}", error)
         self._revision, self._memory = None, ReplicaMemory()
@@ -324,7 +324,7 @@ class JobRunner:
         _refuse(pending, RefusalError("500", "rendezvous failed: see its log"))
 
     def _leave_alone(self, pending: Pending, error: UnreadableRoundError) -> None:
-        """Until somebody writes something else there: no other job may suffer from it."""
+        """Leave the job alone until somebody writes its document; other jobs must not suffer."""
         if self._unreadable != str(error):
             self._unreadable = str(error)
             log.error("document_unreadable job=%s error=%s", self._name, error)
@@ -343,7 +343,7 @@ def _decoded(job: str, data: bytes) -> RoundDocument:
 
 
 def _no_such_job(job: str, pending: Pending) -> None:
-    """Its document was lost, or there never was one: agents that run ranks run on."""
+    """Answer for a job without a document; agents that run ranks keep them."""
     for event, answer in pending:
         if answer is None or answer.done():
             continue
@@ -355,13 +355,13 @@ def _no_such_job(job: str, pending: Pending) -> None:
 
 
 def _fact_in(text: str) -> Fact | None:
-    """A fact of the outbox; None for one of a newer release: its own replicas record it."""
+    """Return a fact of the outbox; None for a newer release's, which its own replicas record."""
     try:
-        found = decode(text.encode())
+        message = decode(text.encode())
     except BadMessageError as error:
         log.info("fact_left error=%s", error)
         return None
-    return found if isinstance(found, Fact) else None
+    return message if isinstance(message, Fact) else None
 
 
 def _refuse(pending: Pending, error: RefusalError) -> None:

@@ -1,4 +1,4 @@
-"""The rendezvous service, opened: its place on the bus, and what is to be run."""
+"""A replica of rendezvous: connects it to the bus, and names its loops."""
 
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -14,8 +14,8 @@ from everstep_services.rendezvous.settings import RendezvousSettings
 def opened(
     settings: RendezvousSettings, bus_settings: BusSettings, spool: Path | None = None
 ) -> AbstractAsyncContextManager[Parts]:
-    """One replica; any number may run, each with a spool of its own.
+    """Open one replica; any number may run, each with a spool of its own.
 
-    What it decided waits in `spool`, or below the `spool_dir` of the bus, for the stream.
+    Its facts wait for the stream in `spool`, or below the `spool_dir` of the bus.
     """
     return on_bus("rendezvous", bus_settings, partial(Rendezvous, settings), spool)

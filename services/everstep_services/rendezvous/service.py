@@ -1,4 +1,4 @@
-"""Hears questions, findings and documents, and brings each to the runner of its job."""
+"""Receives questions, findings and documents, and passes each to the runner of its job."""
 
 import asyncio
 import logging
@@ -48,7 +48,7 @@ _VERBS = (
 
 
 class Rendezvous:
-    """One of any number of replicas. It keeps nothing that another could not go on from."""
+    """One of any number of replicas; any other replica can continue from the documents."""
 
     def __init__(self, settings: RendezvousSettings, bus: Bus, clock: Clock) -> None:
         self._settings = settings
@@ -61,12 +61,14 @@ class Rendezvous:
         self._counts = RunnerCounts()
         self._contained = Containment("rendezvous")
         self.answers = asyncio.Event()
-        """Set once questions are heard."""
+        """Set once it receives questions."""
 
     def statistics(self) -> dict[str, float]:
-        """What it counted so far, for metrics."""
+        """Return its counters, for metrics."""
         counts = {f"{name}_total": getattr(self._counts, name) for name in RunnerCounts.__slots__}
-        failures = self._contained.failures + sum(one.failures for one in self._runners.values())
+        failures = self._contained.failures + sum(
+            runner.failures for runner in self._runners.values()
+        )
         return counts | {
             "jobs": float(len(self._runners)),
             "suspects": float(len(self._suspects)),
@@ -75,7 +77,7 @@ class Rendezvous:
 
     @property
     def loops(self) -> tuple[Loop, ...]:
-        """What is to be run."""
+        """Return the loops to run."""
         return (self.serve_for_ever,)
 
     async def serve_for_ever(self) -> None:
@@ -97,7 +99,7 @@ class Rendezvous:
 
     async def _asked(self, question: Message) -> Message:
         job: str = getattr(question, "job", "")
-        if isinstance(question, Join):  # what will be part of a subject
+        if isinstance(question, Join):  # its names become parts of subjects
             checked_name("node", question.node)
             checked_name("agent", question.instance)
         event: Event = question  # type: ignore[assignment]  # each verb's own, or no answer
@@ -124,7 +126,7 @@ class Rendezvous:
         return JobControl(
             is_braked=any(document.is_braked for document in both),
             modes=modes,
-            exclusions=tuple(one for document in both for one in document.exclusions),
+            exclusions=tuple(exclusion for document in both for exclusion in document.exclusions),
             suspects=self._suspects,
         )
 
@@ -154,7 +156,7 @@ class Rendezvous:
                 runner.tell(Tick())
 
     async def _follow_nodes(self) -> None:
-        """What health wrote down last holds, whether or not it runs now."""
+        """Apply health's last document, whether or not health runs now."""
         async with self._bus.documents("NODES").follow(subjects.CLUSTER) as documents:
             async for document in documents:
                 with self._contained.of("document NODES"):
@@ -171,7 +173,7 @@ class Rendezvous:
                         self._runners[finding.job].tell(finding)
 
     async def _watch_bus(self) -> None:
-        """After the bus was away, every runner reads again, also one that nothing else wakes."""
+        """Wake every runner after the bus was away, so that it reads its document again."""
         await self._bus.wait_connected()
         returns = self._bus.returns
         while True:
@@ -188,11 +190,11 @@ class Rendezvous:
 
 def _suspects(document: Document) -> dict[str, str]:
     nodes = () if document.data is None else _NODES.decode(document.data).nodes
-    return {one.node: one.reason for one in nodes if one.suspicion}
+    return {node.node: node.reason for node in nodes if node.suspicion}
 
 
 def _shown(document: RoundDocument) -> RoundDocument:
-    """The document as it fits into one message, without the key: a very large one without seats."""
+    """Return the document without its key, and without seats if it exceeds one message."""
     replication = document.replication
     if replication is not None:
         replication = msgspec.structs.replace(replication, key="")

@@ -1,68 +1,68 @@
-"""The [rendezvous] section: how patient it is, and when it stops trying."""
+"""The [rendezvous] section: the time limits and budgets of its decisions."""
 
 from everstep.settings import Settings
 
 
 class RendezvousSettings(Settings, frozen=True, kw_only=True):
-    """Every limit that a decision of rendezvous can pass."""
+    """The limits of rendezvous's decisions."""
 
     join_within_s: float = 600.0
-    """How long a round may take to form before the job gives up, unless the job says otherwise."""
+    """How long a round may take to form before the job gives up; a job may set its own limit."""
     last_call_s: float = 1.0
-    """Beyond the job's stop grace, how long a previous holder of a slot is waited for."""
+    """How long to wait for a slot's previous holder, beyond the job's stop grace."""
     elastic_wait_s: float = 10.0
     """How long an elastic round waits for more nodes, once it has enough."""
     grow_after_s: float | None = None
-    """A running elastic round that could be larger is ended after this time; by default it grows
-    when it ends anyway."""
+    """After this time a running elastic round that could be larger is ended; by default it grows
+    only when it ends anyway."""
     crash_evidence_s: float = 0.3
     """How long agents may collect evidence after a crash."""
     stall_evidence_s: float = 5.0
     """How long agents may collect evidence about a stall."""
     stall_excuse_s: float = 0.5
-    """How long other agents may take to name a rank that a stalled one may wait for."""
+    """How long other agents may take to name a rank that a stalled rank may be waiting for."""
     cause_within_s: float = 0.3
-    """How long the reports that follow the first may explain it better, and how long ranks may end
-    by themselves before they are told to, while all that is known are consequences."""
+    """How long later reports may replace the first as the cause, and how long ranks may end by
+    themselves before they are stopped, while only consequences are known."""
     alike_within_s: float = 3.0
-    """How long the other ranks may end by themselves, when one whose program is wrong fails before
-    the job has ever made a step: whether all fail alike decides whether it is tried again."""
+    """How long the other ranks may end by themselves when a rank's program fails before the job
+    has ever made a step: if all ranks fail alike, the script cannot start."""
     save_within_s: float = 60.0
     """How long ranks may take to save before an operator's stop or restart."""
     save_agree_s: float = 0.5
-    """How long agents may take to say how far their ranks are, before a step is agreed on."""
+    """How long agents may take to report their last step, before a step to save is agreed on."""
     save_lead_s: float = 1.5
     """How long the order to save after that step may take to reach every rank."""
     probe_after_s: float = 0.1
-    """An agent that owes an answer is asked for a sign of life after this time."""
+    """An agent that owes an answer is probed after this time."""
     probe_every_s: float = 1.0
-    """And again so often."""
+    """The time between two probes of the same agent."""
     probe_within_s: float = 0.5
-    """How long it may take to give that sign."""
+    """How long an agent may take to answer a probe."""
     probes_at_once: int = 256
-    """So many agents are asked at once."""
+    """The most agents that are probed at once."""
     refill_every_s: float = 1800.0
-    """A round that makes steps for so long gives one restart back to the budget."""
+    """A round that makes steps for this long gives one restart back to the budget."""
     quick_s: float = 60.0
     """A round that fails sooner, without progress, counts as part of a crash loop."""
     steady_after_s: float = 300.0
-    """A round without any step that could be seen has recovered after it ran for so long."""
+    """A round whose steps cannot be seen has recovered after it ran for this long."""
     backoff_s: tuple[float, ...] = (0.0, 5.0, 15.0, 45.0, 135.0, 300.0)
-    """How long the next round waits after that many quick failures in a row."""
+    """How long the next round waits after one, two, three … quick failures in a row."""
     say_waiting_after_s: float = 1.0
-    """A round that takes longer to form says what it waits for."""
+    """A round that takes longer to form reports what it waits for."""
     replica_factor: int = 2
-    """How many nodes have a slot's state in memory, its own included; 1 for no copies. With
-    parts, how many have to do with it: its own, and one for each part."""
+    """The number of nodes that hold a slot's state in memory, its own node included; 1 for no
+    copies. With parts, its own node and one node for each part."""
     replica_jump: int | None = None
-    """Slots that are so far apart keep each other's states; by default those that share no failure
+    """Slots at this distance keep each other's states; by default slots that share no failure
     domain."""
     replica_parts_needed: int = 1
-    """1 for whole copies; else each of the `replica_factor` - 1 others has a part, and so many of
-    these give a state back. 7 and 4 survive the loss of any 3 nodes with 1.5 times the memory of
-    one copy."""
+    """1 for whole copies; otherwise each of the `replica_factor` - 1 other nodes has one part, and
+    this number of parts restores a state. Factor 7 with 4 parts survives the loss of any 3 nodes
+    with 1.5 times the memory of one copy."""
     gather_s: float = 0.002
-    """How long questions gather before they are decided together."""
+    """How long questions are collected before they are decided together."""
     renew_within_s: float = 5.0
     """How long one write of a job's document may take."""
 

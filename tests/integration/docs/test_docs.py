@@ -209,10 +209,6 @@ def test_pages_name_no_other_sites_for_what_a_browser_loads() -> None:
     assert not re.search(r"https?://", config)
 
 
-def test_the_quickstart_has_the_example_of_the_readme() -> None:
-    assert blocks(ROOT / "README.md", "python") == blocks(DOCS / "quickstart.md", "python")
-
-
 @pytest.mark.parametrize("page", WRITTEN, ids=name)
 def test_python_in_pages_is_python_and_imports_what_exists(page: Path) -> None:
     for block in blocks(page, "python"):
@@ -221,8 +217,8 @@ def test_python_in_pages_is_python_and_imports_what_exists(page: Path) -> None:
         exec("\n".join(imports), {})
 
 
-def test_the_example_of_the_readme_is_read_back(tmp_path: Path) -> None:
-    """The README's example runs as it is printed (A1.3)."""
+def test_the_recorded_fact_of_the_guide_is_read_back(tmp_path: Path) -> None:
+    """The example of `record-a-fact.md` runs as printed."""
     state = tmp_path / "state"
     kept = {name: value for name, value in os.environ.items() if name in {"PATH", "LANG"}}
     environ = {**kept, "HOME": str(tmp_path), "EVERSTEP_STATE_DIR": str(state)}
@@ -241,7 +237,7 @@ def test_the_example_of_the_readme_is_read_back(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    (example,) = blocks(ROOT / "README.md", "python")
+    (example,) = blocks(DOCS / "guides/record-a-fact.md", "python")
     (tmp_path / "record.py").write_text(example)
     command = ("-m", "everstep_services.cli")
     run(*command, "up", "--detach", "--api-port", "0")

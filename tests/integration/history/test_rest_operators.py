@@ -286,7 +286,7 @@ async def test_a_job_is_restarted_and_stopped_and_the_record_says_by_whom(
         await asyncio.gather(*(agent.started() for agent in agents))
 
         answer = await client.post(f"jobs/{job}:restart", json={"reason": "stuck"})
-        free = "another one follows, and costs nothing of the restart budget"
+        free = "another round follows, and does not count against the restart budget"
         assert (answer.status_code, answer.json()["text"]) == (202, f"round 1 ends; {free}")
         await asyncio.gather(*(agent.stopped() for agent in agents))
         await asyncio.gather(*(agent.join() for agent in agents))

@@ -153,7 +153,7 @@ def test_a_backoff_is_said_to_all_in_one_line_and_to_those_who_ask_later() -> No
         world.report("n0", "rank_exited", exit_code=1, reason="rank 0 exited with 1")
         world.back("n0")
     said = (
-        "waits 5 s before round 3: 2 rounds in a row failed within 60 s and without progress; "
+        "waits 5 s before round 3: 2 rounds in a row failed within 60 s without progress; "
         "the last one: rank 0 exited with 1"
     )
     waits = [(node, one.reason) for node, one in world.orders if isinstance(one, AwaitRound)]

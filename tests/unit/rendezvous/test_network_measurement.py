@@ -77,7 +77,9 @@ def test_where_ranks_run_only_if_somebody_accepts_that() -> None:
 def test_it_takes_two_nodes_and_those_that_are_named_must_be_there() -> None:
     world = waiting(3)
     assert asked(world, nodes=("n1", "n9", "n8")).text == "n9, n8 takes no part in the job"
-    assert asked(world, nodes=("n1", "n1")).text.startswith("1 nodes would measure: it takes 2")
+    assert asked(world, nodes=("n1", "n1")).text.startswith(
+        "1 nodes would measure: name at least 2 nodes"
+    )
     world.leave("n2")
     assert asked(world, nodes=("n1", "n2")).is_refused
     assert not ordered(world)

@@ -112,7 +112,7 @@ def test_too_few_whole_segments_cannot_be_placed_and_why_is_said() -> None:
     here = nodes(0, 1, 2, network="a") + nodes(3, 4, 5, network="b")
     world = World(4, 4, segment=4)
     assert largest_size(here, world) == 0
-    assert "segments of 4" in obstacle(here, world)
+    assert "each segment of 4 slots" in obstacle(here, world)
 
 
 def test_a_hole_in_a_segment_is_filled_from_its_own_domain() -> None:

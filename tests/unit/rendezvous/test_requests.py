@@ -88,14 +88,14 @@ def test_all_agents_hear_which_images_are_released_while_there_are_any() -> None
     done = asked(world, ask)
     assert (done.is_refused, done.text) == (
         True,
-        "the job is over, and its states in memory with it",
+        "the job is over, and its states in memory are released",
     )
 
 
 def test_a_restart_costs_nothing_and_says_so() -> None:
     world = World(spec(1, max_restarts=0)).started("n0")
     done = asked(world, restart())
-    free = "another one follows, and costs nothing of the restart budget"
+    free = "another round follows, and does not count against the restart budget"
     assert done.text == f"round 1 ends; {free}"
     world.back("n0")
     world.run()
@@ -123,7 +123,7 @@ def test_a_restart_without_a_node_names_it() -> None:
 @pytest.mark.parametrize(
     ("spares", "left"),
     [
-        (("n2",), "n1 leaves, and its agent exits with 0; the others go on without it"),
+        (("n2",), "n1 leaves, and its agent exits with 0; the others continue without it"),
         ((), "n1 leaves, and its agent exits with 90; the job then needs another node"),
     ],
 )
@@ -150,7 +150,7 @@ def test_a_drain_gives_the_ranks_time_to_save_if_asked_to() -> None:
 def test_a_spare_is_drained_without_a_word_to_the_others() -> None:
     world = World(spec(1)).started("n0")
     world.join("n1")
-    text = "n1 leaves, and its agent exits with 0; the others go on without it"
+    text = "n1 leaves, and its agent exits with 0; the others continue without it"
     assert asked(world, drain("n1")).text == text
     assert world.doc.phase == "running"
 
@@ -170,7 +170,7 @@ def test_a_save_goes_to_a_round_that_runs_only() -> None:
     assert done.text == "no round runs: the job is at round 1, forming"
     world.run()
     done = asked(world, save)
-    assert done.text == "round 1 is asked to save at its next step, and goes on"
+    assert done.text == "the ranks of round 1 save after one of their next steps, and continue"
     order = world.orders[-1][1]
     assert isinstance(order, SaveCheckpoint)
     assert (order.reason, order.then_stop) == ("ann: before the maintenance", False)

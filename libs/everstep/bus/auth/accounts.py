@@ -1,12 +1,12 @@
-"""The accounts of the bus, and the logins in them, as the server is told of them.
+"""The accounts of the bus, and the logins in them, as the server receives them.
 
     operator ─┬─ SYS          takes new accounts; nobody stays logged in there
               ├─ CONTROL      JetStream, `service`, `admin`; exports what agents need
               └─ job-NAME …   one for each job; imports its own subjects from CONTROL
 
-Everything follows from the operator's key, so that there is one secret to keep, and an account
-that the server has lost comes back as it was. Agents' logins are signed by a key that can do only
-that: what they may say stands in their account, not in their token.
+All keys are derived from the operator's key, so that there is one secret to keep, and an account
+that the server has lost is made again as it was. Agents' logins are signed by a key that can do
+nothing else: their permissions are in their account, not in their token.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ from everstep.errors import EverstepError
 from everstep.ids import checked_name
 
 VALID_S = 7 * 86400
-"""How long a login is good for, unless somebody says otherwise."""
+"""How long a login is valid by default."""
 
 _OPERATOR_FILE = "operator.seed"
 _SIGNER_FILES = ("agents.seed", "services.seed")
@@ -47,11 +47,11 @@ _NO_DEFAULTS: dict[str, Any] = {"pub": {}, "sub": {}}
 
 
 class LoginRefusedError(EverstepError):
-    """A login is not renewed, or a job is not let in."""
+    """A login was not renewed, or a job was not admitted."""
 
 
 class Operator:
-    """Makes accounts and logins. Whoever has its key may do everything on the bus."""
+    """Makes accounts and logins. Its key allows everything on the bus."""
 
     def __init__(self, key: Key) -> None:
         self._key = key
@@ -73,7 +73,7 @@ class Operator:
 
     @classmethod
     def made(cls, folder: Path) -> "Operator":
-        """As `opened`; where no key is yet, a new one."""
+        """As `opened`, but make a new key if the folder has none."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folder / _OPERATOR_FILE
         if not path.exists():
@@ -82,11 +82,11 @@ class Operator:
 
     @property
     def signers(self) -> "Signers":
-        """What renews logins, and can do nothing else."""
+        """Return the keys that renew logins, and can do nothing else."""
         return Signers([self._agents, self._services])
 
     def write_signers(self, folder: Path) -> None:
-        """Put the keys that renew logins into a folder, for the service that does."""
+        """Write the keys that renew logins into a folder, for the service that renews them."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, key in zip(_SIGNER_FILES, (self._agents, self._services), strict=True):
             write_private(folder / name, key.seed + "\n")
@@ -119,7 +119,7 @@ class Operator:
     ) -> str:
         """The token of a job's account.
 
-        With `is_cut_off` nobody may be connected there. Logins that were issued before or at
+        With `is_cut_off` the account allows no connection. Logins issued at or before
         `logins_before`, in seconds since 1970, are refused for ever.
         """
         claims = {
@@ -147,16 +147,16 @@ class Operator:
         raise BusConfigError(f"{name!r} is not a login: use admin, service, or agent-JOB")
 
     def signs_as(self, issuer: str) -> bool:
-        """Whether logins of this issuer are ours."""
+        """Whether this operator's keys include the issuer."""
         return issuer in {self._agents.public, self._services.public, self.control.public}
 
     def system_login(self) -> Credentials:
-        """For a minute: who may tell the server of accounts."""
+        """Return a login, valid for a minute, that may give the server accounts."""
         return _login(self.system, self.system.public, "operator", 60, User((">",), (">",)))
 
 
 class Signers:
-    """Renews logins, for as long as those who ask have one that is still good."""
+    """Renews logins for clients whose present login is still valid."""
 
     def __init__(self, keys: Sequence[Key], valid_s: int = VALID_S) -> None:
         self._keys = keys
@@ -169,24 +169,26 @@ class Signers:
         return cls(keys, valid_s)
 
     def valid_for(self, valid_s: int) -> "Signers":
-        """The same, for logins that last so long."""
+        """Return the same keys, for logins that are valid for `valid_s`."""
         return Signers(self._keys, valid_s)
 
     def renewed(self, token: str, job: str) -> str:
-        """The same login with a later end. The server has vouched for the job.
+        """Return the same login with a later end. The server has verified the job.
 
-        `LoginRefusedError` where it is not one of ours, or of another job.
+        `LoginRefusedError` if the login is not ours, or belongs to another job.
         """
         claims = claims_of(token)
         signer = next((key for key in self._keys if claims and key.public == claims.iss), None)
         if claims is None or signer is None or not signer.has_signed(token):
-            raise LoginRefusedError("the login is not one that is renewed here")
+            raise LoginRefusedError("this service does not renew this login")
         if _job_of(claims) != job:
-            raise LoginRefusedError(f"the login {claims.name} is not one of job {job}")
+            raise LoginRefusedError(f"the login {claims.name} does not belong to job {job}")
         now = _now()
         if claims.exp and claims.exp <= now:
-            raise LoginRefusedError("the login has expired: an operator makes a new one")
-        # One that was made for a short time stays one for a short time.
+            raise LoginRefusedError(
+                "the login has expired: ask an operator for a new one (`everstep bus login`)"
+            )
+        # A login that was made for a short time is renewed for a short time.
         valid_s = min(self._valid_s, claims.exp - claims.iat) if claims.exp else self._valid_s
         ends = max(claims.exp, now + valid_s)
         kept = {key: value for key, value in claims.nats.items() if key != "version"}
@@ -194,18 +196,18 @@ class Signers:
 
 
 def is_cut_off(account: Claims) -> bool:
-    """Whether nobody may be connected to an account."""
+    """Whether an account allows no connection."""
     return bool(account.nats.get("limits", {}).get("conn") == 0)
 
 
 def logins_before(account: Claims) -> int | None:
-    """Up to when the logins of an account were revoked; None if none was."""
-    found = account.nats.get("revocations", {}).get("*")
-    return None if found is None else int(found)
+    """Return the time up to which logins of an account are revoked; None if none is."""
+    revoked = account.nats.get("revocations", {}).get("*")
+    return None if revoked is None else int(revoked)
 
 
 def is_same(account: Claims, token: str) -> bool:
-    """Whether a token says of an account what it says already, whenever it was made."""
+    """Whether a token describes the account as it already is, apart from the token's time."""
     wanted = claims_of(token)
     return wanted is not None and wanted.nats == account.nats
 
@@ -219,7 +221,7 @@ def _login(
 ) -> Credentials:
     user = Key.new(Kind.USER)
     claims: dict[str, Any] = {"type": "user", "issuer_account": account}
-    if may is not None:  # others may what the scope of their signer says
+    if may is not None:  # other logins have the permissions of their signer's scope
         claims |= _permissions(may)
     now = _now()
     return Credentials(

@@ -1,4 +1,4 @@
-"""Tells a running server of accounts: lets the agents of a job in, or cuts them off."""
+"""Admits the agents of a job to a running server, or cuts them off."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -33,24 +33,24 @@ _UPDATE = "$SYS.REQ.CLAIMS.UPDATE"
 async def admit(
     operator: Operator, settings: BusSettings, job: str, *, again: bool = False
 ) -> int | None:
-    """Let the agents of a job in; the server does when this returns.
+    """Admit the agents of a job; on return the server accepts their logins.
 
-    Returns up to when their logins were revoked. `LoginRefusedError` when they were cut off,
-    unless it is `again`.
+    Returns the time up to which their logins are revoked. `LoginRefusedError` when they were cut
+    off, unless `again` is set.
     """
     async with _system(operator, settings) as server:
-        found = await server.account(operator.account_of(job))
-        before = None if found is None else logins_before(found)
-        if found is not None and is_cut_off(found):
+        account = await server.account(operator.account_of(job))
+        before = None if account is None else logins_before(account)
+        if account is not None and is_cut_off(account):
             if not again:
                 raise LoginRefusedError(
                     f"the agents of job {job} were cut off from the bus: `everstep bus login "
                     f"{job}` lets them in again"
                 )
-            # No login can have been renewed since: nobody could ask.
+            # No login can have been renewed since: no agent could connect.
             before = int(datetime.now(UTC).timestamp()) - 1
         token = operator.job_account(job, logins_before=before)
-        if found is None or not is_same(found, token):
+        if account is None or not is_same(account, token):
             await server.update(token)
     return before
 
@@ -64,7 +64,7 @@ async def cut_off(operator: Operator, settings: BusSettings, job: str) -> None:
     async with _system(operator, settings) as server:
         if await server.account(operator.account_of(job)) is None:
             raise LoginRefusedError(
-                f"no agent of a job {job} was ever let in at {settings.url}: nobody is cut off; "
+                f"no agent of a job {job} was ever admitted at {settings.url}: nobody is cut off; "
                 f"is the name right?"
             )
         await server.update(operator.job_account(job, is_cut_off=True, logins_before=before))
@@ -78,7 +78,7 @@ def login_file(
     valid_s: int = VALID_S,
     issued_after: int | None = None,
 ) -> Path:
-    """The file with a login, made or made anew where it does not last long any more."""
+    """Return the file of a login; make a new login if there is none, or it expires soon."""
     path = folder / f"{name}.creds"
     if not (path.exists() and _is_good(path, operator, valid_s, issued_after or 0)):
         write_private(path, operator.login(name, valid_s).text())
@@ -88,7 +88,7 @@ def login_file(
 async def agents_login(
     folder: Path, operator: Operator, settings: BusSettings, job: str, valid_s: int = VALID_S
 ) -> BusSettings:
-    """Let the agents of a job in, with a login from a folder; how they log in."""
+    """Admit the agents of a job with a login from a folder, and return how they log in."""
     before = await admit(operator, settings, job)
     path = await asyncio.to_thread(
         login_file, folder, operator, agents_name(job), valid_s=valid_s, issued_after=before
@@ -105,19 +105,19 @@ def _is_good(path: Path, operator: Operator, valid_s: int, issued_after: int) ->
 
 
 class _Server:
-    """A server that we may tell of accounts."""
+    """A server that accepts accounts from us."""
 
     def __init__(self, client: Client, settings: BusSettings) -> None:
         self._client = client
         self._settings = settings
 
     async def account(self, public: str) -> Claims | None:
-        """What it knows of an account."""
+        """Return the server's claims of an account; None if it has none."""
         answer = await self._request(f"$SYS.REQ.ACCOUNT.{public}.CLAIMS.LOOKUP", b"")
         return claims_of(answer.decode(errors="replace"))
 
     async def update(self, token: str) -> None:
-        """Make it know an account, from now on and after its next start."""
+        """Give the server an account, which it keeps over restarts."""
         answer = msgspec.json.decode(await self._request(_UPDATE, token.encode()))
         problem: dict[str, Any] | None = answer.get("error")
         if problem is not None:

@@ -25,7 +25,7 @@ _SEED = re.compile(r"-----BEGIN USER NKEY SEED-----\s*(\S+)\s*-+END")
 
 
 class Kind(IntEnum):
-    """What a key stands for; it is the first letter of the key's text."""
+    """The kind of a key, which is the first letter of its text."""
 
     OPERATOR = nkeys.PREFIX_BYTE_OPERATOR
     ACCOUNT = nkeys.PREFIX_BYTE_ACCOUNT
@@ -49,7 +49,7 @@ class Key:
         return cls(nkeys.encode_seed(secrets.token_bytes(32), kind).decode())
 
     def derived(self, kind: Kind, purpose: str) -> "Key":
-        """The key for a purpose: always the same, and useless for learning this one."""
+        """Return the key for a purpose: always the same, and this key cannot be derived from it."""
         raw = hmac.new(self.seed.encode(), purpose.encode(), hashlib.sha256).digest()
         return Key(nkeys.encode_seed(raw, kind).decode())
 
@@ -58,7 +58,7 @@ class Key:
         return bytes(self._pair.sign(data))
 
     def signed(self, subject: str, name: str, claims: dict[str, Any], **more: int) -> str:
-        """A token in which this key vouches for `subject`."""
+        """Return a token about `subject`, signed by this key."""
         body: dict[str, Any] = {"iss": self.public, "sub": subject, "name": name, **more}
         body["nats"] = {**claims, "version": 2}
         digest = hashlib.sha256(msgspec.json.encode(body)).digest()
@@ -67,7 +67,7 @@ class Key:
         return f"{text}.{_encoded(self.sign(text.encode()))}"
 
     def has_signed(self, token: str) -> bool:
-        """Whether the token is this key's, unchanged."""
+        """Whether this key has signed the token, and it is unchanged."""
         text, _, signature = token.rpartition(".")
         try:
             return bool(self._pair.verify(text.encode(), _decoded(signature)))
@@ -76,7 +76,7 @@ class Key:
 
 
 class Claims(msgspec.Struct, frozen=True):
-    """What a token says. Reading it proves nothing: see `Key.has_signed`."""
+    """The claims of a token. Reading them proves nothing: see `Key.has_signed`."""
 
     iss: str
     sub: str
@@ -92,7 +92,7 @@ class Claims(msgspec.Struct, frozen=True):
 
 
 def claims_of(token: str) -> Claims | None:
-    """What a token says; None if this is not a token."""
+    """Return the claims of a token; None if the text is not a token."""
     parts = token.split(".")
     if len(parts) != 3:
         return None
@@ -104,7 +104,7 @@ def claims_of(token: str) -> Claims | None:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A login: the token that the server is shown, and the seed that proves whose it is."""
+    """A login: the token shown to the server, and the seed that proves whose token it is."""
 
     token: str
     seed: str
@@ -117,7 +117,7 @@ class Credentials:
 
     @property
     def claims(self) -> Claims | None:
-        """What the token says."""
+        """Return the claims of the token."""
         return claims_of(self.token)
 
     def answer(self, nonce: str) -> bytes:

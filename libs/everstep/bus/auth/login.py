@@ -1,4 +1,4 @@
-"""From settings to what nats-py's `connect` takes: addresses, credentials, TLS, patience."""
+"""Turns settings into the arguments of nats-py's `connect`: addresses, logins, TLS, limits."""
 
 import os
 import ssl
@@ -14,7 +14,7 @@ from everstep.settings import read_secret as read_any_secret
 
 
 class Login:
-    """How one connection logs in. A login that was renewed is used from the next connect on."""
+    """How one connection logs in. A renewed login is used from the next connect on."""
 
     def __init__(self, settings: BusSettings) -> None:
         self.settings = settings
@@ -22,7 +22,7 @@ class Login:
 
     @property
     def name(self) -> str:
-        """Who we are, for people."""
+        """The name of our login, for people."""
         if self.settings.user is not None:
             return self.settings.user
         claims = self.credentials.claims if self.credentials else None
@@ -38,7 +38,8 @@ class Login:
     def options(self) -> dict[str, Any]:
         """Arguments for `nats.connect`. Blocks on files.
 
-        Secrets that rotate are refused once, which closes the client; the next one reads anew.
+        After a rotation the server refuses the old secret, which closes the client; the next
+        client reads the files again.
         """
         options = _options(self.settings)
         if self.settings.credentials_file is not None:
@@ -48,26 +49,26 @@ class Login:
         return options
 
     def read(self) -> Credentials:
-        """The newest login: that in the file, or the one that it was renewed to."""
+        """Return the newest login: from the file, or renewed since."""
         assert self.settings.credentials_file is not None
-        found = [read_credentials(self.settings.credentials_file)]
+        candidates = [read_credentials(self.settings.credentials_file)]
         kept = self.settings.renewed_credentials_file
         if kept is not None and kept.exists():
-            found.append(read_credentials(kept, "renewed_credentials_file"))
+            candidates.append(read_credentials(kept, "renewed_credentials_file"))
         if self.credentials is not None:
-            found.append(self.credentials)
-        self.credentials = max(found, key=_issued_at)
+            candidates.append(self.credentials)
+        self.credentials = max(candidates, key=_issued_at)
         return self.credentials
 
     def renewed(self, token: str) -> None:
-        """Use this token of ours from now on, and keep it. Blocks on files."""
+        """Use this renewed token from now on, and store it. Blocks on files."""
         assert self.credentials is not None
         self.credentials = Credentials(token, self.credentials.seed)
         assert self.kept_at is not None
         write_private(self.kept_at, self.credentials.text())
 
     def forget(self) -> None:
-        """The server has refused what we have: only what the files say counts."""
+        """Forget the login that the server refused: only the files count."""
         self.credentials = None
 
     def _token(self) -> bytes:
@@ -86,12 +87,12 @@ def _issued_at(credentials: Credentials) -> int:
 
 def read_credentials(path: Path, setting: str = "credentials_file") -> Credentials:
     """The login in a `.creds` file, or the error that names its setting."""
-    found = Credentials.parsed(read_secret(path, setting))
-    if found is None or found.claims is None:
+    credentials = Credentials.parsed(read_secret(path, setting))
+    if credentials is None or credentials.claims is None:
         raise BusConfigError(
             f"{setting}: {path} holds no NATS credentials: make them with `everstep bus login`"
         )
-    return found
+    return credentials
 
 
 def _options(settings: BusSettings) -> dict[str, Any]:
@@ -134,7 +135,7 @@ def _check(server: str) -> None:
         parts, port_is_good = urlsplit(""), False
     if parts.scheme not in {"nats", "tls"} or not parts.hostname or not port_is_good:
         raise BusConfigError(
-            f"{server!r} is no address of a NATS server: write nats://HOST:PORT, or tls://HOST:PORT"
+            f"{server!r} is not the address of a NATS server: write nats://HOST:PORT or tls://HOST:PORT"
         )
     if parts.username or parts.password:
         raise BusConfigError(
@@ -152,9 +153,9 @@ def read_secret(path: Path, setting: str) -> str:
 
 
 def write_private(path: Path, text: str, *, keep: bool = False) -> None:
-    """Replace a file at once, readable by us only from its first byte.
+    """Replace a file atomically; only our user can read it, from its first byte.
 
-    With `keep` a file that is already there stays, also when several processes make it at once.
+    With `keep` an existing file stays, also when several processes make it at the same time.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
@@ -167,7 +168,7 @@ def write_private(path: Path, text: str, *, keep: bool = False) -> None:
     try:
         path.hardlink_to(temporary)
     except FileExistsError:
-        pass  # another process was quicker, and its file is as good
+        pass  # another process was quicker; its file serves as well
     finally:
         temporary.unlink()
 

@@ -1,8 +1,8 @@
-"""Renews our login before it expires, by asking whoever holds the key that signed it.
+"""Renews our login before it expires, by asking the service that holds the signing key.
 
-A login is good for days and renewed when about half of them have passed, at a random moment, so
-that a fleet does not come at once. The server ends a connection at the moment that its login
-expires; so we log in anew, at once, when we have the next one.
+A login is valid for days, and renewed at a random moment when about half of them have passed, so
+that a fleet does not ask at once. The server ends a connection when its login expires; so we log
+in again as soon as we have the new login.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _ANSWER_WITHIN_S = 10.0
 
 
 async def renew_for_ever(jetstream: JetStream) -> None:
-    """Beside whatever the connection is for; it never fails."""
+    """Run in the background of a connection; never fails."""
     login = jetstream.connection.login
     if login.settings.credentials_file is None:
         return
@@ -48,11 +48,11 @@ def _due_in_s(claims: Claims, share: float) -> float:
 
 
 async def _renew(jetstream: JetStream, claims: Claims) -> float:
-    """Renew once; in how many seconds to try again, where that failed."""
+    """Renew once, and return the seconds until the next attempt."""
     connection = jetstream.connection
     try:
-        found = (await asyncio.to_thread(connection.login.read)).claims
-        if found is None or found.iat <= claims.iat:  # else somebody has put a newer one there
+        newest = (await asyncio.to_thread(connection.login.read)).claims
+        if newest is None or newest.iat <= claims.iat:  # else the file has a newer login
             await _keep(connection.login, await _asked(jetstream, claims))
     except BusError as error:
         left_s = claims.exp - datetime.now(UTC).timestamp()

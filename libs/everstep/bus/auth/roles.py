@@ -1,8 +1,8 @@
-"""Who may say and hear what on the bus: two logins of the control plane, and the agents of a job.
+"""The permissions of each login: two logins of the control plane, and the agents of a job.
 
-The control plane has an account of its own, with the streams and the services. Each job has
-another account. What an agent needs crosses between the two by exports and imports, subject by
-subject; the server brings each answer back into the account of whoever asked.
+The control plane has an account of its own, with the streams and the services; each job has
+another account. The subjects that an agent needs cross between the two by exports and imports;
+the server returns each answer to the account of the client that asked.
 """
 
 import re
@@ -24,7 +24,7 @@ AGENTS_ASK = {
     "straggler": ("clock",),
     LOGINS: ("renew",),
 }
-"""What the agents of a job may ask, by service."""
+"""The questions that the agents of a job may ask, by service."""
 
 _FOLLOWED = (LIMITS, STRAGGLERS)
 """The buckets whose document about their job agents follow."""
@@ -71,10 +71,10 @@ AGENTS_RECORD: tuple[type[Fact], ...] = (
     messages.ShardsWritten,
     messages.WatchChanged,
 )
-"""What the agents of a job may put on record; all other facts are those of services.
+"""The facts that the agents of a job may record; only services record the others.
 
-Some are those of agents that are attached to the ranks of another launcher, where no service
-decides about rounds.
+Some come from agents that are attached to the ranks of another launcher, where no service decides
+about rounds.
 """
 
 _DIRECT_GET = "$JS.API.DIRECT.GET"
@@ -83,7 +83,7 @@ _ABOUT_ACCOUNT = "$JS.API.INFO"
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """What one kind of login may publish and subscribe to."""
+    """The subjects that one kind of login may publish and subscribe to."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
@@ -93,8 +93,8 @@ class User:
 class Crossings:
     """Subjects that cross between two accounts.
 
-    Messages to the services go to the exporting account, with answers where somebody asks for
-    one; messages of the streams come from it.
+    Messages to the services go to the exporting account, and so do questions with their answers;
+    messages of the streams come from it.
     """
 
     services: tuple[str, ...]
@@ -118,7 +118,7 @@ EXPORTS = Crossings(
     ),
     streams=("es.order.>", *(subjects.document_news(bucket) for bucket in _FOLLOWED)),
 )
-"""What the control plane's account lets others import; the operator says who imports what."""
+"""The subjects that other accounts may import from the control plane, if the operator allows it."""
 
 
 def admin() -> User:
@@ -127,7 +127,7 @@ def admin() -> User:
 
 
 def service() -> User:
-    """The services: all of ours, JetStream, and nothing else on a shared server."""
+    """For the services: all subjects of Everstep and JetStream, nothing else on a shared server."""
     return User(
         ("es.>", "$KV.>", "$JS.API.>", "$JS.ACK.>", "$SRV.>", INBOXES, "_R_.>"),
         ("es.>", "$SRV.>", INBOXES),
@@ -135,7 +135,7 @@ def service() -> User:
 
 
 def crossings(job: str) -> Crossings:
-    """What the account of a job imports: its own subjects, and no other job's."""
+    """Return the imports of a job's account: the subjects of this job only."""
     job = checked_name("job", job)
     return Crossings(
         services=(
@@ -164,9 +164,9 @@ def crossings(job: str) -> Crossings:
 
 
 def agent(job: str) -> User:
-    """The agents of one job, in its account: what it imports, and answers of their own.
+    """Return the permissions of a job's agents: the imported subjects, and answers of their own.
 
-    Orders and documents they only hear, so that no agent makes one up for another.
+    They may only receive orders and documents, so that no agent can forge one for another.
     """
     crossing = crossings(job)
     return User(crossing.services, (*crossing.streams, INBOXES))
@@ -179,8 +179,8 @@ def agents_name(job: str) -> str:
 
 def job_in(name: str) -> str | None:
     """The job whose agents have this login; None for a login of the control plane."""
-    found = re.fullmatch(r"agent-(.+)", name)
-    return found[1] if found else None
+    match = re.fullmatch(r"agent-(.+)", name)
+    return match[1] if match else None
 
 
 def login_name(role: str, job: str | None = None) -> str:

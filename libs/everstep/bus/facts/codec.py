@@ -1,4 +1,4 @@
-"""Facts as services that keep documents meet them: in the stream, and in what they have decided."""
+"""Decodes facts for services that keep documents: from the stream, and from their own outbox."""
 
 import logging
 from collections.abc import Collection, Iterable
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 def fact_of(message: Delivered, kinds: Collection[str]) -> Fact | None:
-    """A fact of one of these kinds; None for any other, and for what cannot be read or lies."""
+    """Return a fact of one of these kinds; None for others, and for invalid messages."""
     *_, job, kind = message.subject.split(".")
     if kind not in kinds:
         return None
@@ -29,14 +29,14 @@ def fact_of(message: Delivered, kinds: Collection[str]) -> Fact | None:
 
 
 def facts_in(outbox: Iterable[str]) -> list[Fact]:
-    """What a write has decided: the same facts, whoever records them, however often."""
-    found: list[Fact] = []
+    """Return the facts that a write has decided; any replica may record them, more than once."""
+    facts: list[Fact] = []
     for text in outbox:
         try:
             fact = decode(text.encode())
         except BadMessageError as error:
-            log.info("fact_left error=%s", error)  # a newer release's own replicas record it
+            log.info("fact_left error=%s", error)  # a replica of the newer release records it
             continue
         if isinstance(fact, Fact):
-            found.append(fact)
-    return found
+            facts.append(fact)
+    return facts

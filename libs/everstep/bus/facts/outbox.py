@@ -1,11 +1,11 @@
-"""Facts on their way: first onto our disk, then to the stream, forgotten when it has them.
+"""Facts on their way: first to this disk, then to the stream, then deleted here.
 
     record ─▶ [group] ─fsync─▶ spool ─window─▶ stream ─ack─▶ forgotten
                                   ▲               │
                                   └── again, in order, when lost, refused or late
 
-A window is sent whole and settled whole, so facts of one process stay in order, also
-through a reconnect. The stream knows a second copy by its `Nats-Msg-Id`.
+The next window is sent once the whole window is settled, so facts of one process stay in order,
+also through a reconnect. The stream recognizes a second copy by its `Nats-Msg-Id`.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from nats.aio.msg import Msg
 
 from everstep import subjects
 from everstep.backoff import Backoff, jittered_s
-from everstep.bus.background import beside
+from everstep.bus.background import in_background
 from everstep.bus.connection import Connection
 from everstep.bus.errors import (
     BusError,
@@ -57,7 +57,7 @@ class _Group:
 
 
 class _Window:
-    """Facts sent together, and what became of each."""
+    """Facts sent together, and the outcome of each."""
 
     def __init__(self, records: list[bytes]) -> None:
         self.waiting = dict(enumerate(records))
@@ -88,7 +88,7 @@ class Outbox:
         self._group = _Group()
         self._grew = asyncio.Event()
         self._kept = asyncio.Event()
-        self._kept.set()  # what an earlier process left is to be sent, too
+        self._kept.set()  # an earlier process may have left facts to send
         self._sent = spool.acked
         self._advanced = asyncio.Event()
         self._came_up = asyncio.Event()
@@ -139,7 +139,7 @@ class Outbox:
             try:
                 while await self._send_some():
                     pass
-            except OSError as error:  # of our disk: nobody's training ends for that
+            except OSError as error:  # a failing disk must not end the training
                 self._complain(SpoolWriteError(f"the spool cannot be used: {error.strerror}"))
                 await asyncio.sleep(_RETRY_MAX_S)
                 self._kept.set()
@@ -161,7 +161,7 @@ class Outbox:
         self._spool.acknowledge(end)
 
     async def _deliver(self, records: list[bytes]) -> None:
-        """Return when the stream has, or has rejected for good, every one of them."""
+        """Return when the stream has stored or finally rejected every record."""
         window = _Window(records)
         backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
         while True:
@@ -183,7 +183,7 @@ class Outbox:
                 continue
 
     async def _send(self, window: _Window) -> None:
-        """Send what is waiting, once, and wait until all is answered or something is wrong."""
+        """Send the unsettled records once, and wait until all are answered or an error occurs."""
         self._number += 1
         self._window = window
         window.trouble = None
@@ -213,7 +213,7 @@ class Outbox:
         number, _, index = message.subject.rpartition(".")
         window = self._window
         if window is None or not number.endswith(f".{self._number}"):
-            return  # answers an earlier sending, which is being repeated
+            return  # it answers an earlier attempt, which is being repeated
         ack = pub_ack(message)
         if ack is None:
             window.stop(NoStreamError("the stream of facts"))
@@ -260,7 +260,7 @@ class Outbox:
             self._window.stop(BusUnreachableError("the connection to the bus is lost"))
 
     def denied(self, subject: str) -> None:
-        """These must not hold up the others for ever: they are kept aside, and said."""
+        """Set aside and log facts that we may not publish, so that the others go on."""
         window = self._window
         if window is None or not subject.startswith("es.fact."):
             return
@@ -300,7 +300,7 @@ class Outbox:
 
 @asynccontextmanager
 async def open_outbox(connection: Connection, folder: Path) -> AsyncIterator[Outbox]:
-    """The outbox of one process. What an earlier one left in the folder is sent first."""
+    """Open the outbox of one process. Facts that an earlier process left are sent first."""
     loop = asyncio.get_running_loop()
     max_bytes = connection.settings.spool_max_bytes
     thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
@@ -313,7 +313,7 @@ async def open_outbox(connection: Connection, folder: Path) -> AsyncIterator[Out
             ):
                 async with (
                     connection.subscribed(f"{outbox.inbox}.*.*", outbox.on_ack),
-                    beside(outbox.keep_for_ever(), outbox.send_for_ever()),
+                    in_background(outbox.keep_for_ever(), outbox.send_for_ever()),
                 ):
                     yield outbox
         finally:

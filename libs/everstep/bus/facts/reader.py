@@ -1,8 +1,8 @@
 """Reading the stream of facts: in order, without gaps, from the reader's own position.
 
-The position lives with what was read (in the same transaction, for history), so the server
-keeps none: each reader is a short-lived ordered consumer that is made anew, from the next
-fact, whenever anything looks wrong (ADR-0005).
+The reader stores its position with the facts (history: in the same transaction), so the server
+keeps none: each reader is a short-lived ordered consumer that is made again, from the next
+fact, after any error (ADR-0005).
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class NatsFactReader:
         self._inbox = f"{self._connection.inbox_prefix}.{Client().new_inbox().rpartition('.')[2]}"
         self._position = after
         self._consumer = ""
-        self._made = 0  # consumers so far: part of the inbox, so that an old one is not heard
+        self._made = 0  # consumers so far: part of the inbox, so that an old consumer is not heard
         self._delivered = 0  # by this consumer
         self._owed = 0  # by the open request
         self._arrived: deque[Delivered] = deque()
@@ -110,7 +110,7 @@ class NatsFactReader:
         missed = 0
         if facts:
             before = self._position.sequence
-            if before:  # whoever starts at the beginning takes what there is
+            if before:  # a reader that starts at the beginning misses nothing
                 missed = facts[-1].sequence - before - len(facts)
             self._position = StreamPosition(self._position.stream, facts[-1].sequence)
         return FactBatch(self._position, facts, missed)
@@ -119,7 +119,7 @@ class NatsFactReader:
         if message.reply.startswith("$JS.ACK."):
             self._on_fact(message)
         elif message.subject.endswith(f".{self._made}"):
-            # 404 and 408 end a request that found nothing more; anything else is trouble.
+            # 404 and 408 end a request that found no more facts; other statuses are errors.
             status = (message.headers or {}).get("Status")
             self._owed = 0
             self._lost = status not in {"404", "408"}
@@ -128,7 +128,7 @@ class NatsFactReader:
     def _on_fact(self, message: Msg) -> None:
         consumer, sequence, delivered = _origin(message.reply)
         if consumer != self._consumer or self._lost:
-            return  # one that we gave up
+            return  # from a consumer that was given up
         if delivered != self._delivered + 1:
             self._lost = True
         else:

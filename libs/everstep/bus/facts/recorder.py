@@ -1,4 +1,4 @@
-"""Brings facts onto our disk. While it is full they wait, the newest of them."""
+"""Writes facts to this disk. While it is full, the newest of them wait in memory."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ _RETRY_S = 1.0
 
 
 class Recorder:
-    """Keeps what its owner has found and decided; nobody waits for that, and it never fails."""
+    """Records the facts of its owner in the background; never blocks and never fails."""
 
     def __init__(self, bus: Bus, clock: Clock) -> None:
         self._bus = bus
@@ -31,7 +31,7 @@ class Recorder:
 
     @property
     def waiting(self) -> int:
-        """Facts that are not on our own disk yet."""
+        """The number of facts that are not on this disk yet."""
         return len(self._waiting) + len(self._in_hand)
 
     def keep(self, *facts: Fact) -> None:
@@ -46,7 +46,7 @@ class Recorder:
         await self._is_empty.wait()
 
     async def record_for_ever(self) -> None:
-        """Record whatever waits, again and again until it is kept."""
+        """Record waiting facts, and try again until they are on the disk."""
         while True:
             if not self._waiting and not self._in_hand:
                 self._has_facts.clear()
@@ -59,7 +59,7 @@ class Recorder:
                 await self._clock.sleep(_RETRY_S)
 
     async def _record(self, facts: list[Fact]) -> list[Fact]:
-        """Those that are to be tried again: a fact that is recorded again is the same fact."""
+        """Return the facts to try again; recording a fact twice is harmless."""
         outcomes = await asyncio.gather(
             *(self._bus.record(fact) for fact in facts), return_exceptions=True
         )
@@ -69,7 +69,9 @@ class Recorder:
             if isinstance(outcome, SpoolError):
                 left.append(fact)
                 trouble = str(outcome)
-            elif isinstance(outcome, Exception):  # too large, say: it would never be taken
+            elif isinstance(
+                outcome, Exception
+            ):  # too large, for example: another attempt would fail, too
                 log.error("fact_lost fact=%r error=%s", fact, outcome)
         if trouble != self._trouble:
             self._trouble = trouble

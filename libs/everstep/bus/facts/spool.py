@@ -1,8 +1,8 @@
-"""Facts on our own disk until the stream has them: append-only, fsync'd, bounded.
+"""Facts on this disk until the stream has them: append-only, fsync'd, bounded.
 
 A spool is a folder of numbered segments. A record is its length, its CRC and its bytes.
-`acked` holds the position up to which the stream has everything; it may lag, because
-sending twice is harmless, and it never leads.
+`acked` holds a position before which the stream has every record. It may lag, because sending
+twice is harmless; it never leads.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ class Position:
 
 
 class Spool:
-    """Blocking and for one thread at a time. Use `open`, and `close` it."""
+    """Blocks, and may be used by one thread at a time. Use `open`, and `close` it."""
 
     def __init__(self, folder: Path, *, max_bytes: int, segment_bytes: int) -> None:
         self._folder = folder
@@ -49,7 +49,7 @@ class Spool:
     def open(
         cls, folder: Path, *, max_bytes: int = 256 << 20, segment_bytes: int = 8 << 20
     ) -> "Spool":
-        """Take the folder for ourselves and recover what is in it."""
+        """Lock the folder and recover the facts in it."""
         spool = cls(folder, max_bytes=max_bytes, segment_bytes=segment_bytes)
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -65,12 +65,12 @@ class Spool:
 
     @property
     def pending_bytes(self) -> int:
-        """What the stream has not acknowledged, in bytes on disk."""
+        """Bytes on disk that the stream has not acknowledged."""
         return sum(self._sizes.values()) - self._acked.offset
 
     @property
     def rejected(self) -> Path:
-        """Where records are kept that the stream will never take."""
+        """The file with records that the stream will never accept."""
         return self._folder / "rejected"
 
     @property
@@ -83,7 +83,7 @@ class Spool:
         return Position(last, self._sizes[last])
 
     def append(self, records: Sequence[bytes]) -> None:
-        """Keep the records, all or none. On return they are on the disk.
+        """Store all records or none. On return they are on the disk.
 
         `SpoolFullError` when they would not fit, `SpoolWriteError` when the disk refuses;
         the spool stays usable after both.
@@ -114,13 +114,13 @@ class Spool:
         self._sizes[last] += len(data)
 
     def read(self, start: Position, most: int) -> tuple[list[bytes], Position]:
-        """Up to `most` records from `start`, and where the next ones begin."""
+        """Return up to `most` records from `start`, and the position after them."""
         start = self._skip_finished(start)
         if start.offset >= self._sizes[start.segment]:
             return [], start
         with self._path(start.segment).open("rb", buffering=0) as file:
             data = os.pread(file.fileno(), _READ_BYTES, start.offset)
-            if len(data) >= 4:  # a record may be longer than what we read at a time
+            if len(data) >= 4:  # a record may be longer than one read
                 need = _HEADER.size + int.from_bytes(data[:4], "little")
                 if need > len(data):
                     data = os.pread(file.fileno(), need, start.offset)
@@ -135,7 +135,7 @@ class Spool:
         return records, Position(start.segment, start.offset + used)
 
     def acknowledge(self, upto: Position) -> None:
-        """The stream has everything before `upto`: forget it."""
+        """Delete everything before `upto`, which the stream has stored."""
         if upto <= self._acked:
             return
         self._acked = upto
@@ -145,7 +145,7 @@ class Spool:
         self._forget_before(upto.segment)
 
     def set_aside(self, records: Sequence[bytes]) -> None:
-        """Keep records that the stream will never take in the file `rejected`, for people."""
+        """Write records that the stream will never accept to the file `rejected`, for people."""
         with self.rejected.open("ab") as file:
             file.writelines(record + b"\n" for record in records)
             file.flush()
@@ -182,10 +182,10 @@ class Spool:
         else:
             self._start_segment(1)
         self._acked = self._read_acked()
-        self._forget_before(self._acked.segment)  # we may have died between the two
+        self._forget_before(self._acked.segment)  # the process may have died in between
 
     def _checked_size(self, number: int, *, is_last: bool) -> int:
-        """The bytes of whole records; what follows them is cut off, and kept aside."""
+        """Return the bytes of whole records; cut off and keep aside the bytes after them."""
         path = self._path(number)
         data = path.read_bytes()
         good = 0
@@ -224,7 +224,7 @@ class Spool:
         return os.open(self._path(number), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def _start_segment(self, number: int) -> int:
-        """A new one; where that fails, the one before is still written to."""
+        """Start a new segment; if that fails, the previous one stays in use."""
         descriptor = self._open_segment(number)
         try:
             self._sync_folder()  # else a power cut may forget the new segment's name
@@ -262,7 +262,7 @@ class Spool:
 
 
 def _records(data: bytes) -> Iterator[tuple[bytes, int]]:
-    """Each whole record and the offset after it, up to the first that is not whole."""
+    """Yield each whole record and the offset after it, up to the first incomplete record."""
     at = 0
     while at + _HEADER.size <= len(data):
         length, crc = _HEADER.unpack_from(data, at)

@@ -1,7 +1,7 @@
 """The NATS server's own configuration: JetStream, the operator whom it trusts, limits.
 
-Written for the dev server, and for production by `everstep bus setup`. It holds no secret: the
-server knows public keys only, and is told of the accounts of jobs while it runs.
+The dev server uses it, and `everstep bus setup` writes it for production. It holds no secret: the
+server knows public keys only, and receives the accounts of jobs while it runs.
 """
 
 import logging
@@ -25,8 +25,8 @@ _JOB_ACCOUNT = "job-"
 
 
 MOST_PENDING_BYTES = 512 * 1024 * 1024
-"""Of messages that wait for one client; beyond it the server ends the connection. The timings of
-100 000 ranks, which come at once, are 250 MB."""
+"""Limit of messages that wait for one client; beyond it the server ends the connection. The timings
+of 100 000 ranks, which arrive at once, are 250 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,14 @@ class ServerPlan:
     sync: str = "2m"
     """How often the store is fsync'd; `always` survives power cuts, at a price."""
     max_file_bytes: int = 20 * 1024 * 1024 * 1024
-    beside: Path | None = None
-    """Where to write the log and the file that names the ports; by default nowhere."""
+    log_folder: Path | None = None
+    """Folder of the log and of the file that names the ports; by default neither is written."""
     monitor: str | None = None
-    """HOST:PORT of the server's own monitoring, which knows no logins: keep it private."""
+    """HOST:PORT of the server's own monitoring, which has no logins: keep it private."""
 
     @property
     def accounts(self) -> Path:
-        """Where the server keeps the accounts that it was told of."""
+        """The folder in which the server keeps the accounts that it has received."""
         return self.store / "accounts"
 
 
@@ -69,22 +69,22 @@ def write_config(path: Path, plan: ServerPlan, operator: Operator) -> None:
         "resolver_preload": operator.preloaded(),
         "authorization": {"timeout": 10},
     }
-    if plan.beside is not None:
+    if plan.log_folder is not None:
         config |= {
-            "ports_file_dir": str(plan.beside),
-            "log_file": str(plan.beside / "nats.log"),
+            "ports_file_dir": str(plan.log_folder),
+            "log_file": str(plan.log_folder / "nats.log"),
             "log_size_limit": 8 * 1024 * 1024,
         }
     if plan.monitor is not None:
         config["http"] = plan.monitor
-    # The server's configuration language takes JSON; quoted, a `$` is no variable there.
+    # The server's configuration language takes JSON; a quoted `$` is not a variable there.
     write_private(path, msgspec.json.format(msgspec.json.encode(config), indent=1).decode() + "\n")
 
 
 def move_streams(plan: ServerPlan, operator: Operator, host: str | None = None) -> bool:
-    """Give streams of the time before accounts to the control plane's account.
+    """Move streams from before accounts existed to the control plane's account.
 
-    True when there were any. The server must not run; `host` is where it would be reached.
+    Returns whether there were any. The server must not run; `host` is its address.
     """
     jetstream = plan.store / "jetstream"
     old, new = jetstream / _OLD_ACCOUNT, jetstream / operator.control.public
@@ -93,13 +93,13 @@ def move_streams(plan: ServerPlan, operator: Operator, host: str | None = None) 
     if (new / "streams").is_dir():
         raise BusConfigError(
             f"both {old} and {new} hold streams: the server has run with accounts already. Keep "
-            f"the one that you need, and move the other away"
+            f"the folder that you need, and move the other one away"
         )
     host = host or ("127.0.0.1" if plan.host == "0.0.0.0" else plan.host)  # noqa: S104
     if plan.port > 0 and _answers(host, plan.port):
         raise BusConfigError(
             f"something listens at {host}:{plan.port}: stop the server before its streams in "
-            f"{old} are given to the control plane"
+            f"{old} are moved to the control plane's account"
         )
     old.replace(new)
     log.warning("streams_moved from=%s to=%s", old, new)
@@ -115,7 +115,7 @@ def _answers(host: str, port: int) -> bool:
 
 
 def keep_account(folder: Path, operator: Operator, job: str) -> None:
-    """Let a server that is not running yet know the account of a job, if it does not already."""
+    """Write a job's account for a server that is not running yet, unless it is there."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{operator.account_of(job)}.jwt"
     if not path.exists():
@@ -123,9 +123,9 @@ def keep_account(folder: Path, operator: Operator, job: str) -> None:
 
 
 def renew_accounts(folder: Path, operator: Operator) -> int:
-    """Bring accounts of jobs, as an older release has made them, up to date.
+    """Update accounts of jobs that an older release has made, and return their number.
 
-    How many were changed. The server must not run.
+    The server must not run.
     """
     changed = 0
     for path in folder.glob("*.jwt"):
@@ -143,5 +143,5 @@ def renew_accounts(folder: Path, operator: Operator) -> int:
 
 
 def job_of_account(name: str) -> str | None:
-    """The job in the name of an account; None for those of the control plane."""
+    """Return the job in the name of an account; None for accounts of the control plane."""
     return name.removeprefix(_JOB_ACCOUNT) if name.startswith(_JOB_ACCOUNT) else None

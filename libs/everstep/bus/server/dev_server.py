@@ -1,7 +1,7 @@
-"""A real NATS server beside us: on loopback, with its own operator, gone when we are.
+"""A real NATS server as our child: on loopback, with its own operator, stopped when we stop.
 
 starting ─▶ ready ─▶ (died) ─▶ starting on the same port, same data
-              ├────▶ (its full disk has room again) ─▶ restarted: until then it stores nothing
+              ├────▶ (its full disk has space again) ─▶ restarted: until then it stores nothing
               └────▶ stopped with us; the kernel stops it when we are killed
 """
 
@@ -27,7 +27,7 @@ from everstep.bus.auth.accounts import VALID_S, Operator
 from everstep.bus.auth.job_access import agents_login, login_file
 from everstep.bus.auth.login import write_private
 from everstep.bus.auth.roles import ADMIN, SERVICE, login_name
-from everstep.bus.background import beside
+from everstep.bus.background import in_background
 from everstep.bus.diagnosis import OLDEST_SERVER, version_of
 from everstep.bus.errors import BusConfigError, BusError, BusUnreachableError
 from everstep.bus.server.config import ServerPlan, move_streams, renew_accounts, write_config
@@ -74,12 +74,12 @@ class DevServer:
 
     @property
     def is_stopped(self) -> bool:
-        """By us, and for good: one that has died comes back."""
+        """Whether we have stopped it for good; a server that has died is started again."""
         return self._stopped.is_set()
 
     @property
     def operator(self) -> Operator:
-        """Who makes accounts and logins here."""
+        """The operator, which makes this server's accounts and logins."""
         assert self._operator is not None, "start it first"
         return self._operator
 
@@ -90,10 +90,10 @@ class DevServer:
         )
 
     async def grant(self, job: str) -> BusSettings:
-        """Let the agents of a job in; everybody else stays connected.
+        """Admit the agents of a job; all other clients stay connected.
 
-        The server lets them in when this returns. `BusUnreachableError` when it does not, and
-        when it is stopped meanwhile.
+        On return the server accepts their logins. `BusUnreachableError` when it does not, or is
+        stopped meanwhile.
         """
         deadline = time.monotonic() + _READY_WITHIN_S
         while True:
@@ -105,13 +105,13 @@ class DevServer:
                 if self.is_stopped or time.monotonic() > deadline:
                     why = "was stopped" if self.is_stopped else f"had {_READY_WITHIN_S:g} s"
                     raise BusUnreachableError(
-                        f"nats-server did not let the agents of job {job} in: it {why}; look into "
+                        f"nats-server did not admit the agents of job {job}: it {why}; see "
                         f"{self._folder / 'nats.log'}"
                     ) from error
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def start(self) -> None:
-        """Start it, on the port of last time if that is free."""
+        """Start it, on its previous port if that is free."""
         self._stopped.clear()
         remembered = self._folder / "port"
         port = await asyncio.to_thread(_read_port, remembered)
@@ -136,7 +136,7 @@ class DevServer:
             stderr=asyncio.subprocess.DEVNULL,
             env=_environment(),
             preexec_fn=_die_with_parent(os.getpid()),
-            # Ctrl-C is for us: the server stays until we have said our last to it.
+            # Ctrl-C is for us: the server stays until we have sent it our last messages.
             process_group=0,
         )
         try:
@@ -188,7 +188,7 @@ class DevServer:
                 log.info("nats_server_restarted pid=%d port=%d", self.pid, self._plan.port)
 
     async def restart_after_full_disk(self) -> None:
-        """End it once its full disk has room again, for `keep_running` to start it.
+        """End it once its full disk has space again, for `keep_running` to start it.
 
         A stream of nats-server that met a full disk stores nothing until the server is restarted.
         """
@@ -196,15 +196,15 @@ class DevServer:
         is_full = False
         while True:
             await asyncio.sleep(_LOOK_FOR_ROOM_EVERY_S)
-            said, seen = await asyncio.to_thread(self._log_since, seen)
-            is_full = is_full or _FULL in said
+            output, seen = await asyncio.to_thread(self._log_since, seen)
+            is_full = is_full or _FULL in output
             if is_full and await asyncio.to_thread(self._has_room):
-                log.warning("nats_server_restarts reason=its disk was full, and has room again")
+                log.warning("nats_server_restarts reason=its disk was full, and has space again")
                 is_full = False
                 await self._end()
 
     async def stop(self) -> None:
-        """End it; whoever keeps it running does so no more."""
+        """End it; `keep_running` does not start it again."""
         self._stopped.set()
         await self._end()
 
@@ -227,7 +227,7 @@ class DevServer:
             path.unlink(missing_ok=True)
         operator = self._operator = Operator.made(self._folder)
         if move_streams(self._plan, operator):
-            for path in self._folder.glob("*.password"):  # of the time before accounts
+            for path in self._folder.glob("*.password"):  # from before accounts existed
                 path.unlink()
         renew_accounts(self._plan.accounts, operator)
         for name in (ADMIN, SERVICE):
@@ -241,7 +241,7 @@ class DevServer:
             return 0
 
     def _log_since(self, seen: int) -> tuple[bytes, int]:
-        """What the server has logged since its log had `seen` bytes, and how many it has now."""
+        """Return the server's log after its first `seen` bytes, and the log's present size."""
         try:
             with (self._folder / "nats.log").open("rb") as file:
                 if os.fstat(file.fileno()).st_size >= seen:  # else the server began a new one
@@ -251,7 +251,7 @@ class DevServer:
             return b"", seen
 
     def _has_room(self) -> bool:
-        """The disk takes as much as a block of a stream."""
+        """Whether the disk has space for a block of a stream."""
         try:
             with tempfile.TemporaryFile(dir=self._plan.store) as probe:
                 os.posix_fallocate(probe.fileno(), 0, _ROOM_BYTES)
@@ -268,7 +268,7 @@ class DevServer:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with a soft bound on the server's memory unless somebody set one."""
+    """Return our environment, with a soft limit of the server's memory unless one is set."""
     return {"GOMEMLIMIT": _SOFT_MEMORY, **os.environ}  # noqa: TID251  handed on, not read
 
 
@@ -280,7 +280,7 @@ def _read_port(path: Path) -> int | None:
 
 
 def _port_in(path: Path) -> int | None:
-    """The client port in a ports file; None while it is not there, or not whole."""
+    """Return the client port in a ports file; None while the file is missing or incomplete."""
     try:
         ports = msgspec.json.decode(path.read_bytes())
         return int(ports["nats"][0].rpartition(":")[2])
@@ -291,7 +291,7 @@ def _port_in(path: Path) -> int | None:
 def _die_with_parent(parent: int) -> Callable[[], None]:
     def set_signal() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died before we asked
+        if os.getppid() != parent:  # the parent died before the call above
             os._exit(1)
 
     return set_signal
@@ -300,13 +300,13 @@ def _die_with_parent(parent: int) -> Callable[[], None]:
 def find_program() -> str:
     """The `nats-server` program, or the error that says how to get one."""
     beside_python = Path(sysconfig.get_path("scripts")) / "nats-server"
-    found = str(beside_python) if beside_python.exists() else shutil.which("nats-server")
-    if found is None:
+    program = str(beside_python) if beside_python.exists() else shutil.which("nats-server")
+    if program is None:
         raise BusConfigError(
             "there is no nats-server program: `pip install 'everstep[dev-server]'`, or set url "
             "in [bus] to a server that runs elsewhere"
         )
-    return found
+    return program
 
 
 async def program_version(program: str) -> str:
@@ -314,8 +314,8 @@ async def program_version(program: str) -> str:
     process = await asyncio.create_subprocess_exec(
         program, "--version", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
     )
-    said, _ = await process.communicate()
-    version = said.decode(errors="replace").strip().rpartition("v")[2] or "0"
+    output, _ = await process.communicate()
+    version = output.decode(errors="replace").strip().rpartition("v")[2] or "0"
     if version_of(version) < OLDEST_SERVER:
         raise BusConfigError(
             f"{program} is NATS {version}; Everstep needs "
@@ -330,11 +330,11 @@ async def dev_server(
 ) -> AsyncIterator[DevServer]:
     """A server with its data and its logins below `state`: `admin`, `service`, agents' later."""
     folder = state / "nats"
-    plan = ServerPlan(store=folder / "store", port=port, sync=sync, beside=folder)
+    plan = ServerPlan(store=folder / "store", port=port, sync=sync, log_folder=folder)
     server = DevServer(await asyncio.to_thread(find_program), folder, plan, valid_s=valid_s)
     await server.start()
     try:
-        async with beside(server.keep_running(), server.restart_after_full_disk()):
+        async with in_background(server.keep_running(), server.restart_after_full_disk()):
             yield server
     finally:
         await server.stop()

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Collection, Sequence
 
 from everstep import subjects
-from everstep.bus.background import beside
+from everstep.bus.background import in_background
 from everstep.bus.errors import BusError
 from everstep.bus.facts.recorder import Recorder
 from everstep.bus.ports import Bus
@@ -84,7 +84,7 @@ class AttachedService:
 
     async def run(self) -> None:
         """Until there is nobody left to watch."""
-        async with beside(
+        async with in_background(
             self._watching.watch_for_ever(),
             self._follow_ranks_for_ever(),
             self._stalls.watch.judge_for_ever(),

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from everstep.bus.background import beside
+from everstep.bus.background import in_background
 from everstep.messages.facts.ranks import ErrorRecord
 from everstep_services.agent.ranks import process_tree, setup
 from everstep_services.agent.ranks.liveness_port import Door
@@ -244,7 +244,7 @@ async def opened_keeper(plan: KeeperPlan, lock: int) -> AsyncIterator[Keeper]:
             lambda: _Datagrams(keeper.watch, loop), sock=laid.datagrams
         )
         try:
-            async with beside(_follow(keeper, reader, plan, laid), _look_for_ever(keeper)):
+            async with in_background(_follow(keeper, reader, plan, laid), _look_for_ever(keeper)):
                 yield keeper
         finally:
             transport.close()

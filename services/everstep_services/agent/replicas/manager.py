@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.bus.background import beside
+from everstep.bus.background import in_background
 from everstep.clock import Clock
 from everstep.messages import CopyReplica, DropReplica, ReleaseImages, StartRanks
 from everstep_services.agent.core.actions import AboutStates
@@ -95,7 +95,7 @@ class Keep:
 
             server = ReplicaServer(door, self._standing, self._store, self._images, arrived)
             loops.append(server.serve_for_ever())
-        async with beside(*loops):
+        async with in_background(*loops):
             await asyncio.Event().wait()
 
     def _arrived(self, held: Held, by: str, took_s: float) -> None:
@@ -108,7 +108,7 @@ class Keep:
         while True:
             self._changed.clear()
             order = self._standing.order
-            async with beside(*([] if order is None else [self._fetch(order)])):
+            async with in_background(*([] if order is None else [self._fetch(order)])):
                 await self._changed.wait()
 
     async def _fetch(self, order: StartRanks) -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from everstep.bus.background import beside
+from everstep.bus.background import in_background
 from everstep.clock import Clock
 from everstep.messages import Fact, ReleaseImages, StartRanks
 from everstep.settings import remember_secret
@@ -67,7 +67,7 @@ class Checkpoints:
     async def keep_for_ever(self) -> None:
         """Send, hold and fetch states, until cancelled."""
         if self._keep is not None:
-            async with beside(self._sweep_for_ever()):
+            async with in_background(self._sweep_for_ever()):
                 await self._keep.keep_for_ever(self._door)
 
     def agent_ends(self, code: int) -> None:

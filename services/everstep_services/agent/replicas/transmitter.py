@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 
 from everstep.backoff import backoff_s, jittered_s
-from everstep.bus.background import beside
+from everstep.bus.background import in_background
 from everstep.clock import Clock
 from everstep.messages import Peer, StartRanks
 from everstep_services.agent.replicas.abortable_calls import in_thread, threads
@@ -68,7 +68,7 @@ class Sending:
         """To the keepers of this round, until there is another."""
         most = self._standing.settings.streams
         with threads(most, "replicas-out") as pool:
-            async with beside(self._send_copies_for_ever(pool)):
+            async with in_background(self._send_copies_for_ever(pool)):
                 while True:
                     self._changed.clear()
                     order = self._order
@@ -79,7 +79,7 @@ class Sending:
                         for number, keeper in enumerate(keepers)
                         if order is not None
                     ]
-                    async with beside(*feeds):
+                    async with in_background(*feeds):
                         await self._changed.wait()
 
     # -- one keeper --------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from everstep.bus import BusSettings, connect
-from everstep.bus.background import beside
+from everstep.bus.background import in_background
 from everstep.bus.client import NatsBus
 from everstep.bus.errors import BusDeniedError, BusError, SpoolBusyError
 from everstep.clock import SystemClock
@@ -192,7 +192,7 @@ async def _connected(
             raise NoControlPlaneError(error) from error
         with suppress(OSError):  # a disk that is full: whoever comes next cannot log in for us
             await asyncio.to_thread(remember, spool, settings)
-        async with beside(send_left_and_log(spool.parent)):
+        async with in_background(send_left_and_log(spool.parent)):
             yield bus
 
 

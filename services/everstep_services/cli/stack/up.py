@@ -11,7 +11,7 @@ from socket import socket
 from everstep import __version__
 from everstep.bus import connect, topology
 from everstep.bus.auth.roles import ADMIN, SERVICE
-from everstep.bus.background import beside
+from everstep.bus.background import in_background
 from everstep.bus.server.dev_server import DevServer, dev_server
 from everstep.clock import SystemClock
 from everstep.errors import EverstepError
@@ -132,7 +132,7 @@ class _Stack:
         await asyncio.to_thread(ground.state.announce, running)
         has_new_token = not self._had_token and ground.state.token_file.exists()
         await asyncio.to_thread(self._tell, Ready(running, has_new_token, ground.phases))
-        async with beside(send_left_and_log(ground.state.path / "spool")):
+        async with in_background(send_left_and_log(ground.state.path / "spool")):
             await stop.wait()
 
     async def let_observe(self, stop: asyncio.Event) -> None:

@@ -1,4 +1,4 @@
-"""May this agent take part? If not: why, and what would make it welcome."""
+"""Decides whether an agent may take part, and explains a refusal."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ _SAME_FOR_ALL = (
     "slots_per_unit",
     "slots_per_segment",
 )
-"""What must be the same on all nodes of a job."""
+"""The fields that must be the same on all nodes of a job."""
 DO_NOT_RESTART = 93
 USAGE = 2
 _RETRY_S = 30.0
@@ -33,7 +33,7 @@ class Refusal:
 
 
 def refusal(batch: Batch, ask: Join) -> Refusal | None:
-    """Why this agent may not take part, if it may not."""
+    """Return why this agent may not take part; None if it may."""
     return (
         _wrong_version(batch.version, ask)
         or _different_job(batch, ask)
@@ -44,11 +44,11 @@ def refusal(batch: Batch, ask: Join) -> Refusal | None:
 
 
 def reopens(batch: Batch, ask: Join) -> bool:
-    """Whether an agent of a new allocation takes up a job whose last allocation is over.
+    """Whether an agent of a new allocation continues a job whose last allocation is over.
 
-    Not one that is done, and not one that was told not to come back, unless something about
-    it has changed since. Whether a script that could not start was mended nobody can see: it is
-    tried.
+    A job that is done, or whose exit code forbids a restart, is not continued unless its command
+    or settings have changed. Nobody can see whether a script that could not start was mended, so
+    that job is tried again.
     """
     doc = batch.state.doc
     if ask.allocation == doc.allocation or ask.allocation in doc.allocations:
@@ -59,7 +59,7 @@ def reopens(batch: Batch, ask: Join) -> bool:
 
 
 def job_over(batch: Batch) -> Refusal:
-    """The job needs nobody any more."""
+    """Return the refusal of a job that has ended."""
     doc = batch.state.doc
     text = f"job {doc.job} is over: {doc.reason}"
     if doc.is_mendable:
@@ -70,7 +70,7 @@ def job_over(batch: Batch) -> Refusal:
 
 
 def changed_fields(before: JobSpec, after: JobSpec) -> tuple[str, ...]:
-    """The names of the fields that differ."""
+    """Return the names of the fields that differ."""
     return tuple(
         name for name in before.__struct_fields__ if getattr(before, name) != getattr(after, name)
     )
@@ -81,15 +81,15 @@ def _different_job(batch: Batch, ask: Join) -> Refusal | None:
     differs = [name for name in changed_fields(doc.spec, ask.spec) if name in _SAME_FOR_ALL]
     if not differs:
         return None
-    said = "; ".join(
+    differences = "; ".join(
         f"{name} is {_shown(getattr(ask.spec, name))} here and "
         f"{_shown(getattr(doc.spec, name))} in the job"
         for name in differs
     )
     return Refusal(
         "different_job",
-        f"{ask.node} does not run what job {doc.job} runs: {said}. Start every node with the "
-        f"same command and options, or give this one another --job",
+        f"{ask.node} does not run what job {doc.job} runs: {differences}. Start every node with "
+        f"the same command and options, or give this job another --job",
         exit_code=USAGE,
     )
 
@@ -102,15 +102,17 @@ def _shown(value: object) -> str:
 
 
 def _excluded(control: JobControl, batch: Batch, ask: Join) -> Refusal | None:
-    found = control.exclusion(ask.node, batch.now.wall)
+    exclusion = control.exclusion(ask.node, batch.now.wall)
     seat = batch.state.seat(ask.node)
     is_told_to_go = seat is not None and seat.is_leaving and seat.instance == ask.instance
-    if found is None or is_told_to_go or not control.enforces("exclude", otherwise=True):
+    if exclusion is None or is_told_to_go or not control.enforces("exclude", otherwise=True):
         return None
-    until = f"until {found.until:%Y-%m-%d %H:%M} UTC" if found.until else "until it is included"
+    until = (
+        f"until {exclusion.until:%Y-%m-%d %H:%M} UTC" if exclusion.until else "until it is included"
+    )
     return Refusal(
         "excluded",
-        f"{ask.node} is excluded by {found.by} {until}: {found.reason}",
+        f"{ask.node} is excluded by {exclusion.by} {until}: {exclusion.reason}",
         retry_after_s=_RETRY_S,
     )
 
@@ -119,10 +121,10 @@ def _unhealthy(ask: Join) -> Refusal | None:
     failed = [check for check in ask.checks if check.state == "failed"]
     if not failed:
         return None
-    said = "; ".join(f"{check.check}: {check.reason or 'failed'}" for check in failed)
+    reasons = "; ".join(f"{check.check}: {check.reason or 'failed'}" for check in failed)
     return Refusal(
         "unhealthy",
-        f"{ask.node} failed its checks: {said}. It is welcome when they pass",
+        f"{ask.node} failed its checks: {reasons}. It may join when they pass",
         checks=tuple(check.check for check in failed),
         retry_after_s=_RETRY_S,
     )
@@ -138,7 +140,7 @@ def _misconfigured(batch: Batch, ask: Join) -> Refusal | None:
         return None
     return Refusal(
         "misconfigured",
-        f"{ask.node} and {holder} both say that they are number {ask.infra_rank} of the job: "
+        f"{ask.node} and {holder} both have --infra-rank {ask.infra_rank}: "
         f"give each node its own --infra-rank, or none",
         exit_code=USAGE,
     )

@@ -1,8 +1,8 @@
-"""All ranks save after the same step: agreed with their agents, ordered, and waited for.
+"""Makes all ranks save after the same step: agrees on it with their agents, orders it, and waits.
 
-A step that a rank may have finished before the order reaches it is no step to agree on: each agent
-says how far its ranks are and how long a step takes, and the furthest decides. Orders are repeated
-until the round ends, so that a lost one is late, never missed.
+No rank may have finished that step before the order reaches it. So each agent reports the last
+step of its ranks and how long a step takes, and the furthest rank decides. Orders are repeated
+until the round ends, so that a lost order is late, never missed.
 """
 
 from math import floor
@@ -24,15 +24,15 @@ from everstep_services.rendezvous.domain.state import with_stage
 
 _REPEAT_S = 0.5
 _SAVE_FOR_S = 5.0
-"""How long an order to save and go on is repeated."""
+"""How long an order to save and continue is repeated."""
 _HASTE = 1.25
-"""Steps may get so much shorter than they were."""
+"""The factor by which steps may become faster than reported."""
 
 
 def ask(
     batch: Batch, reason: str, occasion: str, *, within_s: float | None, then_stop: bool
 ) -> None:
-    """Begin to agree on the step, unless it is agreed on already, and with the same end."""
+    """Begin to agree on the step, unless the same save is agreed on already."""
     before = batch.state.doc.saving
     if before is not None and before.then_stop >= then_stop:
         if within_s is not None:
@@ -51,14 +51,14 @@ def ask(
 
 
 def reached(batch: Batch, seat: Seat, report: Report) -> None:
-    """An agent says how far its ranks are, or that nobody counts their steps."""
+    """Note the last step that an agent's ranks have made, or that nobody counts their steps."""
     saving = batch.state.doc.saving
     if saving is None or seat.slot is None:
         return
     if saving.after_step is not None:
         if saving.furthest is not None or report.step is None:
             return
-        # Nobody counted steps when this was settled: all are asked again, for the same save.
+        # Nobody counted steps when this was settled: ask all again, for the same save.
         saving = replace(saving, after_step=None, answered="")
         batch.timers.clear("saving", saving.id)
     furthest = [
@@ -74,7 +74,7 @@ def reached(batch: Batch, seat: Seat, report: Report) -> None:
 
 
 def stopped(batch: Batch, seat: Seat) -> None:
-    """Every rank of a node has ended well, since it was told to stop."""
+    """Note that every rank of a node has exited with 0 after the order to stop."""
     if seat.stage not in {"starting", "running"}:
         return
     batch.state.put(with_stage(seat, "finished"))
@@ -82,12 +82,14 @@ def stopped(batch: Batch, seat: Seat) -> None:
     if saving is not None:
         batch.state.set(saving=replace(saving, has_stopped=True))
     elif batch.state.doc.phase in {"forming", "running"}:
-        reason = f"the ranks of {seat.node} have stopped to save, and nobody knows who asked"
+        reason = (
+            f"the ranks of {seat.node} have stopped to save, but rendezvous has no order for that"
+        )
         end_round(batch, Sign("preempted", reason, node=seat.node))
 
 
 def left(batch: Batch, seat: Seat, ask: Leave) -> None:
-    """A node goes in the middle of a save: the others still have their time."""
+    """Note that a node leaves during a save; the others keep their time."""
     doc = batch.state.doc
     saving = doc.saving
     if saving is None or saving.after_step is None or ask.cause != "preempted":
@@ -98,7 +100,7 @@ def left(batch: Batch, seat: Seat, ask: Leave) -> None:
 
 
 def all_ended(batch: Batch) -> bool:
-    """Whether every rank has ended because it was told to; then the round ends as was planned."""
+    """Whether every rank has ended as ordered; then the round ends as planned."""
     doc = batch.state.doc
     saving, planned = doc.saving, doc.planned
     if saving is None or not saving.has_stopped:
@@ -113,13 +115,13 @@ def all_ended(batch: Batch) -> bool:
 
 
 def plan_end(batch: Batch, planned: PlannedEnd) -> None:
-    """End the round so, once its ranks have saved or had their time."""
+    """End the round as planned once its ranks have saved, or their time is over."""
     batch.timers.clear("planned", batch.state.doc.round)
     batch.state.set(planned=planned)
 
 
 def agree(batch: Batch) -> None:
-    """Settle on the step, once all have said how far they are, or had the time to."""
+    """Choose the step once all agents have reported theirs, or their time is over."""
     doc = batch.state.doc
     saving = doc.saving
     if saving is None or saving.after_step is not None or doc.phase not in {"forming", "running"}:
@@ -136,7 +138,7 @@ def agree(batch: Batch) -> None:
 
 
 def settle(batch: Batch) -> None:
-    """Order the save; end the round when those who were to save have had their time."""
+    """Order the save; end the round when the ranks have saved, or their time is over."""
     doc = batch.state.doc
     if doc.phase not in {"forming", "running"}:
         return
@@ -186,7 +188,7 @@ def _end(batch: Batch, planned: PlannedEnd) -> None:
 
 
 def _nobody_counts(batch: Batch) -> None:
-    """No rank can be told after which step to save: there is nothing to wait for."""
+    """Go on at once: ranks whose steps nobody counts cannot agree on a step."""
     batch.state.set(saving=None)
     planned = batch.state.doc.planned
     if planned is not None:
@@ -194,7 +196,7 @@ def _nobody_counts(batch: Batch) -> None:
 
 
 def _before_which(batch: Batch, report: Report) -> int | None:
-    """The first step that none of the node's ranks can have finished when the order is there."""
+    """Return the first step that no rank of the node can have finished when the order arrives."""
     if report.step is None or not report.step_s:
         return None
     ahead_s = batch.settings.save_agree_s + batch.settings.save_lead_s

@@ -1,4 +1,4 @@
-"""One batch of events being decided: what it reads, and where its decisions gather."""
+"""A batch of events during its decision: the state it reads, and the decisions so far."""
 
 from dataclasses import dataclass, field
 from typing import assert_never
@@ -26,24 +26,24 @@ class JobFactHead(FactHead):
 
 
 class ReplicaMemory:
-    """What one replica has seen with its own clock. Lost with it: its successor starts anew."""
+    """The observations of one replica by its own clock; its successor starts without them."""
 
     def __init__(self) -> None:
         self.started: StartTimes = {}
         """When each timer was started."""
         self.heard: dict[str, float] = {}
-        """When each agent, by instance, was heard last."""
+        """When each agent, by instance, was last heard."""
         self.answered: dict[str, float] = {}
-        """When each agent, by instance, last gave a sign of life to a probe."""
+        """When each agent, by instance, last answered a probe."""
         self.probed: dict[str, float] = {}
-        """When each agent, by instance, was last asked for one."""
+        """When each agent, by instance, was last probed."""
         self.alike: tuple[int, str, set[int]] = (0, "", set())
         """A round, the fingerprint of its failure, and the ranks that failed in that way."""
         self.slowest = ""
-        """The node whose ranks came up last."""
+        """The node whose ranks started last."""
 
     def failed_alike(self, round: int, fingerprint: str, rank: int) -> None:
-        """One more rank has failed, perhaps in the same way as the others of its round."""
+        """Count a failed rank with the ranks of its round that failed in the same way."""
         if self.alike[:2] != (round, fingerprint):
             self.alike = (round, fingerprint, set())
         self.alike[2].add(rank)
@@ -51,7 +51,7 @@ class ReplicaMemory:
 
 @dataclass(slots=True)
 class Batch:
-    """Decisions change the state and leave here what others must be told."""
+    """Decisions change its state, and add facts and orders to it."""
 
     state: JobState
     memory: ReplicaMemory
@@ -77,7 +77,7 @@ class Batch:
         return FactStamp(self.now.wall, self.now.new_id, "rendezvous")
 
     def record(self, fact: Fact) -> str:
-        """Put a fact on record once the document that holds it is written; its id."""
+        """Add a fact, recorded once the document that holds it is written; return its id."""
         self.state.outbox.append(encode(fact).decode())
         self.state.is_changed = True
         return fact.id
@@ -95,11 +95,11 @@ class Batch:
             self.sends.append(Send(to.node, to.instance, order))
 
     def wake_in(self, seconds: float) -> None:
-        """Something becomes due then."""
+        """Ask for a `Tick` then."""
         self.wakes.append(self.now.s + max(seconds, 0.0))
 
     def forget_agent(self, instance: str) -> None:
-        """It will not be heard again."""
+        """Forget the observations of an agent that is gone."""
         memory = self.memory
         for times in (memory.heard, memory.answered, memory.probed):
             times.pop(instance, None)
@@ -107,7 +107,7 @@ class Batch:
 
     @property
     def phase_s(self) -> float:
-        """How long the phase has lasted."""
+        """Return the seconds since the phase began."""
         doc = self.state.doc
         return self.timers.elapsed("phase", doc.round, doc.phase)
 
@@ -131,7 +131,7 @@ class Batch:
                 assert_never(evidence)
 
     def order_for(self, seat: Seat) -> Order:
-        """What this agent was told last."""
+        """Return the last order of this agent."""
         doc, state = self.state.doc, self.state
         if doc.phase in OVER:
             return self.leave_order()
@@ -146,23 +146,23 @@ class Batch:
             reason=doc.reason,
         )
 
-    def say_waiting(self, what: str, reason: str) -> None:
-        """Tell all agents why no round forms now; `what` stays the same until there is news."""
-        self.state.set(waiting=what, reason=reason)
+    def say_waiting(self, key: str, reason: str) -> None:
+        """Tell all agents why no round forms now; `key` stays the same until the reason changes."""
+        self.state.set(waiting=key, reason=reason)
         order = self.await_order()
         assert order is not None
         self.send(order)
 
     def await_order(self) -> AwaitRound | None:
-        """Why no round forms, once that was said to all."""
+        """Return the order that explains why no round forms, if one was sent to all."""
         doc = self.state.doc
         if not doc.waiting:
             return None
-        said = doc.stop_order or "0" * 32
-        return AwaitRound(id=said, job=doc.job, round=doc.round, reason=doc.reason)
+        order = doc.stop_order or "0" * 32
+        return AwaitRound(id=order, job=doc.job, round=doc.round, reason=doc.reason)
 
     def stop_order(self) -> StopRanks:
-        """The end of this round, as it was told to all."""
+        """Return the order that ends this round, as sent to all."""
         doc = self.state.doc
         cause = doc.incident.trigger if doc.incident else "operator"
         return StopRanks(
@@ -179,14 +179,14 @@ class Batch:
 
     @property
     def _ranks_end_within_s(self) -> float:
-        """How long ranks may end by themselves, for what that tells."""
+        """Return how long ranks may end by themselves, so that their exits can be compared."""
         if self.is_compared:
             return self.settings.alike_within_s
         return self.settings.cause_within_s if self.is_unexplained else 0.0
 
     @property
     def is_compared(self) -> bool:
-        """The program seems to be wrong; if so, every rank fails in the same way."""
+        """Whether to compare failures: a wrong program fails on every rank in the same way."""
         doc = self.state.doc
         if doc.incident is None or doc.incident.is_decided or doc.has_ever_stepped:
             return False
@@ -194,21 +194,21 @@ class Batch:
 
     @property
     def are_all_alike(self) -> bool:
-        """Every rank of the round has failed, and in the same way."""
+        """Whether every rank of the round has failed in the same way."""
         doc, (number, fingerprint, ranks) = self.state.doc, self.memory.alike
         is_this = doc.incident is not None and doc.incident.fingerprint == fingerprint
         return number == doc.round and is_this and len(ranks) >= doc.world_size > 0
 
     @property
     def is_unexplained(self) -> bool:
-        """Only consequences of what has happened are known, and there may be more to hear."""
+        """Whether only consequences are reported so far, and the cause may still be reported."""
         incident = self.state.doc.incident
         if incident is None or incident.is_decided or self.state.is_left:
             return False
         return incident.weight <= CONSEQUENCE
 
     def leave_order(self) -> LeaveJob:
-        """The end of the job, as it is told to all."""
+        """Return the order that ends the job, as sent to all."""
         doc = self.state.doc
         return LeaveJob(
             id=doc.stop_order or "0" * 32,

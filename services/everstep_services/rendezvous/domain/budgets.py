@@ -1,4 +1,4 @@
-"""After a round has failed: whether there is another one, and when."""
+"""Decides whether another round follows a failed one, and when."""
 
 from dataclasses import dataclass, replace
 
@@ -12,38 +12,38 @@ CANNOT_START = "stop.script_cannot_start"
 
 @dataclass(frozen=True, slots=True)
 class RoundFailure:
-    """The end of a round, as far as it matters for what comes next."""
+    """How a round ended, as far as the decision needs it."""
 
     cause: str
     lived_s: float
-    """Since the round formed."""
+    """Seconds since the round formed."""
     steps_s: float
-    """Since its first step; 0 when it made none."""
+    """Seconds since its first step; 0 when it made none."""
     step: int | None
-    """The last step that it reached, where somebody said so."""
+    """The last step that it reached, if reported."""
     fingerprint: str = ""
     exit_code: int | None = None
     is_of_code: bool = False
-    """The kind of the exception says that the program is wrong."""
+    """Whether the type of the exception means that the program is wrong."""
     is_on_all_ranks: bool = False
-    """Every rank failed in this very way."""
+    """Whether every rank failed in this way."""
     has_ever_stepped: bool = False
-    """The job has made a step, in this round or before."""
+    """Whether the job has made a step, in this round or before."""
 
     @property
     def is_counted(self) -> bool:
-        """The restart after it is taken from the budgets."""
+        """Whether the restart after it counts against the budgets."""
         return meaning_of(self.cause).costs_restart
 
     @property
     def can_recur(self) -> bool:
-        """The script may fail in this way again, as often as it is started."""
+        """Whether the script may fail in this way at each start."""
         return meaning_of(self.cause).can_recur
 
 
 @dataclass(frozen=True, slots=True)
 class RestartHistory:
-    """What went before."""
+    """The restarts and failures so far."""
 
     restarts: int = 0
     refilled: int = 0
@@ -57,22 +57,22 @@ class RestartHistory:
 
 @dataclass(frozen=True, slots=True)
 class RestartDecision:
-    """What to do, and everything that must be on record about it."""
+    """The action, and everything that must be recorded about it."""
 
     action: str
     """`restart` or `stop`."""
     rule: str
     reason: str
     past: RestartHistory
-    """What the next failure will find, the restart counted."""
+    """The history for the next failure, with this restart counted."""
     delay_s: float = 0.0
     exit_code: int = 1
     backoff: str = ""
-    """Why it waits, when it does."""
+    """Why the restart waits, if it does."""
     advice: str = ""
-    """Why one should stop, when that is only said."""
+    """Why the job should be stopped, when rendezvous only advises it."""
     advice_rule: str = ""
-    """The rule that says so."""
+    """The rule of the advice."""
     budgets: tuple[Budget, ...] = ()
     considered: tuple[Option, ...] = ()
     missing: tuple[str, ...] = ()
@@ -85,18 +85,18 @@ class RestartRules:
     spec: JobSpec
     settings: RendezvousSettings
     may_stop: bool = False
-    """Stop for what is only probable: a failure that will come again."""
+    """Whether to stop for a failure that will probably come again."""
     may_stop_start: bool = False
-    """Stop for a script that cannot start."""
+    """Whether to stop for a script that cannot start."""
     is_braked: bool = False
 
 
 def judge(failure: RoundFailure, past: RestartHistory, rules: RestartRules) -> RestartDecision:
-    """Another round, or the end."""
+    """Decide between another round and the end."""
     progress = _progress(failure, past)
     past = _with(failure, past, progress, rules.settings)
     budgets = _budgets(past, rules.spec)
-    spent = next((one for one in budgets if one.name in _HARD and one.left < 0), None)
+    spent = next((budget for budget in budgets if budget.name in _HARD and budget.left < 0), None)
     if failure.is_counted and spent is not None:
         reason = f"{_NAMES[spent.name]} are spent: {spent.limit} of {spent.limit}"
         left = tuple(Budget(name=b.name, limit=b.limit, left=max(b.left, 0)) for b in budgets)
@@ -123,22 +123,22 @@ def _another(
     delay_s = 0.0
     if failure.can_recur and past.quick_failures:
         steps = rules.settings.backoff_s
-        # Whether the script cannot start is not asked at once: a file system may come back.
+        # The first failure is not taken for a script that cannot start: a file system may return.
         waits = past.quick_failures + (past.quick_failures == 1 and _cannot_start(failure, rules))
         delay_s = steps[min(waits, len(steps)) - 1]
     left = ", ".join(f"{b.left} of {b.limit} {_NAMES[b.name]} left" for b in budgets)
     reason = left or "restarts have no limit"
     if not failure.is_counted:
-        reason = f"a round that ended by {failure.cause} is not taken from the budget"
+        reason = f"a round that ended by {failure.cause} does not count against the budget"
     backoff = ""
     if delay_s:
         rounds = "round" if past.quick_failures == 1 else "rounds in a row"
         backoff = (
-            f"{past.quick_failures} {rounds} failed within {rules.settings.quick_s:g} s and "
+            f"{past.quick_failures} {rounds} failed within {rules.settings.quick_s:g} s "
             f"without progress"
         )
         reason += f"; {backoff}: the next waits {delay_s:g} s"
-    unlikely = f"observe mode: {advice}" if advice else "nothing says that it would fail again"
+    unlikely = f"observe mode: {advice}" if advice else "no sign that it would fail again"
     unknown = _STEP_UNKNOWN if failure.steps_s else _STEP_NONE
     missing = () if failure.step is not None else (unknown,)
     return RestartDecision(
@@ -157,10 +157,10 @@ def _another(
 
 _HARD = frozenset({"restarts", "restarts_per_hour"})
 _STEP_UNKNOWN = (
-    "how far the training had come: its script has not said which step of it this was (steps that "
-    "are counted from outside begin anew in each round)"
+    "the training's last step: its script has not reported it (steps that are counted from outside "
+    "start at 0 in each round)"
 )
-_STEP_NONE = "how far the training had come: no step of this round was seen"
+_STEP_NONE = "the training's last step: no step of this round was seen"
 _NAMES = {
     "restarts": "restarts",
     "restarts_per_hour": "restarts per hour",
@@ -171,12 +171,12 @@ _NAMES = {
 def _with(
     failure: RoundFailure, past: RestartHistory, progress: bool | None, settings: RendezvousSettings
 ) -> RestartHistory:
-    """The past with this failure in it, its restart counted already."""
+    """Return the history with this failure and its restart counted."""
     refilled = past.refilled
     if progress:
         given_back = int(failure.steps_s // settings.refill_every_s)
         refilled = min(refilled + given_back, past.restarts)
-    # A rank that was killed after it had made steps says nothing about the script.
+    # A rank that was killed after it had made steps is not a sign of a wrong script.
     was_killed = failure.steps_s > 0 and failure.exit_code is None
     is_quick = failure.lived_s < settings.quick_s and not was_killed
     idle, quick = past.idle_rounds, past.quick_failures
@@ -205,14 +205,14 @@ def _with(
 
 
 def _progress(failure: RoundFailure, past: RestartHistory) -> bool | None:
-    """Whether the round got farther than any before; None when nobody said how far it got."""
+    """Whether the round got farther than any before; None when its last step is unknown."""
     if failure.step is None:
         return None
     return failure.step > (past.best_step or 0)
 
 
 def _budgets(past: RestartHistory, spec: JobSpec) -> tuple[Budget, ...]:
-    found = []
+    budgets = []
     spent = past.restarts - past.refilled
     for name, limit, used in (
         ("restarts", spec.max_restarts, spent),
@@ -220,17 +220,17 @@ def _budgets(past: RestartHistory, spec: JobSpec) -> tuple[Budget, ...]:
         ("no_progress", spec.no_progress_limit, past.idle_rounds),
     ):
         if limit is not None and (limit > 0 or name in _HARD):
-            found.append(Budget(name=name, limit=limit, left=limit - used))
-    return tuple(found)
+            budgets.append(Budget(name=name, limit=limit, left=limit - used))
+    return tuple(budgets)
 
 
 def _enough(
     failure: RoundFailure, past: RestartHistory, progress: bool | None, rules: RestartRules
 ) -> tuple[str, str, bool] | None:
-    """Rule, reason, and whether it stops the job; None when there is no sign of the kind."""
+    """Return rule, reason, and whether it stops the job; None without a reason to stop."""
     limit = rules.spec.no_progress_limit
     if limit and past.idle_rounds >= limit:
-        reason = f"{past.idle_rounds} rounds in a row made no new step, and {limit} is the limit"
+        reason = f"{past.idle_rounds} rounds in a row made no new step; the limit is {limit}"
         asked_for = "no_progress" in rules.spec.enforce and not rules.is_braked
         return "stop.no_progress", reason, asked_for or rules.may_stop
     same = past.fingerprints[-2:]
@@ -249,15 +249,15 @@ def _enough(
             )
             return CANNOT_START, reason, rules.may_stop_start or rules.may_stop
         reason = (
-            f"the same failure came twice in a row without progress between (fingerprint "
-            f"{failure.fingerprint}): it will come again"
+            f"the same failure came twice in a row without progress in between (fingerprint "
+            f"{failure.fingerprint}): it will probably come again"
         )
         return "stop.same_fingerprint", reason, rules.may_stop
     return None
 
 
 def _cannot_start(failure: RoundFailure, rules: RestartRules) -> bool:
-    """Its program is wrong, on every rank, and no round of the job was ever seen to get farther."""
+    """Whether the program fails on every rank, and no round of the job ever got farther."""
     return (
         failure.is_of_code
         and failure.is_on_all_ranks

@@ -1,4 +1,4 @@
-"""What was decided, and what came of it: both are on record."""
+"""Records each decision and, later, its outcome."""
 
 from typing import TypedDict, Unpack
 
@@ -7,7 +7,7 @@ from everstep_services.rendezvous.domain.batch import Batch
 
 
 class Grounds(TypedDict, total=False):
-    """What a decision rests on: fields of `action_decided`."""
+    """The grounds of a decision: fields of `action_decided`."""
 
     rule: str
     incident: str | None
@@ -21,7 +21,7 @@ class Grounds(TypedDict, total=False):
 
 
 def decide_to(batch: Batch, action: str, reason: str, **grounds: Unpack[Grounds]) -> None:
-    """Put on record what is going to be done; `came_of` says what became of it."""
+    """Record a decision that will be carried out; `came_of` records its outcome."""
     decision = OpenDecision(
         id=batch.record(ActionDecided(**batch.head(), action=action, reason=reason, **grounds)),
         action=action,
@@ -33,7 +33,7 @@ def decide_to(batch: Batch, action: str, reason: str, **grounds: Unpack[Grounds]
 
 
 def only_say(batch: Batch, action: str, reason: str, **grounds: Unpack[Grounds]) -> None:
-    """Put on record what would be done, if it were allowed."""
+    """Record a decision that may not be carried out."""
     decision = batch.record(
         ActionDecided(**batch.head(), action=action, reason=reason, mode="observe", **grounds)
     )
@@ -50,34 +50,38 @@ def only_say(batch: Batch, action: str, reason: str, **grounds: Unpack[Grounds])
 
 
 def is_open(batch: Batch, action: str) -> bool:
-    """It was decided to do this, and it is not done."""
-    return any(one.action == action for one in batch.state.doc.decisions)
+    """Whether this action was decided, and has no outcome yet."""
+    return any(decision.action == action for decision in batch.state.doc.decisions)
 
 
 def came_of(batch: Batch, outcome: str, reason: str, *actions: str) -> None:
-    """What became of the decisions for these actions; of all that are open when none is named."""
-    ended = [one for one in batch.state.doc.decisions if not actions or one.action in actions]
+    """Record the outcome of open decisions for these actions, or of all if none is named."""
+    ended = [
+        decision
+        for decision in batch.state.doc.decisions
+        if not actions or decision.action in actions
+    ]
     if not ended:
         return
-    for one in ended:
+    for decision in ended:
         batch.record(
             ActionTaken(
                 **batch.head(),
-                decision=one.id,
-                action=one.action,
+                decision=decision.id,
+                action=decision.action,
                 outcome=outcome,
                 reason=reason,
-                incident=one.incident,
-                took_s=_elapsed_s(batch, one),
+                incident=decision.incident,
+                took_s=_elapsed_s(batch, decision),
             )
         )
-        batch.timers.clear("decided", one.id)
-    left = tuple(one for one in batch.state.doc.decisions if one not in ended)
+        batch.timers.clear("decided", decision.id)
+    left = tuple(decision for decision in batch.state.doc.decisions if decision not in ended)
     batch.state.set(decisions=left)
 
 
 def _elapsed_s(batch: Batch, decision: OpenDecision) -> float:
-    """By our own clock, if we decided it; else by the wall clock of whoever did."""
+    """Seconds by our own clock, if this replica decided it; else by the decider's wall clock."""
     decided = batch.timers.started_at("decided", decision.id)
     if decided is not None:
         return batch.now.s - decided

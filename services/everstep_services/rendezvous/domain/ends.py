@@ -1,4 +1,4 @@
-"""The end of a round, of an allocation, of a job; and what is decided in between."""
+"""The end of a round, an allocation and a job, and the decision between two rounds."""
 
 from msgspec.structs import replace
 
@@ -33,7 +33,7 @@ _ENDS_WITH = {"preempted": "preempted", "operator": "stopped", "done": "done", "
 
 
 def end_round(batch: Batch, sign: Sign) -> None:
-    """The round is over for everybody: its ranks are to be stopped, and another may follow."""
+    """End the round on every node: its ranks must stop, and another round may follow."""
     state, doc = batch.state, batch.state.doc
     if doc.phase == "forming":
         told = f"round {doc.round} was over before all of its ranks ran: {sign.reason}"
@@ -55,7 +55,7 @@ def end_round(batch: Batch, sign: Sign) -> None:
 
 
 def decide(batch: Batch) -> None:
-    """What comes after the round that has ended; once, when its reports are in."""
+    """Decide what follows the ended round; once, when all have reported."""
     incident = batch.state.doc.incident
     if incident is None or incident.is_decided:
         return
@@ -69,28 +69,28 @@ def decide(batch: Batch) -> None:
         may_stop_start=batch.control.enforces("stop", otherwise=True),
         is_braked=batch.control.is_braked,
     )
-    found = judge(failure, _past(batch), rules)
-    _keep(batch, found, is_counted=failure.is_counted)
-    _say_decided(batch, found, incident.reason, incident.id, incident.trigger_fact)
-    if found.action == "stop":
-        state = "failed" if found.exit_code == 1 else "stopped"
-        batch.state.set(is_mendable=found.rule == CANNOT_START)
-        end_job(batch, state, found.exit_code, f"{incident.reason}; {found.reason}")
+    decision = judge(failure, _past(batch), rules)
+    _keep(batch, decision, is_counted=failure.is_counted)
+    _say_decided(batch, decision, incident.reason, incident.id, incident.trigger_fact)
+    if decision.action == "stop":
+        state = "failed" if decision.exit_code == 1 else "stopped"
+        batch.state.set(is_mendable=decision.rule == CANNOT_START)
+        end_job(batch, state, decision.exit_code, f"{incident.reason}; {decision.reason}")
         return
-    batch.state.set(incident=replace(incident, is_decided=True, delay_s=found.delay_s))
-    if found.delay_s:
-        after = f"{found.backoff}; the last one: {incident.reason}"
-        if found.advice and "stop" not in batch.state.doc.spec.enforce:
+    batch.state.set(incident=replace(incident, is_decided=True, delay_s=decision.delay_s))
+    if decision.delay_s:
+        after = f"{decision.backoff}; the last one: {incident.reason}"
+        if decision.advice and "stop" not in batch.state.doc.spec.enforce:
             after += "; --stop-on-repeat ends the job instead"
         number = batch.state.doc.round + 1
-        batch.say_waiting("backoff", f"waits {found.delay_s:g} s before round {number}: {after}")
+        batch.say_waiting("backoff", f"waits {decision.delay_s:g} s before round {number}: {after}")
 
 
 def end_job(batch: Batch, state: str, exit_code: int, reason: str) -> None:
-    """Over for good: whoever is here is sent away."""
+    """End the job for good, and send all agents away."""
     doc = batch.state.doc
     incident = doc.incident
-    came_of(batch, "done", f"every agent is told to leave with code {exit_code}", "stop")
+    came_of(batch, "done", f"every agent has the order to leave with code {exit_code}", "stop")
     if state != "done":
         incidents.close(batch, "failed" if state == "failed" else "stopped", reason, "decide_s")
     reached = [step for step in (doc.last_step, doc.round_step) if step is not None]
@@ -109,14 +109,14 @@ def end_job(batch: Batch, state: str, exit_code: int, reason: str) -> None:
 
 
 def end_allocation(batch: Batch, exit_code: int, reason: str) -> None:
-    """Over for now: the job may go on in another allocation."""
+    """End the allocation; the job may continue in another one."""
     came_of(batch, "failed", reason)
     incidents.close(batch, "failed", reason, "rendezvous_s")
     _send_away(batch, "stopped", exit_code, reason)
 
 
 def end_preempted(batch: Batch, reason: str) -> None:
-    """All of its nodes are taken away: the job goes on in another allocation."""
+    """End the allocation whose nodes are all taken away; the job continues in another one."""
     incident = batch.state.doc.incident
     _say_ended(batch, "preempted", reason, incident)
     incidents.close(batch, "preempted", reason, "other_s")
@@ -124,17 +124,17 @@ def end_preempted(batch: Batch, reason: str) -> None:
 
 
 def finish(batch: Batch) -> None:
-    """Every rank of the round has exited with 0."""
+    """End the job: every rank of the round has exited with 0."""
     doc = batch.state.doc
-    came_of(batch, "done", "the round came to its good end")
-    incidents.close(batch, "recovered", "the round came to its good end", "first_step_s")
+    came_of(batch, "done", "every rank has finished")
+    incidents.close(batch, "recovered", "every rank has finished", "first_step_s")
     reason = f"every rank of round {doc.round} exited with 0"
     _say_ended(batch, "done", reason, None)
     end_job(batch, "done", 0, reason)
 
 
 def close_allocations(batch: Batch, cause: str, reason: str, exit_code: int | None) -> None:
-    """Record each allocation of which no agent is left."""
+    """Record the end of each allocation without agents."""
     doc = batch.state.doc
     here = {seat.allocation for seat in batch.state.seats if seat.stage != "gone"}
     for allocation in doc.allocations:
@@ -161,14 +161,14 @@ def _allocation_state(batch: Batch, cause: str) -> str:
     doc = batch.state.doc
     if doc.phase == "done":
         return "done"
-    known = {1: "failed", NOT_ENOUGH_NODES: "failed", PREEMPTED: "preempted", 93: "stopped"}
-    if doc.phase == "stopped" and doc.exit_code in known:
-        return known[doc.exit_code]
+    states = {1: "failed", NOT_ENOUGH_NODES: "failed", PREEMPTED: "preempted", 93: "stopped"}
+    if doc.phase == "stopped" and doc.exit_code in states:
+        return states[doc.exit_code]
     return _ENDS_WITH.get(cause, "lost")
 
 
 def _abandoned(batch: Batch, cause: str, reason: str) -> None:
-    """Nobody is left, and the job is not over."""
+    """End an allocation whose agents have all left before the job was over."""
     doc = batch.state.doc
     exit_code = PREEMPTED if cause == "preempted" else RETRYABLE
     outcome = "preempted" if cause == "preempted" else "stopped"
@@ -223,7 +223,7 @@ def _past(batch: Batch) -> RestartHistory:
 
 
 def recent(batch: Batch) -> tuple[int, ...]:
-    """The restarts that may lie within the last hour: one whose age we do not know may."""
+    """Return the restarts that may lie within the last hour; one of unknown age may."""
     return tuple(
         number
         for number in batch.state.doc.recent
@@ -231,9 +231,9 @@ def recent(batch: Batch) -> tuple[int, ...]:
     )
 
 
-def _keep(batch: Batch, found: RestartDecision, *, is_counted: bool) -> None:
-    past = found.past
-    is_restart = found.action == "restart" and is_counted
+def _keep(batch: Batch, decision: RestartDecision, *, is_counted: bool) -> None:
+    past = decision.past
+    is_restart = decision.action == "restart" and is_counted
     doc = batch.state.doc
     latest = recent(batch)
     if is_restart:
@@ -247,7 +247,7 @@ def _keep(batch: Batch, found: RestartDecision, *, is_counted: bool) -> None:
         idle_rounds=past.idle_rounds,
         last_step=past.best_step,
         fingerprints=past.fingerprints,
-        budgets=found.budgets,
+        budgets=decision.budgets,
     )
 
 
@@ -277,35 +277,35 @@ def _say_ended(
 
 
 def _say_decided(
-    batch: Batch, found: RestartDecision, reason: str, incident: str, trigger_fact: str | None
+    batch: Batch, decision: RestartDecision, reason: str, incident: str, trigger_fact: str | None
 ) -> None:
     doc = batch.state.doc
     gone = tuple(seat.node for seat in batch.state.in_stage("gone"))[:100]
     took_s = batch.timers.elapsed("phase", doc.round, "ending")
-    if found.advice:
+    if decision.advice:
         only_say(
             batch,
             "stop",
-            found.advice,
-            rule=found.advice_rule,
+            decision.advice,
+            rule=decision.advice_rule,
             incident=incident,
             evidence=(trigger_fact,) if trigger_fact else (),
             considered=(Option(action="restart", rejected="it is likely to fail again"),),
-            budgets=found.budgets,
+            budgets=decision.budgets,
             took_s=took_s,
         )
     decide_to(
         batch,
-        found.action,
-        f"{reason}; {found.reason}",
-        rule=found.rule,
+        decision.action,
+        f"{reason}; {decision.reason}",
+        rule=decision.rule,
         incident=incident,
         evidence=(trigger_fact,) if trigger_fact else (),
-        missing=found.missing,
-        considered=found.considered,
-        budgets=found.budgets,
+        missing=decision.missing,
+        considered=decision.considered,
+        budgets=decision.budgets,
         nodes_out=gone,
-        delay_s=found.delay_s,
+        delay_s=decision.delay_s,
         took_s=took_s,
     )
 

@@ -1,4 +1,4 @@
-"""What rendezvous hears of, and what it wants done about it."""
+"""The events that rendezvous decides about, and the outcome of a batch of them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,10 +26,10 @@ from everstep.messages.base import Time
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """When it is, and what only the shell can make."""
+    """The time, and values that only the shell can make."""
 
     s: float
-    """Our own monotonic seconds: the only time that decides anything."""
+    """Our own monotonic seconds: the only clock that decisions use."""
     wall: Time
     """For people."""
     new_id: Callable[[], str]
@@ -37,12 +37,12 @@ class Now:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """An agent was asked for a sign of life."""
+    """The result of a liveness probe of an agent."""
 
     node: str
     instance: str
     is_there: bool
-    """It gave one. False: the server knows that nobody listens there any more."""
+    """Whether it answered. False: the server reports that nobody subscribes there any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,62 +71,62 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class JobControl:
-    """What people and health say about a job from outside: switches, and nodes not to rely on."""
+    """Switches of people, and nodes that health excludes or suspects."""
 
     is_braked: bool = False
     modes: Mapping[str, str] = field(default_factory=dict)
     exclusions: tuple[Exclusion, ...] = ()
     suspects: Mapping[str, str] = field(default_factory=dict)
-    """By node, what speaks against it: too much for a slot that another can have."""
+    """By node, why health suspects it: it gets a slot only if no other node can have it."""
 
     def enforces(self, actuator: str, *, otherwise: bool) -> bool:
-        """Whether an actuator acts, or only says what it would do."""
+        """Whether an actuator acts, or only records what it would do."""
         if self.is_braked:
             return False
         mode = self.modes.get(actuator)
         return otherwise if mode not in {"enforce", "observe"} else mode == "enforce"
 
     def exclusion(self, node: str, now: Time) -> Exclusion | None:
-        """Why this node may not join, if it may not."""
+        """Return why this node may not join; None if it may."""
         for exclusion in self.exclusions:
             if exclusion.node == node and (exclusion.until is None or exclusion.until > now):
                 return exclusion
         return None
 
     def suspicion(self, node: str) -> str | None:
-        """Why a spare is to have this node's slot, if it is."""
+        """Return why a spare should get this node's slot; None if it should not."""
         return self.suspects.get(node) if self.enforces("replace", otherwise=True) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """An order, to one agent, or to all of the job."""
+    """An order to one agent or to all agents of the job."""
 
     node: str | None
     instance: str
-    """That very agent, whoever else has the same node id; empty for all."""
+    """The agent's instance, because two agents may have one node id; empty for all."""
     order: Order
 
 
 @dataclass(frozen=True, slots=True)
 class LivenessProbe:
-    """Find out whether an agent is there; its order goes along, in case it was lost."""
+    """A probe of an agent; it carries the agent's order, in case that was lost."""
 
     node: str
     instance: str
-    """That very agent, whoever else has the same node id."""
+    """The agent's instance, because two agents may have one node id."""
     order: Order
 
 
 @dataclass(slots=True)
 class BatchOutcome:
-    """What came of a batch of events."""
+    """The outcome of a batch of events."""
 
     replies: list[Message | None]
-    """One for each event; None where nobody waits for one."""
+    """One reply for each event; None where nobody waits for one."""
     sends: list[Send]
     probes: list[LivenessProbe]
     wake_at: float | None
-    """When `Tick` should come."""
+    """When the next `Tick` is due."""
     is_changed: bool
-    """There is something to write down before any of it may be done."""
+    """Whether the document must be written before any of it may be carried out."""

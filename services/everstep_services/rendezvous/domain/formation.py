@@ -1,4 +1,4 @@
-"""When a round can form, who is in it, and what it waits for until then."""
+"""Decides when a round forms, with which nodes, and what it waits for until then."""
 
 from msgspec.structs import replace
 
@@ -22,7 +22,7 @@ _FIRST_PORT, _PORTS = 20_000, 12_000
 
 
 def try_form(batch: Batch) -> None:
-    """Form the next round if its time has come; else say what it waits for, or give up."""
+    """Form the next round if it can form; else report what it waits for, or give up."""
     if not _is_settled(batch):
         return
     batch.timers.start("form", batch.state.doc.round, batch.state.doc.allocation)
@@ -43,13 +43,13 @@ def try_form(batch: Batch) -> None:
 
 
 def world_of(batch: Batch) -> World:
-    """The sizes that this job's rounds may have."""
+    """Return the sizes that this job's rounds may have."""
     spec = batch.state.doc.spec
     return World(spec.nodes_min, spec.nodes_max, spec.slots_per_unit, spec.slots_per_segment)
 
 
 def candidate_of(seat: Seat, *, is_suspect: bool = False) -> Candidate:
-    """A seat as placement sees it."""
+    """Return the candidate of a seat for placement."""
     return Candidate(
         seat.node, seat.infra_rank, seat.failure_domain, seat.place, seat.slot, is_suspect
     )
@@ -63,7 +63,7 @@ def _may(batch: Batch, seat: Seat) -> bool:
 
 
 def _is_settled(batch: Batch) -> bool:
-    """Everybody who ends the last round has answered, or had the time to; and it is decided."""
+    """Whether the last round is decided, and its nodes have answered or their time is over."""
     doc = batch.state.doc
     if doc.phase == "joining":
         return True
@@ -89,7 +89,7 @@ def _decide_in_time(batch: Batch, owing: int, patience_s: float) -> None:
     incident = batch.state.doc.incident
     if incident is None or incident.is_decided:
         return
-    # Consequences have a cause: whoever owes an answer may be it, and is waited for anyway.
+    # Consequences have a cause: a node that owes an answer may be it, and is awaited anyway.
     is_open = incident.weight <= CONSEQUENCE or batch.is_compared
     left_s = (patience_s if is_open else batch.settings.cause_within_s) - batch.phase_s
     if owing and left_s > 0:
@@ -109,11 +109,11 @@ def _backoff_is_over(batch: Batch) -> bool:
 
 
 def _wait_s(batch: Batch, size: int, world: World) -> float:
-    """How long to wait for more nodes than are needed at least; 0 when there are enough."""
+    """Return how long to wait for more than the minimum of nodes; 0 when there are enough."""
     doc = batch.state.doc
     if not size:
         return 0.0
-    if may_be_recalled(batch):  # whoever runs the newest round on is only late
+    if may_be_recalled(batch):  # agents that still run the newest round are only late
         batch.timers.start("recalled", doc.round)
         return batch.settings.elastic_wait_s - batch.timers.elapsed("recalled", doc.round)
     if size >= (doc.slots or world.most) or size >= world.most:
@@ -122,7 +122,7 @@ def _wait_s(batch: Batch, size: int, world: World) -> float:
 
 
 def _first_call_s(batch: Batch, world: World) -> float:
-    """Before a job's first round, a moment for all nodes: their own order is to decide."""
+    """Return the wait before a job's first round: all nodes should be here, to order them."""
     doc = batch.state.doc
     here = batch.state.in_stage("idle")
     is_ordered = any(seat.infra_rank is not None for seat in here)
@@ -132,7 +132,7 @@ def _first_call_s(batch: Batch, world: World) -> float:
 
 
 def _enough_for_s(batch: Batch) -> float:
-    """For how long there have been enough nodes for a round."""
+    """Return for how long there have been enough nodes for a round."""
     doc = batch.state.doc
     batch.timers.start("enough", doc.round, doc.allocation)
     return batch.timers.elapsed("enough", doc.round, doc.allocation)
@@ -144,8 +144,8 @@ def _form(batch: Batch, candidates: list[Candidate], size: int) -> None:
     domains = {slot: seat.failure_domain for slot, seat in before.items() if slot is not None}
     placed = assign(candidates, size, doc.spec.slots_per_segment, domains)
     slots = {node: slot for slot, node in placed.items()}
-    # Whoever owes an answer still keeps its seat, without a slot: its ranks may run yet, and
-    # it is a spare once they do not.
+    # A node that owes an answer keeps its seat, without a slot: its ranks may still run; once
+    # they have ended it is a spare.
     seats = [
         replace(seat, slot=slots.get(seat.node), stage=_stage(seat, slots))
         for seat in state.seats
@@ -240,7 +240,7 @@ def _say_formed(
 
 def _why_replaced(batch: Batch, was: Seat) -> str:
     if was.is_leaving:
-        return f"{was.node} is to leave"
+        return f"{was.node} must leave"
     if was.stage == "gone":
         return f"{was.node} is gone"
     if was.stage == "stopping":

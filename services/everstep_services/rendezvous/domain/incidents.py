@@ -1,4 +1,4 @@
-"""From the first bad report to the next good step: one incident, however many reports."""
+"""Incidents: one from the first bad report to the next good step, however many reports come."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ _SAY_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """Something bad that was reported about the round."""
+    """A report that something failed in the round."""
 
     trigger: IncidentCause
     reason: str
@@ -27,30 +27,30 @@ class Sign:
     step: int | None = None
     is_of_code: bool = False
     detect_s: float = 0.0
-    """From the last progress until now."""
+    """Seconds from the last progress until now."""
 
     @property
     def weight(self) -> int:
-        """How well it explains the others: the loss of a node explains what its peers saw."""
+        """How well it explains other reports: a lost node explains the errors of its peers."""
         weight = meaning_of(self.trigger).weight
         is_consequence = weight == PLAIN and self.fingerprint.startswith(SECONDARY)
         return CONSEQUENCE if is_consequence else weight
 
 
 def add(batch: Batch, sign: Sign) -> OpenIncident:
-    """The sign opens an incident, or belongs to the one that is open."""
+    """Open an incident for the sign, or add it to the open incident."""
     open_one = batch.state.doc.incident
     incident = _open(batch, sign) if open_one is None else _join(batch, open_one, sign)
     batch.state.set(incident=incident)
     is_another = open_one is not None and open_one.reason != incident.reason
     if is_another and batch.state.doc.phase == "ending":
-        # Nobody needs to wait for the cause any more, and who was told another one is put right.
+        # Nobody needs to wait for the cause any more, and agents with an older cause get this one.
         batch.send(batch.stop_order())
     return incident
 
 
 def broke_again(batch: Batch, sign: Sign) -> None:
-    """A round has ended before its first step: the open incident goes on, with a new cause."""
+    """Continue the open incident with a new cause: a round ended before its first step."""
     doc = batch.state.doc
     assert doc.incident is not None
     entry = "start_s" if doc.phase == "forming" else "first_step_s"
@@ -59,21 +59,21 @@ def broke_again(batch: Batch, sign: Sign) -> None:
 
 
 def formed(batch: Batch) -> None:
-    """The next round has formed."""
+    """Note that the next round has formed."""
     incident = batch.state.doc.incident
     if incident is not None:
         batch.state.set(incident=_count_ending(batch, incident))
 
 
 def started(batch: Batch) -> None:
-    """All of its ranks run."""
+    """Note that all ranks of the next round run."""
     incident = batch.state.doc.incident
     if incident is not None:
         batch.state.set(incident=_count(batch, incident, "start_s"))
 
 
 def close(batch: Batch, outcome: str, reason: str, entry: str) -> None:
-    """It is over; the time since it was counted last goes into `entry`, or was a restore."""
+    """Close the incident; the time not counted yet goes into `entry`, or was a restore."""
     doc = batch.state.doc
     if doc.incident is None:
         return
@@ -106,7 +106,7 @@ def close(batch: Batch, outcome: str, reason: str, entry: str) -> None:
 
 
 def extend(batch: Batch, *, now: bool = False) -> None:
-    """Say what else was reported, once a second at most."""
+    """Record further reports, once a second at most."""
     incident = batch.state.doc.incident
     if incident is None or not (incident.unsaid or incident.unsaid_nodes):
         return
@@ -178,7 +178,7 @@ def _join(batch: Batch, incident: OpenIncident, sign: Sign) -> OpenIncident:
 
 
 def _told(incident: OpenIncident, sign: Sign) -> OpenIncident:
-    """One more report; it becomes the cause if it explains the others better."""
+    """Add a report; it becomes the cause if it explains the others better."""
     facts = (*incident.unsaid, *([sign.fact] if sign.fact else []))[:_NAMED_MOST]
     nodes = incident.unsaid_nodes
     if sign.node is not None and sign.node not in nodes:
@@ -209,16 +209,16 @@ def _told(incident: OpenIncident, sign: Sign) -> OpenIncident:
 def _count(
     batch: Batch, incident: OpenIncident, entry: str, *, restore_s: float = 0.0
 ) -> OpenIncident:
-    """The time since it was counted last goes into one entry, but for that of a restore."""
+    """Put the time not counted yet into one entry, except the time of a restore."""
     left_s = _elapsed_s(batch, incident)
     restored_s = min(max(restore_s, 0.0), left_s)
     return _moved(batch, incident, {entry: left_s - restored_s, "restore_s": restored_s})
 
 
 def _count_ending(batch: Batch, incident: OpenIncident) -> OpenIncident:
-    """The time from a round's end until the next has formed: what agents say, and the rest.
+    """Count the time from a round's end until the next forms: as agents report it, and the rest.
 
-    Agents collect evidence, then stop their ranks, beside each other; then the backoff runs.
+    Agents collect evidence, then stop their ranks, in parallel; then the backoff runs.
     """
     left_s = _elapsed_s(batch, incident)
     entries: dict[str, float] = {}
@@ -246,7 +246,7 @@ def _moved(batch: Batch, incident: OpenIncident, entries: dict[str, float]) -> O
 
 
 def _elapsed_s(batch: Batch, incident: OpenIncident) -> float:
-    """By our own clock, if we saw the beginning; else by the wall clock of whoever did."""
+    """Seconds by our own clock, if we saw the beginning; else by the other replica's wall clock."""
     began = batch.timers.started_at("counted", incident.id, incident.counted_until)
     if began is not None:
         return batch.now.s - began

@@ -44,7 +44,7 @@ _Settled = Refusal | Done | bool | None
 
 
 class RendezvousJob:
-    """All that one replica knows about a job.
+    """One replica's knowledge of a job.
 
     The decisions of a batch may be carried out only once the document that records them is
     written. If another replica wrote first, make another `RendezvousJob` from its document, with
@@ -65,7 +65,7 @@ class RendezvousJob:
 
     @staticmethod
     def document_for(ask: Join, now: Now) -> RoundDocument:
-        """What is known about a job whose first agent is asking."""
+        """Return the document of a job whose first agent is joining."""
         return RoundDocument(
             job=ask.job,
             round=0,
@@ -78,18 +78,18 @@ class RendezvousJob:
 
     @property
     def document(self) -> RoundDocument:
-        """To be written down."""
+        """The document to write."""
         return self._state.document()
 
     @property
     def outbox(self) -> Sequence[str]:
-        """Facts that are decided and may not be recorded yet."""
+        """Facts that are decided but perhaps not recorded yet."""
         return tuple(self._state.outbox)
 
     def recorded(self, facts: Sequence[str]) -> None:
-        """These are safe: the next document need not hold them."""
-        known = set(facts)
-        self._state.outbox = [text for text in self._state.outbox if text not in known]
+        """Remove these facts from the next document, because they are recorded."""
+        stored = set(facts)
+        self._state.outbox = [text for text in self._state.outbox if text not in stored]
 
     def apply(self, events: Sequence[Event], now: Now, control: JobControl) -> BatchOutcome:
         """Decide about a batch of events together."""
@@ -99,15 +99,17 @@ class RendezvousJob:
         )
         self._state.is_changed = False
         _stamp(batch)
-        found = [_one(batch, event) for event in events]
+        results = [_one(batch, event) for event in events]
         _settle(batch)
-        replies = [_reply(batch, event, what) for event, what in zip(events, found, strict=True)]
+        replies = [
+            _reply(batch, event, result) for event, result in zip(events, results, strict=True)
+        ]
         wake_at = min(batch.wakes, default=None)
         return BatchOutcome(replies, batch.sends, batch.probes, wake_at, self._state.is_changed)
 
 
 def _stamp(batch: Batch) -> None:
-    """Start the clock of whatever this replica sees for the first time."""
+    """Start the timers of conditions that this replica sees for the first time."""
     doc = batch.state.doc
     batch.timers.start("awake")
     batch.timers.start("phase", doc.round, doc.phase)
@@ -147,16 +149,16 @@ def _begin(batch: Batch, event: Join) -> None:
         membership.begin(batch, event)
 
 
-def _reply(batch: Batch, event: Event, found: _Settled) -> Message | None:
-    if isinstance(event, Join) and not isinstance(found, Done | bool):
-        return membership.answer(batch, event, found)
-    if isinstance(event, Report) and isinstance(found, bool):
-        return reports.answer(batch, is_current=found)
-    return found if isinstance(found, Done) else None
+def _reply(batch: Batch, event: Event, result: _Settled) -> Message | None:
+    if isinstance(event, Join) and not isinstance(result, Done | bool):
+        return membership.answer(batch, event, result)
+    if isinstance(event, Report) and isinstance(result, bool):
+        return reports.answer(batch, is_current=result)
+    return result if isinstance(result, Done) else None
 
 
 def _settle(batch: Batch) -> None:
-    """Everything that follows from the state alone, whatever brought it about."""
+    """Apply all rules that follow from the state alone, not from an event."""
     reports.settle(batch)
     recovery.settle(batch)
     stalls.settle(batch)
@@ -176,7 +178,7 @@ def _settle(batch: Batch) -> None:
 
 
 def _grow(batch: Batch) -> None:
-    """End a round that could be larger, where that is wanted."""
+    """End a round that could be larger, if the settings allow it."""
     doc, after_s = batch.state.doc, batch.settings.grow_after_s
     if after_s is None or doc.slots >= doc.spec.nodes_max or not doc.has_stepped:
         return
@@ -190,5 +192,5 @@ def _grow(batch: Batch) -> None:
     if left_s > 0:
         batch.wake_in(left_s)
         return
-    reason = f"{size} slots can be filled for {after_s:g} s, and {doc.slots} run"
+    reason = f"{size} slots could be filled for {after_s:g} s, and only {doc.slots} run"
     end_round(batch, Sign("grow", reason))

@@ -1,4 +1,4 @@
-"""Agents that are gone: found out by a probe, by health, or because they said so."""
+"""Agents that are gone, according to a probe, to health, or to themselves."""
 
 from msgspec.structs import replace
 
@@ -11,36 +11,36 @@ from everstep_services.rendezvous.domain.incidents import Sign
 from everstep_services.rendezvous.domain.state import AT_WORK, OVER, with_stage
 
 
-def probed(batch: Batch, found: Probed) -> None:
-    """An agent gave a sign of life, or is gone."""
-    if found.is_there:
-        batch.memory.answered[found.instance] = batch.now.s
+def probed(batch: Batch, probe: Probed) -> None:
+    """Act on the result of a probe: the agent answered, or is gone."""
+    if probe.is_there:
+        batch.memory.answered[probe.instance] = batch.now.s
         return
-    reason = f"{found.node} is gone: nobody hears it, its connection to the bus is closed"
-    _gone(batch, found.node, found.instance, reason)
+    reason = f"{probe.node} is gone: nobody hears it, its connection to the bus is closed"
+    _gone(batch, probe.node, probe.instance, reason)
 
 
 def lost(batch: Batch, finding: NodeLost) -> None:
-    """Health says that a node is lost: silent past its limit, and nothing speaks for it."""
+    """Act on health's finding that a node is lost: silent past its limit, and not reachable."""
     seat = batch.state.seat(finding.node)
     if seat is None:
         return
-    # Another replica may have heard it; or it is a new agent, of which the finding does not tell.
+    # Another replica may have heard it, or a new agent runs there that the finding does not name.
     heard = batch.memory.heard.setdefault(seat.instance, batch.now.s)
     if batch.now.s - heard < finding.limit_s:
-        return  # it spoke to us since; health says it again
+        return  # it has spoken to us since; health repeats its finding
     _gone(batch, finding.node, seat.instance, finding.reason, finding.id, finding.silence_s)
 
 
 def fell_away(batch: Batch, seat: Seat, sign: Sign) -> None:
-    """A node is no longer there; if a round needed it, that round is over."""
+    """Remove a node that is gone; a round that needed it is over."""
     state, doc = batch.state, batch.state.doc
     batch.forget_agent(seat.instance)
     if doc.phase in OVER:
         state.drop(seat.node)
         return
     if seat.stage == "finished" and doc.phase in {"forming", "running"}:
-        # Its ranks have done their part; the slot counts as finished without its agent.
+        # Its ranks have finished; the slot counts as finished without its agent.
         state.put(replace(seat, instance=""))
         return
     if seat.slot is None:
@@ -51,7 +51,7 @@ def fell_away(batch: Batch, seat: Seat, sign: Sign) -> None:
 
 
 def member_lost(batch: Batch, seat: Seat, sign: Sign) -> None:
-    """What the round has lost ends it, or belongs to the incident that ended it."""
+    """End the round that lost a member, or add the loss to the incident that ended it."""
     doc = batch.state.doc
     if doc.phase in {"forming", "running"} and seat.stage in AT_WORK:
         end_round(batch, sign)
@@ -60,7 +60,7 @@ def member_lost(batch: Batch, seat: Seat, sign: Sign) -> None:
 
 
 def look_for_signs(batch: Batch) -> None:
-    """Ask those who owe us an answer for a sign of life, and spares before they are needed."""
+    """Probe agents that owe an answer, and spares before they are needed."""
     owing = _owing(batch)
     if not owing:
         return

@@ -52,11 +52,11 @@ _CHECKING_S = 0.2
 _NEEDED_LATER_S = 2.0
 _ALIVE_FOR_S = 2.0
 _UNFIT = frozenset({"unhealthy", "excluded"})
-"""Why a node is refused that may be welcome later."""
+"""The causes of a refusal that may end by themselves."""
 
 
 def join(batch: Batch, ask: Join) -> Refusal | None:
-    """Take an agent in, or say why not. What it is told is settled with `answer`."""
+    """Admit an agent, or return why not. `answer` makes the answer after the batch is decided."""
     state = batch.state
     if state.doc.phase in OVER and not _reopened(batch, ask):
         return job_over(batch)
@@ -77,7 +77,7 @@ def join(batch: Batch, ask: Join) -> Refusal | None:
 
 
 def answer(batch: Batch, ask: Join, no: Refusal | None) -> Joined:
-    """What an agent is told, once everything that came with its question is decided."""
+    """Return the answer to a join, once the whole batch is decided."""
     doc, seat = batch.state.doc, batch.state.seat(ask.node)
     if no is not None:
         order = batch.stop_order() if no.cause == "stale" else None
@@ -115,7 +115,7 @@ def answer(batch: Batch, ask: Join, no: Refusal | None) -> Joined:
 
 
 def leave(batch: Batch, ask: Leave) -> Done:
-    """An agent goes, and says so."""
+    """Remove an agent that leaves by itself."""
     seat = batch.state.seat(ask.node)
     if seat is None or seat.instance != ask.instance:
         return Done(text="it had left already")
@@ -134,12 +134,12 @@ def leave(batch: Batch, ask: Leave) -> Done:
     cause: IncidentCause = "preempted" if ask.cause == "preempted" else "node_left"
     fell_away(batch, seat, Sign(cause, f"{ask.node} left: {ask.reason}", node=ask.node))
     exit_code = ask.exit_code if ask.exit_code is not None else PREEMPTED
-    close_allocations(batch, ask.cause, f"{ask.node} was the last: {ask.reason}", exit_code)
+    close_allocations(batch, ask.cause, f"{ask.node} left last: {ask.reason}", exit_code)
     return Done(text="goodbye")
 
 
 def begin(batch: Batch, ask: Join) -> None:
-    """The job's first agent has come."""
+    """Begin the job with its first agent."""
     batch.record(
         JobStarted(
             **batch.head(),
@@ -152,7 +152,7 @@ def begin(batch: Batch, ask: Join) -> None:
 
 
 def _in_its_allocation(batch: Batch, ask: Join) -> Join:
-    """Agents that a person starts one by one belong together as long as one of them is there."""
+    """Put an agent that a person started into the allocation of the agents that are present."""
     doc = batch.state.doc
     if ask.scheduler != "none" or not doc.allocations or not batch.state.present:
         return ask
@@ -191,7 +191,7 @@ def _reopened(batch: Batch, ask: Join) -> bool:
 
 
 def _not_the_only_one(batch: Batch, ask: Join) -> Refusal | None:
-    """Another agent has this node id: find out whether it is still there."""
+    """Probe the other agent with this node id, and refuse this one if that is still there."""
     seat = batch.state.seat(ask.node)
     if seat is None or seat.instance == ask.instance or seat.stage == "gone":
         return None
@@ -199,14 +199,14 @@ def _not_the_only_one(batch: Batch, ask: Join) -> Refusal | None:
         reason = f"the ranks of {ask.node} have finished: it is needed again if others fail"
         return Refusal("duplicate", reason, retry_after_s=_NEEDED_LATER_S)
     if not batch.timers.is_running("rival", seat.instance, ask.instance):
-        # What it answered before tells nothing: it may have died since, and this one come after.
+        # An earlier answer does not count: that agent may have died since.
         batch.memory.answered.pop(seat.instance, None)
         batch.timers.start("rival", seat.instance, ask.instance)
     answered = batch.memory.answered.get(seat.instance)
     if answered is not None and batch.now.s - answered < _ALIVE_FOR_S:
         reason = (
             f"another agent runs as {ask.node} (at {seat.address}): give each its own --node-id, "
-            f"or stop the other"
+            f"or stop the other agent"
         )
         no = Refusal("duplicate", reason, exit_code=2)
         _say_refused(batch, ask, no)
@@ -217,7 +217,7 @@ def _not_the_only_one(batch: Batch, ask: Join) -> Refusal | None:
 
 
 def _known_job(batch: Batch, ask: Join) -> Refusal | None:
-    """A later allocation may change the job, when nobody of the earlier one is left."""
+    """Let a later allocation change the job, if no agent of the earlier one is left."""
     state, doc = batch.state, batch.state.doc
     alone = all(seat.stage == "gone" or seat.node == ask.node for seat in state.seats)
     if ask.allocation not in doc.allocations and doc.allocations and not alone:
@@ -232,13 +232,13 @@ def _known_job(batch: Batch, ask: Join) -> Refusal | None:
 
 
 def _outlived(batch: Batch, ask: Join) -> Refusal | None:
-    """It runs ranks of a round that is over, or whose slot is somebody else's now."""
+    """Refuse an agent whose ranks' round is over, or whose slot another node has now."""
     doc, seat = batch.state.doc, batch.state.seat(ask.node)
     running = ask.running_round
     if running is None:
         return None
     if running > doc.round:
-        return None  # it knows more than we do: our document was lost
+        return None  # it knows a newer round than we do: our document was lost
     if (
         running == doc.round
         and seat is None
@@ -253,29 +253,34 @@ def _outlived(batch: Batch, ask: Join) -> Refusal | None:
 
 
 def _given_up(batch: Batch, ask: Join, no: Refusal) -> Refusal:
-    """Unfit for as long as a round may take to form, while none runs: another node may do."""
+    """Give up a node that was unfit for as long as a round may take to form, if none runs."""
     if batch.state.doc.phase != "joining":
         batch.timers.clear("unfit", ask.instance)
         return no
     batch.timers.start("unfit", ask.instance)
     if batch.timers.elapsed("unfit", ask.instance) < batch.join_within_s:
         return no
-    reason = f"{no.reason}; so it was for {batch.join_within_s:g} s: requeue the job elsewhere"
+    reason = f"{no.reason}; this has lasted {batch.join_within_s:g} s: requeue the job elsewhere"
     return dataclasses.replace(no, reason=reason, exit_code=RETRYABLE)
 
 
 def _say_tolerated(batch: Batch, ask: Join) -> None:
-    """It is excluded, and exclusions only observe."""
-    found, key = batch.control.exclusion(ask.node, batch.now.wall), f"{ask.node} exclude.observe"
-    if found is None or key in batch.state.doc.refused:
+    """Record an excluded node that may join, because exclusions only observe."""
+    exclusion, key = (
+        batch.control.exclusion(ask.node, batch.now.wall),
+        f"{ask.node} exclude.observe",
+    )
+    if exclusion is None or key in batch.state.doc.refused:
         return
     _note(batch, key)
-    reason = f"{ask.node} is excluded by {found.by}: {found.reason}; exclusions only observe"
+    reason = (
+        f"{ask.node} is excluded by {exclusion.by}: {exclusion.reason}; exclusions only observe"
+    )
     only_say(batch, "exclude", reason, rule="exclude.observe", nodes_out=(ask.node,))
 
 
 def _say_refused(batch: Batch, ask: Join, no: Refusal) -> None:
-    """Once a cause, not once an attempt."""
+    """Record a refusal, once for each cause, not for each attempt."""
     doc, key = batch.state.doc, f"{ask.node} {no.cause}"
     if key in doc.refused:
         return
@@ -286,10 +291,12 @@ def _say_refused(batch: Batch, ask: Join, no: Refusal) -> None:
             "exclude",
             no.reason,
             rule="exclude.control",
-            considered=(Option(action="observe", rejected="no brake is on: exclusions bind"),),
+            considered=(
+                Option(action="observe", rejected="exclusions are enforced: no brake is on"),
+            ),
             nodes_out=(ask.node,),
         )
-        came_of(batch, "done", f"{ask.node} was not let in", "exclude")
+        came_of(batch, "done", f"{ask.node} was refused", "exclude")
     batch.record(
         NodeRefused(
             **batch.head(),
@@ -303,12 +310,12 @@ def _say_refused(batch: Batch, ask: Join, no: Refusal) -> None:
 
 
 def _note(batch: Batch, key: str) -> None:
-    """It need not be said again."""
+    """Remember that this refusal is recorded."""
     batch.state.set(refused=(*batch.state.doc.refused, key)[-_REFUSALS_KEPT:])
 
 
 def _take(batch: Batch, ask: Join) -> None:
-    """Let an agent _take part; an old acquaintance keeps its slot."""
+    """Give an agent a seat; a node that had a slot keeps it."""
     state, before = batch.state, batch.state.seat(ask.node)
     is_new = before is None or before.instance != ask.instance
     _allocation(batch, ask)
@@ -351,7 +358,7 @@ def _adopted_seat(ask: Join) -> tuple[int | None, str]:
 
 
 def _seat_place(ask: Join, before: Seat | None) -> tuple[int | None, str]:
-    """Its slot and its stage. Ranks without a place in the newest round are to be stopped."""
+    """Return its slot and stage. Ranks that have no slot in the newest round must stop."""
     if before is not None and before.stage != "gone":
         return before.slot, before.stage
     slot = None if before is None else before.slot
@@ -359,7 +366,7 @@ def _seat_place(ask: Join, before: Seat | None) -> tuple[int | None, str]:
 
 
 def _rejoin(batch: Batch, ask: Join, seat: Seat) -> None:
-    """The same agent asks again."""
+    """Act on another join of the same agent."""
     doc = batch.state.doc
     if ask.running is not None:
         return
@@ -375,8 +382,8 @@ def _rejoin(batch: Batch, ask: Join, seat: Seat) -> None:
             )
         batch.state.put(with_stage(seat, "idle"))
     elif seat.stage in AT_WORK and ask.last_round == doc.round:
-        # It had ranks of this round, and has none any more. One that does not say so may merely
-        # be late: its question can be older than its ranks.
+        # It had ranks of this round, and reports none any more. Without `running` its question
+        # may merely be older than its ranks.
         reason = f"{ask.node} no longer runs any rank of round {doc.round}"
         batch.state.put(with_stage(seat, "stopping"))
         member_lost(batch, seat, Sign("rank_exited", reason, node=ask.node))

@@ -1,4 +1,4 @@
-"""Who gets which slot: holders keep theirs, and as few others as possible move."""
+"""Which node gets which slot: holders keep theirs, and as few others as possible move."""
 
 import re
 from collections import Counter, defaultdict
@@ -17,22 +17,22 @@ class Candidate:
     infra_rank: int | None = None
     failure_domain: str = ""
     network: str = ""
-    """Its place in the network; nodes of one segment have the same."""
+    """Its network domain; all nodes of a segment are in the same domain."""
     slot: int | None = None
     """The slot that it holds."""
     is_suspect: bool = False
-    """So much speaks against it that it gets a slot only where there is nobody else."""
+    """Whether health suspects it: it gets a slot only where no other node can have it."""
 
     @property
     def order(self) -> tuple[object, ...]:
-        """By the scheduler's order, else by domain, then by name as people count."""
+        """Sorts by the scheduler's order, else by domain, then by name in natural order."""
         infra = inf if self.infra_rank is None else self.infra_rank
         return (infra, _natural(self.failure_domain or self.network), _natural(self.node))
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """How many slots a round may have."""
+    """The numbers of slots that a round may have."""
 
     least: int
     most: int
@@ -40,7 +40,7 @@ class World:
     segment: int = 1
 
     def sizes(self) -> Iterator[int]:
-        """Each size that is allowed, the largest first."""
+        """Yield each allowed size, the largest first."""
         step = lcm(self.unit, self.segment)
         if self.least == self.most:
             yield self.most
@@ -50,19 +50,19 @@ class World:
 
 
 def largest_size(candidates: Sequence[Candidate], world: World) -> int:
-    """The largest world that these nodes can form; 0 for none."""
+    """Return the size of the largest world that these nodes can form; 0 for none."""
     room = _room(candidates, world.segment)
     return next((size for size in world.sizes() if size <= room), 0)
 
 
 def obstacle(candidates: Sequence[Candidate], world: World) -> str:
-    """Why the largest world cannot be formed, in words; empty when only nodes are missing."""
+    """Explain why the largest world cannot form; empty when only nodes are missing."""
     needed = min(world.sizes(), default=world.least)
     if world.segment == 1 or len(candidates) < needed:
         return ""
     return (
-        f"{len(candidates)} nodes are here, but slots come in segments of {world.segment} within "
-        f"one network domain, and only {_room(candidates, world.segment)} of them can be placed so"
+        f"{len(candidates)} nodes are here, but each segment of {world.segment} slots must be "
+        f"within one network domain, which only {_room(candidates, world.segment)} of them can fill"
     )
 
 
@@ -72,10 +72,10 @@ def assign(
     segment: int,
     lost_domains: dict[int, str],
 ) -> dict[int, str]:
-    """Slot to node, for a size that `largest_size` allows.
+    """Map each slot to a node, for a size that `largest_size` allows.
 
-    `lost_domains` says in which failure domain the last holder of an open slot was: a node
-    from there is preferred.
+    `lost_domains` has the failure domain of the last holder of an open slot: a node from that
+    domain is preferred.
     """
     candidates = _without_suspects(candidates, size, segment)
     if segment > 1:
@@ -92,34 +92,38 @@ def assign(
         near = by_domain.get(lost_domains.get(slot, ""), []) if lost_domains.get(slot) else []
         node = next((node for node in near if node not in taken), None)
         if node is None:
-            node = next(one.node for one in waiting if one.node not in taken)
+            node = next(candidate.node for candidate in waiting if candidate.node not in taken)
         taken.add(node)
         placed[slot] = node
     return placed
 
 
 def _without_suspects(candidates: Sequence[Candidate], size: int, segment: int) -> list[Candidate]:
-    """As many suspects are left out as the size allows: spares first, then the last slots."""
-    suspects = [one for one in candidates if one.is_suspect]
-    spares = sorted((one for one in suspects if one.slot is None), key=lambda one: one.order)
+    """Leave out as many suspects as the size allows: spares first, then the last slots."""
+    suspects = [candidate for candidate in candidates if candidate.is_suspect]
+    spares = sorted(
+        (candidate for candidate in suspects if candidate.slot is None),
+        key=lambda candidate: candidate.order,
+    )
     holders = sorted(
-        (one for one in suspects if one.slot is not None), key=lambda one: one.slot or 0
+        (candidate for candidate in suspects if candidate.slot is not None),
+        key=lambda candidate: candidate.slot or 0,
     )
     room = _room(candidates, segment)
-    left = Counter(_network(one) for one in candidates)
+    left = Counter(_network(candidate) for candidate in candidates)
     out: set[str] = set()
-    for one in (*reversed(spares), *reversed(holders)):
-        network = _network(one)
+    for candidate in (*reversed(spares), *reversed(holders)):
+        network = _network(candidate)
         cost = 0 if left[network] % segment else segment
         if room - cost >= size:
             room -= cost
             left[network] -= 1
-            out.add(one.node)
-    return [one for one in candidates if one.node not in out]
+            out.add(candidate.node)
+    return [candidate for candidate in candidates if candidate.node not in out]
 
 
 def _holders(candidates: Iterable[Candidate], size: int) -> tuple[dict[int, str], list[Candidate]]:
-    """Who keeps a slot; and the others, those first who held one beyond the world's end."""
+    """Return the nodes that keep their slots, and the others, former holders first."""
     placed: dict[int, str] = {}
     moving: list[Candidate] = []
     spare: list[Candidate] = []
@@ -136,7 +140,7 @@ def _holders(candidates: Iterable[Candidate], size: int) -> tuple[dict[int, str]
 
 
 def _by_segments(candidates: Sequence[Candidate], size: int, segment: int) -> dict[int, str]:
-    networks = {one.node: _network(one) for one in candidates}
+    networks = {candidate.node: _network(candidate) for candidate in candidates}
     holding, free = _holders(candidates, size)
     placed: dict[int, str] = {}
     open_segments: list[tuple[int, str]] = []
@@ -150,9 +154,9 @@ def _by_segments(candidates: Sequence[Candidate], size: int, segment: int) -> di
         open_segments.append((first, next(iter(here)) if len(here) == 1 else ""))
         for node in held.values():
             pool[networks[node]].append(node)
-    for one in free:
-        pool[networks[one.node]].append(one.node)
-    # Those that can stay where they are choose first: the others can go anywhere.
+    for candidate in free:
+        pool[networks[candidate.node]].append(candidate.node)
+    # Segments that can keep their domain choose first: the others can use any domain.
     open_segments.sort(key=lambda it: (len(pool.get(it[1], ())) < segment, it[0]))
     slots_of = {node: slot for slot, node in holding.items()}
     for first, home in open_segments:
@@ -162,7 +166,7 @@ def _by_segments(candidates: Sequence[Candidate], size: int, segment: int) -> di
 
 
 def _fill(slots: range, pool: list[str], slots_of: dict[str, int]) -> dict[int, str]:
-    """Fill a segment from one domain; whoever held one of its slots keeps it."""
+    """Fill a segment from one domain; nodes that held one of its slots keep it."""
     placed = {slots_of[node]: node for node in pool if slots_of.get(node, -1) in slots}
     for node in placed.values():
         pool.remove(node)
@@ -173,7 +177,7 @@ def _fill(slots: range, pool: list[str], slots_of: dict[str, int]) -> dict[int, 
 
 
 def _roomiest(pool: dict[str, list[str]], segment: int) -> str:
-    """The domain to take a whole segment from: the first that has one, as nodes are ordered."""
+    """Return the first domain, in the order of nodes, that has enough nodes for a segment."""
     return next(network for network, nodes in pool.items() if len(nodes) >= segment)
 
 
@@ -187,10 +191,10 @@ def _room(candidates: Sequence[Candidate], segment: int) -> int:
 
 
 def _network(candidate: Candidate) -> str:
-    # Whoever does not say where it is shares no network domain with anybody.
+    # A node that reports no domain shares none with any other node.
     return candidate.network or candidate.failure_domain or f"\0{candidate.node}"
 
 
 def _natural(name: str) -> tuple[tuple[int, str], ...]:
-    """`node-9` before `node-10`."""
+    """Sort `node-9` before `node-10`."""
     return tuple((int(part), "") if part.isdigit() else (-1, part) for part in _DIGITS.split(name))

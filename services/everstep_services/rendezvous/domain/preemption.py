@@ -1,4 +1,4 @@
-"""A node is about to be taken away: what becomes of it, and of the others."""
+"""Preemption: decides about a node that is about to be taken away, and about the others."""
 
 from msgspec.structs import replace
 
@@ -13,7 +13,7 @@ _EXIT = "save_and_exit"
 
 
 def preempted(batch: Batch, seat: Seat, report: Report) -> None:
-    """It will go, and leaves the round by itself; until then all ranks may save."""
+    """Note that a node will leave by itself; until then all ranks may save."""
     if seat.is_leaving or batch.state.doc.phase not in {"forming", "running"}:
         return
     batch.state.put(replace(seat, is_leaving=True))
@@ -21,7 +21,7 @@ def preempted(batch: Batch, seat: Seat, report: Report) -> None:
 
 
 def settle(batch: Batch) -> None:
-    """Once the step is agreed on it is known who goes; and again when more are to go."""
+    """Plan the end of the round once the step is agreed on, and again when more nodes leave."""
     doc = batch.state.doc
     save = doc.saving
     if save is None or save.occasion != "preemption" or save.after_step is None or save.then_leave:
@@ -43,7 +43,9 @@ def settle(batch: Batch) -> None:
     if plan == _EXIT:
         batch.state.set(saving=replace(save, plan=plan, then_leave=True), planned=None)
     elif save.furthest is None:
-        batch.state.set(saving=None)  # nobody can be told when to save: the round ends when it goes
+        batch.state.set(
+            saving=None
+        )  # no step can be agreed on: the round ends when the node leaves
     else:
         batch.state.set(saving=replace(save, plan=plan))
         if doc.planned is None:
@@ -62,7 +64,7 @@ def _plan(batch: Batch, leaving: int) -> tuple[str, str]:
         if seat.instance and seat.stage != "gone" and not seat.is_leaving
     ]
     size = largest_size(stay, world_of(batch))
-    why = f"{leaving} of {doc.slots} nodes go, and {len(stay)} are left"
+    why = f"{leaving} of {doc.slots} nodes leave, and {len(stay)} remain"
     if size >= doc.slots:
         return "replace", f"{why}: enough for the next round"
     if size:

@@ -1,4 +1,4 @@
-"""A job's document was lost while its agents ran on: it is made again from what they say."""
+"""Rebuilds a lost document of a job from the reports of its agents, whose ranks run on."""
 
 from everstep.messages import Join, Replication, Seat
 from everstep_services.rendezvous.domain.batch import Batch
@@ -9,38 +9,38 @@ from everstep_services.rendezvous.domain.state import AT_WORK
 
 
 def recall(batch: Batch, ask: Join) -> None:
-    """Take over the newest round that an agent knows of, whether it may take part or not."""
+    """Take over the newest round that an agent knows, whether or not it may take part."""
     if newest_known(ask) > batch.state.doc.round and not batch.state.count(*AT_WORK):
         _go_to_round(batch, newest_known(ask))
 
 
 def resume(batch: Batch, ask: Join) -> None:
-    """Go on with the newest round, if this agent runs it; of two worlds neither goes on."""
-    doc, known = batch.state.doc, newest_known(ask)
-    if known > doc.round:
+    """Continue the newest round if this agent runs it; of two worlds neither continues."""
+    doc, newest = batch.state.doc, newest_known(ask)
+    if newest > doc.round:
         reason = (
-            f"{ask.node} knows of round {known}, and the document of none after {doc.round}: an "
-            f"earlier one was lost, and a job has one world"
+            f"{ask.node} knows round {newest}, and the document has none after {doc.round}: an "
+            f"earlier document was lost, and a job has only one world"
         )
         end_round(batch, Sign("document_lost", reason))
-        _go_to_round(batch, known)
+        _go_to_round(batch, newest)
     elif ask.running_round == doc.round and may_be_recalled(batch):
         _go_on(batch, ask)
 
 
 def newest_known(ask: Join) -> int:
-    """The newest round that this agent has heard of."""
+    """Return the newest round that this agent knows."""
     return max(ask.known_round, ask.last_round or 0, ask.running_round or 0)
 
 
 def may_be_recalled(batch: Batch) -> bool:
-    """Whether agents may still say how the newest round had formed: no document knows."""
+    """Whether agents may still report the newest round's members, which no document has."""
     doc = batch.state.doc
     return doc.phase == "joining" and doc.round > 0 and not doc.start_order
 
 
 def is_adoptable(batch: Batch, ask: Join) -> bool:
-    """The round that it runs has a slot of which we know no holder, and it says that it has it."""
+    """Whether the agent reports a slot of the running round that has no known holder."""
     doc, running = batch.state.doc, ask.running
     if running is None or doc.phase != "running" or running.round != doc.round:
         return False
@@ -48,14 +48,14 @@ def is_adoptable(batch: Batch, ask: Join) -> bool:
 
 
 def look_for_failure(batch: Batch, ask: Join, seat: Seat) -> None:
-    """What it had reported about its ranks may have been lost together with the document."""
+    """Report again for an agent whose report may have been lost with the document."""
     if ask.running_state in {"failed", "stopped"}:
         reason = f"the ranks of {ask.node} had {ask.running_state} when the document was lost"
         member_lost(batch, seat, Sign("rank_exited", reason, node=ask.node))
 
 
 def settle(batch: Batch) -> None:
-    """A slot that nobody claims ends the round, once all others have finished and waited."""
+    """End a round with a slot that no agent claims, once all others have finished and waited."""
     state, doc = batch.state, batch.state.doc
     unclaimed = doc.slots - state.count(*AT_WORK)
     if doc.phase != "running" or not unclaimed or state.count("starting", "running"):
@@ -66,7 +66,7 @@ def settle(batch: Batch) -> None:
         batch.wake_in(left_s)
         return
     reason = (
-        f"nobody has come back with {unclaimed} of {doc.slots} slots within "
+        f"no agent has claimed {unclaimed} of {doc.slots} slots within "
         f"{batch.join_within_s:g} s since the document was lost"
     )
     end_round(batch, Sign("node_lost", reason))
@@ -92,4 +92,4 @@ def _go_on(batch: Batch, ask: Join) -> None:
         has_stepped=True,
         has_ever_stepped=True,
     )
-    batch.enter("running", "its agents say so: the document was lost")
+    batch.enter("running", "its agents report it: the document was lost")

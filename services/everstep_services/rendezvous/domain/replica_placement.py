@@ -1,4 +1,4 @@
-"""Which nodes an agent sends its slot's state to, and which ones may still have it."""
+"""Which nodes an agent sends its slot's state to, and which nodes may still have it."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,16 +16,16 @@ class ReplicaSlot:
 
     slot: int
     domain: str = ""
-    """What fails together with its node; empty for nothing but itself."""
+    """The failure domain of its node; empty if the node fails alone."""
 
 
 def cliques(
     places: Sequence[ReplicaSlot], factor: int, jump: int | None, before: Mapping[int, int]
 ) -> dict[int, int]:
-    """The clique of each slot, by number: at least `factor` slots each, of different domains.
+    """Return the number of each slot's clique: at least `factor` slots, of different domains.
 
-    What was before stays, unless other cliques mix fewer domains: each state that changes its
-    place is sent anew. With a `jump`, slots that are so far apart belong together, as in NVRx.
+    Cliques stay as they were, unless new ones separate domains better: each state that moves must
+    be sent again. With a `jump`, slots at that distance form a clique, as in NVRx.
     """
     factor = min(factor, len(places))
     if factor < 2:
@@ -34,7 +34,7 @@ def cliques(
         slots = sorted(place.slot for place in places)
         return _by_jump(slots, factor, min(jump, len(slots) // factor))
     ordered = sorted(places, key=lambda place: (place.domain, place.slot))
-    # Neighbours in that order share a domain: the farther apart, the less likely.
+    # Neighbours in that order probably share a domain; slots that are far apart do not.
     fresh = _by_jump([place.slot for place in ordered], factor, len(places) // factor)
     domains = {place.slot: place.domain for place in places}
     if _fits(before, fresh, factor) and _mixed(before, domains) <= _mixed(fresh, domains):
@@ -43,7 +43,7 @@ def cliques(
 
 
 class Cliques:
-    """Who is in a clique with whom."""
+    """The members of each clique."""
 
     def __init__(self, of: Mapping[int, int]) -> None:
         self._of = of
@@ -52,16 +52,16 @@ class Cliques:
             self._in[of[slot]].append(slot)
 
     def after(self, slot: int) -> tuple[int, ...]:
-        """The others of a slot's clique, in turn: the first ones keep its state."""
+        """Return the others of a slot's clique in turn: the first ones keep its state."""
         if slot not in self._of:
             return ()
-        found = self._in[self._of[slot]]
-        at = found.index(slot)
-        return (*found[at + 1 :], *found[:at])
+        members = self._in[self._of[slot]]
+        at = members.index(slot)
+        return (*members[at + 1 :], *members[:at])
 
 
 def _by_jump(slots: Sequence[int], factor: int, jump: int) -> dict[int, int]:
-    """Blocks of `jump * factor`, in each those that are `jump` apart; the rest joins the last."""
+    """Make cliques of slots `jump` apart, in blocks of `jump * factor`; the rest joins the last."""
     blocks = max(len(slots) // (jump * factor), 1)
     return {
         slot: min(at // (jump * factor), blocks - 1) * jump + at % jump
@@ -75,16 +75,16 @@ def _fits(before: Mapping[int, int], fresh: Mapping[int, int], factor: int) -> b
 
 
 def _mixed(of: Mapping[int, int], domains: Mapping[int, str]) -> int:
-    """How many slots are in a clique with another of their domain."""
-    found: dict[int, list[str]] = defaultdict(list)
+    """Return how many slots share their clique with another slot of their domain."""
+    names: dict[int, list[str]] = defaultdict(list)
     for slot, clique in of.items():
         if domains[slot]:
-            found[clique].append(domains[slot])
-    return sum(len(each) - len(set(each)) for each in found.values())
+            names[clique].append(domains[slot])
+    return sum(len(each) - len(set(each)) for each in names.values())
 
 
 class ReplicaHolders:
-    """Of one round, as its document says."""
+    """The holders of states in one round, according to its document."""
 
     def __init__(self, replication: Replication, seats: Iterable[Seat]) -> None:
         self.key = replication.key
@@ -102,11 +102,11 @@ class ReplicaHolders:
                 self._former.setdefault(seat.last_slot, []).append(seat)
 
     def peers(self, slot: int) -> tuple[Peer, ...]:
-        """Who is to keep a slot's state, the first part first."""
+        """Return the nodes that must keep a slot's state, the first part first."""
         return self._reached(self._now.after(slot)[: max(self._factor - 1, 0)])
 
     def sources(self, slot: int) -> tuple[Peer, ...]:
-        """Who may have a slot's state from the rounds before: its holder then, and its keepers."""
+        """Return the nodes that may have a slot's state from earlier rounds: holder and keepers."""
         former = [_peer(seat) for seat in self._former.get(slot, ())]
         kept = dict.fromkeys((*self._before.after(slot), *self._now.after(slot)))
         return (*(peer for peer in former if peer is not None), *self._reached(tuple(kept)))
@@ -122,7 +122,7 @@ def arranged(
     settings: RendezvousSettings,
     key: str,
 ) -> Replication:
-    """Who keeps whose state in the round that begins. `key` is for a job that has none yet."""
+    """Return which nodes keep which states in the new round; `key` is for a job without a key."""
     key = last.key if last is not None and last.key else key
     places = [
         ReplicaSlot(seat.slot, seat.failure_domain)
@@ -134,10 +134,10 @@ def arranged(
         factor, parts_needed = 2, 1  # too few nodes for as many parts
     factor = min(factor, len(places))
     before = () if last is None else last.cliques
-    found = cliques(places, factor, settings.replica_jump, _by_slot(before))
-    if not found:
+    numbering = cliques(places, factor, settings.replica_jump, _by_slot(before))
+    if not numbering:
         return Replication(key=key)
-    numbers = tuple(found.get(slot, _NONE) for slot in range(len(members)))
+    numbers = tuple(numbering.get(slot, _NONE) for slot in range(len(members)))
     is_new = before and len(before) == len(numbers) and before != numbers
     return Replication(
         key=key,

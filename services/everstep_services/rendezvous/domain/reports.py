@@ -1,4 +1,4 @@
-"""What agents report about their part of the round."""
+"""Acts on what agents report about their part of the round."""
 
 from everstep.incident_causes import known_cause
 from everstep.messages import (
@@ -16,7 +16,7 @@ from everstep_services.rendezvous.domain.state import with_stage
 
 
 def hear(batch: Batch, report: Report) -> bool:
-    """Act on a report; False when it is about another round, or by another agent than the slot's.
+    """Act on a report; return False if its round or its agent is not the current one.
 
     Such a report changes nothing: the round is the fencing token.
     """
@@ -56,7 +56,7 @@ def _goes_on(batch: Batch, seat: Seat, report: Report) -> None:
         case "stopped":
             agreed_save.stopped(batch, seat)
         case _:
-            pass  # what a newer agent may say
+            pass  # a kind of report of a newer agent
 
 
 def _is_its_own(seat: Seat, report: Report) -> bool:
@@ -65,7 +65,7 @@ def _is_its_own(seat: Seat, report: Report) -> bool:
 
 
 def answer(batch: Batch, *, is_current: bool) -> Reported:
-    """What an agent is told about its report, once all of the batch is decided."""
+    """Return the answer to a report, once the whole batch is decided."""
     doc = batch.state.doc
     return Reported(
         round=doc.round,
@@ -76,7 +76,7 @@ def answer(batch: Batch, *, is_current: bool) -> Reported:
 
 
 def settle(batch: Batch) -> None:
-    """The round runs once every member says so, and is done once every slot is."""
+    """Start the round once every member has started; finish it once every slot has finished."""
     state, doc = batch.state, batch.state.doc
     if doc.phase not in {"forming", "running"}:
         return
@@ -144,7 +144,7 @@ def _recovered(batch: Batch) -> None:
 
 
 def _steady(batch: Batch) -> None:
-    """A script whose steps nobody sees is back when it runs for long."""
+    """Count a round whose steps nobody sees as recovered when it has run for long."""
     incident, doc = batch.state.doc.incident, batch.state.doc
     left_s = batch.settings.steady_after_s - batch.phase_s
     if left_s > 0:

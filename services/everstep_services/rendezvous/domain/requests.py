@@ -1,4 +1,4 @@
-"""What people, health, attribution and the catalog may ask for."""
+"""The requests of people, health, attribution and the catalog."""
 
 from collections.abc import Mapping
 
@@ -43,9 +43,9 @@ OperatorRequest = (
     | RequestMeasurement
     | RequestEvidence
 )
-"""What is on record with who asked for it."""
+"""Requests that are recorded together with the person who made them."""
 ServiceRequest = RequestCopy | RequestRelease
-"""What services ask for."""
+"""Requests of services."""
 Request = OperatorRequest | ServiceRequest
 _ACTIONS: Mapping[type[OperatorRequest], str] = {
     StopJob: "stop_job",
@@ -58,7 +58,7 @@ _ACTIONS: Mapping[type[OperatorRequest], str] = {
 }
 _DO_NOT_RESTART = 93
 _TURN_S = 4.0
-"""One measurement sends for a second; the rest is for who is late, and for slow links."""
+"""One measurement sends for a second; the rest of the turn is for late nodes and slow links."""
 _FIRST_PORT, _PORTS = 20_000, 12_000
 _NODES_MOST = 4096
 """All of them must fit into one order."""
@@ -66,7 +66,7 @@ _NAMED_MOST = 20
 
 
 def request(batch: Batch, ask: Request) -> Done:
-    """Do it, or say why not; either is on record where a person asked."""
+    """Carry out a request, or answer why not; requests of people are recorded either way."""
     if isinstance(ask, StopJob):
         return _stop(batch, ask)
     if isinstance(ask, RestartJob):
@@ -93,7 +93,7 @@ def _pass_on(
 
 
 def dismiss(batch: Batch) -> None:
-    """Send away the nodes that are to be replaced, as soon as none of their ranks is left."""
+    """Send away the nodes that must be replaced, as soon as none of their ranks is left."""
     doc = batch.state.doc
     for seat in batch.state.leaving:
         if doc.phase in OVER or batch.timers.is_running("dismissed", seat.instance):
@@ -112,14 +112,14 @@ def dismiss(batch: Batch) -> None:
 
 
 def dismissal(batch: Batch, seat: Seat) -> tuple[int, str]:
-    """What the agent of a node that is to go exits with, and why.
+    """Return the exit code of the agent of a node that must leave, and the reason.
 
-    0 where the others can go on: any other code would end a whole Slurm step.
+    The code is 0 where the others can continue: any other code would end a whole Slurm step.
     """
-    stay = [one for one in batch.state.seats if one.stage != "gone" and not one.is_leaving]
-    if largest_size([candidate_of(one) for one in stay], world_of(batch)):
+    stay = [other for other in batch.state.seats if other.stage != "gone" and not other.is_leaving]
+    if largest_size([candidate_of(other) for other in stay], world_of(batch)):
         return 0, f"{seat.node} is replaced"
-    return RETRYABLE, f"{seat.node} is to go, and the job needs another node: requeue it"
+    return RETRYABLE, f"{seat.node} must leave, and the job needs another node: requeue it"
 
 
 def _stop(batch: Batch, ask: StopJob) -> Done:
@@ -143,7 +143,7 @@ def _restart(batch: Batch, ask: RestartJob) -> Done:
         why = f"round {ask.round} does not run: the job is at round {doc.round}, {doc.phase}"
         return _refused(batch, ask, why)
     within_s = _save_time(batch, ask.save_first)
-    free = "another one follows, and costs nothing of the restart budget"
+    free = "another round follows, and does not count against the restart budget"
     left = f", without {', '.join(ask.without_nodes)}" if ask.without_nodes else ""
     done = _accepted(batch, ask, f"{_ends(batch, within_s)}; {free}{left}")
     for node in ask.without_nodes:
@@ -163,7 +163,7 @@ def _drain(batch: Batch, ask: DrainNode) -> Done:
     batch.state.put(replace(seat, is_leaving=True))
     exit_code, _ = dismissal(batch, seat)
     left = f"{ask.node} leaves, and its agent exits with {exit_code}"
-    rest = "the others go on without it" if exit_code == 0 else "the job then needs another node"
+    rest = "the others continue without it" if exit_code == 0 else "the job then needs another node"
     if seat.stage not in AT_WORK:
         return _accepted(batch, ask, f"{left}; {rest}")
     within_s = (ask.within_s or 0.0) if batch.state.doc.phase == "running" else 0.0
@@ -177,7 +177,9 @@ def _save(batch: Batch, ask: RequestSave) -> Done:
     if doc.phase != "running":
         return _refused(batch, ask, f"no round runs: the job is at round {doc.round}, {doc.phase}")
     done = _accepted(
-        batch, ask, f"round {doc.round} is asked to save at its next step, and goes on"
+        batch,
+        ask,
+        f"the ranks of round {doc.round} save after one of their next steps, and continue",
     )
     reason = f"{ask.by}: {ask.reason}"
     agreed_save.ask(batch, reason, "requested", within_s=None, then_stop=False)
@@ -202,7 +204,7 @@ def _end(
 
 
 def _save_time(batch: Batch, is_wanted: bool) -> float:
-    """How long the round may go on to save: only one that runs has something to save."""
+    """Return how long the round may continue to save; 0 if none runs."""
     can_save = is_wanted and batch.state.doc.phase == "running"
     return batch.settings.save_within_s if can_save else 0.0
 
@@ -223,7 +225,7 @@ def _evidence(batch: Batch, ask: RequestEvidence) -> Done:
         id=batch.now.new_id(),
         job=doc.job,
         round=doc.round,
-        reason=f"{ask.by}: {ask.reason or 'evidence is asked for'}",
+        reason=f"{ask.by}: {ask.reason or 'evidence was requested'}",
         incident=ask.incident,
         evidence=ask.evidence,
         within_s=ask.within_s,
@@ -233,7 +235,7 @@ def _evidence(batch: Batch, ask: RequestEvidence) -> Done:
     for seat in wanted:
         batch.send(order, seat)
     text = f"asked {len(wanted)} node{'' if len(wanted) == 1 else 's'} of round {doc.round}"
-    if not ask.origin:  # a service, whose facts tell why it asks
+    if not ask.origin:  # a service, which records in its own facts why it asks
         return Done(text=text)
     if not wanted:
         return _refused(batch, ask, "no node of the job has such ranks")
@@ -263,7 +265,7 @@ def _checks(batch: Batch, ask: RequestChecks) -> Done:
         )
         batch.send(order, seat)
     text = f"asked {len(here)} of {len(ask.nodes)} nodes"
-    if not ask.origin:  # a service, which says in facts of its own why it asks
+    if not ask.origin:  # a service, which records in its own facts why it asks
         return Done(text=text)
     if not here:
         return _refused(batch, ask, f"{', '.join(ask.nodes)} takes no part in the job")
@@ -302,7 +304,7 @@ def _copy(batch: Batch, ask: RequestCopy) -> Done:
 def _release(batch: Batch, ask: RequestRelease) -> Done:
     doc = batch.state.doc
     if doc.phase in OVER:
-        return Done(text="the job is over, and its states in memory with it", is_refused=True)
+        return Done(text="the job is over, and its states in memory are released", is_refused=True)
     order = ReleaseImages(
         id=batch.now.new_id(),
         job=doc.job,
@@ -352,7 +354,7 @@ def _target(ask: OperatorRequest) -> str:
 
 
 def _network_test(batch: Batch, ask: RequestMeasurement) -> MeasureNetwork | str:
-    """What all agents are _network_test_text, or why nothing is measured."""
+    """Return the order to all agents, or the reason why nothing is measured."""
     doc = batch.state.doc
     here = {seat.node: seat for seat in batch.state.seats if seat.stage != "gone"}
     missing = [node for node in ask.nodes if node not in here]
@@ -360,12 +362,12 @@ def _network_test(batch: Batch, ask: RequestMeasurement) -> MeasureNetwork | str
         return f"{_named(missing)} takes no part in the job"
     seats = [here[node] for node in sorted(set(ask.nodes) or here)]
     if not 2 <= len(seats) <= _NODES_MOST:
-        return f"{len(seats)} nodes would measure: it takes 2, and {_NODES_MOST} at most; name some"
+        return f"{len(seats)} nodes would measure: name at least 2 nodes, and at most {_NODES_MOST}"
     busy = [seat.node for seat in seats if seat.stage != "idle"]
     if busy and not ask.is_beside_training:
         return (
-            f"ranks run on {_named(busy)}: they and the figures would spoil each other. Name "
-            f"nodes that have none, or accept that with --beside-training"
+            f"ranks run on {_named(busy)}: the test would slow them down, and they would distort "
+            f"its figures. Name nodes without ranks, or accept that with --beside-training"
         )
     return MeasureNetwork(
         id=ask.test,
@@ -380,16 +382,16 @@ def _network_test(batch: Batch, ask: RequestMeasurement) -> MeasureNetwork | str
 
 
 def _network_test_text(order: MeasureNetwork) -> str:
-    """What happens now, for the person who asked."""
+    """Describe the test for the person who asked."""
     turns = "1 turn" if order.turns == 1 else f"{order.turns} turns"
     return (
         f"{len(order.peers)} nodes measure the network in pairs, in {turns} of "
-        f"{order.turn_s:g} s; the figures come as facts"
+        f"{order.turn_s:g} s; the figures are recorded as facts"
     )
 
 
 def _network_peers(seats: list[Seat], test: str) -> tuple[NetworkPeer, ...]:
-    """Each with a port of its own: several may be on one host."""
+    """Return the peers, each with a port of its own, because several may be on one host."""
     first = _FIRST_PORT + int(test[-8:], 16) % (_PORTS - len(seats))
     return tuple(
         NetworkPeer(node=seat.node, address=seat.address, port=first + number)

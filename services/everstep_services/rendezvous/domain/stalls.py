@@ -1,7 +1,8 @@
-"""A rank has stalled: whether another one excuses it, or its round is over.
+"""Decides whether another rank excuses a stalled one, or its round must end.
 
-Who waits for a rank that saves, or works on, has not stalled itself. Only agents of other nodes can
-know, so they are asked first; who has no answer in time has no excuse.
+A rank that waits for another rank, which saves or computes, has not stalled itself. Only the agents
+of other nodes can know that, so they are asked first; a stall without an answer in time has no
+excuse.
 """
 
 from collections.abc import Sequence
@@ -17,35 +18,35 @@ from everstep_services.rendezvous.domain.ends import end_round
 from everstep_services.rendezvous.domain.incidents import Sign
 
 _MOST = 16
-"""More are not looked into at once; their agents say it again."""
+"""The most stalls that are examined at once; agents repeat their reports of further ones."""
 _ASK_AGAIN_S = 5.0
-"""No excuse holds longer without being asked for again."""
+"""How long an excuse holds before the agents are asked again."""
 _AWAKE_S = 5.0
-"""Who has just begun, or was cut off, gives agents so long to come back before it asks them."""
+"""How long a replica that just started, or was cut off, waits for agents before it asks them."""
 
 
 def stalled(batch: Batch, report: Report) -> None:
-    """An agent says that a rank of its own has stalled, and that none beside it is an excuse."""
+    """Note a stalled rank that no other rank of its node excuses."""
     doc = batch.state.doc
     if doc.phase == "ending":
         if doc.incident is not None:
             incidents.add(batch, _sign(batch, _opened(batch, report)))
         return
     if _all_save(batch):
-        return  # the round ends as it is, in the time that they were given
+        return  # the round ends anyway, within the time given to its ranks
     if not batch.control.enforces("restart", otherwise=True):
         _observe(batch, report.node, report.reason, report.fact)
     elif doc.slots == 1 or report.rank is None:
         _decide(batch, _opened(batch, report))
-    elif known := _found(batch, report.rank):
-        _know_more(batch, known, report)
+    elif reported := _found(batch, report.rank):
+        _know_more(batch, reported, report)
     elif len(doc.stalls) < _MOST:
         batch.state.set(stalls=(*doc.stalls, _opened(batch, report)))
 
 
-def _know_more(batch: Batch, known: Sequence[OpenStall], report: Report) -> None:
-    """How far it has come is known now: whoever excused it without that is asked anew."""
-    for stall in known:
+def _know_more(batch: Batch, stalls: Sequence[OpenStall], report: Report) -> None:
+    """Add the rank's last step, and ask agents again that excused it without knowing it."""
+    for stall in stalls:
         if stall.entered is None and report.entered is not None:
             span = batch.now.new_id()
             told = replace(stall, span=span, entered=report.entered, excused_s=0.0, excuse="")
@@ -53,7 +54,7 @@ def _know_more(batch: Batch, known: Sequence[OpenStall], report: Report) -> None
 
 
 def excused(batch: Batch, report: Report) -> None:
-    """An agent names a rank of its own that the one which has stalled may wait for."""
+    """Note a rank of another agent that the stalled rank may be waiting for."""
     left_s = min((report.excuse_s or 0.0) - report.age_s, _ASK_AGAIN_S)
     for stall in _found(batch, report.rank):
         if left_s > 0:
@@ -61,14 +62,14 @@ def excused(batch: Batch, report: Report) -> None:
 
 
 def recovered(batch: Batch, report: Report) -> None:
-    """The rank moves again: nothing is decided about it."""
+    """Drop the stall of a rank that makes progress again."""
     for stall in _found(batch, report.rank):
         if stall.node == report.node:
             _drop(batch, stall)
 
 
 def settle(batch: Batch) -> None:
-    """Ask for excuses; end the round for a stall that has none."""
+    """Ask for excuses; end the round for a stall without one."""
     stalls = sorted(batch.state.doc.stalls, key=lambda stall: _waited_s(batch, stall), reverse=True)
     for stall in stalls:
         if batch.state.doc.phase in {"forming", "running"} and not _all_save(batch):
@@ -76,7 +77,7 @@ def settle(batch: Batch) -> None:
 
 
 def _excuse(batch: Batch, stall: OpenStall, left_s: float, why: str) -> None:
-    """Every replica counts from when it reads this, so none ends the excuse before its time."""
+    """Extend an excuse; each replica counts from its own reading, so none ends it too early."""
     longer_s = _excused_s(batch, stall)
     if longer_s > left_s:
         left_s, why = longer_s, stall.excuse
@@ -84,7 +85,7 @@ def _excuse(batch: Batch, stall: OpenStall, left_s: float, why: str) -> None:
 
 
 def _excused_s(batch: Batch, stall: OpenStall) -> float:
-    """For how much longer nothing is decided."""
+    """Return the seconds for which the excuse still holds."""
     if not stall.excused_s:
         return 0.0
     batch.timers.start("stall_excused", stall.span)
@@ -146,7 +147,7 @@ def _decide(batch: Batch, stall: OpenStall) -> None:
 
 
 def _observe(batch: Batch, node: str, reason: str, fact: str | None) -> None:
-    """A stalled rank is not dead: what is not allowed to act leaves it alone."""
+    """Record a stall without ending the round, because restarts for stalls only observe."""
     doc = batch.state.doc
     if batch.timers.is_running("observed", doc.round, node):
         return
@@ -197,7 +198,7 @@ def _sign(batch: Batch, stall: OpenStall) -> Sign:
 
 
 def _all_save(batch: Batch) -> bool:
-    """Ranks were told to save and to end, which may take long."""
+    """Whether the ranks have an order to save and end, which may take long."""
     saving = batch.state.doc.saving
     return saving is not None and saving.then_stop and saving.after_step is not None
 
@@ -208,10 +209,10 @@ def _found(batch: Batch, rank: int | None) -> list[OpenStall]:
 
 def _put(batch: Batch, stall: OpenStall) -> None:
     stalls = batch.state.doc.stalls
-    batch.state.set(stalls=tuple(stall if one.id == stall.id else one for one in stalls))
+    batch.state.set(stalls=tuple(stall if other.id == stall.id else other for other in stalls))
 
 
 def _drop(batch: Batch, stall: OpenStall) -> None:
-    left = tuple(one for one in batch.state.doc.stalls if one.id != stall.id)
+    left = tuple(other for other in batch.state.doc.stalls if other.id != stall.id)
     if left != batch.state.doc.stalls:
         batch.state.set(stalls=left)

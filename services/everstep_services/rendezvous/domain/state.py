@@ -1,4 +1,4 @@
-"""A job's document, taken apart so that one seat can change at a time."""
+"""A job's document in a mutable form, so that one seat can change at a time."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -72,7 +72,7 @@ def with_stage(seat: Seat, stage: Stage) -> Seat:
 
 
 class JobState:
-    """What is known about a job. Every change goes through a method, so that none is missed."""
+    """The state of a job. Every change goes through a method, so that none is missed."""
 
     def __init__(self, document: RoundDocument) -> None:
         self.doc = replace(document, seats=(), former=(), outbox=())
@@ -89,7 +89,7 @@ class JobState:
         self._keepers: ReplicaHolders | None = None
 
     def document(self) -> RoundDocument:
-        """All of it, to be written down."""
+        """Return the document to write."""
         return replace(
             self.doc,
             seats=tuple(self._seats.values()),
@@ -109,26 +109,26 @@ class JobState:
 
     @property
     def seats(self) -> Iterator[Seat]:
-        """All of them; a snapshot is needed to change any while looking."""
+        """All seats; copy them to a list before you change any in a loop."""
         return iter(self._seats.values())
 
     def count(self, *stages: Stage) -> int:
-        """How many seats are in one of these stages."""
+        """Return how many seats are in one of these stages."""
         return sum(self._stages[stage] for stage in stages)
 
     @property
     def present(self) -> int:
-        """How many agents are here."""
+        """The number of agents that are present."""
         return len(self._seats) - self._stages["gone"]
 
     @property
     def is_left(self) -> bool:
-        """Nodes are being taken away from it."""
+        """Whether nodes are being taken away from the job."""
         return self._leaving > 0
 
     @property
     def leaving(self) -> list[Seat]:
-        """Those who are to be replaced and have no ranks any more."""
+        """The nodes that must be replaced and have no ranks any more."""
         if not self._leaving:
             return []
         return [seat for seat in self.in_stage("idle") if seat.is_leaving]
@@ -140,19 +140,19 @@ class JobState:
         return sorted(held, key=lambda seat: seat.slot or 0)
 
     def in_stage(self, *stages: Stage) -> list[Seat]:
-        """The seats that are in one of these stages."""
+        """Return the seats that are in one of these stages."""
         if not self.count(*stages):
             return []
         return [seat for seat in self._seats.values() if seat.stage in stages]
 
     def holder_of_infra_rank(self, infra_rank: int) -> str | None:
-        """Who is here with this place."""
+        """Return the present node with this infra rank."""
         node = self._infra.get(infra_rank)
         seat = self._seats.get(node) if node is not None else None
         return None if seat is None or seat.stage == "gone" else node
 
     def put(self, seat: Seat) -> None:
-        """Take a seat, or change it."""
+        """Add or replace a seat."""
         before = self._seats.get(seat.node)
         if before == seat:
             return
@@ -177,7 +177,7 @@ class JobState:
             self.is_changed = True
 
     def replace_all(self, seats: list[Seat]) -> None:
-        """Everybody's new place, when a round forms."""
+        """Replace all seats when a round forms."""
         before, self._seats = self._seats, {seat.node: seat for seat in seats}
         self._remember(node for node in before if node not in self._seats)
         self._stages = Counter(seat.stage for seat in seats)
@@ -187,7 +187,7 @@ class JobState:
         self.is_changed = True
 
     def first_rank(self, node: str) -> int:
-        """The global rank of a member's first process."""
+        """Return the global rank of a member's first process."""
         if self._layout is None:
             self._layout, rank = {}, 0
             for seat in self.members:
@@ -196,7 +196,7 @@ class JobState:
         return self._layout[node]
 
     def start_order(self, seat: Seat) -> StartRanks:
-        """What this member of the round was told to start."""
+        """Return this member's order to start its ranks."""
         doc, slot, keepers = self.doc, seat.slot or 0, self._who_keeps()
         return StartRanks(
             id=doc.start_order,
@@ -228,7 +228,7 @@ class JobState:
         return self._keepers
 
     def _remember(self, nodes: Iterable[str]) -> None:
-        """They have no seat any more: what is heard of them late is still about this job."""
+        """Remember nodes without a seat, because late facts about them still belong to this job."""
         for node in nodes:
             self._former.pop(node, None)
             self._former[node] = None

@@ -30,7 +30,7 @@ TimerName = Literal[
     "unfit",
 ]
 StartTimes = dict[tuple[object, ...], float]
-"""When each timer was started, by its name and what it is about."""
+"""The start of each timer, by its name and its subject."""
 
 
 class Timers:
@@ -49,22 +49,22 @@ class Timers:
         self._started.setdefault((name, *of), self._now)
 
     def restart(self, name: TimerName, *of: object, ago_s: float = 0.0) -> None:
-        """Start a timer anew, as if that had been `ago_s` ago."""
+        """Start a timer again, as of `ago_s` ago."""
         self._started[name, *of] = self._now - ago_s
 
     def elapsed(self, name: TimerName, *of: object) -> float:
-        """The seconds since a running timer was started."""
+        """Return the seconds since a running timer was started."""
         return self._now - self._started[name, *of]
 
     def started_at(self, name: TimerName, *of: object) -> float | None:
-        """When a timer was started, by the replica's clock; None if it does not run."""
+        """Return when a timer was started, by the replica's clock; None if it does not run."""
         return self._started.get((name, *of))
 
     def is_running(self, name: TimerName, *of: object) -> bool:
         return (name, *of) in self._started
 
     def clear(self, name: TimerName, *of: object) -> None:
-        """Stop every timer of this name that is about something which begins with `of`."""
+        """Stop every timer of this name whose subject begins with `of`."""
         prefix = (name, *of)
         for timer in [timer for timer in self._started if timer[: len(prefix)] == prefix]:
             del self._started[timer]

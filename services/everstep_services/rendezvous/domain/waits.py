@@ -1,4 +1,4 @@
-"""What a round waits for: said to all, decided on record, and given up in the end."""
+"""A round that waits for nodes: tells all agents, records the decision, and gives up in the end."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ _NAMED_MOST = 100
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """What a round waits for."""
+    """The nodes that a round waits for, and the limit."""
 
     rule: str
     reason: str
@@ -24,7 +24,7 @@ class _Waiting:
 
 
 def wait(batch: Batch, candidates: list[Candidate], world: World, size: int) -> None:
-    """Wait for nodes that are needed, or wanted, as long as that is allowed."""
+    """Wait for required or additional nodes, within the limits."""
     doc = batch.state.doc
     waited_s = batch.timers.elapsed("form", doc.round, doc.allocation)
     left_s = batch.join_within_s - waited_s
@@ -60,8 +60,8 @@ def wait(batch: Batch, candidates: list[Candidate], world: World, size: int) -> 
 def _say_waiting(batch: Batch, waiting: _Waiting) -> None:
     doc = batch.state.doc
     waited_s = batch.timers.elapsed("form", doc.round, doc.allocation)
-    said = f"{','.join(waiting.missing)}|{waiting.rule}|{waiting.needed}"
-    if said == doc.waiting:
+    key = f"{','.join(waiting.missing)}|{waiting.rule}|{waiting.needed}"
+    if key == doc.waiting:
         return
     if waited_s < batch.settings.say_waiting_after_s:
         batch.wake_in(batch.settings.say_waiting_after_s - waited_s)
@@ -80,17 +80,17 @@ def _say_waiting(batch: Batch, waiting: _Waiting) -> None:
     _decide_to_wait(batch, waiting)
     names = f"; missing: {', '.join(waiting.missing)}" if waiting.missing else ""
     within = f"waits up to {waiting.limit_s:g} s for round {doc.round + 1}"
-    batch.say_waiting(said, f"{within}: {waiting.reason}{names}")
+    batch.say_waiting(key, f"{within}: {waiting.reason}{names}")
 
 
 def _decide_to_wait(batch: Batch, waiting: _Waiting) -> None:
-    """Waiting for a job's first round is no decision; after that it answers a loss."""
+    """Record the decision to wait after a loss; the wait for a job's first round is not one."""
     doc = batch.state.doc
     if not doc.round or is_open(batch, "wait"):
         return
     fewer = "a smaller world is formed when the wait is over"
     if waiting.rule != "wait.for_more":
-        fewer = f"a round has {waiting.needed} nodes at least"
+        fewer = f"a round needs at least {waiting.needed} nodes"
     decide_to(
         batch,
         "wait",

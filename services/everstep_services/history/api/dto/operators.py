@@ -243,5 +243,7 @@ class Decided(Answer):
     by: str = Field(description="Who asked, as it is on record.", examples=["ann@login-1 (ops)"])
     text: str = Field(
         description="What happens now.",
-        examples=["round 4 ends; another one follows, and costs nothing of the restart budget"],
+        examples=[
+            "round 4 ends; another round follows, and does not count against the restart budget"
+        ],
     )
