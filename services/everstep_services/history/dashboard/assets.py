@@ -70,7 +70,7 @@ def _environment(folder: Traversable, url: Any) -> "Environment":
     texts = {file.name: file.read_text() for file in folder.iterdir() if file.name[0] != "."}
     made = Environment(
         loader=DictLoader(texts),
-        autoescape=lambda name: name is None or not name.endswith(".md"),
+        autoescape=lambda name: name is None or not name.endswith(".md"),  # noqa: S701  the rest
         undefined=StrictUndefined,
         finalize=formats.shown,
         trim_blocks=True,

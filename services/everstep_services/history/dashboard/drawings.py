@@ -33,7 +33,7 @@ PHASES = (
     ("detect_s", "Detect", "stall"), ("evidence_s", "Evidence", "idle"),
     ("decide_s", "Decide", "idle"), ("stop_s", "Stop", "rendezvous"),
     ("rendezvous_s", "Rendezvous", "rendezvous"), ("start_s", "Start", "start_up"),
-    ("restore_s", "Restore", "restore"), ("first_step_s", "First step", "lost_steps"),
+    ("restore_s", "Restore", "restore"), ("first_step_s", "First step", "start_up"),
     ("other_s", "Other", "unknown"),
 )  # fmt: skip
 

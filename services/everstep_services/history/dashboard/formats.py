@@ -13,28 +13,18 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _STEPS = ((86_400 * 2, 86_400, "d"), (5_400, 3_600, "h"), (90, 60, "min"), (0, 1, "s"))
 NOTHING = "—"
 
+_WORDS: Mapping[str, str] = {
+    "ok ●": "running done recovered healthy joined pass passed ok cleared armed verified confirmed "
+    "completed finished good serving",
+    "info ◐": "starting forming waiting restarting learning pinned standby warm started scheduled "
+    "observed asked stopping",
+    "warn ▲": "stalled suspect warn warning paused degraded braked open inconclusive draining "
+    "merged quarantined excluded refused",
+    "bad ■": "failed lost fail unhealthy missing off critical gave_up error exited",
+}
 TONES: Mapping[str, tuple[str, str]] = {
-    **dict.fromkeys(
-        ("running", "done", "recovered", "healthy", "joined", "pass", "passed", "ok", "cleared",
-         "armed", "verified", "confirmed", "completed", "finished", "good", "serving"),
-        ("ok", "●"),
-    ),
-    **dict.fromkeys(
-        ("starting", "forming", "waiting", "restarting", "learning", "pinned", "standby", "warm",
-         "started", "scheduled", "observed", "asked", "stopping"),
-        ("info", "◐"),
-    ),
-    **dict.fromkeys(
-        ("stalled", "suspect", "warn", "warning", "paused", "degraded", "braked", "open", "inconclusive",
-         "draining", "merged", "quarantined", "excluded", "refused"),
-        ("warn", "▲"),
-    ),
-    **dict.fromkeys(
-        ("failed", "lost", "fail", "unhealthy", "missing", "off", "critical", "gave_up", "error",
-         "exited"),
-        ("bad", "■"),
-    ),
-}  # fmt: skip
+    word: (tone[:-2], tone[-1]) for tone, words in _WORDS.items() for word in words.split()
+}
 """Word → tone and mark. A tone has one colour, and a mark that needs no colour."""
 
 
@@ -100,8 +90,10 @@ def duration(seconds: float | None) -> str:
     """A span in two units at most."""
     if seconds is None:
         return NOTHING
-    if seconds < 0.0005:
+    if seconds <= 0:
         return "0"
+    if seconds < 0.001:
+        return f"{seconds * 1e6:.3g} µs"
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms"
     if seconds < 60:

@@ -127,8 +127,8 @@ class Dashboard:
             **page.values,
         }
         template = assets.environment.get_template(page.template)
-        text = await asyncio.to_thread(template.render, context)
-        return _safe(Response(text, page.status, media_type=page.media_type))
+        text, status = await asyncio.to_thread(_rendered, template, context, page.status)
+        return _safe(Response(text, status, media_type=page.media_type))
 
     async def _loaded(self) -> Assets:
         if self._assets is None:
@@ -269,6 +269,17 @@ class _Passed(Response):
 
 
 _FAILED = "It is our fault, and it is in the log of the history service. Other pages still work."
+
+
+def _rendered(template: Any, context: Mapping[str, Any], status: int) -> tuple[str, int]:
+    """The page; where its template does not bear the data, a sentence and no traceback."""
+    try:
+        return template.render(context), status
+    except Exception:
+        log.exception("template_failed path=%s", context["path"])
+        error = template.environment.get_template("error.html")
+        about = {"title": "This page failed", "detail": _FAILED}
+        return error.render({**context, **about}), 500
 
 
 def _visitor(request: Request, token: str) -> Visitor:

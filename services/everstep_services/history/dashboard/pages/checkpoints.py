@@ -31,7 +31,7 @@ async def overview(reader: Reader, request: Request) -> Page:
             "saves": saves,
             "tiers": TIERS,
             "steps": _by_step(items),
-            "newest": next((one for one in items if _is_good(one)), None),
+            **_newest(items),
         },
     )
 
@@ -55,6 +55,19 @@ def _by_step(items: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
         row["tiers"][one["tier"]] = one
         row["at"] = row["at"] or one["saved_at"]
     return sorted(rows.values(), key=lambda row: -int(row["step"]))
+
+
+def _newest(items: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The newest good step, the tiers that have it, and the losses that the best one survives."""
+    good = [one for one in items if _is_good(one)]
+    step = max((one["step"] for one in good), default=None)
+    here = [one for one in good if one["step"] == step]
+    losses = [one["survivable_losses"] for one in here if one["survivable_losses"] is not None]
+    return {
+        "newest": here[0] if here else None,
+        "newest_tiers": ", ".join(one["tier"] for one in here),
+        "survives": max(losses, default=None),
+    }
 
 
 def _is_good(one: Mapping[str, Any]) -> bool:

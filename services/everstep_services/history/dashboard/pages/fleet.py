@@ -47,7 +47,7 @@ async def fleet(reader: Reader, _request: Request) -> Page:
         reader.get_or_not("nodes", excluded=True, limit=50),
         reader.get_or_not("nodes", healthy=False, limit=50),
         reader.get_or_not("control"),
-        reader.get_or_not("facts", order="desc", limit=14),
+        reader.get_or_not("facts", order="desc", limit=8),
         reader.get_or_not("goodput"),
     )
     items = _items(jobs)
@@ -128,9 +128,11 @@ def _of_ended(jobs: Sequence[Mapping[str, Any]]) -> Iterator[Concern]:
         if job["state"] != "failed" or ended is None or newest is None:
             continue
         if newest - ended <= _RECENT:
-            text = job["end_reason"] or "it failed"
+            text = f"{job['job']} failed: {job['end_reason'] or 'no reason is on record'}"
             href = f"/{path_of('jobs', job['job'])}"
-            yield Concern("bad", "failed job", text, href, job["ended_at"], f"job {job['job']}")
+            yield Concern(
+                "bad", "job", text, href, job["ended_at"], f"user {job['user'] or 'unknown'}"
+            )
 
 
 def _of_nodes(*groups: Sequence[Mapping[str, Any]]) -> Iterator[Concern]:

@@ -67,8 +67,8 @@ async def markdown(reader: Reader, request: Request) -> Page:
 def _summary(told: Mapping[str, Any]) -> str:
     """The first sentence of the page."""
     verdict = told["verdict"]
-    if verdict is not None and verdict["summary"]:
-        return str(verdict["summary"])
+    if verdict is not None and verdict["verdict_reason"]:
+        return str(verdict["verdict_reason"])
     return str(told["story"] or told["reason"] or told["trigger"] or "An incident")
 
 
@@ -105,8 +105,11 @@ def _matrix(answer: Answer) -> Mapping[str, Any] | None:
         for row in read["collectives"]
     ]
     return {
-        "ranks": sorted(ranks), "rows": rows, "suspects": suspects, "left_out": len(seen) - len(ranks),
-    }  # fmt: skip
+        "ranks": sorted(ranks),
+        "rows": rows,
+        "suspects": suspects,
+        "left_out": len(seen) - len(ranks),
+    }
 
 
 def _state(row: Mapping[str, Any], rank: int) -> str:

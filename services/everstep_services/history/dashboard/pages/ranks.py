@@ -25,7 +25,7 @@ async def ranks(reader: Reader, request: Request) -> Page:
     asked = {"measure": "section", "section": section} if section else {"measure": measure}
     detail, now, some, round_ = await together(
         reader.get(path),
-        reader.get_or_not(f"{path}/ranks", limit=100, **given),
+        reader.get_or_not(f"{path}/ranks", limit=40, **given),
         reader.get_or_not(f"{path}/timings", most_ranks=1, most_windows=1, **asked),
         _selected(reader, request, path),
     )

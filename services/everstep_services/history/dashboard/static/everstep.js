@@ -154,6 +154,7 @@
     for (const menu of document.querySelectorAll("details.menu[open]")) if (!menu.contains(event.target)) menu.open = false;
   });
 
+  for (const log of document.querySelectorAll("[data-end]")) log.scrollTop = log.scrollHeight;
   tick();
   setInterval(tick, 5000);
   listen();

@@ -10,8 +10,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from tests.unit.history_facts import KINDS, fact_id
-
 from everstep.bus.ports import Bus
 from everstep.clock import SystemClock
 from everstep.messages import (
@@ -25,6 +23,7 @@ from everstep.messages import (
     Fact,
     JobSpec,
     Ledger,
+    ListCheckpoints,
     Member,
     Message,
     NodeBeat,
@@ -53,6 +52,7 @@ from everstep.store.log import FactLog
 from everstep.store.schema import upgrade
 from everstep_services.history.projections.fold import fold
 from tests.integration.conftest import Api
+from tests.unit.history.facts import KINDS, fact_id
 
 JOB = "llama-70b-pretrain"
 KILLED, STALLED = "0193b2f1c0de4f0a8c7d4b6e9f2010aa", "0193b2f1c0de4f0a8c7d4b6e9f2010bb"
@@ -503,7 +503,7 @@ class Services:
                 values[i] = None
         return tuple(values)
 
-    async def listed(self, _question: Message) -> Message:
+    async def listed(self, question: Message) -> Message:
         """Checkpoints in three tiers."""
         places = []
         for i in range(12):
@@ -543,7 +543,9 @@ class Services:
             places.append(CheckpointPlace(tier="global", path=f"s3://ckpt/{JOB}/step-{step}", is_verified=i not in {0, 5},
                                           verified_at=saved + timedelta(minutes=2), is_pinned=i == 6, is_quarantined=i == 5,
                                           note="shard 41 has another hash than its manifest" if i == 5 else "", **common))  # fmt: skip
-        return CheckpointsLocated(places=tuple(places))
+        assert isinstance(question, ListCheckpoints)
+        wanted = [one for one in places if question.tier in {"", one.tier}]
+        return CheckpointsLocated(places=tuple(wanted))
 
     async def collectives(self, _question: Message) -> Message:
         """One rank never joined."""
@@ -612,17 +614,27 @@ async def opened(
             yield api
 
 
+async def _beat(api: Api) -> None:
+    while True:
+        for beat in beats(datetime.now(UTC)):
+            api.context.beats.hear(beat)
+        await asyncio.sleep(1)
+
+
 async def _serve(folder: Path, port: int, *, is_empty: bool, ranks: int) -> None:
     async with opened(folder, ranks, is_empty=is_empty) as api:
         listener = listen("127.0.0.1", port, remedy="name another port")
         token = await api.token("admin")
         sys.stdout.write(f"{url_of(listener)}  token {token}\n")
         sys.stdout.flush()
-        await serve_asgi(api.app, listener, asyncio.Event(), drain_within_s=0.5)
+        async with asyncio.TaskGroup() as tasks:
+            if not is_empty:
+                tasks.create_task(_beat(api))
+            tasks.create_task(serve_asgi(api.app, listener, asyncio.Event(), drain_within_s=0.5))
 
 
 def main(folder: str, port: str, *more: str) -> None:
-    """`python -m tests.integration.dashboard_story FOLDER PORT [--empty] [RANKS]`."""
+    """`python -m tests.integration.history.dashboard_story FOLDER PORT [--empty] [RANKS]`."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     ranks = next((int(word) for word in more if word.isdecimal()), NODES * PER_NODE)
     asyncio.run(_serve(Path(folder), int(port), is_empty="--empty" in more, ranks=ranks))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.dashboard_story import JOB, KILLED, STALLED, node
+from tests.integration.history.dashboard_story import JOB, KILLED, STALLED, node
 
 pytest.importorskip("playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -59,7 +59,7 @@ class Heard:
     requests: list[str] = field(default_factory=list)
 
     def listen(self, page: Any) -> None:
-        page.on("console", lambda said: self._on_console(said))
+        page.on("console", self._on_console)
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("request", lambda asked: self.requests.append(asked.url))
 
@@ -83,7 +83,14 @@ def empty_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def served(folder: Path, *more: str) -> Iterator[Site]:
-    command = [sys.executable, "-m", "tests.integration.dashboard_story", str(folder), "0", *more]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.integration.history.dashboard_story",
+        str(folder),
+        "0",
+        *more,
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         url, _, token = process.stdout.readline().split()
