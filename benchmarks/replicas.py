@@ -31,16 +31,16 @@ from msgspec import structs
 
 from benchmarks.rig import HEAD, row
 from everstep.clock import SystemClock
-from everstep.messages import Peer, StartRanks
+from everstep.messages import Peer, ReleaseImages, StartRanks
 from everstep_services.agent.replicas import erasure_code
 from everstep_services.agent.replicas.client import Call
-from everstep_services.agent.replicas.manager import Keep
-from everstep_services.agent.replicas.memory_file import Readings
+from everstep_services.agent.replicas.manager import ReplicaManager
+from everstep_services.agent.replicas.memory_file import MappedFiles
 from everstep_services.agent.replicas.protocol import Copy
-from everstep_services.agent.replicas.server import opened_door
-from everstep_services.agent.replicas.session import Standing
+from everstep_services.agent.replicas.server import opened_port
+from everstep_services.agent.replicas.session import ReplicaSession
 from everstep_services.agent.replicas.settings import CheckpointSettings
-from everstep_services.agent.replicas.store import Store
+from everstep_services.agent.replicas.store import HeldCopy, ReplicaStore
 from everstep_services.agent.replicas.tls import opened_tls
 from everstep_services.rendezvous.domain.replica_placement import Cliques, ReplicaSlot, cliques
 from trainer_sdk.checkpoint.manifest import Identity, ImageIndex, encode
@@ -98,15 +98,25 @@ def raw_receiver(ready: Connection, size: int, folder: str) -> None:
                 path.unlink()
 
 
+class NoEvents:
+    """Nobody records what happens to states."""
+
+    def stored(self, held: HeldCopy, by: str, took_s: float) -> None: ...
+
+    def failed(self, step: int, node: str, reason: str, cause: str) -> None: ...
+
+    def released(self, order: ReleaseImages, tier: str, folder: Path) -> None: ...
+
+
 def holder(ready: Connection, folder: str, settings: CheckpointSettings) -> None:
     """An agent's keeping of states, and nothing else of it."""
 
     async def run() -> None:
         base = Path(folder)
-        standing = Standing("bench", "holder", settings, order(1), opened_tls(settings))
-        store = Store(base, "bench", settings)
-        keep = Keep(standing, base, store, SystemClock(), lambda *_: None, lambda *_: None)
-        with opened_door("127.0.0.1", 0) as door:
+        standing = ReplicaSession("bench", "holder", settings, order(1), opened_tls(settings))
+        store = ReplicaStore(base, "bench", settings)
+        keep = ReplicaManager(standing, base, store, SystemClock(), NoEvents())
+        with opened_port("127.0.0.1", 0) as door:
             ready.send(door.getsockname()[1])
             await keep.keep_for_ever(door)
 
@@ -177,8 +187,8 @@ def our_sender(
     steps, digest = itertools.count(), xxhash.xxh3_128_hexdigest(image.read_bytes())
     with other(holder, str(folder / "holder"), settings) as port:
         peer = Peer(node="holder", slot=1, address="127.0.0.1", port=port)
-        standing = Standing("bench", "owner", settings, order(0), opened_tls(settings))
-        newest, readings = [copy_of(0, digest)], Readings()
+        standing = ReplicaSession("bench", "owner", settings, order(0), opened_tls(settings))
+        newest, readings = [copy_of(0, digest)], MappedFiles()
 
         def put() -> None:
             newest[0] = copy_of(next(steps), digest)
@@ -188,9 +198,9 @@ def our_sender(
         yield put, lambda: fetch(peer, standing, folder, newest[0])
 
 
-def fetch(peer: Peer, standing: Standing, folder: Path, copy: Copy) -> None:
+def fetch(peer: Peer, standing: ReplicaSession, folder: Path, copy: Copy) -> None:
     """Everything but asking who has it; what came before is to be removed by then."""
-    store = Store(folder / FETCHED, "bench", SETTINGS)
+    store = ReplicaStore(folder / FETCHED, "bench", SETTINGS)
     (folder / FETCHED).mkdir()
     incoming = store.begin(copy)
     assert incoming is not None

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from everstep_services.agent.probes.kernel.rules import RULES
-from everstep_services.agent.probes.kernel.xid import TOGETHER_S, Table, Xid, table
+from everstep_services.agent.probes.kernel.xid import TOGETHER_S, Xid, XidTable, table
 
 _TOP = """# Xids and kernel lines
 
@@ -34,7 +34,7 @@ def _xid(row: Xid) -> str:
     return f"| {row.number} | {row.name} | {row.kind} | {action} | {row.source} |"
 
 
-def _contexts(xid_table: Table) -> Iterator[str]:
+def _contexts(xid_table: XidTable) -> Iterator[str]:
     yield "Sources: " + _listed(f"[{name}]({url})" for name, url in xid_table.sources.items()) + "."
     yield f"""
 ## In company

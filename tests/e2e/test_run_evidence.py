@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from everstep.archive import Archive, unpack
-from everstep_services.agent.collectors.kinds import KINDS
+from everstep_services.agent.settings import KINDS
 from everstep_services.attribution.flight_recorder.dump import read_dump
 from tests.e2e.cluster import Body, Cluster
 from tests.e2e.conftest import NewCluster

@@ -16,12 +16,11 @@ from everstep.clock import SystemClock
 from everstep.messages import Peer, ReleaseImages, StartRanks
 from everstep_services.agent.replicas import client, server
 from everstep_services.agent.replicas.fetcher import OFFER, Offer
-from everstep_services.agent.replicas.held_copy import Held
-from everstep_services.agent.replicas.manager import Keep
-from everstep_services.agent.replicas.server import opened_door
-from everstep_services.agent.replicas.session import Standing
+from everstep_services.agent.replicas.manager import ReplicaManager
+from everstep_services.agent.replicas.server import opened_port
+from everstep_services.agent.replicas.session import ReplicaSession
 from everstep_services.agent.replicas.settings import CheckpointSettings
-from everstep_services.agent.replicas.store import Store
+from everstep_services.agent.replicas.store import HeldCopy, ReplicaStore
 from everstep_services.agent.replicas.tls import opened_tls
 from tests.waiting import until_async
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, Identity, ImageEntry, ImageIndex, encode
@@ -59,18 +58,46 @@ def save_image(
 
 
 @dataclass
+class SeenEvents:
+    """Remembers what happens to the states of a node."""
+
+    of_stored: list[HeldCopy] = field(default_factory=list)
+    of_failed: list[tuple[int, str, str, str]] = field(default_factory=list)
+    of_released: list[tuple[ReleaseImages, str, Path]] = field(default_factory=list)
+
+    def stored(self, held: HeldCopy, by: str, took_s: float) -> None:
+        self.of_stored.append(held)
+
+    def failed(self, step: int, node: str, reason: str, cause: str) -> None:
+        self.of_failed.append((step, node, reason, cause))
+
+    def released(self, order: ReleaseImages, tier: str, folder: Path) -> None:
+        self.of_released.append((order, tier, folder))
+
+
+@dataclass
 class Node:
     """One of them; `keep` works only inside of `running`."""
 
     name: str
     folder: Path
-    store: Store
-    keep: Keep
-    standing: Standing
+    store: ReplicaStore
+    keep: ReplicaManager
+    standing: ReplicaSession
+    seen: "SeenEvents"
     port: int = 0
-    stored: list[Held] = field(default_factory=list)
-    failed: list[tuple[int, str, str, str]] = field(default_factory=list)
-    released: list[tuple[ReleaseImages, str, Path]] = field(default_factory=list)
+
+    @property
+    def stored(self) -> list[HeldCopy]:
+        return self.seen.of_stored
+
+    @property
+    def failed(self) -> list[tuple[int, str, str, str]]:
+        return self.seen.of_failed
+
+    @property
+    def released(self) -> list[tuple[ReleaseImages, str, Path]]:
+        return self.seen.of_released
 
     def peer(self, slot: int) -> Peer:
         return Peer(node=self.name, slot=slot, address="127.0.0.1", port=self.port)
@@ -114,20 +141,11 @@ def made(name: str, folder: Path, settings: CheckpointSettings | None = None) ->
     """A node that does nothing yet."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = settings or PATIENT
-    standing = Standing(JOB, name, settings, tls=opened_tls(settings))
-    store = Store(folder, JOB, settings)
-    stored: list[Held] = []
-    failed: list[tuple[int, str, str, str]] = []
-    released: list[tuple[ReleaseImages, str, Path]] = []
-    keep = Keep(
-        standing, folder, store, SystemClock(),
-        lambda held, _by, _took_s: stored.append(held),
-        lambda *what: failed.append(what),
-    )  # fmt: skip
-    keep.released = lambda *what: released.append(what)
-    return Node(
-        name, folder, store, keep, standing, stored=stored, failed=failed, released=released
-    )
+    standing = ReplicaSession(JOB, name, settings, tls=opened_tls(settings))
+    store = ReplicaStore(folder, JOB, settings)
+    seen = SeenEvents()
+    keep = ReplicaManager(standing, folder, store, SystemClock(), seen)
+    return Node(name, folder, store, keep, standing, seen)
 
 
 @contextmanager
@@ -150,7 +168,7 @@ async def running(nodes: Sequence[Node]) -> AsyncIterator[None]:
             async with asyncio.TaskGroup() as tasks:
                 loops = []
                 for node in nodes:
-                    door = opened_door("127.0.0.1", node.port)
+                    door = opened_port("127.0.0.1", node.port)
                     doors.append(door)
                     node.port = int(door.getsockname()[1])
                     loops.append(tasks.create_task(node.keep.keep_for_ever(door), name=node.name))

@@ -12,8 +12,8 @@ from everstep.messages import Fact, MeasureNetwork, NetworkMeasured, NetworkPeer
 from everstep.observe.redaction import redact
 from everstep_services.agent.probes.network import pair_test
 from everstep_services.agent.runtime import network_test
-from everstep_services.agent.runtime.network_test import Measuring
-from everstep_services.agent.telemetry.facts import Records
+from everstep_services.agent.runtime.network_test import NetworkTestRunner
+from everstep_services.agent.telemetry.facts import AgentFacts
 from tests.e2e.ports import free_port
 from tests.fakes.clock import FakeClock
 
@@ -48,7 +48,7 @@ class Nodes:
         self.told: asyncio.Queue[Fact] = asyncio.Queue()
         clock = LoopClock()
         self.each = {
-            name: Measuring(name, clock, Records("j", name, clock), self.told.put_nowait)
+            name: NetworkTestRunner(name, clock, AgentFacts("j", name, clock), self.told.put_nowait)
             for name in names
         }
         self.loops = [tasks.create_task(one.measure_for_ever()) for one in self.each.values()]
@@ -126,7 +126,7 @@ async def test_a_silence_at_the_end_of_a_turn_hides_no_reason(
         asked += 1
         if asked < 3:
             raise pair_test.NetworkCheckError(f"reason {asked}")
-        raise pair_test.NoAnswerError(f"it did not answer within {within_s:g} s")
+        raise pair_test.PeerSilentError(f"it did not answer within {within_s:g} s")
 
     monkeypatch.setattr(pair_test, "measure", measure)
     async with measuring_nodes("n0") as nodes:

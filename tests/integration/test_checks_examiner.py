@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from everstep.messages import CheckResult
-from everstep_services.agent.probes.runner.examiner import Examiner
+from everstep_services.agent.probes.runner.examiner import NodeExaminer
 from everstep_services.agent.probes.settings import ChecksSettings
-from everstep_services.agent.probes.verdicts import Examination
+from everstep_services.agent.probes.verdicts import NodeExamination
 from tests.waiting import until_async
 
 ENOUGH_S = 30.0
@@ -27,7 +27,7 @@ def script(folder: Path, name: str, body: str) -> Path:
     return path
 
 
-def of(found: Examination) -> dict[str, CheckResult]:
+def of(found: NodeExamination) -> dict[str, CheckResult]:
     return {one.check: one for one in found.results}
 
 
@@ -54,7 +54,7 @@ def own_children() -> list[psutil.Process]:
 
 async def test_it_examines_this_node_and_leaves_nothing(tmp_path: Path) -> None:
     before = own_children()
-    examiner = Examiner(ChecksSettings(within_s=ENOUGH_S), tmp_path / "notes" / "n1.json")
+    examiner = NodeExaminer(ChecksSettings(within_s=ENOUGH_S), tmp_path / "notes" / "n1.json")
     found = await examiner.examine(["host", "ptrace", "recorder"], "join")
     assert found.checks == ("host", "ptrace", "recorder")
     assert (found.occasion, found.is_healthy) == ("join", True)
@@ -72,7 +72,7 @@ async def test_a_check_that_hangs_is_unknown_and_hides_no_other(tmp_path: Path) 
     os.mkfifo(tmp_path / "proc" / "loadavg")  # nobody ever writes to it
     settings = ChecksSettings(within_s=20, site={"ok": "/bin/echo fine"})
     before = own_children()
-    found = await Examiner(settings, root=tmp_path).examine(["host", "site:ok"], "periodic")
+    found = await NodeExaminer(settings, root=tmp_path).examine(["host", "site:ok"], "periodic")
     assert of(found)["site:ok"].reason == "fine"
     hung = [one for one in found.results if one.state == "unknown" and one.check == "host"]
     assert [one.reason for one in hung] == ["it did not answer within 20 s"]
@@ -88,7 +88,7 @@ async def test_the_bound_for_all_is_kept_also_when_the_process_never_starts_to_s
     (tmp_path / "python").chmod(0o755)
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     before = own_children()
-    found = await Examiner(ChecksSettings()).examine(["host", "nic"], "prolog", within_s=0.2)
+    found = await NodeExaminer(ChecksSettings()).examine(["host", "nic"], "prolog", within_s=0.2)
     assert {one.reason for one in found.results} == {"it did not answer within 0.2 s"}
     assert {one.state for one in found.results} == {"unknown"}
     assert own_children() == before
@@ -108,7 +108,7 @@ async def test_a_process_that_ends_or_talks_nonsense_makes_checks_unknown(
 ) -> None:
     """A crash, garbage and silence (A10.4)."""
     monkeypatch.setattr("sys.executable", str(script(tmp_path, "python", body)))
-    found = await Examiner(ChecksSettings()).examine(["host"], "join")
+    found = await NodeExaminer(ChecksSettings()).examine(["host"], "join")
     (one,) = found.results
     assert (one.check, one.state, one.reason) == ("host", "unknown", said)
 
@@ -117,12 +117,14 @@ async def test_a_process_that_cannot_be_started_makes_checks_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sys.executable", "/nonexistent/python")
-    (one,) = (await Examiner(ChecksSettings()).examine(["host"], "join")).results
+    (one,) = (await NodeExaminer(ChecksSettings()).examine(["host"], "join")).results
     assert one.reason == "its process cannot be started: No such file or directory"
 
 
 async def test_a_check_that_does_not_exist_is_unknown_with_its_error() -> None:
-    found = await Examiner(ChecksSettings(within_s=ENOUGH_S)).examine(["nosuch", "site:x"], "join")
+    found = await NodeExaminer(ChecksSettings(within_s=ENOUGH_S)).examine(
+        ["nosuch", "site:x"], "join"
+    )
     assert {one.state for one in found.results} == {"unknown"}
     assert "'nosuch' is no check" in of(found)["nosuch"].reason
 
@@ -138,7 +140,7 @@ async def test_site_checks_run_side_by_side_and_those_that_hang_are_killed(
     script(folder, "hung-2", "exec sleep 600")
     (folder / "pids").write_text("")
     settings = ChecksSettings(within_s=20, site_dir=folder)
-    found = await Examiner(settings).examine(["site"], "operator")
+    found = await NodeExaminer(settings).examine(["site"], "operator")
     assert {name: one.state for name, one in of(found).items()} == {
         "site:bad": "failed",
         "site:good": "ok",
@@ -160,7 +162,7 @@ async def test_cancelled_it_leaves_no_process_behind(tmp_path: Path) -> None:
         return len((tmp_path / "pids").read_text().split()) == 2
 
     async with asyncio.TaskGroup() as tasks:
-        examining = tasks.create_task(Examiner(settings).examine(["site:hung"], "join"))
+        examining = tasks.create_task(NodeExaminer(settings).examine(["site:hung"], "join"))
         await until_async(running, "it hangs", despite=FileNotFoundError)
         examining.cancel()
     await all_gone(tmp_path, 2)
@@ -198,7 +200,7 @@ async def test_notes_are_found_at_the_next_look_and_kept_for_checks_that_did_not
     }.items():
         (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "root" / name).write_text(text)
-    examiner = Examiner(settings, notes, tmp_path / "root")
+    examiner = NodeExaminer(settings, notes, tmp_path / "root")
     first = {one.subject: one.state for one in (await examiner.examine(["host"], "join")).results}
     (tmp_path / "root/proc/vmstat").write_text("oom_kill 5\n")
     second = {one.subject: one.state for one in (await examiner.examine(["host"], "join")).results}
@@ -216,7 +218,9 @@ async def test_notes_that_are_garbage_begin_anew_with_a_warning(
     notes = tmp_path / "n1.json"
     notes.write_bytes(text)
     with caplog.at_level(logging.WARNING):
-        found = await Examiner(ChecksSettings(within_s=ENOUGH_S), notes).examine(["host"], "join")
+        found = await NodeExaminer(ChecksSettings(within_s=ENOUGH_S), notes).examine(
+            ["host"], "join"
+        )
     assert found.is_healthy
     assert "check_notes_lost" in caplog.text
     assert "they begin anew" in caplog.text
@@ -227,6 +231,6 @@ async def test_notes_that_cannot_be_kept_cost_nothing_but_themselves(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
-    examiner = Examiner(ChecksSettings(within_s=ENOUGH_S), tmp_path / "file" / "n1.json")
+    examiner = NodeExaminer(ChecksSettings(within_s=ENOUGH_S), tmp_path / "file" / "n1.json")
     assert (await examiner.examine(["host"], "join")).is_healthy
     assert "check_notes_lost" in caplog.text

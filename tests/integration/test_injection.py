@@ -10,7 +10,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from everstep_services.agent.injection.rank_channel import Door
+from everstep_services.agent.injection.service import RankChannel
 from everstep_services.agent.ranks.protocol import RankGone, RankRuns, RankSaid
 from tests.integration.scripts.rig import Node, opened
 from tests.waiting import WITHIN_S, until_async
@@ -59,7 +59,7 @@ async def harm(
     amount: int | None = None,
     target: str = "",
 ) -> None:
-    async with Door.opened(node.folder / f"{node.round}-{rank}", rank) as door:
+    async with RankChannel.opened(node.folder / f"{node.round}-{rank}", rank) as door:
         await door.knock(fault_request(fault, for_s=for_s, amount=amount, target=target))
         await door.go()
 

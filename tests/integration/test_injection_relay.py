@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 
-from everstep_services.agent.injection.agent_faults import Harm
+from everstep_services.agent.injection.agent_faults import AgentFaults
 from everstep_services.agent.injection.relay import (
     Relay,
     opened_relay,
@@ -110,12 +110,12 @@ def test_a_bus_with_tls_has_no_relay() -> None:
     assert servers_of("tls://a:1") is None
     assert without_others(b"-ERR\r\n") == b"-ERR\r\n"
     with pytest.raises(BadFaultError, match="cannot be made on a bus with TLS"):
-        Harm(None).check(fault_request("partition"))
+        AgentFaults(None).check(fault_request("partition"))
 
 
 async def test_a_full_disk_is_empty_again(tmp_path: Path) -> None:
     """The file has no name: what takes the space shows among this process's files."""
-    harm = Harm(None)
+    harm = AgentFaults(None)
     wished = fault_request("disk_full", amount=64, target=str(tmp_path), for_s=60)
     await asyncio.to_thread(harm.check, wished)
     task = asyncio.create_task(harm.make(wished))
@@ -142,7 +142,7 @@ def largest(folder: Path) -> int:
 
 
 async def test_a_clock_is_wrong_for_a_while_and_what_it_measures_never_is() -> None:
-    harm = Harm(None)
+    harm = AgentFaults(None)
     task = asyncio.create_task(harm.make(fault_request("clock_skew", amount=3600, for_s=60)))
     true = harm.clock.wall()
     await until_async(lambda: (harm.clock.wall() - true).total_seconds() > 3500, "it is ahead")

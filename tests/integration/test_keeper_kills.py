@@ -20,13 +20,13 @@ import pytest
 from everstep_services.agent.ranks.protocol import (
     ForgeReady,
     ForgeUnfit,
-    KeeperLost,
-    KeeperLostError,
     RankRuns,
     StartRefusedError,
+    WardenLost,
+    WardenLostError,
 )
 from everstep_services.agent.ranks.setup import sweep
-from everstep_services.agent.ranks.warden_client import Keeper, held_folder, opened_keeper
+from everstep_services.agent.ranks.warden_client import WardenClient, held_folder, opened_warden
 from tests.integration.scripts.rig import (
     SCRIPTS,
     Node,
@@ -77,7 +77,7 @@ async def test_stop_asks_then_kills(tmp_path: Path, foreign: int) -> None:
         assert {event.signal for event in (await node.gone(2)).values()} == {"SIGKILL"}
 
 
-def unread(keeper: Keeper) -> int:
+def unread(keeper: WardenClient) -> int:
     """How much of what it was told its warden has not read yet."""
     link = keeper._writer.get_extra_info("socket")
     (count,) = struct.unpack("i", fcntl.ioctl(link, termios.TIOCOUTQ, bytes(4)))
@@ -149,10 +149,10 @@ async def test_a_killed_warden_takes_the_ranks_with_it(tmp_path: Path, foreign: 
         await settled(node, 2)
         family = below(node.warden())
         os.kill(node.warden(), signal.SIGKILL)
-        (lost,) = await node.next(KeeperLost)
+        (lost,) = await node.next(WardenLost)
         assert "killed by SIGKILL" in lost.reason
         await until_async(lambda: [pid for pid in family if alive(pid)], "all are gone", holds=not_)
-        with pytest.raises(KeeperLostError, match="warden of this node has ended"):
+        with pytest.raises(WardenLostError, match="warden of this node has ended"):
             await node.keeper.stop(grace_s=1)
         assert node.left() == []
 
@@ -246,7 +246,7 @@ async def test_between_two_wardens_nobody_takes_the_folder_for_left_behind(tmp_p
     plan = make_plan(tmp_path, "stay.py", "still")
     async with held_folder(plan) as lock:
         for _ in range(2):
-            async with opened_keeper(plan, lock):
+            async with opened_warden(plan, lock):
                 pass
             await asyncio.to_thread(sweep, tmp_path)
             assert plan.runtime_dir.exists()

@@ -14,7 +14,7 @@ import pytest
 
 from everstep.bus.leader_election import Term, lead_for_ever
 from everstep_services.agent.replicas.client import Call
-from everstep_services.agent.replicas.protocol import Copy, Go, Put
+from everstep_services.agent.replicas.protocol import Copy, PutCopy, SendFrom
 from everstep_services.agent.replicas.settings import CheckpointSettings
 from tests.fakes import bus as fakes
 from tests.fakes.clock import FakeClock
@@ -134,8 +134,8 @@ async def test_the_next_holder_of_a_slot_does_not_wait_for_one_that_is_cut_off(
     def hang() -> None:
         with Call(other.peer(1), cut_off.standing) as call:
             link = call._ready()
-            link.say(Put(copy=copy))
-            link.hear_answer(Go)
+            link.say(PutCopy(copy=copy))
+            link.hear_answer(SendFrom)
             has_begun.set()
             link._read(1)
 

@@ -8,7 +8,7 @@ import pytest
 from everstep.bus import BusSettings, connect, topology
 from everstep.bus.facts.spool import Spool
 from everstep.bus.server.dev_server import DevServer
-from everstep_services.agent.telemetry.leftover_spools import LOGIN, Sent, remember, send_left
+from everstep_services.agent.telemetry.leftover_spools import LOGIN, SentSpool, remember, send_left
 
 WITHIN_S = 30.0
 
@@ -36,7 +36,7 @@ async def left(folder: Path, settings: BusSettings | None) -> Path:
     return await asyncio.to_thread(leave, folder, settings)
 
 
-async def sent(spools: Path) -> list[Sent]:
+async def sent(spools: Path) -> list[SentSpool]:
     return [one async for one in send_left(spools, WITHIN_S)]
 
 

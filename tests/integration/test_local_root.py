@@ -16,7 +16,7 @@ from xxhash import xxh3_128
 from everstep.clock import SystemClock
 from everstep_services.agent.replicas.local_root import LocalRootError, check_local_root
 from everstep_services.agent.replicas.settings import CheckpointSettings
-from everstep_services.agent.replicas.state_folder import Departure, opened_images
+from everstep_services.agent.replicas.state_folder import LeftoverPolicy, opened_images
 from tests.saved_by import JOB, saving
 from tests.unit.trainer_sdk.checkpoint.saved_states import Told, together
 from trainer_sdk.checkpoint.job_context import JobContext
@@ -30,7 +30,7 @@ from trainer_sdk.checkpoint.writer import files
 from trainer_sdk.checkpoint.writer.protocol import WriteState
 
 ROOT = "36 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
-DISK = Departure(for_s=600, is_on_disk=True)
+DISK = LeftoverPolicy(for_s=600, is_on_disk=True)
 
 
 def state_of(value: int) -> dict[str, Any]:
@@ -181,14 +181,14 @@ def test_a_killed_agent_of_another_job_keeps_its_states_for_a_while(tmp_path: Pa
         def wall(self) -> datetime:
             return datetime.fromtimestamp(time.time() + 700, UTC)
 
-    late = Departure(for_s=600, is_on_disk=True, clock=Later())
+    late = LeftoverPolicy(for_s=600, is_on_disk=True, clock=Later())
     with opened_images("other", "n1", tmp_path, late):
         assert not left.exists()
 
 
 def test_foreign_files_stay_and_a_good_end_leaves_none_of_ours(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("x")
-    departure = Departure(for_s=600, is_on_disk=True)
+    departure = LeftoverPolicy(for_s=600, is_on_disk=True)
     with opened_images(JOB, "n1", tmp_path, departure) as folder:
         assert folder is not None
         saved(folder, [10])

@@ -15,15 +15,15 @@ from msgspec.structs import replace
 from everstep_services.agent.replicas import protocol
 from everstep_services.agent.replicas import session as standings
 from everstep_services.agent.replicas.protocol import (
-    Ask,
+    AskHolding,
     Copy,
-    Go,
     Hello,
-    Holding,
-    Link,
-    Put,
+    HoldingAnswer,
+    PutCopy,
     ReplicaError,
-    Stored,
+    ReplicaLink,
+    SendFrom,
+    StoredAnswer,
 )
 from everstep_services.agent.replicas.settings import CheckpointSettings
 from tests.integration.replica_nodes import JOB, KEY, SIZE, Node, made, order, running, state_of
@@ -39,9 +39,9 @@ def copy_of(size: int = SIZE) -> Copy:
 
 
 @contextmanager
-def calling(port: int, silent_s: float = 30.0) -> Iterator[Link]:
+def calling(port: int, silent_s: float = 30.0) -> Iterator[ReplicaLink]:
     with socket.create_connection(("127.0.0.1", port)) as wire:
-        link = Link(wire, silent_s=silent_s)
+        link = ReplicaLink(wire, silent_s=silent_s)
         link.prove(KEY.encode(), is_caller=True)
         link.say(Hello(job=JOB, node="caller", round=1))
         yield link
@@ -60,23 +60,23 @@ async def test_who_dies_in_the_middle_goes_on_where_it_ended(tmp_path: Path) -> 
 
     def exchange(port: int) -> None:
         with calling(port) as link:
-            link.say(Put(copy=copy))
-            assert link.hear_answer(Go).offset == 0
+            link.say(PutCopy(copy=copy))
+            assert link.hear_answer(SendFrom).offset == 0
             link.send(octets[: size - 100_000])
         with calling(port) as link:
-            link.say(Ask(ranks=(0,)))
-            assert link.hear_answer(Holding).copies == ()
+            link.say(AskHolding(ranks=(0,)))
+            assert link.hear_answer(HoldingAnswer).copies == ()
         offset, has_it = 0, False
         while not has_it:  # the first connection may not have been noticed to be over
             with calling(port) as link:
-                link.say(Put(copy=copy))
+                link.say(PutCopy(copy=copy))
                 try:
-                    offset = link.hear_answer(Go).offset
+                    offset = link.hear_answer(SendFrom).offset
                 except ReplicaError as error:
                     assert error.cause == "busy"
                     continue
                 link.send(octets[offset:])
-                link.hear_answer(Stored)
+                link.hear_answer(StoredAnswer)
                 has_it = True
         assert 2 << 20 <= offset < size
 
@@ -99,9 +99,9 @@ async def test_what_was_announced_otherwise_is_not_taken(tmp_path: Path) -> None
     def exchange(port: int) -> None:
         for what, copy in wrong.items():
             with calling(port) as link:
-                link.say(Put(copy=copy))
+                link.say(PutCopy(copy=copy))
                 with pytest.raises(ReplicaError) as caught:
-                    link.hear_answer(Go)
+                    link.hear_answer(SendFrom)
                 assert caught.value.cause in {"foreign", "torn"}, what
 
     await against(holder, exchange)
@@ -114,7 +114,7 @@ async def test_whoever_says_nonsense_is_cut_off_and_others_are_heard(tmp_path: P
     def exchange(port: int) -> None:
         for nonsense in (b"\xff\xff\xff\xff", b"\0\0\0\x04nope", b"\0\0\0\0"):
             with socket.create_connection(("127.0.0.1", port)) as wire:
-                link = Link(wire, silent_s=30.0)
+                link = ReplicaLink(wire, silent_s=30.0)
                 link.prove(KEY.encode(), is_caller=True)
                 wire.sendall(nonsense)
                 assert wire.recv(1) == b""
@@ -127,8 +127,8 @@ async def test_whoever_says_nonsense_is_cut_off_and_others_are_heard(tmp_path: P
                     heard += more
             assert len(heard) <= 64  # a number and a proof, and nothing else
         with calling(port) as link:
-            link.say(Ask(ranks=(0,)))
-            assert link.hear_answer(Holding).copies == ()
+            link.say(AskHolding(ranks=(0,)))
+            assert link.hear_answer(HoldingAnswer).copies == ()
 
     await against(holder, exchange)
 
@@ -143,9 +143,9 @@ async def test_who_sends_less_than_is_agreed_is_given_up(
 
     def trickle(port: int) -> None:
         with calling(port) as link:
-            link.say(Put(copy=copy_of()))
+            link.say(PutCopy(copy=copy_of()))
             with pytest.raises((ConnectionError, EOFError)):
-                link.hear_answer(Go)
+                link.hear_answer(SendFrom)
                 while True:  # never silent, and never done
                     link.send(memoryview(b"x"))
                     never.wait(0.01)

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from everstep.messages import CopyReplica, DropReplica, Peer, ReleaseImages
+from everstep.messages import CopyReplica, Peer, ReleaseImages
 from everstep_services.agent.replicas import protocol
 from everstep_services.agent.replicas.client import Call
 from everstep_services.agent.replicas.images import OwnImages
-from everstep_services.agent.replicas.protocol import Get, Link, ReplicaError
+from everstep_services.agent.replicas.protocol import GetCopy, ReplicaError, ReplicaLink
 from everstep_services.agent.replicas.server import ReplicaServer
 from everstep_services.agent.replicas.store import Incoming
 from everstep_services.rendezvous.domain.replica_placement import Cliques, ReplicaSlot, cliques
@@ -224,7 +224,7 @@ async def test_dead_and_silent_keepers_hold_up_nobody_and_who_comes_back_is_serv
                 assert await late.has_held(0, 0, 10) == state_of(0, 10)
 
 
-async def test_a_copy_goes_where_it_is_ordered_to_and_is_dropped_on_order(tmp_path: Path) -> None:
+async def test_a_copy_goes_where_it_is_ordered_to(tmp_path: Path) -> None:
     names = ("owner", "holder", "third")
     owner, holder, third = (made(name, tmp_path / name) for name in names)
     async with running([owner, holder, third]):
@@ -237,8 +237,6 @@ async def test_a_copy_goes_where_it_is_ordered_to_and_is_dropped_on_order(tmp_pa
         about |= {"owner_slot": 0, "step": 10}
         holder.keep.ask(CopyReplica(**about, to=third.peer(2)))
         assert await third.has_held(0, 0, 10) == state_of(0, 10)
-        holder.keep.ask(DropReplica(**about))
-        await until_async(lambda: not holder.held(0, 0), "it is dropped")
 
 
 async def test_an_image_that_is_released_is_restored_and_fetched_again(tmp_path: Path) -> None:
@@ -368,7 +366,7 @@ async def test_who_breaks_off_and_has_what_nobody_else_has_is_asked_again_from_t
     most, real = 10 * 4096, ReplicaServer._give
     offsets: list[int] = []
 
-    def give(server: ReplicaServer, link: Link, asked: Get) -> None:
+    def give(server: ReplicaServer, link: ReplicaLink, asked: GetCopy) -> None:
         send, is_first = link.send, not offsets
         offsets.append(asked.offset)
 

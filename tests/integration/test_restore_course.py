@@ -20,7 +20,7 @@ from everstep.messages import (
     RestoreFailed,
     StartRanks,
 )
-from everstep_services.agent.replicas.recorder import Story
+from everstep_services.agent.replicas.recorder import CheckpointRecorder
 from tests.contract.s3_server import BUCKET, s3_server
 from trainer_sdk import sdk_log, testing
 from trainer_sdk.checkpoint.checkpointer import Checkpointer
@@ -68,7 +68,7 @@ class Training:
 
 def facts(watch: testing.Watch) -> list[Fact]:
     """What an agent makes of all that was told; nothing of it may be unreadable."""
-    story = Story("course", "node-01")
+    story = CheckpointRecorder("course", "node-01")
     order = msgspec.json.decode(GOLDEN.read_bytes(), type=StartRanks)
     story.begins(msgspec.structs.replace(order, round=1))
     told = [one for one in watch.messages if isinstance(one, Checkpointed) and one.event in EVENTS]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep_services.agent.stalls.collectives import Collectives, read_collectives
+from everstep_services.agent.stalls.collectives import CollectiveState, read_collectives
 from everstep_services.agent.stalls.interpreter import Interpreter, look_into
 from tests.waiting import until, until_async
 from trainer_sdk import layout
@@ -87,7 +87,7 @@ async def test_one_that_holds_the_lock_is_told_apart(tmp_path: Path, how: str) -
     with hanging(tmp_path, how):
         await _settled(tmp_path, runs=False)
         # Torch's recorder needs no Python: it answers all the same.
-        assert await read_collectives(tmp_path) == Collectives(0, "")
+        assert await read_collectives(tmp_path) == CollectiveState(0, "")
 
 
 async def test_of_one_that_is_stopped_nothing_can_be_told(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ import socket
 import sys
 from pathlib import Path
 
-from everstep_services.agent.timings.flight_recorders import Recorders
-from everstep_services.agent.timings.window import Steps
+from everstep_services.agent.timings.flight_recorders import FlightRecorders
+from everstep_services.agent.timings.window import StepRange
 from trainer_sdk import layout
 
 HOLDS = """
@@ -40,7 +40,7 @@ async def test_a_rank_that_holds_its_interpreter_answers_and_a_silent_one_keeps_
             listening.bind(str(silent / layout.WORKER_SOCKET))
             listening.listen()
             folders = {0: held, 1: silent, 2: gone}
-            told = await Recorders().read(folders, Steps(1, 16), 10.0)
+            told = await FlightRecorders().read(folders, StepRange(1, 16), 10.0)
     finally:
         rank.kill()
         await rank.wait()

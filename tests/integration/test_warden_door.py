@@ -8,15 +8,15 @@ from pathlib import Path
 import psutil
 
 from everstep.messages import WardenPlace
-from everstep_services.agent.ranks.protocol import KeeperPlan
-from everstep_services.agent.ranks.warden_client import held_folder, opened_keeper
+from everstep_services.agent.ranks.protocol import NodePlan
+from everstep_services.agent.ranks.warden_client import held_folder, opened_warden
 from everstep_services.agent.ranks.warden_ping import who_lives
 from tests.waiting import until_async
 from trainer_sdk.wire import RankCommand
 
 
-def plan(folder: Path, address: str) -> KeeperPlan:
-    return KeeperPlan(
+def plan(folder: Path, address: str) -> NodePlan:
+    return NodePlan(
         instance="door",
         runtime_dir=folder / "agent",
         command=RankCommand(kind="program", target="true"),
@@ -40,7 +40,7 @@ def wardens() -> set[int]:
 
 async def test_a_warden_answers_for_as_long_as_it_lives(tmp_path: Path) -> None:
     made, others = plan(tmp_path, "127.0.0.1"), wardens()
-    async with held_folder(made) as lock, opened_keeper(made, lock) as keeper:
+    async with held_folder(made) as lock, opened_warden(made, lock) as keeper:
         door = keeper.door
         assert door is not None
         (warden,) = wardens() - others
@@ -63,7 +63,7 @@ async def test_a_warden_answers_for_as_long_as_it_lives(tmp_path: Path) -> None:
 
 async def test_where_no_door_can_be_opened_nobody_is_told_of_one(tmp_path: Path) -> None:
     made = plan(tmp_path, "")
-    async with held_folder(made) as lock, opened_keeper(made, lock) as keeper:
+    async with held_folder(made) as lock, opened_warden(made, lock) as keeper:
         assert keeper.door is None
 
 

@@ -22,10 +22,16 @@ from everstep.messages import (
     Reported,
     StartRanks,
 )
-from everstep_services.agent.core.actions import Act, Hurry, Join, Stop, Tell
+from everstep_services.agent.core.actions import (
+    Action,
+    AskToJoin,
+    SendReport,
+    StopRound,
+    StopWithoutWait,
+)
 from everstep_services.agent.core.agent import Agent
-from everstep_services.agent.core.exit import Exit
-from everstep_services.agent.core.round_part import Limits
+from everstep_services.agent.core.exit import RankExit
+from everstep_services.agent.core.round_part import AgentTimeouts
 from everstep_services.rendezvous.domain.events import Event, Probed, Tick
 from tests.unit.rendezvous.world import WALL, World, names, spec
 
@@ -146,7 +152,7 @@ class _Node:
         self._all = all_
         self._name = name
         self._skew_s = all_.rng.uniform(-_SKEW_S, _SKEW_S)
-        self._agent = Agent(Limits())
+        self._agent = Agent(AgentTimeouts())
         self._order = order = all_.world.order(name)
         self._agent.ordered(order)
         for rank in self._numbers:
@@ -155,7 +161,7 @@ class _Node:
         self._told = False
         self._tell_at = 0.0
         self._heard_at = 0.0
-        self._questions: deque[Tell | Join] = deque()
+        self._questions: deque[SendReport | AskToJoin] = deque()
         self._is_asking = False
 
     @property
@@ -190,28 +196,33 @@ class _Node:
         self._heard_at = at
         self._all.later(at - self._all.now, what)
 
-    def _script_failed(self, rank: int, ending: Exit, *, told: bool) -> None:
+    def _script_failed(self, rank: int, ending: RankExit, *, told: bool) -> None:
         """As `OwnRanks` does."""
         self._fails(rank, ending, self._agent.script_failed, told=told)
 
-    def _gone(self, rank: int, ending: Exit, *, told: bool) -> None:
+    def _gone(self, rank: int, ending: RankExit, *, told: bool) -> None:
         self._fails(rank, ending, self._agent.rank_gone, told=told)
 
     def _fails(
-        self, rank: int, ending: Exit, at_work: Callable[[int, Exit], list[Act]], *, told: bool
+        self,
+        rank: int,
+        ending: RankExit,
+        at_work: Callable[[int, RankExit], list[Action]],
+        *,
+        told: bool,
     ) -> None:
         if not told and self._agent.order is not None:
             is_stopping = self._agent.state == "stopping"
             self._do((self._agent.rank_fell if is_stopping else at_work)(rank, ending))
 
-    def _ending(self, fall: _Fall) -> Exit:
+    def _ending(self, fall: _Fall) -> RankExit:
         if fall.error is None:
-            return Exit(signal="SIGABRT")
+            return RankExit(signal="SIGABRT")
         name, text = fall.error
         at = WALL + timedelta(seconds=self._all.now + self._skew_s)
-        return Exit(code=1, error=ErrorRecord(name=name, text=text, at=at))
+        return RankExit(code=1, error=ErrorRecord(name=name, text=text, at=at))
 
-    def _stop(self, stop: Stop) -> None:
+    def _stop(self, stop: StopRound) -> None:
         """Evidence first; then they are told, and whatever is left is killed."""
         evidence_s = min(self._all.some_s(0.02, 0.3), stop.evidence_s)
         self._tell_at = self._all.now + evidence_s
@@ -232,14 +243,14 @@ class _Node:
 
     # -- what it asks ----------------------------------------------------------------------------
 
-    def _do(self, acts: list[Act]) -> None:
+    def _do(self, acts: list[Action]) -> None:
         for act in acts:
             match act:
-                case Tell() | Join():
+                case SendReport() | AskToJoin():
                     self._questions.append(act)
-                case Stop():
+                case StopRound():
                     self._stop(act)
-                case Hurry():
+                case StopWithoutWait():
                     self._hurry()
                 case _:
                     pass
@@ -252,22 +263,22 @@ class _Node:
             self._all.later(self._all.some_s(0.003, 5.0), self._asked)
 
     def _asked(self) -> None:
-        tells = [one for one in self._questions if isinstance(one, Tell)]
+        tells = [one for one in self._questions if isinstance(one, SendReport)]
         question = tells[0] if tells else self._questions[0]
         self._questions.remove(question)
         reply = self._all.apply(self._event(question))
         self._is_asking = False
         now = self._all.now + self._skew_s
-        if isinstance(question, Tell):
+        if isinstance(question, SendReport):
             assert isinstance(reply, Reported)
             self._do(self._agent.reported(question, reply, now))
         else:
             assert isinstance(reply, Joined)
             self._do(self._agent.joined(reply, now))
 
-    def _event(self, question: Tell | Join) -> Event:
+    def _event(self, question: SendReport | AskToJoin) -> Event:
         agent, world = self._agent, self._all.world
-        if isinstance(question, Join):
+        if isinstance(question, AskToJoin):
             return world.ask(
                 self._name, ranks=RANKS, last_round=agent.last_round, known_round=agent.round or 0,
                 running=agent.order, running_state=agent.running_state,

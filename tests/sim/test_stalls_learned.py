@@ -15,8 +15,8 @@ from everstep.messages import LimitsDocument, NodeBeat
 from everstep_services.agent.stalls.limits import LimitRules
 from everstep_services.health.domain.limit_learner import LimitLearner
 from everstep_services.health.settings import LimitSettings
-from tests.unit.stall_ranks import Clock, clock_of_pages
-from tests.unit.stall_watch import WatchedNode
+from tests.unit.agent.stalls.monitored_ranks import WatchedNode
+from tests.unit.agent.stalls.stalled_ranks import Clock, clock_of_pages
 
 RANKS = 4
 LESSON_EVERY_S = 10.0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from everstep.archive import Member, pack
-from everstep_services.agent.collectors.kinds import KINDS
+from everstep_services.agent.settings import KINDS
 from everstep_services.cli.captured import Capture, await_pieces, fetch
 from everstep_services.cli.client import Api
 from everstep_services.cli.errors import CliError, Exit

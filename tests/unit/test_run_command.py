@@ -9,7 +9,7 @@ import pytest
 
 from everstep_services.cli.__main__ import main
 from everstep_services.cli.running.arguments import scan
-from tests.unit.run_plans import plan
+from tests.unit.agent.run_plans import plan
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from msgspec import structs
 from everstep_services.agent.run_plan import ConsoleChoice, Std
 from everstep_services.cli.running.checking import objections, record
 from everstep_services.cli.state import Running, StateDir
-from tests.unit.run_plans import BUS, plan, refused
+from tests.unit.agent.run_plans import BUS, plan, refused
 
 
 def test_one_script_needs_nothing_else(home: Path) -> None:

@@ -12,7 +12,7 @@ from everstep_services.cli.running.arguments import UsageError
 from everstep_services.cli.running.checking import record
 from everstep_services.cli.running.masking import fingerprint, masked
 from everstep_services.cli.running.surroundings import address_towards, is_elsewhere
-from tests.unit.run_plans import BUS, plan, refused
+from tests.unit.agent.run_plans import BUS, plan, refused
 
 
 @pytest.mark.parametrize(

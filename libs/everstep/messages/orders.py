@@ -207,18 +207,6 @@ class CopyReplica(Order, frozen=True, kw_only=True, tag="copy_replica.v1"):
     """Who shall have it."""
 
 
-class DropReplica(Order, frozen=True, kw_only=True, tag="drop_replica.v1"):
-    """Forget what you hold of a slot's state; on behalf of the catalog.
-
-    Enough others have it, or it was quarantined.
-    """
-
-    owner_slot: Count
-    """Whose state."""
-    step: Count
-    """Of which step."""
-
-
 class ReleaseImages(Order, frozen=True, kw_only=True, tag="release_images.v1"):
     """Let the states of a step in your memory be restored again that were quarantined.
 

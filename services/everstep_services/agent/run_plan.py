@@ -62,7 +62,7 @@ class ConsoleChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class ScriptCommand:
     """What each rank runs. Not masked: it may hold secrets, so it is never recorded or logged."""
 
     kind: Literal["script", "module", "program"]
@@ -96,7 +96,7 @@ class RunPlan:
 
     job: str
     node: str
-    command: Command
+    command: ScriptCommand
     spec: JobSpec
     """What is told to others: secrets in its command are masked."""
     allocation: str

@@ -2,10 +2,15 @@
 
 from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Literal, get_args
 
 from everstep.settings import Settings
-from everstep_services.agent.collectors.kinds import KINDS
 from everstep_services.agent.replicas.settings import CheckpointSettings
+
+Kind = Literal[
+    "page", "process", "flight_recorder", "stacks", "kernel_log", "gpu", "cgroup", "environment"
+]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class AgentSettings(Settings, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from everstep.archive import BadArchiveError
 from everstep.ids import new_id
 from everstep.messages.facts.incidents import CAPTURE
 from everstep.subjects import is_name
-from everstep_services.agent.collectors.kinds import KINDS
+from everstep_services.agent.settings import KINDS
 from everstep_services.cli.client import Api, Params
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation

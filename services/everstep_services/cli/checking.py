@@ -13,9 +13,9 @@ from everstep.messages.facts.health import CheckResult
 from everstep.settings import read_secret, remember_secret
 from everstep_services.agent.probes import notes, registry, reports
 from everstep_services.agent.probes.network import pair_test
-from everstep_services.agent.probes.runner.examiner import Examiner
+from everstep_services.agent.probes.runner.examiner import NodeExaminer
 from everstep_services.agent.probes.settings import ChecksSettings
-from everstep_services.agent.probes.verdicts import Examination, code_of
+from everstep_services.agent.probes.verdicts import NodeExamination, code_of
 from everstep_services.agent.settings import AgentSettings
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
@@ -89,17 +89,19 @@ def _place(invocation: Invocation) -> Place:
     )
 
 
-def _examined(wanted: Wanted, place: Place) -> Examination:
+def _examined(wanted: Wanted, place: Place) -> NodeExamination:
     if wanted.wants_all and wanted.names:
         raise CliError(f"--all runs every check: leave out {wanted.names[0]}", Exit.USAGE)
     settings = place.settings
     usual = registry.all_names if wanted.wants_all else registry.beside_training
     names = registry.chosen(wanted.names, settings) or usual(settings)
-    examiner = Examiner(settings, notes.place(place.state_dir, place.node))
+    examiner = NodeExaminer(settings, notes.place(place.state_dir, place.node))
     return asyncio.run(examiner.examine(names, "operator", within_s=wanted.within_s))
 
 
-def _measured(wanted: Wanted, settings: ChecksSettings, environ: Mapping[str, str]) -> Examination:
+def _measured(
+    wanted: Wanted, settings: ChecksSettings, environ: Mapping[str, str]
+) -> NodeExamination:
     is_one_end = (wanted.listen is None) != (wanted.peer is None)
     if wanted.names != (pair_test.NAME,) or wanted.wants_all or not is_one_end:
         said = "the network is measured between two nodes: everstep check network --listen "
@@ -117,7 +119,7 @@ def _measured(wanted: Wanted, settings: ChecksSettings, environ: Mapping[str, st
             check=pair_test.NAME, state="unknown", subject=str(at), reason=str(error)
         )
     took_s = round(time.monotonic() - began, 3)
-    return Examination("operator", (pair_test.NAME,), (result,), took_s)
+    return NodeExamination("operator", (pair_test.NAME,), (result,), took_s)
 
 
 async def _listen(
@@ -167,7 +169,7 @@ def _list(invocation: Invocation, settings: ChecksSettings) -> None:
         echo(f"{one.name:<{width}}  {one.about}{when}")
 
 
-def _print(output: str | None, node: str, done: Examination, *, quiet: bool) -> None:
+def _print(output: str | None, node: str, done: NodeExamination, *, quiet: bool) -> None:
     match output:
         case "json" | "jsonl":
             print_json(reports.document(node, done))

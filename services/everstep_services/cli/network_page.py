@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from everstep.ids import new_id
-from everstep_services.agent.probes.network.pairs import Measured, Slow, slow_ones
+from everstep_services.agent.probes.network.pairs import MeasuredPair, SlowNodes, slow_ones
 from everstep_services.cli.client import Api, Params
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
@@ -44,7 +44,7 @@ class Findings:
 
     links: Sequence[Record]
     """`from`, `to` and figures of each pair that could be measured."""
-    slow: Sequence[Slow]
+    slow: Sequence[SlowNodes]
     untold: Mapping[str, str]
     """By node, why nothing can be said about it."""
 
@@ -93,7 +93,7 @@ def judged(told: Mapping[str, Record]) -> Findings:
         for link in body.get("links", ())
         if link["mib_s"] or link["node"] not in untold
     ]
-    measured = [Measured((one["from"], one["to"]), one["mib_s"]) for one in links]
+    measured = [MeasuredPair((one["from"], one["to"]), one["mib_s"]) for one in links]
     return Findings(links, slow_ones(measured), untold)
 
 

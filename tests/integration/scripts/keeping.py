@@ -25,10 +25,11 @@ from typing import Any, NoReturn
 from xxhash import xxh3_128_hexdigest
 
 from everstep.clock import SystemClock
-from everstep.messages import DropReplica, Fact, Peer, ReplicaStored, StartRanks
+from everstep.messages import Fact, Peer, ReplicaStored, StartRanks
 from everstep_services.agent.replicas.fetcher import OFFER
-from everstep_services.agent.replicas.node_checkpoints import Checkpoints, opened_checkpoints
-from everstep_services.agent.replicas.protocol import Link
+from everstep_services.agent.replicas.node_checkpoints import NodeCheckpoints
+from everstep_services.agent.replicas.node_states import opened_states
+from everstep_services.agent.replicas.protocol import ReplicaLink
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.running.arguments import scan
@@ -64,36 +65,30 @@ def arm(point: int) -> None:
 
         return count_and_call
 
-    for owner, names in ((os, ON_FILES), (Link, ON_LINKS)):
+    for owner, names in ((os, ON_FILES), (ReplicaLink, ON_LINKS)):
         for name in names:
             setattr(owner, name, counted(getattr(owner, name)))
 
 
 @asynccontextmanager
-async def agent(plan: RunPlan, said: int) -> AsyncIterator[tuple[Checkpoints, Path]]:
+async def agent(plan: RunPlan, said: int) -> AsyncIterator[tuple[NodeCheckpoints, Path]]:
     """All that an agent does about states."""
-    async with opened_checkpoints(plan, SystemClock()) as (desk, folder):
-        assert folder is not None
+    async with opened_states(plan, SystemClock()) as states:
+        assert states is not None
 
         def record(fact: Fact) -> None:
             if isinstance(fact, ReplicaStored):
                 os.write(said, f"stored {fact.round}\n".encode())
-                desk.ask(
-                    DropReplica(
-                        id="1" * 32, job=JOB, round=fact.round, reason="", owner_slot=0,
-                        step=fact.step - 1,
-                    )
-                )  # fmt: skip
 
-        desk.reports_to(record)
+        desk = NodeCheckpoints(plan.job, plan.node, SystemClock(), record, states)
         os.write(said, f"port {desk.port}\n".encode())
         keeping = asyncio.create_task(desk.keep_for_ever())
         try:
-            yield desk, folder
+            yield desk, states.folder
         finally:
             keeping.cancel()
             await asyncio.wait([keeping])
-            desk.agent_ends(0)  # the job is done, so that nothing may be left
+            states.agent_ends(0)  # the job is done, so that nothing may be left
 
 
 async def be_agent(plan: RunPlan, orders: StartRanks, said: int) -> None:

@@ -12,13 +12,13 @@ import psutil
 
 from everstep_services.agent.ranks.protocol import (
     BatchPlan,
-    KeeperEvent,
-    KeeperPlan,
+    NodePlan,
     Preload,
     RankGone,
     RankPlan,
+    WardenEvent,
 )
-from everstep_services.agent.ranks.warden_client import Keeper, held_folder, opened_keeper
+from everstep_services.agent.ranks.warden_client import WardenClient, held_folder, opened_warden
 from tests.e2e.ports import free_port
 from trainer_sdk import layout
 from trainer_sdk.wire import RankCommand
@@ -31,11 +31,11 @@ WITHIN_S = 120
 class Node:
     """One keeper; rounds are numbered from 1."""
 
-    def __init__(self, keeper: Keeper, plan: KeeperPlan) -> None:
+    def __init__(self, keeper: WardenClient, plan: NodePlan) -> None:
         self.keeper = keeper
         self.plan = plan
         self.round = 0
-        self.seen: list[KeeperEvent] = []
+        self.seen: list[WardenEvent] = []
 
     @property
     def folder(self) -> Path:
@@ -146,14 +146,14 @@ def alive(pid: int) -> bool:
         return False
 
 
-def make_plan(folder: Path, script: str, *arguments: str, **changes: Any) -> KeeperPlan:
+def make_plan(folder: Path, script: str, *arguments: str, **changes: Any) -> NodePlan:
     target = changes.pop("target", str(SCRIPTS / script))
     environ = {name: value for name, value in os.environ.items() if "EVERSTEP" not in name}
     environ = {**environ, "OMP_NUM_THREADS": "1", **changes.pop("environ", {})}
     for name in ("PYTHONUNBUFFERED", "PYTEST_CURRENT_TEST"):
         environ.pop(name, None)
     preload: Preload = changes.pop("preload", "auto")
-    return KeeperPlan(
+    return NodePlan(
         instance=folder.name + str(os.getpid()),
         runtime_dir=folder / "agent",
         command=RankCommand(kind=changes.pop("kind", "script"), target=target, arguments=arguments),
@@ -168,5 +168,5 @@ def make_plan(folder: Path, script: str, *arguments: str, **changes: Any) -> Kee
 @asynccontextmanager
 async def opened(folder: Path, script: str, *arguments: str, **changes: Any) -> AsyncIterator[Node]:
     plan = make_plan(folder, script, *arguments, **changes)
-    async with held_folder(plan) as lock, opened_keeper(plan, lock) as keeper:
+    async with held_folder(plan) as lock, opened_warden(plan, lock) as keeper:
         yield Node(keeper, plan)

@@ -7,6 +7,7 @@ from everstep.messages import Fact, Ledger
 from tests.unit.history.facts import make
 
 BEGAN = datetime(2026, 11, 25, 8, 0, tzinfo=UTC)
+ZERO_S = BEGAN.timestamp()
 SECONDS = {
     "productive": (147 - 12) - 2 - 9 - 4 + (238 - 158) - 7,
     "start_up": (8 - 5) + (12 - 8) + (153 - 151) + (154 - 153) + (158 - 156),

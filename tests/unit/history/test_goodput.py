@@ -12,17 +12,15 @@ from everstep.messages import Fact, Ledger
 from everstep_services.history.goodput.ledger import CLASSES, seconds, segments
 from everstep_services.history.goodput.trace import KINDS, Trace
 from tests.unit.history.goodput_trace import (
-    BEGAN,
     SECONDS,
     TRACE,
+    ZERO_S,
     at,
     ended,
     progress,
     round_of,
     started,
 )
-
-ZERO_S = BEGAN.timestamp()
 
 
 def traced(facts: Iterable[Fact]) -> Trace:

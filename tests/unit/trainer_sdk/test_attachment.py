@@ -13,7 +13,7 @@ import pytest
 
 from everstep.errors import EverstepError
 from everstep_services.agent.attached.job_folder import sole_agent
-from everstep_services.agent.attached.page_finder import Finder
+from everstep_services.agent.attached.page_finder import PageFinder
 from everstep_services.agent.ranks.process_tree import alone_in
 from everstep_services.agent.ranks.setup import sweep
 from everstep_services.agent.stalls.torch_server import ask
@@ -69,7 +69,7 @@ def watched(launcher: Launcher) -> None:
 @pytest.mark.usefixtures("watched")
 def test_a_rank_is_found_and_read(launcher: Launcher) -> None:
     with launcher.start("-c", BEGIN + "run.step()\nsys.stdin.read()") as rank:
-        finder = Finder(launcher.folder)
+        finder = PageFinder(launcher.folder)
         (found,) = until(lambda: finder.look(1), "its page is there")
         assert (found.round, found.rank, found.local_rank) == (1, 3, 1)
         assert found.pid == rank.pid
@@ -93,10 +93,10 @@ def test_a_restart_is_found_as_the_next_round(launcher: Launcher) -> None:
         for rank in (old, new):
             assert rank.stdout is not None
             assert rank.stdout.readline() == "True\n"
-        finder = Finder(launcher.folder)
+        finder = PageFinder(launcher.folder)
         rounds = [[one.round for one in finder.look(0)] for _ in range(3)]
         assert rounds == [[1], [2], []], "one after the other"
-        assert [one.pid for one in Finder(launcher.folder).look(2)] == [new.pid]
+        assert [one.pid for one in PageFinder(launcher.folder).look(2)] == [new.pid]
         for rank in (old, new):
             rank.communicate("", timeout=50)
     assert launcher.left() == []
@@ -110,7 +110,7 @@ def test_a_page_that_was_cut_is_passed_over(launcher: Launcher) -> None:
         (page,) = launcher.folder.glob("*/*/page")
         (page.parents[1] / "4-2").mkdir()
         (page.parents[1] / "4-2" / "page").write_bytes(b"short")
-        assert [one.rank for one in Finder(launcher.folder).look(0)] == [3]
+        assert [one.rank for one in PageFinder(launcher.folder).look(0)] == [3]
         rank.communicate("", timeout=50)
 
 

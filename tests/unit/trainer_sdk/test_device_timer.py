@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from everstep_services.agent.timings.window import RankPage, Steps
+from everstep_services.agent.timings.window import RankPage, StepRange
 from tests.fakes.cuda import Cuda, Stream
 from trainer_sdk import layout, sdk_log
 from trainer_sdk.device_timer import EACH_STEP, PAIRS_MOST
@@ -257,7 +257,7 @@ def test_the_agent_makes_a_sketch_of_them(run: Session, watch: Watch, cuda: Cuda
         cuda.finish()
         run.step()
         pages.take(watch._page, 6, float(step))
-    whole, forward, host = pages.close(Steps(1, 6)).sections
+    whole, forward, host = pages.close(StepRange(1, 6)).sections
     assert (whole.device, host.device and host.device.sum_s) == (None, 0.0)
     assert forward.device is not None
     assert (forward.device.count, forward.device.max_s) == (6, 0.06)

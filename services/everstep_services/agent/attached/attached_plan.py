@@ -8,7 +8,7 @@ from everstep.messages import JobSpec
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.agent.run_plan import Scheduler
 from everstep_services.agent.stalls.limits import LimitRules
-from everstep_services.agent.stalls.limits_table import Others
+from everstep_services.agent.stalls.limits_table import ExternalLimits
 from trainer_sdk.launchers import LaunchedRank
 
 
@@ -37,7 +37,7 @@ class AttachedPlan:
     evidence_without: tuple[str, ...] = ()
     """Kinds of evidence that are not collected."""
     limits: LimitRules = field(default_factory=LimitRules)
-    others: Others = field(default_factory=Others)
+    others: ExternalLimits = field(default_factory=ExternalLimits)
 
     @property
     def tells_of_job(self) -> bool:

@@ -7,21 +7,21 @@ from dataclasses import dataclass, field
 
 from everstep.incident_causes import IncidentCause
 from everstep.messages import Ledger
-from everstep_services.agent.core.exit import Exit
+from everstep_services.agent.core.exit import RankExit
 
 _ORDERED = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})
 """How launchers stop ranks, when another one has failed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Begins:
+class RoundBegins:
     """The first rank of a round is here."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
-class Opens:
+class IncidentOpens:
     """A rank has failed by itself, or stands still: an incident, unless one is open."""
 
     rank: int
@@ -31,7 +31,7 @@ class Opens:
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class RoundEnds:
     """No rank of the round is left here."""
 
     round: int
@@ -43,7 +43,7 @@ class Ends:
 
 
 @dataclass(frozen=True, slots=True)
-class Closes:
+class IncidentCloses:
     """The open incident is over."""
 
     outcome: str
@@ -53,7 +53,7 @@ class Closes:
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
+class JobOver:
     """The launcher brings nobody back: what became of the job, as far as it was seen."""
 
     state: str
@@ -61,13 +61,13 @@ class Over:
     exit_code: int | None
 
 
-Act = Begins | Opens | Ends | Closes | Over
+Act = RoundBegins | IncidentOpens | RoundEnds | IncidentCloses | JobOver
 
 
 @dataclass(slots=True)
 class _Present:
     pid: int
-    ending: Exit | None = None
+    ending: RankExit | None = None
     fact: str = ""
 
 
@@ -122,7 +122,7 @@ class Attendance:
                 acts.append(self._ends(now))
             self.round, self._round_began, self._first_bad = number, now, None
             self._ranks.clear()
-            acts.append(Begins(number))
+            acts.append(RoundBegins(number))
             if self._trouble is not None:
                 self._trouble.back_at = now
         self._ranks[rank] = _Present(pid)
@@ -141,7 +141,7 @@ class Attendance:
         if self._trouble is not None:
             return []
         self._trouble = _Trouble(self.round, now, is_stall=True)
-        return [Opens(rank, reason, fact, "rank_stalled")]
+        return [IncidentOpens(rank, reason, fact, "rank_stalled")]
 
     def moves(self, now: float) -> list[Act]:
         """Of the ranks that stood still none does any more."""
@@ -150,7 +150,7 @@ class Attendance:
             return []
         return [self._closes(trouble, "recovered", "all ranks make progress again", now)]
 
-    def gone(self, rank: int, ending: Exit, fact: str, now: float) -> list[Act]:
+    def gone(self, rank: int, ending: RankExit, fact: str, now: float) -> list[Act]:
         """The process of a rank is no longer there."""
         known = self._ranks[rank]
         known.ending, known.fact = ending, fact
@@ -159,7 +159,7 @@ class Attendance:
             self._first_bad = rank
             if self._trouble is None:
                 self._trouble = _Trouble(self.round, now)
-                acts.append(Opens(rank, f"rank {rank} {ending.text}", fact))
+                acts.append(IncidentOpens(rank, f"rank {rank} {ending.text}", fact))
             self._trouble.is_stall = False
         if not self.live:
             self._gone_at = now
@@ -206,29 +206,29 @@ class Attendance:
         if self._trouble is not None:
             outcome = "recovered" if self._trouble.is_stall and state == "done" else "failed"
             acts.append(self._closes(self._trouble, outcome, reason, now))
-        return [*acts, Over(state, reason, code)]
+        return [*acts, JobOver(state, reason, code)]
 
-    def _ends(self, now: float) -> Ends:
+    def _ends(self, now: float) -> RoundEnds:
         lasted_s = now - self._round_began
         if self._first_bad is not None:
             one = self._ranks[self._first_bad]
             assert one.ending is not None
             reason = f"rank {self._first_bad} {one.ending.text}"
-            return Ends(
+            return RoundEnds(
                 self.round, "rank_exited", reason, self._first_bad, one.fact or None, lasted_s
             )
         if all(one.ending and one.ending.is_good for one in self._ranks.values()):
             reason = "all ranks have ended well"
-            return Ends(self.round, "done", reason, None, None, lasted_s)
+            return RoundEnds(self.round, "done", reason, None, None, lasted_s)
         rank, one = next(
             (r, p) for r, p in self._ranks.items() if not (p.ending and p.ending.is_good)
         )
         said = "was still here when the next round began" if one.ending is None else one.ending.text
-        return Ends(
+        return RoundEnds(
             self.round, "rank_exited", f"rank {rank} {said}", rank, one.fact or None, lasted_s
         )
 
-    def _closes(self, trouble: _Trouble, outcome: str, reason: str, now: float) -> Closes:
+    def _closes(self, trouble: _Trouble, outcome: str, reason: str, now: float) -> IncidentCloses:
         self._trouble = None
         gone_at = now if trouble.gone_at is None else trouble.gone_at
         back_at = now if trouble.back_at is None else max(trouble.back_at, gone_at)
@@ -236,7 +236,9 @@ class Attendance:
         is_back = trouble.back_at is not None
         if trouble.is_stall:
             ledger = Ledger(other_s=round(now - trouble.at, 3))
-            return Closes(outcome, reason, self.round if outcome == "recovered" else None, ledger)
+            return IncidentCloses(
+                outcome, reason, self.round if outcome == "recovered" else None, ledger
+            )
         ledger = Ledger(
             stop_s=round(gone_at - trouble.at, 3),
             start_s=away_s if is_back else 0.0,
@@ -244,10 +246,10 @@ class Attendance:
             other_s=(0.0 if is_back else away_s) + (0.0 if outcome == "recovered" else back_s),
         )
         next_round = self.round if outcome == "recovered" else None
-        return Closes(outcome, reason, next_round, ledger)
+        return IncidentCloses(outcome, reason, next_round, ledger)
 
 
-def _has_failed(ending: Exit) -> bool:
+def _has_failed(ending: RankExit) -> bool:
     return (
         ending.error is not None
         or bool(ending.code)

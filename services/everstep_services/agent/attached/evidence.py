@@ -11,12 +11,12 @@ from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.messages import Fact
 from everstep_services.agent.attached.attached_plan import AttachedPlan
-from everstep_services.agent.collectors.collection import Found, Piece, Scene
+from everstep_services.agent.collectors.collection import EvidenceFound, Piece, Scene
 from everstep_services.agent.collectors.registry import collectors
 from everstep_services.agent.output.log_files import tail
 from everstep_services.agent.ranks.round_watch import RoundWatch
 from everstep_services.agent.telemetry.evidence import TAIL_BYTES, Collections
-from everstep_services.agent.telemetry.facts import Records
+from everstep_services.agent.telemetry.facts import AgentFacts
 
 _WITHIN_S = 5.0
 """For each kind. No restart waits for it: the launcher ends the other ranks when it likes."""
@@ -39,7 +39,7 @@ class AttachedEvidence(Collections):
         plan: AttachedPlan,
         bus: Bus,
         clock: Clock,
-        records: Records,
+        records: AgentFacts,
         watch: RoundWatch,
         record: Callable[[Fact], None],
     ) -> None:
@@ -80,7 +80,7 @@ class AttachedEvidence(Collections):
         others = (it for one, its in self._outputs.items() if one != rank for it in its.values())
         is_shared = any(it.path == output.path for it in others)
         summary = f"{name}: the last {len(text)} bytes of {output.path}"
-        return Piece("log", Found(summary, text), rank=None if is_shared else rank)
+        return Piece("log", EvidenceFound(summary, text), rank=None if is_shared else rank)
 
 
 def _output(pid: int, number: int) -> _Output | None:

@@ -5,6 +5,7 @@ rendezvous would tell, the agent of slot 0.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from everstep import __version__
@@ -28,11 +29,59 @@ from everstep.messages import (
     StartRanks,
 )
 from everstep_services.agent.attached.attached_plan import AttachedPlan
-from everstep_services.agent.attached.attendance import Closes, Ends, Opens, Over
-from everstep_services.agent.attached.step_facts import Made
+from everstep_services.agent.attached.attendance import (
+    IncidentCloses,
+    IncidentOpens,
+    JobOver,
+    RoundEnds,
+)
+
+_EVERY_S = 60.0
 
 
-class Story:
+@dataclass(frozen=True, slots=True)
+class StepsMade:
+    """Steps that were made since it was said last."""
+
+    step: int
+    is_first: bool
+    steps: int
+    steps_s: float
+
+
+class StepCounter:
+    """Of one round at a time."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._said_at = clock.now()
+        self._said_step = 0
+
+    def begins(self) -> None:
+        """A round begins."""
+        self._said_at = self._clock.now()
+        self._said_step = 0
+
+    def first(self, step: int) -> StepsMade | None:
+        """A rank has made its first step of the round."""
+        if self._said_step:
+            return None
+        return self._made(step, is_first=True, steps=1)
+
+    def since(self, step: int | None, *, is_last: bool = False) -> StepsMade | None:
+        """What is to be said by now; at the end of a round, all that was not said yet."""
+        is_due = is_last or self._clock.now() - self._said_at >= _EVERY_S
+        if not is_due or step is None or not 0 < self._said_step < step:
+            return None
+        return self._made(step, is_first=False, steps=step - self._said_step)
+
+    def _made(self, step: int, *, is_first: bool, steps: int) -> StepsMade:
+        now = self._clock.now()
+        took_s, self._said_at, self._said_step = now - self._said_at, now, step
+        return StepsMade(step, is_first, steps, took_s)
+
+
+class AttachedFacts:
     """Makes facts in the name of one agent."""
 
     def __init__(self, plan: AttachedPlan, clock: Clock) -> None:
@@ -111,7 +160,7 @@ class Story:
         )
         return [formed, started]
 
-    def round_ends(self, ends: Ends, incident: str | None, step: int | None) -> list[Fact]:
+    def round_ends(self, ends: RoundEnds, incident: str | None, step: int | None) -> list[Fact]:
         """No rank of the round is left on this node."""
         if not self._plan.tells_of_job:
             return []
@@ -128,7 +177,7 @@ class Story:
         )
         return [ended]
 
-    def opens(self, number: int, incident: str, opens: Opens, step: int | None) -> Fact:
+    def opens(self, number: int, incident: str, opens: IncidentOpens, step: int | None) -> Fact:
         """A rank has failed by itself."""
         return IncidentOpened(
             **self._of(number),
@@ -141,7 +190,7 @@ class Story:
             step=step,
         )
 
-    def closes(self, number: int, incident: str, closes: Closes) -> Fact:
+    def closes(self, number: int, incident: str, closes: IncidentCloses) -> Fact:
         """The training is back, or will not come back."""
         return IncidentClosed(
             **self._of(number),
@@ -152,7 +201,7 @@ class Story:
             next_round=closes.next_round,
         )
 
-    def progress(self, number: int, made: Made) -> ProgressMade:
+    def progress(self, number: int, made: StepsMade) -> ProgressMade:
         """How far the training is, from slot 0."""
         return ProgressMade(
             **self._of(number),
@@ -163,7 +212,7 @@ class Story:
             steps_s=round(made.steps_s, 6),
         )
 
-    def ends(self, over: Over, rounds: int, step: int | None) -> list[Fact]:
+    def ends(self, over: JobOver, rounds: int, step: int | None) -> list[Fact]:
         """Nobody comes back."""
         plan, of = self._plan, self._of
         cause = "done" if over.state == "done" else "failed"

@@ -13,8 +13,8 @@ from everstep.bus.errors import SpoolBusyError
 from everstep.clock import SystemClock
 from everstep.errors import EverstepError
 from everstep_services.agent.attached.attached_plan import AttachedPlan
-from everstep_services.agent.attached.rank_stderr import Voice
-from everstep_services.agent.attached.rank_watch import Watching
+from everstep_services.agent.attached.rank_stderr import RankStderr
+from everstep_services.agent.attached.rank_watch import RankWatch
 from everstep_services.agent.attached.service import AttachedService
 from everstep_services.agent.ranks.setup import sweep
 from trainer_sdk.attachment import SOCKET
@@ -34,7 +34,7 @@ class AgentThereError(EverstepError):
         super().__init__(f"another agent of this node watches the ranks of job {job}")
 
 
-async def run_attached(plan: AttachedPlan, settings: BusSettings, voice: Voice) -> None:
+async def run_attached(plan: AttachedPlan, settings: BusSettings, voice: RankStderr) -> None:
     """Watch until the ranks have gone, or until a signal says to leave."""
     loop, clock = asyncio.get_running_loop(), SystemClock()
     name = f"agent-{plan.job}-{plan.node}"
@@ -44,7 +44,7 @@ async def run_attached(plan: AttachedPlan, settings: BusSettings, voice: Voice) 
         try:
             # The bus may be away as long as it likes: facts wait in the spool.
             async with connect(settings, name, spool=spool, wait=False) as bus:
-                service = AttachedService(plan, bus, clock, Watching(plan, door, clock), voice)
+                service = AttachedService(plan, bus, clock, RankWatch(plan, door, clock), voice)
                 for number in _ENDS:
                     text = f"the agent that watched it was ended by {number.name}"
                     loop.add_signal_handler(number, service.leave, text)

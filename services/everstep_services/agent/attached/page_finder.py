@@ -10,7 +10,7 @@ from trainer_sdk.page import BadPageError, PageView, view_page
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundPage:
     """A rank that has opened its page."""
 
     round: int
@@ -21,14 +21,14 @@ class Found:
     page: PageView
 
 
-class Finder:
+class PageFinder:
     """Finds each page of a job once, also one that took another's place."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._known: dict[Path, int] = {}
 
-    def look(self, oldest: int) -> list[Found]:
+    def look(self, oldest: int) -> list[FoundPage]:
         """What is new in the first round, from this one on, in which anything is."""
         for number, at in sorted(_numbered(self._folder)):
             if number >= oldest:
@@ -39,7 +39,7 @@ class Finder:
                     return found
         return []
 
-    def _found(self, number: int, place: Path) -> Found | None:
+    def _found(self, number: int, place: Path) -> FoundPage | None:
         rank, dash, local_rank = place.name.partition("-")
         path = place / PAGE
         if not dash or not rank.isdigit() or not local_rank.isdigit():
@@ -59,7 +59,7 @@ class Finder:
         if reading is None or (reading.round, reading.rank) != (number, int(rank)):
             page.close()
             return None
-        return Found(number, int(rank), int(local_rank), reading.pid, place, page)
+        return FoundPage(number, int(rank), int(local_rank), reading.pid, place, page)
 
 
 def _numbered(folder: Path) -> Iterator[tuple[int, Path]]:

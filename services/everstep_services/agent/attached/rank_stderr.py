@@ -11,7 +11,7 @@ _LONGEST = select.PIPE_BUF
 """A pipe that can be written to takes so much at once."""
 
 
-class Voice:
+class RankStderr:
     """Says lines there until it is given back, and in our own log always.
 
     Whoever reads what the ranks say waits until nobody can say more: so it is given back as soon

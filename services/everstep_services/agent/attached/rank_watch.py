@@ -6,9 +6,9 @@ import socket
 
 from everstep.clock import Clock
 from everstep_services.agent.attached.attached_plan import AttachedPlan
-from everstep_services.agent.attached.page_finder import Finder, Found
+from everstep_services.agent.attached.page_finder import FoundPage, PageFinder
 from everstep_services.agent.attached.process_end import ending_of, is_over
-from everstep_services.agent.ranks.protocol import KeeperEvent
+from everstep_services.agent.ranks.protocol import WardenEvent
 from everstep_services.agent.ranks.round_watch import RoundWatch
 from trainer_sdk.launchers import launcher_of
 from trainer_sdk.wire import Gone, Spawned
@@ -17,20 +17,20 @@ _LOOK_EVERY_S = 1.0
 _LARGEST_DATAGRAM = 1 << 16
 
 
-class Watching:
+class RankWatch:
     """Looks once a second, and whenever a rank says something."""
 
     def __init__(self, plan: AttachedPlan, door: socket.socket, clock: Clock) -> None:
-        self.events: asyncio.Queue[Found | KeeperEvent] = asyncio.Queue()
+        self.events: asyncio.Queue[FoundPage | WardenEvent] = asyncio.Queue()
         """What happened, in order."""
         self.ranks = RoundWatch(self.events)  # type: ignore[arg-type]  # it only puts
         self.oldest = 0
         """The round that is the newest: pages of those before are nothing."""
-        self._finder = Finder(plan.folder)
+        self._finder = PageFinder(plan.folder)
         self._place = plan.place
         self._door = door
         self._clock = clock
-        self._handles: dict[int, Found] = {}
+        self._handles: dict[int, FoundPage] = {}
         self._due = asyncio.Event()
         self._launcher: int | None = None
 
@@ -66,7 +66,7 @@ class Watching:
         """Whoever has started the ranks may start them again."""
         return self._launcher is not None and not is_over(self._launcher)
 
-    def add(self, found: Found) -> None:
+    def add(self, found: FoundPage) -> None:
         """Watch a rank of the present round."""
         now = self._clock.now()
         if not self.launcher_lives:
@@ -119,7 +119,7 @@ class Watching:
         os.close(handle)
         del self._handles[handle]
 
-    def _gone(self, found: Found, code: int | None, number: int | None) -> None:
+    def _gone(self, found: FoundPage, code: int | None, number: int | None) -> None:
         known = self.ranks.rank(found.rank)
         page = None if known is None else known.reading()
         lasted_s = 0.0 if page is None else max(0.0, self._clock.now() - page.script_s)

@@ -15,23 +15,22 @@ from everstep.messages import BeatNow, Fact, NodeBeat, RankBeat, RankStalled, St
 from everstep_services.agent.attached import attendance
 from everstep_services.agent.attached.attached_plan import AttachedPlan
 from everstep_services.agent.attached.evidence import AttachedEvidence
-from everstep_services.agent.attached.facts import Story
-from everstep_services.agent.attached.page_finder import Found
-from everstep_services.agent.attached.rank_stderr import Voice
-from everstep_services.agent.attached.rank_watch import Watching
+from everstep_services.agent.attached.facts import AttachedFacts, StepCounter, StepsMade
+from everstep_services.agent.attached.page_finder import FoundPage
+from everstep_services.agent.attached.rank_stderr import RankStderr
+from everstep_services.agent.attached.rank_watch import RankWatch
 from everstep_services.agent.attached.stalls import AttachedStalls
-from everstep_services.agent.attached.step_facts import Made, Steps
-from everstep_services.agent.core.exit import Exit
+from everstep_services.agent.core.exit import RankExit
 from everstep_services.agent.probes import notes
-from everstep_services.agent.probes.node_checks import Checks
-from everstep_services.agent.probes.runner.examiner import Examiner
+from everstep_services.agent.probes.node_checks import NodeChecks
+from everstep_services.agent.probes.runner.examiner import NodeExaminer
 from everstep_services.agent.ranks.protocol import RankGone, RankRuns, RankSaid, RankStepped
 from everstep_services.agent.ranks.setup import read_error
-from everstep_services.agent.replicas.node_checkpoints import Checkpoints
-from everstep_services.agent.runtime.background import Lasting
-from everstep_services.agent.telemetry.facts import Records
+from everstep_services.agent.replicas.node_checkpoints import NodeCheckpoints
+from everstep_services.agent.runtime.background import BackgroundLoops
+from everstep_services.agent.telemetry.facts import AgentFacts
 from everstep_services.agent.telemetry.progress import beat_of
-from everstep_services.agent.timings.monitor import Place, Timings
+from everstep_services.agent.timings.monitor import RoundPosition, TimingMonitor
 from trainer_sdk.page import CountedBy, PageReading
 from trainer_sdk.wire import Checkpointed
 
@@ -49,7 +48,7 @@ class AttachedService:
     """One agent, until the ranks have been gone for a while. It never signals one of them."""
 
     def __init__(
-        self, plan: AttachedPlan, bus: Bus, clock: Clock, watching: Watching, voice: Voice
+        self, plan: AttachedPlan, bus: Bus, clock: Clock, watching: RankWatch, voice: RankStderr
     ) -> None:
         place = plan.place
         self._plan = plan
@@ -60,19 +59,18 @@ class AttachedService:
         self._here = attendance.Attendance(
             place.local_size, place.max_restarts, _LINGER_S, clock.now()
         )
-        self._story = Story(plan, clock)
-        self._records = Records(plan.job, plan.node, clock)
+        self._story = AttachedFacts(plan, clock)
+        self._records = AgentFacts(plan.job, plan.node, clock)
         self._orders: dict[int, StartRanks] = {}
         self._recorder = Recorder(bus, clock)
-        self._steps = Steps(clock)
+        self._steps = StepCounter(clock)
         self._stalls = AttachedStalls(
             plan, bus, clock, self._records, self._live, self._order, watching.ranks.rank,
             self._recorder.keep, voice.say, self._stalls_changed,
         )  # fmt: skip
-        examiner = Examiner(plan.checks, notes.place(plan.state_dir, plan.node))
-        self._checks = Checks(examiner, self._records, clock, self._pids, self._recorder.keep)
-        self._checkpoints = Checkpoints(plan.job, plan.node, clock)
-        self._checkpoints.reports_to(self._recorder.keep)
+        examiner = NodeExaminer(plan.checks, notes.place(plan.state_dir, plan.node))
+        self._checks = NodeChecks(examiner, self._records, clock, self._pids, self._recorder.keep)
+        self._checkpoints = NodeCheckpoints(plan.job, plan.node, clock, self._recorder.keep)
         self._evidence = AttachedEvidence(
             plan, bus, clock, self._records, watching.ranks, self._recorder.keep
         )
@@ -105,18 +103,18 @@ class AttachedService:
     async def _tell_timings(self) -> None:
         plan = self._plan
         if plan.timings:
-            timings = Timings(
+            timings = TimingMonitor(
                 plan.job, plan.node, self._bus, self._clock, self._part, self._watching.ranks.rank
             )
-            await Lasting(log.warning).run(timings.tell_for_ever)
+            await BackgroundLoops(log.warning).run(timings.tell_for_ever)
 
-    def _part(self) -> Place | None:
+    def _part(self) -> RoundPosition | None:
         """Which part of the round is here; None while no rank is."""
         place, here = self._plan.place, self._here
         if not here.live:
             return None
         slots = -(-place.world_size // place.local_size) if place.local_size else 1
-        return Place(here.round, place.slot, slots, place.world_size, here.all)
+        return RoundPosition(here.round, place.slot, slots, place.world_size, here.all)
 
     @property
     def is_deserted(self) -> bool:
@@ -136,7 +134,7 @@ class AttachedService:
             if isinstance(event, RankGone):
                 self._voice.give_back()  # whoever reads what the ranks say waits for us no longer
             match event:
-                case Found():
+                case FoundPage():
                     self._came(event)
                 case RankGone() if event.round == self._here.round:
                     await self._gone(event)
@@ -150,7 +148,7 @@ class AttachedService:
                     log.info("passed_over event=%s", event)
             self._watching.events.task_done()
 
-    def _came(self, found: Found) -> None:
+    def _came(self, found: FoundPage) -> None:
         if not self._here.is_news(found.round, found.rank, found.pid):
             found.page.close()
             return
@@ -158,7 +156,7 @@ class AttachedService:
         acts = self._here.came(found.round, found.rank, found.pid, self._clock.now())
         self._do(acts)
         order = self._story.order(found.round, found.rank, found.local_rank)
-        if any(isinstance(act, attendance.Begins) for act in acts):
+        if any(isinstance(act, attendance.RoundBegins) for act in acts):
             self._orders.clear()
             self._watching.oldest = found.round
             self._watching.ranks.begin(found.round, self._clock.now())
@@ -197,7 +195,7 @@ class AttachedService:
         error = await asyncio.to_thread(read_error, known.folder) if event.code != 0 else None
         # Python exits with 1 after an exception that nobody has caught.
         code = 1 if error is not None and event.signal is None else event.code
-        ending = Exit(code, event.signal, error=error, lasted_s=event.lasted_s)
+        ending = RankExit(code, event.signal, error=error, lasted_s=event.lasted_s)
         fact_id, order = new_id(), self._orders[event.rank]
         acts = self._here.gone(event.rank, ending, fact_id, self._clock.now())
         self._note_incident(acts)
@@ -228,12 +226,12 @@ class AttachedService:
         self._collect(acts)
 
     def _note_incident(self, acts: Sequence[attendance.Act]) -> None:
-        if any(isinstance(act, attendance.Opens) for act in acts):
+        if any(isinstance(act, attendance.IncidentOpens) for act in acts):
             self._incident = new_id()
 
     def _collect(self, acts: Sequence[attendance.Act]) -> None:
         for act in acts:
-            if isinstance(act, attendance.Opens) and self._incident is not None:
+            if isinstance(act, attendance.IncidentOpens) and self._incident is not None:
                 self._evidence.collect_for(self._here.round, self._incident, act.rank)
 
     def _do(self, acts: Sequence[attendance.Act]) -> None:
@@ -244,21 +242,21 @@ class AttachedService:
     def _told(self, act: attendance.Act) -> Sequence[Fact]:
         story, number = self._story, self._here.round
         match act:
-            case attendance.Begins():
+            case attendance.RoundBegins():
                 facts = [] if self._has_begun else story.begins()
                 self._has_begun = True
                 return [*facts, *story.round_begins(number)]
-            case attendance.Opens():
+            case attendance.IncidentOpens():
                 assert self._incident is not None
                 return [story.opens(number, self._incident, act, self._last())]
-            case attendance.Ends():
+            case attendance.RoundEnds():
                 self._say_progress(self._steps.since(self._newest(), is_last=True))
                 return story.round_ends(act, self._incident, self._last())
-            case attendance.Closes():
+            case attendance.IncidentCloses():
                 incident, self._incident = self._incident, None
                 assert incident is not None
                 return [story.closes(number, incident, act)]
-            case attendance.Over():
+            case attendance.JobOver():
                 log.info("over state=%s reason=%s", act.state, act.reason)
                 return story.ends(act, number, self._last())
 
@@ -306,7 +304,7 @@ class AttachedService:
             return RankBeat(rank=rank, state="exited", step=self._step(rank))
         return beat_of(rank, page, standing, self._clock.now())
 
-    def _say_progress(self, made: Made | None) -> None:
+    def _say_progress(self, made: StepsMade | None) -> None:
         if made is not None and self._plan.tells_of_job:
             self._recorder.keep(self._story.progress(self._here.round, made))
 

@@ -10,11 +10,11 @@ from everstep_services.agent.attached.attached_plan import AttachedPlan
 from everstep_services.agent.ranks.protocol import RankSaid
 from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.stalls.judge import Moving, Stalled
-from everstep_services.agent.stalls.limit_notices import Announcer, Say
-from everstep_services.agent.stalls.monitor import StallWatch, Watched
+from everstep_services.agent.stalls.limits_table import LimitNotices, LineWriter
+from everstep_services.agent.stalls.monitor import MonitoredRanks, StallMonitor
 from everstep_services.agent.stalls.process_state import ProcessState
 from everstep_services.agent.stalls.recorder import limits_in
-from everstep_services.agent.telemetry.facts import Records
+from everstep_services.agent.telemetry.facts import AgentFacts
 from trainer_sdk.wire import Paused, Resumed
 
 log = logging.getLogger(__name__)
@@ -28,12 +28,12 @@ class AttachedStalls:
         plan: AttachedPlan,
         bus: Bus,
         clock: Clock,
-        records: Records,
+        records: AgentFacts,
         live: Callable[[], Collection[int]],
         order: Callable[[int], StartRanks],
         rank: Callable[[int], WatchedRank | None],
         record: Callable[[Fact], None],
-        say: Say,
+        say: LineWriter,
         changed: Callable[[RankStalled | None], None],
     ) -> None:
         self._plan = plan
@@ -47,9 +47,9 @@ class AttachedStalls:
         self._round = 0
         self._facts: dict[int, RankStalled] = {}
         self._state = ""
-        watched = Watched(live, rank, self._stalled, self._moving, log.warning)
-        self.watch = StallWatch(plan.limits, clock, watched)
-        self._announcer = Announcer(self.watch.limits, plan.others, say)
+        watched = MonitoredRanks(live, rank, self._stalled, self._moving, log.warning)
+        self.watch = StallMonitor(plan.limits, clock, watched)
+        self._announcer = LimitNotices(self.watch.limits, plan.others, say)
         self._announcer.speaks = plan.tells_of_job
 
     async def follow_limits_for_ever(self) -> None:

@@ -48,7 +48,7 @@ class Scene:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class EvidenceFound:
     """What a collector has found."""
 
     summary: str
@@ -66,7 +66,7 @@ class Piece:
 
     evidence: str
     """As in `evidence_collected`."""
-    found: Found | None = None
+    found: EvidenceFound | None = None
     missing: str = ""
     took_s: float = 0.0
     rank: int | None = None
@@ -80,7 +80,7 @@ class Piece:
         return archive.pack(found.members, found.missing)
 
 
-Collector = Callable[[Scene, Clock], Awaitable[Found | None]]
+Collector = Callable[[Scene, Clock], Awaitable[EvidenceFound | None]]
 """Asks nothing of the ranks that could change them; None where the kind does not apply."""
 
 
@@ -100,7 +100,7 @@ async def collect(collectors: Mapping[str, Collector], scene: Scene, clock: Cloc
 
 
 async def _piece(
-    evidence: str, collecting: Awaitable[Found | None], within_s: float, clock: Clock
+    evidence: str, collecting: Awaitable[EvidenceFound | None], within_s: float, clock: Clock
 ) -> Piece | None:
     began = clock.now()
     try:
@@ -134,7 +134,7 @@ async def from_each(
     fetch: Callable[[RankSeen], Awaitable[RankPiece]],
     *,
     gone: Callable[[RankSeen], Awaitable[RankPiece | None]] | None = None,
-) -> Found:
+) -> EvidenceFound:
     """A piece of each rank that gives one in time; `gone` looks for what others have left.
 
     `fetch` raises `NothingFoundError` with the reason where there is none.
@@ -165,7 +165,7 @@ async def from_each(
     said = [f"rank {rank}: {piece.summary}" for rank, piece in found.items()]
     said += [f"none of {ranks}" for ranks in ([reasons(missing)] if missing else [])]
     members = tuple(piece.member for piece in found.values())
-    return Found(brief(said), members=members, missing=missing)
+    return EvidenceFound(brief(said), members=members, missing=missing)
 
 
 def reasons(missing: Mapping[int, str]) -> str:

@@ -14,7 +14,7 @@ import msgspec
 from everstep import __version__
 from everstep.clock import Clock
 from everstep.observe.redaction import MASK, redact
-from everstep_services.agent.collectors.collection import Found, Scene
+from everstep_services.agent.collectors.collection import EvidenceFound, Scene
 
 _TOLD = re.compile(
     r"(?:NCCL|TORCH|TORCHELASTIC|PYTORCH|GLOO|CUDA|NVIDIA|OMP|MKL|UCX|FI|MASTER|SLURM)_\w+"
@@ -28,7 +28,7 @@ _PACKAGES = ("torch", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "numpy", "triton")
 _DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/sys/module/nvidia/version"))
 
 
-async def environment(scene: Scene, clock: Clock) -> Found | None:
+async def environment(scene: Scene, clock: Clock) -> EvidenceFound | None:
     """What all ranks have alike once, and what each has for itself."""
     del clock
     told = {rank: told_of(environ) for rank, environ in scene.environs.items()}
@@ -47,7 +47,7 @@ async def environment(scene: Scene, clock: Clock) -> Found | None:
     named = ("everstep", "torch", "nccl", "python", "driver", "kernel")
     said = (f"{name} {versions[name]}" for name in named if name in versions)
     count = len(shared) + sum(map(len, own.values()))
-    return Found(f"{', '.join(said)}; {count} variables", msgspec.json.encode(document))
+    return EvidenceFound(f"{', '.join(said)}; {count} variables", msgspec.json.encode(document))
 
 
 def told_of(environ: Mapping[str, str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from everstep.archive import Member
 from everstep.clock import Clock
 from everstep_services.agent.collectors.collection import (
-    Found,
+    EvidenceFound,
     NothingFoundError,
     RankPiece,
     Scene,
@@ -16,7 +16,7 @@ from everstep_services.agent.collectors.collection import (
 )
 from everstep_services.agent.ranks.protocol import RankSeen
 from everstep_services.agent.stalls.collectives import parse_collectives
-from everstep_services.agent.stalls.torch_server import NoAnswerError, answer, has_server
+from everstep_services.agent.stalls.torch_server import TorchServerError, answer, has_server
 from trainer_sdk import layout
 
 MOST_BYTES = 16 << 20
@@ -25,7 +25,7 @@ _HANDLER = "fr_trace_json?onlyactive=false&includestacktraces=false"
 _PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 
 
-async def flight_recorders(scene: Scene, clock: Clock) -> Found | None:
+async def flight_recorders(scene: Scene, clock: Clock) -> EvidenceFound | None:
     """What each rank's recorder has; of ranks that are gone what torch has dumped itself."""
     began_wall_s = clock.wall().timestamp() - (clock.now() - scene.began_s)
 
@@ -56,7 +56,7 @@ async def _recorded(rank: RankSeen, within_s: float) -> RankPiece:
     try:
         # A little earlier than the rank as a whole, so that its own dump can still be read.
         content = await answer(rank.folder, _HANDLER, within_s * 0.9)
-    except NoAnswerError as error:
+    except TorchServerError as error:
         raise NothingFoundError(f"its recorder: {error}") from error
     if len(content) > MOST_BYTES:
         raise NothingFoundError(f"its recorder has {len(content)} bytes, at most {MOST_BYTES} fit")

@@ -10,10 +10,15 @@ from typing import Any
 import msgspec
 
 from everstep.clock import Clock
-from everstep_services.agent.collectors.collection import Found, NothingFoundError, Scene, brief
+from everstep_services.agent.collectors.collection import (
+    EvidenceFound,
+    NothingFoundError,
+    Scene,
+    brief,
+)
 from everstep_services.agent.probes.gpu import snapshot
 from everstep_services.agent.probes.gpu.nvml import GpuGoneError, Load, NvmlAwayError, load, opened
-from everstep_services.agent.probes.gpu.snapshot import GpuReading
+from everstep_services.agent.probes.gpu.snapshot import GpuSnapshot
 from everstep_services.agent.ranks.device_memory import has_devices
 
 _MOST_BYTES = 1 << 20
@@ -21,7 +26,7 @@ _MOST_BYTES = 1 << 20
 
 async def gpus(
     scene: Scene, clock: Clock, *, is_here: Callable[[], bool] = has_devices
-) -> Found | None:
+) -> EvidenceFound | None:
     """A reading of each GPU; None on a node that has none."""
     del scene, clock
     if not await asyncio.to_thread(is_here):
@@ -40,7 +45,7 @@ async def gpus(
     if code or not output:
         raise NothingFoundError(output.decode(errors="replace") or f"NVML's reader ended ({code})")
     document = msgspec.json.decode(output)
-    return Found(brief(document["said"]), output)
+    return EvidenceFound(brief(document["said"]), output)
 
 
 def read_all(load: Load = load) -> bytes:
@@ -58,7 +63,7 @@ def read_all(load: Load = load) -> bytes:
     )
 
 
-def _said(gpu: GpuReading) -> str:
+def _said(gpu: GpuSnapshot) -> str:
     troubles: Sequence[str] = [
         *([gpu.gone.reason] if gpu.gone is not None else []),
         *([f"{gpu.uncorrected} uncorrected ECC errors"] if gpu.uncorrected else []),

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from everstep.clock import Clock
-from everstep_services.agent.collectors.collection import Found, NothingFoundError, Scene
+from everstep_services.agent.collectors.collection import EvidenceFound, NothingFoundError, Scene
 from everstep_services.agent.probes.kernel import records
 from everstep_services.agent.probes.kernel.rules import may_count
 from everstep_services.agent.ranks.oom_kills import kill_counts
@@ -43,17 +43,17 @@ class NodeState:
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
 
-    async def kernel_log(self, scene: Scene, clock: Clock) -> Found | None:
+    async def kernel_log(self, scene: Scene, clock: Clock) -> EvidenceFound | None:
         """Lines about hardware, memory and crashes; what else the kernel says is nobody's."""
         del clock
         return await asyncio.to_thread(self._kernel_log, scene.began_s - _BEFORE_S)
 
-    async def cgroup(self, scene: Scene, clock: Clock) -> Found | None:
+    async def cgroup(self, scene: Scene, clock: Clock) -> EvidenceFound | None:
         """Memory, processes, processor time and pressure of the groups that ranks are in."""
         del clock
         return await asyncio.to_thread(self._cgroup, scene)
 
-    def _kernel_log(self, since_s: float) -> Found | None:
+    def _kernel_log(self, since_s: float) -> EvidenceFound | None:
         try:
             reading = records.read(self._root / "dev/kmsg", -1)
         except FileNotFoundError:
@@ -69,11 +69,13 @@ class NodeState:
             if one.at >= since_s and (may_count(one.text) or _MARK.search(one.text))
         ][-_LINES_MOST:]
         if not told:
-            return Found("nothing about hardware, memory or crashes since the round began")
+            return EvidenceFound("nothing about hardware, memory or crashes since the round began")
         more = f"{len(told)} lines, the last: " if len(told) > 1 else ""
-        return Found(more + told[-1].partition("] ")[2][:200], "\n".join(told).encode() + b"\n")
+        return EvidenceFound(
+            more + told[-1].partition("] ")[2][:200], "\n".join(told).encode() + b"\n"
+        )
 
-    def _cgroup(self, scene: Scene) -> Found | None:
+    def _cgroup(self, scene: Scene) -> EvidenceFound | None:
         ranks: dict[int, str] = {}
         groups: dict[str, Mapping[str, str]] = {}
         living = [(one.rank, str(one.pid)) for one in scene.ranks if one.pid]
@@ -95,7 +97,7 @@ class NodeState:
             "host": host,
             "killed_for_memory": {"group": counts.group, "host": counts.host},
         }
-        return Found(_memory_text(known), msgspec.json.encode(document))
+        return EvidenceFound(_memory_text(known), msgspec.json.encode(document))
 
     def _paths(self, pid: str) -> list[Path]:
         """The folders of a process's groups; a container may see its own as the root."""

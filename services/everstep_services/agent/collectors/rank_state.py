@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from everstep.clock import Clock
-from everstep_services.agent.collectors.collection import Found, Scene, brief
+from everstep_services.agent.collectors.collection import EvidenceFound, Scene, brief
 from trainer_sdk.page import BadPageError, PageReading, PageView
 
 _FILES = ("status", "wchan", "stack", "io", "stat")
@@ -16,7 +16,7 @@ _FILES = ("status", "wchan", "stack", "io", "stat")
 _FILE_BYTES = 8192
 
 
-async def pages(scene: Scene, clock: Clock) -> Found | None:
+async def pages(scene: Scene, clock: Clock) -> EvidenceFound | None:
     """How far each rank was, by its own page; also of those that are gone."""
     now = clock.now()
     read = {one.rank: _page(one.page) for one in scene.ranks}
@@ -24,10 +24,10 @@ async def pages(scene: Scene, clock: Clock) -> Found | None:
     if not known:
         return None
     said = (f"rank {rank}: {_reached(one, now)}" for rank, one in known.items())
-    return Found(brief(said), msgspec.json.encode({"now_s": now, "ranks": known}))
+    return EvidenceFound(brief(said), msgspec.json.encode({"now_s": now, "ranks": known}))
 
 
-async def processes(scene: Scene, clock: Clock) -> Found | None:  # noqa: ARG001
+async def processes(scene: Scene, clock: Clock) -> EvidenceFound | None:  # noqa: ARG001
     """What the kernel knows of each rank that still lives."""
     living = [one for one in scene.ranks if one.pid]
     files = await asyncio.to_thread(lambda: {one.rank: _process(one.pid) for one in living})
@@ -35,7 +35,7 @@ async def processes(scene: Scene, clock: Clock) -> Found | None:  # noqa: ARG001
     if not known:
         return None
     said = (f"rank {rank}: {_state(one)}" for rank, one in known.items())
-    return Found(brief(said), msgspec.json.encode({"ranks": known}))
+    return EvidenceFound(brief(said), msgspec.json.encode({"ranks": known}))
 
 
 def _page(page: PageView) -> dict[str, Any]:

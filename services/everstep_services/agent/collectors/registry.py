@@ -7,10 +7,10 @@ from everstep_services.agent.collectors.collection import Collector
 from everstep_services.agent.collectors.environment import environment
 from everstep_services.agent.collectors.flight_recorder import flight_recorders
 from everstep_services.agent.collectors.gpu import gpus
-from everstep_services.agent.collectors.kinds import Kind
 from everstep_services.agent.collectors.node_state import NodeState
 from everstep_services.agent.collectors.rank_state import pages, processes
 from everstep_services.agent.collectors.stacks import StacksReader
+from everstep_services.agent.settings import Kind
 
 
 @dataclass(frozen=True, slots=True)

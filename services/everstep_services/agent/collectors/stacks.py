@@ -12,14 +12,14 @@ import msgspec
 from everstep.archive import Member
 from everstep.clock import Clock
 from everstep_services.agent.collectors.collection import (
-    Found,
+    EvidenceFound,
     NothingFoundError,
     RankPiece,
     Scene,
     from_each,
 )
 from everstep_services.agent.ranks.protocol import RankSeen
-from everstep_services.agent.stalls.torch_server import NoAnswerError, answer, has_server
+from everstep_services.agent.stalls.torch_server import TorchServerError, answer, has_server
 
 _AT_ONCE = 4
 """Each takes a tenth of a second of a processor."""
@@ -63,7 +63,7 @@ class StacksReader:
         self._native = native
         self._program = find_program() if program is None else program
 
-    async def stacks(self, scene: Scene, clock: Clock) -> Found | None:
+    async def stacks(self, scene: Scene, clock: Clock) -> EvidenceFound | None:
         """What each rank's threads are in."""
         turns = asyncio.Semaphore(_AT_ONCE)
         is_native = self._native and scene.may_pause
@@ -167,7 +167,7 @@ async def _by_its_own(rank: RankSeen, within_s: float, why: str) -> RankPiece:
         raise NothingFoundError(why)
     try:
         text = await answer(rank.folder, "dump_traceback", within_s)
-    except NoAnswerError as error:
+    except TorchServerError as error:
         raise NothingFoundError(f"{why}; and its own traceback: {error}") from error
     member = Member(rank.rank, "txt", text[:_MOST_BYTES])
     return RankPiece(f"its own traceback, as {why}", member)

@@ -5,30 +5,29 @@ from dataclasses import dataclass
 from everstep.messages import (
     CollectEvidence,
     CopyReplica,
-    DropReplica,
     MeasureNetwork,
     NameExcuse,
     ReleaseImages,
     RunChecks,
     StartRanks,
 )
-from everstep_services.agent.core.exit import Exit
+from everstep_services.agent.core.exit import RankExit
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class AskToJoin:
     """Ask rendezvous whether we may take part."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class SendReport:
     """Report something about our part of the round."""
 
     round: int
     event: str
     reason: str
     rank: int | None = None
-    exit: Exit | None = None
+    exit: RankExit | None = None
     step: int | None = None
     grace_s: float | None = None
     waited_s: float | None = None
@@ -42,14 +41,14 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartRound:
     """Start the ranks of this order."""
 
     order: StartRanks
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopRound:
     """Stop every rank; answer with `stopped`."""
 
     round: int
@@ -63,12 +62,12 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Hurry:
+class StopWithoutWait:
     """Stop ranks now that might have ended by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
+class SignalRanks:
     """Send a signal to ranks themselves, not to what they started."""
 
     number: int
@@ -79,8 +78,8 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True)
-class PassOn:
-    """Send a notice to ranks; not where the SDK counts steps: those are asked by `AskToStop`."""
+class PassNotice:
+    """Send a notice to the ranks, unless the SDK counts their steps: then `AskRanksToStop`."""
 
     number: int
     to_handlers: bool = False
@@ -88,7 +87,7 @@ class PassOn:
 
 
 @dataclass(frozen=True, slots=True)
-class AskToStop:
+class AskRanksToStop:
     """Ask the ranks whose steps the SDK counts to save and to end."""
 
     after_step: int | None
@@ -96,21 +95,21 @@ class AskToStop:
 
 
 @dataclass(frozen=True, slots=True)
-class AskToSave:
+class AskRanksToSave:
     """Ask them to save after this step, and to go on."""
 
     after_step: int
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class ReportProgress:
     """Report how far the ranks are whose steps the SDK counts."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
-class Noticed:
+class RecordNotice:
     """Put on record that this node is about to be taken away."""
 
     reason: str
@@ -118,7 +117,7 @@ class Noticed:
 
 
 @dataclass(frozen=True, slots=True)
-class Acknowledged:
+class RecordStopSeen:
     """Put on record that every rank has seen that it should stop."""
 
     step: int
@@ -126,7 +125,7 @@ class Acknowledged:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class RecordSaved:
     """Put on record that all ranks have ended well in the time that they had."""
 
     step: int
@@ -135,17 +134,17 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
-class Missed:
+class RecordMissed:
     """Put on record that they have not."""
 
     reason: str
 
 
-OnRecord = Noticed | Acknowledged | Saved | Missed
+RecordAction = RecordNotice | RecordStopSeen | RecordSaved | RecordMissed
 
 
 @dataclass(frozen=True, slots=True)
-class Exiting:
+class ExitAgent:
     """Say goodbye, unless rendezvous sent us, and exit."""
 
     code: int
@@ -155,53 +154,55 @@ class Exiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Excuse:
+class ReportExcuse:
     """Report it if a stalled rank may wait for one of ours."""
 
     order: NameExcuse
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class ExamineNode:
     """Examine this node."""
 
     order: RunChecks
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class MeasurePeers:
     """Measure the network with other nodes."""
 
     order: MeasureNetwork
 
 
 @dataclass(frozen=True, slots=True)
-class Capture:
+class CaptureEvidence:
     """Collect evidence of ranks that go on."""
 
     order: CollectEvidence
 
 
-AboutStates = CopyReplica | DropReplica | ReleaseImages
+AboutStates = CopyReplica | ReleaseImages
 """What is ordered about states in the memory of this node."""
 
 
 @dataclass(frozen=True, slots=True)
-class Replicate:
-    """Copy, drop or release states that are here."""
+class ChangeReplicas:
+    """Copy or release states that this node holds."""
 
     order: AboutStates
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class ShowLine:
     """A line for whoever watches."""
 
     text: str
     is_warning: bool = False
 
 
-Act = (
-    Join | Tell | Start | Stop | Hurry | Forward | Excuse | Check | Measure | Replicate | Capture
-    | Exiting | Say | PassOn | AskToStop | AskToSave | Reach | OnRecord
+Action = (
+    AskToJoin | SendReport | ExitAgent | ShowLine | RecordAction
+    | StartRound | StopRound | StopWithoutWait | SignalRanks
+    | PassNotice | AskRanksToStop | AskRanksToSave | ReportProgress
+    | ReportExcuse | ExamineNode | MeasurePeers | ChangeReplicas | CaptureEvidence
 )  # fmt: skip

@@ -15,7 +15,6 @@ from everstep.messages import (
     AwaitRound,
     CollectEvidence,
     CopyReplica,
-    DropReplica,
     Joined,
     LeaveJob,
     MeasureNetwork,
@@ -31,37 +30,37 @@ from everstep.messages import (
 )
 from everstep_services.agent.core import departure
 from everstep_services.agent.core.actions import (
-    Act,
-    AskToSave,
-    Capture,
-    Check,
-    Excuse,
-    Join,
-    Measure,
-    PassOn,
-    Reach,
-    Replicate,
-    Say,
-    Start,
-    Tell,
+    Action,
+    AskRanksToSave,
+    AskToJoin,
+    CaptureEvidence,
+    ChangeReplicas,
+    ExamineNode,
+    MeasurePeers,
+    PassNotice,
+    ReportExcuse,
+    ReportProgress,
+    SendReport,
+    ShowLine,
+    StartRound,
 )
-from everstep_services.agent.core.departure import Goodbye
-from everstep_services.agent.core.exit import Exit
-from everstep_services.agent.core.round_part import Limits, Part
+from everstep_services.agent.core.departure import Departure
+from everstep_services.agent.core.exit import RankExit
+from everstep_services.agent.core.round_part import AgentTimeouts, RoundPart
 
 
 @dataclass
 class Agent:
     """One agent's place in its job."""
 
-    limits: Limits
+    limits: AgentTimeouts
     round: int | None = None
     """The newest round that we have heard of: whatever is older is refused."""
     last_round: int | None = None
     last_slot: int | None = None
     refused_orders: int = 0
-    _part: Part | None = None
-    _goodbye: Goodbye | None = None
+    _part: RoundPart | None = None
+    _goodbye: Departure | None = None
     _is_spare: bool = False
     _ask_at: float | None = None
     _said: set[str] = field(default_factory=set)
@@ -109,17 +108,17 @@ class Agent:
 
     # -- rendezvous answers and orders ---------------------------------------------------------
 
-    def begin(self) -> list[Act]:
+    def begin(self) -> list[Action]:
         """We are there."""
-        return [Join()]
+        return [AskToJoin()]
 
-    def joined(self, reply: Joined, now: float) -> list[Act]:
+    def joined(self, reply: Joined, now: float) -> list[Action]:
         """Rendezvous has answered our `join`."""
         if self._goodbye is not None:
             return []
         self._hear(reply.round)
         if reply.exit_code is not None:
-            refused = Goodbye(reply.exit_code, "refused", reply.reason, is_sent=True)
+            refused = Departure(reply.exit_code, "refused", reply.reason, is_sent=True)
             return self._go(refused, self.limits.stop_grace_s)
         acts = self._say_refused(reply)
         if self._part is None:
@@ -132,7 +131,7 @@ class Agent:
             acts += self._outlived(self._part, reply.round)
         return acts
 
-    def reported(self, tell: Tell, reply: Reported, now: float) -> list[Act]:
+    def reported(self, tell: SendReport, reply: Reported, now: float) -> list[Action]:
         """Rendezvous has answered a report."""
         self._hear(reply.round)
         part = self._part
@@ -147,9 +146,11 @@ class Agent:
             return []
         if reply.round > tell.round:
             return self._outlived(part, reply.round)
-        return [Join()]  # it does not know us: its document may be lost, and `join` makes it again
+        return [
+            AskToJoin()
+        ]  # it does not know us: its document may be lost, and `join` makes it again
 
-    def ordered(self, order: Order) -> list[Act]:
+    def ordered(self, order: Order) -> list[Action]:
         """An order was heard. An older one than we know of changes nothing."""
         if self.round is not None and order.round < self.round:
             self.refused_orders += 1
@@ -167,42 +168,42 @@ class Agent:
             case _:
                 return self._asked(order)
 
-    def _asked(self, order: Order) -> list[Act]:
+    def _asked(self, order: Order) -> list[Action]:
         """An order that leaves the ranks as they are."""
         match order:
             case StandBy() if self._part is None:
                 return self._stand(is_spare=True)
             case NameExcuse() if self._part is not None:
-                return [Excuse(order)]
+                return [ReportExcuse(order)]
             case RunChecks() | MeasureNetwork() | CollectEvidence():
                 return [_beside_ranks(order)]
-            case CopyReplica() | DropReplica() | ReleaseImages():
-                return [Replicate(order)]
+            case CopyReplica() | ReleaseImages():
+                return [ChangeReplicas(order)]
             case AwaitRound():
                 return self._say_once(f"job {order.job} {order.reason}")
             case _:
                 return []
 
-    def asked_to_save(self, order: SaveCheckpoint, now: float) -> list[Act]:
+    def asked_to_save(self, order: SaveCheckpoint, now: float) -> list[Action]:
         """All ranks of the round are to save after the same step, and perhaps to end."""
         self._hear(order.round)
         part = self._part
         if part is None or part.round != order.round or part.has_failed or part.state == "stopping":
             return []
         if order.after_step is None:
-            return [Reach(order.round)]
+            return [ReportProgress(order.round)]
         if not order.then_stop:
-            return [AskToSave(order.after_step)]
+            return [AskRanksToSave(order.after_step)]
         if part.is_asked:
             return []
-        acts: list[Act] = []
+        acts: list[Action] = []
         if order.then_leave and self._goodbye is None:
             acts = self._goes(*departure.taken(order, part, self.limits, now))
         if self._goodbye is not None:
             self._goodbye.alone_at = None
         return [*acts, *part.asked(order, order.after_step, now)]
 
-    def unasked(self, after_step: int | None, now: float) -> list[Act]:
+    def unasked(self, after_step: int | None, now: float) -> list[Action]:
         """No rank was asked to stop, as the SDK counts no steps here, or none yet."""
         if self._part is not None:
             self._part.is_asked = False  # the order is repeated
@@ -210,21 +211,21 @@ class Agent:
                 self._goodbye.unasked(after_step, now)
         return []
 
-    def bus_back(self) -> list[Act]:
+    def bus_back(self) -> list[Action]:
         """The bus was away: what we missed, rendezvous tells those who ask."""
-        return [] if self._goodbye is not None else [Join()]
+        return [] if self._goodbye is not None else [AskToJoin()]
 
     # -- ranks ---------------------------------------------------------------------------------
 
-    def rank_runs(self, rank: int) -> list[Act]:
+    def rank_runs(self, rank: int) -> list[Action]:
         """A rank's process has begun."""
         return self._part.runs(rank) if self._part else []
 
-    def rank_stepped(self, rank: int, step: int) -> list[Act]:
+    def rank_stepped(self, rank: int, step: int) -> list[Action]:
         """A rank has made its first step of the round."""
         return self._part.stepped(rank, step) if self._part else []
 
-    def rank_stops(self, rank: int, step: int, now: float) -> list[Act]:
+    def rank_stops(self, rank: int, step: int, now: float) -> list[Action]:
         """The script of a rank has seen that it should stop, after this step."""
         return self._part.stops_after(rank, step, now) if self._part else []
 
@@ -236,35 +237,35 @@ class Agent:
         fact: str,
         now: float,
         entered: int | None = None,
-    ) -> list[Act]:
+    ) -> list[Action]:
         """A rank has made no progress past its limit; told again until something follows."""
         part = self._part
         if part is None:
             return []
-        told = Tell(
+        told = SendReport(
             part.round, "rank_stalled", reason, rank, waited_s=waited_s, fact=fact, entered=entered
         )
         return part.stalled(told, rank, now)
 
-    def rank_moves(self, rank: int, reason: str, fact: str) -> list[Act]:
+    def rank_moves(self, rank: int, reason: str, fact: str) -> list[Action]:
         """A rank that had stalled has made progress."""
         return self._part.moves(rank, reason, fact) if self._part else []
 
-    def idle(self, idle_s: Mapping[int, float]) -> list[Act]:
+    def idle(self, idle_s: Mapping[int, float]) -> list[Action]:
         """How long the last ranks have done nothing: no processor time, no bytes."""
         return self._part.idle(idle_s) if self._part else []
 
-    def script_returned(self, rank: int, now: float) -> list[Act]:
+    def script_returned(self, rank: int, now: float) -> list[Action]:
         """A rank's script has come to its good end; its process may still be at work."""
         if self._part is not None:
             self._part.returned(rank, now)
         return []
 
-    def script_failed(self, rank: int, ending: Exit) -> list[Act]:
+    def script_failed(self, rank: int, ending: RankExit) -> list[Action]:
         """An exception has ended a rank's script: its process will go, but may take its time."""
         return self._part.raised(rank, ending) if self._part else []
 
-    def rank_gone(self, rank: int, ending: Exit) -> list[Act]:
+    def rank_gone(self, rank: int, ending: RankExit) -> list[Action]:
         """A rank's process has ended, and not because it was ordered to."""
         part = self._part
         counted = None if part is None else part.gone(rank, ending)
@@ -274,42 +275,42 @@ class Agent:
             return self._goodbye.rank_gone(part, counted)
         return part.follows(rank, counted)
 
-    def rank_fell(self, rank: int, ending: Exit) -> list[Act]:
+    def rank_fell(self, rank: int, ending: RankExit) -> list[Action]:
         """A rank's process had ended before it was told to, though its round is to be stopped."""
         if self._part is None or self._goodbye is not None:
             return []
         return self._part.fell(rank, ending)
 
-    def start_failed(self, round: int, reason: str) -> list[Act]:
+    def start_failed(self, round: int, reason: str) -> list[Action]:
         """The ranks of a round could not be started."""
         if self._part is None or self._part.round != round:
             return []
         return self._part.failed_to_start(reason)
 
-    def stopped(self, round: int) -> list[Act]:
+    def stopped(self, round: int) -> list[Action]:
         """No process of the round is left."""
         if self._part is None or self._part.round != round:
             return []
         acts = self._say_cause(round, self._withheld) if self._withheld else []
         self.last_round, self.last_slot = round, self._part.order.slot
         self._part, self._is_spare = None, False
-        return acts + ([Join()] if self._goodbye is None else self._goodbye.leave(None))
+        return acts + ([AskToJoin()] if self._goodbye is None else self._goodbye.leave(None))
 
     # -- people, schedulers, time ----------------------------------------------------------------
 
-    def preempted(self, number: int, name: str, now: float) -> list[Act]:
+    def preempted(self, number: int, name: str, now: float) -> list[Action]:
         """A signal says that this node is about to be taken away."""
         if self._goodbye is not None:
-            return [PassOn(number)]
+            return [PassNotice(number)]
         return self._goes(*departure.preempted(number, name, self._part, self.limits, now))
 
-    def interrupted(self, number: int, name: str, now: float) -> list[Act]:
+    def interrupted(self, number: int, name: str, now: float) -> list[Action]:
         """A person wants us gone; the second time at once."""
         if self._goodbye is not None and self._goodbye.cause == "operator":
             return self._part.stop() if self._part else []
         return self._goes(*departure.interrupted(number, name, self._part, self.limits, now))
 
-    def unheard(self, now: float, reason: str) -> list[Act]:
+    def unheard(self, now: float, reason: str) -> list[Action]:
         """The control plane does not answer. Ranks that are over do not wait for it for ever."""
         part = self._part
         code = None if part is None or self._goodbye is not None else part.unheard(now)
@@ -317,24 +318,24 @@ class Agent:
             return []
         waited = f"for {self.limits.unheard_within_s:g} s nobody has answered ({reason})"
         goodbye = (
-            Goodbye(0, "done", f"every rank exited with 0, and {waited}")
+            Departure(0, "done", f"every rank exited with 0, and {waited}")
             if code == 0
-            else Goodbye(code, "failed", f"this node's ranks are over, and {waited}: requeue it")
+            else Departure(code, "failed", f"this node's ranks are over, and {waited}: requeue it")
         )
         return self._go(goodbye, self.limits.stop_grace_s)
 
-    def give_up(self, code: int, reason: str) -> list[Act]:
+    def give_up(self, code: int, reason: str) -> list[Action]:
         """We cannot go on: the keeper is lost for good, or nobody answers."""
-        return self._go(Goodbye(code, "failed", reason))
+        return self._go(Departure(code, "failed", reason))
 
-    def tick(self, now: float) -> list[Act]:
+    def tick(self, now: float) -> list[Action]:
         """Whatever is due."""
         acts = self._part.due(now) if self._part else []
         if self._goodbye is not None:
             acts += self._goodbye.due(self._part, now)
         elif self._part is None and self._ask_at is not None and self._ask_at <= now:
             self._ask_at = now + self.limits.ask_again_s
-            acts.append(Join())
+            acts.append(AskToJoin())
         return acts
 
     # -- inside --------------------------------------------------------------------------------
@@ -343,40 +344,40 @@ class Agent:
         if round is not None and (self.round is None or round > self.round):
             self.round = round
 
-    def _stand(self, *, is_spare: bool) -> list[Act]:
+    def _stand(self, *, is_spare: bool) -> list[Action]:
         """We have no ranks to run now."""
         is_news = is_spare and not self._is_spare
         self._is_spare = is_spare
-        return [Say("standing by as a spare")] if is_news else []
+        return [ShowLine("standing by as a spare")] if is_news else []
 
-    def _say_refused(self, reply: Joined) -> list[Act]:
+    def _say_refused(self, reply: Joined) -> list[Action]:
         if reply.is_accepted:
             return []
         text = f"rendezvous does not let us in: {reply.reason}"
         return self._say_once(text, key=f"{reply.standing} {reply.cause}", is_warning=True)
 
-    def _say_once(self, text: str, *, key: str = "", is_warning: bool = False) -> list[Act]:
+    def _say_once(self, text: str, *, key: str = "", is_warning: bool = False) -> list[Action]:
         key = key or text
         if key in self._said:
             return []
         self._said.add(key)
-        return [Say(text, is_warning=is_warning)]
+        return [ShowLine(text, is_warning=is_warning)]
 
-    def _start(self, order: StartRanks) -> list[Act]:
+    def _start(self, order: StartRanks) -> list[Action]:
         part = self._part
         if part is not None:
             # The same order may come again.
             return [] if part.round == order.round else self._outlived(part, order.round)
         self._ask_at = None
-        self._part = Part(order, self.limits)
-        return [*([Say(order.reason)] if order.restarts else []), Start(order)]
+        self._part = RoundPart(order, self.limits)
+        return [*([ShowLine(order.reason)] if order.restarts else []), StartRound(order)]
 
-    def _stop(self, part: Part | None, order: StopRanks) -> list[Act]:
+    def _stop(self, part: RoundPart | None, order: StopRanks) -> list[Action]:
         """Also one that comes again, with a better cause: our ranks may have stopped by then."""
         told = None if self._cause is None else self._cause[0]
         if part is None:
             return self._say_cause(order.round, order.reason) if told == order.round else []
-        acts: list[Act] = []
+        acts: list[Action] = []
         if order.cause_within_s > 0 and told != part.round:
             self._withheld = order.reason
         else:
@@ -388,41 +389,41 @@ class Agent:
             wait_s=order.cause_within_s,
         )
 
-    def _say_cause(self, round: int, reason: str) -> list[Act]:
+    def _say_cause(self, round: int, reason: str) -> list[Action]:
         """Once, and once more if what was said turns out to be a consequence of something else."""
         known, self._cause, self._withheld = self._cause, (round, reason), ""
         if known is None or known[0] != round:
-            return [Say(f"round {round} is over: {reason}")]
-        return [Say(f"what ended round {round}: {reason}")] if known[1] != reason else []
+            return [ShowLine(f"round {round} is over: {reason}")]
+        return [ShowLine(f"what ended round {round}: {reason}")] if known[1] != reason else []
 
-    def _outlived(self, part: Part, newest: int) -> list[Act]:
+    def _outlived(self, part: RoundPart, newest: int) -> list[Action]:
         """Our ranks belong to a round that is over: we were cut off, or paused."""
-        acts: list[Act] = []
+        acts: list[Action] = []
         if part.state != "stopping":
             said = f"round {part.round} is over, the job is at round {newest}: stopping its ranks"
-            acts.append(Say(said))
+            acts.append(ShowLine(said))
         return acts + part.stop()
 
-    def _leave_job(self, order: LeaveJob) -> list[Act]:
+    def _leave_job(self, order: LeaveJob) -> list[Action]:
         if self._goodbye is not None and self._goodbye.kill_at is None:
             return []
         return self._go(departure.sent(order), order.grace_s)
 
-    def _go(self, goodbye: Goodbye, grace_s: float = 0.0) -> list[Act]:
+    def _go(self, goodbye: Departure, grace_s: float = 0.0) -> list[Action]:
         return self._goes(goodbye, goodbye.leave(self._part, grace_s))
 
-    def _goes(self, goodbye: Goodbye, acts: list[Act]) -> list[Act]:
+    def _goes(self, goodbye: Departure, acts: list[Action]) -> list[Action]:
         self._goodbye = goodbye
         if self._part is not None:
             self._part.is_leaving = True
         return acts
 
 
-def _beside_ranks(order: RunChecks | MeasureNetwork | CollectEvidence) -> Act:
+def _beside_ranks(order: RunChecks | MeasureNetwork | CollectEvidence) -> Action:
     match order:
         case RunChecks():
-            return Check(order)
+            return ExamineNode(order)
         case MeasureNetwork():
-            return Measure(order)
+            return MeasurePeers(order)
         case CollectEvidence():
-            return Capture(order)
+            return CaptureEvidence(order)

@@ -5,19 +5,19 @@ from signal import SIGTERM
 
 from everstep.messages import LeaveJob, SaveCheckpoint
 from everstep_services.agent.core.actions import (
-    Act,
-    AskToStop,
-    Exiting,
-    Forward,
-    Missed,
-    Noticed,
-    PassOn,
-    Saved,
-    Say,
-    Tell,
+    Action,
+    AskRanksToStop,
+    ExitAgent,
+    PassNotice,
+    RecordMissed,
+    RecordNotice,
+    RecordSaved,
+    SendReport,
+    ShowLine,
+    SignalRanks,
 )
-from everstep_services.agent.core.exit import Exit
-from everstep_services.agent.core.round_part import Limits, Part
+from everstep_services.agent.core.exit import RankExit
+from everstep_services.agent.core.round_part import AgentTimeouts, RoundPart
 
 SAVED = 91
 _AGREED_WITHIN_S = 20.0
@@ -25,7 +25,7 @@ _ASK_AGAIN_S = 0.5
 
 
 @dataclass(slots=True)
-class Goodbye:
+class Departure:
     """Why we go, and what we exit with."""
 
     code: int
@@ -39,11 +39,11 @@ class Goodbye:
     after_step: int | None = None
     """The step that rendezvous has named, if no rank could be asked yet."""
 
-    def leave(self, part: Part | None, grace_s: float = 0.0) -> list[Act]:
+    def leave(self, part: RoundPart | None, grace_s: float = 0.0) -> list[Action]:
         """Stop what runs; once nothing does, exit."""
         if part is not None:
             return part.stop(grace_s)
-        return [Exiting(self.code, self.cause, self.reason, self.is_sent)]
+        return [ExitAgent(self.code, self.cause, self.reason, self.is_sent)]
 
     def heard(self, now: float) -> None:
         """Rendezvous knows, and will say after which step: another step of ours would part us.
@@ -55,19 +55,19 @@ class Goodbye:
                 self.alone_at, min(now + _AGREED_WITHIN_S, (now + self.kill_at) / 2)
             )
 
-    def due(self, part: Part | None, now: float) -> list[Act]:
+    def due(self, part: RoundPart | None, now: float) -> list[Action]:
         """What is due while ranks save."""
         if self.kill_at is not None and self.kill_at <= now:
             self.kill_at = self.alone_at = None
             if part is None:
                 return []
-            missed = [Missed("ranks still ran")] if self.cause == "preempted" else []
+            missed = [RecordMissed("ranks still ran")] if self.cause == "preempted" else []
             return [*missed, *part.stop()]
         if self.alone_at is not None and self.alone_at <= now:
             self.alone_at = None
             if part is not None and not part.is_asked:
                 part.is_asked = True
-                return [AskToStop(self.after_step)]
+                return [AskRanksToStop(self.after_step)]
         return []
 
     def unasked(self, after_step: int | None, now: float) -> None:
@@ -76,7 +76,7 @@ class Goodbye:
             self.after_step = after_step
             self.alone_at = now + _ASK_AGAIN_S
 
-    def rank_gone(self, part: Part, ending: Exit) -> list[Act]:
+    def rank_gone(self, part: RoundPart, ending: RankExit) -> list[Action]:
         """A rank has ended; with the last one we know whether all was saved."""
         part.has_failed = part.has_failed or not ending.is_good
         if not part.are_gone:
@@ -84,21 +84,21 @@ class Goodbye:
         if self.cause != "preempted":
             return part.stop()
         if part.has_failed:
-            return [Missed(f"a rank {ending.text}"), *part.stop()]
+            return [RecordMissed(f"a rank {ending.text}"), *part.stop()]
         self.code = SAVED  # they took the time that they had, and ended well
-        saved: list[Act] = []
+        saved: list[Action] = []
         if part.stops and part.order.slot == 0 and self.kill_at is not None:
-            saved = [Saved(max(part.stops.values()), self.kill_at)]
+            saved = [RecordSaved(max(part.stops.values()), self.kill_at)]
         return [*saved, *part.stop()]
 
 
 def preempted(
-    number: int, name: str, part: Part | None, limits: Limits, now: float
-) -> tuple[Goodbye, list[Act]]:
+    number: int, name: str, part: RoundPart | None, limits: AgentTimeouts, now: float
+) -> tuple[Departure, list[Action]]:
     """A signal says that this node is about to be taken away."""
     grace_s = limits.preempt_grace_s
     reason = f"{name} announced that this node goes"
-    goodbye, noticed = Goodbye(128 + number, "preempted", reason), Noticed(name, grace_s)
+    goodbye, noticed = Departure(128 + number, "preempted", reason), RecordNotice(name, grace_s)
     if part is None or part.are_gone or part.state == "stopping":
         return goodbye, [noticed, *goodbye.leave(part)]
     if part.state == "starting":  # there is nothing to save yet, and perhaps nobody to hear
@@ -106,38 +106,38 @@ def preempted(
     goodbye.kill_at = now + grace_s
     goodbye.alone_at = now + min(limits.agree_within_s, grace_s / 2)
     part.noticed_at = now if part.noticed_at is None else part.noticed_at
-    told = Tell(part.round, "preempted", reason, grace_s=grace_s)
-    said = Say(f"{reason}: its ranks have {grace_s:g} s")
-    return goodbye, [PassOn(number), noticed, told, said]
+    told = SendReport(part.round, "preempted", reason, grace_s=grace_s)
+    said = ShowLine(f"{reason}: its ranks have {grace_s:g} s")
+    return goodbye, [PassNotice(number), noticed, told, said]
 
 
 def taken(
-    order: SaveCheckpoint, part: Part, limits: Limits, now: float
-) -> tuple[Goodbye, list[Act]]:
+    order: SaveCheckpoint, part: RoundPart, limits: AgentTimeouts, now: float
+) -> tuple[Departure, list[Action]]:
     """Other nodes of the job are taken away, and we go with them."""
     reason = f"all nodes go: {order.reason}"
-    goodbye = Goodbye(128 + SIGTERM, "preempted", reason)
+    goodbye = Departure(128 + SIGTERM, "preempted", reason)
     if part.state == "starting":
         return goodbye, goodbye.leave(part, limits.stop_grace_s)
     grace_s = limits.preempt_grace_s if order.within_s is None else order.within_s
     goodbye.kill_at = now + grace_s
-    said = Say(f"{reason}: its ranks have {grace_s:g} s")
-    return goodbye, [PassOn(SIGTERM, to_handlers=True), said]
+    said = ShowLine(f"{reason}: its ranks have {grace_s:g} s")
+    return goodbye, [PassNotice(SIGTERM, to_handlers=True), said]
 
 
 def interrupted(
-    number: int, name: str, part: Part | None, limits: Limits, now: float
-) -> tuple[Goodbye, list[Act]]:
+    number: int, name: str, part: RoundPart | None, limits: AgentTimeouts, now: float
+) -> tuple[Departure, list[Action]]:
     """A person wants us gone."""
-    goodbye = Goodbye(128 + number, "operator", f"{name} from a person or its terminal")
+    goodbye = Departure(128 + number, "operator", f"{name} from a person or its terminal")
     if part is None:
         return goodbye, goodbye.leave(None)
     goodbye.kill_at = now + limits.stop_grace_s
-    return goodbye, [Forward(number), Say(f"{name}: stopping; once more kills at once")]
+    return goodbye, [SignalRanks(number), ShowLine(f"{name}: stopping; once more kills at once")]
 
 
-def sent(order: LeaveJob) -> Goodbye:
+def sent(order: LeaveJob) -> Departure:
     """Rendezvous sends us away."""
     is_ours = order.state == "excluded"
     reason = order.reason if is_ours else f"the job is {order.state}: {order.reason}"
-    return Goodbye(order.exit_code, order.state, reason, is_sent=True)
+    return Departure(order.exit_code, order.state, reason, is_sent=True)

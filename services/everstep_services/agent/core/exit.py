@@ -33,7 +33,7 @@ _ACCIDENTS = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?|/[^\s'\"]+/|\s+", re.IGNORECAS
 
 
 @dataclass(frozen=True, slots=True)
-class Exit:
+class RankExit:
     """How one process ended."""
 
     code: int | None = None
@@ -113,6 +113,6 @@ class Exit:
             :16
         ]
 
-    def forgiven(self) -> "Exit":
+    def forgiven(self) -> "RankExit":
         """The same as a good end: its work was done before it was killed."""
         return replace(self, code=0, signal=None, error=None)

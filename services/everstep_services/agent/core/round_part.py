@@ -6,22 +6,22 @@ from signal import SIGKILL
 
 from everstep.messages import SaveCheckpoint, StartRanks
 from everstep_services.agent.core.actions import (
-    Acknowledged,
-    Act,
-    AskToStop,
-    Forward,
-    Hurry,
-    Say,
-    Stop,
-    Tell,
+    Action,
+    AskRanksToStop,
+    RecordStopSeen,
+    SendReport,
+    ShowLine,
+    SignalRanks,
+    StopRound,
+    StopWithoutWait,
 )
-from everstep_services.agent.core.exit import Exit
+from everstep_services.agent.core.exit import RankExit
 
 UNHEARD = 94
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class AgentTimeouts:
     """How patient an agent is."""
 
     ask_again_s: float = 5.0
@@ -44,7 +44,7 @@ class Limits:
 
 @dataclass(slots=True)
 class _Stall:
-    told: Tell
+    told: SendReport
     at: float
     again_at: float | None = None
     """Not before what was told last is heard: the bus may be away."""
@@ -64,11 +64,11 @@ class _Rank:
 
 
 @dataclass(slots=True)
-class Part:
+class RoundPart:
     """starting ─▶ running ─▶ stopping."""
 
     order: StartRanks
-    limits: Limits
+    limits: AgentTimeouts
     state: str = "starting"
     is_leaving: bool = False
     """The node goes: its ranks may save and end, and nothing of it matters to the round."""
@@ -137,7 +137,7 @@ class Part:
 
     # -- they come and go ------------------------------------------------------------------------
 
-    def runs(self, rank: int) -> list[Act]:
+    def runs(self, rank: int) -> list[Action]:
         """A rank's process has begun."""
         if rank not in self._ranks:
             return []
@@ -145,42 +145,42 @@ class Part:
         if self.state != "starting" or not all(one.is_running for one in self._ranks.values()):
             return []
         self.state = "running"
-        return [Tell(self.round, "started", "all ranks run")]
+        return [SendReport(self.round, "started", "all ranks run")]
 
-    def stepped(self, rank: int, step: int) -> list[Act]:
+    def stepped(self, rank: int, step: int) -> list[Action]:
         """A rank has made its first step of the round."""
         if self._has_stepped or rank != self.order.first_rank:
             return []
         self._has_stepped = True
         if self.order.slot != 0:
             return []
-        return [Tell(self.round, "first_step", "the first step is made", rank, step=step)]
+        return [SendReport(self.round, "first_step", "the first step is made", rank, step=step)]
 
-    def failed_to_start(self, reason: str) -> list[Act]:
+    def failed_to_start(self, reason: str) -> list[Action]:
         """The ranks could not be started."""
         self.has_failed = True
-        return [Tell(self.round, "start_failed", reason)]
+        return [SendReport(self.round, "start_failed", reason)]
 
     def returned(self, rank: int, now: float) -> None:
         """A rank's script has come to its good end; its process may still be at work."""
         if rank in self._ranks:
             self._ranks[rank].returned_at = now
 
-    def raised(self, rank: int, ending: Exit) -> list[Act]:
+    def raised(self, rank: int, ending: RankExit) -> list[Action]:
         """An exception has ended a rank's script."""
         if rank not in self._ranks or self.is_leaving or self.state == "stopping":
             return []
         self._ranks[rank].has_failed = True
         return self._failed(rank, ending)
 
-    def gone(self, rank: int, ending: Exit) -> Exit | None:
+    def gone(self, rank: int, ending: RankExit) -> RankExit | None:
         """How its end counts; None where it was ordered, or is no rank of ours."""
         if rank not in self._ranks or self.state == "stopping":
             return None
         self._ranks[rank].is_gone = True
         return ending.forgiven() if self._ranks[rank].is_overdue else ending
 
-    def fell(self, rank: int, ending: Exit) -> list[Act]:
+    def fell(self, rank: int, ending: RankExit) -> list[Action]:
         """It ended by itself although its round is to be stopped: it may be the cause."""
         known = self._ranks.get(rank)
         if known is None or known.has_failed or self.is_leaving or ending.is_good:
@@ -188,7 +188,7 @@ class Part:
         known.has_failed = True
         return self._failed(rank, ending)
 
-    def follows(self, rank: int, ending: Exit) -> list[Act]:
+    def follows(self, rank: int, ending: RankExit) -> list[Action]:
         """What the end of a rank means, as long as we stay."""
         if not ending.is_good:
             return [] if self._ranks[rank].has_failed else self._failed(rank, ending)
@@ -196,8 +196,8 @@ class Part:
             return []
         if self.stops:
             reason = f"every rank has stopped after step {max(self.stops.values())}"
-            return [Tell(self.round, "stopped", reason)]
-        return [Tell(self.round, "finished", "every rank exited with 0")]
+            return [SendReport(self.round, "stopped", reason)]
+        return [SendReport(self.round, "finished", "every rank exited with 0")]
 
     def stop(
         self,
@@ -206,34 +206,34 @@ class Part:
         evidence_s: float = 0.0,
         incident: str | None = None,
         wait_s: float = 0.0,
-    ) -> list[Act]:
+    ) -> list[Action]:
         """Have every rank stopped, unless that is being done; then it may not wait any longer."""
         if self.state == "stopping":
             if wait_s or not self._waits:
                 return []
             self._waits = False
-            return [Hurry()]
+            return [StopWithoutWait()]
         self.state, self._waits = "stopping", wait_s > 0
         is_done = self.came_to == "finished" and not self.is_leaving
-        return [Stop(self.round, grace_s, evidence_s, incident, wait_s, is_done)]
+        return [StopRound(self.round, grace_s, evidence_s, incident, wait_s, is_done)]
 
-    def _failed(self, rank: int, ending: Exit) -> list[Act]:
+    def _failed(self, rank: int, ending: RankExit) -> list[Action]:
         is_first, self.has_failed = not self.has_failed, True
         # Of those that fall with the first only what may be the cause is told.
         if not is_first and ending.is_secondary:
             return []
-        return [Tell(self.round, "rank_exited", f"rank {rank} {ending.text}", rank, ending)]
+        return [SendReport(self.round, "rank_exited", f"rank {rank} {ending.text}", rank, ending)]
 
     # -- they stop after a step ------------------------------------------------------------------
 
-    def asked(self, order: SaveCheckpoint, after_step: int, now: float) -> list[Act]:
+    def asked(self, order: SaveCheckpoint, after_step: int, now: float) -> list[Action]:
         """All ranks of the round are to stop after this step."""
         self.is_asked = True
         if order.occasion == "preemption" and self.noticed_at is None:
             self.noticed_at = now
-        return [AskToStop(after_step)]
+        return [AskRanksToStop(after_step)]
 
-    def stops_after(self, rank: int, step: int, now: float) -> list[Act]:
+    def stops_after(self, rank: int, step: int, now: float) -> list[Action]:
         """The script of a rank has seen that it should stop."""
         if rank not in self._ranks:
             return []
@@ -242,11 +242,11 @@ class Part:
         if self.noticed_at is None or self._is_acknowledged or not are_all:
             return []
         self._is_acknowledged = True
-        return [Acknowledged(max(self.stops.values()), now - self.noticed_at)]
+        return [RecordStopSeen(max(self.stops.values()), now - self.noticed_at)]
 
     # -- they stall ------------------------------------------------------------------------------
 
-    def stalled(self, told: Tell, rank: int, now: float) -> list[Act]:
+    def stalled(self, told: SendReport, rank: int, now: float) -> list[Action]:
         """A rank has made no progress past its limit."""
         if rank not in self.live:
             return []
@@ -259,12 +259,12 @@ class Part:
         if stall is not None:
             stall.again_at = now + self.limits.stall_again_s
 
-    def moves(self, rank: int, reason: str, fact: str) -> list[Act]:
+    def moves(self, rank: int, reason: str, fact: str) -> list[Action]:
         """A rank that had stalled has made progress."""
         if rank not in self.live:
             return []
         self._ranks[rank].stall = None
-        return [Tell(self.round, "rank_recovered", reason, rank, fact=fact)]
+        return [SendReport(self.round, "rank_recovered", reason, rank, fact=fact)]
 
     # -- time ------------------------------------------------------------------------------------
 
@@ -275,9 +275,9 @@ class Part:
         times += [stall.again_at for stall in self._stalls()]
         return min((at for at in times if at is not None), default=None)
 
-    def due(self, now: float) -> list[Act]:
+    def due(self, now: float) -> list[Action]:
         """Ends that hang; stalls that are told again."""
-        acts: list[Act] = []
+        acts: list[Action] = []
         for rank in self._ranks.values():
             exit_by = self._exit_by(rank)
             if exit_by is not None and exit_by <= now:
@@ -291,9 +291,9 @@ class Part:
                 acts.append(replace(stall.told, waited_s=waited_s))
         return acts
 
-    def idle(self, idle_s: Mapping[int, float]) -> list[Act]:
+    def idle(self, idle_s: Mapping[int, float]) -> list[Action]:
         """How long the last ranks have done nothing: no processor time, no bytes."""
-        acts: list[Act] = []
+        acts: list[Action] = []
         for number in sorted(self.last & idle_s.keys()):
             rank = self._ranks[number]
             if idle_s[number] >= self.limits.idle_at_end_s and not rank.is_overdue:
@@ -310,8 +310,8 @@ class Part:
         stalls = (self._ranks[number].stall for number in self.live)
         return [stall for stall in stalls if stall is not None]
 
-    def _forgive(self, rank: _Rank, why: str) -> list[Act]:
+    def _forgive(self, rank: _Rank, why: str) -> list[Action]:
         """Its work is done: only its end hangs."""
         rank.is_overdue = True
         text = f"rank {rank.number} {why}: killed, and counted as done"
-        return [Say(text, is_warning=True), Forward(SIGKILL, (rank.number,))]
+        return [ShowLine(text, is_warning=True), SignalRanks(SIGKILL, (rank.number,))]

@@ -33,8 +33,8 @@ class SkewedClock(SystemClock):
         return super().wall() + timedelta(seconds=self.ahead_s)
 
 
-class Harm:
-    """Faults of one agent, each undone at its end. Use `opened_harm`."""
+class AgentFaults:
+    """Faults of one agent, each undone at its end. Use `opened_agent_faults`."""
 
     def __init__(self, relay: Relay | None) -> None:
         self.clock = SkewedClock()
@@ -113,11 +113,13 @@ def _filled(folder: Path, most: int) -> IO[bytes]:
 
 
 @asynccontextmanager
-async def opened_harm(settings: BusSettings) -> AsyncIterator[tuple[Harm, BusSettings]]:
+async def opened_agent_faults(
+    settings: BusSettings,
+) -> AsyncIterator[tuple[AgentFaults, BusSettings]]:
     """What can be harmed, and how to log in so that the link is among it."""
     servers = None if settings.ca_file else servers_of(settings.url)
     if servers is None:
-        yield Harm(None), settings
+        yield AgentFaults(None), settings
         return
     async with opened_relay(servers) as (relay, url):
-        yield Harm(relay), msgspec.structs.replace(settings, url=url)
+        yield AgentFaults(relay), msgspec.structs.replace(settings, url=url)

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,67 @@ from everstep.bus.errors import BusError
 from everstep.bus.ports import Bus
 from everstep.errors import EverstepError
 from everstep.messages import FaultInjected, InjectFault, OperatorActed, StartRanks
-from everstep_services.agent.injection.agent_faults import Harm
-from everstep_services.agent.injection.rank_channel import Door
+from everstep_services.agent.injection.agent_faults import AgentFaults
 from everstep_services.agent.run_plan import RunPlan
+from trainer_sdk import layout
+from trainer_sdk.bootstrap.agent_link import ShortPath
 from trainer_sdk.inject.catalogue import BadFaultError, FaultRequest, fault_request
+
+_WITHIN_S = 20.0
+
+
+class RankChannel:
+    """Use `RankChannel.opened`."""
+
+    def __init__(
+        self, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._rank = rank
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, folder: Path, rank: int) -> AsyncIterator["RankChannel"]:
+        """The way to a rank. `BadFaultError` where nobody listens."""
+        try:
+            with ShortPath(str(folder / layout.INJECTION_SOCKET)) as path:
+                reader, writer = await asyncio.open_unix_connection(path)
+        except OSError as error:
+            raise BadFaultError(
+                f"rank {rank} does not listen for faults: it is no Python script, or not there "
+                f"yet, or gone"
+            ) from error
+        try:
+            yield cls(rank, reader, writer)
+        finally:
+            writer.close()
+
+    async def knock(self, wish: FaultRequest) -> None:
+        """`BadFaultError` when it cannot have this fault."""
+        asked = {
+            "fault": wish.fault.name,
+            "for_s": wish.for_s,
+            "amount": wish.amount if wish.fault.amount else None,
+            "target": wish.target,
+        }
+        self._writer.write(json.dumps(asked).encode())
+        try:
+            async with asyncio.timeout(_WITHIN_S):
+                answer = json.loads(await self._reader.read(1 << 16))
+        except (TimeoutError, OSError, ValueError) as error:
+            raise BadFaultError(
+                f"rank {self._rank} does not answer within {_WITHIN_S:g} s: it is stopped, or "
+                f"another fault keeps it"
+            ) from error
+        if answer["refused"]:
+            raise BadFaultError(f"rank {self._rank}: {answer['refused']}")
+
+    async def go(self) -> None:
+        """It may begin."""
+        self._writer.write(b"go")
+        await self._writer.drain()
+
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +92,7 @@ _SIGNALS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
+class InjectionTargets:
     """What must be known of the ranks of this node, at any moment."""
 
     order: Callable[[], StartRanks | None]
@@ -46,11 +105,16 @@ class Ranks:
     """The last step of a rank."""
 
 
-class Injection:
+class FaultInjector:
     """One agent's faults. It exists only where `--allow-injection` was given."""
 
     def __init__(
-        self, plan: RunPlan, bus: Bus, harm: Harm, ranks: Ranks, say: Callable[[str], None]
+        self,
+        plan: RunPlan,
+        bus: Bus,
+        harm: AgentFaults,
+        ranks: InjectionTargets,
+        say: Callable[[str], None],
     ) -> None:
         self._plan = plan
         self._bus = bus
@@ -149,7 +213,7 @@ class Injection:
         folder = self._ranks.folder(rank)
         if folder is None:
             raise BadFaultError(f"rank {rank} does not run on {self._plan.node}")
-        async with Door.opened(folder, rank) as door:
+        async with RankChannel.opened(folder, rank) as door:
             await door.knock(wished)
             await self._announce(order, wished)
             await door.go()

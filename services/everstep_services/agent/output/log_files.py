@@ -51,7 +51,7 @@ class LogFolderError(EverstepError):
         self.path = path
 
 
-class About(msgspec.Struct, frozen=True, kw_only=True):
+class LogOwner(msgspec.Struct, frozen=True, kw_only=True):
     """`about.json`: whose output lies beside it. Of several runs, the last."""
 
     job: str
@@ -102,7 +102,7 @@ class LogFiles:
         """Where the output of this run begins: what stands before is an earlier run's."""
         return self._starts.get(self.file(round, rank, stream), 0)
 
-    def say(self, about: About) -> None:
+    def say(self, about: LogOwner) -> None:
         """Write whose output it is, beside it."""
         path = self.folder(about.round, about.rank) / "about.json"
         fresh = path.with_name(f".about.{os.getpid()}")

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from everstep.clock import Clock
 from everstep.messages import CheckResult, Fact, RunChecks
 from everstep_services.agent.probes import registry
-from everstep_services.agent.probes.runner.examiner import Examiner
-from everstep_services.agent.probes.verdicts import Examination
-from everstep_services.agent.telemetry.facts import Records
+from everstep_services.agent.probes.runner.examiner import NodeExaminer
+from everstep_services.agent.probes.verdicts import NodeExamination
+from everstep_services.agent.telemetry.facts import AgentFacts
 
 log = logging.getLogger(__name__)
 
@@ -25,13 +25,13 @@ class _Wanted:
     within_s: float | None = None
 
 
-class Checks:
+class NodeChecks:
     """One examination after the other; ranks and orders never wait for one."""
 
     def __init__(
         self,
-        examiner: Examiner,
-        records: Records,
+        examiner: NodeExaminer,
+        records: AgentFacts,
         clock: Clock,
         own_pids: Callable[[], Collection[int]],
         record: Callable[[Fact], None],
@@ -92,7 +92,7 @@ class Checks:
         if self._is_news(done, wanted):
             self._record(self._records.node_checked(done))
 
-    def _is_news(self, done: Examination, wanted: _Wanted) -> bool:
+    def _is_news(self, done: NodeExamination, wanted: _Wanted) -> bool:
         """What comes by itself is told when it changed, and again as long as a check fails.
 
         Health counts how often one was seen to fail.

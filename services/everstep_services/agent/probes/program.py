@@ -14,7 +14,7 @@ _KEPT = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class ProgramResult:
     """How it went."""
 
     code: int | None
@@ -52,7 +52,7 @@ class Program:
     def pid(self) -> int:
         return self._process.pid
 
-    def wait(self, until: float) -> Ran:
+    def wait(self, until: float) -> ProgramResult:
         """Until it has ended, or the monotonic clock says `until`: then it is killed.
 
         If it is stuck in the kernel it is left there. What it has started may hold its output
@@ -66,7 +66,7 @@ class Program:
             finally:
                 os.close(handle)
 
-    def _wait(self, pipe: int, handle: int, until: float) -> Ran:
+    def _wait(self, pipe: int, handle: int, until: float) -> ProgramResult:
         os.set_blocking(pipe, False)
         watched = [pipe, handle]
         is_over = False
@@ -76,12 +76,12 @@ class Program:
             if handle in ready:
                 while len(self._output) < _KEPT and self._take(pipe):
                     pass
-                return Ran(self._process.wait(), self._output)
+                return ProgramResult(self._process.wait(), self._output)
             if pipe in ready and not self._take(pipe):
                 watched = [handle]
         self._process.kill()
         threading.Thread(target=self._process.wait, daemon=True).start()  # it may take for ever
-        return Ran(None, self._output)
+        return ProgramResult(None, self._output)
 
     def _take(self, pipe: int) -> bool:
         """Read once and keep the beginning; False at the end, or when nothing is there."""

@@ -7,7 +7,7 @@ import msgspec
 from everstep.messages.facts.health import CheckResult
 from everstep_services.agent.probes.verdicts import (
     STATES,
-    Examination,
+    NodeExamination,
     code_of,
     counted,
     is_amiss,
@@ -17,7 +17,7 @@ _NAGIOS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 _SCHEMA = "everstep.check/v1"
 
 
-def human(node: str, done: Examination, *, quiet: bool = False) -> list[str]:
+def human(node: str, done: NodeExamination, *, quiet: bool = False) -> list[str]:
     """An aligned line a part, the worst first, then one for all. Quiet: only what is amiss."""
     shown = [one for one in done.results if is_amiss(one) or not quiet]
     rows = [(_state(one), one.check, one.subject) for one in shown]
@@ -29,7 +29,7 @@ def human(node: str, done: Examination, *, quiet: bool = False) -> list[str]:
     return lines if quiet else [*lines, f"{node}: {_summary(done)}"]
 
 
-def document(node: str, done: Examination) -> dict[str, Any]:
+def document(node: str, done: NodeExamination) -> dict[str, Any]:
     """For programs: all of it, with every field."""
     return {
         "schema": _SCHEMA,
@@ -42,7 +42,7 @@ def document(node: str, done: Examination) -> dict[str, Any]:
     }
 
 
-def nagios(node: str, done: Examination) -> list[str]:
+def nagios(node: str, done: NodeExamination) -> list[str]:
     """The status line with performance data; below it, what is amiss."""
     amiss = [one for one in done.results if is_amiss(one)]
     worst = _told(amiss[0]) if amiss else _summary(done)
@@ -54,7 +54,7 @@ def nagios(node: str, done: Examination) -> list[str]:
     return [f"{_without_bars(status)} | {figures}", *(_without_bars(_told(one)) for one in amiss)]
 
 
-def prometheus(node: str, done: Examination) -> list[str]:
+def prometheus(node: str, done: NodeExamination) -> list[str]:
     """For a textfile collector."""
     lines = [
         "# HELP everstep_check_code What a check says of a part of this node: 0 ok or "
@@ -83,7 +83,7 @@ def _state(one: CheckResult) -> str:
     return one.state.upper() if one.state == "failed" else one.state
 
 
-def _summary(done: Examination) -> str:
+def _summary(done: NodeExamination) -> str:
     return counted(done.results) or "nothing was checked"
 
 

@@ -13,7 +13,7 @@ _CODES = {"ok": 0, "unsupported": 0, "warning": 1, "failed": 2, "unknown": 3}
 
 
 @dataclass(frozen=True, slots=True)
-class Examination:
+class NodeExamination:
     """What was found at one examination of a node."""
 
     occasion: str

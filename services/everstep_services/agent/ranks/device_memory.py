@@ -15,7 +15,7 @@ _DRIVERS = (_DRIVER, Path("/dev/kfd"))
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldMemory:
     """What processes that are gone still hold after we have waited."""
 
     wait_s: float = 0.0
@@ -35,10 +35,10 @@ async def wait_until_free(
     *,
     driver: Path = _DRIVER,
     look: Callable[[Collection[int]], Mapping[int, int]] | None = None,
-) -> Held:
+) -> HeldMemory:
     """Wait until no device counts memory for these processes; at once where there is no driver."""
     if not pids or not os.path.exists(driver):  # noqa: ASYNC240  a name in /dev: it never waits
-        return Held()
+        return HeldMemory()
     look = look or held
     began = clock.now()
     while True:
@@ -46,11 +46,11 @@ async def wait_until_free(
             async with asyncio.timeout(max(0.0, began + within_s - clock.now())):
                 still = await asyncio.to_thread(look, pids)
         except TimeoutError:  # a driver that does not answer holds nobody up
-            return Held(clock.now() - began, 0, "the driver does not answer")
+            return HeldMemory(clock.now() - began, 0, "the driver does not answer")
         waited_s = clock.now() - began
         if not still or waited_s >= within_s:
             by = ", ".join(f"process {pid}" for pid in sorted(still))
-            return Held(waited_s, sum(still.values()), by)
+            return HeldMemory(waited_s, sum(still.values()), by)
         await clock.sleep(_LOOK_EVERY_S)
 
 

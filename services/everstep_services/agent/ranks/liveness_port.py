@@ -14,7 +14,7 @@ _AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class LivenessPort:
     """Where a warden can be asked."""
 
     address: str
@@ -22,7 +22,7 @@ class Door:
     token: str
 
 
-def opened_door(address: str) -> tuple[socket.socket, Door] | None:
+def opened_liveness_port(address: str) -> tuple[socket.socket, LivenessPort] | None:
     """A socket that other nodes can reach; None where there is none, so that nobody asks."""
     if not address:
         return None
@@ -36,7 +36,7 @@ def opened_door(address: str) -> tuple[socket.socket, Door] | None:
     except OSError:
         door.close()
         return None
-    return door, Door(address, door.getsockname()[1], os.urandom(16).hex())
+    return door, LivenessPort(address, door.getsockname()[1], os.urandom(16).hex())
 
 
 def family_of(address: str) -> socket.AddressFamily:

@@ -1,5 +1,6 @@
 """The processes below another, killed without touching any other."""
 
+import ctypes
 import fcntl
 import os
 import signal
@@ -187,3 +188,14 @@ def is_free(path: str) -> bool:
         return True
     finally:
         os.close(descriptor)
+
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def become_subreaper() -> None:
+    """From now on, whatever is left without a parent below this process is adopted by it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

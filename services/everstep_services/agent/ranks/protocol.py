@@ -6,7 +6,7 @@ from typing import Literal
 
 from everstep.errors import EverstepError
 from everstep_services.agent.core.exit import MemoryKill
-from everstep_services.agent.ranks.device_memory import Held
+from everstep_services.agent.ranks.device_memory import HeldMemory
 from trainer_sdk.page import PageView
 from trainer_sdk.wire import RankCommand, SessionMessage
 
@@ -14,7 +14,7 @@ Preload = tuple[str, ...] | Literal["auto"]
 StartKind = Literal["warm", "cold"]
 
 
-class KeeperLostError(EverstepError):
+class WardenLostError(EverstepError):
     """The warden is gone, and with it every rank of the node."""
 
 
@@ -23,7 +23,7 @@ class StartRefusedError(EverstepError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeeperPlan:
+class NodePlan:
     """What stays the same for all rounds of one agent."""
 
     instance: str
@@ -160,13 +160,13 @@ class StartRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class KeeperLost:
+class WardenLost:
     """The warden is gone. Everything that it had started has been killed; open another keeper."""
 
     reason: str
 
 
-KeeperEvent = (
+WardenEvent = (
     RankRuns
     | RankStepped
     | ScriptEnded
@@ -175,7 +175,7 @@ KeeperEvent = (
     | ForgeReady
     | ForgeUnfit
     | StartRefused
-    | KeeperLost
+    | WardenLost
 )
 
 
@@ -208,5 +208,5 @@ class Stopped:
     stop_s: float
     outlived: tuple[str, ...] = ()
     """What was still there though all ranks had exited with 0: process id and command."""
-    devices: Held = field(default_factory=Held)
+    devices: HeldMemory = field(default_factory=HeldMemory)
     """Accelerator memory that the ranks seem to hold all the same."""

@@ -10,7 +10,6 @@ import msgspec
 
 from everstep_services.agent.core.exit import MemoryKill
 from everstep_services.agent.ranks.protocol import (
-    KeeperEvent,
     RankGone,
     RankRuns,
     RankSaid,
@@ -18,6 +17,7 @@ from everstep_services.agent.ranks.protocol import (
     RankStepped,
     ScriptEnded,
     StartKind,
+    WardenEvent,
 )
 from trainer_sdk.page import BadPageError, PageReading, PageView, RankPhase
 from trainer_sdk.wire import Datagram, Deferred, Gone, ScriptFinished, Spawned, Stepped, Up
@@ -56,7 +56,7 @@ class RoundWatch:
 
     def __init__(
         self,
-        events: "asyncio.Queue[KeeperEvent]",
+        events: "asyncio.Queue[WardenEvent]",
         deferred: Callable[[int, int], None] = lambda *_: None,
         *,
         is_silent: bool = False,

@@ -16,14 +16,14 @@ import msgspec
 
 from everstep.messages.facts.ranks import ErrorRecord
 from everstep_services.agent.ranks import process_tree
-from everstep_services.agent.ranks.liveness_port import Door, opened_door
+from everstep_services.agent.ranks.liveness_port import LivenessPort, opened_liveness_port
+from everstep_services.agent.ranks.process_tree import become_subreaper
 from everstep_services.agent.ranks.protocol import (
     BatchPlan,
-    KeeperPlan,
+    NodePlan,
     RankPlan,
     StartRefusedError,
 )
-from everstep_services.agent.ranks.subreaper import become_subreaper
 from trainer_sdk import layout
 from trainer_sdk.bootstrap.agent_link import ShortPath
 from trainer_sdk.bootstrap.deferred_signals import HELD
@@ -35,7 +35,7 @@ _WARDEN = "everstep_services.agent.ranks.warden"
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class WardenSetup:
     """A running warden, and what connects it and the ranks with this process."""
 
     warden: "subprocess.Popen[bytes]"
@@ -45,7 +45,7 @@ class Ground:
     """Processes of dead agents that were found and killed."""
     others: frozenset[int]
     """Children that this process had before: none of the warden's business."""
-    door: Door | None = None
+    door: LivenessPort | None = None
     """Where others may ask whether the warden lives."""
 
 
@@ -56,14 +56,14 @@ def hold(folder: Path) -> int:
         return _lock(folder / layout.LOCK_FILE)
 
 
-def lay(plan: KeeperPlan, lock: int) -> Ground:
+def lay(plan: NodePlan, lock: int) -> WardenSetup:
     """Kill what dead agents have left, bind the socket, start the warden: it has the lock, too."""
     others = frozenset(process_tree.children(os.getpid()))
     become_subreaper()
     swept = process_tree.kill_leftovers()
     datagrams = _bound(plan.runtime_dir / _SOCKET)
     ours, theirs = socket.socketpair()
-    opened = opened_door(plan.address)
+    opened = opened_liveness_port(plan.address)
     with ExitStack() as stack:
         stack.enter_context(theirs)
         log = stack.enter_context(open(plan.runtime_dir / "warden.log", "ab"))
@@ -83,7 +83,7 @@ def lay(plan: KeeperPlan, lock: int) -> Ground:
     door = None if opened is None else opened[1]
     ours.sendall(encode(_warden_plan(plan, "" if door is None else door.token)))
     ours.settimeout(0)
-    return Ground(warden, ours, datagrams, swept, others, door)
+    return WardenSetup(warden, ours, datagrams, swept, others, door)
 
 
 @contextmanager
@@ -96,12 +96,12 @@ def _held_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def prepare_all(plan: KeeperPlan, batch: BatchPlan) -> list[tuple[RankEntry, PageView]]:
+def prepare_all(plan: NodePlan, batch: BatchPlan) -> list[tuple[RankEntry, PageView]]:
     """Make each rank's directory and its page; say what its warden has to know."""
     return [_prepare(plan, rank, batch.round) for rank in batch.ranks]
 
 
-def _prepare(plan: KeeperPlan, rank: RankPlan, number: int) -> tuple[RankEntry, PageView]:
+def _prepare(plan: NodePlan, rank: RankPlan, number: int) -> tuple[RankEntry, PageView]:
     folder = rank.runtime_dir
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ def read_error(folder: Path) -> ErrorRecord | None:
         return None
 
 
-def _warden_plan(plan: KeeperPlan, token: str) -> WardenPlan:
+def _warden_plan(plan: NodePlan, token: str) -> WardenPlan:
     return WardenPlan(
         command=plan.command,
         cwd=str(plan.cwd),
@@ -158,7 +158,7 @@ def _warden_plan(plan: KeeperPlan, token: str) -> WardenPlan:
     )
 
 
-def _tags(plan: KeeperPlan) -> dict[str, str]:
+def _tags(plan: NodePlan) -> dict[str, str]:
     """Whose process this is, for whoever finds it after its agent and its warden have died."""
     return {
         layout.INSTANCE_VARIABLE: plan.instance,

@@ -13,12 +13,12 @@ import sys
 import time
 from dataclasses import dataclass
 
-from everstep_services.agent.ranks import dispositions, process_tree, spawn
+from everstep_services.agent.ranks import process_tree, spawn, warden_signals
 from everstep_services.agent.ranks.liveness_port import answer_all
-from everstep_services.agent.ranks.subreaper import become_subreaper
-from everstep_services.agent.ranks.warden_forge import Forge, State
-from everstep_services.agent.ranks.warden_signals import Signals
-from everstep_services.agent.ranks.warden_stop import Stopping, kill_everything
+from everstep_services.agent.ranks.process_tree import become_subreaper
+from everstep_services.agent.ranks.warden_forge import Forge, ForgeState
+from everstep_services.agent.ranks.warden_signals import SignalQueue
+from everstep_services.agent.ranks.warden_stop import RoundStop, kill_everything
 from trainer_sdk import layout
 from trainer_sdk.bootstrap.deferred_signals import HELD
 from trainer_sdk.wire import (
@@ -75,8 +75,8 @@ class Warden:
         self._unclaimed: dict[int, int] = {}
         self._pending: WardenStart | None = None
         self._asked_at = 0.0
-        self._stopping: Stopping | None = None
-        self._signals = Signals(self._send)
+        self._stopping: RoundStop | None = None
+        self._signals = SignalQueue(self._send)
         self._ended_by: dict[int, int] = {}
         """Ranks that were killed in place of a signal that they had deferred."""
         self._leaves = False
@@ -133,7 +133,7 @@ class Warden:
         moments: list[float] = []
         if self._forge.again_at is not None:
             moments.append(self._forge.again_at)
-        if self._forge.state is State.FORKING:
+        if self._forge.state is ForgeState.FORKING:
             moments.append(self._forge.late_at)
         elif self._pending is not None:
             moments.append(self._asked_at + self._pending.forge_within_s)
@@ -186,11 +186,11 @@ class Warden:
 
     def _start_pending(self, now: float) -> None:
         start = self._pending
-        if start is None or self._forge.state is State.FORKING:
+        if start is None or self._forge.state is ForgeState.FORKING:
             return
-        if self._forge.state is State.READY and self._forge.fork(start):
+        if self._forge.state is ForgeState.READY and self._forge.fork(start):
             return
-        coming = self._forge.state is State.STARTING
+        coming = self._forge.state is ForgeState.STARTING
         if not coming or now >= self._asked_at + start.forge_within_s:
             self._start_cold()
 
@@ -225,7 +225,7 @@ class Warden:
                 self._forge.ready(line)
             case Forked():
                 start, self._pending = self._pending, None
-                self._forge.state = State.READY
+                self._forge.state = ForgeState.READY
                 self._unclaimed = {p: s for p, s in self._unclaimed.items() if p in line.pids}
                 if start is not None:
                     for entry, pid in zip(start.ranks, line.pids, strict=True):
@@ -234,7 +234,7 @@ class Warden:
                 self._forge.unfit(line)
 
     def _forge_gone(self) -> None:
-        was_forking = self._forge.state is State.FORKING
+        was_forking = self._forge.state is ForgeState.FORKING
         self._forge.gone()
         if was_forking:  # some ranks may exist, and nobody can say which they are
             self._unclaimed.clear()
@@ -270,9 +270,9 @@ class Warden:
         Nothing of it is reaped yet, so the number is still its own.
         """
         number = line.number
-        only_announces = line.to_handlers or number in dispositions.ANNOUNCE
+        only_announces = line.to_handlers or number in warden_signals.ANNOUNCE
         is_python = self._plan.command.kind != "program"
-        if dispositions.is_deferred(pid, number, rank.page, is_armed_first=is_python):
+        if warden_signals.is_deferred(pid, number, rank.page, is_armed_first=is_python):
             if only_announces:
                 return False
             # What the default action would do, also to a rank that waits inside of a library.
@@ -298,7 +298,7 @@ class Warden:
     def _exited(self, pid: int, status: int) -> None:
         rank = self._ranks.pop(pid, None)
         if rank is None:
-            if self._forge.state is State.FORKING:  # one that the forge has not named yet
+            if self._forge.state is ForgeState.FORKING:  # one that the forge has not named yet
                 self._unclaimed[pid] = status
             return
         killed = os.WIFSIGNALED(status)
@@ -318,14 +318,14 @@ class Warden:
         )
 
     def _stop(self, order: WardenStop) -> None:
-        if self._forge.state is not State.FORKING:
+        if self._forge.state is not ForgeState.FORKING:
             self._pending = None
         self._reap()  # those that have ended by themselves were not told
         for pid, rank in self._ranks.items():
             self._act(pid, rank, Signal(number=signal.SIGTERM), has_come=False)
         ranks = {rank.rank for rank in self._ranks.values()}
         self._leaves = order.is_done and order.leaves and not ranks
-        self._stopping = Stopping(order, ranks, self._forge, time.monotonic())
+        self._stopping = RoundStop(order, ranks, self._forge, time.monotonic())
 
     def _tell(self, line: FromWarden) -> None:
         try:

@@ -14,18 +14,18 @@ import msgspec
 from everstep.bus.background import in_background
 from everstep.messages.facts.ranks import ErrorRecord
 from everstep_services.agent.ranks import process_tree, setup
-from everstep_services.agent.ranks.liveness_port import Door
+from everstep_services.agent.ranks.liveness_port import LivenessPort
 from everstep_services.agent.ranks.oom_kills import MemoryKills, kill_counts
 from everstep_services.agent.ranks.protocol import (
     BatchPlan,
     ForgeReady,
     ForgeUnfit,
-    KeeperEvent,
-    KeeperLost,
-    KeeperLostError,
-    KeeperPlan,
+    NodePlan,
     StartRefused,
     Stopped,
+    WardenEvent,
+    WardenLost,
+    WardenLostError,
 )
 from everstep_services.agent.ranks.round_watch import RoundWatch
 from trainer_sdk.page import PageReading
@@ -53,18 +53,18 @@ _SIGNAL_WITHIN_S = 10.0
 _LOST = "the warden of this node has ended: {}; its log is {}"
 
 
-class Keeper:
+class WardenClient:
     """One node's ranks, one round at a time. Nothing of it knows the bus, or decides anything."""
 
-    def __init__(self, plan: KeeperPlan, writer: asyncio.StreamWriter, kills: MemoryKills) -> None:
-        self.events: asyncio.Queue[KeeperEvent] = asyncio.Queue()
+    def __init__(self, plan: NodePlan, writer: asyncio.StreamWriter, kills: MemoryKills) -> None:
+        self.events: asyncio.Queue[WardenEvent] = asyncio.Queue()
         """What happened, in order. Bounded by the ranks and by the forge's few attempts."""
         self.watch = RoundWatch(
             self.events, self._deferred, is_silent=plan.command.kind == "program"
         )
         self.warm = False
         """The forge is ready: a start is a fork."""
-        self.door: Door | None = None
+        self.door: LivenessPort | None = None
         """Where others may ask whether the warden lives."""
         self._plan = plan
         self._writer = writer
@@ -180,9 +180,9 @@ class Keeper:
         self._lost = _LOST.format(reason, self._plan.runtime_dir / "warden.log")
         for waiting in (self._stopped, self._signalled):
             if waiting is not None and not waiting.done():
-                waiting.set_exception(KeeperLostError(self._lost))
+                waiting.set_exception(WardenLostError(self._lost))
                 waiting.exception()  # it may be that nobody waits for it any more
-        self.events.put_nowait(KeeperLost(self._lost))
+        self.events.put_nowait(WardenLost(self._lost))
 
     def _deferred(self, rank: int, number: int) -> None:
         """Whether others got the signal as well, the warden knows."""
@@ -190,14 +190,14 @@ class Keeper:
 
     def _check(self) -> None:
         if self._lost:
-            raise KeeperLostError(self._lost)
+            raise WardenLostError(self._lost)
 
     async def _send(self, line: WireLine) -> None:
         try:
             self._writer.write(encode(line))
             await self._writer.drain()
         except ConnectionError as error:
-            raise KeeperLostError(
+            raise WardenLostError(
                 _LOST.format(error, self._plan.runtime_dir / "warden.log")
             ) from error
 
@@ -214,7 +214,7 @@ _LINE: "msgspec.json.Decoder[FromWarden]" = msgspec.json.Decoder(FromWarden)
 
 
 @asynccontextmanager
-async def held_folder(plan: KeeperPlan) -> AsyncIterator[int]:
+async def held_folder(plan: NodePlan) -> AsyncIterator[int]:
     """The lock of the agent's folder: no other agent takes it for left behind, whoever ends.
 
     StartRefusedError if another agent has it.
@@ -227,7 +227,7 @@ async def held_folder(plan: KeeperPlan) -> AsyncIterator[int]:
 
 
 @asynccontextmanager
-async def opened_keeper(plan: KeeperPlan, lock: int) -> AsyncIterator[Keeper]:
+async def opened_warden(plan: NodePlan, lock: int) -> AsyncIterator[WardenClient]:
     """A keeper whose warden runs; at the end nothing that it has started is left.
 
     One after the other may be opened in a folder that is held.
@@ -237,7 +237,7 @@ async def opened_keeper(plan: KeeperPlan, lock: int) -> AsyncIterator[Keeper]:
         reader, writer = await asyncio.open_connection(sock=laid.control, limit=_LONGEST_LINE)
         # Ranks are born in the warden's control group.
         kills = MemoryKills(partial(kill_counts, laid.warden.pid))
-        keeper = Keeper(plan, writer, kills)
+        keeper = WardenClient(plan, writer, kills)
         keeper.door = laid.door
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_datagram_endpoint(
@@ -263,7 +263,7 @@ class _Datagrams(asyncio.DatagramProtocol):
 
 
 async def _follow(
-    keeper: Keeper, reader: asyncio.StreamReader, plan: KeeperPlan, laid: setup.Ground
+    keeper: WardenClient, reader: asyncio.StreamReader, plan: NodePlan, laid: setup.WardenSetup
 ) -> None:
     try:
         while line := await reader.readline():
@@ -275,7 +275,7 @@ async def _follow(
     keeper.lose(_how(code))
 
 
-async def _look_for_ever(keeper: Keeper) -> None:
+async def _look_for_ever(keeper: WardenClient) -> None:
     while True:
         await asyncio.sleep(_LOOK_EVERY_S)
         await keeper.look()
@@ -287,13 +287,13 @@ def _how(code: int) -> str:
     )
 
 
-def _kill_rest(plan: KeeperPlan, laid: setup.Ground) -> None:
+def _kill_rest(plan: NodePlan, laid: setup.WardenSetup) -> None:
     """What the kernel did not kill together with the warden: that which a rank had started."""
     while process_tree.kill_instance(plan.instance, laid.others):
         continue
 
 
-def _close(plan: KeeperPlan, laid: setup.Ground) -> None:
+def _close(plan: NodePlan, laid: setup.WardenSetup) -> None:
     """The warden ends when the control socket is closed; then nothing is left."""
     laid.control.close()
     try:

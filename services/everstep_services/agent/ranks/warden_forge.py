@@ -30,7 +30,7 @@ _SEND_WITHIN_S = 5.0
 _FORK_WITHIN_S = 30.0
 
 
-class State(Enum):
+class ForgeState(Enum):
     """What the forge can be asked for."""
 
     OFF = "off"
@@ -43,7 +43,7 @@ class Forge:
     """One forge after another. Its death harms no rank, and costs the next ones a cold start."""
 
     def __init__(self, plan: WardenPlan, tell: Callable[[FromWarden], None]) -> None:
-        self.state = State.OFF
+        self.state = ForgeState.OFF
         self.pid = 0
         self.channel: Channel[ForgeUp | Forked | Unfit] | None = None
         self.again_at: float | None = None
@@ -62,7 +62,7 @@ class Forge:
         with theirs:
             self.pid = spawn.start_forge(self._plan, theirs)
         self.channel = Channel(ours, FromForge)
-        self.state = State.STARTING
+        self.state = ForgeState.STARTING
         self.again_at = None
         plan = ForgePlan(
             warden=os.getpid(),
@@ -86,13 +86,13 @@ class Forge:
         except OSError:
             self.gone()
             return False
-        self.state = State.FORKING
+        self.state = ForgeState.FORKING
         self.late_at = time.monotonic() + _FORK_WITHIN_S
         return True
 
     def ready(self, up: ForgeUp) -> None:
         """It has imported everything."""
-        self.state = State.READY
+        self.state = ForgeState.READY
         self._failures = 0
         self._tell(msgspec.structs.replace(up, left_out=self._left_out))
 
@@ -100,7 +100,7 @@ class Forge:
         """It must not fork. A module that can be left out is; otherwise ranks start cold."""
         without = line.without or (line.module,)
         optional = not {"", "torch"} & set(without)
-        hopeless = self.state is State.STARTING and not optional
+        hopeless = self.state is ForgeState.STARTING and not optional
         self.kill()
         if optional:
             self._without += without
@@ -117,7 +117,7 @@ class Forge:
 
     def is_late(self, now: float) -> bool:
         """Whether it should have forked by now."""
-        return self.state is State.FORKING and now >= self.late_at
+        return self.state is ForgeState.FORKING and now >= self.late_at
 
     def kill(self) -> None:
         """End it; whoever waits for it is told by nobody."""
@@ -136,7 +136,7 @@ class Forge:
         if self.channel is not None:
             self.channel.close()
         self.channel = None
-        self.state = State.OFF
+        self.state = ForgeState.OFF
 
     def _fail(self, reason: str, *, final: bool, after_s: float) -> None:
         self._failures += 1

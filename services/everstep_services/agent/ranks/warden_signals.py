@@ -4,7 +4,9 @@ import signal
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from trainer_sdk.bootstrap.deferred_signals import HELD
+from everstep_services.agent.ranks import process_tree
+from trainer_sdk import layout
+from trainer_sdk.bootstrap.deferred_signals import DEFERRED, HELD
 from trainer_sdk.wire import Signal, Undefer
 
 _TO_ALL = frozenset((*HELD, signal.SIGQUIT))
@@ -18,7 +20,7 @@ class _Send(Protocol):
     def __call__(self, line: Signal, /, *, has_come: bool) -> tuple[int, ...]: ...
 
 
-class Signals:
+class SignalQueue:
     """Waits a moment before it has ranks take a signal that may have been sent to all processes.
 
     The warden blocks these signals: one that was sent to the warden is pending, and was sent to
@@ -61,3 +63,34 @@ def _pending() -> Iterator[int]:
     """The signals that were sent to this process, which has them blocked."""
     while (info := signal.sigtimedwait(_TO_ALL, 0)) is not None:
         yield info.si_signo
+
+
+# A rank that has no handler for these would die of them, and nobody meant that.
+ANNOUNCE = (signal.SIGUSR1, signal.SIGUSR2)
+_WORDS = 8 * (layout.DEFERRED + 1)
+
+
+def is_deferred(pid: int, number: int, page: str, *, is_armed_first: bool) -> bool:
+    """Whether the rank has neither a handler of its own for this signal nor the default action.
+
+    `is_armed_first`: it runs through the bootstrap, and has nothing of its own before its script.
+    """
+    if number not in DEFERRED:
+        return False
+    words = _words(page)
+    if words is None or words[layout.MAGIC_AT] != layout.MAGIC:
+        return is_armed_first
+    if words[layout.PID] != pid:
+        return False
+    if words[layout.PHASE] == layout.PHASE_STARTING:
+        return is_armed_first
+    return bool(words[layout.DEFERRED] >> number & 1) and process_tree.catches(pid, number)
+
+
+def _words(page: str) -> "memoryview[int] | None":
+    try:
+        with open(page, "rb") as file:
+            octets = file.read(_WORDS)
+    except OSError:
+        return None
+    return memoryview(octets).cast("q") if len(octets) == _WORDS else None

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 
 from everstep_services.agent.ranks import process_tree
-from everstep_services.agent.ranks.warden_forge import Forge, State
+from everstep_services.agent.ranks.warden_forge import Forge, ForgeState
 from trainer_sdk.wire import AllStopped, WardenStop
 
 _LOOK_AGAIN_S = 0.02
@@ -17,7 +17,7 @@ _NAMED = 10
 _EVERYTHING_WITHIN_S = 10.0
 
 
-class Stopping:
+class RoundStop:
     """One order to stop, until nothing of the round is left."""
 
     def __init__(self, order: WardenStop, ranks: set[int], forge: Forge, now: float) -> None:
@@ -39,7 +39,7 @@ class Stopping:
 
     def advance(self, now: float, living: Mapping[int, int]) -> AllStopped | None:
         """Go on; the report when there is nothing left to do. `living` is rank by process id."""
-        if self._forge.state is State.FORKING:
+        if self._forge.state is ForgeState.FORKING:
             return None  # the ranks that it makes are stopped when they have a name
         self._kill_newborn(living)
         if living and now < self._asked_at + self._order.grace_s:

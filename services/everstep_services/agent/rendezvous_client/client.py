@@ -13,7 +13,7 @@ from everstep.bus.errors import AskRefusedError, BusError
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.messages import Done, Join, Joined, Leave, Report, Reported
-from everstep_services.agent.core.actions import Tell
+from everstep_services.agent.core.actions import SendReport
 
 log = logging.getLogger(__name__)
 
@@ -25,43 +25,43 @@ BUSY = {"500", "502", "503"}
 
 
 @dataclass(frozen=True, slots=True)
-class Unsent:
+class UnsentReport:
     """A report, and when it happened."""
 
-    tell: Tell
+    tell: SendReport
     report: Report
     at: float
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class AnswerHandlers:
     """Who is told what came of it."""
 
     joined: Callable[[Joined], None]
-    reported: Callable[[Tell, Reported], None]
+    reported: Callable[[SendReport, Reported], None]
     refused: Callable[[str], None]
     """Rendezvous will never understand this agent: why."""
     unanswered: Callable[[float, str], None]
     """Nobody has answered for so long, and why not."""
 
 
-class Asker:
+class RendezvousClient:
     """One question at a time: reports first, in their order, then whether we may join."""
 
-    def __init__(self, bus: Bus, clock: Clock, job: str, answers: Answers) -> None:
+    def __init__(self, bus: Bus, clock: Clock, job: str, answers: AnswerHandlers) -> None:
         self._bus = bus
         self._clock = clock
         self._job = job
         self._answers = answers
-        self._reports: deque[Unsent] = deque()
+        self._reports: deque[UnsentReport] = deque()
         self._join: Callable[[], Join] | None = None
         self._has_work = asyncio.Event()
         self._silent_since: float | None = None
         self._backoff = Backoff(_WAIT_FIRST_S, _WAIT_MOST_S)
 
-    def tell(self, tell: Tell, report: Report) -> None:
+    def tell(self, tell: SendReport, report: Report) -> None:
         """Ask what this means for the round."""
-        self._reports.append(Unsent(tell, report, self._clock.now()))
+        self._reports.append(UnsentReport(tell, report, self._clock.now()))
         self._has_work.set()
 
     def join(self, make: Callable[[], Join]) -> None:
@@ -112,7 +112,7 @@ class Asker:
                 self._join = None
             self._answers.joined(reply)
 
-    async def _report(self, unsent: Unsent) -> None:
+    async def _report(self, unsent: UnsentReport) -> None:
         age_s = round(self._clock.now() - unsent.at, 3)
         report = _aged(unsent.report, age_s)
         reply = await self._bus.ask(

@@ -25,7 +25,7 @@ class _Wanted:
     question: DrainNode | StopJob
 
 
-class Requests:
+class ScriptRequests:
     """One at a time; of one kind only the first in a round, for all ranks may say the same."""
 
     def __init__(self, plan: RunPlan, bus: Bus, clock: Clock, say: Callable[..., None]) -> None:

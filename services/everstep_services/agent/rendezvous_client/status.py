@@ -1,49 +1,127 @@
 """What an agent asks rendezvous: whether it may join, what something means, and goodbye."""
 
+import errno
+import random
+import socket
+from pathlib import Path
+from typing import Protocol
+
 from everstep import __version__
+from everstep.errors import EverstepError
 from everstep.messages import Join, Leave, Report, StartRanks
-from everstep_services.agent.core.actions import Exiting, Tell
+from everstep_services.agent.core.actions import ExitAgent, SendReport
 from everstep_services.agent.core.agent import Agent
-from everstep_services.agent.probes.node_checks import Checks
-from everstep_services.agent.rendezvous_client.ports import Reserved
+from everstep_services.agent.probes.node_checks import NodeChecks
+from everstep_services.agent.replicas.node_checkpoints import NodeCheckpoints
 from everstep_services.agent.run_plan import RunPlan
-from everstep_services.agent.telemetry.progress import Progress
+from everstep_services.agent.telemetry.progress import ProgressReader
+
+_RANGE = (15_000, 32_000)
+_ATTEMPTS = 200
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
-class Questions:
-    """Says everything as it is at the moment of asking."""
+class NoPortError(EverstepError):
+    """No port is free in the range where ranks may meet."""
 
-    def __init__(
-        self, plan: RunPlan, agent: Agent, progress: Progress, instance: str,
-        replica_port: int | None,
-    ) -> None:  # fmt: skip
-        self._plan = plan
-        self._agent = agent
-        self._progress = progress
-        self._instance = instance
-        self._replica_port = replica_port
+    def __init__(self, low: int, high: int) -> None:
+        super().__init__(
+            f"no TCP port from {low} to {high} was free in {_ATTEMPTS} attempts: "
+            f"find out what holds them with `ss -ltnp`"
+        )
+
+
+class Reserved:
+    """One port, bound so that no other process takes it; free it just before it is used."""
+
+    def __init__(self) -> None:
+        low, high = _range()
+        for _ in range(_ATTEMPTS):
+            # Below the kernel's own range: an outgoing connection never takes it.
+            self.port = random.randrange(low, high)  # noqa: S311  no secret
+            self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            try:
+                self._socket.bind(("", self.port))
+            except OSError as error:
+                self._socket.close()
+                if error.errno not in {errno.EADDRINUSE, errno.EACCES}:
+                    raise
+            else:
+                return
+        raise NoPortError(low, high)
+
+    def free(self) -> None:
+        """Let others bind it. Safe to repeat."""
+        self._socket.close()
+
+
+def _range() -> tuple[int, int]:
+    low, high = _RANGE
+    try:
+        ephemeral = int(_EPHEMERAL.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return low, high
+    return (low, min(high, ephemeral)) if ephemeral > low + _ATTEMPTS else (low, high)
+
+
+class RendezvousPort:
+    """The port of this node at which the ranks would meet, kept free for them."""
+
+    def __init__(self) -> None:
         self._reserved: Reserved | None = None
-        self.checks: Checks | None = None
-        self.is_warm = False
-        """The forge is ready."""
-        self.evidence_s = 0.0
-        """How long evidence was collected before the last round's ranks were stopped."""
-        self.stop_s = 0.0
-        """How long the last round's ranks took to stop."""
-        self.restore_s = 0.0
-        """How long the ranks of this round took to have their state back."""
 
-    def free_port(self, order: StartRanks) -> None:
-        """The port that we offered is about to be used, if the ranks meet here."""
+    def reserve(self) -> int:
+        """Return the port that is kept free, another one if the last was given to ranks."""
+        if self._reserved is None:
+            self._reserved = Reserved()
+        return self._reserved.port
+
+    def release(self, order: StartRanks) -> None:
+        """Let the ranks of this order bind it, if they meet on this node."""
         if self._reserved is not None and order.slot == 0:
             self._reserved.free()
             self._reserved = None
 
+
+class StartStopTimes(Protocol):
+    """What the owner of the ranks knows about their starts and stops."""
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether the forge is ready."""
+        ...
+
+    @property
+    def evidence_s(self) -> float:
+        """How long evidence was collected before the last round's ranks were stopped."""
+        ...
+
+    @property
+    def stop_s(self) -> float:
+        """How long the last round's ranks took to stop."""
+        ...
+
+
+class AgentStatus:
+    """Makes the questions to rendezvous; each tells the state at the moment of asking."""
+
+    def __init__(  # noqa: PLR0913  each owns values that rendezvous wants to know
+        self, plan: RunPlan, instance: str, agent: Agent, progress: ProgressReader,
+        checks: NodeChecks, checkpoints: NodeCheckpoints, ranks: StartStopTimes,
+        port: RendezvousPort,
+    ) -> None:  # fmt: skip
+        self._plan = plan
+        self._instance = instance
+        self._agent = agent
+        self._progress = progress
+        self._checks = checks
+        self._checkpoints = checkpoints
+        self._ranks = ranks
+        self._port = port
+
     def join(self) -> Join:
         """Ask whether we may take part."""
         plan, agent = self._plan, self._agent
-        if self._reserved is None:
-            self._reserved = Reserved()
         return Join(
             job=plan.job,
             node=plan.node,
@@ -61,19 +139,19 @@ class Questions:
             last_round=agent.last_round,
             last_slot=agent.last_slot if agent.order is None else agent.order.slot,
             last_step=self._progress.last_step(),
-            checks=() if self.checks is None else self.checks.failing,
-            warm=self.is_warm,
+            checks=self._checks.failing,
+            warm=self._ranks.is_warm,
             known_round=agent.round or 0,
             running=agent.order,
             running_state=agent.running_state,
-            master_port=self._reserved.port,
-            replica_port=self._replica_port,
-            evidence_s=self.evidence_s,
-            stop_s=self.stop_s,
+            master_port=self._port.reserve(),
+            replica_port=self._checkpoints.port,
+            evidence_s=self._ranks.evidence_s,
+            stop_s=self._ranks.stop_s,
             version=__version__,
         )
 
-    def report(self, tell: Tell, order: StartRanks, fact: str | None) -> Report:
+    def report(self, tell: SendReport, order: StartRanks, fact: str | None) -> Report:
         """Ask what this means for the round."""
         ending = tell.exit
         return Report(
@@ -97,10 +175,10 @@ class Questions:
             excuse_s=tell.excuse_s,
             step_s=tell.step_s,
             warm_ranks=self._progress.warm_ranks,
-            restore_s=self.restore_s,
+            restore_s=self._checkpoints.restore_s,
         )
 
-    def leave(self, exiting: Exiting) -> Leave:
+    def leave(self, exiting: ExitAgent) -> Leave:
         """We go."""
         return Leave(
             job=self._plan.job,

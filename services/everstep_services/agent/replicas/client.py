@@ -8,18 +8,18 @@ from typing import Self
 
 from everstep.messages import Peer
 from everstep_services.agent.replicas.protocol import (
-    Ask,
-    Coming,
+    AskHolding,
+    BytesFollow,
     Copy,
-    Get,
-    Go,
-    Holding,
-    Link,
-    Put,
+    GetCopy,
+    HoldingAnswer,
+    PutCopy,
     ReplicaError,
-    Stored,
+    ReplicaLink,
+    SendFrom,
+    StoredAnswer,
 )
-from everstep_services.agent.replicas.session import Standing
+from everstep_services.agent.replicas.session import ReplicaSession
 from everstep_services.agent.replicas.store import Incoming
 from everstep_services.agent.replicas.tls import refusal
 from trainer_sdk.checkpoint.image_folder import RestoredState
@@ -34,10 +34,10 @@ class Call:
     Whatever goes wrong comes out as a `ReplicaError` that names the node.
     """
 
-    def __init__(self, to: Peer, standing: Standing) -> None:
+    def __init__(self, to: Peer, standing: ReplicaSession) -> None:
         self._to = to
         self._standing = standing
-        self._link: Link | None = None
+        self._link: ReplicaLink | None = None
         self._is_over = False
         self._is_in = False
         """It has heard our proof, and given its own."""
@@ -61,7 +61,7 @@ class Call:
         family, kind, number, _, place = socket.getaddrinfo(
             to.address, to.port, type=socket.SOCK_STREAM
         )[0]
-        self._link = link = Link(
+        self._link = link = ReplicaLink(
             socket.socket(family, kind, number), silent_s=standing.settings.silent_s
         )
         if self._is_over:
@@ -109,29 +109,29 @@ class Call:
     def put(self, copy: Copy, octets: memoryview, restored: RestoredState | None = None) -> None:
         """Send a state that is whole in memory; it is there, verified, when this returns."""
         link = self._ready()
-        link.say(Put(copy=copy, restored=restored))
-        answer = link.hear_answer(Go)
+        link.say(PutCopy(copy=copy, restored=restored))
+        answer = link.hear_answer(SendFrom)
         if answer.is_whole:
             return
         link.within(self._standing.limit_s(copy.size_bytes - answer.offset))
         link.send(octets[answer.offset :])
-        link.hear_answer(Stored)
+        link.hear_answer(StoredAnswer)
 
     def ask(self, ranks: Sequence[int]) -> tuple[Copy, ...]:
         """What it has of these ranks."""
         link = self._ready()
-        link.say(Ask(ranks=tuple(ranks)))
-        return link.hear_answer(Holding).copies
+        link.say(AskHolding(ranks=tuple(ranks)))
+        return link.hear_answer(HoldingAnswer).copies
 
     def get(self, incoming: Incoming) -> None:
         """Fetch the rest of a state."""
         link, copy = self._ready(), incoming.copy
-        link.say(Get(copy=copy, offset=incoming.offset))
-        link.hear_answer(Coming)
+        link.say(GetCopy(copy=copy, offset=incoming.offset))
+        link.hear_answer(BytesFollow)
         link.within(self._standing.limit_s(copy.size_bytes - incoming.offset))
         link.receive(incoming)
 
-    def _ready(self) -> Link:
+    def _ready(self) -> ReplicaLink:
         assert self._link is not None
         self._link.within(_ANSWERS_WITHIN_S)
         return self._link

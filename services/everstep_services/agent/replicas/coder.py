@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from everstep.errors import EverstepError
-from everstep_services.agent.replicas.erasure_code import Decode, Encode, Made, Request
+from everstep_services.agent.replicas.erasure_code import CodeResult, Decode, Encode, Request
 from everstep_services.agent.replicas.images import CopyFile, Image
 from everstep_services.agent.replicas.protocol import Copy
 
@@ -97,7 +97,7 @@ async def give_back(parts: Sequence[CopyFile], size_bytes: int, image: Path) -> 
     return (await _run(asked)).hashes[0]
 
 
-async def _run(request: Request) -> Made:
+async def _run(request: Request) -> CodeResult:
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-P", "-m", _CHILD,
         stdin=asyncio.subprocess.PIPE,
@@ -114,7 +114,7 @@ async def _run(request: Request) -> Made:
     if child.returncode:
         lines = error.decode(errors="replace").strip().splitlines() or ["it said nothing"]
         raise CodingError(f"parts could not be made or read: {lines[-1]}")
-    return msgspec.json.decode(out, type=Made)
+    return msgspec.json.decode(out, type=CodeResult)
 
 
 def _token(copy: Copy) -> str:

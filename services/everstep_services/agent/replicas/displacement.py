@@ -23,7 +23,7 @@ class Sender:
     """Ends its connection, and with it what is being received."""
 
 
-class Course:
+class TrainingLine:
     """Of one rank's training, as far as a keeper was told."""
 
     def __init__(self) -> None:

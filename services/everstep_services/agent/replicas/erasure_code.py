@@ -41,7 +41,7 @@ class Decode(msgspec.Struct, frozen=True, kw_only=True, tag="decode"):
 Request = Encode | Decode
 
 
-class Made(msgspec.Struct, frozen=True, kw_only=True):
+class CodeResult(msgspec.Struct, frozen=True, kw_only=True):
     """What came of it: of each part, or of the state."""
 
     sizes_bytes: tuple[int, ...]
@@ -116,7 +116,7 @@ def code_of(needed: int, parts: int) -> Code:
     return Xor(needed) if parts == needed + 1 else ReedSolomon(needed, parts)
 
 
-def encode(asked: Encode) -> Made:
+def encode(asked: Encode) -> CodeResult:
     """Write the parts; their sizes and hashes."""
     code = code_of(asked.needed, asked.parts)
     hashes = [Hasher() for _ in asked.paths]
@@ -132,10 +132,10 @@ def encode(asked: Encode) -> Made:
                 files[number].write(row)
                 hashes[number].update(row)
                 sizes[number] += len(row)
-    return Made(sizes_bytes=tuple(sizes), hashes=tuple(each.hexdigest() for each in hashes))
+    return CodeResult(sizes_bytes=tuple(sizes), hashes=tuple(each.hexdigest() for each in hashes))
 
 
-def decode(asked: Decode) -> Made:
+def decode(asked: Decode) -> CodeResult:
     """Write the state; its size and hash."""
     code, hashed = code_of(asked.needed, asked.parts), Hasher()
     with ExitStack() as stack:
@@ -147,7 +147,7 @@ def decode(asked: Decode) -> Made:
             block = code.block(dict(zip(asked.numbers, rows, strict=True)), size)
             image.write(block)
             hashed.update(block)
-    return Made(sizes_bytes=(asked.size_bytes,), hashes=(hashed.hexdigest(),))
+    return CodeResult(sizes_bytes=(asked.size_bytes,), hashes=(hashed.hexdigest(),))
 
 
 def _blocks(size_bytes: int, needed: int) -> Iterator[int]:

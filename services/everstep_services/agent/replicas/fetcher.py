@@ -3,12 +3,13 @@
 import asyncio
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from threading import Lock
+from time import monotonic
 
 import msgspec
 
@@ -24,12 +25,62 @@ from everstep_services.agent.replicas.choice import (
 from everstep_services.agent.replicas.client import Call
 from everstep_services.agent.replicas.coder import CodingError, give_back
 from everstep_services.agent.replicas.images import CopyFile, OwnImages, read_head
-from everstep_services.agent.replicas.last_state import Lost
-from everstep_services.agent.replicas.memory_file import Memory
+from everstep_services.agent.replicas.last_state import LostState
+from everstep_services.agent.replicas.memory_file import MemoryFile
 from everstep_services.agent.replicas.protocol import Copy, ReplicaError
-from everstep_services.agent.replicas.retry import Coming, take_from_one
-from everstep_services.agent.replicas.session import Standing
-from everstep_services.agent.replicas.store import Incoming, Store
+from everstep_services.agent.replicas.session import ReplicaSession
+from everstep_services.agent.replicas.store import Incoming, ReplicaStore
+
+_STILL_MOST_S = 30.0
+"""A node may pause for some seconds; the ranks of a round do not wait longer for one than this."""
+_PAUSE_S = 0.5
+_MAY_PASS = frozenset({"slow", "closed"})
+"""Who refuses a connection, or does not have it, will not do better the next time."""
+
+Attempt = Callable[[], Awaitable[None]]
+
+
+class TransferProgress:
+    """How far a state has come, and when more of it came last."""
+
+    def __init__(self) -> None:
+        self._offset = 0
+        self._moved_at = monotonic()
+
+    def reached(self, offset: int) -> None:
+        """So much is here. Any thread may say so."""
+        if offset > self._offset:
+            self._offset, self._moved_at = offset, monotonic()
+
+    @property
+    def stands_still(self) -> bool:
+        """Nothing has come for so long that nobody should wait for it."""
+        return monotonic() - self._moved_at > _STILL_MOST_S
+
+
+async def take_from_one(attempts: Sequence[Attempt], coming: TransferProgress) -> None:
+    """Until one of them has taken all of it; each goes on where the one before has ended.
+
+    `ReplicaError` when nobody is worth another attempt.
+    """
+    left, said = list(attempts), dict[str, None]()
+    while left:
+        again = []
+        for attempt in left:
+            try:
+                await attempt()
+            except ReplicaError as error:
+                said[str(error)] = None
+                log.warning("image_not_fetched error=%s", error)
+                if error.cause in _MAY_PASS:
+                    again.append(attempt)
+            else:
+                return
+        left = [] if coming.stands_still else again
+        if left:
+            await asyncio.sleep(_PAUSE_S)
+    raise ReplicaError("; ".join(said))
+
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +97,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     is_sure: bool = True
     """Everybody who may hold a state was asked, and has given it: there is no other one."""
-    lost: Lost | None = None
+    lost: LostState | None = None
     """What was in this node's memory, where nothing is any more."""
 
 
@@ -69,10 +120,12 @@ class Offers:
             written.rename(self._base / OFFER)
 
 
-class Fetching:
+class Fetcher:
     """One round's, at most one at a time."""
 
-    def __init__(self, standing: Standing, store: Store, images: OwnImages, coded: Path) -> None:
+    def __init__(
+        self, standing: ReplicaSession, store: ReplicaStore, images: OwnImages, coded: Path
+    ) -> None:
         self._standing = standing
         self._store = store
         self._images = images
@@ -196,7 +249,7 @@ class Fetching:
         """From whoever has it whole, each rank from another one first; else from parts."""
         whole = [offer for offer in offers if offer.parts_needed == 1]
         parts = [offer for offer in offers if offer.parts_needed > 1]
-        first, coming = number % max(len(whole), 1), Coming()
+        first, coming = number % max(len(whole), 1), TransferProgress()
         attempts = [
             partial(self._take_whole, pool, *offer.what, coming)
             for offer in (*whole[first:], *whole[:first])
@@ -208,7 +261,9 @@ class Fetching:
                 raise
             await self._take_parts(pool, parts)
 
-    async def _take_whole(self, pool: Executor, source: Peer, copy: Copy, coming: Coming) -> None:
+    async def _take_whole(
+        self, pool: Executor, source: Peer, copy: Copy, coming: TransferProgress
+    ) -> None:
         call = Call(source, self._standing)
 
         def take() -> None:
@@ -265,8 +320,8 @@ class Fetching:
         self, pool: Executor, source: Peer, copy: Copy, path: Path, *, may_pause: bool
     ) -> None:
         """One of them; `may_pause`: there is no other part that would do as well."""
-        coming = Coming()
-        memory = await asyncio.to_thread(Memory, path, copy.size_bytes)
+        coming = TransferProgress()
+        memory = await asyncio.to_thread(MemoryFile, path, copy.size_bytes)
         incoming = Incoming(copy, read_head(copy.index), path, memory)
 
         async def attempt() -> None:

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 _LONGEST_INDEX = 8 << 20
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True):
+class ImageHead(msgspec.Struct, frozen=True, kw_only=True):
     """An `ImageIndex` without what is in the image."""
 
     identity: Identity
@@ -32,10 +32,10 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
         return self.identity.age
 
 
-_HEAD = msgspec.json.Decoder(Head)
+_HEAD = msgspec.json.Decoder(ImageHead)
 
 
-def read_head(index: bytes) -> Head:
+def read_head(index: bytes) -> ImageHead:
     """What an index says of its image. Raises `ReplicaError`."""
     try:
         head = _HEAD.decode(index)
@@ -58,7 +58,7 @@ class CopyFile:
 class Image:
     """A whole state of one rank, and where it is."""
 
-    head: Head
+    head: ImageHead
     index: bytes
     path: Path
 

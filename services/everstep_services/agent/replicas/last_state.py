@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 _SELDOM_S = 10.0
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class RememberedState(msgspec.Struct, frozen=True, kw_only=True):
     """A whole state of a rank of this node."""
 
     job: str
@@ -29,7 +29,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     round: int
 
 
-class Lost(msgspec.Struct, frozen=True, kw_only=True):
+class LostState(msgspec.Struct, frozen=True, kw_only=True):
     """There was a state in memory, and there is none; read by ranks, in the offer."""
 
     step: int
@@ -41,7 +41,7 @@ def beside_the_loop(work: Callable[[], None]) -> None:
     asyncio.get_running_loop().run_in_executor(None, work)
 
 
-class Witness:
+class LastState:
     """One agent's. It writes `beside` the rest; what cannot be written is only logged."""
 
     def __init__(
@@ -66,7 +66,7 @@ class Witness:
 
     def saw(self, step: int, round_: int) -> None:
         """A rank's state has become whole."""
-        kept = Kept(job=self._job, node=self._node, step=step, round=round_)
+        kept = RememberedState(job=self._job, node=self._node, step=step, round=round_)
         if kept == self._last:
             return
         is_first = self._last is None or self._last.round != round_
@@ -75,12 +75,12 @@ class Witness:
             self._written_at = now
             self._beside(self._write)
 
-    def lost(self) -> Lost | None:
+    def lost(self) -> LostState | None:
         """What was here, for ranks that find nothing; None if nothing ever was."""
         if self._last is None:
             return None
         step, round_ = self._last.step, self._last.round
-        return Lost(
+        return LostState(
             step=step,
             reason=f"it was {self._where} of {self._node}, saved in round {round_}, and is gone: "
             f"the node or its {self._what} was cleared since, or the job came back too late "
@@ -107,8 +107,8 @@ class Witness:
             except OSError as error:
                 log.warning("kept_state_not_noted path=%s error=%s", self._path, error)
 
-    def _read(self) -> Kept | None:
+    def _read(self) -> RememberedState | None:
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=Kept)
+            return msgspec.json.decode(self._path.read_bytes(), type=RememberedState)
         except (OSError, msgspec.DecodeError):
             return None

@@ -3,54 +3,65 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from everstep.bus.background import in_background
 from everstep.clock import Clock
-from everstep.messages import CopyReplica, DropReplica, ReleaseImages, StartRanks
+from everstep.messages import CopyReplica, ReleaseImages, StartRanks
 from everstep_services.agent.core.actions import AboutStates
 from everstep_services.agent.replicas.coder import Coder
-from everstep_services.agent.replicas.fetcher import Fetching, Offers
-from everstep_services.agent.replicas.held_copy import Held
+from everstep_services.agent.replicas.fetcher import Fetcher, Offers
 from everstep_services.agent.replicas.images import CopyFile, OwnImages
-from everstep_services.agent.replicas.last_state import Witness
+from everstep_services.agent.replicas.last_state import LastState
 from everstep_services.agent.replicas.server import ReplicaServer
-from everstep_services.agent.replicas.session import Standing
-from everstep_services.agent.replicas.store import Store
-from everstep_services.agent.replicas.transmitter import Failed, Sending
+from everstep_services.agent.replicas.session import ReplicaSession
+from everstep_services.agent.replicas.store import HeldCopy, ReplicaStore
+from everstep_services.agent.replicas.transmitter import Transmitter
 from trainer_sdk.checkpoint.image_folder import release_images
 
 log = logging.getLogger(__name__)
 
 CODED = "coded"
-Stored = Callable[[Held, str, float], None]
-"""All ranks of a slot are here for the first time in a round: one of them, from whom, how long."""
-Released = Callable[[ReleaseImages, str, Path], None]
-"""A state may be restored again: the order, the tier, its folder."""
 
 
-class Keep:
+class StateEvents(Protocol):
+    """Who records what happens to states."""
+
+    def stored(self, held: HeldCopy, by: str, took_s: float) -> None:
+        """All ranks of a slot are here for the first time in a round; `held` is the last copy."""
+        ...
+
+    def failed(self, step: int, node: str, reason: str, cause: str) -> None:
+        """The state of a step did not reach a node that should hold it."""
+        ...
+
+    def released(self, order: ReleaseImages, tier: str, folder: Path) -> None:
+        """A quarantined state may be restored again."""
+        ...
+
+
+class ReplicaManager:
     """Below one folder; works beside the ranks and never with them."""
 
     def __init__(
-        self, standing: Standing, folder: Path, store: Store, clock: Clock,
-        stored: Stored, failed: Failed,
+        self, standing: ReplicaSession, folder: Path, store: ReplicaStore, clock: Clock,
+        events: StateEvents, last_state: LastState | None = None,
     ) -> None:  # fmt: skip
         self._standing = standing
         self._folder = folder
         self._store = store
         self._images = OwnImages(folder, standing.job)
-        self._sending = Sending(standing, self._images, Coder(folder / CODED), clock, failed)
-        self._fetching = Fetching(standing, store, self._images, folder / CODED)
+        self._sending = Transmitter(
+            standing, self._images, Coder(folder / CODED), clock, events.failed
+        )
+        self._fetching = Fetcher(standing, store, self._images, folder / CODED)
         self._offers = Offers(folder)
-        self._stored = stored
-        self.witness: Witness | None = None
+        self._events = events
+        self._last_state = last_state
         """Which state was here last."""
-        self.released: Released = lambda *_: None
-        """Who puts it on record."""
         self._told: set[int] = set()
         self._suspect: set[int] = set()
         self._changed = asyncio.Event()
@@ -75,7 +86,7 @@ class Keep:
         self._suspect.add(step)
 
     def ask(self, order: AboutStates) -> None:
-        """Copy, drop or release what is here."""
+        """Copy or release states that this node holds."""
         self._asked.put_nowait(order)
 
     async def keep_for_ever(self, door: socket.socket | None) -> None:
@@ -89,7 +100,7 @@ class Keep:
         if door is not None:
             loop = asyncio.get_running_loop()
 
-            def arrived(held: Held, by: str, took_s: float) -> None:
+            def arrived(held: HeldCopy, by: str, took_s: float) -> None:
                 if self._store.has_all(held):
                     loop.call_soon_threadsafe(self._arrived, held, by, took_s)
 
@@ -98,11 +109,11 @@ class Keep:
         async with in_background(*loops):
             await asyncio.Event().wait()
 
-    def _arrived(self, held: Held, by: str, took_s: float) -> None:
+    def _arrived(self, held: HeldCopy, by: str, took_s: float) -> None:
         slot = held.copy.slot
         if slot not in self._told:
             self._told.add(slot)
-            self._stored(held, by, took_s)
+            self._events.stored(held, by, took_s)
 
     async def _fetch_for_ever(self) -> None:
         while True:
@@ -113,8 +124,8 @@ class Keep:
 
     async def _fetch(self, order: StartRanks) -> None:
         offer = await self._fetching.fetch(order, frozenset(self._suspect))
-        if not offer.complete and self.witness is not None:
-            offer = msgspec.structs.replace(offer, lost=self.witness.lost())
+        if not offer.complete and self._last_state is not None:
+            offer = msgspec.structs.replace(offer, lost=self._last_state.lost())
         await asyncio.to_thread(self._offers.write, offer)
 
     async def _tidy_for_ever(self) -> None:
@@ -142,8 +153,6 @@ class Keep:
             match await self._asked.get():
                 case CopyReplica() as order:
                     await self._copy(order)
-                case DropReplica() as order:
-                    await self._drop(order)
                 case ReleaseImages() as order:
                     await self._release(order)
 
@@ -153,17 +162,13 @@ class Keep:
         for file in found:
             self._sending.also(file, order.to)
 
-    async def _drop(self, order: DropReplica) -> None:
-        freed = await asyncio.to_thread(self._store.drop, order.owner_slot, step=order.step)
-        log.info("replica_dropped slot=%d bytes=%d", order.owner_slot, freed)
-
     async def _release(self, order: ReleaseImages) -> None:
         """States of this step may be restored, and fetched, again."""
         self._suspect.discard(order.step)
         found = await asyncio.to_thread(release_images, self._folder, order.step)
         log.info("images_released step=%d by=%s files=%d", order.step, order.by, len(found))
         for tier, folder in found:
-            self.released(order, tier, folder)
+            self._events.released(order, tier, folder)
 
     def _here(self, order: CopyReplica) -> list[CopyFile]:
         held = self._store.of_slot(order.owner_slot, order.step)

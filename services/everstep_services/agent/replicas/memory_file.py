@@ -12,7 +12,7 @@ _POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE, since Linux 5.14: Python has no name for it."""
 
 
-class Memory:
+class MemoryFile:
     """A file that is written from its beginning to its end, and then again and again.
 
     The first time not through a mapping: that would take twice as long, and be the death of the
@@ -60,7 +60,7 @@ class Memory:
         self._room = bytearray()
 
 
-class Readings:
+class MappedFiles:
     """Files that others write again and again, in place."""
 
     def __init__(self) -> None:

@@ -36,11 +36,11 @@ class ReplicaError(EverstepError):
         self.cause = cause
 
 
-class Spoken(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower, tag_field="type"):
+class ReplicaMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     """What every one of them shares."""
 
 
-class Hello(Spoken, frozen=True, kw_only=True):
+class Hello(ReplicaMessage, frozen=True, kw_only=True, tag="hello"):
     """Who calls, and in which round."""
 
     job: str
@@ -67,7 +67,7 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True):
     """How many parts give it back; 1 for all of it."""
 
 
-class Put(Spoken, frozen=True, kw_only=True):
+class PutCopy(ReplicaMessage, frozen=True, kw_only=True, tag="put"):
     """Keep this; the bytes follow the answer."""
 
     copy: Copy
@@ -75,20 +75,20 @@ class Put(Spoken, frozen=True, kw_only=True):
     """From which state the training has gone on."""
 
 
-class Ask(Spoken, frozen=True, kw_only=True):
+class AskHolding(ReplicaMessage, frozen=True, kw_only=True, tag="ask"):
     """Say what you have of these ranks."""
 
     ranks: tuple[int, ...]
 
 
-class Get(Spoken, frozen=True, kw_only=True):
+class GetCopy(ReplicaMessage, frozen=True, kw_only=True, tag="get"):
     """Send this, from an offset on."""
 
     copy: Copy
     offset: int
 
 
-class Go(Spoken, frozen=True, kw_only=True):
+class SendFrom(ReplicaMessage, frozen=True, kw_only=True, tag="go"):
     """Send it, from an offset on: what is before is here already."""
 
     offset: int
@@ -96,23 +96,23 @@ class Go(Spoken, frozen=True, kw_only=True):
     """All of it is here: send nothing."""
 
 
-class Stored(Spoken, frozen=True, kw_only=True):
+class StoredAnswer(ReplicaMessage, frozen=True, kw_only=True, tag="stored"):
     """It is here, whole and verified."""
 
 
-class Holding(Spoken, frozen=True, kw_only=True):
+class HoldingAnswer(ReplicaMessage, frozen=True, kw_only=True, tag="holding"):
     """What is here."""
 
     copies: tuple[Copy, ...]
 
 
-class Coming(Spoken, frozen=True, kw_only=True):
+class BytesFollow(ReplicaMessage, frozen=True, kw_only=True, tag="coming"):
     """The bytes follow."""
 
     size_bytes: int
 
 
-class No(Spoken, frozen=True, kw_only=True):
+class RefusalAnswer(ReplicaMessage, frozen=True, kw_only=True, tag="no"):
     """It is not done."""
 
     reason: str
@@ -120,15 +120,15 @@ class No(Spoken, frozen=True, kw_only=True):
     """`quota`, `torn`, `round`, `unknown` …"""
 
 
-Asked = Hello | Put | Ask | Get
-Answered = Go | Stored | Holding | Coming | No
-S = TypeVar("S", bound=Spoken)
+Asked = Hello | PutCopy | AskHolding | GetCopy
+Answered = SendFrom | StoredAnswer | HoldingAnswer | BytesFollow | RefusalAnswer
+S = TypeVar("S", bound=ReplicaMessage)
 _ENCODER = msgspec.msgpack.Encoder()
 _ASKED = msgspec.msgpack.Decoder(Asked)
 _ANSWERED = msgspec.msgpack.Decoder(Answered)
 
 
-class Sink(Protocol):
+class ByteSink(Protocol):
     """Where bytes go."""
 
     def room(self, most: int) -> memoryview:
@@ -140,7 +140,7 @@ class Sink(Protocol):
         ...
 
 
-class Link:
+class ReplicaLink:
     """A connection, used by one thread, that never waits longer than it is told to.
 
     Another thread may `abort` it.
@@ -208,7 +208,7 @@ class Link:
         ):
             raise EOFError
 
-    def say(self, what: Spoken) -> None:
+    def say(self, what: ReplicaMessage) -> None:
         """Send a message."""
         octets = _ENCODER.encode(what)
         if len(octets) > _LONGEST:
@@ -223,7 +223,7 @@ class Link:
     def hear_answer(self, of: type[S]) -> S:
         """The answer; `ReplicaError` when it is no, or something else."""
         answer = self._hear(_ANSWERED)
-        if isinstance(answer, No):
+        if isinstance(answer, RefusalAnswer):
             raise ReplicaError(answer.reason, answer.cause)
         if not isinstance(answer, of):
             raise ReplicaError(f"it answered {type(answer).__name__}, not {of.__name__}")
@@ -236,7 +236,7 @@ class Link:
             self._check()
             at += self._wire.send(octets[at : at + most])
 
-    def receive(self, into: Sink) -> None:
+    def receive(self, into: ByteSink) -> None:
         """The bytes that were announced, until there is no more room."""
         while piece := into.room(_PIECE):
             self._fill(piece)

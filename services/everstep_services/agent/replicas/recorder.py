@@ -30,7 +30,7 @@ from everstep.messages import (
     ShardsWritten,
     StartRanks,
 )
-from everstep_services.agent.replicas.held_copy import Held
+from everstep_services.agent.replicas.store import HeldCopy
 from trainer_sdk.wire import Checkpointed
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class _Shards:
     by_rank: dict[int, Written] = field(default_factory=dict)
 
 
-class Story:
+class CheckpointRecorder:
     """Of one node; a round at a time."""
 
     def __init__(self, job: str, node: str) -> None:
@@ -118,7 +118,9 @@ class Story:
             )
             return []
 
-    def replica_stored(self, held: Held, by: str, took_s: float, wall: datetime) -> ReplicaStored:
+    def replica_stored(
+        self, held: HeldCopy, by: str, took_s: float, wall: datetime
+    ) -> ReplicaStored:
         """All of a slot's state is here."""
         copy = held.copy
         own = self._own(wall)

@@ -12,25 +12,24 @@ from pathlib import Path
 from everstep.errors import EverstepError
 from everstep_services.agent.replicas.abortable_calls import in_thread, threads
 from everstep_services.agent.replicas.displacement import Sender
-from everstep_services.agent.replicas.held_copy import Held
 from everstep_services.agent.replicas.images import OwnImages
-from everstep_services.agent.replicas.memory_file import Readings
+from everstep_services.agent.replicas.memory_file import MappedFiles
 from everstep_services.agent.replicas.protocol import (
-    Ask,
-    Coming,
+    AskHolding,
+    BytesFollow,
     Copy,
-    Get,
-    Go,
+    GetCopy,
     Hello,
-    Holding,
-    Link,
-    No,
-    Put,
+    HoldingAnswer,
+    PutCopy,
+    RefusalAnswer,
     ReplicaError,
-    Stored,
+    ReplicaLink,
+    SendFrom,
+    StoredAnswer,
 )
-from everstep_services.agent.replicas.session import Standing
-from everstep_services.agent.replicas.store import Store
+from everstep_services.agent.replicas.session import ReplicaSession
+from everstep_services.agent.replicas.store import HeldCopy, ReplicaStore
 from everstep_services.agent.replicas.tls import refusal
 
 log = logging.getLogger(__name__)
@@ -40,7 +39,7 @@ _PATIENCE_S = 60.0
 _WAITING = 64
 _CALLERS_MOST = 32
 
-Arrived = Callable[[Held, str, float], None]
+Arrived = Callable[[HeldCopy, str, float], None]
 """A copy from this node became whole, after so long; called in a thread."""
 
 
@@ -54,7 +53,7 @@ class ReplicaPortError(EverstepError):
         )
 
 
-def opened_door(address: str, port: int) -> socket.socket:
+def opened_port(address: str, port: int) -> socket.socket:
     """A socket that others can reach, on loopback alone if that is this node's address."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     own = {"127.0.0.1": "127.0.0.1", "localhost": "127.0.0.1", "::1": "::1"}.get(address, "")
@@ -74,7 +73,7 @@ class ReplicaServer:
     """So many callers at once; the others wait outside."""
 
     def __init__(
-        self, door: socket.socket, standing: Standing, store: Store, images: OwnImages,
+        self, door: socket.socket, standing: ReplicaSession, store: ReplicaStore, images: OwnImages,
         arrived: Arrived,
     ) -> None:  # fmt: skip
         self._door = door
@@ -87,7 +86,7 @@ class ReplicaServer:
         """Until cancelled; then every connection has ended."""
         free, loop = asyncio.Semaphore(_CALLERS_MOST), asyncio.get_running_loop()
 
-        async def attend(link: Link, address: str) -> None:
+        async def attend(link: ReplicaLink, address: str) -> None:
             try:
                 await in_thread(pool, link, partial(self._attend, link, address))
             finally:
@@ -100,9 +99,9 @@ class ReplicaServer:
                     await free.acquire()
                     wire, place = await loop.sock_accept(self._door)
                     silent_s = self._standing.settings.silent_s
-                    tasks.create_task(attend(Link(wire, silent_s=silent_s), place[0]))
+                    tasks.create_task(attend(ReplicaLink(wire, silent_s=silent_s), place[0]))
 
-    def _attend(self, link: Link, address: str) -> None:
+    def _attend(self, link: ReplicaLink, address: str) -> None:
         who = address
         try:
             link.within(_PROVES_WITHIN_S)
@@ -126,22 +125,22 @@ class ReplicaServer:
         except (OSError, ReplicaError) as error:
             log.info("replica_caller_lost node=%s error=%s", who, str(error) or "it is too slow")
 
-    def _answer(self, link: Link, hello: Hello) -> None:
+    def _answer(self, link: ReplicaLink, hello: Hello) -> None:
         asked = link.hear_question()
         try:
             match asked:
-                case Put():
+                case PutCopy():
                     self._take(link, hello, asked)
-                case Ask():
-                    link.say(Holding(copies=tuple(self._copies(asked.ranks))))
-                case Get():
+                case AskHolding():
+                    link.say(HoldingAnswer(copies=tuple(self._copies(asked.ranks))))
+                case GetCopy():
                     self._give(link, asked)
                 case Hello():
-                    link.say(No(reason="that was said already"))
+                    link.say(RefusalAnswer(reason="that was said already"))
         except ReplicaError as error:
-            link.say(No(reason=str(error), cause=error.cause))
+            link.say(RefusalAnswer(reason=str(error), cause=error.cause))
 
-    def _take(self, link: Link, hello: Hello, asked: Put) -> None:
+    def _take(self, link: ReplicaLink, hello: Hello, asked: PutCopy) -> None:
         copy = asked.copy
         if hello.round < self._standing.round:
             now = self._standing.round
@@ -152,17 +151,17 @@ class ReplicaServer:
         except OSError as error:
             raise ReplicaError(f"there is no room for it: {error}", "room") from error
         if incoming is None:
-            link.say(Go(offset=copy.size_bytes, is_whole=True))
+            link.say(SendFrom(offset=copy.size_bytes, is_whole=True))
             return
         try:
             link.within(self._standing.limit_s(copy.size_bytes - incoming.offset))
-            link.say(Go(offset=incoming.offset))
+            link.say(SendFrom(offset=incoming.offset))
             link.receive(incoming)
             held = self._store.finish(incoming)
         finally:
             self._store.pause(incoming)
         self._arrived(held, hello.node, time.monotonic() - began)
-        link.say(Stored())
+        link.say(StoredAnswer())
 
     def _copies(self, ranks: tuple[int, ...]) -> list[Copy]:
         found = [held.copy for rank in ranks for held in self._store.of_rank(rank)]
@@ -171,14 +170,14 @@ class ReplicaServer:
             found += [image.copy(slot, count) for image in self._images.of(rank)]
         return found
 
-    def _give(self, link: Link, asked: Get) -> None:
+    def _give(self, link: ReplicaLink, asked: GetCopy) -> None:
         copy = asked.copy
         path = self._path_of(copy)
         if path is None or not 0 <= asked.offset <= copy.size_bytes:
             raise ReplicaError(f"step {copy.step} of rank {copy.rank} is not here", "unknown")
-        octets = Readings().of(path, copy.size_bytes)
+        octets = MappedFiles().of(path, copy.size_bytes)
         link.within(self._standing.limit_s(copy.size_bytes - asked.offset))
-        link.say(Coming(size_bytes=copy.size_bytes))
+        link.say(BytesFollow(size_bytes=copy.size_bytes))
         link.send(octets[asked.offset :])
 
     def _path_of(self, copy: Copy) -> Path | None:

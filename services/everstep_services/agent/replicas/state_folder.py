@@ -41,7 +41,7 @@ _LONGEST_S = 366 * 86400.0
 
 
 @dataclass
-class Departure:
+class LeftoverPolicy:
     """What stays of a node's states when its agent ends, for how long, and in how much room."""
 
     for_s: float = 0.0
@@ -57,7 +57,7 @@ class Departure:
     """False once the job has ended well: then nothing outlives it."""
 
 
-class Left(msgspec.Struct, frozen=True):
+class LeftoverNote(msgspec.Struct, frozen=True):
     """An agent has ended, and its job may come again to this node."""
 
     job: str
@@ -67,14 +67,14 @@ class Left(msgspec.Struct, frozen=True):
 
 @contextmanager
 def opened_images(
-    job: str, node: str, memory: Path, departure: Departure | None = None
+    job: str, node: str, memory: Path, departure: LeftoverPolicy | None = None
 ) -> Iterator[Path | None]:
     """The folder; None where there is no memory for files, or another agent has it. Blocks.
 
-    What an agent of the same job and node has left is taken over. What those of other jobs have
-    left is removed: if they were killed, at once; if they ended, when their `Departure` says so.
+    What an agent of the same job and node has left is taken over. What agents of other jobs have
+    left is removed: at once if they were killed; after the time in their note if they ended.
     """
-    departure = departure or Departure()
+    departure = departure or LeftoverPolicy()
     if not os.access(memory, os.W_OK):
         yield None
         return
@@ -104,20 +104,20 @@ def opened_images(
                 _sweep(base, "", departure)
 
 
-def sweep(folder: Path, departure: Departure) -> None:
+def sweep(folder: Path, departure: LeftoverPolicy) -> None:
     """Remove what other jobs' agents have left beside this folder, as far as it is due. Blocks."""
     with process_tree.alone_in(folder.parent):
         _sweep(folder.parent, folder.name, departure)
 
 
-def _has_left(folder: Path, job: str, departure: Departure) -> bool:
+def _has_left(folder: Path, job: str, departure: LeftoverPolicy) -> bool:
     """End: the states stay, or nothing does."""
     base, left = folder.parent, folder / LEFT
     if departure.stays and departure.for_s > 0 and any(folder.rglob(INDEX)):
         shutil.rmtree(folder / CODED, ignore_errors=True)
         until = departure.clock.wall().timestamp() + departure.for_s
         with suppress(OSError):  # without it, the next agent of another job removes all of it
-            left.write_bytes(msgspec.json.encode(Left(job, until)))
+            left.write_bytes(msgspec.json.encode(LeftoverNote(job, until)))
         log.info("images_left folder=%s for_s=%g", folder, departure.for_s)
         return True
     _empty(folder)
@@ -126,7 +126,7 @@ def _has_left(folder: Path, job: str, departure: Departure) -> bool:
     return False
 
 
-def _sweep(base: Path, name: str, departure: Departure) -> None:
+def _sweep(base: Path, name: str, departure: LeftoverPolicy) -> None:
     """Remove what dead agents have left; of those that may come again, what is too old or large."""
     waiting: list[tuple[float, Path]] = []
     now = departure.clock.wall().timestamp()
@@ -143,7 +143,9 @@ def _sweep(base: Path, name: str, departure: Departure) -> None:
         _remove(is_first_to_go)
 
 
-def _excess(base: Path, waiting: list[tuple[float, Path]], departure: Departure) -> Iterator[Path]:
+def _excess(
+    base: Path, waiting: list[tuple[float, Path]], departure: LeftoverPolicy
+) -> Iterator[Path]:
     """Those that ended first, until the others have room and leave room."""
     sizes = {folder: _size_of(folder) for _, folder in waiting}
     for _, folder in sorted(waiting):
@@ -156,14 +158,14 @@ def _excess(base: Path, waiting: list[tuple[float, Path]], departure: Departure)
         yield folder
 
 
-def _left(folder: Path) -> Left | None:
+def _left(folder: Path) -> LeftoverNote | None:
     try:
-        return msgspec.json.decode((folder / LEFT).read_bytes(), type=Left)
+        return msgspec.json.decode((folder / LEFT).read_bytes(), type=LeftoverNote)
     except (OSError, msgspec.DecodeError):
         return None
 
 
-def _killed(folder: Path, departure: Departure) -> Left | None:
+def _killed(folder: Path, departure: LeftoverPolicy) -> LeftoverNote | None:
     """What stays on a disk of an agent that had no time to say so, as when the power went."""
     if not departure.is_on_disk:
         return None
@@ -171,10 +173,10 @@ def _killed(folder: Path, departure: Departure) -> Left | None:
     for index in folder.rglob(INDEX):
         with suppress(OSError):
             saved_at.append(index.stat().st_mtime)
-    return Left("", max(saved_at) + departure.for_s) if saved_at else None
+    return LeftoverNote("", max(saved_at) + departure.for_s) if saved_at else None
 
 
-def _say_what_it_is(folder: Path, departure: Departure) -> None:
+def _say_what_it_is(folder: Path, departure: LeftoverPolicy) -> None:
     """Ranks read it; and the folder is there after a power cut."""
     if departure.is_on_disk:
         (folder / ON_DISK).touch(mode=0o600)

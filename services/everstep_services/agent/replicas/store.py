@@ -7,29 +7,89 @@ Of each rank the two newest copies are kept; the older one's memory takes the ne
 leaves only when a newer one is complete. What the training has left counts as older than any other.
 """
 
+import logging
 import os
 import shutil
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from everstep.hashing import Hasher
-from everstep_services.agent.replicas.displacement import Course, Sender
-from everstep_services.agent.replicas.held_copy import (
-    INCOMING,
-    PART,
-    Held,
-    found,
-    unindex,
-    write_index,
-)
-from everstep_services.agent.replicas.images import Head, read_head
-from everstep_services.agent.replicas.memory_file import Memory
+from everstep_services.agent.replicas.displacement import Sender, TrainingLine
+from everstep_services.agent.replicas.images import ImageHead, read_head
+from everstep_services.agent.replicas.memory_file import MemoryFile
 from everstep_services.agent.replicas.protocol import Copy, ReplicaError
 from everstep_services.agent.replicas.settings import CheckpointSettings
-from trainer_sdk.checkpoint.image_folder import sync_file, sync_names
-from trainer_sdk.checkpoint.manifest import IMAGE
+from trainer_sdk.checkpoint.image_folder import ASIDE_INDEX, put_durably, sync_file, sync_names
+from trainer_sdk.checkpoint.manifest import IMAGE, INDEX
+
+log = logging.getLogger(__name__)
+
+INCOMING = "incoming"
+PART, PART_INDEX = "part", "part.json"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldCopy:
+    """A whole copy, verified when it came."""
+
+    copy: Copy
+    head: ImageHead
+    folder: Path
+    memory: MemoryFile | None = None
+    """As it was written; None for what another agent has left."""
+
+    @property
+    def path(self) -> Path:
+        """Its bytes."""
+        return self.folder / (IMAGE if self.copy.parts == 1 else PART)
+
+
+def write_index(folder: Path, copy: Copy) -> None:
+    """It is whole: let it be seen."""
+    is_whole = copy.parts == 1
+    name = INDEX if is_whole else PART_INDEX
+    octets = copy.index if is_whole else msgspec.json.encode(copy)
+    put_durably(folder / name, octets)
+
+
+def unindex(folder: Path) -> None:
+    """Nobody takes it for whole any more."""
+    for name in (ASIDE_INDEX, INDEX, PART_INDEX):
+        (folder / name).unlink(missing_ok=True)
+
+
+def found(base: Path, job: str) -> Iterator[HeldCopy]:
+    """What an agent that died has left here. What it was receiving is removed."""
+    for place in base.glob("slot-*/rank-*/*"):
+        try:
+            yield _read(place, job)
+        except (OSError, ValueError, msgspec.MsgspecError, ReplicaError) as error:
+            log.info("held_passed_over path=%s error=%s", place, error)
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _read(place: Path, job: str) -> HeldCopy:
+    if place.name == INCOMING:
+        raise ReplicaError("it was being received")
+    if (place / PART_INDEX).exists():
+        copy = msgspec.json.decode((place / PART_INDEX).read_bytes(), type=Copy)
+        head = read_head(copy.index)
+    else:
+        index = (place / INDEX).read_bytes()
+        head = read_head(index)
+        slot = int(place.parent.parent.name.removeprefix("slot-"))
+        copy = Copy(
+            slot=slot, rank=head.rank, ranks=0, step=head.identity.step,
+            size_bytes=head.size_bytes, hash=head.hash, index=index,
+        )  # fmt: skip
+    if head.identity.job != job:
+        raise ReplicaError(f"it is of job {head.identity.job}")
+    return HeldCopy(copy, head, place)
+
 
 _KEPT = 2
 _ABOVE_RANK = 3
@@ -43,9 +103,9 @@ class Incoming:
     """A copy that is being received, or was when the connection broke."""
 
     copy: Copy
-    head: Head
+    head: ImageHead
     path: Path
-    memory: Memory
+    memory: MemoryFile
     present: int = 0
     """So much memory it had from what was here before."""
     offset: int = 0
@@ -69,7 +129,7 @@ class Incoming:
         self.memory.begin_again(self.path)
 
 
-class Store:
+class ReplicaStore:
     """Safe for several threads. A copy is received by one of them at a time."""
 
     def __init__(self, base: Path, job: str, settings: CheckpointSettings) -> None:
@@ -77,9 +137,9 @@ class Store:
         self._job = job
         self._settings = settings
         self._lock = threading.Lock()
-        self._held: dict[Owner, list[Held]] = {}
+        self._held: dict[Owner, list[HeldCopy]] = {}
         self._incoming: dict[Owner, Incoming] = {}
-        self._courses: dict[Owner, Course] = {}
+        self._courses: dict[Owner, TrainingLine] = {}
         self._touched: set[int] = set()
         """Slots of which something came in this round."""
         for held in found(self._base, job):
@@ -95,7 +155,7 @@ class Store:
         with self._lock:
             return self._size()
 
-    def of_rank(self, rank: int) -> list[Held]:
+    def of_rank(self, rank: int) -> list[HeldCopy]:
         """Copies of a rank's state, the newest first; what its training has left, only alone."""
         with self._lock:
             found = [
@@ -106,7 +166,7 @@ class Store:
             ]
         return sorted(found, key=lambda held: held.head.age, reverse=True)
 
-    def of_slot(self, slot: int, step: int) -> list[Held]:
+    def of_slot(self, slot: int, step: int) -> list[HeldCopy]:
         """What is here of a slot's state at a step, whole copies or parts, the newest of a rank."""
         with self._lock:
             found = [
@@ -116,7 +176,7 @@ class Store:
             ]
         return [max(each, key=lambda one: one.head.age) for each in found if each]
 
-    def has_all(self, held: Held) -> bool:
+    def has_all(self, held: HeldCopy) -> bool:
         """The copies of all ranks of its slot are here, of the same round and step."""
         copy, age = held.copy, held.head.age
         same = [one for one in self.of_slot(copy.slot, copy.step) if one.head.age == age]
@@ -150,7 +210,7 @@ class Store:
             incoming.sender = sender
             return incoming
 
-    def finish(self, incoming: Incoming, hashed: str = "") -> Held:
+    def finish(self, incoming: Incoming, hashed: str = "") -> HeldCopy:
         """Verify it, and let it be seen. `ReplicaError` if it is not what was announced.
 
         `hashed` is what its bytes were found to be, where somebody else has written them.
@@ -171,7 +231,7 @@ class Store:
             write_index(folder / INCOMING, copy)
             (folder / INCOMING).rename(target)
             sync_names(folder, _ABOVE_RANK)
-            held = Held(copy, incoming.head, target, incoming.memory)
+            held = HeldCopy(copy, incoming.head, target, incoming.memory)
             self._forget(owner, [one for one in others if one.head.age == held.head.age])
             others.append(held)
             del self._incoming[owner]
@@ -181,19 +241,12 @@ class Store:
         """Nobody receives it now; it may go on where it ended."""
         incoming.is_busy = False
 
-    def drop(
-        self, slot: int, *, step: int | None = None, before: tuple[int, int] | None = None
-    ) -> int:
-        """Forget a slot's state: of one step, or what is older. How many bytes that freed."""
+    def drop(self, slot: int, *, before: tuple[int, int]) -> int:
+        """Forget the states of a slot that are older than `before`; return the bytes freed."""
         with self._lock:
             size = self._size()
             for owner in [owner for owner in self._held if owner[0] == slot]:
-                gone = [
-                    held
-                    for held in self._held[owner]
-                    if (step is None or held.copy.step == step)
-                    and (before is None or held.head.age < before)
-                ]
+                gone = [held for held in self._held[owner] if held.head.age < before]
                 self._forget(owner, gone)
             return size - self._size()
 
@@ -204,7 +257,7 @@ class Store:
 
     # -- inside; the lock is held ----------------------------------------------------------------
 
-    def _checked(self, copy: Copy) -> Head:
+    def _checked(self, copy: Copy) -> ImageHead:
         head = read_head(copy.index)
         is_whole = copy.parts == 1
         if (
@@ -222,7 +275,7 @@ class Store:
             )
         return head
 
-    def _allocate(self, owner: Owner, copy: Copy, head: Head) -> Incoming:
+    def _allocate(self, owner: Owner, copy: Copy, head: ImageHead) -> Incoming:
         """Memory for it: that of the copy worth least, where there are enough, or new."""
         folder = self._folder(owner)
         place, path = folder / INCOMING, folder / INCOMING / (IMAGE if copy.parts == 1 else PART)
@@ -242,16 +295,16 @@ class Store:
             self._held[owner].remove(oldest)
         memory = None if oldest is None else oldest.memory
         if memory is None or memory.size_bytes != copy.size_bytes:
-            memory = Memory(path, copy.size_bytes)
+            memory = MemoryFile(path, copy.size_bytes)
         memory.begin_again(path)
         incoming = Incoming(copy, head, path, memory, min(present, copy.size_bytes))
         self._incoming[owner] = incoming
         return incoming
 
-    def _course(self, owner: Owner) -> Course:
-        return self._courses.setdefault(owner, Course())
+    def _course(self, owner: Owner) -> TrainingLine:
+        return self._courses.setdefault(owner, TrainingLine())
 
-    def _going_on(self, owner: Owner, held: list[Held]) -> list[Held]:
+    def _going_on(self, owner: Owner, held: list[HeldCopy]) -> list[HeldCopy]:
         """What a training may come back to; anything, where that is nothing."""
         course = self._course(owner)
         return [one for one in held if not course.has_left(one.head.identity)] or held
@@ -263,7 +316,7 @@ class Store:
             incoming.memory.close()
             shutil.rmtree(incoming.path.parent, ignore_errors=True)
 
-    def _need_room(self, copy: Copy, more: int, owner: Owner, head: Head) -> None:
+    def _need_room(self, copy: Copy, more: int, owner: Owner, head: ImageHead) -> None:
         if more <= 0 or self._room() >= more:
             return
         for other, each in list(self._held.items()):
@@ -296,7 +349,7 @@ class Store:
     def _folder(self, owner: Owner) -> Path:
         return self._base / f"slot-{owner[0]}" / f"rank-{owner[1]}"
 
-    def _forget(self, owner: Owner, gone: Iterable[Held]) -> None:
+    def _forget(self, owner: Owner, gone: Iterable[HeldCopy]) -> None:
         for held in gone:
             unindex(held.folder)
             shutil.rmtree(held.folder, ignore_errors=True)

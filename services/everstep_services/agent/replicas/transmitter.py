@@ -17,9 +17,9 @@ from everstep_services.agent.replicas.abortable_calls import in_thread, threads
 from everstep_services.agent.replicas.client import Call
 from everstep_services.agent.replicas.coder import Coder, CodingError
 from everstep_services.agent.replicas.images import CopyFile, Image, OwnImages
-from everstep_services.agent.replicas.memory_file import Readings
+from everstep_services.agent.replicas.memory_file import MappedFiles
 from everstep_services.agent.replicas.protocol import ReplicaError
-from everstep_services.agent.replicas.session import Standing
+from everstep_services.agent.replicas.session import ReplicaSession
 from trainer_sdk.checkpoint.image_folder import RestoredState
 
 log = logging.getLogger(__name__)
@@ -33,18 +33,23 @@ Failed = Callable[[int, str, str, str], None]
 """A step did not reach a keeper: which step and node, why, and the cause in one word."""
 
 
-class Sending:
+class Transmitter:
     """One task for each keeper of the round."""
 
     def __init__(
-        self, standing: Standing, images: OwnImages, coder: Coder, clock: Clock, failed: Failed
+        self,
+        standing: ReplicaSession,
+        images: OwnImages,
+        coder: Coder,
+        clock: Clock,
+        failed: Failed,
     ) -> None:
         self._standing = standing
         self._images = images
         self._coder = coder
         self._clock = clock
         self._failed = failed
-        self._readings = Readings()
+        self._readings = MappedFiles()
         self._order: StartRanks | None = None
         self._changed = asyncio.Event()
         self._news: list[asyncio.Event] = []
@@ -155,7 +160,7 @@ class Sending:
         self, pool: Executor, wanted: CopyFile, keeper: Peer, restored: RestoredState | None = None
     ) -> None:
         call, is_own = Call(keeper, self._standing), wanted.path.is_relative_to(self._images.base)
-        readings = self._readings if is_own else Readings()
+        readings = self._readings if is_own else MappedFiles()
 
         def put() -> None:
             octets = readings.of(wanted.path, wanted.copy.size_bytes)

@@ -22,7 +22,7 @@ def unharmed(what: str) -> Generator[None]:
         log.exception("failed what=%s", what)
 
 
-class Lasting:
+class BackgroundLoops:
     """Runs loops that may fail, again and again."""
 
     def __init__(self, say: Callable[[str], None]) -> None:

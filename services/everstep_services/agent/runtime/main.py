@@ -17,20 +17,20 @@ from everstep.bus.errors import BusDeniedError, BusError, SpoolBusyError
 from everstep.clock import SystemClock
 from everstep.errors import EverstepError
 from everstep.ids import new_id
-from everstep_services.agent.core.round_part import Limits
+from everstep_services.agent.core.round_part import AgentTimeouts
 from everstep_services.agent.ranks.device_memory import has_devices
 from everstep_services.agent.ranks.setup import sweep
-from everstep_services.agent.ranks.warden_client import held_folder, opened_keeper
-from everstep_services.agent.replicas.node_checkpoints import opened_checkpoints
+from everstep_services.agent.ranks.warden_client import held_folder, opened_warden
+from everstep_services.agent.replicas.node_states import opened_states
 from everstep_services.agent.run_plan import RunPlan
-from everstep_services.agent.runtime.rank_runner import Keepers
+from everstep_services.agent.runtime.rank_runner import WardenClients
 from everstep_services.agent.runtime.service import AgentService
-from everstep_services.agent.runtime.workdir import Workplace, private_dir
-from everstep_services.agent.stalls.limits_table import others_of
+from everstep_services.agent.runtime.workdir import Workdir, private_dir
+from everstep_services.agent.stalls.limits_table import external_limits
 from everstep_services.agent.telemetry.leftover_spools import remember, send_left_and_log
 
 if TYPE_CHECKING:
-    from everstep_services.agent.injection.agent_faults import Harm
+    from everstep_services.agent.injection.agent_faults import AgentFaults
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class NodeIdTakenError(EverstepError):
         )
 
 
-class Signals:
+class ProcessSignals:
     """Until somebody is ready for them they end the process; then whoever is ready decides.
 
     Those that announce something to ranks alone end nothing: there are none yet.
@@ -119,7 +119,7 @@ async def run_agent(plan: RunPlan, bus: Awaitable[BusSettings], base: dict[str, 
 
     `base` is the environment that ranks inherit.
     """
-    signals, instance = Signals(plan.preempt_signals), new_id()[12:24]
+    signals, instance = ProcessSignals(plan.preempt_signals), new_id()[12:24]
     with signals.caught():
         try:
             return await _run(plan, bus, base, signals, instance)
@@ -133,33 +133,32 @@ async def _run(
     plan: RunPlan,
     bus_settings: Awaitable[BusSettings],
     base: dict[str, str],
-    signals: Signals,
+    signals: ProcessSignals,
     instance: str,
 ) -> int:
     runtime = runtime_dir(base, instance)
     async with AsyncExitStack() as stack:
-        workplace = stack.enter_context(Workplace.opened(plan, runtime, base))
-        checkpoints, workplace.images = await stack.enter_async_context(
-            opened_checkpoints(plan, SystemClock())
-        )
-        keeper_plan = workplace.keeper_plan(instance)
-        lock = await stack.enter_async_context(held_folder(keeper_plan))
+        states = await stack.enter_async_context(opened_states(plan, SystemClock()))
+        images = None if states is None else states.folder
+        workdir = stack.enter_context(Workdir.opened(plan, runtime, base, images))
+        node_plan = workdir.node_plan(instance)
+        lock = await stack.enter_async_context(held_folder(node_plan))
         first = await stack.enter_async_context(AsyncExitStack())
-        keeper = await first.enter_async_context(opened_keeper(keeper_plan, lock))
-        await stack.enter_async_context(workplace.console_following())
+        keeper = await first.enter_async_context(opened_warden(node_plan, lock))
+        await stack.enter_async_context(workdir.console_following())
         settings = await bus_settings
         name = f"agent-{plan.job}-{plan.node}"
         spool = plan.state_dir / "spool" / name
         harm, settings = await _harmable(plan, settings, stack)
         bus = await stack.enter_async_context(_connected(plan, settings, name, spool))
-        limits = Limits(
+        limits = AgentTimeouts(
             stop_grace_s=plan.stop_grace_s,
             preempt_grace_s=plan.preempt_grace_s,
             agree_within_s=plan.agree_within_s,
             unheard_within_s=plan.unheard_within_s,
         )
-        keepers = Keepers(keeper, first.aclose, partial(opened_keeper, keeper_plan, lock))
-        others = others_of(
+        keepers = WardenClients(keeper, first.aclose, partial(opened_warden, node_plan, lock))
+        others = external_limits(
             base,
             preempt_grace_s=plan.preempt_grace_s,
             scheduler_grace_s=plan.scheduler_grace_s,
@@ -167,12 +166,13 @@ async def _run(
         )
         clock = SystemClock() if harm is None else harm.clock
         service = AgentService(
-            plan, bus, keepers, workplace, clock, instance,
-            limits=limits, others=others, checkpoints=checkpoints, harm=harm,
+            plan, bus, keepers, workdir, clock, instance,
+            limits=limits, others=others, states=states, harm=harm,
         )  # fmt: skip
         with signals.handed_to(service.signalled):
             code = await service.run()
-        checkpoints.agent_ends(code)
+        if states is not None:
+            states.agent_ends(code)
         return code
 
 
@@ -198,13 +198,13 @@ async def _connected(
 
 async def _harmable(
     plan: RunPlan, settings: BusSettings, stack: AsyncExitStack
-) -> "tuple[Harm | None, BusSettings]":
+) -> "tuple[AgentFaults | None, BusSettings]":
     """What faults need that are to be injected; of a job that allows none, nothing."""
     if not plan.allow_injection:
         return None, settings
-    from everstep_services.agent.injection.agent_faults import opened_harm
+    from everstep_services.agent.injection.agent_faults import opened_agent_faults
 
-    return await stack.enter_async_context(opened_harm(settings))
+    return await stack.enter_async_context(opened_agent_faults(settings))
 
 
 def runtime_dir(environ: dict[str, str], instance: str) -> Path:

@@ -11,12 +11,12 @@ from everstep.settings import remember_secret
 from everstep_services.agent.probes.network import pair_test
 from everstep_services.agent.probes.network.pair_test import (
     Address,
-    DoorError,
     NetworkCheckError,
-    NoAnswerError,
+    PeerSilentError,
+    PortTakenError,
 )
 from everstep_services.agent.probes.network.pairs import schedule
-from everstep_services.agent.telemetry.facts import Records
+from everstep_services.agent.telemetry.facts import AgentFacts
 
 log = logging.getLogger(__name__)
 
@@ -26,11 +26,11 @@ _AGAIN_S = 0.1
 """The other node may open its door a little later."""
 
 
-class Measuring:
+class NetworkTestRunner:
     """One test after the other. Each agent counts the turns from when it heard the order."""
 
     def __init__(
-        self, node: str, clock: Clock, records: Records, record: Callable[[Fact], None]
+        self, node: str, clock: Clock, records: AgentFacts, record: Callable[[Fact], None]
     ) -> None:
         self._node = node
         self._clock = clock
@@ -82,7 +82,7 @@ class Measuring:
         while (left_s := ends - self._clock.now()) > _AGAIN_S:
             try:
                 found = await pair_test.measure(to, token, within_s=left_s)
-            except NoAnswerError as error:
+            except PeerSilentError as error:
                 said = said or str(error)  # at the end of its turn nothing has time to answer
             except NetworkCheckError as error:
                 said = str(error)
@@ -103,7 +103,7 @@ class Measuring:
         try:
             at = Address(everywhere, own.port)
             await pair_test.listen(at, token, within_s=within_s, ready=lambda _: None)
-        except DoorError as error:
+        except PortTakenError as error:
             return str(error)
         except NetworkCheckError as error:
             log.info("network_caller_missing error=%s", error)

@@ -10,12 +10,10 @@ from everstep_services.agent.collectors.collection import Piece, Scene, collect
 from everstep_services.agent.collectors.registry import Collectors
 from everstep_services.agent.core import actions
 from everstep_services.agent.core.agent import Agent
-from everstep_services.agent.core.exit import Exit
+from everstep_services.agent.core.exit import RankExit
 from everstep_services.agent.ranks.protocol import (
     ForgeReady,
     ForgeUnfit,
-    KeeperEvent,
-    KeeperLost,
     RankGone,
     RankRuns,
     RankSaid,
@@ -23,18 +21,20 @@ from everstep_services.agent.ranks.protocol import (
     ScriptEnded,
     StartRefused,
     Stopped,
+    WardenEvent,
+    WardenLost,
 )
-from everstep_services.agent.rendezvous_client.script_requests import Requests
-from everstep_services.agent.rendezvous_client.status import Questions
-from everstep_services.agent.replicas.node_checkpoints import Checkpoints
+from everstep_services.agent.rendezvous_client.script_requests import ScriptRequests
+from everstep_services.agent.rendezvous_client.status import RendezvousPort
+from everstep_services.agent.replicas.node_checkpoints import NodeCheckpoints
 from everstep_services.agent.runtime.background import unharmed
-from everstep_services.agent.runtime.rank_runner import Keepers, Told, Work
-from everstep_services.agent.runtime.workdir import Workplace
-from everstep_services.agent.stalls.recorder import Stalls
-from everstep_services.agent.telemetry.evidence import Evidence
-from everstep_services.agent.telemetry.facts import Records
-from everstep_services.agent.telemetry.progress import Progress
-from everstep_services.agent.telemetry.saves import Saves
+from everstep_services.agent.runtime.rank_runner import RankRunner, RunnerCallbacks, WardenClients
+from everstep_services.agent.runtime.workdir import Workdir
+from everstep_services.agent.stalls.recorder import StallRecorder
+from everstep_services.agent.telemetry.evidence import EvidenceRecorder
+from everstep_services.agent.telemetry.facts import AgentFacts
+from everstep_services.agent.telemetry.progress import ProgressReader
+from everstep_services.agent.telemetry.saves import CoordinatedSaves
 from trainer_sdk.wire import Checkpointed, Injected, Requested, StopSeen
 
 log = logging.getLogger(__name__)
@@ -45,39 +45,51 @@ _CAPTURE_MOST_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Desks:
+class EventSinks:
     """Whom it concerns what becomes of ranks."""
 
     agent: Agent
-    questions: Questions
-    progress: Progress
-    evidence: Evidence
-    stalls: Stalls
-    saves: Saves
-    checkpoints: Checkpoints
-    requests: Requests
-    records: Records
+    progress: ProgressReader
+    evidence: EvidenceRecorder
+    stalls: StallRecorder
+    saves: CoordinatedSaves
+    checkpoints: NodeCheckpoints
+    requests: ScriptRequests
+    records: AgentFacts
     record: Callable[[Fact], None]
-    do: Callable[[Sequence[actions.Act]], None]
+    do: Callable[[Sequence[actions.Action]], None]
     collectors: Collectors
 
 
-class OwnRanks:
+class RankEvents:
     """Stands between the keeper and the rest of the agent.
 
     The domain hears of everything, whatever becomes of what is only watched and recorded.
     """
 
-    def __init__(self, keepers: Keepers, workplace: Workplace, clock: Clock, desks: Desks) -> None:
-        told = Told(self._begins, self._not_started, self._stops, self._stopped)
-        self.work = Work(keepers, workplace, clock, told)
-        self._workplace = workplace
-        self._leaves_children = workplace.leaves_children
+    def __init__(
+        self,
+        keepers: WardenClients,
+        workdir: Workdir,
+        clock: Clock,
+        desks: EventSinks,
+        port: RendezvousPort,
+    ) -> None:
+        told = RunnerCallbacks(self._begins, self._not_started, self._stops, self._stopped)
+        self.work = RankRunner(keepers, workdir, clock, told)
+        self._workdir = workdir
+        self._leaves_children = workdir.leaves_children
         self._clock = clock
         self._desks = desks
         self._agent = desks.agent
-        desks.checkpoints.reports_to(desks.record)
-        self._leaving: dict[tuple[int, int], Exit] = {}
+        self._port = port
+        self.is_warm = False
+        """The forge is ready."""
+        self.evidence_s = 0.0
+        """How long evidence was collected before the last round's ranks were stopped."""
+        self.stop_s = 0.0
+        """How long the last round's ranks took to stop."""
+        self._leaving: dict[tuple[int, int], RankExit] = {}
         """Round and rank of scripts that have asked to exit, and whose processes have not yet."""
         self._left_out: set[str] = set()
         """What was said to be imported by each rank for itself."""
@@ -91,8 +103,8 @@ class OwnRanks:
             match event:
                 case ForgeReady() | ForgeUnfit():
                     self._forge_is(event)
-                case KeeperLost():
-                    self._keeper_lost(event)
+                case WardenLost():
+                    self._warden_lost(event)
                 case _ if order is None or event.round != order.round:
                     log.info("late_event event=%s", event)
                 case _:
@@ -101,29 +113,29 @@ class OwnRanks:
     # -- the keeper ------------------------------------------------------------------------------
 
     def _forge_is(self, event: ForgeReady | ForgeUnfit) -> None:
-        self._desks.questions.is_warm = isinstance(event, ForgeReady)
+        self.is_warm = isinstance(event, ForgeReady)
         if isinstance(event, ForgeReady):
             log.info("forge_ready took_s=%.2f preloaded=%s", event.took_s, event.preloaded)
             self._unfit = ""
             for reason in event.left_out:
                 if reason not in self._left_out:
                     self._left_out.add(reason)
-                    self._workplace.say(f"left to each rank: {reason}")
+                    self._workdir.say(f"left to each rank: {reason}")
         else:
             self._unfit = event.reason
             log.info("forge_unfit final=%s reason=%s", event.is_final, event.reason)
 
-    def _keeper_lost(self, event: KeeperLost) -> None:
+    def _warden_lost(self, event: WardenLost) -> None:
         order = self._agent.order
-        self._desks.questions.is_warm = False
-        self._workplace.say(event.reason, is_warning=True)
+        self.is_warm = False
+        self._workdir.say(event.reason, is_warning=True)
         if order is not None:
             for rank in range(order.first_rank, order.first_rank + order.ranks):
-                self._desks.do(self._agent.rank_gone(rank, Exit()))
+                self._desks.do(self._agent.rank_gone(rank, RankExit()))
 
     # -- a rank ----------------------------------------------------------------------------------
 
-    async def _rank_did(self, order: StartRanks, event: KeeperEvent) -> None:
+    async def _rank_did(self, order: StartRanks, event: WardenEvent) -> None:
         match event:
             case StartRefused():
                 self._desks.do(self._agent.start_failed(event.round, event.reason))
@@ -146,7 +158,7 @@ class OwnRanks:
             desks.progress.runs(event)
         desks.do(self._agent.rank_runs(event.rank))
         if event.start == "cold" and self._unfit:
-            self._workplace.say(f"ranks start cold: {self._unfit}", is_warning=True)
+            self._workdir.say(f"ranks start cold: {self._unfit}", is_warning=True)
             self._unfit = ""
         with unharmed("the record of a start"):
             desks.evidence.rank_runs(order, event.rank, event.pid)
@@ -156,7 +168,7 @@ class OwnRanks:
                 pid=event.pid,
                 start=event.start,
                 start_s=event.start_s,
-                log=str(self._workplace.logs.folder(event.round, event.rank)),
+                log=str(self._workdir.logs.folder(event.round, event.rank)),
             )
             desks.record(started)
 
@@ -187,7 +199,6 @@ class OwnRanks:
                 desks.requests.hear(said)
             case Checkpointed() as said:
                 desks.checkpoints.said(said)
-                desks.questions.restore_s = desks.checkpoints.restore_s
             case _:
                 desks.stalls.said(event)
 
@@ -201,7 +212,7 @@ class OwnRanks:
         error = await self.work.keeper.error(event.rank)
         if error is None or error.name == "SystemExit":  # one that could not be recorded, too
             if not event.was_told:
-                asked = Exit(code=event.code, error=error)
+                asked = RankExit(code=event.code, error=error)
                 self._leaving[event.round, event.rank] = asked
             return
         # One that raised before it was told to end may be the cause, though others were heard
@@ -210,7 +221,7 @@ class OwnRanks:
             return
         page = self.work.keeper.page(event.rank)
         lasted_s = self._clock.now() - page.script_s if page is not None else 0.0
-        ending = Exit(code=event.code, error=error, lasted_s=lasted_s)
+        ending = RankExit(code=event.code, error=error, lasted_s=lasted_s)
         pid = 0 if page is None else page.pid
         self._keep_end(order, event.rank, pid, ending)
         self._fails(event.round, event.rank, ending, self._agent.script_failed)
@@ -225,7 +236,7 @@ class OwnRanks:
         stopped_after = desks.saves.has_seen(event.rank)
         if stopped_after is not None:
             desks.do(self._agent.rank_stops(event.rank, stopped_after, self._clock.now()))
-        ending = Exit(
+        ending = RankExit(
             event.code,
             event.signal,
             event.core_dumped,
@@ -240,13 +251,17 @@ class OwnRanks:
         self._fails(event.round, event.rank, ending, self._agent.rank_gone)
 
     def _fails(
-        self, round: int, rank: int, ending: Exit, at_work: Callable[[int, Exit], list[actions.Act]]
+        self,
+        round: int,
+        rank: int,
+        ending: RankExit,
+        at_work: Callable[[int, RankExit], list[actions.Action]],
     ) -> None:
         """By itself; meanwhile its round may have been stopped."""
         fails = at_work if self._is_at_work(round) else self._agent.rank_fell
         self._desks.do(fails(rank, ending))
 
-    def _keep_end(self, order: StartRanks, rank: int, pid: int, ending: Exit) -> None:
+    def _keep_end(self, order: StartRanks, rank: int, pid: int, ending: RankExit) -> None:
         with unharmed("the record of an end"):
             step = self._desks.progress.step(rank)
             self._desks.evidence.rank_exited(order, rank, pid, ending, step)
@@ -260,23 +275,21 @@ class OwnRanks:
 
     # -- all ranks of a round --------------------------------------------------------------------
 
-    def _begins(self, start: actions.Start) -> bool:
+    def _begins(self, start: actions.StartRound) -> bool:
         if self._agent.order != start.order or self._agent.state != "starting":
             return False
         for desk in (self._desks.progress, self._desks.stalls, self._desks.checkpoints):
             with unharmed("the begin of a round"):
                 desk.begins(start.order)
-        self._desks.questions.free_port(start.order)
-        self._desks.questions.restore_s = 0.0
+        self._port.release(start.order)
         return True
 
-    def _not_started(self, start: actions.Start, reason: str) -> None:
+    def _not_started(self, start: actions.StartRound, reason: str) -> None:
         self._desks.do(self._agent.start_failed(start.order.round, reason))
 
-    async def _stops(self, stop: actions.Stop) -> None:
+    async def _stops(self, stop: actions.StopRound) -> None:
         """Bounded by the order: every restart waits for it."""
-        questions = self._desks.questions
-        questions.evidence_s = 0.0
+        self.evidence_s = 0.0
         if stop.incident is None or not stop.evidence_s:
             return
         began = self._clock.now()
@@ -287,7 +300,7 @@ class OwnRanks:
             evidence.collect(stop.round, stop.incident, collectors.of_node, of_node)
             pieces = await collect(collectors.of_ranks, scene, self._clock)
             evidence.collected(stop.round, stop.incident, pieces)
-        questions.evidence_s = self._clock.now() - began
+        self.evidence_s = self._clock.now() - began
 
     def capture(self, order: CollectEvidence) -> None:
         """Collect from ranks that go on; what is not known here is missing, with the reason."""
@@ -308,10 +321,10 @@ class OwnRanks:
     ) -> Scene:
         watch, order = self.work.keeper.watch, self._agent.order
         ranks = [one for one in watch.seen() if not only or one.rank in only]
-        environs = {} if order is None else self._workplace.environs(order, ranks)
+        environs = {} if order is None else self._workdir.environs(order, ranks)
         return Scene(
             ranks, within_s, watch.began_s, environs,
-            may_pause=may_pause, python=self._workplace.python,
+            may_pause=may_pause, python=self._workdir.python,
         )  # fmt: skip
 
     def _say_outlived(self, outcome: Stopped) -> None:
@@ -320,14 +333,12 @@ class OwnRanks:
             if self._leaves_children:
                 what = "live on"
             named = "; ".join(outcome.outlived)
-            self._workplace.say(
-                f"processes that ranks had started outlived them and {what}: {named}"
-            )
+            self._workdir.say(f"processes that ranks had started outlived them and {what}: {named}")
 
-    def _stopped(self, stop: actions.Stop, outcome: Stopped) -> None:
+    def _stopped(self, stop: actions.StopRound, outcome: Stopped) -> None:
         desks, order = self._desks, self._agent.order
         assert order is not None
-        desks.questions.stop_s = outcome.stop_s
+        self.stop_s = outcome.stop_s
         last: list[Fact] = []
         with unharmed("the end of a round"):
             last += desks.progress.ends()
@@ -337,8 +348,8 @@ class OwnRanks:
         desks.do(self._agent.stopped(stop.round))
         with unharmed("the record of ranks that were stopped"):
             if outcome.ranks:
-                evidence_s = desks.questions.evidence_s
-                last.append(desks.records.ranks_stopped(order, outcome, evidence_s=evidence_s))
+                stopped = desks.records.ranks_stopped(order, outcome, evidence_s=self.evidence_s)
+                last.append(stopped)
             if stop.incident is not None:
                 desks.evidence.round_stopped(order, stop.incident, outcome.ranks)
             for fact in last:

@@ -9,82 +9,84 @@ from dataclasses import dataclass, replace
 
 from everstep.clock import Clock
 from everstep.errors import EverstepError
-from everstep_services.agent.core.actions import Forward, Hurry, Start, Stop
+from everstep_services.agent.core.actions import SignalRanks, StartRound, StopRound, StopWithoutWait
 from everstep_services.agent.ranks.device_memory import wait_until_free
-from everstep_services.agent.ranks.protocol import KeeperEvent, KeeperLost, KeeperLostError, Stopped
-from everstep_services.agent.ranks.warden_client import Keeper
-from everstep_services.agent.runtime.workdir import Workplace
+from everstep_services.agent.ranks.protocol import Stopped, WardenEvent, WardenLost, WardenLostError
+from everstep_services.agent.ranks.warden_client import WardenClient
+from everstep_services.agent.runtime.workdir import Workdir
 
 log = logging.getLogger(__name__)
 
 _AGAIN_AFTER_S = 1.0
-_KEEPER_WITHIN_S = 30.0
+_WARDEN_WITHIN_S = 30.0
 _DEVICES_WITHIN_S = 50.0
 _HEARD_WITHIN_S = 10.0
 _NOTHING = Stopped((), (), 0, (), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Keepers:
+class WardenClients:
     """The keeper that runs already, and how to get another when it is lost."""
 
-    first: Keeper
+    first: WardenClient
     close_first: Callable[[], Awaitable[None]]
-    another: Callable[[], AbstractAsyncContextManager[Keeper]]
+    another: Callable[[], AbstractAsyncContextManager[WardenClient]]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RunnerCallbacks:
     """Who is told what came of the work."""
 
-    begins: Callable[[Start], bool]
+    begins: Callable[[StartRound], bool]
     """This is about to be started; False when it is no longer wanted."""
-    failed: Callable[[Start, str], None]
-    stops: Callable[[Stop], Awaitable[None]]
+    failed: Callable[[StartRound, str], None]
+    stops: Callable[[StopRound], Awaitable[None]]
     """Its ranks are about to be stopped: learn what can be learned of them."""
-    stopped: Callable[[Stop, Stopped], None]
+    stopped: Callable[[StopRound, Stopped], None]
 
 
-class Work:
+class RankRunner:
     """The ranks of this node, as far as they are to be started, signalled and stopped."""
 
-    def __init__(self, keepers: Keepers, workplace: Workplace, clock: Clock, told: Told) -> None:
+    def __init__(
+        self, keepers: WardenClients, workdir: Workdir, clock: Clock, told: RunnerCallbacks
+    ) -> None:
         self.keeper = keepers.first
         self._keepers = keepers
-        self._has_keeper = asyncio.Event()
-        self._has_keeper.set()
-        self._workplace = workplace
+        self._has_warden = asyncio.Event()
+        self._has_warden.set()
+        self._workdir = workdir
         self._clock = clock
         self._told = told
-        self._rounds: asyncio.Queue[Start | Stop] = asyncio.Queue()
+        self._rounds: asyncio.Queue[StartRound | StopRound] = asyncio.Queue()
         self._need_not_wait = asyncio.Event()
         """No script is left that might end by itself, or the cause is known."""
-        self._signals: asyncio.Queue[Forward] = asyncio.Queue()
+        self._signals: asyncio.Queue[SignalRanks] = asyncio.Queue()
 
-    def do(self, act: Start | Stop | Hurry | Forward) -> None:
+    def do(self, act: StartRound | StopRound | StopWithoutWait | SignalRanks) -> None:
         """Start or stop the ranks of a round, when what was asked for before is done.
 
         A signal is sent whatever else is being done.
         """
         match act:
-            case Forward():
+            case SignalRanks():
                 self._signals.put_nowait(act)
-            case Hurry():
+            case StopWithoutWait():
                 self._need_not_wait.set()
-            case Stop():
+            case StopRound():
                 self._need_not_wait.clear()
                 self._rounds.put_nowait(act)
-            case Start():
+            case StartRound():
                 self._rounds.put_nowait(act)
 
-    async def events(self) -> AsyncIterator[KeeperEvent]:
+    async def events(self) -> AsyncIterator[WardenEvent]:
         """What happens to the ranks, through all keepers."""
         async for event in self._heard():
             yield event
         await self._keepers.close_first()
         while True:
             async with self._keepers.another() as self.keeper:
-                self._has_keeper.set()
+                self._has_warden.set()
                 async for event in self._heard():
                     yield event
             await self._clock.sleep(_AGAIN_AFTER_S)
@@ -92,10 +94,10 @@ class Work:
     async def start_and_stop_for_ever(self) -> None:
         while True:
             match await self._rounds.get():
-                case Start() as start:
+                case StartRound() as start:
                     if self._told.begins(start):
                         await self._start(start)
-                case Stop() as stop:
+                case StopRound() as stop:
                     await self._stop(stop)
 
     async def signal_for_ever(self) -> None:
@@ -110,15 +112,15 @@ class Work:
                 continue
             if unmoved:
                 name, ranks = signal.Signals(act.number).name, ", ".join(map(str, unmoved))
-                self._workplace.say(f"{name} is kept from ranks {ranks}: they do not handle it")
+                self._workdir.say(f"{name} is kept from ranks {ranks}: they do not handle it")
 
-    async def _heard(self) -> AsyncIterator[KeeperEvent]:
+    async def _heard(self) -> AsyncIterator[WardenEvent]:
         """Until the keeper is lost."""
         while True:
             event = await self.keeper.events.get()
-            is_over = isinstance(event, KeeperLost)
+            is_over = isinstance(event, WardenLost)
             if is_over:
-                self._has_keeper.clear()
+                self._has_warden.clear()
             try:
                 yield event
             finally:
@@ -128,18 +130,18 @@ class Work:
             if is_over:
                 return
 
-    async def _start(self, start: Start) -> None:
+    async def _start(self, start: StartRound) -> None:
         try:
-            async with asyncio.timeout(_KEEPER_WITHIN_S):
-                await self._has_keeper.wait()
-            batch = await asyncio.to_thread(self._workplace.prepare, start.order)
+            async with asyncio.timeout(_WARDEN_WITHIN_S):
+                await self._has_warden.wait()
+            batch = await asyncio.to_thread(self._workdir.prepare, start.order)
             await self.keeper.start(batch)
         except (OSError, TimeoutError, EverstepError) as error:
             self._told.failed(start, f"its ranks cannot be started: {error}")
         else:
-            self._workplace.show(start.order)
+            self._workdir.show(start.order)
 
-    async def _wait(self, stop: Stop) -> float:
+    async def _wait(self, stop: StopRound) -> float:
         """Until the ranks may be stopped; how much longer than the evidence took."""
         began = self._clock.now()
         await self._told.stops(stop)
@@ -152,7 +154,7 @@ class Work:
                 await self._need_not_wait.wait()
         return self._clock.now() - learned
 
-    async def _stop(self, stop: Stop) -> None:
+    async def _stop(self, stop: StopRound) -> None:
         waited_s = await self._wait(stop)
         pids = self.keeper.watch.pids()
         keeper = self.keeper
@@ -161,11 +163,11 @@ class Work:
             # What ended before it was stopped may be why: it is heard first.
             async with asyncio.timeout(_HEARD_WITHIN_S):
                 await keeper.events.join()
-        except KeeperLostError:
+        except WardenLostError:
             outcome = _NOTHING  # nothing outlives its warden
         except TimeoutError:
             log.warning("events_left count=%d", keeper.events.qsize())
         devices = await wait_until_free(pids, _DEVICES_WITHIN_S, self._clock)
         outcome = replace(outcome, stop_s=outcome.stop_s + waited_s, devices=devices)
         self._told.stopped(stop, outcome)
-        self._workplace.hide()
+        self._workdir.hide()

@@ -16,35 +16,36 @@ from everstep.messages import BeatNow, Joined, Order, Reported, SaveCheckpoint
 from everstep_services.agent.collectors.registry import collectors
 from everstep_services.agent.core import actions
 from everstep_services.agent.core.agent import Agent
-from everstep_services.agent.core.round_part import Limits
+from everstep_services.agent.core.round_part import AgentTimeouts
 from everstep_services.agent.probes import notes
-from everstep_services.agent.probes.node_checks import Checks
-from everstep_services.agent.probes.runner.examiner import Examiner
+from everstep_services.agent.probes.node_checks import NodeChecks
+from everstep_services.agent.probes.runner.examiner import NodeExaminer
 from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.ranks.warden_ping import who_lives
-from everstep_services.agent.rendezvous_client.client import Answers, Asker
-from everstep_services.agent.rendezvous_client.script_requests import Requests
-from everstep_services.agent.rendezvous_client.status import Questions
-from everstep_services.agent.replicas.node_checkpoints import Checkpoints
+from everstep_services.agent.rendezvous_client.client import AnswerHandlers, RendezvousClient
+from everstep_services.agent.rendezvous_client.script_requests import ScriptRequests
+from everstep_services.agent.rendezvous_client.status import AgentStatus, RendezvousPort
+from everstep_services.agent.replicas.node_checkpoints import NodeCheckpoints
+from everstep_services.agent.replicas.node_states import NodeStates
 from everstep_services.agent.run_plan import RunPlan
-from everstep_services.agent.runtime.background import Lasting, unharmed
-from everstep_services.agent.runtime.network_test import Measuring
-from everstep_services.agent.runtime.rank_events import Desks, OwnRanks
-from everstep_services.agent.runtime.rank_runner import Keepers
-from everstep_services.agent.runtime.workdir import Workplace
+from everstep_services.agent.runtime.background import BackgroundLoops, unharmed
+from everstep_services.agent.runtime.network_test import NetworkTestRunner
+from everstep_services.agent.runtime.rank_events import EventSinks, RankEvents
+from everstep_services.agent.runtime.rank_runner import WardenClients
+from everstep_services.agent.runtime.workdir import Workdir
 from everstep_services.agent.stalls.idleness import Idleness
-from everstep_services.agent.stalls.limits_table import Others
-from everstep_services.agent.stalls.recorder import Stalls
-from everstep_services.agent.telemetry.evidence import Evidence
-from everstep_services.agent.telemetry.facts import Records
-from everstep_services.agent.telemetry.progress import Progress
-from everstep_services.agent.telemetry.saves import Saves
-from everstep_services.agent.timings.monitor import Place, Timings
+from everstep_services.agent.stalls.limits_table import ExternalLimits
+from everstep_services.agent.stalls.recorder import StallRecorder
+from everstep_services.agent.telemetry.evidence import EvidenceRecorder
+from everstep_services.agent.telemetry.facts import AgentFacts
+from everstep_services.agent.telemetry.progress import ProgressReader
+from everstep_services.agent.telemetry.saves import CoordinatedSaves
+from everstep_services.agent.timings.monitor import RoundPosition, TimingMonitor
 from trainer_sdk.page import PageReading
 
 if TYPE_CHECKING:
-    from everstep_services.agent.injection.agent_faults import Harm
-    from everstep_services.agent.injection.service import Injection
+    from everstep_services.agent.injection.agent_faults import AgentFaults
+    from everstep_services.agent.injection.service import FaultInjector
 
 log = logging.getLogger(__name__)
 
@@ -70,59 +71,63 @@ class AgentService:
         self,
         plan: RunPlan,
         bus: Bus,
-        keepers: Keepers,
-        workplace: Workplace,
+        keepers: WardenClients,
+        workdir: Workdir,
         clock: Clock,
         instance: str,
         *,
-        limits: Limits,
-        others: Others,
-        checkpoints: Checkpoints,
-        harm: "Harm | None" = None,
+        limits: AgentTimeouts,
+        others: ExternalLimits,
+        states: NodeStates | None,
+        harm: "AgentFaults | None" = None,
     ) -> None:
         self._plan = plan
         self._bus = bus
-        self._workplace = workplace
+        self._workdir = workdir
         self._clock = clock
         self._instance = instance
         self._agent = Agent(limits)
         self._recorder = Recorder(bus, clock)
         record = self._recorder.keep
-        self._records = Records(plan.job, plan.node, clock)
-        self._evidence = Evidence(plan.job, bus, workplace, self._records, record, clock)
-        self._progress = Progress(plan, self._agent, self._page, self._records, clock)
-        self._questions = Questions(plan, self._agent, self._progress, instance, checkpoints.port)
-        self._checkpoints = checkpoints
-        answers = Answers(self._joined, self._reported, self._refused, self._unanswered)
-        self._asker = Asker(bus, clock, plan.job, answers)
-        self._requests = Requests(plan, bus, clock, workplace.say)
-        self._stalls = Stalls(
-            plan, bus, self._agent, self._watched, self._records, workplace, clock,
+        self._records = AgentFacts(plan.job, plan.node, clock)
+        self._evidence = EvidenceRecorder(plan.job, bus, workdir, self._records, record, clock)
+        self._checkpoints = NodeCheckpoints(plan.job, plan.node, clock, record, states)
+        answers = AnswerHandlers(self._joined, self._reported, self._refused, self._unanswered)
+        self._asker = RendezvousClient(bus, clock, plan.job, answers)
+        self._requests = ScriptRequests(plan, bus, clock, workdir.say)
+        self._stalls = StallRecorder(
+            plan, bus, self._agent, self._watched, self._records, workdir, clock,
             others, record, self._do,
         )  # fmt: skip
-        self._progress.stalls = self._stalls.watch
-        self._saves = Saves(
+        self._progress = ProgressReader(
+            plan, self._agent, self._page, self._records, clock, self._stalls.watch
+        )
+        self._saves = CoordinatedSaves(
             plan.scheduler.name, self._agent, self._watched, self._records, clock, record
         )
-        desks = Desks(
-            self._agent, self._questions, self._progress, self._evidence, self._stalls,
-            self._saves, checkpoints, self._requests, self._records, record, self._do,
+        desks = EventSinks(
+            self._agent, self._progress, self._evidence, self._stalls, self._saves,
+            self._checkpoints, self._requests, self._records, record, self._do,
             collectors(plan.evidence_without, native_stacks=plan.native_stacks),
         )  # fmt: skip
-        self._ranks = OwnRanks(keepers, workplace, clock, desks)
-        examiner = Examiner(plan.checks, notes.place(plan.state_dir, plan.node))
-        self._checks = Checks(examiner, self._records, clock, self._pids, record)
-        self._questions.checks = self._checks
-        self._measuring = Measuring(plan.node, clock, self._records, record)
+        port = RendezvousPort()
+        self._ranks = RankEvents(keepers, workdir, clock, desks, port)
+        examiner = NodeExaminer(plan.checks, notes.place(plan.state_dir, plan.node))
+        self._checks = NodeChecks(examiner, self._records, clock, self._pids, record)
+        self._questions = AgentStatus(
+            plan, instance, self._agent, self._progress, self._checks, self._checkpoints,
+            self._ranks, port,
+        )  # fmt: skip
+        self._measuring = NetworkTestRunner(plan.node, clock, self._records, record)
         self._injection = None if harm is None else self._opened_to(harm)
         self._idleness = Idleness(clock)
         self._due = asyncio.Event()
         self._was_answered = False
-        self._exit: asyncio.Future[actions.Exiting] = asyncio.get_running_loop().create_future()
+        self._exit: asyncio.Future[actions.ExitAgent] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> int:
         """The exit code, once we are no longer needed."""
-        lasting = Lasting(partial(self._workplace.say, is_warning=True))
+        lasting = BackgroundLoops(partial(self._workdir.say, is_warning=True))
         async with asyncio.TaskGroup() as tasks:
             loops = [
                 tasks.create_task(loop(), name=loop.__name__)
@@ -168,7 +173,7 @@ class AgentService:
         if name in self._plan.preempt_signals:
             self._do(self._agent.preempted(number, name, now))
         elif number in _USERS:
-            self._do([actions.Forward(number)])
+            self._do([actions.SignalRanks(number)])
         else:
             self._do(self._agent.interrupted(number, name, now))
 
@@ -202,7 +207,7 @@ class AgentService:
         self._was_answered = True
         self._do(self._agent.joined(reply, self._clock.now()))
 
-    def _reported(self, tell: actions.Tell, reply: Reported) -> None:
+    def _reported(self, tell: actions.SendReport, reply: Reported) -> None:
         if tell.rank is not None and reply.incident is not None and tell.event != "excused":
             self._evidence.belongs_to(tell.round, tell.rank, reply.incident)
         self._do(self._agent.reported(tell, reply, self._clock.now()))
@@ -225,19 +230,19 @@ class AgentService:
     def _watched(self, rank: int) -> WatchedRank | None:
         return self._ranks.work.keeper.watch.rank(rank)
 
-    def _place(self) -> Place | None:
+    def _place(self) -> RoundPosition | None:
         order = self._agent.order
         if order is None or not self._agent.live_ranks:
             return None
         ranks = range(order.first_rank, order.first_rank + order.ranks)
-        return Place(order.round, order.slot, order.slots, order.world_size, ranks)
+        return RoundPosition(order.round, order.slot, order.slots, order.world_size, ranks)
 
     def _measures_timings(self) -> tuple[Callable[[], Awaitable[None]], ...]:
         plan = self._plan
         if not plan.timings:
             return ()
         role = "" if plan.role == "default" else plan.role
-        timings = Timings(
+        timings = TimingMonitor(
             plan.job, plan.node, self._bus, self._clock, self._place, self._watched, role=role
         )
         return (timings.tell_for_ever,)
@@ -247,17 +252,17 @@ class AgentService:
 
     # -- faults on purpose -----------------------------------------------------------------------
 
-    def _opened_to(self, harm: "Harm") -> "Injection":
-        from everstep_services.agent.injection.service import Injection, Ranks
+    def _opened_to(self, harm: "AgentFaults") -> "FaultInjector":
+        from everstep_services.agent.injection.service import FaultInjector, InjectionTargets
 
         watched = self._watched
-        ranks = Ranks(
+        ranks = InjectionTargets(
             order=lambda: self._agent.order,
             folder=lambda rank: None if (known := watched(rank)) is None else known.folder,
             pid=lambda rank: 0 if (known := watched(rank)) is None or known.gone else known.pid,
             step=self._progress.step,
         )
-        return Injection(self._plan, self._bus, harm, ranks, self._workplace.say)
+        return FaultInjector(self._plan, self._bus, harm, ranks, self._workdir.say)
 
     async def _hear_faults_for_ever(self) -> None:
         if self._injection is not None:
@@ -284,11 +289,11 @@ class AgentService:
             if not self._bus.connected:
                 self._do(self._agent.unheard(self._clock.now(), "the bus is away"))
                 if not was_away:
-                    self._workplace.say("the bus is away: the ranks run on", is_warning=True)
+                    self._workdir.say("the bus is away: the ranks run on", is_warning=True)
                 was_away = True
             elif was_away or self._bus.returns != returns:
                 was_away, returns = False, self._bus.returns
-                self._workplace.say("the bus is back")
+                self._workdir.say("the bus is back")
                 self._do(self._agent.bus_back())
 
     async def _beat_for_ever(self) -> None:
@@ -325,27 +330,35 @@ class AgentService:
 
     # -- what is done about it -------------------------------------------------------------------
 
-    def _do(self, wanted: Sequence[actions.Act]) -> None:
+    def _do(self, wanted: Sequence[actions.Action]) -> None:
         for act in wanted:
             match act:
-                case actions.Join():
+                case actions.AskToJoin():
                     self._asker.join(self._questions.join)
-                case actions.Tell():
+                case actions.SendReport():
                     self._tell(act)
-                case actions.Start() | actions.Stop() | actions.Hurry() | actions.Forward():
+                case (
+                    actions.StartRound()
+                    | actions.StopRound()
+                    | actions.StopWithoutWait()
+                    | actions.SignalRanks()
+                ):
                     self._ranks.work.do(act)
                     # Before it is reported: a node that is lost in its first second of a round
                     # would else be missed in a round that is over.
                     with unharmed("a beat"):
                         self._beat()
-                case actions.Say():
-                    self._workplace.say(act.text, is_warning=act.is_warning)
-                case actions.Exiting():
+                case actions.ShowLine():
+                    self._workdir.say(act.text, is_warning=act.is_warning)
+                case actions.ExitAgent():
                     self._exiting(act)
                 case (
-                    actions.Excuse() | actions.Check() | actions.Measure() | actions.Replicate()
-                    | actions.Capture()
-                ):  # fmt: skip
+                    actions.ReportExcuse()
+                    | actions.ExamineNode()
+                    | actions.MeasurePeers()
+                    | actions.ChangeReplicas()
+                    | actions.CaptureEvidence()
+                ):
                     self._answer(act)
                 case _:
                     self._save(act)
@@ -353,50 +366,50 @@ class AgentService:
 
     def _save(
         self,
-        act: actions.PassOn
-        | actions.AskToStop
-        | actions.AskToSave
-        | actions.Reach
-        | actions.OnRecord,
+        act: actions.PassNotice
+        | actions.AskRanksToStop
+        | actions.AskRanksToSave
+        | actions.ReportProgress
+        | actions.RecordAction,
     ) -> None:
         match act:
-            case actions.PassOn():
+            case actions.PassNotice():
                 if (signalled := self._saves.passed_on(act)) is not None:
                     self._ranks.work.do(signalled)
-            case actions.AskToStop():
+            case actions.AskRanksToStop():
                 reached = self._saves.counts_now(act)
                 if reached is not None:
                     self._tell(reached)
                 if reached is not None or not self._saves.ask_to_stop(act):
                     self._do(self._agent.unasked(act.after_step, self._clock.now()))
-            case actions.AskToSave():
+            case actions.AskRanksToSave():
                 self._saves.ask_to_save(act)
-            case actions.Reach():
+            case actions.ReportProgress():
                 self._tell(self._saves.reached(act))
             case _:
                 self._saves.put_on_record(act)
 
     def _answer(
         self,
-        asked: actions.Excuse
-        | actions.Check
-        | actions.Measure
-        | actions.Replicate
-        | actions.Capture,
+        asked: actions.ReportExcuse
+        | actions.ExamineNode
+        | actions.MeasurePeers
+        | actions.ChangeReplicas
+        | actions.CaptureEvidence,
     ) -> None:
-        if isinstance(asked, actions.Check):
+        if isinstance(asked, actions.ExamineNode):
             self._checks.ask(asked.order)
-        elif isinstance(asked, actions.Replicate):
+        elif isinstance(asked, actions.ChangeReplicas):
             self._checkpoints.ask(asked.order)
-        elif isinstance(asked, actions.Measure):
+        elif isinstance(asked, actions.MeasurePeers):
             self._measuring.ask(asked.order)
-        elif isinstance(asked, actions.Capture):
+        elif isinstance(asked, actions.CaptureEvidence):
             with unharmed("a capture"):
                 self._ranks.capture(asked.order)
         elif (told := self._stalls.excuse(asked.order)) is not None:
             self._tell(told)
 
-    def _tell(self, tell: actions.Tell) -> None:
+    def _tell(self, tell: actions.SendReport) -> None:
         order = self._agent.order
         assert order is not None
         fact = tell.fact
@@ -404,16 +417,16 @@ class AgentService:
             fact = self._evidence.fact_of(tell.round, tell.rank)
         self._asker.tell(tell, self._questions.report(tell, order, fact))
 
-    def _exiting(self, exiting: actions.Exiting) -> None:
+    def _exiting(self, exiting: actions.ExitAgent) -> None:
         if not self._exit.done():
             self._exit.set_result(exiting)
 
-    async def _say_goodbye(self, exiting: actions.Exiting) -> None:
+    async def _say_goodbye(self, exiting: actions.ExitAgent) -> None:
         if exiting.code or exiting.cause == "refused":
-            self._workplace.say(exiting.reason, is_warning=bool(exiting.code))
+            self._workdir.say(exiting.reason, is_warning=bool(exiting.code))
         with unharmed("the last beat"):
             self._beat()
-        await self._workplace.drain()
+        await self._workdir.drain()
         within_s = _GOODBYE_WITHIN_S if self._bus.connected else _CUT_OFF_GOODBYE_WITHIN_S
         await self._evidence.finish(within_s)
         if not exiting.is_sent:

@@ -13,8 +13,8 @@ from everstep.errors import EverstepError
 from everstep.messages import StartRanks
 from everstep.observe.printable import printable
 from everstep_services.agent.output.console import Console, Rank, Screen, opened_console
-from everstep_services.agent.output.log_files import STREAMS, About, LogFiles
-from everstep_services.agent.ranks.protocol import BatchPlan, KeeperPlan, RankPlan, RankSeen
+from everstep_services.agent.output.log_files import STREAMS, LogFiles, LogOwner
+from everstep_services.agent.ranks.protocol import BatchPlan, NodePlan, RankPlan, RankSeen
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.runtime.rank_environment import (
     RankPaths,
@@ -50,24 +50,28 @@ def private_dir(path: Path) -> Path:
     return path
 
 
-class Workplace:
-    """Made by `Workplace.opened`. What blocks on a disk is to be called in a thread."""
+class Workdir:
+    """Made by `Workdir.opened`. What blocks on a disk is to be called in a thread."""
 
-    def __init__(self, plan: RunPlan, runtime: Path, base: Mapping[str, str]) -> None:
+    def __init__(
+        self, plan: RunPlan, runtime: Path, base: Mapping[str, str], images: Path | None
+    ) -> None:
         self._plan = plan
         self._runtime = runtime
         self._base = without_logins(base)
         self._console: Console | None = None
-        self.images: Path | None = None
+        self._images = images
         """Where ranks keep their states in memory."""
         self.logs = LogFiles(plan.log_dir, plan.job)
 
     @classmethod
     @contextmanager
-    def opened(cls, plan: RunPlan, runtime: Path, base: Mapping[str, str]) -> Iterator["Workplace"]:
-        """A workplace, whose runtime directory is gone afterwards."""
+    def opened(
+        cls, plan: RunPlan, runtime: Path, base: Mapping[str, str], images: Path | None
+    ) -> Iterator["Workdir"]:
+        """A workdir, whose runtime directory is gone afterwards."""
         try:
-            yield cls(plan, runtime, base)
+            yield cls(plan, runtime, base, images)
         finally:
             shutil.rmtree(runtime, ignore_errors=True)
 
@@ -96,7 +100,7 @@ class Workplace:
         """What these ranks were started with, and what arms their flight recorders."""
         found = {}
         for one in ranks:
-            paths = RankPaths(one.folder / layout.ELASTIC_ERROR_FILE, self.images)
+            paths = RankPaths(one.folder / layout.ELASTIC_ERROR_FILE, self._images)
             local_rank = one.rank - order.first_rank
             environ = environment(self._plan, order, local_rank, self._base, paths)
             if self._plan.command.kind != "program":
@@ -104,11 +108,11 @@ class Workplace:
             found[one.rank] = environ
         return found
 
-    def keeper_plan(self, instance: str) -> KeeperPlan:
+    def node_plan(self, instance: str) -> NodePlan:
         """For the warden and the forge."""
         plan = self._plan
         shared, own = shared_and_own(plan, self._base, RankPaths(error_file=self._runtime))
-        return KeeperPlan(
+        return NodePlan(
             instance=instance,
             runtime_dir=self._runtime,
             command=wire.RankCommand(
@@ -140,7 +144,7 @@ class Workplace:
         runtime = self._runtime / f"r{order.round}" / str(rank)
         runtime.mkdir(mode=0o700, parents=True, exist_ok=True)
         error_file = runtime / layout.ELASTIC_ERROR_FILE
-        paths = RankPaths(error_file=error_file, images=self.images)
+        paths = RankPaths(error_file=error_file, images=self._images)
         return RankPlan(
             rank=rank,
             environ=environment(self._plan, order, local_rank, self._base, paths),
@@ -178,7 +182,7 @@ class Workplace:
 
     def describe(self, order: StartRanks, rank: int, pid: int) -> None:
         """Write whose output it is, beside it."""
-        about = About(
+        about = LogOwner(
             job=self._plan.job,
             round=order.round,
             rank=rank,

@@ -16,7 +16,7 @@ _ALL = ("0", "default_pg")
 
 
 @dataclass(frozen=True, slots=True)
-class Collectives:
+class CollectiveState:
     """What the flight recorder of one rank says."""
 
     entered: int
@@ -52,7 +52,7 @@ class _Trace(msgspec.Struct):
     pg_status: Mapping[str, _Group] = {}
 
 
-async def read_collectives(folder: Path, *, is_whole: bool = False) -> Collectives | None:
+async def read_collectives(folder: Path, *, is_whole: bool = False) -> CollectiveState | None:
     """Ask a rank's recorder; None where it has none, or does not answer soon.
 
     With gloo all that is still recorded is listed. With NCCL only what is not over, unless
@@ -62,7 +62,7 @@ async def read_collectives(folder: Path, *, is_whole: bool = False) -> Collectiv
     return None if body is None else parse_collectives(body)
 
 
-def parse_collectives(body: bytes) -> Collectives | None:
+def parse_collectives(body: bytes) -> CollectiveState | None:
     """What a flight recorder's trace shows; None if it is none."""
     try:
         trace = _TRACE.decode(body)
@@ -72,13 +72,13 @@ def parse_collectives(body: bytes) -> Collectives | None:
     newest = max(trace.entries, key=lambda one: one.record_id, default=None)
     waits_in = next((_name(one) for one in trace.entries if not one.retired), "")
     if newest is None:
-        return Collectives(entered, waits_in)
+        return CollectiveState(entered, waits_in)
     of_all = [one for one in trace.entries if _is_of_all(one)]
     waits = [one for one in trace.entries if not one.retired]
     awaits = [one.collective_seq_id for one in of_all if not one.retired]
     # What goes from one rank to another is recorded with NCCL, and is in no group's count.
     at_s = newest.time_created_ns / 1e9 if newest.time_created_ns else None
-    return Collectives(
+    return CollectiveState(
         max(entered, newest.record_id + 1),
         waits_in,
         at_s,

@@ -8,9 +8,51 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from everstep_services.agent.stalls.excuses import excuse_s
-from everstep_services.agent.stalls.limits import Limits
-from everstep_services.agent.stalls.position import Aside, Place, View, place_of
+from everstep_services.agent.stalls.limits import StallLimits
+from everstep_services.agent.stalls.position import (
+    LONG,
+    Exempt,
+    RankPosition,
+    RankView,
+    position_of,
+)
+
+_PAUSE_S = 60.0
+"""Somebody else may ask again after this, when a pause has no end."""
+
+
+def excuse_s(
+    stalled: RankPosition, other: RankPosition | Exempt, now: float, slack_s: float = 0.0
+) -> float | None:
+    """How long `other` may be what the stalled rank waits for; None if it is not.
+
+    Who stopped before, and may be where it is. Who is in a long phase, for which others wait. Who
+    works on in the same step or an earlier one, as a rank does that evaluates without saying so.
+    Or who is in no collective, where the stalled rank is in one, or where it has not come as far
+    as the next and works. Never who waits in a collective of all that the stalled rank, which is
+    in none, has not entered: it waits for that. `slack_s`: how well instants of two nodes can be
+    compared.
+    """
+    if isinstance(other, Exempt):
+        return _PAUSE_S if other.until_s is None else max(0.0, other.until_s - now)
+    left_s = other.limit.s - other.waited_s(now)
+    if left_s <= 0 or other.rank == stalled.rank:
+        return None
+    if _waits_for(other, stalled):
+        return None
+    stopped_before = other.stopped_s <= stalled.stopped_s + slack_s
+    is_behind = (other.step or 0) <= (stalled.step or 0)
+    works_on = now - other.stopped_s < stalled.waited_s(now) / 2
+    is_missing = bool(stalled.waits_in) and other.waits_in == ""
+    works_on |= other.is_under_way and stalled.entered is not None
+    if stopped_before or is_missing or (is_behind and (works_on or other.phase in LONG)):
+        return left_s
+    return None
+
+
+def _waits_for(one: RankPosition, late: RankPosition) -> bool:
+    return one.awaits is not None and late.entered is not None and late.entered < one.awaits
+
 
 _LATE_S = 1.0
 """Whoever is called so much later than asked for was stopped, or had no turn."""
@@ -22,7 +64,7 @@ _AHEAD_RATIO = 3.0
 class Stalled:
     """A rank has made no progress past its limit."""
 
-    place: Place
+    place: RankPosition
     waited_s: float
 
 
@@ -40,32 +82,34 @@ class Moving:
 class Excused:
     """A rank is past its limit, but may well wait for one that is not."""
 
-    place: Place
+    place: RankPosition
     by: int
     for_s: float
 
 
 @dataclass
-class Judge:
+class StallJudge:
     """The ranks of one round on this node."""
 
-    limits: Limits
+    limits: StallLimits
     began_s: float
     ahead_s: float = 0.0
     """`look` is to be called so long before a rank is late, too; of short limits a third."""
     stalled: dict[int, Stalled] = field(default_factory=dict)
-    places: dict[int, Place | Aside] = field(default_factory=dict)
+    places: dict[int, RankPosition | Exempt] = field(default_factory=dict)
     """Where each rank was when it was looked at last."""
     wake_at: float = 0.0
     """When `look` wants to be called next."""
     _excused: set[int] = field(default_factory=set)
     _blind: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=256))
 
-    def look(self, views: Iterable[View], now: float) -> list[Stalled | Moving | Excused]:
+    def look(self, views: Iterable[RankView], now: float) -> list[Stalled | Moving | Excused]:
         """What is new."""
         if self.wake_at and now - self.wake_at > _LATE_S:
             self._blind.append((self.wake_at, now))
-        placed = {view.rank: place_of(view, self.limits, now) for view in views if not view.trouble}
+        placed = {
+            view.rank: position_of(view, self.limits, now) for view in views if not view.trouble
+        }
         self.places = {rank: place for rank, place in placed.items() if place is not None}
         news: list[Stalled | Moving | Excused] = [*self._moving(placed.keys(), now)]
         late = [place for place in self._judged() if self._left_s(place, now) <= 0]
@@ -77,7 +121,9 @@ class Judge:
         self.wake_at = now + self._wait_s(now)
         return news
 
-    def excuse(self, stalled: Place, now: float, slack_s: float = 0.0) -> tuple[int, float] | None:
+    def excuse(
+        self, stalled: RankPosition, now: float, slack_s: float = 0.0
+    ) -> tuple[int, float] | None:
         """Which rank of ours another one may wait for, and how long it may go on."""
         excuses = {
             rank: excuse_s(stalled, other, now, slack_s) for rank, other in self.places.items()
@@ -88,7 +134,7 @@ class Judge:
         for_s, rank = max(known)
         return rank, for_s
 
-    def witnessed_s(self, place: Place, now: float) -> float:
+    def witnessed_s(self, place: RankPosition, now: float) -> float:
         """How long it has made no progress, without the time in which we could not look."""
         blind = (
             min(now, end) - max(place.since_s, begin)
@@ -97,7 +143,7 @@ class Judge:
         )
         return place.waited_s(now, sum(blind))
 
-    def nearly_late(self, now: float) -> list[Place]:
+    def nearly_late(self, now: float) -> list[RankPosition]:
         """Where ranks are that have stalled if they do not move within `ahead_s`."""
         return [
             place
@@ -114,16 +160,16 @@ class Judge:
             if place.rank not in self.stalled and self._left_s(place, now) <= self._ahead_s(place)
         }
 
-    def _ahead_s(self, place: Place) -> float:
+    def _ahead_s(self, place: RankPosition) -> float:
         return min(self.ahead_s, place.limit.s / _AHEAD_RATIO)
 
-    def _judged(self) -> list[Place]:
-        return [place for place in self.places.values() if isinstance(place, Place)]
+    def _judged(self) -> list[RankPosition]:
+        return [place for place in self.places.values() if isinstance(place, RankPosition)]
 
-    def _left_s(self, place: Place, now: float) -> float:
+    def _left_s(self, place: RankPosition, now: float) -> float:
         return place.limit.s - self.witnessed_s(place, now)
 
-    def _late(self, place: Place, now: float) -> list[Stalled | Moving | Excused]:
+    def _late(self, place: RankPosition, now: float) -> list[Stalled | Moving | Excused]:
         if place.rank in self.stalled:
             return []
         excuse = self.excuse(place, now)
@@ -141,10 +187,10 @@ class Judge:
         for rank in sorted(self.stalled.keys() & seen):
             stalled = self.stalled[rank]
             place = self.places.get(rank)
-            since_s = place.since_s if isinstance(place, Place) else now
+            since_s = place.since_s if isinstance(place, RankPosition) else now
             if since_s > stalled.place.since_s:
                 del self.stalled[rank]
-                section = place.section if isinstance(place, Place) else None
+                section = place.section if isinstance(place, RankPosition) else None
                 step = place.step if place else None
                 lasted_s = since_s - stalled.place.since_s
                 moving.append(Moving(stalled, lasted_s, step, section))
@@ -163,9 +209,9 @@ class Judge:
         return max(min(waits), 0.001)
 
 
-def states(judge: Judge | None) -> Mapping[int, str]:
+def states(judge: StallJudge | None) -> Mapping[int, str]:
     """For beats: which ranks are paused or stalled; the others run."""
     if judge is None:
         return {}
-    paused = {rank: "paused" for rank, one in judge.places.items() if isinstance(one, Aside)}
+    paused = {rank: "paused" for rank, one in judge.places.items() if isinstance(one, Exempt)}
     return {**paused, **dict.fromkeys(judge.stalled, "stalled")}

@@ -64,7 +64,7 @@ class LimitRules:
     """What was set for `outside` acts only from the first step on."""
 
 
-class Limits:
+class StallLimits:
     """What is in force: set by hand, else learned, else the default.
 
     Of what people set, the latest wins: what `everstep limits` has set while the job runs, then

@@ -1,7 +1,8 @@
 """One table of every limit that may end a wait, ours and those of others, in their right order."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from everstep_services.agent.stalls.limits import (
     FIRST_STEP,
@@ -9,7 +10,7 @@ from everstep_services.agent.stalls.limits import (
     OUTSIDE,
     STEP,
     Limit,
-    Limits,
+    StallLimits,
 )
 from trainer_sdk.page import SectionKind
 
@@ -22,7 +23,7 @@ _NCCL_MONITOR_S = 480.0
 
 
 @dataclass(frozen=True, slots=True)
-class Others:
+class ExternalLimits:
     """What else may end a training that waits."""
 
     group_timeout_s: float | None = None
@@ -56,21 +57,21 @@ class Misorder:
     is_warning: bool = True
 
 
-def others_of(
+def external_limits(
     environ: Mapping[str, str],
     *,
     preempt_grace_s: float | None,
     scheduler_grace_s: float | None,
     has_nccl: bool = False,
     limited_by: str = "--limit ",
-) -> Others:
+) -> ExternalLimits:
     """What is known before any rank runs."""
     try:
         heartbeat_s = float(environ[_HEARTBEAT])
     except (KeyError, ValueError):
         heartbeat_s = None
     is_monitored = environ.get(_MONITORING, "1").lower() not in {"0", "n", "no", "f", "false"}
-    return Others(
+    return ExternalLimits(
         None,
         heartbeat_s,
         preempt_grace_s,
@@ -81,7 +82,7 @@ def others_of(
     )
 
 
-def table(limits: Limits, others: Others) -> list[str]:
+def table(limits: StallLimits, others: ExternalLimits) -> list[str]:
     """One line for each limit: what it is for, how long, and who says so."""
     rows = [
         (what, time_text(limit.s), limit.origin or limit.source) for what, limit in _ours(limits)
@@ -90,7 +91,7 @@ def table(limits: Limits, others: Others) -> list[str]:
     return [f"  {what:<22} {time:>8}  {source}" for what, time, source in rows]
 
 
-def misorders(limits: Limits, others: Others) -> list[Misorder]:
+def misorders(limits: StallLimits, others: ExternalLimits) -> list[Misorder]:
     """Each pair of limits of which the wrong one ends first, and what to do about it.
 
     For defaults of ours that is one line and no warning: what is learned soon takes their place.
@@ -135,7 +136,7 @@ def _given_up(what: str, limit: Limit, timeout_s: float, limited_by: str) -> Mis
     return Misorder(f"group {timeout_s:g} {what}", text)
 
 
-def _given_up_unlearned(limits: Limits, others: Others) -> Misorder | None:
+def _given_up_unlearned(limits: StallLimits, others: ExternalLimits) -> Misorder | None:
     timeout_s = others.group_timeout_s or others.expected_group_s
     limit = limits.section("", SectionKind.PLAIN)
     step = limits.by_hand(STEP)
@@ -151,7 +152,7 @@ def _given_up_unlearned(limits: Limits, others: Others) -> Misorder | None:
     return Misorder(f"group {timeout_s:g}", text, is_warning=False)
 
 
-def _ours(limits: Limits) -> Iterator[tuple[str, Limit]]:
+def _ours(limits: StallLimits) -> Iterator[tuple[str, Limit]]:
     yield FIRST_STEP, limits.first_step()
     yield STEP, limits.step()
     yield OUTSIDE, limits.section("", SectionKind.PLAIN)
@@ -164,7 +165,7 @@ def _ours(limits: Limits) -> Iterator[tuple[str, Limit]]:
     yield "evaluation", Limit(limits.rules.evaluation_s, "default")
 
 
-def _theirs(others: Others) -> Iterator[tuple[str, float, str]]:
+def _theirs(others: ExternalLimits) -> Iterator[tuple[str, float, str]]:
     if others.group_timeout_s:
         yield "process group", others.group_timeout_s, "its timeout"
     else:
@@ -186,3 +187,49 @@ def time_text(seconds: float) -> str:
         if seconds >= 2 * size or (seconds >= size and seconds % size == 0):
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds:.3g} s"
+
+
+_SAID_ONCE = "how long a rank may go without progress; what is learned takes the place of defaults"
+
+
+class LineWriter(Protocol):
+    """Puts a line before people."""
+
+    def __call__(self, text: str, *, is_warning: bool = False) -> None: ...
+
+
+class LimitNotices:
+    """One agent's: the table once, and each pair of limits in the wrong order once."""
+
+    def __init__(self, limits: StallLimits, others: ExternalLimits, say: LineWriter) -> None:
+        self.speaks = False
+        """One node of a job speaks for all."""
+        self._limits = limits
+        self._others = others
+        self._say = say
+        self._has_shown = False
+        self._said: set[str] = set()
+
+    def show(self) -> None:
+        """Ranks are being started."""
+        if self.speaks and not self._has_shown:
+            self._has_shown = True
+            self._say(_SAID_ONCE)
+            for line in table(self._limits, self._others):
+                self._say(line)
+        self.compare()
+
+    def group_waits(self, timeout_s: float) -> None:
+        """A rank has shown how long its process group waits; 0 if it has none."""
+        if timeout_s:
+            self._others = replace(self._others, group_timeout_s=timeout_s)
+            self.compare()
+
+    def compare(self) -> None:
+        """A limit may have changed."""
+        if not self.speaks:
+            return
+        for found in misorders(self._limits, self._others):
+            if found.about not in self._said:
+                self._said.add(found.about)
+                self._say(found.text, is_warning=found.is_warning)

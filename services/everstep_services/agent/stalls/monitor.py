@@ -12,11 +12,11 @@ from everstep.messages import LimitsDocument, NameExcuse, SectionLimit, SectionS
 from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.stalls.compilers import Compiling
 from everstep_services.agent.stalls.interpreter import AHEAD_S, Interpreters, in_words
-from everstep_services.agent.stalls.judge import Excused, Judge, Moving, Stalled, states
-from everstep_services.agent.stalls.limits import FIRST_STEP, Limit, LimitRules, Limits
-from everstep_services.agent.stalls.position import Aside, Place, View
+from everstep_services.agent.stalls.judge import Excused, Moving, Stalled, StallJudge, states
+from everstep_services.agent.stalls.limits import FIRST_STEP, Limit, LimitRules, StallLimits
+from everstep_services.agent.stalls.position import Exempt, RankPosition, RankView
 from everstep_services.agent.stalls.process_state import PROC, ProcessState, state_of, threads_of
-from everstep_services.agent.stalls.sampler import CloserLook, look_every_s, silent_after_s
+from everstep_services.agent.stalls.sampler import RankSampler, look_every_s, silent_after_s
 from everstep_services.agent.stalls.section_times import in_force, merged, seen_by
 from trainer_sdk.layout import OUTSIDE
 from trainer_sdk.page import BadPageError, CountedBy, LaneReading, PageReading
@@ -31,7 +31,7 @@ _SLACK_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class MonitoredRanks:
     """Whom to watch, and who is told."""
 
     live: Callable[[], Collection[int]]
@@ -43,7 +43,7 @@ class Watched:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RankStanding:
     """Where a rank is, for people."""
 
     state: str
@@ -69,7 +69,7 @@ class _Unsaid:
     found_s: float
 
 
-class StallWatch:
+class StallMonitor:
     """One agent's. It reads pages and the kernel, and asks nothing of the training.
 
     Only torch's own threads in a rank are asked: about collectives where its page is silent, and
@@ -78,14 +78,14 @@ class StallWatch:
     """
 
     def __init__(
-        self, rules: LimitRules, clock: Clock, watched: Watched, *, proc: Path = PROC
+        self, rules: LimitRules, clock: Clock, watched: MonitoredRanks, *, proc: Path = PROC
     ) -> None:
-        self.limits = Limits(rules)
+        self.limits = StallLimits(rules)
         self._clock = clock
         self._watched = watched
         self._proc = proc
-        self._judge: Judge | None = None
-        self._closer = CloserLook(clock, proc)
+        self._judge: StallJudge | None = None
+        self._closer = RankSampler(clock, proc)
         self._interpreters = Interpreters(clock, rules.interpreter_within_s)
         self._unsaid: dict[int, _Unsaid] = {}
         self._troubled: set[int] = set()
@@ -101,7 +101,7 @@ class StallWatch:
         if judge is None:
             return ""
         places = judge.places.values()
-        if places and all(isinstance(one, Aside) for one in places):
+        if places and all(isinstance(one, Exempt) for one in places):
             return "paused"
         return "learning" if self.limits.is_learning else "armed"
 
@@ -118,7 +118,7 @@ class StallWatch:
     def begins(self, order: StartRanks) -> None:
         """The ranks of a round are being started: nothing of the one before counts."""
         log.info("stalls_watched round=%d", order.round)
-        self._judge = Judge(self.limits, self._clock.now(), AHEAD_S)
+        self._judge = StallJudge(self.limits, self._clock.now(), AHEAD_S)
         self._closer.begins()
         self._interpreters.begins()
         self._unsaid.clear()
@@ -177,7 +177,7 @@ class StallWatch:
             self._asked_until_s = now + _ASKED_AGAIN_S
         self._look(judge)
         since_s = now - order.waited_s
-        stalled = Place(
+        stalled = RankPosition(
             _ASKED_RANK,
             "section",
             since_s,
@@ -194,24 +194,26 @@ class StallWatch:
         self._asked_until_s = self._clock.now() + _ASKED_AGAIN_S  # it is looked at until then
         self._look(self._judge)
         place = self._judge.places.get(rank)
-        return place.entered if isinstance(place, Place) else None
+        return place.entered if isinstance(place, RankPosition) else None
 
-    def standing(self, rank: int) -> Standing | None:
+    def standing(self, rank: int) -> RankStanding | None:
         """Where a rank is now, for beats."""
         judge, known = self._judge, self._watched.rank(rank)
         if judge is None or known is None:
             return None
         section, age_s = self._open_section(known)
         place = judge.places.get(rank)
-        limit = place.limit if isinstance(place, Place) else None
+        limit = place.limit if isinstance(place, RankPosition) else None
         state = states(judge).get(rank, "running")
         entered, entered_s = self._closer.entered(rank), self._closer.signs(rank).collective_s
         if _is_modified(known.reading()):
             entered_s = None  # its progress is what it says itself
         waits_in = (
-            self._closer.collective(rank, place.stopped_s) if isinstance(place, Place) else None
+            self._closer.collective(rank, place.stopped_s)
+            if isinstance(place, RankPosition)
+            else None
         )
-        return Standing(state, section, age_s, limit, entered, entered_s or 0.0, waits_in)
+        return RankStanding(state, section, age_s, limit, entered, entered_s or 0.0, waits_in)
 
     def sections_seen(self) -> tuple[SectionSeen, ...]:
         """How long sections took at most on this node, since the first step of the round."""
@@ -224,7 +226,7 @@ class StallWatch:
                     found[one.section] = one if before is None else merged(before, one)
         return tuple(found.values())
 
-    def _look(self, judge: Judge) -> None:
+    def _look(self, judge: StallJudge) -> None:
         # Who has stalled may move again and be gone at once: its page says so.
         ranks = {*self._watched.live(), *judge.stalled}
         views = [view for rank in sorted(ranks) for view in self._view(rank, judge)]
@@ -245,7 +247,7 @@ class StallWatch:
             ):
                 self._say(rank)
 
-    def _question(self, judge: Judge, now: float) -> None:
+    def _question(self, judge: StallJudge, now: float) -> None:
         """Look closer at all ranks as long as one may be late, here or on a node that asks."""
         before, self._in_question = self._in_question, judge.in_question(now)
         if now < self._asked_until_s:
@@ -276,7 +278,7 @@ class StallWatch:
         asking = self._interpreters
         return asking.is_asked(folder) or asking.is_open(folder, unsaid.found_s)
 
-    def _to_ask(self, judge: Judge) -> Iterator[Path]:
+    def _to_ask(self, judge: StallJudge) -> Iterator[Path]:
         """Ranks that are nearly late, and those that nobody has asked in time."""
         for unsaid in self._unsaid.values():
             if unsaid.folder and self._interpreters.is_open(unsaid.folder, unsaid.found_s):
@@ -291,18 +293,18 @@ class StallWatch:
         if self._unsaid:
             self._due.set()
 
-    def _wake_at(self, judge: Judge) -> float:
+    def _wake_at(self, judge: StallJudge) -> float:
         """When there is something to do again."""
         found = [unsaid.found_s for unsaid in self._unsaid.values()]
         if not found:
             return judge.wake_at
         return min(judge.wake_at, min(found) + self._interpreters.within_s)
 
-    def _view(self, rank: int, judge: Judge) -> Iterator[View]:
+    def _view(self, rank: int, judge: StallJudge) -> Iterator[RankView]:
         known = self._watched.rank(rank)
         if known is None or (known.gone and rank not in judge.stalled):
             return
-        blank = View(
+        blank = RankView(
             rank,
             judge.began_s,
             signs=self._closer.signs(rank),
@@ -359,7 +361,7 @@ class StallWatch:
         return {
             place.rank: Compiling(place.pid, self.limits.idle_compile_s(place.ordinary))
             for place in judge.places.values()
-            if isinstance(place, Place)
+            if isinstance(place, RankPosition)
             and place.pid
             and place.ordinary is not None
             and place.ordinary.s < self.limits.first_step().s

@@ -9,7 +9,7 @@ from everstep_services.agent.stalls.limits import (
     OUTSIDE,
     STEP,
     Limit,
-    Limits,
+    StallLimits,
     is_by_hand,
 )
 from trainer_sdk.page import (
@@ -35,7 +35,7 @@ LONG = frozenset({"checkpoint", "evaluation", _COMPILE})
 
 
 @dataclass(frozen=True, slots=True)
-class Signs:
+class ActivitySigns:
     """What else shows whether a rank works, where its page cannot."""
 
     idle_s: float | None = None
@@ -58,7 +58,7 @@ class Signs:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class RankView:
     """All that is known of one rank at one moment."""
 
     rank: int
@@ -70,7 +70,7 @@ class View:
     """What its page says of a section."""
     threads: Collection[int] | None = None
     """Its threads, if somebody looked: sections of others will never end, and mean nothing."""
-    signs: Signs = Signs()
+    signs: ActivitySigns = ActivitySigns()
     looked_s: float = 0.0
     """When these were seen."""
     compile_idle_s: float = 0.0
@@ -80,7 +80,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPosition:
     """Where a rank is without having made progress since."""
 
     rank: int
@@ -120,7 +120,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
+class Exempt:
     """A rank that is not to be judged, because it said so."""
 
     rank: int
@@ -128,16 +128,18 @@ class Aside:
     step: int | None = None
 
 
-def place_of(view: View, limits: Limits, now: float) -> Place | Aside | None:
+def position_of(view: RankView, limits: StallLimits, now: float) -> RankPosition | Exempt | None:
     """Where the rank is; None for one whose script is over."""
     page = view.page
     if page is None:
-        return Place(view.rank, "start", view.born_s, _patience(limits.first_step(), view, limits))
+        return RankPosition(
+            view.rank, "start", view.born_s, _patience(limits.first_step(), view, limits)
+        )
     if page.phase is RankPhase.ENDED:
         return None
     step = page.step or None
     if page.pauses > 0 and not 0 < page.paused_until_s <= now:
-        return Aside(view.rank, page.paused_until_s or None, step)
+        return Exempt(view.rank, page.paused_until_s or None, step)
     resumed_s = max(
         page.paused_until_s if page.pauses > 0 else 0.0, page.compiling_s, page.compiled_s
     )
@@ -147,13 +149,13 @@ def place_of(view: View, limits: Limits, now: float) -> Place | Aside | None:
     return _seen(min(places, key=_deadline), view, now)
 
 
-def _deadline(place: Place) -> tuple[float, float]:
+def _deadline(place: RankPosition) -> tuple[float, float]:
     """When it is late; of those that are at the same time, the one that is closer without torch."""
     ordinary_s = place.limit.s if place.ordinary is None else place.ordinary.s
     return place.since_s + place.limit.s, place.since_s + ordinary_s
 
 
-def _seen(place: Place, view: View, now: float) -> Place:
+def _seen(place: RankPosition, view: RankView, now: float) -> RankPosition:
     """With what was seen of its collectives, if that was lately and since it stopped."""
     signs = view.signs
     is_lately = place.stopped_s < view.looked_s and now - view.looked_s <= _LATELY_S
@@ -166,7 +168,9 @@ def _seen(place: Place, view: View, now: float) -> Place:
     return replace(place, entered=entered, is_under_way=signs.idle_s < _IDLE_S)
 
 
-def _places(view: View, page: PageReading, limits: Limits, resumed_s: float) -> list[Place]:
+def _places(
+    view: RankView, page: PageReading, limits: StallLimits, resumed_s: float
+) -> list[RankPosition]:
     """Wherever it is: by what people have set, and by what is usual.
 
     Where people let it stay for long, it may also be on its way to its next step for so long.
@@ -181,7 +185,9 @@ def _places(view: View, page: PageReading, limits: Limits, resumed_s: float) -> 
     return [*stays, *spans, *_in_lanes(view, page, limits, resumed_s)]
 
 
-def _in_phase(view: View, page: PageReading, limits: Limits, resumed_s: float) -> list[Place]:
+def _in_phase(
+    view: RankView, page: PageReading, limits: StallLimits, resumed_s: float
+) -> list[RankPosition]:
     """On its way to its first step, from heartbeat to heartbeat, or from step to step."""
     if is_warming_up(page, limits):
         if page.beats and not page.steps:
@@ -196,7 +202,9 @@ def _in_phase(view: View, page: PageReading, limits: Limits, resumed_s: float) -
     return [_unmodified(view, page, limits, resumed_s)]
 
 
-def _in_lanes(view: View, page: PageReading, limits: Limits, resumed_s: float) -> list[Place]:
+def _in_lanes(
+    view: RankView, page: PageReading, limits: StallLimits, resumed_s: float
+) -> list[RankPosition]:
     """In the innermost section of each thread, or outside of all."""
     if is_warming_up(page, limits):
         return []
@@ -207,12 +215,14 @@ def _in_lanes(view: View, page: PageReading, limits: Limits, resumed_s: float) -
     ]
 
 
-def is_warming_up(page: PageReading, limits: Limits) -> bool:
+def is_warming_up(page: PageReading, limits: StallLimits) -> bool:
     """It makes its first steps, which may take long."""
     return page.steps < (limits.rules.warmup_steps or page.warmup or 1)
 
 
-def _compiling(place: Place, view: View, limits: Limits, now: float) -> Place:
+def _compiling(
+    place: RankPosition, view: RankView, limits: StallLimits, now: float
+) -> RankPosition:
     """It may take as long as a first step, in which torch compiles, too.
 
     No limit that was learned where it does not compile says anything, also of other threads of
@@ -229,7 +239,7 @@ def _compiling(place: Place, view: View, limits: Limits, now: float) -> Place:
     return replace(place, limit=longest)
 
 
-def _live(view: View) -> list[LaneReading]:
+def _live(view: RankView) -> list[LaneReading]:
     """The main thread's lane, and those of other threads that are in a section."""
     return [
         lane
@@ -238,11 +248,13 @@ def _live(view: View) -> list[LaneReading]:
     ]
 
 
-def _before_first_step(view: View, page: PageReading, limits: Limits, resumed_s: float) -> Place:
+def _before_first_step(
+    view: RankView, page: PageReading, limits: StallLimits, resumed_s: float
+) -> RankPosition:
     """Sections that come and go, and collectives, are progress."""
     since_s = _moved_s(view, page, resumed_s)
     section = _innermost(view)
-    return Place(
+    return RankPosition(
         view.rank,
         _early(page),
         since_s,
@@ -254,7 +266,9 @@ def _before_first_step(view: View, page: PageReading, limits: Limits, resumed_s:
     )
 
 
-def _between_beats(view: View, page: PageReading, limits: Limits, resumed_s: float) -> Place:
+def _between_beats(
+    view: RankView, page: PageReading, limits: StallLimits, resumed_s: float
+) -> RankPosition:
     """Heartbeats are all that it says of itself, or it has not made its first step yet."""
     place = _before_first_step(view, page, limits, resumed_s)
     limit = _patience(limits.usual_heartbeat(), view, limits)
@@ -262,14 +276,14 @@ def _between_beats(view: View, page: PageReading, limits: Limits, resumed_s: flo
 
 
 def _in_lane(
-    view: View, page: PageReading, lane: LaneReading, limits: Limits, resumed_s: float
-) -> Place | None:
+    view: RankView, page: PageReading, lane: LaneReading, limits: StallLimits, resumed_s: float
+) -> RankPosition | None:
     """None where a limit is set by hand: `_stays_by_hand` has it."""
     assert view.section is not None
     section = view.section(lane.frames[-1].section if lane.frames else 0)
     if limits.by_hand(section.name or OUTSIDE) is not None:
         return None
-    return Place(
+    return RankPosition(
         view.rank,
         _phase(section),
         _lane_moved_s(view, page, lane, resumed_s),
@@ -280,9 +294,11 @@ def _in_lane(
     )
 
 
-def _between_steps(view: View, page: PageReading, resumed_s: float, limit: Limit) -> Place:
+def _between_steps(
+    view: RankView, page: PageReading, resumed_s: float, limit: Limit
+) -> RankPosition:
     section = _innermost(view)
-    return Place(
+    return RankPosition(
         view.rank,
         "step",
         max(page.progress_s, resumed_s),
@@ -294,14 +310,18 @@ def _between_steps(view: View, page: PageReading, resumed_s: float, limit: Limit
 
 
 def _unmodified(
-    view: View, page: PageReading, limits: Limits, resumed_s: float, limit: Limit | None = None
-) -> Place:
+    view: RankView,
+    page: PageReading,
+    limits: StallLimits,
+    resumed_s: float,
+    limit: Limit | None = None,
+) -> RankPosition:
     """A script that says nothing of itself: steps of its optimizer, and collectives."""
     signs = view.signs
     since_s = max(page.progress_s, resumed_s, signs.collective_s or 0.0)
     works = not signs.waits_in and (signs.idle_s is None or signs.idle_s < _IDLE_S)
     usual = limits.usual_step() if works else limits.usual_section("", SectionKind.PLAIN)
-    return Place(
+    return RankPosition(
         view.rank,
         "step",
         since_s,
@@ -314,8 +334,8 @@ def _unmodified(
 
 
 def _stays_by_hand(
-    view: View, page: PageReading, limits: Limits, resumed_s: float
-) -> Iterator[Place]:
+    view: RankView, page: PageReading, limits: StallLimits, resumed_s: float
+) -> Iterator[RankPosition]:
     """Each section that is open, however deep, and the time outside of all.
 
     A section's limit counts from when it was entered: what comes and goes inside does not begin
@@ -328,7 +348,7 @@ def _stays_by_hand(
             limit = _section_by_hand(section.name, page, limits)
             if limit is not None:
                 innermost = view.section(lane.frames[-1].section)
-                yield Place(
+                yield RankPosition(
                     view.rank,
                     _phase(innermost if innermost.kind is not SectionKind.PLAIN else section),
                     max(frame.since_s, lane.beat_s, resumed_s),
@@ -347,18 +367,18 @@ def _stays_by_hand(
 
 
 def _outside_by_hand(
-    view: View, page: PageReading, limits: Limits, resumed_s: float, limit: Limit
-) -> Place:
+    view: RankView, page: PageReading, limits: StallLimits, resumed_s: float, limit: Limit
+) -> RankPosition:
     """From the first line of the script on."""
     if not page.steps:
         return replace(_before_first_step(view, page, limits, resumed_s), limit=limit)
     if not view.lanes:
         return _unmodified(view, page, limits, resumed_s, limit)
     since_s = _lane_moved_s(view, page, view.lanes[0], resumed_s)
-    return Place(view.rank, "step", since_s, limit, step=page.step, pid=page.pid)
+    return RankPosition(view.rank, "step", since_s, limit, step=page.step, pid=page.pid)
 
 
-def _section_by_hand(name: str, page: PageReading, limits: Limits) -> Limit | None:
+def _section_by_hand(name: str, page: PageReading, limits: StallLimits) -> Limit | None:
     """A step that may take long has the limit of a first step, if somebody has said so."""
     if name != STEP or not is_warming_up(page, limits):
         return limits.by_hand(name)
@@ -369,8 +389,8 @@ def _section_by_hand(name: str, page: PageReading, limits: Limits) -> Limit | No
 
 
 def _spans_by_hand(
-    view: View, page: PageReading, limits: Limits, resumed_s: float
-) -> Iterator[Place]:
+    view: RankView, page: PageReading, limits: StallLimits, resumed_s: float
+) -> Iterator[RankPosition]:
     """From step to step, and from heartbeat to heartbeat, whatever sections come and go."""
     if page.is_closed or _is_in_long_phase(view):
         return
@@ -395,19 +415,19 @@ def _early(page: PageReading) -> str:
     return "first_step" if page.phase is RankPhase.SCRIPT else "start"
 
 
-def _moved_s(view: View, page: PageReading, resumed_s: float) -> float:
+def _moved_s(view: RankView, page: PageReading, resumed_s: float) -> float:
     """When it last did anything that can be seen, on its way to its first step."""
     signs = view.signs
     moved = [page.progress_s, page.script_s, resumed_s, signs.collective_s or 0.0]
     return max([*moved, *(lane.moved_s for lane in view.lanes)])
 
 
-def _lane_moved_s(view: View, page: PageReading, lane: LaneReading, resumed_s: float) -> float:
+def _lane_moved_s(view: RankView, page: PageReading, lane: LaneReading, resumed_s: float) -> float:
     is_main = lane is view.lanes[0]
     return max(lane.moved_s, resumed_s, page.progress_s if is_main else 0.0)
 
 
-def _signal(since_s: float, signs: Signs) -> str:
+def _signal(since_s: float, signs: ActivitySigns) -> str:
     """What has shown its last progress."""
     return (
         "collectives"
@@ -416,7 +436,7 @@ def _signal(since_s: float, signs: Signs) -> str:
     )
 
 
-def _patience(limit: Limit, view: View, limits: Limits) -> Limit:
+def _patience(limit: Limit, view: RankView, limits: StallLimits) -> Limit:
     """A rank that works, and does not wait for others, may be on its way to its first step."""
     signs = view.signs
     if signs.idle_s is None or signs.idle_s >= _IDLE_S or signs.waits_in or is_by_hand(limit):
@@ -424,7 +444,7 @@ def _patience(limit: Limit, view: View, limits: Limits) -> Limit:
     return replace(limit, s=limit.s * limits.rules.busy_factor)
 
 
-def _is_in_long_phase(view: View) -> bool:
+def _is_in_long_phase(view: RankView) -> bool:
     section = view.section
     if section is None:
         return False
@@ -435,7 +455,7 @@ def _is_in_long_phase(view: View) -> bool:
     )
 
 
-def _innermost(view: View) -> SectionReading | None:
+def _innermost(view: RankView) -> SectionReading | None:
     if not view.lanes or not view.lanes[0].frames or view.section is None:
         return None
     return view.section(view.lanes[0].frames[-1].section)

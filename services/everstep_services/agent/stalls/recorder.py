@@ -21,15 +21,14 @@ from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.ranks.protocol import RankSaid
 from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.run_plan import RunPlan
-from everstep_services.agent.runtime.workdir import Workplace
+from everstep_services.agent.runtime.workdir import Workdir
 from everstep_services.agent.stalls.judge import Moving, Stalled
-from everstep_services.agent.stalls.limit_notices import Announcer
 from everstep_services.agent.stalls.limits import BY_HAND, Limit
-from everstep_services.agent.stalls.limits_table import Others, time_text
-from everstep_services.agent.stalls.monitor import StallWatch, Watched
-from everstep_services.agent.stalls.position import Place
+from everstep_services.agent.stalls.limits_table import ExternalLimits, LimitNotices, time_text
+from everstep_services.agent.stalls.monitor import MonitoredRanks, StallMonitor
+from everstep_services.agent.stalls.position import RankPosition
 from everstep_services.agent.stalls.process_state import ProcessState
-from everstep_services.agent.telemetry.facts import Records
+from everstep_services.agent.telemetry.facts import AgentFacts
 from trainer_sdk.wire import Paused, Resumed
 
 log = logging.getLogger(__name__)
@@ -50,7 +49,7 @@ def limits_in(data: bytes | None, config_fingerprint: str) -> LimitsDocument | N
     return replace(learned, limits=by_hand, first_step_longest_s=None) if by_hand else None
 
 
-class Stalls:
+class StallRecorder:
     """Stands between the watch and the rest of the agent."""
 
     def __init__(  # noqa: PLR0913  each is a port or what was asked for
@@ -59,27 +58,27 @@ class Stalls:
         bus: Bus,
         agent: Agent,
         rank: Callable[[int], WatchedRank | None],
-        records: Records,
-        workplace: Workplace,
+        records: AgentFacts,
+        workdir: Workdir,
         clock: Clock,
-        others: Others,
+        others: ExternalLimits,
         record: Callable[[Fact], None],
-        do: Callable[[Sequence[actions.Act]], None],
+        do: Callable[[Sequence[actions.Action]], None],
     ) -> None:
         self._plan = plan
         self._bus = bus
         self._agent = agent
         self._rank = rank
         self._records = records
-        self._workplace = workplace
+        self._workdir = workdir
         self._clock = clock
         self._record = record
         self._do = do
         self._facts: dict[int, RankStalled] = {}
         self._state = ""
-        watched = Watched(self._live, rank, self._stalled, self._moving, self._warn)
-        self.watch = StallWatch(plan.limits, clock, watched)
-        self._announcer = Announcer(self.watch.limits, others, workplace.say)
+        watched = MonitoredRanks(self._live, rank, self._stalled, self._moving, self._warn)
+        self.watch = StallMonitor(plan.limits, clock, watched)
+        self._announcer = LimitNotices(self.watch.limits, others, workdir.say)
 
     async def follow_limits_for_ever(self) -> None:
         """Use what health learns about this job."""
@@ -122,7 +121,7 @@ class Stalls:
             case _:
                 pass
 
-    def excuse(self, order: NameExcuse) -> actions.Tell | None:
+    def excuse(self, order: NameExcuse) -> actions.SendReport | None:
         """The answer to whether a stalled rank may wait for one of ours; none if it does not.
 
         Of a rank of ours: how far it had come in collectives, if that was not known before.
@@ -134,14 +133,14 @@ class Stalls:
             return None
         rank, for_s = excuse
         reason = f"rank {rank} is within its limit for {time_text(for_s)} more"
-        return actions.Tell(order.round, "excused", reason, order.rank, excuse_s=for_s)
+        return actions.SendReport(order.round, "excused", reason, order.rank, excuse_s=for_s)
 
-    def _seen_since(self, order: NameExcuse) -> actions.Tell | None:
+    def _seen_since(self, order: NameExcuse) -> actions.SendReport | None:
         fact = self._facts.get(order.rank)
         entered = self.watch.entered(order.rank) if order.entered is None else None
         if fact is None or entered is None:
             return None
-        return actions.Tell(
+        return actions.SendReport(
             order.round, "rank_stalled", order.reason, order.rank,
             waited_s=order.waited_s, fact=fact.id, entered=entered,
         )  # fmt: skip
@@ -168,7 +167,7 @@ class Stalls:
         )
         if process.text:
             reason += f"; {process.text}"
-        self._workplace.say(reason, is_warning=True)
+        self._workdir.say(reason, is_warning=True)
         if is_fatal:
             now, waited_s = self._clock.now(), stalled.waited_s
             entered = place.entered
@@ -182,11 +181,11 @@ class Stalls:
         recovered = self._records.rank_recovered(order, moving, fact.id)
         self._record(recovered)
         reason = f"rank {rank} moves again after {time_text(moving.stalled_s)}"
-        self._workplace.say(reason)
+        self._workdir.say(reason)
         self._do(self._agent.rank_moves(rank, reason, recovered.id))
 
     def _warn(self, text: str) -> None:
-        self._workplace.say(text, is_warning=True)
+        self._workdir.say(text, is_warning=True)
 
     def _note_state(self, why: str) -> None:
         """Whether stalls are looked for is itself on record."""
@@ -197,7 +196,7 @@ class Stalls:
             self._record(self._records.watch_changed(self._agent.round, state, why, sections=named))
 
 
-def _limit_text(place: Place) -> str:
+def _limit_text(place: RankPosition) -> str:
     limit: Limit = place.limit
     named = limit.name in {"", place.section} or (limit.name, place.phase) in _TOLD_BY_PHASE
     of_what = "" if named else f" for {limit.name}"
@@ -207,7 +206,7 @@ def _limit_text(place: Place) -> str:
 _TOLD_BY_PHASE = {("first-step", "first_step"), ("first-step", "start"), ("outside", "step")}
 
 
-def _where(place: Place) -> str:
+def _where(place: RankPosition) -> str:
     outside = _OUTSIDE.get(place.phase, "")
     if place.idle_s:
         outside += f", and has computed next to nothing for {time_text(place.idle_s)},"

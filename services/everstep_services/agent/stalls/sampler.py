@@ -9,11 +9,11 @@ from types import MappingProxyType
 
 from everstep.clock import Clock
 from everstep_services.agent.ranks.round_watch import WatchedRank
-from everstep_services.agent.stalls.collectives import Collectives, read_collectives
+from everstep_services.agent.stalls.collectives import CollectiveState, read_collectives
 from everstep_services.agent.stalls.compilers import Compilers, Compiling
 from everstep_services.agent.stalls.idleness import Idleness
-from everstep_services.agent.stalls.limits import Limits
-from everstep_services.agent.stalls.position import Signs
+from everstep_services.agent.stalls.limits import StallLimits
+from everstep_services.agent.stalls.position import ActivitySigns
 from everstep_services.agent.stalls.process_state import PROC
 
 _EVERY_S = 5.0
@@ -21,12 +21,12 @@ _SILENT_S = 30.0
 _NONE: Mapping[int, Compiling] = MappingProxyType({})
 
 
-def look_every_s(limits: Limits) -> float:
+def look_every_s(limits: StallLimits) -> float:
     """Often enough that a rank which moves is seen to, before it is late."""
     return max(0.1, min(_EVERY_S, limits.shortest_s() / 8))
 
 
-def silent_after_s(limits: Limits) -> float:
+def silent_after_s(limits: StallLimits) -> float:
     """Only ranks whose page has said nothing for so long are looked at more closely."""
     return min(_SILENT_S, limits.shortest_s() / 4)
 
@@ -36,13 +36,13 @@ class _Known:
     """What was seen of one rank."""
 
     looked_at_s: float = -inf
-    signs: Signs = field(default_factory=Signs)
+    signs: ActivitySigns = field(default_factory=ActivitySigns)
     entered: int | None = None
     moved_between: tuple[float, float] | None = None
     """It has entered its last collective between these two, and nobody knows when."""
 
 
-class CloserLook:
+class RankSampler:
     """The ranks of one round. It asks their kernel and torch's own threads, never their Python."""
 
     def __init__(self, clock: Clock, proc: Path = PROC) -> None:
@@ -60,10 +60,10 @@ class CloserLook:
         """For how long its compilation has computed next to nothing."""
         return self._compilers.idle_s(rank)
 
-    def signs(self, rank: int) -> Signs:
+    def signs(self, rank: int) -> ActivitySigns:
         """What shows whether a rank works."""
         known = self._known.get(rank)
-        return Signs() if known is None else known.signs
+        return ActivitySigns() if known is None else known.signs
 
     def looked_s(self, rank: int) -> float:
         """When that was seen."""
@@ -100,9 +100,11 @@ class CloserLook:
             known.looked_at_s = began_s
         await asyncio.to_thread(self._compilers.overlook)
 
-    def _signs(self, known: _Known, idle_s: float | None, found: Collectives | None) -> Signs:
+    def _signs(
+        self, known: _Known, idle_s: float | None, found: CollectiveState | None
+    ) -> ActivitySigns:
         if found is None:
-            return Signs(idle_s, known.signs.collective_s)
+            return ActivitySigns(idle_s, known.signs.collective_s)
         if known.entered is None or found.entered > known.entered:
             known.entered = found.entered
             known.moved_between = known.looked_at_s, self._clock.now()
@@ -111,7 +113,7 @@ class CloserLook:
             collective_s = self._entered_s(known.moved_between, found)
             if found.entered_at_s is not None:
                 known.moved_between = None
-        return Signs(
+        return ActivitySigns(
             idle_s,
             collective_s,
             found.waits_in,
@@ -120,7 +122,7 @@ class CloserLook:
             awaits=found.awaits,
         )
 
-    def _entered_s(self, between: tuple[float, float], found: Collectives) -> float | None:
+    def _entered_s(self, between: tuple[float, float], found: CollectiveState) -> float | None:
         """When it entered the last one. Never too early, as far as that is known."""
         after_s, before_s = between
         if found.entered_at_s is None:

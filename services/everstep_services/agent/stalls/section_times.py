@@ -10,7 +10,7 @@ from everstep_services.agent.stalls.limits import (
     OUTSIDE,
     STEP,
     Limit,
-    Limits,
+    StallLimits,
 )
 from everstep_services.agent.stalls.position import is_warming_up
 from trainer_sdk.page import BadPageError, CountedBy, PageReading, SectionKind, SectionReading
@@ -19,7 +19,7 @@ _REGULAR_S = 1800.0
 """Who has beaten for so long without a step does not merely load something."""
 
 
-def seen_by(known: WatchedRank, limits: Limits) -> Iterator[SectionSeen]:
+def seen_by(known: WatchedRank, limits: StallLimits) -> Iterator[SectionSeen]:
     """How long each section took at most on one rank, since its first steps."""
     page = known.reading()
     if page is None:
@@ -49,7 +49,7 @@ def merged(one: SectionSeen, other: SectionSeen) -> SectionSeen:
     )
 
 
-def in_force(limits: Limits, ranks: Collection[WatchedRank]) -> tuple[SectionLimit, ...]:
+def in_force(limits: StallLimits, ranks: Collection[WatchedRank]) -> tuple[SectionLimit, ...]:
     """Each limit that can act on these ranks, as they are, or on what they may do next."""
     pages = [page for one in ranks if (page := one.reading()) is not None]
     kinds = {one.name: one.kind for rank in ranks for one in _sections(rank) if one.name}
@@ -79,13 +79,13 @@ def _row(name: str, limit: Limit, about: str = "", kind: str = "") -> SectionLim
     )
 
 
-def _warmup_text(limits: Limits, pages: Collection[PageReading]) -> str:
+def _warmup_text(limits: StallLimits, pages: Collection[PageReading]) -> str:
     said = max((page.warmup for page in pages), default=0)
     steps = limits.rules.warmup_steps or said or 1
     return f"for each of the first {steps} steps" if steps > 1 else ""
 
 
-def _can_step(pages: Collection[PageReading], limits: Limits) -> bool:
+def _can_step(pages: Collection[PageReading], limits: StallLimits) -> bool:
     """Steps of an unmodified script are the time outside of sections, if somebody limits that."""
     counted = {page.counted_by for page in pages}
     is_unmodified = counted == {CountedBy.OPTIMIZER} and limits.by_hand(OUTSIDE) is not None

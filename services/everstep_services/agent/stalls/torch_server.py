@@ -10,7 +10,7 @@ from trainer_sdk.bootstrap.agent_link import ShortPath
 _MOST_BYTES = 32 << 20
 
 
-class NoAnswerError(EverstepError):
+class TorchServerError(EverstepError):
     """The server of a rank has not answered, or not well."""
 
 
@@ -23,24 +23,24 @@ async def ask(folder: Path, handler: str, within_s: float) -> bytes | None:
     """What one of its handlers answers; None where there is none, or no good answer in time."""
     try:
         return await answer(folder, handler, within_s)
-    except NoAnswerError:
+    except TorchServerError:
         return None
 
 
 async def answer(folder: Path, handler: str, within_s: float) -> bytes:
-    """What one of its handlers answers; `NoAnswerError` says why there is no good answer."""
+    """What one of its handlers answers; `TorchServerError` says why there is no good answer."""
     try:
         async with asyncio.timeout(within_s):
             said = await _asked(str(folder / layout.WORKER_SOCKET), handler)
     except TimeoutError:
-        raise NoAnswerError(f"no answer within {within_s:.2g} s") from None
+        raise TorchServerError(f"no answer within {within_s:.2g} s") from None
     except OSError as error:
-        raise NoAnswerError(f"torch's server in it is gone: {error.strerror}") from error
+        raise TorchServerError(f"torch's server in it is gone: {error.strerror}") from error
     head, _, body = said.partition(b"\r\n\r\n")
     status = head.split(b" ", 2)[1:2]
     if status != [b"200"]:
         line = head.partition(b"\r\n")[0][:60].decode(errors="replace")
-        raise NoAnswerError(f"torch's server in it refused: {line or 'it said nothing'}")
+        raise TorchServerError(f"torch's server in it refused: {line or 'it said nothing'}")
     return body
 
 

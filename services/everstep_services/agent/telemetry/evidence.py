@@ -12,11 +12,11 @@ from everstep.clock import Clock
 from everstep.ids import new_id
 from everstep.messages import BlobRef, Fact, StartRanks
 from everstep_services.agent.collectors.collection import Collector, Piece, Scene, collect
-from everstep_services.agent.core.exit import Exit
+from everstep_services.agent.core.exit import RankExit
 from everstep_services.agent.output.log_files import first_error, tail
 from everstep_services.agent.runtime.background import unharmed
-from everstep_services.agent.runtime.workdir import Workplace
-from everstep_services.agent.telemetry.facts import Records
+from everstep_services.agent.runtime.workdir import Workdir
+from everstep_services.agent.telemetry.facts import AgentFacts
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Collections:
     """Collects in parallel with everything else, and keeps what comes: no decision waits for it."""
 
     def __init__(
-        self, job: str, bus: Bus, records: Records, record: Callable[[Fact], None], clock: Clock
+        self, job: str, bus: Bus, records: AgentFacts, record: Callable[[Fact], None], clock: Clock
     ) -> None:
         self._job = job
         self._clock = clock
@@ -161,21 +161,21 @@ class Collections:
         await self._keep(round, incident, piece, was_refused=was_refused)
 
 
-class Evidence(Collections):
+class EvidenceRecorder(Collections):
     """Of ranks that this agent has started: the ends of what they wrote, too."""
 
     def __init__(
         self,
         job: str,
         bus: Bus,
-        workplace: Workplace,
-        records: Records,
+        workdir: Workdir,
+        records: AgentFacts,
         record: Callable[[Fact], None],
         clock: Clock,
     ) -> None:
         super().__init__(job, bus, records, record, clock)
-        self._workplace = workplace
-        self._logs = workplace.logs
+        self._workdir = workdir
+        self._logs = workdir.logs
         self._failures: dict[tuple[int, int], _Failure] = {}
 
     def fact_of(self, round: int, rank: int) -> str | None:
@@ -187,12 +187,12 @@ class Evidence(Collections):
         """Write whose output it is, beside it."""
 
         async def describe() -> None:
-            await asyncio.to_thread(self._workplace.describe, order, rank, pid)
+            await asyncio.to_thread(self._workdir.describe, order, rank, pid)
 
         self._jobs.put_nowait(describe)
 
     def rank_exited(
-        self, order: StartRanks, rank: int, pid: int, ending: Exit, step: int | None
+        self, order: StartRanks, rank: int, pid: int, ending: RankExit, step: int | None
     ) -> None:
         """Keep what this end left, and record it."""
         for old in [key for key in self._failures if key[0] < order.round - 1]:

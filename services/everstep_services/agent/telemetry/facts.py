@@ -27,15 +27,15 @@ from everstep.messages import (
     WatchChanged,
 )
 from everstep_services.agent.core import actions
-from everstep_services.agent.core.exit import Exit
-from everstep_services.agent.probes.verdicts import Examination
+from everstep_services.agent.core.exit import RankExit
+from everstep_services.agent.probes.verdicts import NodeExamination
 from everstep_services.agent.ranks.protocol import Stopped
 from everstep_services.agent.stalls.judge import Moving, Stalled
 from everstep_services.agent.stalls.process_state import ProcessState
 from trainer_sdk.wire import Injected
 
 
-class Records:
+class AgentFacts:
     """Makes facts in the name of one agent."""
 
     def __init__(self, job: str, node: str, clock: Clock) -> None:
@@ -56,7 +56,7 @@ class Records:
         order: StartRanks,
         rank: int,
         pid: int,
-        ending: Exit,
+        ending: RankExit,
         *,
         step: int | None,
         first_error: str = "",
@@ -179,7 +179,7 @@ class Records:
             sections=sections,
         )
 
-    def preemption_noticed(self, scheduler: str, act: actions.Noticed) -> PreemptionNoticed:
+    def preemption_noticed(self, scheduler: str, act: actions.RecordNotice) -> PreemptionNoticed:
         return PreemptionNoticed(
             **self._of(None),
             node=self._node,
@@ -192,7 +192,7 @@ class Records:
     def preemption(
         self,
         order: StartRanks,
-        act: actions.Acknowledged | actions.Saved | actions.Missed,
+        act: actions.RecordStopSeen | actions.RecordSaved | actions.RecordMissed,
         *,
         now: float,
         step: int | None,
@@ -200,15 +200,15 @@ class Records:
         """What became of a notice; `step` is the last one that was finished, where it is known."""
         of = self._of(order.round)
         match act:
-            case actions.Acknowledged():
+            case actions.RecordStopSeen():
                 waited_s = round(act.waited_s, 3)
                 return PreemptionAcknowledged(
                     **of, node=self._node, step=act.step, waited_s=waited_s
                 )
-            case actions.Saved():
+            case actions.RecordSaved():
                 left_s = round(max(act.until - now, 0.0), 3)
                 return PreemptionSaved(**of, step=act.step, tier="script", left_s=left_s)
-            case actions.Missed():
+            case actions.RecordMissed():
                 return PreemptionMissed(**of, node=self._node, reason=act.reason, step=step)
 
     def fault_injected(self, order: StartRanks, rank: int, said: Injected) -> FaultInjected:
@@ -222,7 +222,7 @@ class Records:
             lasts_s=said.lasts_s,
         )
 
-    def node_checked(self, done: Examination) -> NodeCheckFinished:
+    def node_checked(self, done: NodeExamination) -> NodeCheckFinished:
         return NodeCheckFinished(
             **self._of(None),
             node=self._node,

@@ -30,7 +30,7 @@ _TEXTS = ("url", "user", "inbox_prefix")
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentSpool:
     """What became of one spool."""
 
     spool: str
@@ -51,7 +51,7 @@ def remember(folder: Path, settings: BusSettings) -> None:
     fresh.replace(folder / LOGIN)
 
 
-async def send_left(spools: Path, within_s: float) -> AsyncIterator[Sent]:
+async def send_left(spools: Path, within_s: float) -> AsyncIterator[SentSpool]:
     """Send what waits in each spool below `spools` that no process has open, one by one.
 
     `within_s` bounds the connection, and then the sending, of each of them.
@@ -60,7 +60,7 @@ async def send_left(spools: Path, within_s: float) -> AsyncIterator[Sent]:
         with contextlib.suppress(SpoolBusyError):  # its process is there, and sends it
             size_bytes = await asyncio.to_thread(_waiting_bytes, folder)
             if size_bytes:
-                yield Sent(folder.name, size_bytes, await _send(folder, within_s))
+                yield SentSpool(folder.name, size_bytes, await _send(folder, within_s))
 
 
 async def send_left_and_log(spools: Path) -> None:

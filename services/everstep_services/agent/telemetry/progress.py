@@ -8,16 +8,15 @@ from everstep.messages import (
     ProgressMade,
     RankBeat,
     SectionLimit,
-    SectionSeen,
     StartRanks,
     WardenPlace,
 )
 from everstep_services.agent.core.agent import Agent
-from everstep_services.agent.ranks.liveness_port import Door
+from everstep_services.agent.ranks.liveness_port import LivenessPort
 from everstep_services.agent.ranks.protocol import RankRuns
 from everstep_services.agent.run_plan import RunPlan
-from everstep_services.agent.stalls.monitor import StallWatch, Standing
-from everstep_services.agent.telemetry.facts import Records
+from everstep_services.agent.stalls.monitor import RankStanding, StallMonitor
+from everstep_services.agent.telemetry.facts import AgentFacts
 from trainer_sdk.page import CountedBy, PageReading
 
 _EVERY_S = 60.0
@@ -25,7 +24,7 @@ _SECTIONS_EVERY = 10
 """Beats."""
 
 
-class Progress:
+class ProgressReader:
     """Reads the ranks' pages from outside; asks nothing of the ranks."""
 
     def __init__(
@@ -33,8 +32,9 @@ class Progress:
         plan: RunPlan,
         agent: Agent,
         page: Callable[[int], PageReading | None],
-        records: Records,
+        records: AgentFacts,
         clock: Clock,
+        stalls: StallMonitor,
     ) -> None:
         self._plan = plan
         self._agent = agent
@@ -48,8 +48,8 @@ class Progress:
         self._last_step: int | None = None
         self._told_limits: tuple[SectionLimit, ...] = ()
         self.warm_ranks = 0
-        self.stalls: StallWatch | None = None
-        """Who knows where ranks are, and whether they are paused or have stalled."""
+        self._stalls = stalls
+        """Knows where ranks are, and whether they are paused or have stalled."""
 
     def begins(self, order: StartRanks) -> None:
         """A round's ranks are about to be started here."""
@@ -110,16 +110,13 @@ class Progress:
             yield from self._progressed(order)
 
     def beat(
-        self, *, cut_off: bool, door: Door | None = None, alive: tuple[str, ...] = ()
+        self, *, cut_off: bool, door: LivenessPort | None = None, alive: tuple[str, ...] = ()
     ) -> NodeBeat:
         """How it is now."""
         self._sequence += 1
         agent = self._agent
         order = agent.order
         teaches = order is not None and not self._sequence % _SECTIONS_EVERY
-        sections: tuple[SectionSeen, ...] = ()
-        if self.stalls is not None and teaches:
-            sections = self.stalls.sections_seen()
         limits = self._limits_to_tell(order, is_due=teaches)
         return NodeBeat(
             job=self._plan.job,
@@ -130,15 +127,15 @@ class Progress:
             round=agent.round if order is None else order.round,
             slot=None if order is None else order.slot,
             ranks=tuple(self._rank(rank) for rank in self._ranks()),
-            watch="" if self.stalls is None else self.stalls.state,
-            sections=sections,
+            watch=self._stalls.state,
+            sections=self._stalls.sections_seen() if teaches else (),
             config_fingerprint=self._plan.spec.config_fingerprint if teaches else "",
             limits=limits,
             warden=None if door is None else self._warden(door),
             alive=alive,
         )
 
-    def _warden(self, door: Door) -> WardenPlace:
+    def _warden(self, door: LivenessPort) -> WardenPlace:
         return WardenPlace(
             node=self._plan.node, address=door.address, port=door.port, token=door.token
         )
@@ -147,9 +144,9 @@ class Progress:
         self, order: StartRanks | None, *, is_due: bool
     ) -> tuple[SectionLimit, ...]:
         """One node tells the limits of its job: with every tenth beat, and when they change."""
-        if self.stalls is None or order is None or order.slot != 0:
+        if order is None or order.slot != 0:
             return ()
-        limits = self.stalls.in_force()
+        limits = self._stalls.in_force()
         if limits == self._told_limits and not is_due:
             return ()
         self._told_limits = limits
@@ -167,8 +164,7 @@ class Progress:
         )
 
     def _rank(self, rank: int) -> RankBeat:
-        standing = None if self.stalls is None else self.stalls.standing(rank)
-        return beat_of(rank, self._page(rank), standing, self._clock.now())
+        return beat_of(rank, self._page(rank), self._stalls.standing(rank), self._clock.now())
 
     def _pages(self) -> list[PageReading]:
         pages = (self._page(rank) for rank in self._ranks())
@@ -181,7 +177,9 @@ class Progress:
         return range(order.first_rank, order.first_rank + order.ranks)
 
 
-def beat_of(rank: int, page: PageReading | None, standing: Standing | None, now: float) -> RankBeat:
+def beat_of(
+    rank: int, page: PageReading | None, standing: RankStanding | None, now: float
+) -> RankBeat:
     """How a rank is, by its page and by those who look for stalls."""
     is_starting = page is None or not (page.step or page.beats)
     if page is None or standing is None:

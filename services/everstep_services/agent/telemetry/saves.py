@@ -9,7 +9,7 @@ from everstep.messages import Fact
 from everstep_services.agent.core import actions
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.ranks.round_watch import WatchedRank
-from everstep_services.agent.telemetry.facts import Records
+from everstep_services.agent.telemetry.facts import AgentFacts
 from trainer_sdk.page import BadPageError, CountedBy
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ _UNKNOWN_STEP_S = 0.5
 """Of a rank that has made one step only."""
 
 
-class Saves:
+class CoordinatedSaves:
     """Scripts that look at `should_stop` are asked by their page, others by a signal."""
 
     def __init__(
@@ -30,7 +30,7 @@ class Saves:
         scheduler: str,
         agent: Agent,
         rank: Callable[[int], WatchedRank | None],
-        records: Records,
+        records: AgentFacts,
         clock: Clock,
         record: Callable[[Fact], None],
     ) -> None:
@@ -41,13 +41,15 @@ class Saves:
         self._clock = clock
         self._record = record
 
-    def passed_on(self, act: actions.PassOn) -> actions.Forward | None:
+    def passed_on(self, act: actions.PassNotice) -> actions.SignalRanks | None:
         """The signal, if the ranks of this node are to have it."""
         return (
-            None if self._counting() else actions.Forward(act.number, to_handlers=act.to_handlers)
+            None
+            if self._counting()
+            else actions.SignalRanks(act.number, to_handlers=act.to_handlers)
         )
 
-    def counts_now(self, act: actions.AskToStop) -> actions.Tell | None:
+    def counts_now(self, act: actions.AskRanksToStop) -> actions.SendReport | None:
         """How far ranks are, if they count steps since this one was named, and nobody did then.
 
         A step of our own would part them from those of other nodes.
@@ -55,9 +57,9 @@ class Saves:
         order = self._agent.order
         if act.after_step != 0 or order is None or order.slots == 1 or not self._counting():
             return None
-        return self.reached(actions.Reach(order.round))
+        return self.reached(actions.ReportProgress(order.round))
 
-    def ask_to_stop(self, act: actions.AskToStop) -> bool:
+    def ask_to_stop(self, act: actions.AskRanksToStop) -> bool:
         """Write it on the pages of those who look there; False if nobody does."""
         ranks = self._counting()
         if not ranks:
@@ -70,20 +72,20 @@ class Saves:
         log.info("asked_to_stop ranks=%d after_step=%d", len(ranks), after_step)
         return True
 
-    def ask_to_save(self, act: actions.AskToSave) -> None:
+    def ask_to_save(self, act: actions.AskRanksToSave) -> None:
         """The same for those who go on."""
         ranks = self._counting()
         for rank in ranks:
             rank.page.ask_to_save(act.after_step)
         log.info("asked_to_save ranks=%d after_step=%d", len(ranks), act.after_step)
 
-    def reached(self, act: actions.Reach) -> actions.Tell:
+    def reached(self, act: actions.ReportProgress) -> actions.SendReport:
         """How far the furthest rank is, and how short a step is."""
         paces = [self._pace(rank) for rank in self._counting()]
         if not paces:
-            return actions.Tell(act.round, "reached", "the SDK counts no steps here")
+            return actions.SendReport(act.round, "reached", "the SDK counts no steps here")
         step = max(pace[0] for pace in paces)
-        return actions.Tell(
+        return actions.SendReport(
             act.round,
             "reached",
             f"its ranks have finished step {step}",
@@ -92,10 +94,10 @@ class Saves:
             step_s=min(pace[2] for pace in paces),
         )
 
-    def put_on_record(self, act: actions.OnRecord) -> None:
+    def put_on_record(self, act: actions.RecordAction) -> None:
         """A notice, and what became of it."""
         order, now = self._agent.order, self._clock.now()
-        if isinstance(act, actions.Noticed):
+        if isinstance(act, actions.RecordNotice):
             self._record(self._records.preemption_noticed(self._scheduler, act))
         elif order is not None:
             step = max((self._pace(rank)[0] for rank in self._counting()), default=None)

@@ -14,7 +14,7 @@ _AGAIN_AFTER_S = 30.0
 """A service that is not there is not asked at the end of each window."""
 
 
-class Clocks:
+class ClockOffsets:
     """Asks whichever replica answers. Without an answer there are no offsets."""
 
     def __init__(self, job: str, bus: Bus, clock: Clock, wall: Callable[[], float]) -> None:

@@ -31,7 +31,7 @@ _ROUND_TRIP_AT, _RETRANSMITS_AT, _ACKED_AT = 68, 100, 120
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class TcpConnection:
     """One, by the inode of its socket."""
 
     inode: int
@@ -44,9 +44,9 @@ class Connection:
     """Since it was made, as far as the other end has acknowledged it."""
 
 
-def connections() -> Mapping[int, Connection]:
+def connections() -> Mapping[int, TcpConnection]:
     """All established ones of this network namespace, by inode; empty where they are not told."""
-    found: dict[int, Connection] = {}
+    found: dict[int, TcpConnection] = {}
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _SOCK_DIAG) as kernel:
             kernel.settimeout(_WITHIN_S)
@@ -77,14 +77,14 @@ def inodes_of(pid: int, proc: Path = Path("/proc")) -> frozenset[int]:
     return frozenset(found)
 
 
-def of_process(known: Mapping[int, Connection], inodes: Collection[int]) -> list[Connection]:
+def of_process(known: Mapping[int, TcpConnection], inodes: Collection[int]) -> list[TcpConnection]:
     """Those of one process."""
     return [known[inode] for inode in inodes if inode in known]
 
 
-def parse_connections(octets: bytes) -> tuple[list[Connection], bool]:
+def parse_connections(octets: bytes) -> tuple[list[TcpConnection], bool]:
     """The connections that one answer of the kernel tells of, and whether it is the last."""
-    found: list[Connection] = []
+    found: list[TcpConnection] = []
     at = 0
     while at + _HEADER.size <= len(octets):
         size, kind, _, _, _ = _HEADER.unpack_from(octets, at)
@@ -97,7 +97,7 @@ def parse_connections(octets: bytes) -> tuple[list[Connection], bool]:
     return found, False
 
 
-def _answers(kernel: socket.socket) -> Iterator[Connection]:
+def _answers(kernel: socket.socket) -> Iterator[TcpConnection]:
     count, is_last = 0, False
     while not is_last and count < _MOST_SOCKETS:
         found, is_last = parse_connections(kernel.recv(1 << 18))
@@ -105,7 +105,7 @@ def _answers(kernel: socket.socket) -> Iterator[Connection]:
         yield from found
 
 
-def _connection(message: bytes) -> Connection | None:
+def _connection(message: bytes) -> TcpConnection | None:
     *_, unsent_bytes, _, inode = _MESSAGE.unpack_from(message)
     at = _MESSAGE.size
     while at + _ATTRIBUTE.size <= len(message):
@@ -117,7 +117,7 @@ def _connection(message: bytes) -> Connection | None:
             (round_trip_us,) = _COUNTERS.unpack_from(info, _ROUND_TRIP_AT)
             (retransmits,) = _COUNTERS.unpack_from(info, _RETRANSMITS_AT)
             (sent_bytes,) = _LONG_COUNTERS.unpack_from(info, _ACKED_AT)
-            return Connection(inode, unsent_bytes, round_trip_us / 1e6, retransmits, sent_bytes)
+            return TcpConnection(inode, unsent_bytes, round_trip_us / 1e6, retransmits, sent_bytes)
         at += (size + 3) & ~3
     return None
 

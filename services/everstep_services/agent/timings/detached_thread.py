@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class LooseThread(Generic[T]):
+class DetachedThread(Generic[T]):
     """One call at a time: while one hangs, nothing more is begun."""
 
     def __init__(self, name: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from everstep_services.agent.stalls.torch_server import ask, has_server
 from everstep_services.agent.timings.collective_entries import Recording, parse_recording
-from everstep_services.agent.timings.window import Steps
+from everstep_services.agent.timings.window import StepRange
 
 _WHOLE = "fr_trace_json?onlyactive=false&includestacktraces=false"
 _WITHIN_S = 1.0
@@ -22,24 +22,26 @@ _LEAST_OFTEN = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedEntries:
     """What the recorders of ranks hold; of a rank that is missing, why."""
 
     recordings: Mapping[int, Recording] = field(default_factory=dict)
     gaps: Mapping[int, str] = field(default_factory=dict)
 
 
-class Recorders:
+class FlightRecorders:
     """Those of one node's ranks."""
 
     def __init__(self) -> None:
         self._most_bytes = 0
         """Of the last answers the longest; about the same on all nodes."""
 
-    async def read(self, folders: Mapping[int, Path], window: Steps, lasted_s: float) -> Recorded:
+    async def read(
+        self, folders: Mapping[int, Path], window: StepRange, lasted_s: float
+    ) -> RecordedEntries:
         """Every so many windows only, where the rings are large and the windows short."""
         if window.last // window.count % self._stride(lasted_s):
-            return Recorded(gaps=dict.fromkeys(folders, SPARED))
+            return RecordedEntries(gaps=dict.fromkeys(folders, SPARED))
         served = await asyncio.to_thread(_with_servers, folders)
         async with asyncio.TaskGroup() as asking:
             asked = {
@@ -51,7 +53,9 @@ class Recorders:
         parsed = {rank: await asyncio.to_thread(parse_recording, body)
                   for rank, body in bodies.items()}  # fmt: skip
         recordings = {rank: one for rank, one in parsed.items() if one is not None}
-        return Recorded(recordings, dict.fromkeys(served.keys() - recordings, "recorder silent"))
+        return RecordedEntries(
+            recordings, dict.fromkeys(served.keys() - recordings, "recorder silent")
+        )
 
     def _stride(self, lasted_s: float) -> int:
         """A power of two, so that nodes that differ have many windows in common."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 
 from everstep.messages import HostUse
-from everstep_services.agent.timings.connections import Connection
+from everstep_services.agent.timings.connections import TcpConnection
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _MOST_THREADS = 64
@@ -55,7 +55,7 @@ class ProcessReading:
     throttled_s: float | None = None
     workers_cpu_s: Mapping[int, float] = field(default_factory=dict)
     """Of each process that it has started, by process id."""
-    connections: Mapping[int, Connection] = field(default_factory=dict)
+    connections: Mapping[int, TcpConnection] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def steal_between(before: HostReading, after: HostReading) -> float | None:
 def read_process(
     pid: int,
     workers: Mapping[int, float],
-    connections: Mapping[int, Connection],
+    connections: Mapping[int, TcpConnection],
     system: System,
 ) -> ProcessReading:
     """What the kernel says of a rank now; what it does not say stays None."""

@@ -28,17 +28,17 @@ from everstep.messages import (
 )
 from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.timings import connections, host
-from everstep_services.agent.timings.clock_offset import Clocks
+from everstep_services.agent.timings.clock_offset import ClockOffsets
 from everstep_services.agent.timings.collective_entries import Entry, collectives, within
-from everstep_services.agent.timings.detached_thread import LooseThread
+from everstep_services.agent.timings.detached_thread import DetachedThread
 from everstep_services.agent.timings.device import device_uses
-from everstep_services.agent.timings.flight_recorders import Recorded, Recorders
+from everstep_services.agent.timings.flight_recorders import FlightRecorders, RecordedEntries
 from everstep_services.agent.timings.host import HostReading, ProcessReading, System, Workers
 from everstep_services.agent.timings.window import (
     SHORTEST_S,
     Closed,
     RankPage,
-    Steps,
+    StepRange,
     section_at,
     steps_of,
 )
@@ -60,7 +60,7 @@ host_wall = partial(time.clock_gettime, time.CLOCK_REALTIME)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RoundPosition:
     """Which part of a round the ranks of this node are."""
 
     round: int
@@ -71,7 +71,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class TimingOptions:
     """How straggler wants it."""
 
     is_on: bool = True
@@ -107,7 +107,7 @@ class _Host:
 class _Over:
     """A window that is over, and all that was read at its end."""
 
-    window: Steps
+    window: StepRange
     is_by_time: bool
     lasted_s: float
     ahead_s: float
@@ -116,7 +116,7 @@ class _Over:
     late: frozenset[int]
     """Ranks that have not finished it."""
     found: _Host
-    recorded: Recorded
+    recorded: RecordedEntries
 
     def collectives(self, rank: int) -> tuple[float, tuple[CollectiveEntries, ...]]:
         """What the rank has entered in the window, and from when its instants are counted."""
@@ -129,7 +129,7 @@ class _Over:
         return collectives(within(recording, starts_s, ends_s), recording.members, section)
 
 
-class Timings:
+class TimingMonitor:
     """One agent's. It reads pages and the kernel, and asks torch's own threads once a window."""
 
     def __init__(  # noqa: PLR0913  each is a port or says whose timings they are
@@ -138,7 +138,7 @@ class Timings:
         node: str,
         bus: Bus,
         clock: Clock,
-        place: Callable[[], Place | None],
+        place: Callable[[], RoundPosition | None],
         rank: Callable[[int], WatchedRank | None],
         *,
         role: str = "",
@@ -154,19 +154,19 @@ class Timings:
         self._role = role
         self._system = system or System()
         self._wall = wall
-        self._clocks = Clocks(job, bus, clock, wall)
-        self._wanted = Wanted()
+        self._clocks = ClockOffsets(job, bus, clock, wall)
+        self._wanted = TimingOptions()
         self._round: int | None = None
         self._ranks: dict[int, _Rank] = {}
-        self._window: Steps | None = None
+        self._window: StepRange | None = None
         self._size = WINDOW_STEPS
         self._reached_s: float | None = None
         """When the first rank had finished the window."""
         self._host = HostReading()
         self._workers = Workers()
         self._sent_s = -inf
-        self._recorders = Recorders()
-        self._thread = LooseThread[_Host]("timings")
+        self._recorders = FlightRecorders()
+        self._thread = DetachedThread[_Host]("timings")
         self._began_s: float | None = None
         """When the first rank of the round was seen."""
         self._is_by_time = False
@@ -224,14 +224,16 @@ class Timings:
             self._is_by_time, self._window = is_by_time, None
             log.info("windows_by_%s round=%s", "time" if is_by_time else "steps", self._round)
 
-    async def _look_at_clock(self, place: Place, window: Steps) -> None:
+    async def _look_at_clock(self, place: RoundPosition, window: StepRange) -> None:
         at_s = self._wall()
         if not window.first - 1 - window.count <= at_s < window.last + window.count:
             self._window = None  # the clock was set: nobody knows what was when
         elif at_s >= window.last:
             await self._close(place, window)
 
-    async def _look_at_steps(self, place: Place, live: Mapping[int, _Rank], window: Steps) -> None:
+    async def _look_at_steps(
+        self, place: RoundPosition, live: Mapping[int, _Rank], window: StepRange
+    ) -> None:
         now = self._clock.now()
         reached = [one for one in live.values() if one.page.steps >= window.last]
         if reached and self._reached_s is None:
@@ -292,9 +294,9 @@ class Timings:
             made = int(self._wall())
         for one in live.values():
             one.page.restart()
-        self._window = Steps(made, made).after(self._size)
+        self._window = StepRange(made, made).after(self._size)
 
-    async def _close(self, place: Place, window: Steps) -> None:
+    async def _close(self, place: RoundPosition, window: StepRange) -> None:
         """Tell of the window, and begin with the next one."""
         ahead_s = self._wall() - self._clock.now()
         ranks = dict(self._ranks)
@@ -325,13 +327,13 @@ class Timings:
         self._send(place, over, clocks.result())
         self._take_readings(found)
 
-    def _next(self, window: Steps, lasted_s: float) -> None:
+    def _next(self, window: StepRange, lasted_s: float) -> None:
         step_s = lasted_s / window.count if lasted_s else None
         self._size = steps_of(self._wanted.window_steps, step_s)
         self._window = window.after(self._size)
         self._reached_s = None
 
-    def _send(self, place: Place, over: "_Over", offsets: tuple[ClockOffset, ...]) -> None:
+    def _send(self, place: RoundPosition, over: "_Over", offsets: tuple[ClockOffset, ...]) -> None:
         node = over.found.node
         message = NodeTimings(
             job=self._job,
@@ -400,17 +402,17 @@ class Timings:
             known.before = found.processes.get(rank)
 
 
-def wanted_in(data: bytes | None) -> Wanted:
+def wanted_in(data: bytes | None) -> TimingOptions:
     """What the document asks for; defaults where there is none that can be read."""
     if data is None:
-        return Wanted()
+        return TimingOptions()
     try:
         document = decode_as(data, StragglersDocument)
     except BadMessageError as error:
         log.warning("stragglers_unreadable error=%s", error)
-        return Wanted()
+        return TimingOptions()
     steps = max(1, document.window_steps)
-    return Wanted(document.is_on, steps, document.is_cpu_timed)
+    return TimingOptions(document.is_on, steps, document.is_cpu_timed)
 
 
 def read_all(ranks: Mapping[int, tuple[int, Path]], system: System, workers: Workers) -> _Host:

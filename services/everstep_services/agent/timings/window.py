@@ -26,7 +26,7 @@ def steps_of(window_steps: int, step_s: float | None) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class StepRange:
     """The steps of a window, from 1 in the round."""
 
     first: int
@@ -37,9 +37,9 @@ class Steps:
         """How many."""
         return self.last - self.first + 1
 
-    def after(self, size: int) -> "Steps":
+    def after(self, size: int) -> "StepRange":
         """The next ones, up to a multiple of the size."""
-        return Steps(self.last + 1, (self.last // size + 1) * size)
+        return StepRange(self.last + 1, (self.last // size + 1) * size)
 
     def is_whole(self, size: int) -> bool:
         """It has the size, and begins after a multiple of it."""
@@ -151,7 +151,7 @@ class RankPage:
         """Another window begins: nothing of before counts."""
         self._window, self._next = _Tally(), _Tally()
 
-    def close(self, window: Steps) -> Closed:
+    def close(self, window: StepRange) -> Closed:
         """What was of this window; from here on the next one is the present."""
         steps = self._window.steps
         ends_s = self._ends.get(window.last, self._read_s)
@@ -161,12 +161,12 @@ class RankPage:
         whole = SectionTiming(section="", wall=steps.sketch())
         return self._close(window, starts_s, ends_s, whole)
 
-    def close_at(self, window: Steps, starts_s: float) -> Closed:
+    def close_at(self, window: StepRange, starts_s: float) -> Closed:
         """The same of a window of so many seconds, in which no step was counted."""
         return self._close(window, starts_s, starts_s + window.count)
 
     def _close(
-        self, window: Steps, starts_s: float, ends_s: float, *whole: SectionTiming
+        self, window: StepRange, starts_s: float, ends_s: float, *whole: SectionTiming
     ) -> Closed:
         tally, self._window, self._next = self._window, self._next, _Tally()
         numbers = sorted(number for number in tally.wall if number in self._names)

@@ -12,7 +12,7 @@ from everstep.incident_causes import meaning_of
 from everstep.messages import Case, ErrorRecord, NodeSign, RankEnd
 from everstep.observe.printable import printable
 from everstep.observe.redaction import redact
-from everstep_services.agent.core.exit import Exit
+from everstep_services.agent.core.exit import RankExit
 from everstep_services.attribution.domain.claims import GENERAL, Cause, Claim, cause_of
 from everstep_services.attribution.incident import Incident
 from everstep_services.attribution.log_analysis import fingerprint
@@ -123,10 +123,10 @@ def fingerprint_of(end: RankEnd) -> str:
     return f"{end.how}:{end.signal or end.exit_code}"
 
 
-def _as_exit(end: RankEnd) -> Exit:
+def _as_exit(end: RankEnd) -> RankExit:
     error = ErrorRecord(name=end.error_name, text=end.error_text) if end.error_name else None
     is_memory = end.how == "out_of_memory"
-    return Exit(
+    return RankExit(
         code=end.exit_code, signal=end.signal, error=error, memory="rank" if is_memory else ""
     )
 

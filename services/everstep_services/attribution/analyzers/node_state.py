@@ -10,7 +10,7 @@ import msgspec
 
 from everstep.messages import Case, EvidencePiece
 from everstep_services.agent.probes.gpu.nvml import GpuGoneError
-from everstep_services.agent.probes.gpu.snapshot import GpuReading
+from everstep_services.agent.probes.gpu.snapshot import GpuSnapshot
 from everstep_services.agent.probes.gpu.verdicts import verdicts
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.attribution.analyzers.ends import (
@@ -32,7 +32,7 @@ _STOPPED = re.compile(r"^State:\s*T\b", re.MULTILINE)
 
 
 class _Gpus(msgspec.Struct):
-    gpus: tuple[GpuReading, ...] = ()
+    gpus: tuple[GpuSnapshot, ...] = ()
 
 
 class _Groups(msgspec.Struct):

@@ -44,12 +44,12 @@ def _watch(
     import asyncio
 
     from everstep_services.agent.attached.main import run_attached
-    from everstep_services.agent.attached.rank_stderr import Voice
+    from everstep_services.agent.attached.rank_stderr import RankStderr
     from everstep_services.cli.attached.plan import plan_attached
 
     plan, settings = plan_attached(folder, job, place, command, environ)
     _say(f"job {job} is watched; what its agent has to say is in {folder / LOG}")
-    voice = Voice(SAY_AT)
+    voice = RankStderr(SAY_AT)
     if not plan.tells_of_job:
         voice.give_back()
     asyncio.run(run_attached(plan, settings, voice))

@@ -13,7 +13,7 @@ from everstep_services.agent.attached.attached_plan import AttachedPlan
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.agent.ranks.device_memory import has_devices
 from everstep_services.agent.settings import AgentSettings
-from everstep_services.agent.stalls.limits_table import others_of
+from everstep_services.agent.stalls.limits_table import external_limits
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.running import safe_names, surroundings
 from everstep_services.cli.running.arguments import Given
@@ -69,7 +69,7 @@ def plan_attached(
         environ=environ,
         evidence_without=agent.evidence_without,
         limits=limits_of(Given(), agent),
-        others=others_of(
+        others=external_limits(
             environ,
             preempt_grace_s=None,
             scheduler_grace_s=agent.scheduler_grace_s,

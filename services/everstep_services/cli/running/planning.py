@@ -13,7 +13,7 @@ from everstep.settings import DEFAULT, Flag, Loaded
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.agent.replicas.local_root import check_local_root
 from everstep_services.agent.replicas.settings import CheckpointSettings
-from everstep_services.agent.run_plan import Command, RunPlan, Scheduler
+from everstep_services.agent.run_plan import RunPlan, Scheduler, ScriptCommand
 from everstep_services.agent.settings import AgentSettings
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.running import safe_names, surroundings
@@ -148,23 +148,23 @@ def _with_given(agent: AgentSettings, given: Given) -> AgentSettings:
         raise UsageError(str(error)) from error
 
 
-def _command(given: Given, environ: Mapping[str, str]) -> Command:
+def _command(given: Given, environ: Mapping[str, str]) -> ScriptCommand:
     if not given.script:
         raise UsageError("what shall run? everstep run [options] SCRIPT [arguments]")
     if given.has("module") and given.has("no_python"):
         raise UsageError("-m needs Python, --no-python declines it: drop one of them")
     python = environ.get("PYTHON_EXEC") or sys.executable
     if given.has("module"):
-        return Command("module", given.script, given.arguments, python)
+        return ScriptCommand("module", given.script, given.arguments, python)
     if given.has("no_python") and not given.has("run_path"):
-        return Command("program", given.script, given.arguments)
-    return Command("script", given.script, given.arguments, python)
+        return ScriptCommand("program", given.script, given.arguments)
+    return ScriptCommand("script", given.script, given.arguments, python)
 
 
 def _spec(
     given: Given,
     agent: AgentSettings,
-    command: Command,
+    command: ScriptCommand,
     scheduler: Scheduler,
     environ: Mapping[str, str],
 ) -> tuple[JobSpec, str]:
@@ -266,7 +266,7 @@ def _infra_rank(given: Given, agent: AgentSettings, environ: Mapping[str, str]) 
     return agent.infra_rank if agent.infra_rank is not None else surroundings.infra_rank(environ)
 
 
-def _is_warm(given: Given, agent: AgentSettings, command: Command) -> bool:
+def _is_warm(given: Given, agent: AgentSettings, command: ScriptCommand) -> bool:
     if command.kind == "program":
         if given.has("warm"):
             raise UsageError("--warm needs Python, --no-python declines it: drop one of them")

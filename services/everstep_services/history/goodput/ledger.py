@@ -4,7 +4,8 @@ Sums are exact: what is taken for one class is taken from another, so that all c
 allocation add up to its wall clock.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -159,7 +160,7 @@ def _take_lost_steps(parts: list[Segment], here: Round, trace: Trace) -> None:
     if here.formed_s is None:
         return
     left_s = _lost_s(here, trace)
-    place = len(parts) - 1
+    place = bisect_left(parts, here.formed_s, key=lambda part: part.from_s) - 1
     while place >= 0 and left_s > 0:
         part = parts[place]
         if part.time_class == "productive" and part.until_s <= here.formed_s:
@@ -199,23 +200,22 @@ def _taxed(parts: list[Segment], trace: Trace) -> list[Segment]:
         for here in allocation.rounds.values()
         if here.ended_s is not None
     }
-    for slow in trace.slow_ranks.values():
-        until_s = ends.get(slow.round, float("inf"))  # a finding is over with its round
-        until_s = until_s if slow.cleared_s is None else min(slow.cleared_s, until_s)
-        parts = list(_cut(parts, slow.found_s, until_s))
-        inside = [
-            place
-            for place, part in enumerate(parts)
-            if part.time_class == "productive"
-            and part.from_s >= slow.found_s
-            and part.until_s <= until_s
-        ]
-        total_s = sum(parts[place].lasted_s for place in inside)
-        ratio = _tax_ratio(slow, total_s)
-        for place in inside:
-            taxed = min(1.0, parts[place].tax_ratio + ratio)
-            parts[place] = replace(parts[place], tax_ratio=taxed)
+    spans = [(slow, slow.found_s, _over_s(slow, ends)) for slow in trace.slow_ranks.values()]
+    parts = list(_cut(parts, sorted({at_s for _, *span in spans for at_s in span})))
+    for slow, from_s, until_s in spans:
+        first = bisect_left(parts, from_s, key=lambda part: part.from_s)
+        last = bisect_left(parts, until_s, key=lambda part: part.from_s)
+        inside = [at for at in range(first, last) if parts[at].time_class == "productive"]
+        ratio = _tax_ratio(slow, sum(parts[at].lasted_s for at in inside))
+        for at in inside:
+            parts[at] = replace(parts[at], tax_ratio=min(1.0, parts[at].tax_ratio + ratio))
     return parts
+
+
+def _over_s(slow: SlowRank, ends: Mapping[int, float]) -> float:
+    """When a rank was slow no more: a finding is over with its round."""
+    until_s = ends.get(slow.round, float("inf"))
+    return until_s if slow.cleared_s is None else min(slow.cleared_s, until_s)
 
 
 def _tax_ratio(slow: SlowRank, total_s: float) -> float:
@@ -224,12 +224,12 @@ def _tax_ratio(slow: SlowRank, total_s: float) -> float:
     return slow.slowdown_ratio / (1 + slow.slowdown_ratio)
 
 
-def _cut(parts: Sequence[Segment], *at_s: float) -> Iterator[Segment]:
-    """The same segments, none of which reaches over one of these moments."""
+def _cut(parts: Sequence[Segment], moments_s: Sequence[float]) -> Iterator[Segment]:
+    """The same segments, none of which reaches over one of these moments, which are sorted."""
     for part in parts:
         from_s = part.from_s
-        for moment_s in sorted(at_s):
-            if from_s < moment_s < part.until_s:
-                yield replace(part, from_s=from_s, until_s=moment_s)
-                from_s = moment_s
-        yield replace(part, from_s=from_s)
+        first = bisect_right(moments_s, part.from_s)
+        for moment_s in moments_s[first : bisect_left(moments_s, part.until_s)]:
+            yield replace(part, from_s=from_s, until_s=moment_s)
+            from_s = moment_s
+        yield replace(part, from_s=from_s) if from_s != part.from_s else part

@@ -32,7 +32,7 @@ _FIELDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Links:
+class NvlinkCounters:
     """The links of one GPU at one moment."""
 
     index: int
@@ -75,7 +75,7 @@ class NvlinkProbe:
         return found
 
 
-def _read(nvml: Nvml) -> Iterator[Links]:
+def _read(nvml: Nvml) -> Iterator[NvlinkCounters]:
     """The links of all GPUs that answer and have some; the check `gpu` tells of the others."""
     for index in range(nvml.ask("nvmlDeviceGetCount") or 0):
         try:
@@ -86,7 +86,7 @@ def _read(nvml: Nvml) -> Iterator[Links]:
             continue
 
 
-def _links(nvml: Nvml, index: int, gpu: Any) -> Links | None:
+def _links(nvml: Nvml, index: int, gpu: Any) -> NvlinkCounters | None:
     states = {
         link: _is_active(nvml, gpu, link) for link in range(nvml.number("NVML_NVLINK_MAX_LINKS"))
     }
@@ -96,7 +96,7 @@ def _links(nvml: Nvml, index: int, gpu: Any) -> Links | None:
     if not active and not inactive and not unreadable:
         return None
     counted = {link: _errors(nvml, gpu, link) for link in active}
-    return Links(
+    return NvlinkCounters(
         index=index,
         uuid=nvml.ask("nvmlDeviceGetUUID", gpu) or f"GPU index {index}",
         kind=nvml.ask("nvmlDeviceGetName", gpu) or "",
@@ -130,7 +130,9 @@ def _errors(nvml: Nvml, gpu: Any, link: int) -> int | None:
     return sum(known) if known else None
 
 
-def _judge(look: Look, links: Links, gpus: Sequence[Links]) -> Iterator[CheckResult]:
+def _judge(
+    look: Look, links: NvlinkCounters, gpus: Sequence[NvlinkCounters]
+) -> Iterator[CheckResult]:
     notes = look.memory.setdefault(links.uuid, {"active": [], "errors": {}})
     lost = sorted(set(notes["active"]) & set(links.inactive))
     notes["active"] = sorted({*notes["active"], *links.active})
@@ -147,7 +149,7 @@ def _judge(look: Look, links: Links, gpus: Sequence[Links]) -> Iterator[CheckRes
     yield from troubles or [_result(links, "ok", f"{len(links.active)} links are up")]
 
 
-def _lost(links: Links, lost: Sequence[int]) -> Iterator[CheckResult]:
+def _lost(links: NvlinkCounters, lost: Sequence[int]) -> Iterator[CheckResult]:
     if lost:
         yield _result(
             links,
@@ -157,7 +159,7 @@ def _lost(links: Links, lost: Sequence[int]) -> Iterator[CheckResult]:
         )
 
 
-def _noisy(look: Look, links: Links, samples: dict[str, Any]) -> Iterator[CheckResult]:
+def _noisy(look: Look, links: NvlinkCounters, samples: dict[str, Any]) -> Iterator[CheckResult]:
     settings = look.settings
     limit, persistent = settings.nvlink_errors_limit, settings.persistent_looks
     for link, errors in links.errors.items():
@@ -180,7 +182,7 @@ def _noisy(look: Look, links: Links, samples: dict[str, Any]) -> Iterator[CheckR
         )
 
 
-def _fewer(links: Links, gpus: Sequence[Links]) -> Iterator[CheckResult]:
+def _fewer(links: NvlinkCounters, gpus: Sequence[NvlinkCounters]) -> Iterator[CheckResult]:
     """What a first look can see: another GPU of the same kind has more."""
     most = max(len(other.active) for other in gpus if other.kind == links.kind)
     if len(links.active) < most:
@@ -197,7 +199,7 @@ def _named(links: Sequence[int]) -> str:
     return f"{'link' if len(links) == 1 else 'links'} {', '.join(map(str, links))}"
 
 
-def _result(links: Links, state: str, reason: str, failure_class: str = "") -> CheckResult:
+def _result(links: NvlinkCounters, state: str, reason: str, failure_class: str = "") -> CheckResult:
     return CheckResult(
         check="nvlink",
         state=state,

@@ -9,7 +9,7 @@ from everstep.messages import CheckResult
 from everstep_services.agent.probes.base import Look
 from everstep_services.agent.probes.gpu import snapshot
 from everstep_services.agent.probes.gpu.nvml import Load, Nvml, NvmlAwayError, load, opened
-from everstep_services.agent.probes.gpu.snapshot import GpuReading
+from everstep_services.agent.probes.gpu.snapshot import GpuSnapshot
 from everstep_services.agent.probes.gpu.verdicts import notes, verdicts
 
 
@@ -43,7 +43,7 @@ class GpuProbe:
         return found
 
 
-def _read(nvml: Nvml) -> list[GpuReading]:
+def _read(nvml: Nvml) -> list[GpuSnapshot]:
     count = nvml.ask("nvmlDeviceGetCount")
     if count is None:
         said = "; ".join(nvml.take_unreadable()) or "no answer"
@@ -59,7 +59,7 @@ def _away(look: Look, away: NvmlAwayError) -> CheckResult:
     return away.result("gpu")
 
 
-def _missing(look: Look, gpus: Sequence[GpuReading]) -> Iterator[CheckResult]:
+def _missing(look: Look, gpus: Sequence[GpuSnapshot]) -> Iterator[CheckResult]:
     """GPUs that should be there, and are not."""
     expected = look.settings.gpus_expected
     if expected is not None:
@@ -82,7 +82,7 @@ def _missing(look: Look, gpus: Sequence[GpuReading]) -> Iterator[CheckResult]:
             )
 
 
-def _remember(look: Look, gpus: Sequence[GpuReading]) -> None:
+def _remember(look: Look, gpus: Sequence[GpuSnapshot]) -> None:
     view = _view(look)
     before = look.memory.get("gpus", {})
     # Whom this view of the node has once seen stays noted: a lost GPU is lost at each look.
@@ -115,7 +115,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _strangers(look: Look, gpus: Sequence[GpuReading]) -> Iterator[CheckResult]:
+def _strangers(look: Look, gpus: Sequence[GpuSnapshot]) -> Iterator[CheckResult]:
     """Memory held by processes that are not ours.
 
     In a pid namespace of our own, NVML may show pids that mean nothing here. So while ranks of

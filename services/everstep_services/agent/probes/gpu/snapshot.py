@@ -7,7 +7,7 @@ from everstep_services.agent.probes.gpu.nvml import GpuGoneError, Nvml
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class MemoryHolder:
     """A process that holds memory of a GPU."""
 
     pid: int
@@ -29,7 +29,7 @@ class Fabric:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuReading:
+class GpuSnapshot:
     """One GPU at one moment."""
 
     index: int
@@ -55,7 +55,7 @@ class GpuReading:
     """Why its clocks are held back by hardware or heat; a power limit is not among them."""
     temperature_c: int | None = None
     slows_down_at_c: int | None = None
-    holders: tuple[Holder, ...] = ()
+    holders: tuple[MemoryHolder, ...] = ()
     fabric: Fabric | None = None
     is_mig: bool | None = None
     is_persistent: bool | None = None
@@ -69,7 +69,7 @@ _SLOWED = (
 )
 
 
-def read(nvml: Nvml, index: int) -> GpuReading:
+def read(nvml: Nvml, index: int) -> GpuSnapshot:
     """All that is known of the GPU with this index; never raises for one that is gone."""
     uuid, pci = f"GPU index {index}", ""
     try:
@@ -78,14 +78,14 @@ def read(nvml: Nvml, index: int) -> GpuReading:
             uuid = nvml.ask("nvmlDeviceGetUUID", gpu) or uuid
             pci = pci_address(nvml.ask("nvmlDeviceGetPciInfo", gpu))
             known = _known(nvml, gpu)
-            return GpuReading(
+            return GpuSnapshot(
                 index=index, uuid=uuid, pci=pci, unreadable=nvml.take_unreadable(), **known
             )
     except GpuGoneError as gone:
         nvml.take_unreadable()
-        return GpuReading(index=index, uuid=uuid, pci=pci, gone=gone)
+        return GpuSnapshot(index=index, uuid=uuid, pci=pci, gone=gone)
     unreadable = nvml.take_unreadable() or ("it could not be opened",)
-    return GpuReading(index=index, uuid=uuid, unreadable=unreadable)
+    return GpuSnapshot(index=index, uuid=uuid, unreadable=unreadable)
 
 
 def pci_address(info: Any) -> str:
@@ -157,10 +157,10 @@ def _slowed_by(nvml: Nvml, gpu: Any) -> tuple[str, ...]:
     return named
 
 
-def _holders(nvml: Nvml, gpu: Any) -> tuple[Holder, ...]:
+def _holders(nvml: Nvml, gpu: Any) -> tuple[MemoryHolder, ...]:
     listed = nvml.ask("nvmlDeviceGetComputeRunningProcesses_v3", gpu) or ()
     return tuple(
-        Holder(each.pid, None if each.usedGpuMemory is None else each.usedGpuMemory >> 20)
+        MemoryHolder(each.pid, None if each.usedGpuMemory is None else each.usedGpuMemory >> 20)
         for each in listed
     )
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from everstep.messages import CheckResult
-from everstep_services.agent.probes.gpu.snapshot import GpuReading
+from everstep_services.agent.probes.gpu.snapshot import GpuSnapshot
 from everstep_services.agent.probes.settings import ChecksSettings
 
 RECOVERY = {
@@ -21,7 +21,7 @@ _MARGIN_C = 5
 
 
 def verdicts(
-    gpu: GpuReading, before: Mapping[str, Any], settings: ChecksSettings
+    gpu: GpuSnapshot, before: Mapping[str, Any], settings: ChecksSettings
 ) -> list[CheckResult]:
     """Everything that speaks against it; one `ok` or `unknown` when nothing does."""
     if gpu.gone is not None:
@@ -39,7 +39,7 @@ def verdicts(
     return [_result(gpu, "ok", _remarks(gpu))]
 
 
-def notes(gpu: GpuReading, before: Mapping[str, Any]) -> dict[str, Any]:
+def notes(gpu: GpuSnapshot, before: Mapping[str, Any]) -> dict[str, Any]:
     """What the next look must know of it."""
     return {
         "index": gpu.index,
@@ -49,12 +49,12 @@ def notes(gpu: GpuReading, before: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def slowed_looks(gpu: GpuReading, before: Mapping[str, Any]) -> int:
+def slowed_looks(gpu: GpuSnapshot, before: Mapping[str, Any]) -> int:
     """How many looks in a row, this one included, have found its clocks held back."""
     return int(before.get("slowed", 0)) + 1 if gpu.slowed_by else 0
 
 
-def _recovery(gpu: GpuReading) -> Iterator[CheckResult]:
+def _recovery(gpu: GpuSnapshot) -> Iterator[CheckResult]:
     if not gpu.recovery_action:
         return
     state, failure_class, name, said = RECOVERY.get(
@@ -71,7 +71,7 @@ def _recovery(gpu: GpuReading) -> Iterator[CheckResult]:
     )
 
 
-def _memory(gpu: GpuReading, before: Mapping[str, Any]) -> Iterator[CheckResult]:
+def _memory(gpu: GpuSnapshot, before: Mapping[str, Any]) -> Iterator[CheckResult]:
     if gpu.has_remap_failed:
         yield _result(gpu, "failed", "a broken row of its memory has no spare left", "replace")
     if gpu.is_sram_worn:
@@ -109,7 +109,7 @@ def _memory(gpu: GpuReading, before: Mapping[str, Any]) -> Iterator[CheckResult]
 
 
 def _clocks(
-    gpu: GpuReading, before: Mapping[str, Any], settings: ChecksSettings
+    gpu: GpuSnapshot, before: Mapping[str, Any], settings: ChecksSettings
 ) -> Iterator[CheckResult]:
     looks = slowed_looks(gpu, before)
     if looks:
@@ -125,21 +125,21 @@ def _clocks(
         yield _result(gpu, "warning", f"hot{_heat(gpu)}", "watch")
 
 
-def _is_hot(gpu: GpuReading, settings: ChecksSettings) -> bool:
+def _is_hot(gpu: GpuSnapshot, settings: ChecksSettings) -> bool:
     limit_c = settings.gpu_temperature_warning_c
     if limit_c is None and gpu.slows_down_at_c:
         limit_c = gpu.slows_down_at_c - _MARGIN_C
     return limit_c is not None and gpu.temperature_c is not None and gpu.temperature_c > limit_c
 
 
-def _heat(gpu: GpuReading) -> str:
+def _heat(gpu: GpuSnapshot) -> str:
     if gpu.temperature_c is None:
         return ""
     limit = f"; it slows down at {gpu.slows_down_at_c} °C" if gpu.slows_down_at_c else ""
     return f": {gpu.temperature_c} °C{limit}"
 
 
-def _fabric(gpu: GpuReading) -> Iterator[CheckResult]:
+def _fabric(gpu: GpuSnapshot) -> Iterator[CheckResult]:
     fabric = gpu.fabric
     if fabric is None:
         return
@@ -160,7 +160,7 @@ def _fabric(gpu: GpuReading) -> Iterator[CheckResult]:
         yield _result(gpu, "warning", "its NVLink fabric is not configured as it should", "report")
 
 
-def _remarks(gpu: GpuReading) -> str:
+def _remarks(gpu: GpuSnapshot) -> str:
     said = []
     if gpu.is_mig:
         said.append("MIG is on")
@@ -169,7 +169,7 @@ def _remarks(gpu: GpuReading) -> str:
     return "; ".join(said)
 
 
-def _ecc(gpu: GpuReading) -> int | None:
+def _ecc(gpu: GpuSnapshot) -> int | None:
     return _or(gpu.uncorrected_ever, gpu.uncorrected)
 
 
@@ -182,7 +182,7 @@ def _or(first: int | None, second: int | None) -> int | None:
 
 
 def _result(
-    gpu: GpuReading, state: str, reason: str, failure_class: str = "", code: str = ""
+    gpu: GpuSnapshot, state: str, reason: str, failure_class: str = "", code: str = ""
 ) -> CheckResult:
     return CheckResult(
         check="gpu",

@@ -14,7 +14,7 @@ _SHM = "dev/shm"
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class DiskSpace:
     """What a file system has."""
 
     size: int
@@ -25,10 +25,10 @@ class Room:
     is_read_only: bool = False
 
 
-def measure(path: Path) -> Room:
+def measure(path: Path) -> DiskSpace:
     """Ask the file system."""
     about = os.statvfs(path)
-    return Room(
+    return DiskSpace(
         size=about.f_blocks * about.f_frsize,
         free=about.f_bavail * about.f_frsize,
         files=about.f_files,
@@ -37,7 +37,7 @@ def measure(path: Path) -> Room:
     )
 
 
-def shared_memory(look: Look, ask: Callable[[Path], Room] = measure) -> Iterator[CheckResult]:
+def shared_memory(look: Look, ask: Callable[[Path], DiskSpace] = measure) -> Iterator[CheckResult]:
     """Whether ranks can share memory with their data workers, and NCCL its buffers."""
     path = look.path(_SHM)
     if not path.is_dir():
@@ -52,7 +52,7 @@ def shared_memory(look: Look, ask: Callable[[Path], Room] = measure) -> Iterator
     yield worst("shared memory", troubles)
 
 
-def folders(look: Look, ask: Callable[[Path], Room] = measure) -> Iterator[CheckResult]:
+def folders(look: Look, ask: Callable[[Path], DiskSpace] = measure) -> Iterator[CheckResult]:
     """Whether there is room in each folder that is watched; of those on one disk, each."""
     wanted = dict.fromkeys([Path("/tmp"), *look.settings.room_paths])  # noqa: S108  only measured
     for path in wanted:
@@ -62,7 +62,7 @@ def folders(look: Look, ask: Callable[[Path], Room] = measure) -> Iterator[Check
             yield result(str(path), "unknown", f"cannot be measured: {error.strerror}")
 
 
-def judge(room: Room, settings: ChecksSettings) -> list[tuple[str, str]]:
+def judge(room: DiskSpace, settings: ChecksSettings) -> list[tuple[str, str]]:
     """What is wrong with a file system, as (state, reason)."""
     troubles = []
     if room.is_read_only:

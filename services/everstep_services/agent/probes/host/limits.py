@@ -13,7 +13,7 @@ _UNLIMITED = resource.RLIM_INFINITY
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ProcessLimits:
     """What ranks that are started from here may take; -1 for as much as there is."""
 
     open_files: int
@@ -21,16 +21,16 @@ class Limits:
     locked_bytes: int
 
 
-def own_limits() -> Limits:
+def own_limits() -> ProcessLimits:
     """Those of this process: its children inherit them."""
-    return Limits(
+    return ProcessLimits(
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         processes=resource.getrlimit(resource.RLIMIT_NPROC)[0],
         locked_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
     )
 
 
-def limits(look: Look, ask: Callable[[], Limits] = own_limits) -> Iterator[CheckResult]:
+def limits(look: Look, ask: Callable[[], ProcessLimits] = own_limits) -> Iterator[CheckResult]:
     """Whether limits are wide enough for ranks, their data workers and network adapters."""
     found, settings = ask(), look.settings
     troubles = []

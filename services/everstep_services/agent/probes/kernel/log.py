@@ -8,9 +8,9 @@ from typing import Any
 from everstep.messages import CheckResult
 from everstep_services.agent.probes.base import Look
 from everstep_services.agent.probes.kernel import records
-from everstep_services.agent.probes.kernel.records import Reading, Record
-from everstep_services.agent.probes.kernel.rules import RULES, Rule, may_count
-from everstep_services.agent.probes.kernel.xid import Judgement, XidEvent, judge
+from everstep_services.agent.probes.kernel.records import KernelRead, KernelRecord
+from everstep_services.agent.probes.kernel.rules import RULES, KernelRule, may_count
+from everstep_services.agent.probes.kernel.xid import XidEvent, XidJudgement, judge
 
 _XID = re.compile(
     r"^NVRM: Xid \((?:PCI:)?(?P<gpu>[0-9a-fA-F:.]+)\): (?P<number>\d+)(?:, )?(?P<text>.*)"
@@ -69,7 +69,7 @@ def _unreadable(error: OSError) -> str:
     )
 
 
-def _uptime(look: Look, reading: Reading) -> float:
+def _uptime(look: Look, reading: KernelRead) -> float:
     """The present, on the clock of the log."""
     latest = max((record.at for record in reading.records), default=0.0)
     try:
@@ -78,7 +78,7 @@ def _uptime(look: Look, reading: Reading) -> float:
         return latest
 
 
-def _take(notes: dict[str, Any], reading: Reading) -> None:
+def _take(notes: dict[str, Any], reading: KernelRead) -> None:
     """Keep what counts, bounded; the log itself is not kept."""
     notes["position"] = reading.position
     for record in reading.records:
@@ -88,7 +88,7 @@ def _take(notes: dict[str, Any], reading: Reading) -> None:
             del kept[kind]
 
 
-def _take_record(notes: dict[str, Any], record: Record) -> None:
+def _take_record(notes: dict[str, Any], record: KernelRecord) -> None:
     text = record.text
     if text.startswith("NVRM:"):
         if named := _UUID.match(text):
@@ -125,7 +125,7 @@ def _xids(notes: dict[str, Any], now: float, look: Look) -> Iterator[CheckResult
             yield _of_xid(judged, notes["names"].get(judged.gpu, judged.gpu))
 
 
-def _of_xid(judged: Judgement, subject: str) -> CheckResult:
+def _of_xid(judged: XidJudgement, subject: str) -> CheckResult:
     # A process's own fault says nothing about the node: worth a line, not a warning.
     state = {"restart_app": "ok", "report": "warning"}.get(judged.action, "failed")
     failure_class = "" if state == "ok" else judged.action
@@ -151,7 +151,9 @@ def _lines(notes: dict[str, Any], now: float, look: Look) -> Iterator[CheckResul
             yield _of_rule(rule, part, counting, now)
 
 
-def _of_rule(rule: Rule, part: str, lines: Sequence[Sequence[Any]], now: float) -> CheckResult:
+def _of_rule(
+    rule: KernelRule, part: str, lines: Sequence[Sequence[Any]], now: float
+) -> CheckResult:
     at, text = lines[-1]
     more = " or more" if len(lines) == _KEPT_EACH else ""
     times = f"{len(lines)}{more} times, last " if len(lines) > 1 else ""

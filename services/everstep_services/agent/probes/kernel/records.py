@@ -11,7 +11,7 @@ _MOST_RECORDS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class KernelRecord:
     """One message."""
 
     sequence: int
@@ -21,10 +21,10 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class KernelRead:
     """What was read."""
 
-    records: tuple[Record, ...]
+    records: tuple[KernelRecord, ...]
     """The kernel's own; what programs write into its log is left out."""
     position: int
     """Of the last one, these included."""
@@ -33,7 +33,7 @@ class Reading:
     has_more: bool = False
 
 
-def read(path: Path, after: int, most: int = _MOST_RECORDS) -> Reading:
+def read(path: Path, after: int, most: int = _MOST_RECORDS) -> KernelRead:
     """The records that follow a position; -1 for all that the kernel still has.
 
     Raises OSError when the log may not be read.
@@ -45,8 +45,8 @@ def read(path: Path, after: int, most: int = _MOST_RECORDS) -> Reading:
         os.close(descriptor)
 
 
-def _read(descriptor: int, after: int, most: int) -> Reading:
-    records: list[Record] = []
+def _read(descriptor: int, after: int, most: int) -> KernelRead:
+    records: list[KernelRecord] = []
     position, lost, rest, reads = after, 0, b"", 0
     for data in _chunks(descriptor, most):
         reads += 1
@@ -60,7 +60,7 @@ def _read(descriptor: int, after: int, most: int) -> Reading:
             position = record.sequence
             if is_own:
                 records.append(record)
-    return Reading(tuple(records), position, lost, has_more=reads == most)
+    return KernelRead(tuple(records), position, lost, has_more=reads == most)
 
 
 def _chunks(descriptor: int, most: int) -> Iterator[bytes]:
@@ -77,11 +77,11 @@ def _chunks(descriptor: int, most: int) -> Iterator[bytes]:
         most -= 1
 
 
-def _parsed(line: bytes) -> tuple[Record, bool] | None:
+def _parsed(line: bytes) -> tuple[KernelRecord, bool] | None:
     """A record, and whether the kernel itself wrote it; None for what continues one."""
     head, separator, text = line.decode(errors="replace").partition(";")
     fields = head.split(",")
     if not separator or len(fields) < 3 or not all(field.isdecimal() for field in fields[:3]):
         return None
     priority, sequence, micros = map(int, fields[:3])
-    return Record(sequence, micros / 1e6, text), priority >> 3 == 0
+    return KernelRecord(sequence, micros / 1e6, text), priority >> 3 == 0

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class KernelRule:
     """What a kind of line means."""
 
     name: str
@@ -36,9 +36,9 @@ class Rule:
 
 _PCI = r"(?P<part>[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[KernelRule, ...] = (
     # NVIDIA's switches: "Fatal NVSwitch SXid Errors" in the Fabric Manager User Guide
-    Rule(
+    KernelRule(
         name="sxid",
         words=("SXid",),
         pattern=r"^nvidia-nvswitch\d+: SXid \(PCI:(?P<part>[0-9a-fA-F:.]+)\): \d+, Fatal",
@@ -47,7 +47,7 @@ RULES: tuple[Rule, ...] = (
         failure_class="reset",
     ),
     # processors, memory, bus
-    Rule(
+    KernelRule(
         name="machine_check",
         words=("Hardware Error", "EDAC", "Memory failure"),
         pattern=r"\[Hardware Error\]:.*"
@@ -57,7 +57,7 @@ RULES: tuple[Rule, ...] = (
         state="failed",
         failure_class="drain",
     ),
-    Rule(
+    KernelRule(
         name="machine_check_corrected",
         words=("Hardware Error", "EDAC"),
         pattern=r"\[Hardware Error\]:.*\bCorrected error\b|^EDAC .*\b\d+ CE\b",
@@ -65,7 +65,7 @@ RULES: tuple[Rule, ...] = (
         failure_class="watch",
         least=10,
     ),
-    Rule(
+    KernelRule(
         name="pcie_fatal",
         words=("PCIe Bus Error",),
         pattern=r"^\S+ " + _PCI + r": "
@@ -74,7 +74,7 @@ RULES: tuple[Rule, ...] = (
         state="failed",
         failure_class="reboot",
     ),
-    Rule(
+    KernelRule(
         name="pcie",
         words=("PCIe Bus Error",),
         pattern=r"^\S+ " + _PCI + r": "
@@ -82,7 +82,7 @@ RULES: tuple[Rule, ...] = (
         about="uncorrected error of a PCIe device",
         failure_class="watch",
     ),
-    Rule(
+    KernelRule(
         name="pcie_corrected",
         words=("PCIe Bus Error",),
         pattern=r"^\S+ " + _PCI + r": "
@@ -92,7 +92,7 @@ RULES: tuple[Rule, ...] = (
         least=100,
     ),
     # adapters
-    Rule(
+    KernelRule(
         name="mlx5_dead",
         words=("mlx5_core",),
         pattern=r"^mlx5_core " + _PCI + r".*"
@@ -102,7 +102,7 @@ RULES: tuple[Rule, ...] = (
         failure_class="reboot",
         over=r"^mlx5_core " + _PCI + r".*health recovery succeeded",
     ),
-    Rule(
+    KernelRule(
         name="mlx5",
         words=("mlx5_core",),
         pattern=r"^mlx5_core " + _PCI + r".*"
@@ -111,7 +111,7 @@ RULES: tuple[Rule, ...] = (
         failure_class="watch",
     ),
     # file systems
-    Rule(
+    KernelRule(
         name="ext4_stopped",
         words=("EXT4-fs",),
         pattern=r"^EXT4-fs \((?P<part>[^)]+)\): Remounting filesystem read-only",
@@ -119,7 +119,7 @@ RULES: tuple[Rule, ...] = (
         state="failed",
         failure_class="drain",
     ),
-    Rule(
+    KernelRule(
         name="xfs_stopped",
         words=("XFS",),
         pattern=r"^XFS \((?P<part>[^)]+)\): .*"
@@ -128,42 +128,42 @@ RULES: tuple[Rule, ...] = (
         state="failed",
         failure_class="drain",
     ),
-    Rule(
+    KernelRule(
         name="ext4",
         words=("EXT4-fs",),
         pattern=r"^EXT4-fs error \(device (?P<part>[^)]+)\)",
         about="a file system found itself broken",
         failure_class="watch",
     ),
-    Rule(
+    KernelRule(
         name="xfs",
         words=("XFS",),
         pattern=r"^XFS \((?P<part>[^)]+)\): .*(?:[Cc]orruption|metadata I/O error)",
         about="a file system found itself broken",
         failure_class="watch",
     ),
-    Rule(
+    KernelRule(
         name="disk",
         words=("I/O error",),
         pattern=r"\bI/O error, dev (?P<part>(?!sr|fd|loop)\S+?),",
         about="a disk could not be read or written",
         failure_class="watch",
     ),
-    Rule(
+    KernelRule(
         name="nfs",
         words=("nfs: server",),
         pattern=r"^nfs: server (?P<part>\S+) not responding",
         about="an NFS server does not answer",
         over=r"^nfs: server (?P<part>\S+) OK",
     ),
-    Rule(
+    KernelRule(
         name="lustre",
         words=("Lustre: ",),
         pattern=r"^Lustre: (?P<part>[^:]+): Connection to .* was lost",
         about="the connection to a Lustre server was lost",
         over=r"^Lustre: (?P<part>[^:]+): Connection restored to",
     ),
-    Rule(
+    KernelRule(
         name="lustre_evicted",
         words=("Lustre",),
         pattern=r"^LustreError: .*?(?P<part>[\w-]+): This client was evicted",
@@ -171,14 +171,14 @@ RULES: tuple[Rule, ...] = (
         over=r"^Lustre: (?P<part>[\w-]+?): Connection restored to",
     ),
     # processes
-    Rule(
+    KernelRule(
         name="out_of_memory",
         words=("Killed process",),
         pattern=r"^(?:Out of memory|Memory cgroup out of memory): Killed process "
         r"\d+ \((?P<part>.{0,15}?)\)",
         about="the kernel killed a process for lack of memory",
     ),
-    Rule(
+    KernelRule(
         name="hard_lockup",
         words=("LOCKUP",),
         pattern=r"Watchdog detected hard LOCKUP on cpu \d+",
@@ -186,14 +186,14 @@ RULES: tuple[Rule, ...] = (
         state="failed",
         failure_class="reboot",
     ),
-    Rule(
+    KernelRule(
         name="soft_lockup",
         words=("soft lockup",),
         pattern=r"BUG: soft lockup - CPU#\d+ stuck",
         about="a processor was kept busy inside the kernel",
         failure_class="watch",
     ),
-    Rule(
+    KernelRule(
         name="hung_task",
         words=("INFO: task",),
         pattern=r"^INFO: task (?P<part>.+):\d+ blocked for more than \d+ seconds",
@@ -201,7 +201,7 @@ RULES: tuple[Rule, ...] = (
         failure_class="watch",
     ),
     # heat
-    Rule(
+    KernelRule(
         name="hot_processor",
         words=(" temperature",),
         pattern=r"^(?:mce: )?CPU\d+: (?:Core|Package) temperature (?:is )?above threshold",

@@ -72,7 +72,7 @@ class Repeats:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class XidTable:
     """All that is known of Xids."""
 
     sources: Mapping[str, str]
@@ -82,7 +82,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class XidJudgement:
     """What one Xid on one GPU means."""
 
     gpu: str
@@ -93,7 +93,7 @@ class Judgement:
 
 
 @cache
-def table() -> Table:
+def table() -> XidTable:
     """The table of this release."""
     said = tomllib.loads(resources.files(__package__).joinpath("xid_table.toml").read_text())
     rows = [
@@ -109,7 +109,7 @@ def table() -> Table:
         for group in said["group"]
         for number, name in group["xids"].items()
     ]
-    return Table(
+    return XidTable(
         sources=said["sources"],
         rows={row.number: row for row in rows},
         together=[
@@ -137,7 +137,7 @@ def table() -> Table:
     )
 
 
-def judge(events: Iterable[XidEvent], now: float, window_s: float) -> list[Judgement]:
+def judge(events: Iterable[XidEvent], now: float, window_s: float) -> list[XidJudgement]:
     """One judgement for each Xid of each GPU that still counts; the gravest first.
 
     What only a reboot cures counts until then; anything else for `window_s`. The driver's own
@@ -163,7 +163,7 @@ def _is_lasting(event: XidEvent) -> bool:
     return event.number == RECOVERY_XID or (row is not None and row.action == "reboot")
 
 
-def _of_gpu(gpu: str, all_events: Sequence[XidEvent]) -> Iterator[Judgement]:
+def _of_gpu(gpu: str, all_events: Sequence[XidEvent]) -> Iterator[XidJudgement]:
     mine = [event for event in all_events if event.gpu == gpu]
     word = next((event for event in reversed(mine) if event.number == RECOVERY_XID), None)
     if word is not None:
@@ -175,7 +175,7 @@ def _of_gpu(gpu: str, all_events: Sequence[XidEvent]) -> Iterator[Judgement]:
         yield _of_number(of_number, all_events)
 
 
-def _by_word(word: XidEvent, mine: Sequence[XidEvent]) -> Iterator[Judgement]:
+def _by_word(word: XidEvent, mine: Sequence[XidEvent]) -> Iterator[XidJudgement]:
     wanted = _RECOVERY.search(word.text)
     action = _WANTED.get(int(wanted[1], 16), "report") if wanted else "report"
     before = sorted({event.number for event in mine if abs(word.at - event.at) <= TOGETHER_S})
@@ -183,15 +183,15 @@ def _by_word(word: XidEvent, mine: Sequence[XidEvent]) -> Iterator[Judgement]:
     reason = word.text.removesuffix(".")
     if causes:
         reason += f", with {_listed(causes)}"
-    yield Judgement(word.gpu, RECOVERY_XID, action, reason, word.at)
+    yield XidJudgement(word.gpu, RECOVERY_XID, action, reason, word.at)
 
 
-def _of_number(events: Sequence[XidEvent], all_events: Sequence[XidEvent]) -> Judgement:
+def _of_number(events: Sequence[XidEvent], all_events: Sequence[XidEvent]) -> XidJudgement:
     last = events[-1]
     row = table().rows.get(last.number)
     if row is None:
         reason = f"{last.text}: unknown to this release"
-        return Judgement(last.gpu, last.number, "report", reason, last.at)
+        return XidJudgement(last.gpu, last.number, "report", reason, last.at)
     action, why = row.action, row.note
     if row.unless:
         fatal = [event for event in events if row.unless not in event.text]
@@ -205,7 +205,7 @@ def _of_number(events: Sequence[XidEvent], all_events: Sequence[XidEvent]) -> Ju
         if row.kind in more.kinds and action in more.actions and times >= more.times:
             action, why = more.action, f"{times} times: {more.note}"
             break
-    return Judgement(last.gpu, row.number, action, f"{row.name}. {why}", last.at)
+    return XidJudgement(last.gpu, row.number, action, f"{row.name}. {why}", last.at)
 
 
 def _has_company(rule: Together, event: XidEvent, events: Iterable[XidEvent]) -> bool:

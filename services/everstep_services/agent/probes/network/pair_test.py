@@ -38,11 +38,11 @@ class NetworkCheckError(EverstepError):
     """The measurement could not be made; the text says why. No node is judged by that."""
 
 
-class DoorError(NetworkCheckError):
+class PortTakenError(NetworkCheckError):
     """Nobody can be listened for: a port is taken, or an address not ours."""
 
 
-class NoAnswerError(NetworkCheckError):
+class PeerSilentError(NetworkCheckError):
     """The other has not answered in time."""
 
 
@@ -112,7 +112,7 @@ async def measure(to: Address, token: bytes, *, within_s: float) -> Figures:
                 await _prove(link, token, as_peer=True)
                 return Figures(await _round_trip_ms(link), await _mib_s(link))
     except TimeoutError as error:
-        raise NoAnswerError(f"{to} did not answer within {within_s:g} s") from error
+        raise PeerSilentError(f"{to} did not answer within {within_s:g} s") from error
     except ConnectionRefusedError as error:
         raise NetworkCheckError(f"{to}: nobody listens there") from error
     except (OSError, EOFError) as error:
@@ -140,7 +140,7 @@ async def _open(at: Address) -> socket.socket:
             at.host, at.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except OSError as error:
-        raise DoorError(f"{at} cannot be listened on: {error.strerror}") from error
+        raise PortTakenError(f"{at} cannot be listened on: {error.strerror}") from error
     family, kind, protocol, _, place = found[0]
     door = socket.socket(family, kind, protocol)
     try:
@@ -149,7 +149,7 @@ async def _open(at: Address) -> socket.socket:
         door.listen(_AT_ONCE)
     except OSError as error:
         door.close()
-        raise DoorError(f"{at} cannot be listened on: {error.strerror}") from error
+        raise PortTakenError(f"{at} cannot be listened on: {error.strerror}") from error
     door.settimeout(0)
     return door
 

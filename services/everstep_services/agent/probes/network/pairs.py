@@ -12,7 +12,7 @@ Pair = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredPair:
     """How fast two nodes were with each other; 0 when they did not reach each other."""
 
     pair: Pair
@@ -20,7 +20,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Slow:
+class SlowNodes:
     """A node that is slow with everybody, or two nodes that are slow with each other only."""
 
     nodes: tuple[str, ...]
@@ -57,7 +57,7 @@ def schedule(nodes: Sequence[str]) -> Iterator[list[Pair]]:
         places = [places[0], places[-1], *places[1:-1]]
 
 
-def slow_ones(measured: Iterable[Measured], below: float = BELOW) -> list[Slow]:
+def slow_ones(measured: Iterable[MeasuredPair], below: float = BELOW) -> list[SlowNodes]:
     """Who is slow. With fewer than two partners a node cannot be told from a link.
 
     What is usual is the median of what each node reaches with its best partner: a slow node
@@ -78,8 +78,8 @@ def slow_ones(measured: Iterable[Measured], below: float = BELOW) -> list[Slow]:
         if len(reached) >= _PARTNERS_LEAST and max(reached) < limit
     }
     links = [
-        Slow(one.pair, one.mib_s, usual)
+        SlowNodes(one.pair, one.mib_s, usual)
         for one in figures
         if one.mib_s < limit and not nodes.keys() & set(one.pair)
     ]
-    return [*(Slow((node,), speed, usual) for node, speed in sorted(nodes.items())), *links]
+    return [*(SlowNodes((node,), speed, usual) for node, speed in sorted(nodes.items())), *links]

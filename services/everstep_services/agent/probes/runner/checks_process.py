@@ -13,7 +13,13 @@ from typing import Self
 
 import msgspec
 
-from everstep_services.agent.probes.runner.protocol import Done, Line, Request, decode_line, encode
+from everstep_services.agent.probes.runner.protocol import (
+    ChecksDone,
+    Line,
+    Request,
+    decode_line,
+    encode,
+)
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +77,7 @@ class ChecksProcess:
                     log.warning("check_line_refused error=%r", str(error))
                     continue
                 hear(line)
-                if isinstance(line, Done):
+                if isinstance(line, ChecksDone):
                     return
         finally:
             transport.close()

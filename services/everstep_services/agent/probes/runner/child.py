@@ -19,10 +19,10 @@ from everstep_services.agent.probes import registry
 from everstep_services.agent.probes.base import Look, Probe
 from everstep_services.agent.probes.notes import Notes, NotesLostError
 from everstep_services.agent.probes.runner.protocol import (
-    Began,
-    Done,
-    Ended,
-    Found,
+    CheckBegan,
+    CheckEnded,
+    CheckFound,
+    ChecksDone,
     Line,
     Request,
     decode_request,
@@ -34,7 +34,7 @@ _NOTES_WITHIN_S = 1.0
 _CONTROL = dict.fromkeys((*range(32), *range(127, 160)), " ")
 
 
-class Checks:
+class CheckRunner:
     """Runs each check in a thread of its own, and says what comes, until their time is over."""
 
     def __init__(self, request: Request, notes: Notes) -> None:
@@ -58,9 +58,9 @@ class Checks:
                 now = time.monotonic()
                 self._open = {name: until for name, until in self._open.items() if until > now}
                 continue
-            if isinstance(line, Began):
+            if isinstance(line, CheckBegan):
                 self._open[line.check] = self._until(line.check)
-            elif isinstance(line, Ended):
+            elif isinstance(line, CheckEnded):
                 self._open.pop(line.check, None)
             yield line
 
@@ -72,8 +72,8 @@ class Checks:
         try:
             run()
         except BaseException as error:  # noqa: BLE001  whatever a check does, it is only unknown
-            self._heard.put(Found(check=name, result=_crashed(name, error)))
-        self._heard.put(Ended(check=name))
+            self._heard.put(CheckFound(check=name, result=_crashed(name, error)))
+        self._heard.put(CheckEnded(check=name))
 
     def _find_and_run(self, name: str) -> None:
         settings = self._request.settings
@@ -81,7 +81,7 @@ class Checks:
             self.run(name, registry.find(name, settings))
             return
         for probe in registry.site_probes(settings):
-            self._heard.put(Began(check=probe.name))
+            self._heard.put(CheckBegan(check=probe.name))
             _in_thread(self._guarded, probe.name, partial(self.run, probe.name, probe))
 
     def run(self, name: str, probe: Probe) -> None:
@@ -98,9 +98,9 @@ class Checks:
         for result in probe.examine(look):
             has_said = True
             took_s = result.took_s or round(time.monotonic() - began, 4)
-            self._heard.put(Found(check=name, result=_clean(result, took_s)))
+            self._heard.put(CheckFound(check=name, result=_clean(result, took_s)))
         if not has_said:
-            self._heard.put(Found(check=name, result=_unknown(name, "it said nothing")))
+            self._heard.put(CheckFound(check=name, result=_unknown(name, "it said nothing")))
         msgspec.json.encode(memory)  # refuses what a file could not hold
         if memory or name in self._notes:
             self.changed[name] = memory
@@ -175,7 +175,7 @@ def main() -> None:
         leash = threading.Thread(target=_end_with, args=(sys.stdin.buffer,), daemon=True)
         leash.start()
         notes, trouble = _notes_of(request)
-        checks = Checks(request, notes)
+        checks = CheckRunner(request, notes)
         for line in checks.lines():
             out.write(encode(line))
         if request.notes is not None:
@@ -183,7 +183,7 @@ def main() -> None:
                 kept.keep(request.notes, checks.changed)
             except NotesLostError as error:
                 trouble = str(error)
-        out.write(encode(Done(trouble=trouble)))
+        out.write(encode(ChecksDone(trouble=trouble)))
         leash.join()
 
 

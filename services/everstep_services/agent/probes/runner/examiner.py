@@ -10,9 +10,16 @@ from pathlib import Path
 from everstep.messages.facts.health import CheckResult
 from everstep_services.agent.probes import registry
 from everstep_services.agent.probes.runner.checks_process import ChecksProcess
-from everstep_services.agent.probes.runner.protocol import Began, Done, Ended, Found, Line, Request
+from everstep_services.agent.probes.runner.protocol import (
+    CheckBegan,
+    CheckEnded,
+    CheckFound,
+    ChecksDone,
+    Line,
+    Request,
+)
 from everstep_services.agent.probes.settings import ChecksSettings
-from everstep_services.agent.probes.verdicts import Examination, worst_first
+from everstep_services.agent.probes.verdicts import NodeExamination, worst_first
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +28,7 @@ _DONE_WITHIN_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Examiner:
+class NodeExaminer:
     """Examines this node. Nothing that a check does is raised here."""
 
     settings: ChecksSettings
@@ -36,7 +43,7 @@ class Examiner:
         *,
         within_s: float | None = None,
         own_pids: Collection[int] = (),
-    ) -> Examination:
+    ) -> NodeExamination:
         """Run these checks, all at once. What has not answered in time is `unknown`.
 
         Cancelled, it leaves no process behind.
@@ -58,7 +65,7 @@ class Examiner:
         if heard.trouble:
             log.warning("check_notes_lost reason=%r", heard.trouble)
         took_s = round(time.monotonic() - began, 3)
-        return Examination(occasion, heard.checks, worst_first(heard.results), took_s)
+        return NodeExamination(occasion, heard.checks, worst_first(heard.results), took_s)
 
     def _unanswered(self, name: str, ending: str, limit_s: float) -> CheckResult:
         shorter_s = min(registry.deadline_s(name, self.settings), limit_s)
@@ -79,13 +86,13 @@ class _Heard:
 
     def take(self, line: Line) -> None:
         match line:
-            case Began(check=name):
+            case CheckBegan(check=name):
                 self.open[name] = self._seen[name] = None
-            case Found(result=result):
+            case CheckFound(result=result):
                 self.results.append(result)
-            case Ended(check=name):
+            case CheckEnded(check=name):
                 self.open.pop(name, None)
-            case Done(trouble=trouble):
+            case ChecksDone(trouble=trouble):
                 self.is_done, self.trouble = True, trouble
 
     @property

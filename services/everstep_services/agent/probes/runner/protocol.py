@@ -22,34 +22,34 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     own_pids: tuple[int, ...]
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+class ChildLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
     """One line of the child."""
 
     check: str = ""
 
 
-class Began(Said, frozen=True, kw_only=True, tag="began"):
+class CheckBegan(ChildLine, frozen=True, kw_only=True, tag="began"):
     """A check has begun."""
 
 
-class Found(Said, frozen=True, kw_only=True, tag="found"):
+class CheckFound(ChildLine, frozen=True, kw_only=True, tag="found"):
     """A check has found something."""
 
     result: CheckResult
 
 
-class Ended(Said, frozen=True, kw_only=True, tag="ended"):
+class CheckEnded(ChildLine, frozen=True, kw_only=True, tag="ended"):
     """A check has come to its end."""
 
 
-class Done(Said, frozen=True, kw_only=True, tag="done"):
+class ChecksDone(ChildLine, frozen=True, kw_only=True, tag="done"):
     """All have ended or are given up, and notes are kept."""
 
     trouble: str = ""
     """Why notes were lost, if they were."""
 
 
-Line = Began | Found | Ended | Done
+Line = CheckBegan | CheckFound | CheckEnded | ChecksDone
 
 
 def encode(value: Request | Line) -> bytes:

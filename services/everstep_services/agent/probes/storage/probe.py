@@ -8,7 +8,7 @@ from pathlib import Path
 
 from everstep.messages.facts.health import CheckResult
 from everstep_services.agent.probes.base import Look
-from everstep_services.agent.probes.program import Program, Ran
+from everstep_services.agent.probes.program import Program, ProgramResult
 from everstep_services.agent.probes.storage.mounts import Mount, network_mounts
 
 NAME = "storage"
@@ -54,7 +54,7 @@ class StorageProbe:
             yield judge(path, ran, mounts.get(path), look.settings.storage_within_s)
 
 
-def judge(path: str, ran: Ran, mount: Mount | None, within_s: float) -> CheckResult:
+def judge(path: str, ran: ProgramResult, mount: Mount | None, within_s: float) -> CheckResult:
     """What it means that touching a folder went so."""
     lines = ran.output.decode(errors="replace").split("\n")[:-1]
     if ran.code == 0 and mount is not None and mount.has_become_read_only:

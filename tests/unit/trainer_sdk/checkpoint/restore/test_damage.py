@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from everstep_services.agent.replicas.held_copy import unindex
+from everstep_services.agent.replicas.store import unindex
 from tests.unit.trainer_sdk.checkpoint.restored_states import (
     State,
     check,

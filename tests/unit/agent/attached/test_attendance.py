@@ -1,0 +1,178 @@
+"""What an agent concludes from ranks that it did not start; without a process."""
+
+import pytest
+
+from everstep_services.agent.attached.attendance import (
+    Act,
+    Attendance,
+    IncidentCloses,
+    IncidentOpens,
+    JobOver,
+    RoundBegins,
+    RoundEnds,
+)
+from everstep_services.agent.core.exit import RankExit
+
+GOOD = RankExit(code=0)
+BAD = RankExit(code=3)
+STOPPED = RankExit(signal="SIGTERM")
+UNSEEN = RankExit()
+
+
+class World:
+    """Two ranks of a launcher that may start them once again."""
+
+    def __init__(self, expected: int = 2, max_restarts: int = 1) -> None:
+        self.now = 100.0
+        self.here = Attendance(expected, max_restarts, 10.0, self.now)
+
+    def round(self, number: int) -> list[Act]:
+        return [
+            act
+            for rank in range(2)
+            for act in self.here.came(number, rank, 10 * number + rank, self.now)
+        ]
+
+    def gone(self, **endings: RankExit) -> list[Act]:
+        return [
+            act
+            for rank, ending in endings.items()
+            for act in self.here.gone(int(rank[1:]), ending, f"fact-{rank}", self.now)
+        ]
+
+    def is_over(self, *, launcher_lives: bool = True) -> bool:
+        return self.here.is_over(self.now, launcher_lives=launcher_lives)
+
+
+def test_a_good_end_is_over_at_once() -> None:
+    world = World()
+    assert world.round(1) == [RoundBegins(1)]
+    assert not world.is_over()
+    world.now += 5
+    assert world.gone(r0=GOOD, r1=GOOD) == [
+        RoundEnds(1, "done", "all ranks have ended well", None, None, 5.0)
+    ]
+    assert world.is_over()
+    (over,) = world.here.over(world.now)
+    assert isinstance(over, JobOver)
+    assert (over.state, over.exit_code) == ("done", 0)
+
+
+def test_the_first_failure_opens_one_incident_and_the_next_first_step_closes_it() -> None:
+    world = World()
+    world.round(1)
+    opens, ends = world.gone(r1=BAD, r0=STOPPED)
+    assert opens == IncidentOpens(1, "rank 1 exited with 3", "fact-r1")
+    assert isinstance(ends, RoundEnds)
+    assert (ends.cause, ends.rank, ends.fact) == ("rank_exited", 1, "fact-r1")
+    world.now += 60
+    assert not world.is_over(), "the launcher may bring them back, however long it takes"
+    assert world.round(2) == [RoundBegins(2)]
+    world.now += 2
+    (closes,) = world.here.stepped(world.now)
+    assert isinstance(closes, IncidentCloses)
+    assert (closes.outcome, closes.next_round) == ("recovered", 2)
+    assert (closes.ledger.start_s, closes.ledger.wall_s) == (60, 62)
+    assert world.here.stepped(world.now) == []
+
+
+def test_a_stall_is_an_incident_until_its_ranks_move() -> None:
+    """Nothing ends; a rank that fails meanwhile is of the same incident (A4.4)."""
+    world = World()
+    world.round(1)
+    assert world.here.moves(world.now) == []
+    stalled = IncidentOpens(1, "rank 1 stands still", "f1", "rank_stalled")
+    assert world.here.stalled(1, "rank 1 stands still", "f1", world.now) == [stalled]
+    assert world.here.stalled(0, "rank 0, too", "f2", world.now) == []
+    world.now += 3
+    (closes,) = world.here.moves(world.now)
+    assert isinstance(closes, IncidentCloses)
+    assert (closes.outcome, closes.next_round) == ("recovered", 1)
+    assert (closes.ledger.other_s, closes.ledger.wall_s) == (3, 3)
+
+    world.here.stalled(1, "rank 1 stands still", "f3", world.now)
+    (ends,) = world.gone(r1=BAD, r0=STOPPED)
+    assert isinstance(ends, RoundEnds)
+    assert world.here.moves(world.now) == [], "a rank has failed since"
+    world.round(2)
+    (closes,) = world.here.stepped(world.now)
+    assert isinstance(closes, IncidentCloses)
+    assert closes.next_round == 2
+
+
+def test_a_stall_that_ends_well_has_recovered() -> None:
+    world = World()
+    world.round(1)
+    world.here.stalled(1, "rank 1 stands still", "f1", world.now)
+    world.gone(r0=GOOD, r1=GOOD)
+    closes, over = world.here.over(world.now)
+    assert isinstance(closes, IncidentCloses)
+    assert isinstance(over, JobOver)
+    assert (closes.outcome, over.state) == ("recovered", "done")
+
+
+def test_failures_before_the_next_step_belong_to_the_open_incident() -> None:
+    world = World()
+    world.round(1)
+    world.gone(r1=BAD, r0=STOPPED)
+    world.round(2)
+    acts = world.gone(r0=BAD, r1=STOPPED)
+    assert [type(act) for act in acts] == [RoundEnds]
+    assert world.is_over(), "no restart is left"
+    closes, over = world.here.over(world.now)
+    assert isinstance(closes, IncidentCloses)
+    assert isinstance(over, JobOver)
+    assert (closes.outcome, over.state, over.exit_code) == ("failed", "failed", 3)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_ranks_of_an_older_round_are_nothing(number: int) -> None:
+    world = World()
+    world.round(2)
+    assert world.here.is_news(number, 0, 999) is (number == 2)
+    assert not world.here.is_news(2, 0, 20), "it is known"
+
+
+def test_a_round_that_was_overtaken_ends() -> None:
+    world = World()
+    world.round(1)
+    ends, begins = world.here.came(2, 0, 20, world.now)
+    assert isinstance(ends, RoundEnds)
+    assert (ends.round, begins) == (1, RoundBegins(2))
+    assert "still here" in ends.reason
+
+
+def test_what_nobody_saw_is_not_called_good() -> None:
+    world = World(max_restarts=0)
+    world.round(1)
+    world.gone(r0=GOOD, r1=UNSEEN)
+    (over,) = world.here.over(world.now)
+    assert isinstance(over, JobOver)
+    assert (over.state, over.exit_code) == ("unknown", None)
+
+
+def test_a_launcher_that_is_gone_brings_nobody_back() -> None:
+    world = World()
+    world.round(1)
+    world.gone(r0=BAD, r1=STOPPED)
+    world.now += 9.9
+    assert not world.is_over(launcher_lives=False)
+    world.now += 0.2
+    assert world.is_over(launcher_lives=False)
+
+
+def test_ranks_may_come_late() -> None:
+    world = World(expected=3)
+    world.round(1)
+    world.gone(r0=GOOD, r1=GOOD)
+    assert not world.is_over(), "one has not come yet"
+    world.now += 10
+    assert world.is_over()
+
+
+def test_where_no_rank_comes_nothing_is_said() -> None:
+    world = World()
+    assert not world.is_over()
+    world.now += 10
+    assert world.is_over()
+    assert world.here.over(world.now) == []

@@ -1,0 +1,58 @@
+"""How long an agent waits whose ranks are over, and whom nobody answers."""
+
+import pytest
+from msgspec import structs
+
+from everstep.messages import Reported
+from everstep_services.agent.core.actions import ExitAgent, SendReport, StopRound
+from everstep_services.agent.core.agent import Agent
+from everstep_services.agent.core.exit import RankExit
+from everstep_services.agent.core.round_part import AgentTimeouts
+from tests.unit.agent.orders import DONE, KILLED, start
+
+
+def over(exits: list[RankExit], slots: int = 1) -> Agent:
+    """An agent whose ranks have ended so; nobody has answered its reports."""
+    agent = Agent(AgentTimeouts(unheard_within_s=100))
+    agent.ordered(structs.replace(start(1, ranks=len(exits)), slots=slots))
+    for rank, ending in enumerate(exits):
+        agent.rank_runs(rank)
+        agent.rank_gone(rank, ending)
+    return agent
+
+
+@pytest.mark.parametrize(
+    ("exits", "slots", "code"),
+    [([DONE, DONE], 1, 0), ([DONE, DONE], 2, 94), ([DONE, KILLED], 1, 94)],
+    ids=["done", "others-may-need-it", "failed"],
+)
+def test_ranks_that_are_over_do_not_wait_for_ever_for_an_answer(
+    exits: list[RankExit], slots: int, code: int
+) -> None:
+    agent = over(exits, slots)
+    assert agent.unheard(1000, "the bus is away") == []
+    assert agent.unheard(1099.9, "the bus is away") == []
+    [stop] = agent.unheard(1100, "the bus is away")
+    is_done = exits == [DONE, DONE]
+    assert stop == StopRound(1, agent.limits.stop_grace_s, 0.0, None, is_done=is_done)
+    [exiting] = agent.stopped(1)
+    assert isinstance(exiting, ExitAgent)
+    assert exiting.code == code
+    assert "the bus is away" in exiting.reason
+
+
+def test_an_answer_begins_the_wait_anew() -> None:
+    agent = over([DONE])
+    agent.unheard(1000, "away")
+    agent.reported(SendReport(1, "finished", ""), Reported(is_current=True, round=1), now=1050)
+    assert agent.unheard(1100, "away") == []
+    assert agent.unheard(1200, "away") != []
+
+
+def test_ranks_at_work_wait_for_nobody() -> None:
+    agent = Agent(AgentTimeouts(unheard_within_s=100))
+    agent.ordered(start(1, ranks=2))
+    agent.rank_runs(0)
+    agent.rank_runs(1)
+    agent.rank_gone(0, DONE)
+    assert agent.unheard(0, "away") == agent.unheard(1e6, "away") == []

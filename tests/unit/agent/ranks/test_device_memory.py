@@ -1,0 +1,53 @@
+"""Accelerator memory after the ranks are gone."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from everstep_services.agent.ranks.device_memory import HeldMemory, held, wait_until_free
+from tests.fakes.clock import NotedClock
+from tests.fakes.nvml import Card, FakeNvml
+
+
+async def test_it_waits_until_the_driver_has_taken_the_memory_back(tmp_path: Path) -> None:
+    """A driver that is made up holds memory for two looks (A12.6)."""
+    looks = iter([{7: 100, 8: 50}, {8: 50}, {}])
+    asked: list[Collection[int]] = []
+
+    def look(pids: Collection[int]) -> dict[int, int]:
+        asked.append(pids)
+        return next(looks)
+
+    done = await wait_until_free([7, 8], 60.0, NotedClock(0.0), driver=tmp_path, look=look)
+    assert (done.octets, done.by, asked) == (0, "", [[7, 8]] * 3)
+
+
+async def test_who_still_holds_memory_in_the_end_is_named(tmp_path: Path) -> None:
+    """The report has the processes and their bytes (A12.6)."""
+    done = await wait_until_free(
+        [7, 8], 0.0, NotedClock(), driver=tmp_path, look=lambda _: {8: 50, 7: 1}
+    )
+    assert (done.octets, done.by) in {
+        (51, "process 7, process 8"),
+        (0, "the driver does not answer"),
+    }
+
+
+async def test_a_node_without_a_driver_waits_for_nothing(tmp_path: Path) -> None:
+    nowhere = tmp_path / "nvidiactl"
+    assert await wait_until_free([7], 60.0, NotedClock(), driver=nowhere) == HeldMemory()
+    assert await wait_until_free([], 60.0, NotedClock(), driver=tmp_path) == HeldMemory()
+
+
+def test_only_our_own_processes_count_on_all_devices() -> None:
+    cards = (
+        Card("GPU-1", processes=((7, 100), (9, 5))),
+        Card("GPU-2", processes=((7, 20), (8, None))),
+    )
+    assert held([7, 8], lambda: FakeNvml(cards)) == {7: 120, 8: 0}
+
+
+def test_a_node_without_nvml_holds_nothing() -> None:
+    def missing() -> object:
+        raise ImportError
+
+    assert held([7], missing) == {}

@@ -1,0 +1,111 @@
+"""Events come once, and in an order that makes sense, however what they tell of arrives."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from everstep_services.agent.ranks.protocol import (
+    RankGone,
+    RankRuns,
+    RankStepped,
+    ScriptEnded,
+    WardenEvent,
+)
+from everstep_services.agent.ranks.round_watch import RoundWatch
+from trainer_sdk.page import make_page
+from trainer_sdk.wire import Gone, ScriptFinished, Spawned, Stepped, Up, WireLine, encode
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> RoundWatch:
+    watched = RoundWatch(asyncio.Queue())
+    watched.begin(4, now=100.0)
+    watched.add(0, tmp_path, make_page(str(tmp_path / "page")))
+    return watched
+
+
+def say(watch: RoundWatch, line: WireLine, now: float) -> None:
+    watch.on_datagram(encode(line), now)
+
+
+def events(watch: RoundWatch) -> list[WardenEvent]:
+    queue = watch._events
+    return [queue.get_nowait() for _ in range(queue.qsize())]
+
+
+SPAWNED = Spawned(round=4, rank=0, pid=9, start="warm")
+GONE = Gone(round=4, rank=0, pid=9, code=None, signal=64, core_dumped=False, lasted_s=1.0)
+
+
+def test_a_rank_that_speaks_before_its_warden_did_is_told_afterwards(watch: RoundWatch) -> None:
+    say(watch, Up(round=4, rank=0, pid=9), now=101.0)
+    say(watch, Stepped(round=4, rank=0, step=1), now=102.0)
+    say(watch, ScriptFinished(round=4, rank=0, code=0), now=103.0)
+    assert events(watch) == []
+    watch.spawned(SPAWNED, now=100.5)
+    assert events(watch) == [
+        RankRuns(4, 0, 9, "warm", 1.0),
+        RankStepped(4, 0, 1),
+        ScriptEnded(4, 0, 0, has_error=False),
+    ]
+
+
+def test_a_script_that_is_over_before_the_ranks_are_told_to_end_was_not_told(
+    watch: RoundWatch,
+) -> None:
+    watch.spawned(SPAWNED, now=100.5)
+    failed = ScriptFinished(round=4, rank=0, code=1, error=True)
+    say(watch, failed, now=101.0)
+    watch.are_told = True
+    say(watch, failed, now=102.0)
+    ends = [event for event in events(watch) if isinstance(event, ScriptEnded)]
+    assert [event.was_told for event in ends] == [False, True]
+    watch.begin(5, now=103.0)
+    assert not watch.are_told
+
+
+@pytest.mark.parametrize("last", [ScriptFinished(round=4, rank=0, code=1, error=True), GONE])
+def test_a_rank_is_at_work_until_its_script_or_its_process_has_ended(
+    watch: RoundWatch, last: ScriptFinished | Gone
+) -> None:
+    before = watch.are_at_work
+    watch.spawned(SPAWNED, now=100.5)
+    meanwhile = watch.are_at_work
+    if isinstance(last, Gone):
+        watch.gone(last, now=101.0)
+    else:
+        say(watch, last, now=101.0)
+    assert (before, meanwhile, watch.are_at_work) == (False, True, False)
+
+
+def test_nothing_is_told_twice(watch: RoundWatch) -> None:
+    watch.spawned(SPAWNED, now=100.5)
+    for now in (101.0, 102.0):
+        say(watch, Up(round=4, rank=0, pid=9), now=now)
+        watch.look(now)
+    assert events(watch) == [RankRuns(4, 0, 9, "warm", 1.0)]
+
+
+def test_other_rounds_other_ranks_and_noise_are_not_heard(watch: RoundWatch) -> None:
+    watch.spawned(SPAWNED, now=100.5)
+    say(watch, Up(round=3, rank=0, pid=9), now=101.0)
+    say(watch, Up(round=4, rank=1, pid=9), now=101.0)
+    for noise in (b"", b"{}", b'{"type":"up"}', b"\xff"):
+        watch.on_datagram(noise, 101.0)
+    assert events(watch) == []
+    assert watch.bad_datagrams == 4
+
+
+def test_a_signal_without_a_name_has_its_number(watch: RoundWatch) -> None:
+    watch.spawned(SPAWNED, now=100.5)
+    watch.gone(GONE, now=102.0)
+    assert events(watch) == [RankGone(4, 0, 9, None, "SIGRTMAX", False, 1.0)]
+
+
+async def test_a_program_without_a_bootstrap_runs_as_soon_as_it_exists(tmp_path: Path) -> None:
+    watched = RoundWatch(asyncio.Queue(), is_silent=True)
+    watched.begin(4, now=100.0)
+    watched.add(0, tmp_path, make_page(str(tmp_path / "page")))
+    watched.spawned(SPAWNED, now=100.5)
+    assert events(watched) == [RankRuns(4, 0, 9, "warm", 0.5)]

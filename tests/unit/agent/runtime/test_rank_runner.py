@@ -1,0 +1,121 @@
+"""The agent's work with its keeper: what it hears before it says that a round was stopped."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+
+from everstep.clock import SystemClock
+from everstep_services.agent.core.actions import StopRound, StopWithoutWait
+from everstep_services.agent.ranks.protocol import RankGone, Stopped, WardenEvent
+from everstep_services.agent.runtime.rank_runner import RankRunner, RunnerCallbacks, WardenClients
+
+GONE = RankGone(1, 0, 7, 1, None, False, 2.0)
+
+
+class Kept:
+    """A keeper whose rank has ended by itself, and which has then stopped the others."""
+
+    def __init__(self) -> None:
+        self.events: asyncio.Queue[WardenEvent] = asyncio.Queue()
+        self.watch = self
+        self.are_at_work = False
+
+    def pids(self) -> tuple[int, ...]:
+        return ()
+
+    async def stop(self, _grace_s: float, *, is_done: bool) -> Stopped:
+        assert not is_done
+        self.events.put_nowait(GONE)
+        return Stopped((1,), (), 0, (), 0.1)
+
+
+class Place:
+    def hide(self) -> None:
+        """Nothing was shown."""
+
+
+class Stopping:
+    """A round is stopped: what happens."""
+
+    def __init__(self) -> None:
+        self.kept = Kept()
+        self.happened: list[str] = []
+        self.learned = asyncio.Event()
+        self.heard, self.may_end, self.over = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        keepers = WardenClients(cast("Any", self.kept), self._close, cast("Any", None))
+        told = RunnerCallbacks(lambda _: True, lambda *_: None, self._learn, self._stopped)
+        self.work = RankRunner(keepers, cast("Any", Place()), SystemClock(), told)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        tasks = [
+            asyncio.create_task(self._listen()),
+            asyncio.create_task(self.work.start_and_stop_for_ever()),
+        ]
+        yield
+        for task in tasks:
+            task.cancel()
+
+    async def _listen(self) -> None:
+        async for event in self.work.events():
+            self.heard.set()
+            await self.may_end.wait()  # as its record of an exception is read
+            self.happened.append(type(event).__name__)
+
+    async def _learn(self, _: StopRound) -> None:
+        self.learned.set()
+
+    def _stopped(self, *_: object) -> None:
+        self.happened.append("stopped")
+        self.over.set()
+
+    async def _close(self) -> None:
+        """Never called: it is not lost."""
+
+
+@asynccontextmanager
+async def stopped_within(wait_s: float) -> AsyncIterator[Stopping]:
+    """Ranks are at work, and may end by themselves for so long."""
+    stopping = Stopping()
+    stopping.kept.are_at_work = True
+    stopping.may_end.set()
+    async with stopping.running():
+        stopping.work.do(StopRound(1, 3.0, 0.0, None, wait_s))
+        yield stopping
+
+
+async def test_whoever_ended_first_is_heard_before_the_round_is_over() -> None:
+    """However long it takes to learn why."""
+    stopping = Stopping()
+    async with stopping.running():
+        stopping.work.do(StopRound(1, 3.0, 0.0, None))
+        await stopping.heard.wait()
+        stopping.may_end.set()
+        await stopping.over.wait()
+    assert stopping.happened == ["RankGone", "stopped"]
+
+
+@pytest.mark.parametrize("why", ["the cause is known", "none is left"])
+async def test_ranks_that_may_end_by_themselves_are_stopped_when_there_is_no_need_to_wait(
+    why: str,
+) -> None:
+    async with stopped_within(3600.0) as stopping:
+        await stopping.learned.wait()
+        stopping.happened.append("waits")
+        if why == "none is left":
+            stopping.kept.are_at_work = False
+            stopping.kept.events.put_nowait(GONE)
+        else:
+            stopping.work.do(StopWithoutWait())
+        await stopping.over.wait()
+    assert stopping.happened[0] == "waits"
+    assert stopping.happened[-1] == "stopped"
+
+
+async def test_they_are_stopped_when_their_time_is_over() -> None:
+    async with stopped_within(0.01) as stopping:
+        await stopping.over.wait()
+    assert stopping.happened == ["RankGone", "stopped"]
