@@ -16,7 +16,9 @@ from everstep.store.database import open_database
 from everstep.store.log import FactLog
 from everstep.store.schema import upgrade
 from everstep.store.tokens import Scope
+from everstep_services.history.dashboard.session import LoginCodes
 from everstep_services.history.projections.fold import fold
+from tests.fakes.clock import FakeClock
 from tests.integration.conftest import Api
 from tests.integration.history.dashboard_story import JOB, KILLED, STALLED, node, opened
 from tests.unit.history.facts import make
@@ -298,3 +300,30 @@ async def test_paths_of_rest_are_as_they_were(tmp_path: Path) -> None:
     async with fleet(tmp_path) as (_, client):
         assert (await client.get("/api/v1/jobs")).status_code == 401
         assert (await client.get("/nothing")).status_code == 401
+
+
+async def test_a_link_with_a_code_logs_in_once_and_for_a_minute(tmp_path: Path) -> None:
+    """`everstep open` makes it over REST; the second use, and a late one, log nobody in."""
+    async with opened(tmp_path) as api:
+        token = await api.token("read")
+        rest = {"Authorization": f"Bearer {token}"}
+        made = await browser(api).post("/api/v1/login-codes", json={}, headers=rest)
+        assert made.status_code == 201
+        client, other = browser(api), browser(api)
+        first = await client.get(made.json()["path"] + "&next=/jobs")
+        assert (first.status_code, first.headers["location"]) == (303, "/jobs")
+        assert (await client.get("/jobs")).status_code == 200
+        again = await other.get(made.json()["path"])
+        assert "was used" in again.text
+        assert not other.cookies
+        assert (await other.post("/api/v1/login-codes", json={})).status_code == 401
+
+
+async def test_a_code_is_forgotten_after_a_minute() -> None:
+    clock = FakeClock()
+    codes = LoginCodes(clock)
+    late, early = codes.make("evs_a"), codes.make("evs_b")
+    await clock.advance(59)
+    assert codes.take(early) == "evs_b"
+    await clock.advance(2)
+    assert codes.take(late) is None

@@ -24,6 +24,7 @@ from everstep_services.history.api.endpoints import (
     goodput,
     incidents,
     jobs,
+    login_codes,
     logs,
     nodes,
     operators,
@@ -60,7 +61,7 @@ PARTS = (
         logs,
         nodes,
     ),
-    *(operators, control, facts, tokens, status),
+    *(operators, control, facts, tokens, login_codes, status),
 )
 """The modules with endpoints, in the order in which they are described."""
 _DESCRIPTION = """\
@@ -101,13 +102,14 @@ async def make_context(
         epoch=now.epoch,
         schema=await asyncio.to_thread(head),
         connectedness=connectedness,
+        login_codes=LoginCodes(clock),
     )
 
 
 def create_app(context: Context) -> ASGIApp:
     """Pages for people and REST as one ASGI application, all limits included."""
     rest = RequestLimits(create_api(context), context.settings, context.auth)
-    return Dashboard(rest, context.clock, LoginCodes(context.clock))
+    return Dashboard(rest, context.clock, context.login_codes)
 
 
 def create_api(context: Context) -> FastAPI:

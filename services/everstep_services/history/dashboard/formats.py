@@ -11,6 +11,7 @@ from everstep.observe.printable import printable
 _CUT_AT = 20_000
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _STEPS = ((86_400 * 2, 86_400, "d"), (5_400, 3_600, "h"), (90, 60, "min"), (0, 1, "s"))
+_UNITS_OF_TIME = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
 NOTHING = "—"
 
 _WORDS: Mapping[str, str] = {
@@ -90,22 +91,22 @@ def duration(seconds: float | None) -> str:
     """A span in two units at most."""
     if seconds is None:
         return NOTHING
-    if seconds <= 0:
-        return "0"
-    if seconds < 0.001:
-        return f"{seconds * 1e6:.3g} µs"
-    if seconds < 1:
-        return f"{seconds * 1000:.3g} ms"
     if seconds < 60:
-        return f"{seconds:.3g} s"
+        return _short(seconds)
     whole = round(seconds)
-    for unit_s, name, lower_s, lower in (
-        (86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"),
-    ):  # fmt: skip
+    for unit_s, name, lower_s, lower in _UNITS_OF_TIME:
         if whole >= unit_s:
             rest = whole % unit_s // lower_s
             return f"{whole // unit_s} {name}" + (f" {rest} {lower}" if rest else "")
     return f"{whole} s"
+
+
+def _short(seconds: float) -> str:
+    if seconds <= 0:
+        return "0"
+    if seconds < 0.001:
+        return f"{seconds * 1e6:.3g} µs"
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def size(count: float | None) -> str:
