@@ -119,7 +119,7 @@ class Actions:
         )  # fmt: skip
 
     async def _asked(self, verdict: VerdictReached, decision: Decision) -> tuple[str, str]:
-        """The outcome, and what was said to it."""
+        """Return the outcome, and the service's answer."""
         said = ""
         for _ in range(_TRIES):
             try:

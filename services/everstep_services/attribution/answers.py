@@ -59,7 +59,7 @@ class Answers:
                 "422", f"{question.cause[:40]!r} is not a cause: use one of {', '.join(CAUSES)}"
             )
         if not question.by.strip():
-            raise RefusalError("422", "a correction needs the name of whoever makes it")
+            raise RefusalError("422", "a correction needs the name of its author")
         culprits = max(len(question.culprit_ranks), len(question.culprit_nodes))
         if culprits > _CULPRITS_MOST or len(question.reason) > _TEXT_MOST:
             raise RefusalError(

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Deed = Callable[[JobCases, Moment], tuple[T, Iterable[Fact]]]
-"""Changes cases, and says what is to be put on record. It may be done again on newer cases."""
+"""Changes cases, and returns the facts to record. It may be repeated on newer cases."""
 Changed = Callable[[str, str], None]
 """Hears of each case that a fact has changed: job and incident."""
 _ATTEMPTS = 20

@@ -46,7 +46,7 @@ class StoredCases:
         self.pending: list[tuple[StreamPosition, Fact]] = []
         """Facts that were taken since it was stored."""
         self.has_news = False
-        """A case has changed: it is to be written soon."""
+        """Whether a case has changed, and must be written soon."""
 
     def has_read(self, at: StreamPosition) -> bool:
         """The fact at this place is in it already."""

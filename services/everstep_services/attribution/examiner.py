@@ -30,7 +30,7 @@ class Examiner:
         """Parts of cases that were not weighed: they are of nodes without a seat in the job."""
 
     async def examine(self, case: Case, history: History, within_s: float) -> tuple[Judged, bool]:
-        """What is to be said of it, and whether an analyzer was not done in time."""
+        """Return the judgement of a case, and whether an analyzer was too slow."""
         document = await self._rounds.read(case.job)
         ours = seated(case, document)
         names = await asyncio.to_thread(fingerprints, ours)

@@ -50,7 +50,7 @@ class Explainer:
 
     @property
     def is_on(self) -> bool:
-        """Whether anybody is to be asked."""
+        """Whether a model is configured."""
         return bool(self._settings.url)
 
     async def explain(self, verdict: VerdictReached) -> str:
@@ -102,7 +102,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def question(verdict: VerdictReached) -> str:
-    """What the model is told, without secrets."""
+    """Return the prompt for the model, without secrets."""
     told = {
         "cause": verdict.cause,
         "kind": verdict.kind,

@@ -1,4 +1,4 @@
-"""The attribution service, opened: its place on the bus, and what is to be run."""
+"""A replica of attribution: connects it to the bus, and names its loops."""
 
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
@@ -44,7 +44,7 @@ class AttributionReplica:
 
     @property
     def loops(self) -> tuple[Loop, ...]:
-        """What is to be run."""
+        """Return the loops to run."""
         return (
             self.attribution.work_for_ever,
             self.attribution.explain_for_ever,

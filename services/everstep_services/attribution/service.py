@@ -41,7 +41,7 @@ _EXPLAINED_MOST = 32
 
 @dataclass(slots=True)
 class Watch:
-    """One incident that is to be judged, or judged again. Times are of our own clock."""
+    """One incident that awaits its verdict or a revision. Times are of our own clock."""
 
     since: float
     changed_at: float
@@ -135,7 +135,7 @@ class Attribution:
                 await term.renew()
 
     def _note(self, job: str, incident: str) -> None:
-        """A case has changed: it is to be judged, or judged again."""
+        """Note that a case has changed, and needs a verdict or a revision."""
         now = self._clock.now()
         watch = self._watches.setdefault((job, incident), Watch(since=now, changed_at=now))
         watch.changed_at = now
@@ -290,7 +290,7 @@ class Attribution:
 
 
 def is_due(case: Case, watch: Watch, now: float, settings: AttributionSettings) -> bool:
-    """Whether a case is to be judged now."""
+    """Whether a case must be judged now."""
     quiet_s = now - watch.changed_at
     if case.verdict is not None:
         return quiet_s >= settings.again_after_s

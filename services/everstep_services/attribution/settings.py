@@ -38,16 +38,16 @@ class AttributionSettings(Settings, frozen=True, kw_only=True):
     """When incidents are judged. None of it delays a restart."""
 
     first_within_s: float = 4.0
-    """A verdict is given so long after an incident was heard of, whatever evidence is still on its
-    way; sooner once all nodes have stopped their ranks. What comes later amends it."""
+    """A verdict is given this long after the first report of an incident, even if evidence is still
+    missing; sooner once all nodes have stopped their ranks. Later evidence amends it."""
     quiet_s: float = 0.5
-    """A complete case is judged once nothing has been added to it for so long."""
+    """A complete case is judged once nothing has been added to it for this long."""
     again_after_s: float = 1.0
-    """What is added to a judged case is weighed once nothing more has come for so long."""
+    """Evidence added to a judged case is weighed once nothing more has arrived for this long."""
     analyzer_within_s: float = 3.0
     """An analyzer that takes longer is left out of the verdict at first, then asked once more."""
     analyzer_longest_s: float = 120.0
-    """So long it may take that time."""
+    """The limit of that second call."""
     at_once: int = 2
     """How many incidents are analyzed at the same time."""
     user_errors: Literal["observe", "enforce"] = "observe"
@@ -56,11 +56,11 @@ class AttributionSettings(Settings, frozen=True, kw_only=True):
     repeat_offenders: Literal["observe", "enforce"] = "observe"
     """Exclude a node that verdicts name again and again, and let a spare take its slot."""
     offences: int = 2
-    """So many verdicts make a node a repeat offender …"""
+    """The number of verdicts that make a node a repeat offender …"""
     offences_within_s: float = 86_400.0
     """… when they come within this time."""
     keep_days: int = 30
-    """The cases of a job are forgotten so long after its end: as long as its evidence is kept."""
+    """The cases of a job are deleted this long after its end; its evidence is kept as long."""
     explainer: ExplainerSettings = ExplainerSettings()
     """A model that explains finished verdicts; it never decides."""
 

@@ -93,7 +93,7 @@ class Actions:
     async def _asked(
         self, one: TrackedJob, known: KnownStraggler, decision: Decision
     ) -> tuple[str, str]:
-        """The outcome, and what was said to it."""
+        """Return the outcome, and the service's answer."""
         job = one.job
         if decision.action == "exclude" and not one.formed.has_seat(known.round, known.node):
             return "refused", f"{known.node} has no slot in round {known.round} of {job}"

@@ -81,7 +81,7 @@ class JobDocuments:
                     self._switch(news)
 
     async def settle(self, one: TrackedJob) -> None:
-        """Write what is to be written about a job, and forget it if it is over."""
+        """Write the changes of a job, and forget the job if it is over."""
         try:
             await self._settle(one)
         except (EverstepError, TimeoutError) as error:
@@ -179,7 +179,7 @@ class JobDocuments:
         return len(one.changes) < waiting
 
     async def _write(self, one: TrackedJob) -> bool:
-        """Write what is new; False when nothing more is to be written."""
+        """Write new changes; return False when there are no more."""
         taken = list(one.changes)[:_CHANGES_AT_ONCE]
         if len(one.document.outbox) > _OUTBOX_MOST:
             taken = []

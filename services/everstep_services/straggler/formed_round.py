@@ -37,7 +37,7 @@ class FormedRound:
         """None where rendezvous knows nothing of the job: another launcher has started it."""
         self.read_at = -math.inf
         self.is_outdated = False
-        """Somebody speaks of a round that is not known: it is to be read again."""
+        """Whether a message named an unknown round, so that the document must be read again."""
         self._seatings: dict[int, _Seating] = {}
 
     def see(self, document: RoundDocument | None, now: float) -> None:

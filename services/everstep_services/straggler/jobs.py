@@ -31,7 +31,7 @@ from everstep_services.straggler.turns import JobWork, Judge, Outcome, Turn, Vie
 _JOBS_MOST = 1000
 _WAITING_MOST = 5000
 AFTERMATH_S = 30.0
-"""So long after the end of a job its agents may still send what they measured before."""
+"""How long after the end of a job its agents may still send earlier measurements."""
 
 
 MakeJudge = Callable[[str, Rules], Judge]
@@ -64,14 +64,14 @@ class TrackedJob:
         self.over = ""
         """Why no finding can stay open: its job ended, say; empty while it goes on."""
         self.is_gone = False
-        """It is to be forgotten once its findings are cleared."""
+        """Whether to forget the job once its findings are cleared."""
         self.ended_at: float | None = None
         """When its end was heard."""
         self._ended_round = 0
         self._counted = (-1, False)
         """The newest round, and whether its windows are by time."""
         self.steps_since: float | None = None
-        """Since when a window has so many steps."""
+        """Since when a window has this number of steps."""
         self.changes: deque[Change] = deque(maxlen=_WAITING_MOST)
         """What the judge said that is not in the document yet."""
         self.unrecorded: dict[str, float] = {}
@@ -121,7 +121,7 @@ class TrackedJob:
 
     @property
     def is_by_time(self) -> bool:
-        """Nobody counts steps: windows are so many seconds."""
+        """Whether windows are seconds, because nobody counts steps."""
         return self._counted[1]
 
     def expect(self, round_: int) -> None:
@@ -240,7 +240,7 @@ class Jobs:
         return Rules(limits=limits, grace_s=self._settings.grace_s)
 
     def forget(self, job: str) -> None:
-        """Nothing more is to be done about it."""
+        """Forget a job that is over."""
         gone = self._jobs.pop(job, None)
         if gone is not None:
             self.refused += gone.refused

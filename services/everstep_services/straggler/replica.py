@@ -1,4 +1,4 @@
-"""The straggler service, opened: its place on the bus, and what is to be run."""
+"""A replica of straggler: connects it to the bus, and names its loops."""
 
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -37,7 +37,7 @@ class Straggler:
 
     @property
     def loops(self) -> tuple[Loop, ...]:
-        """What is to be run."""
+        """Return the loops to run."""
         return (
             self.observer.hear_for_ever,
             self.observer.follow_jobs_for_ever,

@@ -90,7 +90,7 @@ class Observer:
                         self._end(one, "its job ended")
 
     async def follow_rounds_for_ever(self) -> None:
-        """Hear which rounds are formed. Agents may say so, too: rendezvous' document decides."""
+        """Hear of formed rounds. Agents may report them, too: rendezvous's document decides."""
         formed = subjects.fact(None, "round_formed")
         async with self._bus.subscribe(formed, RoundFormed, capacity=_ROUNDS_MOST) as rounds:
             async for fact in rounds:

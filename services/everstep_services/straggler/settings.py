@@ -15,20 +15,20 @@ class StragglerSettings(Settings, frozen=True, kw_only=True):
     cpu: bool = True
     """The SDK measures the processor time of sections, too."""
     window_s: float = 10.0
-    """A window lasts about so long: agents send one message a window, and three are the least that
-    a finding needs."""
+    """The approximate length of a window: agents send one message for each window, and a finding
+    needs at least three."""
     window_steps: int = 0
-    """So many steps are a window, whatever they take; 0 for as many as `window_s` says."""
+    """The steps of a window, no matter how long they take; 0 to use `window_s`."""
     slower_ratio: float = 0.03
-    """A rank is slow from so much above the median of its role group on: 0.03 is 3 %. Where windows
-    are noisy the limit is higher. The rank keeps up again below half of the limit."""
+    """A rank is slow from this excess over the median of its role group on: 0.03 is 3 %. The limit
+    is higher if windows are noisy. The rank is cleared below half of the limit."""
     stop_below: float = 0.7
-    """A job with a slow rank whose score, 1 / (1 + how much slower it is), is below this is to be
-    stopped …"""
+    """A job is stopped if the score of a slow rank, 1 / (1 + how much slower it is), is below this
+    …"""
     stop_reports: int = 10
-    """… after so many windows in a row. It is only said, unless `modes.stop` is `enforce`."""
+    """… in this many windows in a row. It is only observed unless `modes.stop` is `enforce`."""
     exclude_after_s: float = 900.0
-    """A node whose rank is slow for so long is to be replaced …"""
+    """A node is replaced if its rank is slow for this long …"""
     exclude_confidence: float = 0.7
     """… if the finding has at least this confidence …"""
     exclude_causes: tuple[str, ...] = OF_A_NODE
@@ -45,9 +45,9 @@ class StragglerSettings(Settings, frozen=True, kw_only=True):
     report_ranks: int = 5
     """How many of each."""
     forget_after_s: float = 6 * 3600.0
-    """A job of which nothing was heard for so long is forgotten; its slow ranks are, too."""
+    """A job that has sent no data for this long is forgotten, and so are its slow ranks."""
     takeover_s: float = 30.0
-    """What another replica has decided, and has not put on record for so long, this one does."""
+    """Facts that another replica has decided but not recorded for this long are recorded here."""
     inbox_windows: int = 16_384
     """Messages of agents that may wait to be read; beyond it the oldest are dropped: a gap."""
 

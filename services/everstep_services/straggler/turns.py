@@ -1,7 +1,7 @@
 """The pure work on jobs, off the event loop: a turn of a job in a thread, a few jobs at a time.
 
 A window of 100 000 ranks takes seconds. Meanwhile other jobs are judged, questions are answered and
-documents written: none of them may touch the judge, which belongs to whoever holds the job's lock.
+documents written: none of them may touch the judge, which belongs to the holder of the job's lock.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ from everstep_services.straggler.domain.rules import Rules
 _JOBS_AT_ONCE = 4
 """Of a process with one interpreter lock: more would only wait for each other."""
 _WINDOWS_AT_ONCE = 512
-"""Messages: some 0.2 s. Whoever asks about the job waits no longer than for these."""
+"""Messages, some 0.2 s. A question about the job waits at most for these."""
 _LOOKS_FOR_OVERDUE = 5
-"""So many times within the time that windows wait for nodes."""
+"""The number of looks during the time that windows wait for nodes."""
 _RANKS_WATCHED = 1000
 T = TypeVar("T")
 
@@ -77,7 +77,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What is to be done with a judge, in this order: hear, adopt, judge; or end."""
+    """The work for a judge, in this order: hear, adopt, judge; or end."""
 
     judge: Judge
     before: View = View()
@@ -128,11 +128,11 @@ class Turn:
 
 
 class JobWork:
-    """What is to be judged of one job, and by whom."""
+    """The waiting work of one job, and its judge."""
 
     def __init__(self, judge: Judge, most_waiting: int) -> None:
         self.judge = judge
-        """Only whoever holds the lock may touch it, but for its rules."""
+        """Only the holder of the lock may touch it, except for its rules."""
         self.lock = asyncio.Lock()
         self.is_turning = False
         self.view = View()
@@ -153,7 +153,7 @@ class JobWork:
 
     @property
     def newest_round(self) -> int | None:
-        """Of which anything was heard."""
+        """The newest round with data."""
         known = None if self.view.round is None else [self.view.round]
         return max([*(known or []), *(one.round for one, _ in self._waiting)], default=None)
 
@@ -179,7 +179,7 @@ class JobWork:
         self.judge, self.view = successor, View()
 
     def is_due(self, now: float) -> bool:
-        """Something is to be judged: what came, what ended, or windows that may be overdue."""
+        """Whether there is work: new data, ended rounds, or windows that may be overdue."""
         if self._waiting or self._retired:
             return True
         grace_s = self.judge.rules.grace_s

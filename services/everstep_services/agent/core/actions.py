@@ -1,4 +1,4 @@
-"""What an agent may be told to do by its domain."""
+"""The actions that an agent's decisions order; the service carries them out."""
 
 from dataclasses import dataclass
 
@@ -35,9 +35,9 @@ class SendReport:
     excuse_s: float | None = None
     step_s: float | None = None
     age_s: float | None = None
-    """Since the ranks last moved, where that is known more precisely than by their pages."""
+    """Seconds since the ranks last moved, where more precise than what their pages show."""
     fact: str | None = None
-    """The id of the fact that says more, where it is not the end of the rank."""
+    """The id of the fact with the details, unless that is the fact about the end of the rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,32 +49,32 @@ class StartRound:
 
 @dataclass(frozen=True, slots=True)
 class StopRound:
-    """Stop every rank; answer with `stopped`."""
+    """Stop every rank; `Agent.stopped` is called when none is left."""
 
     round: int
     grace_s: float
     evidence_s: float
     incident: str | None
     wait_s: float = 0.0
-    """They may end by themselves for so long: one of them may be the cause."""
+    """Ranks may first end by themselves for this many seconds: one of them may be the cause."""
     is_done: bool = False
     """Every rank has exited with 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopWithoutWait:
-    """Stop ranks now that might have ended by themselves."""
+    """Stop the ranks at once that were allowed to end by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignalRanks:
-    """Send a signal to ranks themselves, not to what they started."""
+    """Send a signal to the ranks themselves, not to processes that they started."""
 
     number: int
     ranks: tuple[int, ...] | None = None
-    """To these; None for all."""
+    """The ranks that get it; None for all."""
     to_handlers: bool = False
-    """Only to ranks that have a handler for it; it ends no rank."""
+    """Send it only to ranks that have a handler for it, so that it ends no rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,34 +83,34 @@ class PassNotice:
 
     number: int
     to_handlers: bool = False
-    """Only to ranks that have a handler for it; it ends no rank."""
+    """Send it only to ranks that have a handler for it, so that it ends no rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskRanksToStop:
-    """Ask the ranks whose steps the SDK counts to save and to end."""
+    """Ask the ranks whose steps the SDK counts to save and to exit."""
 
     after_step: int | None
-    """After this one; None for the first that all ranks of this node can."""
+    """The step after which they stop; None for the first that all ranks of this node can reach."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskRanksToSave:
-    """Ask them to save after this step, and to go on."""
+    """Ask the ranks whose steps the SDK counts to save after this step, and to go on."""
 
     after_step: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReportProgress:
-    """Report how far the ranks are whose steps the SDK counts."""
+    """Report the last finished step of the ranks whose steps the SDK counts."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
 class RecordNotice:
-    """Put on record that this node is about to be taken away."""
+    """Record that this node will be taken away."""
 
     reason: str
     grace_s: float
@@ -118,7 +118,7 @@ class RecordNotice:
 
 @dataclass(frozen=True, slots=True)
 class RecordStopSeen:
-    """Put on record that every rank has seen that it should stop."""
+    """Record that every rank has seen that it should stop."""
 
     step: int
     waited_s: float
@@ -126,16 +126,16 @@ class RecordStopSeen:
 
 @dataclass(frozen=True, slots=True)
 class RecordSaved:
-    """Put on record that all ranks have ended well in the time that they had."""
+    """Record that all ranks ended well before the deadline."""
 
     step: int
     until: float
-    """When it would have been over."""
+    """The deadline."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordMissed:
-    """Put on record that they have not."""
+    """Record that the ranks did not end well before the deadline."""
 
     reason: str
 
@@ -145,7 +145,7 @@ RecordAction = RecordNotice | RecordStopSeen | RecordSaved | RecordMissed
 
 @dataclass(frozen=True, slots=True)
 class ExitAgent:
-    """Say goodbye, unless rendezvous sent us, and exit."""
+    """Take leave of rendezvous, unless rendezvous ordered the agent to go, and exit."""
 
     code: int
     cause: str
@@ -155,7 +155,7 @@ class ExitAgent:
 
 @dataclass(frozen=True, slots=True)
 class ReportExcuse:
-    """Report it if a stalled rank may wait for one of ours."""
+    """Report whether a stalled rank may be waiting for a rank of this node."""
 
     order: NameExcuse
 
@@ -169,20 +169,20 @@ class ExamineNode:
 
 @dataclass(frozen=True, slots=True)
 class MeasurePeers:
-    """Measure the network with other nodes."""
+    """Measure the network between this node and other nodes."""
 
     order: MeasureNetwork
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureEvidence:
-    """Collect evidence of ranks that go on."""
+    """Collect evidence of ranks that continue to run."""
 
     order: CollectEvidence
 
 
 AboutStates = CopyReplica | ReleaseImages
-"""What is ordered about states in the memory of this node."""
+"""Orders about states in the memory of this node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class ChangeReplicas:
 
 @dataclass(frozen=True, slots=True)
 class ShowLine:
-    """A line for whoever watches."""
+    """Show a line to the person who watches."""
 
     text: str
     is_warning: bool = False

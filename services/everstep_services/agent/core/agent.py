@@ -1,11 +1,13 @@
-"""What an agent does about orders, exits, signals and silence.
+"""The state of one agent, and its decisions about orders, exits, signals and silence.
 
 joining ─▶ standby ─▶ starting ─▶ running ─▶ stopping ─▶ joining
    └──────────────────────┴──────────┴──▶ leaving (from anywhere)
 
-Pure: each method takes what happened and `now`, and says what is to be done, in order. An agent
-decides nothing about the round: it reports, and obeys orders that are not older than what it knows.
-What it does for its ranks is in `part.py`, how it goes in `leaving.py`.
+Pure: each method takes an event and `now`, and returns the actions to take, in order. An agent
+decides nothing about the round: it reports, and obeys orders that are not older than the newest
+round that it knows. `Agent` is the only way to this state, and owns its two parts: `RoundPart`
+(the ranks of this node in one round) and `Departure` (why and how the agent leaves). Each part
+changes only its own fields; `Agent` and `Departure` call methods of the other parts.
 """
 
 from collections.abc import Mapping
@@ -51,30 +53,30 @@ from everstep_services.agent.core.round_part import AgentTimeouts, RoundPart
 
 @dataclass
 class Agent:
-    """One agent's place in its job."""
+    """The state of one agent in its job."""
 
     limits: AgentTimeouts
     round: int | None = None
-    """The newest round that we have heard of: whatever is older is refused."""
+    """The newest round that this agent knows; orders of older rounds are refused."""
     last_round: int | None = None
     last_slot: int | None = None
     refused_orders: int = 0
     _part: RoundPart | None = None
-    _goodbye: Departure | None = None
+    _departure: Departure | None = None
     _is_spare: bool = False
     _ask_at: float | None = None
     _said: set[str] = field(default_factory=set)
     _cause: tuple[int, str] | None = None
-    """A round that is over, and the cause of it that was said."""
+    """A round that is over, and the cause that was shown for it."""
     _withheld: str = ""
-    """What ended our round as far as is known, while a better cause may follow."""
+    """The cause of the end of our round as far as it is known, while a better one may follow."""
 
     @property
     def state(self) -> str:
-        """As in the picture above."""
+        """The state, named as in the picture above."""
         if self._part is not None:
             return self._part.state
-        if self._goodbye is not None:
+        if self._departure is not None:
             return "leaving"
         return "standby" if self._is_spare else "joining"
 
@@ -85,7 +87,7 @@ class Agent:
 
     @property
     def running_state(self) -> str:
-        """What became of the ranks of `order` so far, as in `join`."""
+        """The outcome of the ranks of `order` so far, named as in `join`."""
         return self._part.came_to if self._part else ""
 
     @property
@@ -100,21 +102,21 @@ class Agent:
 
     @property
     def wake_at(self) -> float | None:
-        """When `tick` wants to be called next."""
+        """When `tick` must be called next."""
         times = [self._ask_at if self._part is None else self._part.wake_at]
-        if self._goodbye is not None:
-            times += [self._goodbye.kill_at, self._goodbye.alone_at]
+        if self._departure is not None:
+            times += [self._departure.kill_at, self._departure.alone_at]
         return min((at for at in times if at is not None), default=None)
 
     # -- rendezvous answers and orders ---------------------------------------------------------
 
     def begin(self) -> list[Action]:
-        """We are there."""
+        """The agent has started."""
         return [AskToJoin()]
 
     def joined(self, reply: Joined, now: float) -> list[Action]:
         """Rendezvous has answered our `join`."""
-        if self._goodbye is not None:
+        if self._departure is not None:
             return []
         self._hear(reply.round)
         if reply.exit_code is not None:
@@ -135,11 +137,11 @@ class Agent:
         """Rendezvous has answered a report."""
         self._hear(reply.round)
         part = self._part
-        if self._goodbye is not None and tell.event == "preempted" and reply.is_current:
-            self._goodbye.heard(now)
-        if part is None or part.round != tell.round or self._goodbye is not None:
+        if self._departure is not None and tell.event == "preempted" and reply.is_current:
+            self._departure.heard(now)
+        if part is None or part.round != tell.round or self._departure is not None:
             return []
-        part.unheard_at = None
+        part.heard()
         if tell.event == "rank_stalled" and tell.rank is not None:
             part.stall_heard(tell.rank, now)
         if reply.is_current:
@@ -148,10 +150,10 @@ class Agent:
             return self._outlived(part, reply.round)
         return [
             AskToJoin()
-        ]  # it does not know us: its document may be lost, and `join` makes it again
+        ]  # rendezvous does not know us: its document may be lost, and `join` makes it again
 
     def ordered(self, order: Order) -> list[Action]:
-        """An order was heard. An older one than we know of changes nothing."""
+        """Obey an order, unless it is older than the newest round that is known."""
         if self.round is not None and order.round < self.round:
             self.refused_orders += 1
             return []
@@ -159,7 +161,7 @@ class Agent:
         match order:
             case LeaveJob():
                 return self._leave_job(order)
-            case _ if self._goodbye is not None:
+            case _ if self._departure is not None:
                 return []
             case StartRanks():
                 return self._start(order)
@@ -169,7 +171,7 @@ class Agent:
                 return self._asked(order)
 
     def _asked(self, order: Order) -> list[Action]:
-        """An order that leaves the ranks as they are."""
+        """Obey an order that leaves the ranks as they are."""
         match order:
             case StandBy() if self._part is None:
                 return self._stand(is_spare=True)
@@ -185,7 +187,7 @@ class Agent:
                 return []
 
     def asked_to_save(self, order: SaveCheckpoint, now: float) -> list[Action]:
-        """All ranks of the round are to save after the same step, and perhaps to end."""
+        """All ranks of the round must save after the same step, and perhaps exit."""
         self._hear(order.round)
         part = self._part
         if part is None or part.round != order.round or part.has_failed or part.state == "stopping":
@@ -197,23 +199,23 @@ class Agent:
         if part.is_asked:
             return []
         acts: list[Action] = []
-        if order.then_leave and self._goodbye is None:
+        if order.then_leave and self._departure is None:
             acts = self._goes(*departure.taken(order, part, self.limits, now))
-        if self._goodbye is not None:
-            self._goodbye.alone_at = None
+        if self._departure is not None:
+            self._departure.step_agreed()
         return [*acts, *part.asked(order, order.after_step, now)]
 
     def unasked(self, after_step: int | None, now: float) -> list[Action]:
-        """No rank was asked to stop, as the SDK counts no steps here, or none yet."""
+        """No rank could be asked to stop: the SDK counts no steps here, or none yet."""
         if self._part is not None:
-            self._part.is_asked = False  # the order is repeated
-            if self._goodbye is not None:
-                self._goodbye.unasked(after_step, now)
+            self._part.unasked()  # the order will be repeated
+            if self._departure is not None:
+                self._departure.unasked(after_step, now)
         return []
 
     def bus_back(self) -> list[Action]:
-        """The bus was away: what we missed, rendezvous tells those who ask."""
-        return [] if self._goodbye is not None else [AskToJoin()]
+        """The bus was away: ask rendezvous, which repeats the order in force."""
+        return [] if self._departure is not None else [AskToJoin()]
 
     # -- ranks ---------------------------------------------------------------------------------
 
@@ -238,7 +240,7 @@ class Agent:
         now: float,
         entered: int | None = None,
     ) -> list[Action]:
-        """A rank has made no progress past its limit; told again until something follows."""
+        """A rank has made no progress past its limit; reported again until something follows."""
         part = self._part
         if part is None:
             return []
@@ -252,32 +254,32 @@ class Agent:
         return self._part.moves(rank, reason, fact) if self._part else []
 
     def idle(self, idle_s: Mapping[int, float]) -> list[Action]:
-        """How long the last ranks have done nothing: no processor time, no bytes."""
+        """The last ranks have been idle for this long: no processor time, no bytes."""
         return self._part.idle(idle_s) if self._part else []
 
     def script_returned(self, rank: int, now: float) -> list[Action]:
-        """A rank's script has come to its good end; its process may still be at work."""
+        """A rank's script has returned; its process may still be at work."""
         if self._part is not None:
             self._part.returned(rank, now)
         return []
 
     def script_failed(self, rank: int, ending: RankExit) -> list[Action]:
-        """An exception has ended a rank's script: its process will go, but may take its time."""
+        """An exception has ended a rank's script; its process will exit, but may take its time."""
         return self._part.raised(rank, ending) if self._part else []
 
     def rank_gone(self, rank: int, ending: RankExit) -> list[Action]:
-        """A rank's process has ended, and not because it was ordered to."""
+        """A rank's process has ended without an order."""
         part = self._part
         counted = None if part is None else part.gone(rank, ending)
         if part is None or counted is None:
             return []
-        if self._goodbye is not None:
-            return self._goodbye.rank_gone(part, counted)
+        if self._departure is not None:
+            return self._departure.rank_gone(part, counted)
         return part.follows(rank, counted)
 
     def rank_fell(self, rank: int, ending: RankExit) -> list[Action]:
-        """A rank's process had ended before it was told to, though its round is to be stopped."""
-        if self._part is None or self._goodbye is not None:
+        """A rank's process ended by itself, although its round is being stopped."""
+        if self._part is None or self._departure is not None:
             return []
         return self._part.fell(rank, ending)
 
@@ -294,26 +296,26 @@ class Agent:
         acts = self._say_cause(round, self._withheld) if self._withheld else []
         self.last_round, self.last_slot = round, self._part.order.slot
         self._part, self._is_spare = None, False
-        return acts + ([AskToJoin()] if self._goodbye is None else self._goodbye.leave(None))
+        return acts + ([AskToJoin()] if self._departure is None else self._departure.leave(None))
 
     # -- people, schedulers, time ----------------------------------------------------------------
 
     def preempted(self, number: int, name: str, now: float) -> list[Action]:
-        """A signal says that this node is about to be taken away."""
-        if self._goodbye is not None:
+        """A signal announces that this node will be taken away."""
+        if self._departure is not None:
             return [PassNotice(number)]
         return self._goes(*departure.preempted(number, name, self._part, self.limits, now))
 
     def interrupted(self, number: int, name: str, now: float) -> list[Action]:
-        """A person wants us gone; the second time at once."""
-        if self._goodbye is not None and self._goodbye.cause == "operator":
+        """A person ends the agent; the second time, its ranks are killed at once."""
+        if self._departure is not None and self._departure.cause == "operator":
             return self._part.stop() if self._part else []
         return self._goes(*departure.interrupted(number, name, self._part, self.limits, now))
 
     def unheard(self, now: float, reason: str) -> list[Action]:
-        """The control plane does not answer. Ranks that are over do not wait for it for ever."""
+        """The control plane is silent. An agent whose ranks are over does not wait for ever."""
         part = self._part
-        code = None if part is None or self._goodbye is not None else part.unheard(now)
+        code = None if part is None or self._departure is not None else part.unheard(now)
         if code is None:
             return []
         waited = f"for {self.limits.unheard_within_s:g} s nobody has answered ({reason})"
@@ -325,14 +327,14 @@ class Agent:
         return self._go(goodbye, self.limits.stop_grace_s)
 
     def give_up(self, code: int, reason: str) -> list[Action]:
-        """We cannot go on: the keeper is lost for good, or nobody answers."""
+        """The agent cannot go on: the warden is lost for good, or nobody answers."""
         return self._go(Departure(code, "failed", reason))
 
     def tick(self, now: float) -> list[Action]:
-        """Whatever is due."""
+        """Do what is due."""
         acts = self._part.due(now) if self._part else []
-        if self._goodbye is not None:
-            acts += self._goodbye.due(self._part, now)
+        if self._departure is not None:
+            acts += self._departure.due(self._part, now)
         elif self._part is None and self._ask_at is not None and self._ask_at <= now:
             self._ask_at = now + self.limits.ask_again_s
             acts.append(AskToJoin())
@@ -345,7 +347,7 @@ class Agent:
             self.round = round
 
     def _stand(self, *, is_spare: bool) -> list[Action]:
-        """We have no ranks to run now."""
+        """The node has no ranks to run now."""
         is_news = is_spare and not self._is_spare
         self._is_spare = is_spare
         return [ShowLine("standing by as a spare")] if is_news else []
@@ -353,7 +355,7 @@ class Agent:
     def _say_refused(self, reply: Joined) -> list[Action]:
         if reply.is_accepted:
             return []
-        text = f"rendezvous does not let us in: {reply.reason}"
+        text = f"rendezvous refused this node: {reply.reason}"
         return self._say_once(text, key=f"{reply.standing} {reply.cause}", is_warning=True)
 
     def _say_once(self, text: str, *, key: str = "", is_warning: bool = False) -> list[Action]:
@@ -366,14 +368,14 @@ class Agent:
     def _start(self, order: StartRanks) -> list[Action]:
         part = self._part
         if part is not None:
-            # The same order may come again.
+            # the same order may come again
             return [] if part.round == order.round else self._outlived(part, order.round)
         self._ask_at = None
         self._part = RoundPart(order, self.limits)
         return [*([ShowLine(order.reason)] if order.restarts else []), StartRound(order)]
 
     def _stop(self, part: RoundPart | None, order: StopRanks) -> list[Action]:
-        """Also one that comes again, with a better cause: our ranks may have stopped by then."""
+        """Stop the ranks. The order may come again, with a better cause, after they stopped."""
         told = None if self._cause is None else self._cause[0]
         if part is None:
             return self._say_cause(order.round, order.reason) if told == order.round else []
@@ -390,14 +392,14 @@ class Agent:
         )
 
     def _say_cause(self, round: int, reason: str) -> list[Action]:
-        """Once, and once more if what was said turns out to be a consequence of something else."""
+        """Show the cause, and once more if it turns out to be a consequence of something else."""
         known, self._cause, self._withheld = self._cause, (round, reason), ""
         if known is None or known[0] != round:
             return [ShowLine(f"round {round} is over: {reason}")]
         return [ShowLine(f"what ended round {round}: {reason}")] if known[1] != reason else []
 
     def _outlived(self, part: RoundPart, newest: int) -> list[Action]:
-        """Our ranks belong to a round that is over: we were cut off, or paused."""
+        """Our ranks belong to a round that is over: the agent was cut off, or paused."""
         acts: list[Action] = []
         if part.state != "stopping":
             said = f"round {part.round} is over, the job is at round {newest}: stopping its ranks"
@@ -405,7 +407,7 @@ class Agent:
         return acts + part.stop()
 
     def _leave_job(self, order: LeaveJob) -> list[Action]:
-        if self._goodbye is not None and self._goodbye.kill_at is None:
+        if self._departure is not None and self._departure.kill_at is None:
             return []
         return self._go(departure.sent(order), order.grace_s)
 
@@ -413,9 +415,9 @@ class Agent:
         return self._goes(goodbye, goodbye.leave(self._part, grace_s))
 
     def _goes(self, goodbye: Departure, acts: list[Action]) -> list[Action]:
-        self._goodbye = goodbye
+        self._departure = goodbye
         if self._part is not None:
-            self._part.is_leaving = True
+            self._part.leaves()
         return acts
 
 

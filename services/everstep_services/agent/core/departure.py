@@ -1,4 +1,4 @@
-"""How an agent leaves: taken away, interrupted, or sent; and what its ranks may do before. Pure."""
+"""How an agent leaves: preempted, interrupted or dismissed; and what its ranks may do before."""
 
 from dataclasses import dataclass
 from signal import SIGTERM
@@ -6,7 +6,6 @@ from signal import SIGTERM
 from everstep.messages import LeaveJob, SaveCheckpoint
 from everstep_services.agent.core.actions import (
     Action,
-    AskRanksToStop,
     ExitAgent,
     PassNotice,
     RecordMissed,
@@ -26,37 +25,41 @@ _ASK_AGAIN_S = 0.5
 
 @dataclass(slots=True)
 class Departure:
-    """Why we go, and what we exit with."""
+    """Why the agent leaves, and its exit code."""
 
     code: int
     cause: str
     reason: str
     is_sent: bool = False
     kill_at: float | None = None
-    """Until then ranks may save and end."""
+    """Until then the ranks may save and exit."""
     alone_at: float | None = None
-    """Until then rendezvous may say after which step all ranks are to stop."""
+    """Until then rendezvous may name the step after which all ranks stop."""
     after_step: int | None = None
     """The step that rendezvous has named, if no rank could be asked yet."""
 
     def leave(self, part: RoundPart | None, grace_s: float = 0.0) -> list[Action]:
-        """Stop what runs; once nothing does, exit."""
+        """Stop what runs; exit once nothing does."""
         if part is not None:
             return part.stop(grace_s)
         return [ExitAgent(self.code, self.cause, self.reason, self.is_sent)]
 
     def heard(self, now: float) -> None:
-        """Rendezvous knows, and will say after which step: another step of ours would part us.
+        """Rendezvous will name the step; a step of our own would part us from other nodes.
 
-        Unless it goes, too: then ranks still have half of their time.
+        If rendezvous goes away too, the ranks still have half of their time.
         """
         if self.alone_at is not None and self.kill_at is not None:
             self.alone_at = max(
                 self.alone_at, min(now + _AGREED_WITHIN_S, (now + self.kill_at) / 2)
             )
 
+    def step_agreed(self) -> None:
+        """Rendezvous has named the step: this node no longer has to choose one alone."""
+        self.alone_at = None
+
     def due(self, part: RoundPart | None, now: float) -> list[Action]:
-        """What is due while ranks save."""
+        """Do what is due while the ranks save."""
         if self.kill_at is not None and self.kill_at <= now:
             self.kill_at = self.alone_at = None
             if part is None:
@@ -65,27 +68,26 @@ class Departure:
             return [*missed, *part.stop()]
         if self.alone_at is not None and self.alone_at <= now:
             self.alone_at = None
-            if part is not None and not part.is_asked:
-                part.is_asked = True
-                return [AskRanksToStop(self.after_step)]
+            if part is not None:
+                return part.asked_alone(self.after_step)
         return []
 
     def unasked(self, after_step: int | None, now: float) -> None:
-        """No script counts steps yet: one may that opens its session later."""
+        """No script counts steps yet; one may open its session later."""
         if self.kill_at is not None:
             self.after_step = after_step
             self.alone_at = now + _ASK_AGAIN_S
 
     def rank_gone(self, part: RoundPart, ending: RankExit) -> list[Action]:
-        """A rank has ended; with the last one we know whether all was saved."""
-        part.has_failed = part.has_failed or not ending.is_good
+        """A rank has ended; the last one tells whether all was saved."""
+        part.ended_while_leaving(ending)
         if not part.are_gone:
             return []
         if self.cause != "preempted":
             return part.stop()
         if part.has_failed:
             return [RecordMissed(f"a rank {ending.text}"), *part.stop()]
-        self.code = SAVED  # they took the time that they had, and ended well
+        self.code = SAVED  # they used the time that they had, and ended well
         saved: list[Action] = []
         if part.stops and part.order.slot == 0 and self.kill_at is not None:
             saved = [RecordSaved(max(part.stops.values()), self.kill_at)]
@@ -95,17 +97,17 @@ class Departure:
 def preempted(
     number: int, name: str, part: RoundPart | None, limits: AgentTimeouts, now: float
 ) -> tuple[Departure, list[Action]]:
-    """A signal says that this node is about to be taken away."""
+    """A signal announces that this node will be taken away."""
     grace_s = limits.preempt_grace_s
     reason = f"{name} announced that this node goes"
     goodbye, noticed = Departure(128 + number, "preempted", reason), RecordNotice(name, grace_s)
     if part is None or part.are_gone or part.state == "stopping":
         return goodbye, [noticed, *goodbye.leave(part)]
-    if part.state == "starting":  # there is nothing to save yet, and perhaps nobody to hear
+    if part.state == "starting":  # nothing to save yet, and perhaps no handler for the signal
         return goodbye, [noticed, *goodbye.leave(part, limits.stop_grace_s)]
     goodbye.kill_at = now + grace_s
     goodbye.alone_at = now + min(limits.agree_within_s, grace_s / 2)
-    part.noticed_at = now if part.noticed_at is None else part.noticed_at
+    part.noticed(now)
     told = SendReport(part.round, "preempted", reason, grace_s=grace_s)
     said = ShowLine(f"{reason}: its ranks have {grace_s:g} s")
     return goodbye, [PassNotice(number), noticed, told, said]
@@ -114,7 +116,7 @@ def preempted(
 def taken(
     order: SaveCheckpoint, part: RoundPart, limits: AgentTimeouts, now: float
 ) -> tuple[Departure, list[Action]]:
-    """Other nodes of the job are taken away, and we go with them."""
+    """Other nodes of the job are taken away, and this node leaves with them."""
     reason = f"all nodes go: {order.reason}"
     goodbye = Departure(128 + SIGTERM, "preempted", reason)
     if part.state == "starting":
@@ -128,7 +130,7 @@ def taken(
 def interrupted(
     number: int, name: str, part: RoundPart | None, limits: AgentTimeouts, now: float
 ) -> tuple[Departure, list[Action]]:
-    """A person wants us gone."""
+    """A person ends the agent."""
     goodbye = Departure(128 + number, "operator", f"{name} from a person or its terminal")
     if part is None:
         return goodbye, goodbye.leave(None)
@@ -137,7 +139,7 @@ def interrupted(
 
 
 def sent(order: LeaveJob) -> Departure:
-    """Rendezvous sends us away."""
+    """Rendezvous has ordered the agent to leave."""
     is_ours = order.state == "excluded"
     reason = order.reason if is_ours else f"the job is {order.state}: {order.reason}"
     return Departure(order.exit_code, order.state, reason, is_sent=True)

@@ -1,4 +1,4 @@
-"""How a rank ended: what that is called, and whether it may be the cause."""
+"""How a rank ended: the name of that, and whether it may be the cause."""
 
 import hashlib
 import re
@@ -9,7 +9,7 @@ from everstep.incident_causes import SECONDARY
 from everstep.messages import ErrorRecord
 
 MemoryKill = Literal["", "rank", "host"]
-"""Whom the kernel had killed for memory when SIGKILL ended a rank: it, or somebody on its host."""
+"""Whom the kernel killed for memory when SIGKILL ended a rank: it, or a process on its host."""
 
 _CONSEQUENCES = re.compile(
     r"connection (closed|reset|refused|was closed)|broken pipe|remote process exited"
@@ -28,7 +28,7 @@ _OF_CODE = frozenset(
 )
 _USAGE = 2
 _NOT_FOUND = re.compile(r": (No module named|Error while finding module specification)")
-"""What Python says of `-m` and a name that is not there."""
+"""Python's messages for `-m` with a name that does not exist."""
 _ACCIDENTS = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?|/[^\s'\"]+/|\s+", re.IGNORECASE)
 
 
@@ -49,12 +49,12 @@ class RankExit:
 
     @property
     def is_out_of_memory(self) -> bool:
-        """The kernel killed it for its memory."""
+        """The kernel killed the process for its memory."""
         return self.memory == "rank" and self.signal == "SIGKILL"
 
     @property
     def how(self) -> str:
-        """As in `rank_exited`."""
+        """The kind of end, named as in `rank_exited`."""
         if self.is_out_of_memory:
             return "out_of_memory"
         if self.signal is not None:
@@ -65,28 +65,28 @@ class RankExit:
 
     @property
     def is_secondary(self) -> bool:
-        """It ended because another rank was no longer there, as far as its own words go."""
+        """The error text says that the rank ended because another one was gone."""
         if self.error is None:
-            return self.signal == "SIGABRT"  # what C++ does about an error that nobody catches
+            return self.signal == "SIGABRT"  # C++ aborts on an uncaught error
         if self.error.name.rpartition(".")[2] in _DISTRIBUTED:
             return True
         return bool(_CONSEQUENCES.search(self.error.text))
 
     @property
     def is_of_code(self) -> bool:
-        """Its kind says that the program is wrong, whatever it works on: it would come again.
+        """The kind of the error says that the program is wrong: it would fail again.
 
-        Not so an OSError, which a file system brings about, or a ValueError, which data do.
+        An OSError comes from a file system, and a ValueError may come from data.
         """
         if self.error is None:
             return False
-        if self.error.name == "SystemExit":  # as argparse and its like leave
+        if self.error.name == "SystemExit":  # argparse and its like exit with this code
             return self.code == _USAGE or bool(_NOT_FOUND.search(self.error.text))
         return self.error.name in _OF_CODE
 
     @property
     def text(self) -> str:
-        """What happened, in the words that a person reads."""
+        """The end of the process, for a person."""
         core = ", core dumped" if self.core_dumped else ""
         if self.is_out_of_memory:
             return "was killed by the kernel: out of memory"
@@ -103,7 +103,7 @@ class RankExit:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for the same failure, whatever its accidents: addresses, numbers, folders."""
+        """Equal for equal failures: addresses, numbers and folders do not count."""
         if self.error is not None:
             said = _ACCIDENTS.sub(" ", self.error.text.partition("\n")[0])
             what = f"{self.error.name}|{said}|{self.error.place}"
@@ -114,5 +114,5 @@ class RankExit:
         ]
 
     def forgiven(self) -> "RankExit":
-        """The same as a good end: its work was done before it was killed."""
+        """The same as a good end: the rank had done its work before it was killed."""
         return replace(self, code=0, signal=None, error=None)

@@ -1,4 +1,4 @@
-"""A node's part in one round: its ranks, from the order to start them until none is left. Pure."""
+"""The part of a node in one round: its ranks, from the order to start them until none is left."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -22,24 +22,24 @@ UNHEARD = 94
 
 @dataclass(frozen=True, slots=True)
 class AgentTimeouts:
-    """How patient an agent is."""
+    """How long an agent waits for what."""
 
     ask_again_s: float = 5.0
-    """A node that waits asks this often, in case an order was lost."""
+    """A waiting node asks this often, in case an order was lost."""
     stall_again_s: float = 10.0
-    """A stall from which nothing followed is told again so long after it was heard."""
+    """A stall without consequences is reported again this long after rendezvous has heard of it."""
     stop_grace_s: float = 3.0
-    """From SIGTERM to SIGKILL, where no order says."""
+    """From SIGTERM to SIGKILL, where no order gives a time."""
     preempt_grace_s: float = 600.0
     """From a preemption signal to SIGKILL."""
     agree_within_s: float = 2.0
     unheard_within_s: float = 600.0
-    """An agent whose ranks are over waits no longer for a control plane that does not answer."""
+    """An agent whose ranks are over waits at most this long for a control plane that is silent."""
     """Ranks do not wait longer for the step after which all are to stop."""
     exit_within_s: float = 30.0
-    """A rank whose script has returned may take so long to exit."""
+    """A rank whose script has returned may take this long to exit."""
     idle_at_end_s: float = 120.0
-    """A rank that does nothing for so long, after others have exited with 0, will never exit."""
+    """A rank that is idle for this long, after others have exited with 0, will never exit."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class _Stall:
     told: SendReport
     at: float
     again_at: float | None = None
-    """Not before what was told last is heard: the bus may be away."""
+    """None until the last report of it was heard: the bus may be away."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class _Rank:
     is_running: bool = False
     is_gone: bool = False
     has_failed: bool = False
-    """It was told, before its process was gone."""
+    """Its failure was reported before its process was gone."""
     returned_at: float | None = None
     is_overdue: bool = False
     """It was killed because it did not exit after its script had returned."""
@@ -71,18 +71,18 @@ class RoundPart:
     limits: AgentTimeouts
     state: str = "starting"
     is_leaving: bool = False
-    """The node goes: its ranks may save and end, and nothing of it matters to the round."""
+    """The node leaves: its ranks may save and exit, and nothing of this matters to the round."""
     has_failed: bool = False
     noticed_at: float | None = None
-    """When it was heard that nodes are about to be taken away."""
+    """When the agent heard that nodes will be taken away."""
     unheard_at: float | None = None
-    """Since when nobody has answered, though the ranks are over."""
+    """Since when nobody has answered although the ranks are over."""
     is_asked: bool = False
-    """Its ranks were told after which step to stop."""
+    """Its ranks were asked to stop after a certain step."""
     stops: dict[int, int] = field(default_factory=dict)
-    """Ranks that have seen it, and their last steps."""
+    """The ranks that have seen the request, and their last steps."""
     _waits: bool = False
-    """Its ranks are to be stopped, and may end by themselves first."""
+    """Its ranks will be stopped, and may end by themselves first."""
     _has_stepped: bool = False
     _is_acknowledged: bool = False
     _ranks: dict[int, _Rank] = field(init=False)
@@ -94,17 +94,17 @@ class RoundPart:
 
     @property
     def round(self) -> int:
-        """Which round."""
+        """The number of the round."""
         return self.order.round
 
     @property
     def are_gone(self) -> bool:
-        """No rank is left, though what they started may be."""
+        """No rank is left, although processes that ranks started may be."""
         return all(rank.is_gone for rank in self._ranks.values())
 
     @property
     def came_to(self) -> str:
-        """What became of the ranks so far, as in `join`."""
+        """The outcome of the ranks so far, named as in `join`."""
         if not (self.has_failed or self.are_gone):
             return ""
         return "failed" if self.has_failed else "stopped" if self.stops else "finished"
@@ -124,7 +124,7 @@ class RoundPart:
         return left if is_over else frozenset()
 
     def unheard(self, now: float) -> int | None:
-        """Nobody answers, and no rank is at work: what to exit with, once that lasts too long.
+        """Nobody answers, and no rank is at work: the exit code, once that has lasted too long.
 
         0 if all that the job needs has succeeded here, 94 where others may need this node.
         """
@@ -134,6 +134,14 @@ class RoundPart:
         if now - self.unheard_at < self.limits.unheard_within_s:
             return None
         return 0 if self.came_to == "finished" and self.order.slots == 1 else UNHEARD
+
+    def heard(self) -> None:
+        """The control plane has answered."""
+        self.unheard_at = None
+
+    def leaves(self) -> None:
+        """The node leaves: its ranks may save and exit."""
+        self.is_leaving = True
 
     # -- they come and go ------------------------------------------------------------------------
 
@@ -162,7 +170,7 @@ class RoundPart:
         return [SendReport(self.round, "start_failed", reason)]
 
     def returned(self, rank: int, now: float) -> None:
-        """A rank's script has come to its good end; its process may still be at work."""
+        """A rank's script has returned; its process may still be at work."""
         if rank in self._ranks:
             self._ranks[rank].returned_at = now
 
@@ -174,22 +182,26 @@ class RoundPart:
         return self._failed(rank, ending)
 
     def gone(self, rank: int, ending: RankExit) -> RankExit | None:
-        """How its end counts; None where it was ordered, or is no rank of ours."""
+        """Return how this end counts; None if it was ordered, or the rank is unknown."""
         if rank not in self._ranks or self.state == "stopping":
             return None
         self._ranks[rank].is_gone = True
         return ending.forgiven() if self._ranks[rank].is_overdue else ending
 
     def fell(self, rank: int, ending: RankExit) -> list[Action]:
-        """It ended by itself although its round is to be stopped: it may be the cause."""
+        """A rank ended by itself although its round is being stopped: it may be the cause."""
         known = self._ranks.get(rank)
         if known is None or known.has_failed or self.is_leaving or ending.is_good:
             return []
         known.has_failed = True
         return self._failed(rank, ending)
 
+    def ended_while_leaving(self, ending: RankExit) -> None:
+        """A rank has ended while the node leaves; nothing follows for the round."""
+        self.has_failed = self.has_failed or not ending.is_good
+
     def follows(self, rank: int, ending: RankExit) -> list[Action]:
-        """What the end of a rank means, as long as we stay."""
+        """Return the consequences of a rank's end for an agent that stays."""
         if not ending.is_good:
             return [] if self._ranks[rank].has_failed else self._failed(rank, ending)
         if not self.are_gone or self.has_failed:
@@ -207,7 +219,7 @@ class RoundPart:
         incident: str | None = None,
         wait_s: float = 0.0,
     ) -> list[Action]:
-        """Have every rank stopped, unless that is being done; then it may not wait any longer."""
+        """Stop every rank. If that is under way, only cancel the wait."""
         if self.state == "stopping":
             if wait_s or not self._waits:
                 return []
@@ -219,7 +231,7 @@ class RoundPart:
 
     def _failed(self, rank: int, ending: RankExit) -> list[Action]:
         is_first, self.has_failed = not self.has_failed, True
-        # Of those that fall with the first only what may be the cause is told.
+        # of the ranks that fail after the first, only those are reported that may be the cause
         if not is_first and ending.is_secondary:
             return []
         return [SendReport(self.round, "rank_exited", f"rank {rank} {ending.text}", rank, ending)]
@@ -227,14 +239,30 @@ class RoundPart:
     # -- they stop after a step ------------------------------------------------------------------
 
     def asked(self, order: SaveCheckpoint, after_step: int, now: float) -> list[Action]:
-        """All ranks of the round are to stop after this step."""
+        """All ranks of the round must stop after this step."""
         self.is_asked = True
-        if order.occasion == "preemption" and self.noticed_at is None:
-            self.noticed_at = now
+        if order.occasion == "preemption":
+            self.noticed(now)
         return [AskRanksToStop(after_step)]
 
+    def asked_alone(self, after_step: int | None) -> list[Action]:
+        """Rendezvous has named no step in time: the ranks of this node stop without it."""
+        if self.is_asked:
+            return []
+        self.is_asked = True
+        return [AskRanksToStop(after_step)]
+
+    def unasked(self) -> None:
+        """No rank could be asked to stop."""
+        self.is_asked = False
+
+    def noticed(self, now: float) -> None:
+        """A node of the job will be taken away; the first such notice counts."""
+        if self.noticed_at is None:
+            self.noticed_at = now
+
     def stops_after(self, rank: int, step: int, now: float) -> list[Action]:
-        """The script of a rank has seen that it should stop."""
+        """The script of a rank has seen the request to stop."""
         if rank not in self._ranks:
             return []
         self.stops[rank] = step
@@ -254,7 +282,7 @@ class RoundPart:
         return [told]
 
     def stall_heard(self, rank: int, now: float) -> None:
-        """Rendezvous knows that it has stalled, and may forget it."""
+        """Rendezvous has heard of this stall; it is reported again later."""
         stall = self._ranks[rank].stall if rank in self._ranks else None
         if stall is not None:
             stall.again_at = now + self.limits.stall_again_s
@@ -270,13 +298,13 @@ class RoundPart:
 
     @property
     def wake_at(self) -> float | None:
-        """When `due` wants to be called next."""
+        """When `due` must be called next."""
         times = [self._exit_by(rank) for rank in self._ranks.values()]
         times += [stall.again_at for stall in self._stalls()]
         return min((at for at in times if at is not None), default=None)
 
     def due(self, now: float) -> list[Action]:
-        """Ends that hang; stalls that are told again."""
+        """Handle exits that hang, and report stalls again."""
         acts: list[Action] = []
         for rank in self._ranks.values():
             exit_by = self._exit_by(rank)
@@ -292,7 +320,7 @@ class RoundPart:
         return acts
 
     def idle(self, idle_s: Mapping[int, float]) -> list[Action]:
-        """How long the last ranks have done nothing: no processor time, no bytes."""
+        """The last ranks have been idle for this long: no processor time, no bytes."""
         acts: list[Action] = []
         for number in sorted(self.last & idle_s.keys()):
             rank = self._ranks[number]
@@ -311,7 +339,7 @@ class RoundPart:
         return [stall for stall in stalls if stall is not None]
 
     def _forgive(self, rank: _Rank, why: str) -> list[Action]:
-        """Its work is done: only its end hangs."""
+        """Kill a rank that has done its work and whose exit hangs."""
         rank.is_overdue = True
         text = f"rank {rank.number} {why}: killed, and counted as done"
         return [ShowLine(text, is_warning=True), SignalRanks(SIGKILL, (rank.number,))]

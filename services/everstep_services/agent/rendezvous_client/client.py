@@ -1,4 +1,4 @@
-"""What an agent has to ask rendezvous, in order, until it is answered."""
+"""The connection to rendezvous: reports and `join`, in order, repeated until they are answered."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ SERVICE = "rendezvous"
 _WITHIN_S = 5.0
 _WAIT_FIRST_S, _WAIT_MOST_S = 0.05, 2.0
 BUSY = {"500", "502", "503"}
-"""Answers that may be better next time; any other will not."""
+"""Codes of answers that may be different next time; any other code is final."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +35,18 @@ class UnsentReport:
 
 @dataclass(frozen=True, slots=True)
 class AnswerHandlers:
-    """Who is told what came of it."""
+    """Whom the client calls with the answers."""
 
     joined: Callable[[Joined], None]
     reported: Callable[[SendReport, Reported], None]
     refused: Callable[[str], None]
-    """Rendezvous will never understand this agent: why."""
+    """Rendezvous will never understand this agent; the argument says why."""
     unanswered: Callable[[float, str], None]
-    """Nobody has answered for so long, and why not."""
+    """Nobody has answered for this long, and why."""
 
 
 class RendezvousClient:
-    """One question at a time: reports first, in their order, then whether we may join."""
+    """Asks one question at a time: reports first, in their order, then `join`."""
 
     def __init__(self, bus: Bus, clock: Clock, job: str, answers: AnswerHandlers) -> None:
         self._bus = bus
@@ -60,12 +60,12 @@ class RendezvousClient:
         self._backoff = Backoff(_WAIT_FIRST_S, _WAIT_MOST_S)
 
     def tell(self, tell: SendReport, report: Report) -> None:
-        """Ask what this means for the round."""
+        """Queue a report."""
         self._reports.append(UnsentReport(tell, report, self._clock.now()))
         self._has_work.set()
 
     def join(self, make: Callable[[], Join]) -> None:
-        """Ask whether we may take part; `make` says it as it is when the question goes out."""
+        """Queue a `join`; `make` builds it when it is sent, from the state at that moment."""
         self._join = make
         self._has_work.set()
 
@@ -83,7 +83,7 @@ class RendezvousClient:
             except (BusError, TimeoutError) as error:
                 await self._wait_after(error)
             except Exception as error:
-                log.exception("answer_failed")  # it made no sense to us; the next one may
+                log.exception("answer_failed")  # this answer made no sense to us; the next one may
                 await self._wait_after(error)
             else:
                 self._backoff.reset()
@@ -92,7 +92,7 @@ class RendezvousClient:
                 self._has_work.clear()
 
     async def leave(self, leave: Leave, within_s: float) -> None:
-        """Say goodbye; without an answer in time we go all the same."""
+        """Take leave of rendezvous; the agent exits even without an answer."""
         try:
             async with asyncio.timeout(within_s):
                 await self._bus.ask(SERVICE, "leave", leave, Done, job=self._job, within_s=within_s)
@@ -108,7 +108,7 @@ class RendezvousClient:
             reply = await self._bus.ask(
                 SERVICE, "join", make(), Joined, job=self._job, within_s=_WITHIN_S
             )
-            if self._join is make:  # nobody wished again meanwhile
+            if self._join is make:  # no newer wish to join meanwhile
                 self._join = None
             self._answers.joined(reply)
 

@@ -1,4 +1,4 @@
-"""What scripts ask for by their sessions: rendezvous is asked in their name, until it answers."""
+"""Requests of scripts to rendezvous, repeated until rendezvous answers."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ class _Wanted:
 
 
 class ScriptRequests:
-    """One at a time; of one kind only the first in a round, for all ranks may say the same."""
+    """Sends one request at a time; of each kind, only the first in a round."""
 
     def __init__(self, plan: RunPlan, bus: Bus, clock: Clock, say: Callable[..., None]) -> None:
         self._plan = plan
@@ -37,7 +37,7 @@ class ScriptRequests:
         self._wanted: asyncio.Queue[_Wanted] = asyncio.Queue()
 
     def hear(self, said: Requested) -> None:
-        """A rank asks that this node be excluded, or that the job be stopped."""
+        """A rank asks rendezvous to exclude this node, or to stop the job."""
         key = (said.round, said.kind)
         if key in self._heard:
             log.info("asked_already round=%d rank=%d kind=%s", said.round, said.rank, said.kind)
@@ -49,7 +49,7 @@ class ScriptRequests:
         self._wanted.put_nowait(self._wish(said, reason))
 
     async def ask_for_ever(self) -> None:
-        """Whatever is wanted, until it is answered."""
+        """Ask rendezvous for each request, until it is answered."""
         while True:
             wanted = await self._wanted.get()
             while not await self._is_answered(wanted):

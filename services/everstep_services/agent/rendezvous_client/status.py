@@ -1,4 +1,4 @@
-"""What an agent asks rendezvous: whether it may join, what something means, and goodbye."""
+"""The questions to rendezvous, made from the state of the agent: `join`, `report`, `leave`."""
 
 import errno
 import random
@@ -32,12 +32,12 @@ class NoPortError(EverstepError):
 
 
 class Reserved:
-    """One port, bound so that no other process takes it; free it just before it is used."""
+    """A port that no other process can take; free it just before the ranks use it."""
 
     def __init__(self) -> None:
         low, high = _range()
         for _ in range(_ATTEMPTS):
-            # Below the kernel's own range: an outgoing connection never takes it.
+            # below the kernel's own range: no outgoing connection takes it
             self.port = random.randrange(low, high)  # noqa: S311  no secret
             self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             try:
@@ -51,7 +51,7 @@ class Reserved:
         raise NoPortError(low, high)
 
     def free(self) -> None:
-        """Let others bind it. Safe to repeat."""
+        """Let others bind the port. Safe to repeat."""
         self._socket.close()
 
 
@@ -120,7 +120,7 @@ class AgentStatus:
         self._port = port
 
     def join(self) -> Join:
-        """Ask whether we may take part."""
+        """Ask rendezvous for a place in the job."""
         plan, agent = self._plan, self._agent
         return Join(
             job=plan.job,
@@ -152,7 +152,7 @@ class AgentStatus:
         )
 
     def report(self, tell: SendReport, order: StartRanks, fact: str | None) -> Report:
-        """Ask what this means for the round."""
+        """Report an event, and ask for its meaning for the round."""
         ending = tell.exit
         return Report(
             job=self._plan.job,
@@ -179,7 +179,7 @@ class AgentStatus:
         )
 
     def leave(self, exiting: ExitAgent) -> Leave:
-        """We go."""
+        """Announce that the agent leaves."""
         return Leave(
             job=self._plan.job,
             node=self._plan.node,

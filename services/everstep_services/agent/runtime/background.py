@@ -1,4 +1,4 @@
-"""What only watches a training must not end it: a failure is told, and the watching goes on."""
+"""Background work of an agent: a failure of it is reported, and never ends the training."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ _AGAIN_LAST_S = 30.0
 
 @contextmanager
 def unharmed(what: str) -> Generator[None]:
-    """Whatever goes wrong inside is logged, and nothing more."""
+    """Log whatever is raised inside, and go on."""
     try:
         yield
     except Exception:
@@ -23,14 +23,14 @@ def unharmed(what: str) -> Generator[None]:
 
 
 class BackgroundLoops:
-    """Runs loops that may fail, again and again."""
+    """Runs loops that may fail, and restarts each that does."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._said: set[str] = set()
 
     async def run(self, loop: Callable[[], Awaitable[object]]) -> None:
-        """Until it returns, or is cancelled."""
+        """Run the loop until it returns or is cancelled."""
         backoff = Backoff(_AGAIN_FIRST_S, _AGAIN_LAST_S, failures=1)
         while True:
             began = asyncio.get_running_loop().time()

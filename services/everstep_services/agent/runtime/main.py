@@ -1,4 +1,4 @@
-"""The process of `everstep run`: its keeper, its bus, its signals, its exit code."""
+"""The process of `everstep run`: its warden, its bus, its signals, its exit code."""
 
 import asyncio
 import logging
@@ -47,7 +47,7 @@ _ANNOUNCE = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class NoControlPlaneError(EverstepError):
-    """The bus cannot be reached at the start."""
+    """The bus could not be reached at the start."""
 
     def __init__(self, error: BusError) -> None:
         super().__init__(f"{error}; without a bus, use `everstep run --standalone`")
@@ -64,9 +64,9 @@ class NodeIdTakenError(EverstepError):
 
 
 class ProcessSignals:
-    """Until somebody is ready for them they end the process; then whoever is ready decides.
+    """Until a handler is set, signals end the process; from then on the handler decides.
 
-    Those that announce something to ranks alone end nothing: there are none yet.
+    Signals that only announce something to ranks are ignored until then: there are no ranks yet.
     """
 
     def __init__(self, notices: Collection[str]) -> None:
@@ -86,9 +86,9 @@ class ProcessSignals:
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """Until the end, signals to this process come here."""
+        """Receive the signals to this process until the end of the block."""
         loop = asyncio.get_running_loop()
-        # Under `nohup` the end of a terminal is no reason to go.
+        # under `nohup`, the end of a terminal does not end the agent
         is_kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         numbers = [number for number in _SIGNALS if number != signal.SIGHUP or not is_kept]
         for number in numbers:
@@ -101,7 +101,7 @@ class ProcessSignals:
 
     @contextmanager
     def handed_to(self, handler: Callable[[int], None]) -> Iterator[None]:
-        """Until the end, this is who decides about signals."""
+        """Let this handler decide about signals until the end of the block."""
         self._handler = handler
         try:
             yield
@@ -110,12 +110,12 @@ class ProcessSignals:
 
 
 def _unneeded(number: int) -> None:
-    """Too early for ranks; or we leave already, and what is cleaned up is not cut off."""
+    """Ignore a signal before there are ranks, or while the agent leaves and cleans up."""
     log.info("signal_ignored signal=%d", number)
 
 
 async def run_agent(plan: RunPlan, bus: Awaitable[BusSettings], base: dict[str, str]) -> int:
-    """Run one agent to its end; the exit code. The bus may come later than the forge starts.
+    """Run one agent to its end, and return the exit code. The bus may come after the forge starts.
 
     `base` is the environment that ranks inherit.
     """
@@ -180,7 +180,7 @@ async def _run(
 async def _connected(
     plan: RunPlan, settings: BusSettings, name: str, spool: Path
 ) -> AsyncIterator[NatsBus]:
-    """The bus of this agent; meanwhile what other agents have left here is sent, too."""
+    """Connect the agent to the bus, and send in parallel what other agents have left in spools."""
     async with AsyncExitStack() as stack:
         try:
             bus = await stack.enter_async_context(connect(settings, name, spool=spool))
@@ -190,7 +190,7 @@ async def _connected(
             raise NodeIdTakenError(plan.job, plan.node) from error
         except BusError as error:
             raise NoControlPlaneError(error) from error
-        with suppress(OSError):  # a disk that is full: whoever comes next cannot log in for us
+        with suppress(OSError):  # the disk is full: the next agent cannot log in to send our facts
             await asyncio.to_thread(remember, spool, settings)
         async with in_background(send_left_and_log(spool.parent)):
             yield bus
@@ -199,7 +199,7 @@ async def _connected(
 async def _harmable(
     plan: RunPlan, settings: BusSettings, stack: AsyncExitStack
 ) -> "tuple[AgentFaults | None, BusSettings]":
-    """What faults need that are to be injected; of a job that allows none, nothing."""
+    """Prepare the faults that may be injected; nothing in a job that allows none."""
     if not plan.allow_injection:
         return None, settings
     from everstep_services.agent.injection.agent_faults import opened_agent_faults
@@ -208,7 +208,7 @@ async def _harmable(
 
 
 def runtime_dir(environ: dict[str, str], instance: str) -> Path:
-    """Where this agent keeps sockets and pages: in memory where there is some, for us only."""
+    """The folder for sockets and pages of this agent: in memory if possible, for this user only."""
     chosen = environ.get("XDG_RUNTIME_DIR")
     if chosen and Path(chosen).is_dir():
         base = Path(chosen) / "everstep"

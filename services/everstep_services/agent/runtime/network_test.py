@@ -23,11 +23,11 @@ log = logging.getLogger(__name__)
 _LEAD_S = 1.0
 """Before the first turn: all agents have the order by then."""
 _AGAIN_S = 0.1
-"""The other node may open its door a little later."""
+"""The other node may open its port a little later."""
 
 
 class NetworkTestRunner:
-    """One test after the other. Each agent counts the turns from when it heard the order."""
+    """Runs one test after the other. Each agent counts the turns from when it heard the order."""
 
     def __init__(
         self, node: str, clock: Clock, records: AgentFacts, record: Callable[[Fact], None]
@@ -39,13 +39,13 @@ class NetworkTestRunner:
         self._wanted: asyncio.Queue[tuple[MeasureNetwork, float]] = asyncio.Queue()
 
     def ask(self, order: MeasureNetwork) -> None:
-        """Some nodes of the job are to measure; perhaps we are one of them."""
+        """Some nodes of the job must measure; this node may be among them."""
         remember_secret(order.token)
         if any(peer.node == self._node for peer in order.peers):
             self._wanted.put_nowait((order, self._clock.now()))
 
     async def measure_for_ever(self) -> None:
-        """Whenever it is ordered, take each of our turns, and put on record what came of them."""
+        """Take each turn of each test that is ordered, and record the figures."""
         while True:
             order, heard_at = await self._wanted.get()
             links, reason = await self._measured(order, heard_at)
@@ -56,7 +56,7 @@ class NetworkTestRunner:
     async def _measured(
         self, order: MeasureNetwork, heard_at: float
     ) -> tuple[list[NetworkLink], str]:
-        """Our figures, and why the way to us could not be measured, if so."""
+        """The figures of this node, and why it could not be reached, if so."""
         peers = {peer.node: peer for peer in order.peers}
         links: list[NetworkLink] = []
         reason = ""
@@ -83,7 +83,7 @@ class NetworkTestRunner:
             try:
                 found = await pair_test.measure(to, token, within_s=left_s)
             except PeerSilentError as error:
-                said = said or str(error)  # at the end of its turn nothing has time to answer
+                said = said or str(error)  # at the end of the turn, no time is left for an answer
             except NetworkCheckError as error:
                 said = str(error)
             else:
@@ -97,7 +97,7 @@ class NetworkTestRunner:
         return NetworkLink(node=peer.node, mib_s=0.0, reason=reason)
 
     async def _let_in(self, own: NetworkPeer, token: bytes, ends: float) -> str:
-        """Why nobody could be let in; empty if the caller was, or did not come."""
+        """Why the caller could not be served; empty if it was, or did not come."""
         everywhere = "::" if ":" in own.address else "0.0.0.0"  # noqa: S104  the caller needs the token
         within_s = ends - self._clock.now()
         try:

@@ -1,4 +1,4 @@
-"""The environment of a rank: torchrun's, so that unmodified scripts run, and a few of ours."""
+"""The environment of a rank: torchrun's, so that unmodified scripts run, and our own variables."""
 
 import re
 from collections.abc import Mapping
@@ -12,18 +12,18 @@ from trainer_sdk import layout
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _NO_LIMIT = 1_000_000
-"""TORCHELASTIC_MAX_RESTARTS where there is none: scripts read it as a number."""
+"""TORCHELASTIC_MAX_RESTARTS for a job without a limit: scripts read it as a number."""
 
 
 _OF_LOGINS = re.compile(
     r"EVERSTEP_(?:BUS|CLIENT|API|HISTORY|LOGINS)__.*"
     r"|EVERSTEP_.*(?:TOKEN|PASSWORD|SECRET|CREDENTIAL|SEED).*"
 )
-"""How processes of ours log in, to the bus and to the API. A script has no use for it."""
+"""Variables with which our processes log in to the bus and the API; scripts do not need them."""
 
 
 class DevicesMissingError(EverstepError):
-    """More ranks than devices, where each rank is to see one of its own."""
+    """There are more ranks than devices, and each rank should see a device of its own."""
 
     def __init__(self, local_rank: int, visible: str) -> None:
         super().__init__(
@@ -37,13 +37,13 @@ class RankPaths:
     """Files and sockets that one rank is given."""
 
     error_file: Path
-    """Where an uncaught exception is written: TORCHELASTIC_ERROR_FILE."""
+    """TORCHELASTIC_ERROR_FILE, to which an uncaught exception is written."""
     images: Path | None = None
-    """Where its states are kept in memory."""
+    """Where the rank keeps its states in memory."""
 
 
 def without_logins(base: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what says how to log in, for the ranks and all that starts them."""
+    """The environment without our logins, for the ranks and everything that starts them."""
     return {name: value for name, value in base.items() if not _OF_LOGINS.fullmatch(name)}
 
 
@@ -54,7 +54,7 @@ def environment(
     base: Mapping[str, str],
     paths: RankPaths,
 ) -> dict[str, str]:
-    """Everything that a rank finds in its environment. `base` is that of `everstep run`."""
+    """The whole environment of a rank. `base` is the environment of `everstep run`."""
     found = without_logins(base)
     found.pop(layout.INJECTION_VARIABLE, None)
     found.pop(layout.IMAGES_VARIABLE, None)
@@ -92,7 +92,7 @@ def environment(
 def shared_and_own(
     plan: RunPlan, base: Mapping[str, str], paths: RankPaths
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """What all ranks of a node have alike, in each round; and the names of what they have not."""
+    """The variables that all ranks of a node share in each round, and the names of the others."""
     one, other = (
         environment(plan, order, 0, base, paths) for order in (_example(plan, 1), _example(plan, 2))
     )
@@ -105,7 +105,7 @@ def shared_and_own(
 
 
 def _example(plan: RunPlan, number: int) -> StartRanks:
-    """An order; two of them differ in all that may differ between rounds."""
+    """A sample order; two of them differ in everything that may differ between rounds."""
     return StartRanks(
         id="0" * 32,
         job=plan.job,
@@ -124,7 +124,7 @@ def _example(plan: RunPlan, number: int) -> StartRanks:
 
 
 def _places(plan: RunPlan, order: StartRanks, local_rank: int) -> dict[str, str]:
-    """Who the rank is. All ranks of a job have one role, so a role's world is the world."""
+    """The identity of a rank. All ranks of a job have one role, whose world is the job's."""
     rank, world = str(order.first_rank + local_rank), str(order.world_size)
     return {
         "RANK": rank,

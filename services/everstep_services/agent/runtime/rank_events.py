@@ -1,4 +1,19 @@
-"""The ranks of this node: has them started and stopped, and passes on what becomes of them."""
+"""What happens to the ranks of this node, passed on to the parts of the agent that it concerns.
+
+The way of an order to a rank, and of the events back:
+
+    rendezvous ─ order ─▶ service ─▶ core.Agent ─ action ─▶ RankRunner ─▶ WardenClient ─▶ warden
+                                         ▲                                                   │
+    rendezvous ◀─ report ─ service ◀─────┤                                                 ranks
+                                         │                                                   │
+                                     RankEvents ◀── one queue of events ◀── RoundWatch ◀─────┘
+
+The service puts actions about ranks into the queue of the runner, which starts and stops the
+ranks of one round after those of another. The warden client puts everything that it hears into
+one queue of events. `RankEvents` reads that queue, tells the agent's core, and tells the parts
+that only record and watch; a failure of those is logged, and the core hears of each event
+anyway.
+"""
 
 import logging
 from collections.abc import Callable, Collection, Sequence
@@ -40,13 +55,13 @@ from trainer_sdk.wire import Checkpointed, Injected, Requested, StopSeen
 log = logging.getLogger(__name__)
 
 _NODE_WITHIN_S = 10.0
-"""For evidence that outlives the ranks: nothing waits for it."""
+"""For evidence that outlives the ranks: no restart waits for it."""
 _CAPTURE_MOST_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class EventSinks:
-    """Whom it concerns what becomes of ranks."""
+    """The parts of the agent that events of ranks concern."""
 
     agent: Agent
     progress: ProgressReader
@@ -62,9 +77,9 @@ class EventSinks:
 
 
 class RankEvents:
-    """Stands between the keeper and the rest of the agent.
+    """Reads the events of ranks and tells the agent's core and its recording parts.
 
-    The domain hears of everything, whatever becomes of what is only watched and recorded.
+    The core hears of every event, whatever happens to the parts that only watch and record.
     """
 
     def __init__(
@@ -84,20 +99,21 @@ class RankEvents:
         self._agent = desks.agent
         self._port = port
         self.is_warm = False
-        """The forge is ready."""
+        """Whether the forge is ready."""
         self.evidence_s = 0.0
         """How long evidence was collected before the last round's ranks were stopped."""
         self.stop_s = 0.0
         """How long the last round's ranks took to stop."""
         self._leaving: dict[tuple[int, int], RankExit] = {}
-        """Round and rank of scripts that have asked to exit, and whose processes have not yet."""
+        """Round and rank of scripts that have asked to exit, and whose processes have not exited
+        yet."""
         self._left_out: set[str] = set()
-        """What was said to be imported by each rank for itself."""
+        """Modules already reported as imported by each rank for itself."""
         self._unfit = ""
-        """Why the forge cannot fork, until it was said."""
+        """Why the forge cannot fork, until that was shown."""
 
     async def hear_for_ever(self) -> None:
-        """Whatever the keeper says."""
+        """Read the events of the warden for ever."""
         async for event in self.work.events():
             order = self._agent.order
             match event:
@@ -203,20 +219,22 @@ class RankEvents:
                 desks.stalls.said(event)
 
     async def _script_ended(self, order: StartRanks, event: ScriptEnded) -> None:
-        """Not every failure is one for us yet: a script may exit as it likes, and take its time."""
+        """Not every failure counts yet: a script may exit with any code, and take its time."""
         with unharmed("the last look for stalls"):
             self._desks.stalls.watch.look()
         if not event.code:
             self._desks.do(self._agent.script_returned(event.rank, self._clock.now()))
             return
         error = await self.work.keeper.error(event.rank)
-        if error is None or error.name == "SystemExit":  # one that could not be recorded, too
+        if (
+            error is None or error.name == "SystemExit"
+        ):  # also for an exit that could not be recorded
             if not event.was_told:
                 asked = RankExit(code=event.code, error=error)
                 self._leaving[event.round, event.rank] = asked
             return
-        # One that raised before it was told to end may be the cause, though others were heard
-        # first: its process may hang as it leaves, and then nothing else tells of it.
+        # A rank that raised before it was told to end may be the cause, even if others were heard
+        # first: its process may hang as it exits, and then nothing else reports it.
         if event.was_told or not self._is_ours(event.round):
             return
         page = self.work.keeper.page(event.rank)
@@ -227,7 +245,7 @@ class RankEvents:
         self._fails(event.round, event.rank, ending, self._agent.script_failed)
 
     async def _gone(self, order: StartRanks, event: RankGone) -> None:
-        # A signal leaves no exception; and who was killed is told before who noticed it.
+        # A signal leaves no exception. Of two ranks, the killed one is reported before the other.
         error = await self.work.keeper.error(event.rank) if event.code else None
         asked = self._leaving.pop((event.round, event.rank), None)
         if (event.was_told and asked is None) or not self._is_ours(event.round):
@@ -244,7 +262,7 @@ class RankEvents:
             memory=event.memory,
             lasted_s=event.lasted_s,
         )
-        if event.was_told and asked is not None:  # what it was told came after
+        if event.was_told and asked is not None:  # the order to stop came afterwards
             ending = replace(asked, lasted_s=event.lasted_s)
         if desks.evidence.fact_of(order.round, event.rank) is None:
             self._keep_end(order, event.rank, event.pid, ending)
@@ -257,7 +275,7 @@ class RankEvents:
         ending: RankExit,
         at_work: Callable[[int, RankExit], list[actions.Action]],
     ) -> None:
-        """By itself; meanwhile its round may have been stopped."""
+        """A rank failed by itself; meanwhile its round may have been stopped."""
         fails = at_work if self._is_at_work(round) else self._agent.rank_fell
         self._desks.do(fails(rank, ending))
 
@@ -267,7 +285,7 @@ class RankEvents:
             self._desks.evidence.rank_exited(order, rank, pid, ending, step)
 
     def _is_at_work(self, round: int) -> bool:
-        """Its ranks run here, and were not ordered to stop."""
+        """The ranks of this round run here, and were not ordered to stop."""
         return self._is_ours(round) and self._agent.state != "stopping"
 
     def _is_ours(self, round: int) -> bool:
@@ -288,7 +306,7 @@ class RankEvents:
         self._desks.do(self._agent.start_failed(start.order.round, reason))
 
     async def _stops(self, stop: actions.StopRound) -> None:
-        """Bounded by the order: every restart waits for it."""
+        """Collect evidence, within the bound of the order: every restart waits for it."""
         self.evidence_s = 0.0
         if stop.incident is None or not stop.evidence_s:
             return
@@ -303,7 +321,7 @@ class RankEvents:
         self.evidence_s = self._clock.now() - began
 
     def capture(self, order: CollectEvidence) -> None:
-        """Collect from ranks that go on; what is not known here is missing, with the reason."""
+        """Collect from ranks that continue to run; an unknown kind is reported as missing."""
         evidence, table = self._desks.evidence, self._desks.collectors
         if self._agent.order is None or self._agent.order.round != order.round:
             return

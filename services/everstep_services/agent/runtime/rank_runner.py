@@ -1,4 +1,4 @@
-"""Has the keeper start, signal and stop ranks, one after the other, and gets another if need be."""
+"""Starts, signals and stops the ranks of this node through a warden, and replaces a lost warden."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ _NOTHING = Stopped((), (), 0, (), 0.0)
 
 @dataclass(frozen=True, slots=True)
 class WardenClients:
-    """The keeper that runs already, and how to get another when it is lost."""
+    """The warden that runs already, and how to open another when it is lost."""
 
     first: WardenClient
     close_first: Callable[[], Awaitable[None]]
@@ -35,18 +35,18 @@ class WardenClients:
 
 @dataclass(frozen=True, slots=True)
 class RunnerCallbacks:
-    """Who is told what came of the work."""
+    """Whom the runner calls, and when."""
 
     begins: Callable[[StartRound], bool]
-    """This is about to be started; False when it is no longer wanted."""
+    """These ranks are about to be started; False when they are no longer wanted."""
     failed: Callable[[StartRound, str], None]
     stops: Callable[[StopRound], Awaitable[None]]
-    """Its ranks are about to be stopped: learn what can be learned of them."""
+    """These ranks are about to be stopped: collect evidence first."""
     stopped: Callable[[StopRound, Stopped], None]
 
 
 class RankRunner:
-    """The ranks of this node, as far as they are to be started, signalled and stopped."""
+    """Carries out actions about the ranks of this node, one round after the other."""
 
     def __init__(
         self, keepers: WardenClients, workdir: Workdir, clock: Clock, told: RunnerCallbacks
@@ -60,13 +60,13 @@ class RankRunner:
         self._told = told
         self._rounds: asyncio.Queue[StartRound | StopRound] = asyncio.Queue()
         self._need_not_wait = asyncio.Event()
-        """No script is left that might end by itself, or the cause is known."""
+        """The cause is known, or no script is left that might end by itself."""
         self._signals: asyncio.Queue[SignalRanks] = asyncio.Queue()
 
     def do(self, act: StartRound | StopRound | StopWithoutWait | SignalRanks) -> None:
-        """Start or stop the ranks of a round, when what was asked for before is done.
+        """Start or stop the ranks of a round after the previous action is done.
 
-        A signal is sent whatever else is being done.
+        A signal is sent in parallel with other actions.
         """
         match act:
             case SignalRanks():
@@ -80,7 +80,7 @@ class RankRunner:
                 self._rounds.put_nowait(act)
 
     async def events(self) -> AsyncIterator[WardenEvent]:
-        """What happens to the ranks, through all keepers."""
+        """The events of the ranks, from all wardens in turn."""
         async for event in self._heard():
             yield event
         await self._keepers.close_first()
@@ -115,7 +115,7 @@ class RankRunner:
                 self._workdir.say(f"{name} is kept from ranks {ranks}: they do not handle it")
 
     async def _heard(self) -> AsyncIterator[WardenEvent]:
-        """Until the keeper is lost."""
+        """The events of the present warden, until it is lost."""
         while True:
             event = await self.keeper.events.get()
             is_over = isinstance(event, WardenLost)
@@ -142,7 +142,7 @@ class RankRunner:
             self._workdir.show(start.order)
 
     async def _wait(self, stop: StopRound) -> float:
-        """Until the ranks may be stopped; how much longer than the evidence took."""
+        """Wait until the ranks may be stopped; return the seconds beyond those for evidence."""
         began = self._clock.now()
         await self._told.stops(stop)
         learned = self._clock.now()
@@ -160,7 +160,7 @@ class RankRunner:
         keeper = self.keeper
         try:
             outcome = await keeper.stop(stop.grace_s, is_done=stop.is_done)
-            # What ended before it was stopped may be why: it is heard first.
+            # A rank that ended before it was stopped may be the cause: its event is handled first.
             async with asyncio.timeout(_HEARD_WITHIN_S):
                 await keeper.events.join()
         except WardenLostError:

@@ -1,4 +1,4 @@
-"""The agent: hears orders and ranks, asks its domain, and has done what it says."""
+"""The agent's loops: they hear orders and signals, ask the core, and carry out its actions."""
 
 import asyncio
 import logging
@@ -54,17 +54,17 @@ _BEAT_EVERY_S = 1.0
 _LOOK_AT_BUS_EVERY_S = 0.25
 _GOODBYE_WITHIN_S = 10.0
 _CUT_OFF_GOODBYE_WITHIN_S = 2.0
-"""Where the bus is away: what is said then waits on the disk."""
+"""Without the bus, facts wait on the disk."""
 _NOBODY_WITHIN_S = 60.0
-"""A new agent gives up when nobody has answered it for so long; one that was answered never."""
+"""A new agent gives up when nobody has answered for this long; one that was answered never does."""
 _UNREACHABLE = 94
 
 
 class AgentService:
     """One agent, from its first `join` to its exit code.
 
-    Everything that happens comes to the domain on the loop's thread, one at a time; what it
-    wants done is handed to loops that may wait.
+    Every event reaches the core on the loop's thread, one at a time. The actions that the core
+    returns are handed to loops that may wait.
     """
 
     def __init__(  # noqa: PLR0913  each is a port or what was asked for
@@ -126,7 +126,7 @@ class AgentService:
         self._exit: asyncio.Future[actions.ExitAgent] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> int:
-        """The exit code, once we are no longer needed."""
+        """Run until the agent is no longer needed, and return the exit code."""
         lasting = BackgroundLoops(partial(self._workdir.say, is_warning=True))
         async with asyncio.TaskGroup() as tasks:
             loops = [
@@ -168,7 +168,7 @@ class AgentService:
         return exiting.code
 
     def signalled(self, number: int) -> None:
-        """Somebody has sent a signal to this process."""
+        """A signal was sent to this process."""
         name, now = signal.Signals(number).name, self._clock.now()
         if name in self._plan.preempt_signals:
             self._do(self._agent.preempted(number, name, now))
@@ -189,7 +189,7 @@ class AgentService:
             for inbox in (to_all, to_us):
                 tasks.create_task(self._hear(inbox))
             await self._checks.known_within(self._plan.checks.join_waits_s)
-            # Not before we can be heard: who does not hear its orders is taken to be gone.
+            # Join only once orders can be heard: a node that does not hear them counts as lost.
             self._do(self._agent.begin())
 
     async def _hear(self, inbox: Inbox[Order]) -> None:
@@ -282,7 +282,7 @@ class AgentService:
                 self._do(self._agent.tick(self._clock.now()))
 
     async def _follow_bus_for_ever(self) -> None:
-        """Notice that the bus was away: what was said meanwhile, nobody says again."""
+        """Notice that the bus was away: messages of that time are not repeated."""
         was_away, returns = False, self._bus.returns
         while True:
             await self._clock.sleep(_LOOK_AT_BUS_EVERY_S)
@@ -319,7 +319,7 @@ class AgentService:
                     inquiry = inquiries.create_task(self._inquire(hail), name="inquiry")
 
     async def _inquire(self, hail: BeatNow) -> None:
-        """Say which of the nodes that are not heard have wardens that live."""
+        """Report which of the silent nodes have wardens that live."""
         if alive := await who_lives(hail.wardens):
             self._beat(alive)
 
@@ -344,8 +344,8 @@ class AgentService:
                     | actions.SignalRanks()
                 ):
                     self._ranks.work.do(act)
-                    # Before it is reported: a node that is lost in its first second of a round
-                    # would else be missed in a round that is over.
+                    # Beat before the report: a node that is lost in its first second of a round
+                    # would otherwise be looked for in a round that is over.
                     with unharmed("a beat"):
                         self._beat()
                 case actions.ShowLine():
@@ -436,5 +436,5 @@ class AgentService:
                 await self._recorder.all_kept()
                 await self._bus.flush(within_s)
         except (BusError, TimeoutError) as error:
-            lost = self._recorder.waiting  # as many as no disk would take
+            lost = self._recorder.waiting  # as if no disk had taken any of them
             log.info("facts_wait_in_the_spool lost=%d error=%s", lost, error)

@@ -1,4 +1,4 @@
-"""What one agent has on its node: folders, files and the console of its ranks."""
+"""The folders, files and console of one agent on its node."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ _OF_A_RANK = (layout.PAGE_VARIABLE, layout.FOLDER_VARIABLE, layout.ROUND_VARIABL
 
 
 class UnsafeFolderError(EverstepError):
-    """A folder for sockets belongs to somebody else."""
+    """A folder for sockets belongs to another user."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(
@@ -51,7 +51,7 @@ def private_dir(path: Path) -> Path:
 
 
 class Workdir:
-    """Made by `Workdir.opened`. What blocks on a disk is to be called in a thread."""
+    """Use `Workdir.opened`. Call methods that block on a disk in a thread."""
 
     def __init__(
         self, plan: RunPlan, runtime: Path, base: Mapping[str, str], images: Path | None
@@ -69,7 +69,7 @@ class Workdir:
     def opened(
         cls, plan: RunPlan, runtime: Path, base: Mapping[str, str], images: Path | None
     ) -> Iterator["Workdir"]:
-        """A workdir, whose runtime directory is gone afterwards."""
+        """Yield a workdir, and remove its runtime directory afterwards."""
         try:
             yield cls(plan, runtime, base, images)
         finally:
@@ -77,7 +77,7 @@ class Workdir:
 
     @asynccontextmanager
     async def console_following(self) -> AsyncIterator[None]:
-        """Show what ranks write, on this process's own streams."""
+        """Show the output of ranks on this process's own streams."""
         wanted = self._plan.console.is_colored
         screens = (Screen(1, wanted and os.isatty(1)), Screen(2, wanted and os.isatty(2)))
         async with opened_console(self._plan.node, self._plan.console, screens) as console:
@@ -86,7 +86,7 @@ class Workdir:
 
     @property
     def leaves_children(self) -> bool:
-        """What ranks have started may outlive a job that is done."""
+        """Processes that ranks have started may outlive a job that is done."""
         return self._plan.leave_children
 
     @property
@@ -97,7 +97,7 @@ class Workdir:
     def environs(
         self, order: StartRanks, ranks: Iterable[RankSeen]
     ) -> Mapping[int, Mapping[str, str]]:
-        """What these ranks were started with, and what arms their flight recorders."""
+        """The environments with which these ranks were started, with flight recorders armed."""
         found = {}
         for one in ranks:
             paths = RankPaths(one.folder / layout.ELASTIC_ERROR_FILE, self._images)
@@ -109,7 +109,7 @@ class Workdir:
         return found
 
     def node_plan(self, instance: str) -> NodePlan:
-        """For the warden and the forge."""
+        """The plan for the warden and the forge."""
         plan = self._plan
         shared, own = shared_and_own(plan, self._base, RankPaths(error_file=self._runtime))
         return NodePlan(
@@ -131,7 +131,7 @@ class Workdir:
         )
 
     def prepare(self, order: StartRanks) -> BatchPlan:
-        """Make the folders of a round's ranks, and say how they are to be started."""
+        """Make the folders of a round's ranks, and return how to start the ranks."""
         return BatchPlan(
             round=order.round,
             ranks=tuple(self._rank(order, local) for local in range(order.ranks)),
@@ -154,7 +154,7 @@ class Workdir:
         )
 
     def show(self, order: StartRanks) -> None:
-        """Show what these ranks write from now on."""
+        """Show the output of these ranks from now on."""
         assert self._console is not None
         for local_rank in range(order.ranks):
             rank = order.first_rank + local_rank
@@ -171,17 +171,17 @@ class Workdir:
             )
 
     def hide(self) -> None:
-        """Show the rest of what was written, and no more of it; nobody waits for that."""
+        """Show the rest of what was written, and nothing later, without a wait."""
         assert self._console is not None
         self._console.release()
 
     async def drain(self) -> None:
-        """Wait until the rest was shown, within reason."""
+        """Wait until the rest is shown, for a few seconds at most."""
         assert self._console is not None
         await self._console.drain(_DRAIN_WITHIN_S)
 
     def describe(self, order: StartRanks, rank: int, pid: int) -> None:
-        """Write whose output it is, beside it."""
+        """Write next to the output whose it is."""
         about = LogOwner(
             job=self._plan.job,
             round=order.round,
@@ -192,12 +192,12 @@ class Workdir:
             pid=pid,
             started_at=datetime.now(UTC),
         )
-        with contextlib.suppress(EverstepError):  # the output itself is what matters
+        with contextlib.suppress(EverstepError):  # the output itself matters more
             self.logs.say(about)
 
     def say(self, text: str, *, is_warning: bool = False) -> None:
-        """A line of our own, between those of the ranks."""
-        # Whoever read it may be gone, and the disk that it goes to full: the ranks run on.
+        """Write a line of our own between those of the ranks."""
+        # The reader may be gone, and the disk may be full: the ranks run on.
         with contextlib.suppress(OSError, ValueError):
             said = printable(f"everstep: {'warning: ' if is_warning else ''}{text}")
             sys.stderr.write(f"{said}\n")

@@ -1,4 +1,4 @@
-"""Evidence on its way into the store: the ends of logs, and what collectors have found."""
+"""Evidence on its way into the store: the ends of logs, and the findings of collectors."""
 
 import asyncio
 import logging
@@ -25,25 +25,25 @@ _PUT_WITHIN_S = 5.0
 _ONCE_MORE_AFTER_S = 5.0
 """A store that refuses a piece is asked once more: it may be electing a leader, or be full."""
 _BESIDE_MOST = 8
-"""So many collections may run in parallel; whoever asks for more gets the reason."""
+"""The most collections in parallel; further ones are reported as missing, with this reason."""
 _STREAMS = ("stderr", "stdout")
 Job = Callable[[], Awaitable[None]]
 
 
 @dataclass(slots=True)
 class _Failure:
-    """One rank that ended: the id that its fact will have, and its incident once known."""
+    """A rank that ended: the id of its future fact, and its incident once known."""
 
     fact: str = field(default_factory=new_id)
     incident: str | None = None
     blobs: dict[str, BlobRef] = field(default_factory=dict)
     is_recorded: bool = False
     is_unstored: bool = False
-    """The bus was away when its output was to be kept."""
+    """The bus was away when its output should have been stored."""
 
 
 class Collections:
-    """Collects in parallel with everything else, and keeps what comes: no decision waits for it."""
+    """Collects in parallel with everything else, and stores the pieces; no decision waits."""
 
     def __init__(
         self, job: str, bus: Bus, records: AgentFacts, record: Callable[[Fact], None], clock: Clock
@@ -59,7 +59,7 @@ class Collections:
         self._running = 0
 
     def collected(self, round: int, incident: str, pieces: Sequence[Piece]) -> None:
-        """Keep what was collected from ranks before they were stopped."""
+        """Store what was collected from ranks before they were stopped."""
         for piece in pieces:
             self._jobs.put_nowait(partial(self._keep, round, incident, piece))
 
@@ -72,9 +72,9 @@ class Collections:
         *,
         of_each: bool = False,
     ) -> None:
-        """Collect in parallel with everything else, and keep what comes.
+        """Collect in parallel with everything else, and store the pieces.
 
-        `of_each` has a fact of each kind, also of one that does not apply to this node.
+        With `of_each`, a fact is recorded for each kind, even if it does not apply to this node.
         """
         if self._running >= _BESIDE_MOST:
             why = f"{_BESIDE_MOST} collections run already on this node: try again"
@@ -93,7 +93,7 @@ class Collections:
         self._beside.put_nowait(collect_and_keep)
 
     async def collect_beside_for_ever(self) -> None:
-        """What was asked for by `collect`."""
+        """Run the collections that `collect` has queued."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 tasks.create_task(self._do_beside(await self._beside.get()), name="collection")
@@ -120,7 +120,7 @@ class Collections:
             await job()
 
     async def finish(self, within_s: float) -> None:
-        """Wait for what is under way."""
+        """Wait for the collections under way."""
         try:
             async with asyncio.timeout(within_s):
                 await self._beside.join()
@@ -162,7 +162,7 @@ class Collections:
 
 
 class EvidenceRecorder(Collections):
-    """Of ranks that this agent has started: the ends of what they wrote, too."""
+    """The evidence of ranks that this agent has started, which includes the ends of their logs."""
 
     def __init__(
         self,
@@ -179,12 +179,12 @@ class EvidenceRecorder(Collections):
         self._failures: dict[tuple[int, int], _Failure] = {}
 
     def fact_of(self, round: int, rank: int) -> str | None:
-        """The id of the fact about the end of this rank, recorded or not yet."""
+        """The id of the fact about the end of this rank, even if it is not recorded yet."""
         failure = self._failures.get((round, rank))
         return None if failure is None else failure.fact
 
     def rank_runs(self, order: StartRanks, rank: int, pid: int) -> None:
-        """Write whose output it is, beside it."""
+        """Write next to the output whose it is."""
 
         async def describe() -> None:
             await asyncio.to_thread(self._workdir.describe, order, rank, pid)
@@ -194,7 +194,7 @@ class EvidenceRecorder(Collections):
     def rank_exited(
         self, order: StartRanks, rank: int, pid: int, ending: RankExit, step: int | None
     ) -> None:
-        """Keep what this end left, and record it."""
+        """Store the output of a rank that ended, and record its end."""
         for old in [key for key in self._failures if key[0] < order.round - 1]:
             del self._failures[old]
         failure = self._failures.setdefault((order.round, rank), _Failure())
@@ -218,7 +218,7 @@ class EvidenceRecorder(Collections):
         self._jobs.put_nowait(keep)
 
     def belongs_to(self, round: int, rank: int, incident: str) -> None:
-        """Rendezvous has said which incident this end belongs to."""
+        """Rendezvous has reported the incident to which this end belongs."""
         failure = self._failures.get((round, rank))
         if failure is None or failure.incident is not None:
             return
@@ -227,7 +227,7 @@ class EvidenceRecorder(Collections):
             self._say_where(round, rank, failure)
 
     def round_stopped(self, order: StartRanks, incident: str, ranks: tuple[int, ...]) -> None:
-        """Keep what the job's first rank said last: it speaks for those that were stopped."""
+        """Store the last output of rank 0, which stands for all ranks that were stopped."""
         if order.first_rank or not ranks or ranks[0] != 0:
             return
         failure = self._failures.setdefault((order.round, 0), _Failure(incident=incident))

@@ -1,4 +1,4 @@
-"""The facts that an agent records: what became of its ranks."""
+"""The facts that an agent records about its ranks and its node."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -197,7 +197,7 @@ class AgentFacts:
         now: float,
         step: int | None,
     ) -> PreemptionAcknowledged | PreemptionSaved | PreemptionMissed:
-        """What became of a notice; `step` is the last one that was finished, where it is known."""
+        """The outcome of a preemption; `step` is the last finished step, where that is known."""
         of = self._of(order.round)
         match act:
             case actions.RecordStopSeen():

@@ -1,6 +1,6 @@
-"""Facts that agents of this state directory have left in their spools, sent by whoever comes next.
+"""Facts left in spools of this state directory by earlier agents, sent by the next one.
 
-Each spool has beside it where its bus is and how its agent logged in there: paths of secrets, not
+Next to each spool a file says where its bus is and how its agent logged in: paths of secrets, not
 the secrets. So facts of a job are sent with the login of that job.
 """
 
@@ -31,17 +31,17 @@ _TEXTS = ("url", "user", "inbox_prefix")
 
 @dataclass(frozen=True, slots=True)
 class SentSpool:
-    """What became of one spool."""
+    """The outcome for one spool."""
 
     spool: str
     size_bytes: int
-    """That waited in it."""
+    """The bytes that waited in it."""
     error: str = ""
-    """Why it waits still; empty when the stream has all of it."""
+    """Why the spool still waits; empty when the stream has all of it."""
 
 
 def remember(folder: Path, settings: BusSettings) -> None:
-    """Keep beside the spool in `folder` how its facts reach their bus. OSError if that fails."""
+    """Write next to the spool in `folder` how its facts reach their bus. Raises OSError."""
     paths = {name: _text(getattr(settings, name)) for name in _PATHS}
     texts = {name: getattr(settings, name) for name in _TEXTS}
     fresh = folder / f"{LOGIN}.new"
@@ -52,25 +52,25 @@ def remember(folder: Path, settings: BusSettings) -> None:
 
 
 async def send_left(spools: Path, within_s: float) -> AsyncIterator[SentSpool]:
-    """Send what waits in each spool below `spools` that no process has open, one by one.
+    """Send the contents of each spool below `spools` that no process has open, one by one.
 
-    `within_s` bounds the connection, and then the sending, of each of them.
+    `within_s` bounds the connection, and then the sending, for each of them.
     """
     for folder in await asyncio.to_thread(lambda: sorted(spools.glob("*/"))):
-        with contextlib.suppress(SpoolBusyError):  # its process is there, and sends it
+        with contextlib.suppress(SpoolBusyError):  # its process lives, and sends it
             size_bytes = await asyncio.to_thread(_waiting_bytes, folder)
             if size_bytes:
                 yield SentSpool(folder.name, size_bytes, await _send(folder, within_s))
 
 
 async def send_left_and_log(spools: Path) -> None:
-    """The same, for whoever has other things to do."""
+    """Send the spools, and only log the outcome."""
     async for sent in send_left(spools, _WITHIN_S):
         log.info("left_facts spool=%s bytes=%d error=%s", *astuple(sent))
 
 
 async def _send(folder: Path, within_s: float) -> str:
-    """Send all that waits in one spool; why some of it waits still."""
+    """Send all of one spool; return why some of it still waits."""
     try:
         settings = await asyncio.to_thread(_recall, folder, within_s)
         async with connect(settings, folder.name, spool=folder) as bus:

@@ -1,4 +1,4 @@
-"""How far the ranks of this node are: for beats, for progress facts, for reports."""
+"""The progress of this node's ranks: for beats, for progress facts, for reports."""
 
 from collections.abc import Callable, Collection, Iterator
 
@@ -25,7 +25,7 @@ _SECTIONS_EVERY = 10
 
 
 class ProgressReader:
-    """Reads the ranks' pages from outside; asks nothing of the ranks."""
+    """Reads the pages of the ranks from outside; the ranks need not answer."""
 
     def __init__(
         self,
@@ -52,17 +52,17 @@ class ProgressReader:
         """Knows where ranks are, and whether they are paused or have stalled."""
 
     def begins(self, order: StartRanks) -> None:
-        """A round's ranks are about to be started here."""
+        """The ranks of a round are about to be started here."""
         self._order = order
         self._said_at = self._clock.now()
         self._said_step = self.warm_ranks = 0
 
     def runs(self, event: RankRuns) -> None:
-        """A rank runs."""
+        """A rank has started."""
         self.warm_ranks += event.start == "warm"
 
     def stepped(self, order: StartRanks, step: int) -> ProgressMade | None:
-        """The fact that the training is back, from slot 0."""
+        """The fact that the training steps again, from slot 0."""
         if order.slot != 0 or self._said_step:
             return None
         self._said_step = step
@@ -78,15 +78,15 @@ class ProgressReader:
         return None if page is None or not page.step else page.step
 
     def pids(self, ranks: Collection[int]) -> dict[int, int]:
-        """The processes of these ranks."""
+        """The process ids of these ranks."""
         pages = {rank: self._page(rank) for rank in ranks}
         return {rank: page.pid for rank, page in pages.items() if page is not None and page.pid}
 
     def last_step(self) -> int | None:
-        """The highest step of our ranks, where the script says which it is.
+        """The highest step of our ranks, if the script numbers its steps.
 
-        Steps that we count ourselves begin anew with each round: they are no place in the
-        training, and nothing may be concluded from them about a round before.
+        Steps that the SDK or the agent counts begin anew in each round: they say nothing about
+        earlier rounds.
         """
         said = [page.step for page in self._pages() if page.counted_by is CountedBy.SDK]
         if said:
@@ -94,17 +94,17 @@ class ProgressReader:
         return self._last_step
 
     def age_s(self) -> float | None:
-        """Since any rank of ours last moved."""
+        """Seconds since any rank of ours last moved."""
         moved = [page.progress_s for page in self._pages() if page.progress_s]
         return max(0.0, self._clock.now() - max(moved)) if moved else None
 
     def facts(self) -> Iterator[ProgressMade]:
-        """Once a minute, while steps are made: how many, and how fast; from slot 0."""
+        """Once a minute, while steps are made, the number of steps and their time; from slot 0."""
         if self._order is not None and self._clock.now() - self._said_at >= _EVERY_S:
             yield from self._progressed(self._order)
 
     def ends(self) -> Iterator[ProgressMade]:
-        """The last step of a round, where it was not said yet."""
+        """The last step of a round, unless it was reported already."""
         order, self._order = self._order, None
         if order is not None:
             yield from self._progressed(order)
@@ -112,7 +112,7 @@ class ProgressReader:
     def beat(
         self, *, cut_off: bool, door: LivenessPort | None = None, alive: tuple[str, ...] = ()
     ) -> NodeBeat:
-        """How it is now."""
+        """The beat of this moment."""
         self._sequence += 1
         agent = self._agent
         order = agent.order
@@ -143,7 +143,7 @@ class ProgressReader:
     def _limits_to_tell(
         self, order: StartRanks | None, *, is_due: bool
     ) -> tuple[SectionLimit, ...]:
-        """One node tells the limits of its job: with every tenth beat, and when they change."""
+        """The limits that slot 0 tells for its job: with every tenth beat, and when they change."""
         if order is None or order.slot != 0:
             return ()
         limits = self._stalls.in_force()
@@ -180,7 +180,7 @@ class ProgressReader:
 def beat_of(
     rank: int, page: PageReading | None, standing: RankStanding | None, now: float
 ) -> RankBeat:
-    """How a rank is, by its page and by those who look for stalls."""
+    """The beat of one rank, from its page and from the monitor of stalls."""
     is_starting = page is None or not (page.step or page.beats)
     if page is None or standing is None:
         return RankBeat(rank=rank, state="starting" if is_starting else "running")

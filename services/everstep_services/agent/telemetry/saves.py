@@ -1,4 +1,4 @@
-"""Has ranks save and stop after a step that is agreed on, and says what became of it."""
+"""Asks ranks to save and to stop after an agreed step, and records the outcome."""
 
 import logging
 from collections.abc import Callable
@@ -15,15 +15,15 @@ from trainer_sdk.page import BadPageError, CountedBy
 log = logging.getLogger(__name__)
 
 _HASTE = 1.25
-"""The next steps may be so much shorter than the latest were."""
+"""The next steps may be shorter than the latest by this factor."""
 _WRITING_S = 0.1
-"""All pages of a node are written within that."""
+"""All pages of a node are written within this time."""
 _UNKNOWN_STEP_S = 0.5
-"""Of a rank that has made one step only."""
+"""The assumed step time of a rank that has made one step only."""
 
 
 class CoordinatedSaves:
-    """Scripts that look at `should_stop` are asked by their page, others by a signal."""
+    """Asks scripts that look at `should_stop` through their pages, and others by a signal."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class CoordinatedSaves:
         self._record = record
 
     def passed_on(self, act: actions.PassNotice) -> actions.SignalRanks | None:
-        """The signal, if the ranks of this node are to have it."""
+        """The signal, if the ranks of this node should get it."""
         return (
             None
             if self._counting()
@@ -50,9 +50,9 @@ class CoordinatedSaves:
         )
 
     def counts_now(self, act: actions.AskRanksToStop) -> actions.SendReport | None:
-        """How far ranks are, if they count steps since this one was named, and nobody did then.
+        """The progress of ranks that count steps only since rendezvous named one; None otherwise.
 
-        A step of our own would part them from those of other nodes.
+        A step chosen here would part these ranks from those of other nodes.
         """
         order = self._agent.order
         if act.after_step != 0 or order is None or order.slots == 1 or not self._counting():
@@ -60,12 +60,12 @@ class CoordinatedSaves:
         return self.reached(actions.ReportProgress(order.round))
 
     def ask_to_stop(self, act: actions.AskRanksToStop) -> bool:
-        """Write it on the pages of those who look there; False if nobody does."""
+        """Write the step on the pages of ranks that look there; False if none does."""
         ranks = self._counting()
         if not ranks:
             return False
         after_step = act.after_step
-        if not after_step:  # nobody has named one, or nobody counted steps when it was named
+        if not after_step:  # nobody has named a step, or nobody counted steps when it was named
             after_step = max(self._reaches(rank) for rank in ranks)
         for rank in ranks:
             rank.page.ask_to_stop(after_step)
@@ -73,14 +73,14 @@ class CoordinatedSaves:
         return True
 
     def ask_to_save(self, act: actions.AskRanksToSave) -> None:
-        """The same for those who go on."""
+        """Ask ranks to save after a step, and to go on."""
         ranks = self._counting()
         for rank in ranks:
             rank.page.ask_to_save(act.after_step)
         log.info("asked_to_save ranks=%d after_step=%d", len(ranks), act.after_step)
 
     def reached(self, act: actions.ReportProgress) -> actions.SendReport:
-        """How far the furthest rank is, and how short a step is."""
+        """The last step of the rank that is ahead, and the length of a short step."""
         paces = [self._pace(rank) for rank in self._counting()]
         if not paces:
             return actions.SendReport(act.round, "reached", "the SDK counts no steps here")
@@ -95,7 +95,7 @@ class CoordinatedSaves:
         )
 
     def put_on_record(self, act: actions.RecordAction) -> None:
-        """A notice, and what became of it."""
+        """Record a notice of preemption, or its outcome."""
         order, now = self._agent.order, self._clock.now()
         if isinstance(act, actions.RecordNotice):
             self._record(self._records.preemption_noticed(self._scheduler, act))
@@ -104,13 +104,13 @@ class CoordinatedSaves:
             self._record(self._records.preemption(order, act, now=now, step=step))
 
     def has_seen(self, rank: int) -> int | None:
-        """The last step of a rank that has seen that it should stop: its datagram may be lost."""
+        """The last step of a rank that has seen the request to stop, read from its page."""
         known = self._rank(rank)
         page = None if known is None else known.reading()
         return page.step if page is not None and page.stop_seen_s else None
 
     def _counting(self) -> list[WatchedRank]:
-        """All ranks of this node, if the script of any looks whether it should stop."""
+        """All ranks of this node, if any script of them looks whether it should stop."""
         order = self._agent.order
         if order is None:
             return []
@@ -125,7 +125,7 @@ class CoordinatedSaves:
         return step + 1 + floor(_HASTE * (age_s + _WRITING_S) / step_s)
 
     def _pace(self, rank: WatchedRank) -> tuple[int, float, float]:
-        """Its last step, how long ago that was finished, and how long a short step takes."""
+        """A rank's last step, the seconds since it was finished, and the length of a short step."""
         page = rank.reading()
         if page is None or not page.steps:
             return 0, 0.0, _UNKNOWN_STEP_S

@@ -291,7 +291,7 @@ def _of_alike(case: Case, same: Sequence[RankEnd]) -> Claim:
     end = same[0]
     cause, kind, strength, what = _cause_of(end)
     if kind == _WRONG_SIZE:
-        return Claim(  # of which rank is not told: it may be any whose tensors met here
+        return Claim(  # the rank is unknown: any of those in this collective
             cause=cause, kind=kind, strength=strength, fact=end.fact, fingerprint=kind,
             says=f"{_ranks_told(sorted(one.rank for one in same))} {what}",
         )  # fmt: skip

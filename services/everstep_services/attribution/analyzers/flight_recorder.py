@@ -21,7 +21,7 @@ _MORE_SUSPECTS = 0.5
 _ALL_JOINED: frozenset[Kind] = frozenset({"not_started", "half_completed", "stuck"})
 """Faults of what is below the ranks, as long as all live: the end of one tears its collectives."""
 _OF_ALL: frozenset[Kind] = frozenset({"mismatch", "cycle"})
-"""Faults that are the script's, whoever of their ranks has it wrong."""
+"""Faults of the script, no matter which of the ranks is wrong."""
 
 
 class _Reading(NamedTuple):

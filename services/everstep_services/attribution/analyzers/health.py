@@ -15,12 +15,12 @@ _CHECKS: Mapping[str, Cause] = {
 }  # fmt: skip
 _FAULTS = frozenset({"reset", "reboot", "drain", "replace"})
 _NEAR = timedelta(minutes=15)
-"""A check that failed so long before or after counts whole."""
+"""A check that failed within this time before or after the incident counts fully."""
 _DAY = timedelta(days=1)
 
 
 async def analyze(incident: Incident) -> Sequence[Claim]:
-    """What was said about its nodes."""
+    """Return claims from health's findings about the incident's nodes."""
     case = incident.case
     signs = _newest(case)
     everywhere = _everywhere(case, signs)
@@ -39,7 +39,7 @@ def _newest(case: Case) -> list[NodeSign]:
             case "cleared":
                 open_signs.pop((sign.node, "suspected", ""), None)
             case _:
-                pass  # lost, returned, left: how nodes ended is told by `ends`
+                pass  # lost, returned, left: `ends` covers how nodes ended
     return list(open_signs.values())
 
 

@@ -24,7 +24,7 @@ from everstep_services.attribution.domain.claims import Claim
 from everstep_services.attribution.incident import Incident
 
 _FULL = 0.95
-"""So much of a group's memory in use, in parts of its limit, is a shortage."""
+"""Memory in use of a group, as a part of its limit, from which on it is short of memory."""
 _PRESSURE = 10.0
 """Per cent of the last ten seconds in which processes waited for memory: a shortage, too."""
 _GROUPS_MOST = 4

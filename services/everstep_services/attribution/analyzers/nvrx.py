@@ -79,7 +79,7 @@ def places(result: Any) -> Sequence[Claim]:
 
 
 async def _called(step: Callable[[Any], Any], data: Any) -> Any:
-    """Theirs may block: it runs beside the loop, unless it is async."""
+    """Call a step of a plug-in, which may block: in a thread, unless it is async."""
     if inspect.iscoroutinefunction(step):
         return await step(data)
     result = await asyncio.to_thread(step, data)

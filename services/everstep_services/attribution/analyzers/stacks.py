@@ -12,9 +12,9 @@ from everstep_services.attribution.stack_analysis.rules import shipped
 
 _SUSPECTS_MOST = 8
 _MORE_SUSPECTS = 0.5
-"""What is said of each of more than two suspects, in parts."""
+"""The factor for the strength of each suspect if there are more than two."""
 _ENDING = 0.3
-"""What is said of ranks that are ending, in parts: mostly they end since others did."""
+"""The factor for ranks that are ending: mostly they end because others did."""
 _OWN_DOMAIN = 0.75
 """How much a stack tells of the cause, in parts of how much it tells of the place."""
 

@@ -6,5 +6,5 @@ explanations.py claims that say the same, together
 combiner.py    all claims into one verdict; its numbers are in weights.toml
 weights.py     those numbers
 verdicts.py    a verdict as the fact that people read, and whether it differs from the last one
-past.py        earlier incidents, and what was said about nodes
+past.py        earlier incidents, and the findings about nodes
 """

@@ -46,7 +46,7 @@ CASES_MOST: Final = 8
 """Of a job: older ones are no longer amended."""
 _ENDS_MOST = 2048
 _WHOLE_ENDS_MOST = 64
-"""So many ends are kept with their tracebacks."""
+"""The most ends that are kept with their tracebacks."""
 _PIECES_MOST = 512
 _SIGNS_MOST = 64
 _SLOW_MOST = 64
@@ -55,7 +55,7 @@ _SHORT_MOST = 240
 _TRACEBACK_MOST = 4096
 _ENDS_A_JOB = frozenset({"stop_job", "restart_job", "drain_node"})
 _CAPTURE = "capture"
-"""How the ids of captures begin, which are no incidents."""
+"""The prefix of the ids of captures, which are not incidents."""
 _LEFT_BADLY = frozenset({"preempted", "drained", "excluded", "operator", "failed"})
 
 
@@ -189,7 +189,7 @@ class JobCases:
         return self._changed(replace(case, ends=(*case.ends, end)))
 
     def _done(self, case: Case, fact: RankExited) -> str | None:
-        """Whoever is done while others go on has left them."""
+        """Note a rank that has finished while others continue."""
         if any(one.rank == fact.rank and one.round == fact.round for one in case.done):
             return None
         if len(case.done) >= _SIGNS_MOST:

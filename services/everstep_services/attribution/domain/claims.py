@@ -40,7 +40,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()
     """Nodes that this is evidence of: never merely the nodes that the ranks run on."""
     is_transient: bool | None = None
-    """The same run may succeed next time; None where that cannot be told."""
+    """Whether the same run may succeed next time; None if unknown."""
     fingerprint: str = ""
     """The failure without its accidents."""
     fact: str | None = None
@@ -48,7 +48,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     blob: BlobRef | None = None
     """The blob that it comes from."""
     analyzer: str = ""
-    """Who says so; filled in by whoever runs the analyzers."""
+    """The analyzer that made the claim; set by the examiner."""
 
 
 def cause_of(text: str) -> Cause:

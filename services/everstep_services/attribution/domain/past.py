@@ -1,4 +1,4 @@
-"""Earlier incidents of all jobs, and what was said about nodes. Pure, and bounded."""
+"""Earlier incidents of all jobs, and findings about nodes. Pure, and bounded."""
 
 from collections.abc import Collection, Iterable, Iterator
 from itertools import takewhile
@@ -53,7 +53,7 @@ class History:
 
     @property
     def signs(self) -> tuple[NodeSign, ...]:
-        """What was said about nodes."""
+        """Return all findings about nodes."""
         return tuple(sign for signs in self._signs.values() for sign in signs)
 
     def take(self, fact: Fact, step: int | None = None) -> None:
@@ -71,7 +71,7 @@ class History:
                 pass
 
     def signs_of(self, case: Case) -> tuple[NodeSign, ...]:
-        """What was said about the nodes of a case."""
+        """Return the findings about the nodes of a case."""
         known = {sign.fact for sign in case.nodes}
         return tuple(
             sign

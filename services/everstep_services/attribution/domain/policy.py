@@ -17,7 +17,7 @@ Action = Literal["stop", "replace"]
 RuleId = Literal["stop.user_error", "replace.repeat_offender"]
 _DETERMINISTIC = frozenset({"user_code", "configuration", "data"})
 _SURE = 0.5
-"""Verdicts with less confidence are no reason to act, nor to count."""
+"""Verdicts with less confidence lead to no action, and do not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +27,20 @@ class Switches:
     user_errors: Mode = "observe"
     repeat_offenders: Mode = "observe"
     offences: int = 2
-    """So many verdicts that name a node make it a repeat offender …"""
+    """The number of verdicts that make a node a repeat offender …"""
     offences_within_s: float = 86_400.0
     """… when they came within this time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is to be done about one verdict, or would be."""
+    """The action on one verdict, real or only observed."""
 
     rule: RuleId
     mode: Mode
     reason: str
     node: str | None = None
-    """The node that is to be replaced."""
+    """The node to replace."""
     evidence: tuple[str, ...] = ()
     """The incidents that it rests on, besides the present one."""
 

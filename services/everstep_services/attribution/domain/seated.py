@@ -1,4 +1,4 @@
-"""What is weighed of a case: what was said of nodes that train for its job, as rendezvous knows.
+"""Keeps of a case only the evidence about nodes that, according to rendezvous, train for its job.
 
 A job's login may put evidence, ends and signs of any node on record, and name any as a member of a
 round. The members are those of rendezvous' document while it is of the case's round. Of another
@@ -25,7 +25,7 @@ P = TypeVar("P", bound=_OfNode)
 
 
 def seated(case: Case, document: RoundDocument | None) -> Case:
-    """The case without what is said of nodes that had no seat in its job."""
+    """Return the case without evidence about nodes that had no seat in its job."""
     if document is None:
         return replace(case, members=())
     nodes = document.nodes
@@ -56,7 +56,7 @@ def naming_only(claims: Iterable[Claim], document: RoundDocument | None) -> Iter
     nodes = frozenset[str]() if document is None else document.nodes
     for claim in claims:
         if not is_sound(claim):
-            yield claim  # whoever combines them leaves it out, and says so
+            yield claim  # the combiner leaves it out, and reports that
             continue
         named = tuple(node for node in claim.nodes if node in nodes)
         if named or not claim.nodes or not claim.is_against:

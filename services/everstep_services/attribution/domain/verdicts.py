@@ -19,7 +19,7 @@ from everstep_services.attribution.domain.combiner import Judged, combine
 
 SOURCE = "attribution"
 _SURER = 0.1
-"""A confidence that changes by less is no news."""
+"""A smaller change of the confidence makes no new revision."""
 _MISSING_MOST = 32
 _TEXT_MOST = 500
 _TOLD_NODES = 8

@@ -1,8 +1,9 @@
 """Names what a job waits for, from the summaries of its ranks' dumps. Pure.
 
-Whoever follows the arrows of `waits.py` ends at what waits for nothing: a rank that is in no
-collective, a rank without a dump, a meeting at which ranks call different things, one that all
-have joined and that still does not end, or a circle. Those are the faults; all others are victims.
+The dependencies of `waits.py` lead to something that waits for nothing: a rank outside of all
+collectives, a rank without a dump, a collective in which ranks call different operations, a
+collective that all have joined and that does not end, or a cycle. These are the faults; all other
+ranks are victims.
 A wait that is no longer than others in the same ring accuses nobody.
 """
 
@@ -423,7 +424,7 @@ class _Judgement:
 
 
 def _together(ends: Sequence[Sequence[Node]]) -> Iterable[Sequence[Node]]:
-    """Single ranks are one end: who did not come is told together."""
+    """Merge ends that are single ranks, so that all missing ranks are reported together."""
     alone = [one[0] for one in ends if len(one) == 1 and isinstance(one[0], int)]
     if alone:
         yield alone

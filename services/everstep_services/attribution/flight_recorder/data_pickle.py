@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 
 class NotDataError(Exception):
-    """A pickle wants to import something, is torn, or is no pickle."""
+    """A pickle imports something, is truncated, or is not a pickle."""
 
 
 class _DataUnpickler(pickle.Unpickler):
@@ -33,4 +33,4 @@ def load_data(content: bytes) -> Any:
     except MemoryError:
         raise NotDataError("it asks for more memory than a dump may take") from None
     except Exception as error:
-        raise NotDataError(f"it is no whole pickle: {error}") from error
+        raise NotDataError(f"it is not a complete pickle: {error}") from error

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -36,12 +37,23 @@ _UNEVEN_OUTPUTS = ("gather", "all_to_all", "alltoall", "reduce_scatter", "reduce
 """Operations whose outputs may."""
 
 
+_SAME = (
+    "profiling_name", "process_group", "pg_name", "pg_id", "input_sizes", "output_sizes",
+    "input_dtypes", "output_dtypes", "is_p2p",
+)  # fmt: skip
+"""What entries of equal calls have in common."""
+_NUMBERS = (
+    "record_id", "collective_seq_id", "time_created_ns", "time_discovered_completed_ns",
+    "time_discovered_started_ns", "timeout_ms", "state",
+)  # fmt: skip
+
+
 class BadDumpError(Exception):
-    """A file that is no dump of a flight recorder; says why."""
+    """The file is not a dump of a flight recorder; the text has the reason."""
 
 
 def read_dump(content: bytes, rank: int, taken_ns: int = 0) -> RankSummary:
-    """What a dump says of its rank. Raises `BadDumpError` for what is no dump."""
+    """Return the summary of a rank's dump; `BadDumpError` if it is not a dump."""
     data, problems = _decoded(content)
     entries, head = _parts(data)
     version = str(head.get("version", ""))[:32]
@@ -50,9 +62,11 @@ def read_dump(content: bytes, rank: int, taken_ns: int = 0) -> RankSummary:
     elif not version.split(".")[0].isdigit() or int(version.split(".")[0]) > _KNOWN_VERSION:
         problems.append(f"its version {version} is unknown: read as one of {_KNOWN_VERSION}.x")
     reader = _Reader(head)
-    for entry in entries:
-        reader.take(entry)
-    return reader.summary(rank, version, taken_ns, problems)
+    try:
+        reader.take_all(entries)
+        return reader.summary(rank, version, taken_ns, problems)
+    finally:
+        reader.forget_order()
 
 
 def _decoded(content: bytes) -> tuple[Any, list[str]]:
@@ -92,7 +106,7 @@ def _salvaged(content: bytes, why: str) -> tuple[Any, list[str]]:
             break
         entries.append(entry)
     if not entries:
-        raise BadDumpError(f"it is no whole JSON, and no entry of it can be read: {why}")
+        raise BadDumpError(f"it is not complete JSON, and no entry of it can be read: {why}")
     version = re.search(r'"version"\s*:\s*"([\d.]{1,16})"', text)
     head = {"entries": entries, "version": version[1] if version else ""}
     return head, [f"it is cut off: {len(entries)} entries could be read ({why})"]
@@ -114,7 +128,17 @@ def _parts(data: Any) -> tuple[list[Any], Mapping[str, Any]]:
 class _Call:
     """A call that entries repeat: what all of them have in common, read once."""
 
-    __slots__ = ("_same", "digest", "group", "is_close", "is_transfer", "next", "text", "transfer")
+    __slots__ = (
+        "_same",
+        "digest",
+        "group",
+        "is_close",
+        "is_transfer",
+        "next",
+        "text",
+        "transfer",
+        "usual",
+    )
 
     def __init__(
         self,
@@ -125,6 +149,8 @@ class _Call:
         transfer: "re.Match[str] | None",
     ) -> None:
         self._same: tuple[Any, ...] = _same(entry)
+        self.usual: tuple[Any, ...] | None = None
+        """The same by `_Usual.same_of`."""
         self.group = group
         self.text = text
         self.digest = digest
@@ -138,24 +164,53 @@ class _Call:
     def forget(self) -> None:
         """Recognise no other entry: comparing them would take too long."""
         self._same = ()
+        self.usual = None
 
     def is_made_by(self, entry: Mapping[str, Any]) -> bool:
         return self._same == _same(entry)
 
 
 def _same(entry: Mapping[str, Any]) -> tuple[Any, ...]:
-    get = entry.get
-    return (
-        get("profiling_name"),
-        get("process_group"),
-        get("pg_name"),
-        get("pg_id"),
-        get("input_sizes"),
-        get("output_sizes"),
-        get("input_dtypes"),
-        get("output_dtypes"),
-        get("is_p2p"),
-    )
+    return tuple(map(entry.get, _SAME))
+
+
+class _Usual:
+    """Reads the fields of entries that have the same ones as a first entry."""
+
+    __slots__ = ("_absent", "_numbers_of", "_same_of")
+
+    def __init__(self, entry: Mapping[str, Any]) -> None:
+        absent = [name for name in _SAME if name not in entry]
+        self._absent = absent[0] if len(absent) == 1 else None
+        self._same_of = itemgetter(*(name for name in _SAME if name in entry), _SAME[0])
+        self._numbers_of = itemgetter(*_NUMBERS)
+
+    def same(self, entry: Mapping[str, Any]) -> tuple[Any, ...] | None:
+        """What equal calls have in common; None for an entry with other fields."""
+        if self._absent is None or self._absent in entry:
+            return None
+        try:
+            return self._same_of(entry)  # type: ignore[no-any-return]
+        except KeyError:
+            return None
+
+    def numbers(self, entry: Mapping[str, Any]) -> tuple[int, int, int, int] | None:
+        """Record, sequence, begin and end of an entry that is over; None where it may not be."""
+        try:
+            record, sequence, created, over, began, timeout_ms, state = self._numbers_of(entry)
+        except KeyError:
+            return None
+        if began is None:
+            began = 0
+        if (
+            state != "completed"
+            or not type(record) is type(sequence) is type(created) is int
+            or not type(over) is type(began) is type(timeout_ms) is int
+            or not 0 <= record | sequence | created | over | began | timeout_ms < _LARGEST
+            or over - (began or created) >= timeout_ms * 1_000_000
+        ):
+            return None
+        return record, sequence, created, over
 
 
 class _Reader:
@@ -169,12 +224,48 @@ class _Reader:
         self._digests: dict[str, int] = {}
         self._left = _MOST_DIMENSIONS
         self._calls: dict[tuple[str, str], _Call] = {}
+        self._order: list[_Call] = []
         self._before: _Call | None = None
         self._bad = 0
         self._nameless = 0
         self._count = 0
         self._highest = -1
         self._newest_ns = 0
+        self._usual: _Usual | None = None
+
+    def take_all(self, entries: Sequence[Any]) -> None:
+        for entry in entries:
+            if not self._take_usual(entry):
+                self.take(entry)
+
+    def forget_order(self) -> None:
+        """Take apart the circle of calls: readers do not look for circles to free."""
+        for call in self._order:
+            call.next = None
+
+    def _take_usual(self, entry: Any) -> bool:
+        """Take an entry that is over and repeats the call that came next before, as most do.
+
+        It does what `take` does, in half the time.
+        """
+        before, usual = self._before, self._usual
+        call = before.next if before is not None else None
+        if call is None or call.usual is None or usual is None or type(entry) is not dict:
+            return False
+        numbers = usual.numbers(entry) if usual.same(entry) == call.usual else None
+        if numbers is None:
+            return False
+        record, sequence, created, over = numbers
+        self._before = call
+        self._count += 1
+        if record > self._highest:
+            self._highest = record
+        if self._newest_ns < over:
+            self._newest_ns = over
+        if self._newest_ns < created:
+            self._newest_ns = created
+        self._take_call(call, sequence, created)
+        return True
 
     def take(self, entry: Any) -> None:
         if not isinstance(entry, dict):
@@ -192,16 +283,19 @@ class _Reader:
             self._highest = record
         self._newest_ns = max(self._newest_ns, created, over)
         sequence = _number(entry.get("collective_seq_id", entry.get("seq_id")))
+        self._take_call(call, sequence, created)
+        is_part = not call.is_transfer or call.transfer is not None
+        # What closes a batch of transfers stands for them all: these are listed themselves.
+        if is_part and not _is_over(entry, created, over):
+            call.group.take_pending(_pending(entry, sequence, call))
+
+    def _take_call(self, call: _Call, sequence: int, created: int) -> None:
         if call.is_transfer:
             call.group.take_transfer(call.transfer, created)
         else:
             call.group.take_collective(sequence, call.digest, created)
             if call.is_close:
                 call.group.take_close(sequence)
-        is_part = not call.is_transfer or call.transfer is not None
-        # What closes a batch of transfers stands for them all: these are listed themselves.
-        if is_part and not _is_over(entry, created, over):
-            call.group.take_pending(_pending(entry, sequence, call))
 
     def _call(self, entry: Mapping[str, Any]) -> _Call | None:
         """What is called; None if the entry does not tell."""
@@ -223,7 +317,10 @@ class _Reader:
             return known
         transfer = _TRANSFER.fullmatch(_text(entry.get("profiling_name")))
         call = _Call(entry, group, text, self._digest(text), transfer)
+        self._order.append(call)
         if self._is_small(entry):
+            self._usual = self._usual or _Usual(entry)
+            call.usual = self._usual.same(entry)
             self._calls[group.name, text] = call
         else:
             call.forget()
@@ -297,9 +394,9 @@ class _Reader:
 
     def summary(self, rank: int, version: str, taken_ns: int, problems: list[str]) -> RankSummary:
         if self._bad:
-            problems.append(f"{self._bad} entries are no entries, and were left out")
+            problems.append(f"{self._bad} invalid entries were left out")
         if self._nameless:
-            problems.append(f"{self._nameless} entries say of no operation, and were left out")
+            problems.append(f"{self._nameless} entries without an operation were left out")
         lost = max(0, self._highest + 1 - self._count)
         texts = [(digest, text) for text, digest in self._digests.items()]
         return RankSummary(

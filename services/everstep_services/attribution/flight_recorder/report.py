@@ -19,7 +19,7 @@ _STATES = {
 def lines(
     report: Report, *, most: int = _MOST_MEETINGS, groups: Collection[str] = ()
 ) -> Iterator[str]:
-    """A report for people, with so many collectives, of these groups only."""
+    """Yield a report for people, limited to these groups and this number of collectives."""
     yield report.summary
     yield ""
     for number, fault in enumerate(report.faults, 1):

@@ -73,7 +73,7 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unreadable(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that is no dump, or not a whole one."""
+    """A file that is not a dump, or an incomplete one."""
 
     name: str
     reason: str

@@ -168,7 +168,7 @@ class WaitGraph:
         if group is None:
             return  # a transfer that both have begun
         if group.mismatch is not None and group.mismatch.sequence <= meeting[1]:
-            return  # that explains it: whoever came later did so because of it
+            return  # that explains it: later calls differ because of it
         joined = [r for r in group.records if group.has_joined(r, meeting[1])]
         # Nobody is alone in a group: where no dump lists its ranks, it may be any that are missing.
         members = (

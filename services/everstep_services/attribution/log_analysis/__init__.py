@@ -4,6 +4,7 @@ rules.toml       what each kind of line means, with its source
 rules.py         the rules, and the kind of a line
 files.py         files that people name, read into an analysis
 chunks.py        files in pieces, and the few lines in them that can mean anything
+word_filter.py   which lines have one of many words, all lines at once
 origins.py       whose line it is: rank, node
 clocks.py        when it was written, and which of two was certainly earlier
 tracebacks.py    Python's tracebacks, line by line

@@ -312,7 +312,7 @@ class LogAnalysis:
         return failure if rank is None else failure.of_rank(rank)
 
     def _silent(self) -> tuple[int, ...]:
-        """Ranks of which no line tells anything, among those up to the highest known one."""
+        """Return the ranks without any line, up to the highest known rank."""
         failed = {
             rank
             for (rank, _, _), kept in self._origins.items()

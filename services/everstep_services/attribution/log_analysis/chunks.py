@@ -6,22 +6,29 @@ all lines of it are passed over at the cost of one look into a set.
 """
 
 import re
+import sys
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice
-from typing import BinaryIO, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from everstep_services.attribution.log_analysis.word_filter import WordFilter
 
 CHUNK_BYTES = 1 << 20
 _DROPPED = b"0123456789.+-\r"
 _MOST_SHAPES = 20_000
 _LONGEST_SHAPE = 1024
+_LEAST_FILTERED = 256 << 10
+"""From this many bytes without a known shape on, starting the filter pays off."""
 _LONGEST_LINE = 4096
 """Of a longer line only what stands around words of the rules is looked at."""
 _BEFORE_WORD = 512
 _AFTER_WORD = 1536
 _MOST_WINDOWS = 8
 _PROGRESS = (b"iteration", b"step", b"epoch", b"loss")
+_PROGRESS_WORD = re.compile(b"|".join(_PROGRESS))
 _COUNTED = re.compile(rb"(?i)(?:iter(?:ation)?|step|epoch|loss)\W{0,12}\d")
 _LOOKED_AT = 400
 _MOST_LOOKS = 512
@@ -56,9 +63,12 @@ def shape_of(content: bytes) -> bytes:
 class Shapes:
     """Which shapes of lines are quiet, for all files together."""
 
-    def __init__(self, words: Collection[str]) -> None:
+    def __init__(self, words: Collection[str], least_filtered: int = _LEAST_FILTERED) -> None:
         self._spelled = sorted({word.lower().encode() for word in words})
-        self._word = re.compile(_one_of({shape_of(word) for word in self._spelled}))
+        self._shaped = {shape_of(word) for word in self._spelled}
+        self._word = re.compile(_one_of(self._shaped))
+        self._least_filtered = least_filtered
+        self._filter: WordFilter | None = None
         self.quiet: set[Shape] = set()
         self._loud: set[Shape] = set()
         self.progress: set[Shape] = set()
@@ -73,25 +83,40 @@ class Shapes:
             self._loud.clear()
             self.progress.clear()
             fresh = set(shapes)
-        texts = {
-            shape: (shape if isinstance(shape, bytes) else (long or {})[shape]).lower()
-            for shape in fresh
-        }
-        loud = self._with_words(texts.values())
-        for at, (shape, lower) in enumerate(texts.items()):
-            if at in loud:
-                self._loud.add(shape)
-            else:
-                self.quiet.add(shape)
-                if any(word in lower for word in _PROGRESS):
-                    self.progress.add(shape)
+        texts = [_text_of(shape, long) for shape in fresh] if long else fresh
+        loud, progress = self._with_words(b"\n".join(texts).lower())  # type: ignore[arg-type]
+        self.quiet |= fresh
+        if loud or progress:
+            ordered = list(fresh)
+            self._loud.update(ordered[at] for at in loud)
+            self.quiet -= self._loud
+            self.progress.update(ordered[at] for at in progress - loud)
 
-    def _with_words(self, texts: Collection[bytes]) -> set[int]:
-        """Which of the texts have a word, found in one pass over all."""
-        ends = list(accumulate(len(text) + 1 for text in texts))
-        return {
-            bisect_right(ends, match.start()) for match in self._word.finditer(b"\n".join(texts))
-        }
+    def _with_words(self, text: bytes) -> tuple[set[int], set[int]]:
+        """The numbers of the lines that have a word of the rules, and one about progress."""
+        loud: set[int] = set()
+        progress: set[int] = set()
+        for line, word in self._finder(len(text))(text):
+            (progress if word in _PROGRESS else loud).add(line)
+        return loud, progress
+
+    def _finder(self, size: int) -> Callable[[bytes], Iterable[tuple[int, bytes]]]:
+        """What finds words in a text of this size fastest: without numpy the regular expression."""
+        if self._filter is None and size >= self._least_filtered:
+            try:
+                from everstep_services.attribution.log_analysis.word_filter import WordFilter
+            except ImportError:
+                self._least_filtered = sys.maxsize
+            else:
+                self._filter = WordFilter([*self._shaped, *_PROGRESS])
+        return self._searched if self._filter is None else self._filter.words_of_lines
+
+    def _searched(self, text: bytes) -> Iterator[tuple[int, bytes]]:
+        ends = list(accumulate(len(line) + 1 for line in text.split(b"\n")))
+        for match in self._word.finditer(text):
+            yield bisect_right(ends, match.start()), match[0]
+        for match in _PROGRESS_WORD.finditer(text):
+            yield bisect_right(ends, match.start()), match[0]
 
     def silence(self, shape: Shape) -> None:
         """Pass over lines of this shape from now on."""
@@ -113,6 +138,10 @@ class Shapes:
                 whose = prefix[0] if prefix and begin else b""
                 windows.append(whose + content[begin:end])
         return windows or [content[:_LONGEST_LINE]]
+
+
+def _text_of(shape: Shape, long: Mapping[int, bytes]) -> bytes:
+    return shape if isinstance(shape, bytes) else long[shape]
 
 
 def _first_places(text: bytes, word: bytes, most: int) -> Iterator[int]:
@@ -248,6 +277,8 @@ def _shapes(chunk: bytes) -> tuple[list[Shape], dict[int, bytes]]:
     """The shape of each line of a chunk, and the texts of those that are hashes."""
     shapes: list[Shape] = list(chunk.translate(None, _DROPPED).split(b"\n"))
     long: dict[int, bytes] = {}
+    if max(map(len, shapes)) <= _LONGEST_SHAPE:  # type: ignore[arg-type]
+        return shapes, long
     for at, shape in enumerate(shapes):
         if isinstance(shape, bytes) and len(shape) > _LONGEST_SHAPE:
             shapes[at] = key = hash(shape)

@@ -117,7 +117,7 @@ class Rules:
         return None
 
     def _with_words(self, lower: str) -> set[int]:
-        """The numbers of the rules of which the text has a word."""
+        """Return the numbers of the rules that have a word in the text."""
         return {
             number
             for stem, words in self._stems.items()

@@ -1,8 +1,8 @@
 """Which ranks stand elsewhere than the others, from the stacks of all. Pure.
 
-Ranks that wait in a collective wait for those that are not there: whoever does anything else holds
-them up. Where all wait, those are odd that wait elsewhere than most. One look at stacks cannot tell
-a hang from a step that goes on: the answer is for ranks of which it is known that they stand.
+Ranks that wait in a collective wait for ranks outside of it: a rank that does anything else delays
+them. If all wait, the ranks that wait elsewhere than most are suspects. One set of stacks cannot
+distinguish a hang from a running step: the answer holds for ranks that are known to hang.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ _NEVER_TOLD: frozenset[Activity] = frozenset({"idle", "exit"})
 """What other threads than the main one may do without being mentioned."""
 _MOVING: frozenset[Activity] = frozenset({"user_code", "compile", "import", "data_read"})
 _ONE_SIDED = {"recv": "receive, and none sends", "send": "send, and none receives"}
-"""Transfers of which both sides must be there: what it means where all ranks stand in one."""
+"""Transfers that need two sides: what it means if all ranks are in the same one."""
 _ONE_SIDED_CERTAINTY = 0.65
 _ROOTED = ("broadcast", "scatter", "gather", "reduce", "send", "recv")
 """Calls that some ranks leave before all have come: where most are says little."""
@@ -211,7 +211,7 @@ class _Judgement:
         return self._without_wait()
 
     def _of_busy(self) -> _Answer:
-        """Some wait for others: whoever does anything else is waited for."""
+        """Answer if some ranks wait: the ranks that do anything else are awaited."""
         suspects = sorted(map(self._suspect, self._busy), key=lambda one: -one.certainty)
         confidence = suspects[0].certainty
         if len(self._busy) > len(self._waiting):
@@ -338,7 +338,7 @@ class _Judgement:
         where = "" if one else " at the same place"
         return (
             f"inconclusive: {who} wait{'s' * one}{call}{where}{_at(state)}: the network, a device, "
-            "groups in another order, or a rank of which there is no stack"
+            "groups in another order, or a rank without a stack"
         )
 
     def _odd(self, odd: Sequence[int], waiting: tuple[int, ...], confidence: float) -> _Answer:

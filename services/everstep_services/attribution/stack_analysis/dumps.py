@@ -1,7 +1,7 @@
 """What py-spy and faulthandler print, read into stacks. Pure; whatever the bytes are, it ends.
 
-A dump comes from a process that is sick, and may have been cut off anywhere: what is whole in
-it is used, and the rest is told.
+A dump comes from a faulty process, and may be truncated anywhere: its complete parts are used, and
+the rest is reported.
 """
 
 import json

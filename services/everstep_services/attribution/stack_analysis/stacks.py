@@ -1,4 +1,4 @@
-"""Frames, threads, and the stacks of a rank: as small as what is told about them."""
+"""Frames, threads, and the stacks of a rank, with only the reported fields."""
 
 import msgspec
 

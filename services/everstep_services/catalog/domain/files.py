@@ -145,7 +145,7 @@ def _take_over(
             index,
             seen,
             cause=quarantined.cause or _cause(quarantined),
-            reason=quarantined.reason or "a mark next to its manifest says so",
+            reason=quarantined.reason or "it has a mark next to its manifest",
             by=quarantined.by or "catalog",
             now=now,
         )

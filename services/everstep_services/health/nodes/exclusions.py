@@ -26,7 +26,7 @@ class ExclusionScope:
     """What a decision depends on besides the register."""
 
     nodes: int
-    """The number of nodes, of which the breaker lets health exclude a share."""
+    """The number of nodes; the breaker allows health to exclude a share of them."""
     enforces: bool = False
     """Exclusions bind; otherwise health only records them."""
 

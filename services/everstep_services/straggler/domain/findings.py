@@ -1,7 +1,7 @@
 """How a job's document changes with what the domain says, and which facts that makes. Pure.
 
-The document says which findings are open. Whoever writes a change of it puts the facts on
-record: so any number of replicas that hear the same make one fact.
+The document lists the open findings. The replica that writes a change of it records the facts,
+so any number of replicas with the same data make one fact.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -40,7 +40,7 @@ _REASON_MOST = 300
 _FACT_REASON_MOST = 2000
 _CLEARED_AT_ONCE = 100
 _SAME_SHIFT_WINDOWS = 3
-"""Two replicas may see a shift so many windows apart."""
+"""Two replicas may find the same shift this many windows apart."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,13 +38,13 @@ class Job:
         self._ended = -1
         """The newest round that is over."""
         self._adopted: list[KnownStraggler] = []
-        """Findings of a round of which nothing was heard yet."""
+        """Findings of a round without any data yet."""
         self._pending: list[Change] = []
         self._window_steps: int | None = None
 
     @property
     def round(self) -> int | None:
-        """The newest round of which anything was heard."""
+        """The newest round with data."""
         return None if self._round is None else self._round.number
 
     def hear(self, timings: NodeTimings, now: float) -> None:

@@ -1,6 +1,6 @@
-"""What is to be done about a slow rank, beside saying so: stop the job, or exclude the node.
+"""The policy on slow ranks: stop the job, or exclude the node.
 
-A finding by itself ends nothing. What the script or its data bring about, no node can mend.
+A finding by itself ends nothing. No other node can repair an effect of the script or its data.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -15,7 +15,7 @@ Action = Literal["stop", "exclude"]
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is to be done about one finding, or would be."""
+    """The action on one finding, real or only observed."""
 
     action: Action
     finding: str

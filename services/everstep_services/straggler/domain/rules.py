@@ -15,6 +15,6 @@ class Rules:
     shift_ratio: float = 0.1
     """The whole job has become slower or faster when its step changed by more than this."""
     uneven_ratio: float = 0.05
-    """A role has too much to do when so much of each step would be saved if roles were even."""
+    """A role is uneven if even roles would save this share of each step."""
     kept_windows: int = 120
-    """So many windows are kept for tables; fewer where a job has very many ranks."""
+    """The number of windows kept for tables; fewer if a job has very many ranks."""

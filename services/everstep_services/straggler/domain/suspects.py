@@ -194,9 +194,9 @@ def _reason(spell: Spell, ratio: float, what: str, peers: str, limits: Limits) -
 
 
 _TRANSFER_RATIO = 0.25
-"""Transfers differ more than computations do: so much longer is slow."""
+"""Transfers vary more than computations: they are slow from this excess on."""
 _LEAST_SHARE = 0.005
-"""And so much of a step must be lost: what nobody waits for is not worth a word."""
+"""And from this loss of a step on: transfers that nobody waits for are not reported."""
 
 
 @dataclass(frozen=True, slots=True)

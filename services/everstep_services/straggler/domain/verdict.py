@@ -17,14 +17,14 @@ class Limits:
     """From when on a subject is slow, and from when on it is not any more."""
 
     found_ratio: float = 0.03
-    """So much longer than the median of its role group, at least: healthy ranks differ, too."""
+    """The least excess over the median of its role group: healthy ranks differ, too."""
     cleared_ratio: float = 0.015
     """Found ones are cleared below this; where noise raises the limit to be found, this rises by
     the same factor."""
     horizons: tuple[tuple[int, float], ...] = (
         (3, 7.0), (6, 6.0), (12, 5.5), (24, 5.0), (48, 5.0), (96, 5.0),
     )  # fmt: skip
-    """Over so many windows, by so many standard errors: what is little shows over many windows."""
+    """Windows, and standard errors of each: a small excess shows only over many windows."""
     share: float = 0.7
     """The least share of those windows in which it was slower than the median."""
     floor_ratio: float = 0.001
@@ -64,7 +64,7 @@ class Found:
     subject: int
     role: int
     ratio: float
-    """So much longer than its role group's median: 0.1 for 10 %."""
+    """The excess over its role group's median: 0.1 for 10 %."""
     noise_ratio: float
     """The standard error of that."""
     since: int
@@ -101,7 +101,7 @@ class Noise:
     recent: tuple[tuple[int, float], ...] = ()
     """The number and the variance of the newest windows, which are not yet in the above."""
     episode: tuple[float, int] = (0.0, 0)
-    """The variance of those that are not slow, while others are, over so many windows."""
+    """The variance of the healthy ranks while others are slow, and its number of windows."""
 
     def now(self) -> float:
         """The variance, recent windows included; infinite where none is known."""
@@ -149,7 +149,7 @@ class Compared:
     spread: Mapping[int, tuple[float, int]]
     """By role group: the variance of the ratios of those that are not slow, and their number."""
     episodes: frozenset[int]
-    """The role groups of which more than a few are slow, or became so."""
+    """The role groups in which more than a few ranks are or became slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,11 +230,11 @@ def compare(window: Window, limits: Limits, state: State | None = None) -> Compa
 
 
 _EARLIER, _LEAST_EARLIER = 24, 6
-"""So many earlier windows tell what is usual for a subject, and so many at least."""
+"""The most and the least earlier windows that define what is usual for a subject."""
 _GROWN, _ERRORS = 0.1, 6.0
-"""A subject became slower by itself from so much, and so many times its own noise, on."""
+"""A subject became slower from this excess, and this multiple of its own noise, on."""
 _UNCHANGED = 0.9
-"""And so many of the others of its role group must be as they were."""
+"""And this share of the others of its role group must be unchanged."""
 _MOST_ASKED = 256
 _RECENT = 3
 _SMOOTHED = 10
@@ -326,7 +326,7 @@ _FEW, _OF_FEW, _OF_MANY = 6, 1.16, 1.09
 
 
 def _error_of(horizon: int) -> float:
-    """The standard error of the middle half of so many windows, over the noise of one."""
+    """Return the standard error of the middle half of a horizon's windows, over one's noise."""
     return float((_OF_FEW if horizon < _FEW else _OF_MANY) / np.sqrt(horizon))
 
 

@@ -242,7 +242,7 @@ def _mapped(own: Array, others: Array) -> Array:
 
 
 def scaled(parts: Decomposed, rows: Array, factors: Array) -> Variant:
-    """These rows' work by so much longer or shorter."""
+    """Return a variant with the work of these rows multiplied by the factors."""
     return Variant(rows, parts.lag_s[rows], parts.work_s[rows] * factors)
 
 

@@ -163,7 +163,7 @@ def _rows(path: Path, trace: _Trace, rank: int, group: str) -> list[_Row]:
 
 _LEAST_GAP_US = 50.0
 _SHOWS = 0.5
-"""Of a gap so much must be within an event that tells what it was."""
+"""The share of a gap that must be within an event to be named after it."""
 _HOST_EVENTS = frozenset(
     {"cpu_op", "user_annotation", "python_function", "cuda_runtime", "cuda_driver"}
 )

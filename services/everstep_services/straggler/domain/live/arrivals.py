@@ -173,7 +173,7 @@ def _waited(
 
 
 def _beyond_shortest(sample: Sample, at: Array) -> Array:
-    """How much longer than the shortest of its kind each transfer lasted: it waited so long."""
+    """Return each transfer's wait: its duration minus the shortest of its kind."""
     lasted, (kinds, kind) = sample.entry_lasted_us[at], dense(sample.entry_op[at])
     shortest = np.full(len(kinds), np.iinfo(np.int64).max)
     np.minimum.at(shortest, kind, lasted)

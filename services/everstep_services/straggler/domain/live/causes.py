@@ -13,21 +13,21 @@ from everstep_services.straggler.domain.verdict import Found, Limits
 
 _MOST_PEERS = 2048
 _EXPLAINS = 0.5
-"""A signal is the cause if it explains so much of the excess."""
+"""A signal is the cause if it explains this share of the excess."""
 _ROUND_TRIPS = 3.0
-"""So many times its peers' round trips are long."""
+"""Round trips are long from this multiple of its peers' on."""
 _LEAST_ROUND_TRIP_S = 0.0005
 _OF_LOSS = 0.05
-"""And so much of what is lost in a step: a collective takes some round trips."""
+"""And from this share of a step's loss on: a collective takes some round trips."""
 _RING_TRIPS, _RING_LEAST_S = 2.0, 0.002
 """If the round trips of a rank's neighbour are this many times as long, and this much longer, than
 its own, and the rank leaves collectives late, then the link from the neighbour is slow."""
 _RING_OF_LOSS = 0.1
 """And longer by this share of what is lost in a step: who is accused must explain it."""
 _FAULT_S = 0.0005
-"""A page that is read from a disk takes about so long: 0.1 ms from flash, some 5 ms else."""
+"""Reading a page from a disk takes about this long: 0.1 ms from flash, otherwise some 5 ms."""
 _CLOCK = 0.95
-"""A device is slow below so much of its peers' clock."""
+"""A device is slow below this share of its peers' clock."""
 _SURE, _LIKELY, _GUESSED = 0.95, 0.8, 0.3
 _RING_CONFIDENCE = 0.6
 _LATE_CONFIDENCE = 0.6
@@ -239,7 +239,7 @@ def from_link(measured: Measured, row: int, sender: int, trips: Array, why: Blam
 
 
 def _peers(measured: Measured, row: int, is_usual: Array | None = None) -> Array:
-    """The other rows of its role of which the own time is known; of very many some."""
+    """Return the other rows of its role with a known own time; a sample of very many."""
     same = (measured.role == measured.role[row]) & np.isfinite(measured.own_s)
     same[row] = False
     if is_usual is not None and (same & is_usual).any():

@@ -1,4 +1,4 @@
-"""What each finding costs the job, window by window, until it is told."""
+"""The cost of each finding to the job, window by window, until it is reported."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -27,8 +27,8 @@ class Costs:
     ) -> None:
         """Take in what a window's steps, from first to last, have lost in each step by findings.
 
-        Those that are unknown cost as much as when they were last measured; all others are over,
-        or new: what a new one cost is said when it is found.
+        Unknown findings cost as much as when they were last measured; all others are over or new,
+        and the cost of a new finding comes with it.
         """
         rates = {one: self.rates[one] for one in unknown if one in self.rates} | dict(lost_s)
         for one, rate in rates.items():
@@ -46,7 +46,7 @@ class Costs:
         self._untold[one] = windows + 1, cost
 
     def tell(self, *, is_over: bool = False) -> list[Cost]:
-        """What is to be told: of findings that are over at once, of others now and then."""
+        """Return the costs to report: at once for findings that are over, else occasionally."""
         due = [
             one
             for one, (windows, _) in self._untold.items()

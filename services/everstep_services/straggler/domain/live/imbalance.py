@@ -12,7 +12,7 @@ from everstep_services.straggler.domain.live.measures import Measured
 from everstep_services.straggler.domain.operations import Array
 
 _WINDOWS = 6
-"""So many in a row make a role uneven, or even again."""
+"""This many windows in a row make a role uneven, or even again."""
 _CONFIDENCE = 0.8
 _LOW = 10.0
 """The percentile of a role that must be above all other roles, too: else some ranks are slow."""
@@ -95,7 +95,7 @@ class Imbalance:
 
 
 def _roles(measured: Measured) -> list[_Role]:
-    """The roles of which own times are known, if there are several."""
+    """Return the roles with known own times, if there are several."""
     finite = np.flatnonzero(np.isfinite(measured.own_s))
     own, role = measured.own_s[finite], measured.role[finite]
     medians = medians_by(role, own, len(measured.roles))

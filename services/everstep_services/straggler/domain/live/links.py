@@ -19,9 +19,9 @@ _LINK_CONFIDENCE = 0.5
 _HOST_CONFIDENCE = 0.7
 """By what the kernel counted, and not by its own time."""
 LINK_WINDOWS = 3
-"""So many make a link slow, or good again."""
+"""This many windows make a link slow, or good again."""
 _LEAST = 3
-"""So many windows before tell what is usual."""
+"""At least this many earlier windows define the usual values."""
 _KEPT = 30
 _TIMES, _TIMES_IN_RING = 2.0, 0.5
 """Round trips of a slow node exceed what is usual for it by this many times what is usual. If two
@@ -31,7 +31,7 @@ _TIMES_NEXT, _TIMES_NEXT_IN_RING = 3.0, 1.5
 _TIMES_OTHERS = 4.0
 """And by this many times as much as those of the other nodes in the median."""
 _PART_OF_FIRST = 0.5
-"""In a ring, what the next node sends to a slow one is held up by so much of it at least."""
+"""In a ring, the next node's sends to a slow node are delayed by at least this share of it."""
 _LEAST_S = 0.002
 _TELLS, _TELLS_TIMES = 0.2, 3.0
 """A quota that held one rank back for this share is to blame, too, if it is this many times as much
@@ -141,7 +141,7 @@ class Links:
         The kernel counts that when the time is over, which may be in another window.
         """
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # windows of which nothing is known
+            warnings.simplefilter("ignore", RuntimeWarning)  # windows without data
             most_s = float(np.nan_to_num(np.nanmax(np.array(list(self.throttled_s)))))
         return most_s >= _TELLS * self.lost_s > 0
 
@@ -256,7 +256,7 @@ class Links:
 def _most(windows: Iterable[Array]) -> tuple[int, float]:
     """The rank with the largest median over windows, and that median; 0 where nothing is known."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # ranks of which nothing is known
+        warnings.simplefilter("ignore", RuntimeWarning)  # ranks without data
         medians = np.nan_to_num(np.nanmedian(np.array(list(windows)), axis=0))
     if not len(medians):
         return -1, 0.0

@@ -106,7 +106,7 @@ class Meter:
     trips: Array = field(init=False)
     """Of each rank the round trips in its last window."""
     seen: Array = field(init=False)
-    """The ranks of which anything was heard."""
+    """The ranks with data."""
     best: dict[int, Array] = field(default_factory=dict)
     """By section: the lowest median of each rank so far."""
     best_kernels: dict[int, Array] = field(default_factory=dict)

@@ -118,9 +118,9 @@ def _table(found: Matched, entries: Array, segment: Array, steps: Array) -> Role
 def _rebase(
     values: Array, usual: Array, cell: Array, place: tuple[Array, Array], partial: Array
 ) -> None:
-    """Compare ranks of a group of which not all were seen with each other only.
+    """Compare ranks of a group with missing members only with each other.
 
-    The last to enter may be one that was not seen: then all others seem to be slow.
+    The last rank to enter may be a missing one: then all others seem to be slow.
     """
     row, column = place[0][partial], place[1][partial]
     _, index = np.unique(cell[partial], return_inverse=True)

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 _WINDOWS = 3
-"""So many in a row make a change."""
+"""This many windows in a row make a change."""
 _LEAST = 5
-"""So many windows before tell what is usual."""
+"""At least this many earlier windows define the usual step."""
 _KEPT = 30
 _NOISE = 5.0
-"""And so many standard deviations of a window."""
+"""And this many standard deviations of a window."""
 _TRIPS, _LEAST_TRIP_S = 3.0, 0.001
-"""The network is slower from so many times the usual round trips, and so much more, on."""
+"""The network is slower from this multiple of the usual round trips, and this increase, on."""
 
 
 @dataclass(frozen=True, slots=True)
