@@ -57,7 +57,7 @@ from tests.unit.history.facts import KINDS, fact_id
 JOB = "llama-70b-pretrain"
 KILLED, STALLED = "0193b2f1c0de4f0a8c7d4b6e9f2010aa", "0193b2f1c0de4f0a8c7d4b6e9f2010bb"
 OPEN = "0193b2f1c0de4f0a8c7d4b6e9f2010cc"
-NODES, PER_NODE = 16, 8
+NODES, PER_NODE, _WINDOWS = 16, 8, 100
 SECTIONS = ("data", "forward", "backward", "optimizer")
 TRACEBACK = """Traceback (most recent call last):
   File "/home/ann/llama/train.py", line 412, in <module>
@@ -456,6 +456,7 @@ class Services:
         self._now = now
         self._ranks = ranks
         self._chance = random.Random(7)
+        self._table = [self._values(rank, _WINDOWS) for rank in range(ranks)]
 
     async def scores(self, _question: Message) -> Message:
         """The slowest ranks."""
@@ -473,7 +474,7 @@ class Services:
     async def timings(self, question: Message) -> Message:
         """A table with one slow rank, one slow node for a while, and some gaps."""
         assert isinstance(question, ShowTimings)
-        windows = tuple((57_000 + 16 * i, 57_015 + 16 * i) for i in range(100))[
+        windows = tuple((57_000 + 16 * i, 57_015 + 16 * i) for i in range(_WINDOWS))[
             -question.most_windows :
         ]
         end = min(self._ranks, question.first_rank + question.most_ranks)
@@ -482,7 +483,7 @@ class Services:
                 rank=rank,
                 node=node(rank // PER_NODE),
                 role="all",
-                values=self._values(rank, len(windows)),
+                values=self._table[rank][-len(windows) :],
             )
             for rank in range(question.first_rank, end)
         )

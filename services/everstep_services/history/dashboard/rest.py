@@ -98,7 +98,7 @@ class Rest:
         """Let REST answer the visitor's own connection: for streams and downloads."""
         query = scope["query_string"].decode("latin-1")
         inner = _scope(visitor, "GET", path, query, b"")
-        passed = (b"last-event-id", b"accept")
+        passed = (b"last-event-id", b"accept", b"accept-encoding")
         inner["headers"] += [(name, value) for name, value in scope["headers"] if name in passed]
         await self._app(inner, receive, send)
 

@@ -1,6 +1,7 @@
 """The site: which path is which page, who may see it, and the headers that every page has."""
 
 import asyncio
+import gzip
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -19,8 +20,15 @@ from everstep.clock import Clock
 from everstep_services.history.dashboard import actions, session
 from everstep_services.history.dashboard.assets import Assets
 from everstep_services.history.dashboard.formats import relative, when
-from everstep_services.history.dashboard.pages import PAGES, Page, heat, incidents
-from everstep_services.history.dashboard.rest import Reader, Rest, RestError, Visitor, together
+from everstep_services.history.dashboard.pages import PAGES, Page, incidents
+from everstep_services.history.dashboard.rest import (
+    Reader,
+    Rest,
+    RestError,
+    Visitor,
+    path_of,
+    together,
+)
 from everstep_services.history.dashboard.session import LoginCodes
 
 log = logging.getLogger(__name__)
@@ -76,7 +84,7 @@ class Dashboard:
             Route("/favicon.ico", self._favicon),
             Route("/live", self._passing("facts/stream")),
             Route("/do/{verb}", self._act, methods=["GET", "POST"]),
-            Route("/jobs/{job}/heat", self._data(heat.matrix)),
+            Route("/jobs/{job}/heat", self._heat),
             Route("/incidents/{incident}/evidence/{evidence}", self._download),
             Route("/incidents/{incident}.md", self._data(self._markdown)),
         ]
@@ -127,8 +135,12 @@ class Dashboard:
             **page.values,
         }
         template = assets.environment.get_template(page.template)
-        text, status = await asyncio.to_thread(_rendered, template, context, page.status)
-        return _safe(Response(text, status, media_type=page.media_type))
+        is_packed = "gzip" in request.headers.get("accept-encoding", "")
+        body, status = await asyncio.to_thread(
+            _rendered, template, context, page.status, is_packed=is_packed
+        )
+        headers = {"Vary": "Accept-Encoding"} | ({"Content-Encoding": "gzip"} if is_packed else {})
+        return _safe(Response(body, status, headers, page.media_type))
 
     async def _loaded(self) -> Assets:
         if self._assets is None:
@@ -241,9 +253,13 @@ class Dashboard:
 
         return _Application(passed)
 
+    async def _heat(self, request: Request) -> Response:
+        path = f"{path_of('jobs', request.path_params['job'])}/heat-map"
+        return _Passed(self._passing(path))
+
     async def _download(self, request: Request) -> Response:
         names = request.path_params
-        path = f"incidents/{quote(names['incident'])}/evidence/{quote(names['evidence'])}"
+        path = path_of("incidents", names["incident"], "evidence", names["evidence"])
         return _Passed(self._passing(path))
 
 
@@ -271,8 +287,16 @@ class _Passed(Response):
 _FAILED = "It is our fault, and it is in the log of the history service. Other pages still work."
 
 
-def _rendered(template: Any, context: Mapping[str, Any], status: int) -> tuple[str, int]:
+def _rendered(
+    template: Any, context: Mapping[str, Any], status: int, *, is_packed: bool
+) -> tuple[bytes, int]:
     """The page; where its template does not bear the data, a sentence and no traceback."""
+    text, status = _text(template, context, status)
+    data = text.encode(errors="replace")
+    return (gzip.compress(data, 5, mtime=0) if is_packed else data), status
+
+
+def _text(template: Any, context: Mapping[str, Any], status: int) -> tuple[str, int]:
     try:
         return template.render(context), status
     except Exception:

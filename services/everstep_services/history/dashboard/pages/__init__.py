@@ -9,7 +9,6 @@ from everstep_services.history.dashboard.pages import (
     control,
     facts,
     fleet,
-    heat,
     incidents,
     jobs,
     nodes,
@@ -18,7 +17,7 @@ from everstep_services.history.dashboard.pages import (
 from everstep_services.history.dashboard.pages.page import Page
 from everstep_services.history.dashboard.rest import Reader
 
-__all__ = ["PAGES", "Page", "heat", "incidents"]
+__all__ = ["PAGES", "Page", "incidents"]
 
 PAGES: Mapping[str, Callable[[Reader, Request], Awaitable[Page]]] = {
     "/": fleet.fleet,

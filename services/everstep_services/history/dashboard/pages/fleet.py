@@ -122,7 +122,8 @@ def _of_incidents(incidents: Sequence[Mapping[str, Any]]) -> Iterator[Concern]:
 
 
 def _of_ended(jobs: Sequence[Mapping[str, Any]]) -> Iterator[Concern]:
-    newest = max((moment(job["updated_at"]) for job in jobs if job["updated_at"]), default=None)
+    heard = [at for at in (moment(job["updated_at"]) for job in jobs) if at is not None]
+    newest = max(heard, default=None)
     for job in jobs:
         ended = moment(job["ended_at"])
         if job["state"] != "failed" or ended is None or newest is None:

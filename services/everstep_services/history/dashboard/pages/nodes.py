@@ -53,7 +53,7 @@ def _matrix(nodes: Sequence[Mapping[str, Any]], checks: Sequence[Answer]) -> Map
     for node, answer in zip(nodes, checks, strict=True):
         last = answer.data["items"][0] if answer.data and answer.data["items"] else None
         cells: dict[str, Any] = {}
-        for result in (last["results"] or ()) if last else ():
+        for result in (last or {}).get("results") or ():
             before = cells.get(result["check"])
             if before is None or before["state"] in {"pass", "passed", "ok"}:
                 cells[result["check"]] = result

@@ -21,7 +21,7 @@
   }
   function value(row, column) {
     const byte = cells[row * columns + column];
-    return byte ? header.low_s + ((byte - 1) / 254) * (header.high_s - header.low_s) : null;
+    return byte ? header.low + ((byte - 1) / 254) * (header.high - header.low) : null;
   }
   function node(row) {
     let left = row;
@@ -44,8 +44,8 @@
     const strip = key.createImageData(256, 10), line = new Uint32Array(strip.data.buffer);
     for (let i = 0; i < line.length; i++) line[i] = COLOURS[Math.max(1, i % 256)];
     key.putImageData(strip, 0, 0);
-    document.getElementById("heat-low").textContent = seconds(header.low_s);
-    document.getElementById("heat-high").textContent = `${seconds(header.high_s)} and more`;
+    document.getElementById("heat-low").textContent = seconds(header.low);
+    document.getElementById("heat-high").textContent = `${seconds(header.high)} and more`;
   }
   function tell() {
     const [row, column] = at;
