@@ -4,9 +4,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from everstep_services.cli.client import Api
+from everstep_services.cli.api.client import Api
 from everstep_services.cli.errors import CliError
-from everstep_services.cli.state import Running, StateDir
+from everstep_services.cli.machine.state import RunningServices, StateDir
 
 PHASES = ("detect", "evidence", "decide", "stop", "rendezvous", "start", "first_step", "other")
 _LOOK_EVERY_S = 0.05
@@ -20,7 +20,7 @@ class Ledgers:
         self._job = job
 
     @staticmethod
-    def wait(state: Path, within_s: float) -> Running:
+    def wait(state: Path, within_s: float) -> RunningServices:
         """Until the services on this state directory are ready."""
         deadline = time.monotonic() + within_s
         while (running := StateDir(state).running()) is None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from benchmarks.restarts.contenders import JOB, Elastic, Everstep, Shape, Training
 from benchmarks.restarts.stage import Stage
 from benchmarks.stalling.train import HANG_FILE
-from everstep_services.cli.client import Api
+from everstep_services.cli.api.client import Api
 from everstep_services.cli.errors import CliError
-from everstep_services.cli.state import StateDir
+from everstep_services.cli.machine.state import StateDir
 
 LIMIT_S = 2.0
 _HERE = Path(__file__).parent

@@ -17,7 +17,7 @@ from everstep_services.attribution.analyzers.panel import BUILT_IN, Panel
 from everstep_services.attribution.domain.case_facts import JobCases
 from everstep_services.attribution.domain.combiner import Judged, combine
 from everstep_services.attribution.domain.past import History
-from everstep_services.cli.client import Api
+from everstep_services.cli.api.client import Api
 from everstep_services.cli.errors import CliError
 
 _WITHIN_S = 60.0

@@ -8,7 +8,7 @@ import msgspec
 
 from everstep.settings import KNOWN_SECTIONS, Leaf, Settings, leaves
 from everstep.settings.values import expects
-from everstep_services.cli.sections import known_sections
+from everstep_services.cli.settings_sections import known_sections
 
 _TOP = """# Settings
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from everstep_services.cli.client import Api
+from everstep_services.cli.api.client import Api
 from everstep_services.cli.errors import CliError
 from tests.e2e.control_planes import ControlPlane
 from tests.e2e.processes import (

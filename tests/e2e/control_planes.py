@@ -14,8 +14,8 @@ from everstep.bus.auth.job_access import agents_login, login_file
 from everstep.bus.auth.roles import ADMIN, SERVICE
 from everstep.bus.server.config import ServerPlan, write_config
 from everstep.bus.server.dev_server import find_program
+from everstep_services.cli.machine.state import RunningServices, StateDir
 from everstep_services.cli.stack.admission import agent_login
-from everstep_services.cli.state import Running, StateDir
 from tests.e2e.ports import free_port
 from tests.e2e.processes import Process, environment, kill_all, python
 from tests.waiting import WITHIN_S, until
@@ -57,7 +57,7 @@ class Up:
         self.process: Process | None = None
 
     @property
-    def running(self) -> Running:
+    def running(self) -> RunningServices:
         running = self.state.running()
         assert running is not None, "everstep up is not ready"
         return running

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep_services.cli.client import Api
+from everstep_services.cli.api.client import Api
 from tests.e2e.control_planes import PATIENT
 from tests.e2e.processes import Process, environment, kill_all, python, tagged
 from tests.variants import variant

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from everstep_services.cli.client import Api
+from everstep_services.cli.api.client import Api
 from everstep_services.cli.errors import CliError
 from tests.e2e.cluster import Body, Cluster
 from tests.e2e.conftest import NewCluster
@@ -17,7 +17,7 @@ from tests.e2e.processes import SCRIPTS
 from tests.variants import variant
 from tests.waiting import until
 
-SCRIPT = SCRIPTS.parents[2] / "services/everstep_services/cli/demonstration/slowed.py"
+SCRIPT = SCRIPTS.parents[2] / "services/everstep_services/cli/demonstration/slow_trainer.py"
 NODES, EACH = 2, 2
 RANKS = NODES * EACH
 SLOW_RANK = 2

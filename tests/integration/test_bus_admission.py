@@ -16,14 +16,14 @@ from everstep.bus.errors import BusConfigError, BusDeniedError, BusUnreachableEr
 from everstep.bus.server.config import renew_accounts
 from everstep.bus.server.dev_server import DevServer, dev_server
 from everstep_services.cli.errors import CliError, Exit
+from everstep_services.cli.machine.state import RunningServices, StateDir
 from everstep_services.cli.stack.admission import agent_login
-from everstep_services.cli.state import Running, StateDir
 from tests.integration.bus_servers import refused
 from tests.waiting import until_async
 
 
-def announced(nats: DevServer) -> Running:
-    return Running(
+def announced(nats: DevServer) -> RunningServices:
+    return RunningServices(
         pid=1, version="1", api="", observe="", token_file="", bus=nats.url, bus_version="2",
         bus_pid=nats.pid, services=[],
     )  # fmt: skip

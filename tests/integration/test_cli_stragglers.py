@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from everstep.bus.ports import Bus
-from everstep_services.cli import ranks_page
 from everstep_services.cli.errors import Exit
+from everstep_services.cli.pages import ranks as ranks_page
 from tests.integration.history.served_story import Run, ServedStory
 from tests.integration.history.test_rest_stragglers import OWN, Straggler
 from tests.unit.history.facts import make

@@ -36,7 +36,7 @@ LOCKS = {
     ),
     "spool": "from everstep.bus.facts.spool import Spool; held = Spool.open(Path(folder))",
     "state directory": (
-        "from everstep_services.cli.state import StateDir\n"
+        "from everstep_services.cli.machine.state import StateDir\n"
         "state = StateDir(Path(folder)); state.create(); held = state.held(); held.__enter__()"
     ),
 }

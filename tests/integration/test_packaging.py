@@ -191,7 +191,7 @@ IMPORTS = {
     "kernels": "trainer_sdk.kernels",
     "tensorboard": "trainer_sdk.trackers, tensorboard.summary",
     "wandb": "trainer_sdk.trackers, wandb",
-    "cli": "everstep_services.cli.group, everstep_services.cli.client",
+    "cli": "everstep_services.cli.group, everstep_services.cli.api.client",
     "services": (
         "everstep.runtime, everstep.observe.http, everstep.store.database, everstep.store.schema, "
         "everstep_services.history.projector, everstep_services.history.api.app, "
@@ -202,7 +202,9 @@ IMPORTS = {
     "ec": "trainer_sdk, numpy, pyeclib.ec_iface",
     "objectstore": "trainer_sdk.checkpoint.storage.objects",
     "traces": "everstep_services.straggler.traces, pyarrow.parquet, numpy",
-    "all": "everstep_services.cli.stack.up, everstep_services.history.api.app, asyncpg, numpy",
+    "all": (
+        "everstep_services.cli.stack.supervisor, everstep_services.history.api.app, asyncpg, numpy"
+    ),
 }
 
 

@@ -18,8 +18,8 @@ from everstep_services.agent.runtime.rank_environment import (
     environment,
 )
 from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.running.arguments import scan
-from everstep_services.cli.running.planning import plan_run
+from everstep_services.cli.run.arguments import scan
+from everstep_services.cli.run.plan import plan_run
 
 DUMP = """
 import json, os

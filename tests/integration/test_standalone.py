@@ -10,11 +10,11 @@ import pytest
 from everstep.clock import SystemClock
 from everstep.observe.http import listen
 from everstep.settings import load
+from everstep_services.cli.machine.state import StateDir
 from everstep_services.cli.stack.phases import Phases
-from everstep_services.cli.stack.process import stack_sections
+from everstep_services.cli.stack.services import stack_sections
 from everstep_services.cli.stack.standalone import _keep
-from everstep_services.cli.stack.up import Ground, Ready
-from everstep_services.cli.state import StateDir
+from everstep_services.cli.stack.supervisor import Ready, StackPlan
 from everstep_services.history.api.http.auth import TokenAuth
 
 WITHIN_S = 120
@@ -22,16 +22,16 @@ pytestmark = pytest.mark.timeout(300)  # all services are started twice
 
 
 @pytest.fixture
-def ground(tmp_path: Path) -> Iterator[Ground]:
+def ground(tmp_path: Path) -> Iterator[StackPlan]:
     state = StateDir(tmp_path / "state")
     state.create()
     with listen("127.0.0.1", 0, remedy="") as api, listen("127.0.0.1", 0, remedy="") as observe:
         settings = load(stack_sections(), files=[], environ={})
-        yield Ground(state, settings, api, observe, Phases(SystemClock()), command="run")
+        yield StackPlan(state, settings, api, observe, Phases(SystemClock()), command="run")
 
 
 def test_services_that_fail_come_back_on_the_same_port(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ground: StackPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = TokenAuth.write_used_for_ever
 

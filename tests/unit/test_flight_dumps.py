@@ -247,7 +247,7 @@ def test_a_file_that_vanishes_is_left_out(tmp_path: Path) -> None:
 
 _LONG = fake.lengthened(_dumps()[3], 3, 4)
 _FIELDS = sorted({*_LONG["entries"][0], "pg_name", "seq_id"})
-_VALUES = (
+_VALUES: tuple[Any, ...] = (
     None, -1, 0, 1, 7, 2**62, 2**70, 1.5, "5", "x", True, "scheduled", "started", "completed",
     [], [[2, 3]], ["0", "default_pg"], "nccl:all_reduce", "nccl:send 0->1",
     "nccl:all_reduce_coalesced", "gloo:all_reduce",

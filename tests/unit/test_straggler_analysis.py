@@ -15,7 +15,7 @@ from benchmarks.straggler_traces.distributions import PLAIN, VARIABLE, Noise, Sl
 from benchmarks.straggler_traces.simulator import Plan, simulate, truth
 from everstep.sizes import size
 from everstep_services.cli.__main__ import main
-from everstep_services.cli.commands import stragglers
+from everstep_services.cli.commands.jobs import stragglers
 from everstep_services.straggler.domain.analysis import NothingToCompareError, analyze
 from everstep_services.straggler.domain.report import Report
 from everstep_services.straggler.traces import read_traces

@@ -78,6 +78,23 @@ class SchemaTooNewError(StoreError):
         self.found = found
 
 
+class SchemaTooOldError(StoreError):
+    """An older Everstep has written this file, and only a writer can bring it up to date."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__(
+            f"{place} was written by an older version: `everstep up` on its state directory "
+            f"brings it up to date"
+        )
+
+
+class ReadOnlyError(StoreError):
+    """The database was opened for reading only."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__(f"{place} is only read here")
+
+
 class UnstorableError(StoreError):
     """The database refuses a value, whenever it is tried: a number or text out of its range."""
 

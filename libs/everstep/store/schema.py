@@ -47,6 +47,16 @@ def head() -> str:
     return str(_scripts().get_current_head())
 
 
+def known_revisions() -> frozenset[str]:
+    """Every step that this version knows. Reads files."""
+    return frozenset(script.revision for script in _scripts().walk_revisions())
+
+
+def current_revision(connection: Connection) -> str | None:
+    """The newest step that a database has; None where it has no schema."""
+    return MigrationContext.configure(connection).get_current_revision()
+
+
 @cache
 def _scripts() -> ScriptDirectory:
     config = Config()
@@ -58,10 +68,9 @@ def _scripts() -> ScriptDirectory:
 
 
 def _upgrade(connection: Connection, scripts: ScriptDirectory, place: str) -> None:
-    found = MigrationContext.configure(connection).get_current_revision()
+    found = current_revision(connection)
     newest = scripts.get_current_head()
-    known = {script.revision for script in scripts.walk_revisions()}
-    if found is not None and found not in known:
+    if found is not None and found not in known_revisions():
         raise SchemaTooNewError(place, found, str(newest))
 
     def missing(revision: object, context: MigrationContext) -> list[StampStep | RevisionStep]:

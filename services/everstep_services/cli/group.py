@@ -1,7 +1,8 @@
 """The commands, found by looking into `commands/`: help imports none of them."""
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,21 +18,26 @@ COMMANDS = Path(__file__).parent / "commands"
 _PACKAGE = "everstep_services.cli.commands"
 
 
+@cache
+def command_files() -> Mapping[str, Path]:
+    """The file of each command, by the command's name, in alphabetical order."""
+    files = (path for path in COMMANDS.glob("*/*.py") if not path.name.startswith("_"))
+    return dict(sorted((path.stem.replace("_", "-"), path) for path in files))
+
+
 class CommandFolder(click.Group):
-    """A group whose commands are the files of a folder, each imported when it is run."""
+    """A group whose commands are the files of folders, each imported when it is run."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
-        return sorted(
-            path.stem.replace("_", "-")
-            for path in COMMANDS.glob("*.py")
-            if not path.name.startswith("_")
-        )
+        return list(command_files())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.list_commands(ctx):
+        del ctx
+        file = command_files().get(cmd_name)
+        if file is None:
             return None
-        module = importlib.import_module(f"{_PACKAGE}.{cmd_name.replace('-', '_')}")
+        module = importlib.import_module(f"{_PACKAGE}.{file.parent.name}.{file.stem}")
         command: click.Command = module.command
         command.name = cmd_name
         return command
@@ -63,7 +69,7 @@ class CommandFolder(click.Group):
 
 def summary(name: str) -> str:
     """The one-line help of a command: the first line of its file."""
-    with (COMMANDS / f"{name.replace('-', '_')}.py").open(encoding="utf-8") as file:
+    with command_files()[name].open(encoding="utf-8") as file:
         return file.readline().strip().strip('"').rstrip(".")
 
 

@@ -10,7 +10,7 @@ _SECONDS = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
-class Span(click.ParamType[int]):
+class SpanParameter(click.ParamType[int]):
     """A length of time: 90s, 10m, 2h, 7d, 1w. The value is in seconds."""
 
     name = "span"
@@ -34,7 +34,7 @@ def seconds(text: str) -> float | None:
     return float(found[1]) * timedelta(**{_UNITS[found[2]]: 1}).total_seconds()
 
 
-class Moment(click.ParamType[datetime]):
+class MomentParameter(click.ParamType[datetime]):
     """A moment: 2026-11-21T08:00:00Z, or how long ago, as in 10m. The value is in UTC."""
 
     name = "moment"
@@ -47,7 +47,9 @@ class Moment(click.ParamType[datetime]):
         text = str(value).strip()
         try:
             if _SPAN.fullmatch(text):
-                return datetime.now(UTC) - timedelta(seconds=Span().convert(text, param, ctx))
+                return datetime.now(UTC) - timedelta(
+                    seconds=SpanParameter().convert(text, param, ctx)
+                )
             moment = datetime.fromisoformat(text)
         except (ValueError, OverflowError):
             self.fail(

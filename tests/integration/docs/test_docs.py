@@ -21,7 +21,7 @@ from docs.generators import rest as rest_page
 from everstep.settings import leaves
 from everstep_services.cli.errors import Exit
 from everstep_services.cli.group import everstep
-from everstep_services.cli.sections import known_sections
+from everstep_services.cli.settings_sections import known_sections
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]

@@ -23,7 +23,7 @@ from everstep.messages import (
 )
 from everstep.messages.codec import encode
 from everstep.subjects import CLUSTER
-from everstep_services.cli.limits_page import control_page
+from everstep_services.cli.pages.limits import control_page
 from tests.integration.conftest import Api
 from tests.integration.history.test_rest_lists import every_item, get
 from tests.unit.history.facts import BEGAN, make

@@ -21,7 +21,7 @@ from everstep.messages import (
 )
 from everstep.messages.facts.stragglers import Score
 from everstep.messages.questions.straggler import GroupScores, RankScores, TimingRow
-from everstep_services.cli.commands.stragglers import show
+from everstep_services.cli.commands.jobs.stragglers import show
 from everstep_services.straggler.domain.operations import Cause
 from tests.integration.conftest import Api
 from tests.integration.history.test_rest_incidents import problem

@@ -32,8 +32,8 @@ from everstep_services.agent.replicas.node_states import opened_states
 from everstep_services.agent.replicas.protocol import ReplicaLink
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.running.arguments import scan
-from everstep_services.cli.running.planning import plan_run
+from everstep_services.cli.run.arguments import scan
+from everstep_services.cli.run.plan import plan_run
 from tests.integration.replica_nodes import JOB, order, patient, save_image
 from tests.waiting import until_async
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, ImageIndex, decode

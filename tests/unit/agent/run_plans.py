@@ -7,8 +7,8 @@ import pytest
 from everstep.errors import EverstepError
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.running.arguments import scan
-from everstep_services.cli.running.planning import plan_run
+from everstep_services.cli.run.arguments import scan
+from everstep_services.cli.run.plan import plan_run
 
 BUS = ("--bus-url", "nats://127.0.0.1:4222")
 

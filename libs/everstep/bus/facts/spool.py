@@ -261,6 +261,17 @@ class Spool:
         return start
 
 
+def unsent_bytes(folder: Path) -> int:
+    """Bytes in a spool that the stream has not acknowledged, without opening or locking it."""
+    sizes = {int(path.stem): path.stat().st_size for path in folder.glob("*.seg")}
+    try:
+        segment, offset, _ = _ACKED.unpack((folder / "acked").read_bytes())
+    except (OSError, struct.error):
+        segment, offset = 0, 0
+    held = sum(size for number, size in sizes.items() if number >= segment)
+    return max(0, held - int(offset))
+
+
 def _records(data: bytes) -> Iterator[tuple[bytes, int]]:
     """Yield each whole record and the offset after it, up to the first incomplete record."""
     at = 0

@@ -1,4 +1,4 @@
-"""What an agent in attach mode watches: settled before it begins, and frozen."""
+"""The plan of an agent in attach mode: settled before it begins, and frozen."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,14 +14,14 @@ from trainer_sdk.launchers import LaunchedRank
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttachedPlan:
-    """The job, as the environment of the rank tells that has started us."""
+    """The job, as described by the environment of the rank that has started the agent."""
 
     job: str
     node: str
     folder: Path
-    """Where the ranks' pages are."""
+    """The folder with the ranks' pages."""
     place: LaunchedRank
-    """Of that rank."""
+    """The place of that rank."""
     spec: JobSpec
     allocation: str
     scheduler: Scheduler
@@ -31,9 +31,9 @@ class AttachedPlan:
     state_dir: Path
     checks: ChecksSettings = field(default_factory=ChecksSettings)
     timings: bool = True
-    """Straggler is told where the time of ranks goes."""
+    """Measure where the time of ranks goes, and report it to straggler."""
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Of the rank that has started us: the others have it mostly alike."""
+    """The environment of that rank: the others have mostly the same."""
     evidence_without: tuple[str, ...] = ()
     """Kinds of evidence that are not collected."""
     limits: LimitRules = field(default_factory=LimitRules)
@@ -41,5 +41,5 @@ class AttachedPlan:
 
     @property
     def tells_of_job(self) -> bool:
-        """One of the job's agents does."""
+        """Whether this agent is the one that records facts about the job."""
         return self.place.slot == 0

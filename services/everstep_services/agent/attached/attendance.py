@@ -1,6 +1,6 @@
-"""What follows from ranks that come and go on this node: rounds, incidents, the job's end.
+"""The consequences of ranks that come and go on this node: rounds, incidents, the job's end.
 
-Pure: every method takes `now` and says what is new. A page of an older round is nothing.
+Pure: every method takes `now` and returns what is new. Pages of older rounds are ignored.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from everstep.messages import Ledger
 from everstep_services.agent.core.exit import RankExit
 
 _ORDERED = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})
-"""How launchers stop ranks, when another one has failed."""
+"""The signals with which launchers stop ranks after another one has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class RoundBegins:
 
 @dataclass(frozen=True, slots=True)
 class IncidentOpens:
-    """A rank has failed by itself, or stands still: an incident, unless one is open."""
+    """A rank has failed by itself, or has stalled: an incident opens, unless one is open."""
 
     rank: int
     reason: str
@@ -54,7 +54,7 @@ class IncidentCloses:
 
 @dataclass(frozen=True, slots=True)
 class JobOver:
-    """The launcher brings nobody back: what became of the job, as far as it was seen."""
+    """The launcher starts nobody again: the outcome of the job, as far as it was seen."""
 
     state: str
     reason: str
@@ -76,7 +76,7 @@ class _Trouble:
     round: int
     at: float
     is_stall: bool = False
-    """So far no rank has failed: some only stand still."""
+    """So far no rank has failed: some have only stalled."""
     gone_at: float | None = None
     back_at: float | None = None
 
@@ -86,11 +86,11 @@ class Attendance:
     """The ranks of the newest round that have come to this node."""
 
     expected: int
-    """How many come; 0 where nobody says."""
+    """The number of ranks that will come; 0 if not known."""
     max_restarts: int
     """How often the launcher starts them again."""
     linger_s: float
-    """So long they may stay away."""
+    """How long they may stay away."""
     began: float
     round: int = 0
     _ranks: dict[int, _Present] = field(default_factory=dict)
@@ -106,11 +106,11 @@ class Attendance:
 
     @property
     def all(self) -> tuple[int, ...]:
-        """Those of the round, also when they are gone."""
+        """The ranks of the round, also those that are gone."""
         return tuple(sorted(self._ranks))
 
     def is_news(self, number: int, rank: int, pid: int) -> bool:
-        """Not of an older round, and not known."""
+        """The page is of this round or a later one, and new."""
         known = self._ranks.get(rank) if number == self.round else None
         return number >= self.round and (known is None or known.pid != pid)
 
@@ -137,21 +137,21 @@ class Attendance:
         return [self._closes(trouble, "recovered", f"round {self.round} makes steps again", now)]
 
     def stalled(self, rank: int, reason: str, fact: str, now: float) -> list[Act]:
-        """A rank has stood still for longer than it may."""
+        """A rank has stalled."""
         if self._trouble is not None:
             return []
         self._trouble = _Trouble(self.round, now, is_stall=True)
         return [IncidentOpens(rank, reason, fact, "rank_stalled")]
 
     def moves(self, now: float) -> list[Act]:
-        """Of the ranks that stood still none does any more."""
+        """No rank is stalled any more."""
         trouble = self._trouble
         if trouble is None or not trouble.is_stall:
             return []
         return [self._closes(trouble, "recovered", "all ranks make progress again", now)]
 
     def gone(self, rank: int, ending: RankExit, fact: str, now: float) -> list[Act]:
-        """The process of a rank is no longer there."""
+        """The process of a rank is gone."""
         known = self._ranks[rank]
         known.ending, known.fact = ending, fact
         acts: list[Act] = []
@@ -169,7 +169,7 @@ class Attendance:
         return acts
 
     def is_over(self, now: float, *, launcher_lives: bool) -> bool:
-        """Nobody is here, and nobody is waited for."""
+        """Nobody is here, and nobody is expected."""
         if self.live:
             return False
         if self._gone_at is None:
@@ -183,11 +183,11 @@ class Attendance:
         return now >= self._gone_at + linger_s
 
     def over(self, now: float) -> list[Act]:
-        """What is to be said at the end."""
+        """The actions at the end."""
         return self._over("", now)
 
     def left(self, reason: str, now: float) -> list[Act]:
-        """We watch no longer, whatever they do."""
+        """The agent stops watching, whatever the ranks do."""
         return self._over(reason, now)
 
     def _over(self, why: str, now: float) -> list[Act]:

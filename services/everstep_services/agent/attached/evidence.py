@@ -1,4 +1,4 @@
-"""Evidence of ranks that another launcher has started: what can be had without owning them."""
+"""Evidence of ranks that another launcher has started, as far as their parent is not needed."""
 
 import os
 import stat
@@ -19,20 +19,20 @@ from everstep_services.agent.telemetry.evidence import TAIL_BYTES, Collections
 from everstep_services.agent.telemetry.facts import AgentFacts
 
 _WITHIN_S = 5.0
-"""For each kind. No restart waits for it: the launcher ends the other ranks when it likes."""
+"""For each kind. No restart waits for it: the launcher may end the other ranks at any time."""
 _STREAMS = {"stderr": 2, "stdout": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """A file that a rank writes to, and how long it was when the rank came."""
+    """A file that a rank writes to, and its length when the rank came."""
 
     path: Path
     start: int
 
 
 class AttachedEvidence(Collections):
-    """Looks at all ranks of this node as soon as one has failed by itself, or stands still."""
+    """Collects from all ranks of this node as soon as one has failed by itself, or has stalled."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class AttachedEvidence(Collections):
         self._outputs.clear()
 
     def came(self, rank: int, pid: int) -> None:
-        """Note where a rank writes to: nobody can say it once the rank is gone."""
+        """Note the files that a rank writes to: they cannot be found once it is gone."""
         found: dict[str, _Output] = {}
         for name, number in _STREAMS.items():
             one = _output(pid, number)
@@ -64,7 +64,7 @@ class AttachedEvidence(Collections):
         self._outputs[rank] = found
 
     def collect_for(self, round: int, incident: str, rank: int) -> None:
-        """A rank has failed, or stands still: others may be ended any moment."""
+        """A rank has failed, or has stalled: others may be ended at any moment."""
         ranks = self._watch.seen()
         environs = {one.rank: self._environ for one in ranks}
         scene = Scene(ranks, _WITHIN_S, self._watch.began_s, environs, python=sys.executable)
@@ -73,7 +73,7 @@ class AttachedEvidence(Collections):
         self.collected(round, incident, [piece for piece in ends if piece is not None])
 
     def _end(self, rank: int, name: str, output: _Output) -> Piece | None:
-        """The end of what a rank wrote; of no rank, where others write into the same file."""
+        """The last output of a rank; nothing if others write into the same file."""
         text = tail(output.path, TAIL_BYTES, start=output.start).encode()
         if not text:
             return None
@@ -84,7 +84,7 @@ class AttachedEvidence(Collections):
 
 
 def _output(pid: int, number: int) -> _Output | None:
-    """The file behind a descriptor of a process; None for a terminal, a pipe or what is gone."""
+    """The file behind a descriptor of a process; None for a terminal, a pipe, or a closed one."""
     try:
         about = os.stat(f"/proc/{pid}/fd/{number}")
         path = Path(os.readlink(f"/proc/{pid}/fd/{number}"))

@@ -1,7 +1,7 @@
-"""The facts that tell of a job which another launcher runs.
+"""The facts about a job that another launcher runs.
 
-Of nodes and incidents each agent tells what it sees; of job, allocation and rounds, which
-rendezvous would tell, the agent of slot 0.
+Each agent records the nodes and incidents that it sees. The agent of slot 0 also records the job,
+its allocation and its rounds, which rendezvous would record otherwise.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ _EVERY_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class StepsMade:
-    """Steps that were made since it was said last."""
+    """Steps that were made since the last record."""
 
     step: int
     is_first: bool
@@ -50,7 +50,7 @@ class StepsMade:
 
 
 class StepCounter:
-    """Of one round at a time."""
+    """Counts the steps of one round at a time."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -69,7 +69,7 @@ class StepCounter:
         return self._made(step, is_first=True, steps=1)
 
     def since(self, step: int | None, *, is_last: bool = False) -> StepsMade | None:
-        """What is to be said by now; at the end of a round, all that was not said yet."""
+        """The steps to record by now; at the end of a round, all that were not recorded yet."""
         is_due = is_last or self._clock.now() - self._said_at >= _EVERY_S
         if not is_due or step is None or not 0 < self._said_step < step:
             return None
@@ -89,7 +89,7 @@ class AttachedFacts:
         self._clock = clock
 
     def order(self, number: int, rank: int, local_rank: int) -> StartRanks:
-        """What rendezvous would have ordered, as far as it concerns this rank."""
+        """The order that rendezvous would have given, as far as it concerns this rank."""
         place, (address, port) = self._plan.place, self._plan.master
         local_size = max(place.local_size, 1)
         return StartRanks(
@@ -139,7 +139,7 @@ class AttachedFacts:
         return [started, allocation, joined]
 
     def round_begins(self, number: int) -> list[Fact]:
-        """The first rank of a round is here. Of the others only their own agents know."""
+        """The first rank of a round is here. Only their own agents know the other ranks."""
         plan = self._plan
         if not plan.tells_of_job:
             return []
@@ -191,7 +191,7 @@ class AttachedFacts:
         )
 
     def closes(self, number: int, incident: str, closes: IncidentCloses) -> Fact:
-        """The training is back, or will not come back."""
+        """The training steps again, or will not."""
         return IncidentClosed(
             **self._of(number),
             incident=incident,
@@ -202,7 +202,7 @@ class AttachedFacts:
         )
 
     def progress(self, number: int, made: StepsMade) -> ProgressMade:
-        """How far the training is, from slot 0."""
+        """The progress of the training, from slot 0."""
         return ProgressMade(
             **self._of(number),
             step=made.step,
@@ -213,7 +213,7 @@ class AttachedFacts:
         )
 
     def ends(self, over: JobOver, rounds: int, step: int | None) -> list[Fact]:
-        """Nobody comes back."""
+        """The job is over."""
         plan, of = self._plan, self._of
         cause = "done" if over.state == "done" else "failed"
         left = NodeLeft(

@@ -1,6 +1,6 @@
-"""The folder in which ranks of another launcher and their agent meet: whose it is, when it goes.
+"""The folder in which ranks of another launcher and their agent meet: its lock, its removal.
 
-Imports little: it has to be removed also where the rest of the agent cannot be imported.
+Imports little: it must be removed also where the rest of the agent cannot be imported.
 """
 
 import fcntl
@@ -17,15 +17,15 @@ from trainer_sdk.attachment import AGENT_LOCK
 
 @contextmanager
 def sole_agent(folder: Path, lock: int) -> Iterator[None]:
-    """Be the one that watches the ranks of this folder, by the lock that was handed to us.
+    """Be the only agent that watches the ranks of this folder, by the lock that was passed to us.
 
-    It is removed at the end: at once where we cannot watch, else when no rank is left. After an
-    error that nobody foresaw it stays, with the log, until the next agent of this user looks.
+    The folder is removed at the end: at once if we cannot watch, otherwise when no rank is left.
+    After an unforeseen error it stays, with the log, until the next agent of this user looks.
     """
     here = os.open(folder / layout.LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     is_left = False
     try:
-        fcntl.flock(here, fcntl.LOCK_SH)  # as long as we look into it, nobody else removes it
+        fcntl.flock(here, fcntl.LOCK_SH)  # while we look into it, nobody else removes it
         try:
             yield
             is_left = _locked(here)

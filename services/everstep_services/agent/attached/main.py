@@ -1,4 +1,4 @@
-"""The process of an agent in attach mode: its door, its bus, its signals."""
+"""The process of an agent in attach mode: its socket, its bus, its signals."""
 
 import asyncio
 import logging
@@ -24,25 +24,25 @@ log = logging.getLogger(__name__)
 
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _ANNOUNCE = (signal.SIGUSR1, signal.SIGUSR2)
-"""Sent to all processes of a step, these are for the training: whoever only watches it stays."""
+"""Sent to all processes of a step, these signals are for the training: the agent ignores them."""
 
 
 class AgentThereError(EverstepError):
-    """An agent watches these ranks already."""
+    """Another agent watches these ranks already."""
 
     def __init__(self, job: str) -> None:
         super().__init__(f"another agent of this node watches the ranks of job {job}")
 
 
 async def run_attached(plan: AttachedPlan, settings: BusSettings, voice: RankStderr) -> None:
-    """Watch until the ranks have gone, or until a signal says to leave."""
+    """Watch until the ranks have gone, or until a signal tells the agent to leave."""
     loop, clock = asyncio.get_running_loop(), SystemClock()
     name = f"agent-{plan.job}-{plan.node}"
     spool = plan.state_dir / "spool" / name
     await asyncio.to_thread(sweep, plan.folder.parent)
     with _door(plan.folder) as door:
         try:
-            # The bus may be away as long as it likes: facts wait in the spool.
+            # The bus may stay away: facts wait in the spool.
             async with connect(settings, name, spool=spool, wait=False) as bus:
                 service = AttachedService(plan, bus, clock, RankWatch(plan, door, clock), voice)
                 for number in _ENDS:
@@ -57,7 +57,7 @@ async def run_attached(plan: AttachedPlan, settings: BusSettings, voice: RankStd
 
 @contextmanager
 def _door(folder: Path) -> Iterator[socket.socket]:
-    """Where ranks say what is rare."""
+    """The socket for rare messages of ranks."""
     path = folder / SOCKET
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as door:

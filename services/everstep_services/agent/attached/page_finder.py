@@ -22,14 +22,14 @@ class FoundPage:
 
 
 class PageFinder:
-    """Finds each page of a job once, also one that took another's place."""
+    """Finds each page of a job once, also a page that replaced another."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._known: dict[Path, int] = {}
 
     def look(self, oldest: int) -> list[FoundPage]:
-        """What is new in the first round, from this one on, in which anything is."""
+        """The new pages of the first round, from this one on, that has any."""
         for number, at in sorted(_numbered(self._folder)):
             if number >= oldest:
                 found = [

@@ -19,16 +19,16 @@ def is_over(handle: int) -> bool:
 
 
 def ending_of(pid: int, handle: int) -> tuple[int | None, int | None]:
-    """Its exit code, or the signal that ended it; neither where nobody can tell.
+    """Its exit code, or the signal that ended it; neither if that cannot be known.
 
-    As long as its parent has not taken notice, /proc has it; kernels from 6.15 on keep it for
-    whoever holds a handle.
+    Until its parent has reaped it, /proc has it; kernels from 6.15 on keep it for holders of a
+    handle.
     """
     status = _kept(handle)
     if status is None:
         status = _shown(pid)
     if status is None:
-        status = _kept(handle)  # its parent has taken notice just now
+        status = _kept(handle)  # its parent has just reaped it
     if status is None:
         return None, None
     if os.WIFSIGNALED(status):

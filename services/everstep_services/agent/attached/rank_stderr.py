@@ -1,4 +1,4 @@
-"""A few lines on the stderr of the rank that has started us, while it is lent to us."""
+"""A few lines on the stderr of the rank that has started the agent, while it is lent to us."""
 
 import logging
 import os
@@ -8,14 +8,15 @@ from contextlib import suppress
 log = logging.getLogger(__name__)
 
 _LONGEST = select.PIPE_BUF
-"""A pipe that can be written to takes so much at once."""
+"""A pipe that is writable takes this much at once."""
 
 
 class RankStderr:
-    """Says lines there until it is given back, and in our own log always.
+    """Prints lines there until it is given back, and always in our own log.
 
-    Whoever reads what the ranks say waits until nobody can say more: so it is given back as soon
-    as a rank has gone, or has made its first step and no more is to be said.
+    The reader of the ranks' output waits until nobody holds the pipe: so it is given back as
+    soon as
+    a rank has gone, or has made its first step and no more lines follow.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -26,7 +27,7 @@ class RankStderr:
             self._descriptor = None  # the rank has none
 
     def say(self, text: str, *, is_warning: bool = False) -> None:
-        """Say a line; one that could not be written at once is only in the log."""
+        """Print a line; one that cannot be written at once is only in the log."""
         log.log(logging.WARNING if is_warning else logging.INFO, "said text=%s", text)
         if self._descriptor is None:
             return
@@ -38,7 +39,7 @@ class RankStderr:
                 os.write(self._descriptor, line)
 
     def give_back(self) -> None:
-        """Say nothing there any more."""
+        """Give the stderr back."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             with suppress(OSError):

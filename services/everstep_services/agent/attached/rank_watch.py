@@ -1,4 +1,4 @@
-"""Sees ranks of another launcher come, hears what they say, and learns how they went."""
+"""Sees ranks of another launcher come, hears their messages, and learns how they ended."""
 
 import asyncio
 import os
@@ -18,14 +18,14 @@ _LARGEST_DATAGRAM = 1 << 16
 
 
 class RankWatch:
-    """Looks once a second, and whenever a rank says something."""
+    """Looks once a second, and whenever a rank sends a message."""
 
     def __init__(self, plan: AttachedPlan, door: socket.socket, clock: Clock) -> None:
         self.events: asyncio.Queue[FoundPage | WardenEvent] = asyncio.Queue()
-        """What happened, in order."""
+        """The events, in order."""
         self.ranks = RoundWatch(self.events)  # type: ignore[arg-type]  # it only puts
         self.oldest = 0
-        """The round that is the newest: pages of those before are nothing."""
+        """The newest round: pages of earlier rounds are ignored."""
         self._finder = PageFinder(plan.folder)
         self._place = plan.place
         self._door = door
@@ -35,14 +35,14 @@ class RankWatch:
         self._launcher: int | None = None
 
     async def watch_for_ever(self) -> None:
-        """Until it is cancelled."""
+        """Watch until cancelled."""
         loop = asyncio.get_running_loop()
         loop.add_reader(self._door, self._hear)
         try:
             while True:
                 self._due.clear()
                 found = await asyncio.to_thread(self._finder.look, self.oldest)
-                self._notice_gone()  # those of the round before are gone before the next begins
+                self._notice_gone()  # ranks of the round before are gone before the next begins
                 for one in found:
                     self.events.put_nowait(one)
                 await self.events.join()
@@ -63,7 +63,7 @@ class RankWatch:
 
     @property
     def launcher_lives(self) -> bool:
-        """Whoever has started the ranks may start them again."""
+        """The launcher lives, and may start the ranks again."""
         return self._launcher is not None and not is_over(self._launcher)
 
     def add(self, found: FoundPage) -> None:

@@ -1,4 +1,4 @@
-"""Watches the ranks that another launcher has started: beats, stalls, how they ended."""
+"""Watches ranks that another launcher has started: beats, stalls, how they ended."""
 
 import asyncio
 import logging
@@ -45,7 +45,7 @@ _CUT_OFF_GOODBYE_WITHIN_S = 2.0
 
 
 class AttachedService:
-    """One agent, until the ranks have been gone for a while. It never signals one of them."""
+    """One agent, until the ranks have been gone for a while. It never signals a rank."""
 
     def __init__(
         self, plan: AttachedPlan, bus: Bus, clock: Clock, watching: RankWatch, voice: RankStderr
@@ -81,7 +81,7 @@ class AttachedService:
         self._over = asyncio.Event()
 
     async def run(self) -> None:
-        """Until there is nobody left to watch."""
+        """Run until there is nobody left to watch."""
         async with in_background(
             self._watching.watch_for_ever(),
             self._follow_ranks_for_ever(),
@@ -109,7 +109,7 @@ class AttachedService:
             await BackgroundLoops(log.warning).run(timings.tell_for_ever)
 
     def _part(self) -> RoundPosition | None:
-        """Which part of the round is here; None while no rank is."""
+        """The part of the round that is here; None while no rank is."""
         place, here = self._plan.place, self._here
         if not here.live:
             return None
@@ -122,7 +122,7 @@ class AttachedService:
         return not self._here.live
 
     def leave(self, reason: str) -> None:
-        """Somebody wants this process to end; the ranks go on."""
+        """The process must end; the ranks go on."""
         self._do(self._here.left(reason, self._clock.now()))
         self._over.set()
 
@@ -132,7 +132,7 @@ class AttachedService:
         while True:
             event = await self._watching.events.get()
             if isinstance(event, RankGone):
-                self._voice.give_back()  # whoever reads what the ranks say waits for us no longer
+                self._voice.give_back()  # the reader of the ranks' output need not wait for us
             match event:
                 case FoundPage():
                     self._came(event)
@@ -193,7 +193,7 @@ class AttachedService:
         if known is None or known.pid != event.pid:
             return
         error = await asyncio.to_thread(read_error, known.folder) if event.code != 0 else None
-        # Python exits with 1 after an exception that nobody has caught.
+        # Python exits with 1 after an uncaught exception.
         code = 1 if error is not None and event.signal is None else event.code
         ending = RankExit(code, event.signal, error=error, lasted_s=event.lasted_s)
         fact_id, order = new_id(), self._orders[event.rank]
@@ -343,7 +343,7 @@ class AttachedService:
         return self._step(min(self._here.all)) if self._here.all else None
 
     def _last(self) -> int | None:
-        """The highest step that the script has said."""
+        """The highest step that the script has reported."""
         pages = [self._page(rank) for rank in self._here.all]
         said = [
             page.step for page in pages if page is not None and page.counted_by is CountedBy.SDK

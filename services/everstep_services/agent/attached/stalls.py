@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class AttachedStalls:
-    """Stands between the watch and the record."""
+    """Records the findings of the monitor."""
 
     def __init__(  # noqa: PLR0913  each is a port or what is known of ranks
         self,
@@ -43,7 +43,7 @@ class AttachedStalls:
         self._rank = rank
         self._record = record
         self._changed = changed
-        """Hears of each stall, and with None that no rank stands still any more."""
+        """Is called with each stall, and with None when no rank is stalled any more."""
         self._round = 0
         self._facts: dict[int, RankStalled] = {}
         self._state = ""
@@ -53,7 +53,7 @@ class AttachedStalls:
         self._announcer.speaks = plan.tells_of_job
 
     async def follow_limits_for_ever(self) -> None:
-        """Use what health learns about this job."""
+        """Use the limits that health learns about this job."""
         fingerprint = self._plan.spec.config_fingerprint
         async with self._bus.documents("LIMITS").follow(self._plan.job) as documents:
             async for document in documents:
@@ -70,14 +70,14 @@ class AttachedStalls:
         self.note_state(f"ranks were started by {self._plan.place.launcher}")
 
     def stepped(self, rank: int) -> None:
-        """A rank has made its first step: what it shows of its process group may be compared."""
+        """A rank has made its first step: the timeout of its process group may be compared."""
         known = self._rank(rank)
         page = None if known is None else known.reading()
         if page is not None:
             self._announcer.group_waits(page.group_timeout_s)
 
     def said(self, event: RankSaid) -> None:
-        """A rank asks not to be judged, or to be judged again."""
+        """A rank asks for a pause of the judgement, or for its end."""
         match event.said:
             case Paused(reason=reason, for_s=for_s):
                 why = f"rank {event.rank} has paused it" + (f": {reason}" if reason else "")
@@ -89,7 +89,7 @@ class AttachedStalls:
                 log.info("not_done rank=%d said=%s", event.rank, said)
 
     def note_state(self, why: str) -> None:
-        """Whether stalls are looked for is itself on record."""
+        """Record whether stalls are looked for."""
         state = self.watch.state
         if state in {"armed", "learning"} and state != self._state:
             self._state = state

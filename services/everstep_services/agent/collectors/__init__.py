@@ -1,1 +1,1 @@
-"""What each kind of evidence is, and how it is got from outside the ranks."""
+"""The kinds of evidence, and how each is collected from outside the ranks."""

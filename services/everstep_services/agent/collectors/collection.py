@@ -1,4 +1,4 @@
-"""Collects what vanishes together with ranks: all kinds in parallel, none longer than allowed."""
+"""Collects evidence that vanishes with the ranks: all kinds in parallel, within a time limit."""
 
 import asyncio
 import itertools
@@ -20,9 +20,9 @@ NOT_STARTED = "the rank had not been started"
 _NAMED_MOST = 8
 _REASON_MOST = 400
 _AT_ONCE = 16
-"""So many ranks are asked at a time."""
+"""The number of ranks asked at a time."""
 _MARGIN = 0.1
-"""This share of the time is kept for handing over what is there."""
+"""The share of the time that is kept for handing over the results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,49 +31,49 @@ class Scene:
 
     ranks: Sequence[RankSeen]
     within_s: float
-    """What is not there by then is missing."""
+    """Whatever is not there by then is missing."""
     began_s: float = 0.0
-    """When the round's ranks were started, by the clock."""
+    """When the ranks of the round were started."""
     environs: Mapping[int, Mapping[str, str]] = field(default_factory=dict, repr=False)
-    """What each rank was started with."""
+    """The environment of each rank."""
     may_pause: bool = False
-    """The ranks are about to be stopped: they may stand still while their stacks are read."""
+    """The ranks will be stopped: they may stand still while their stacks are read."""
     python: str = ""
-    """The interpreter of the ranks; empty where it is not known."""
+    """The interpreter of the ranks; empty if it is not known."""
 
     @property
     def each_within_s(self) -> float:
-        """How long one rank may take, so that what the others gave is not lost with it."""
+        """How long one rank may take, so that the results of the others are not lost with it."""
         return self.within_s * (1 - _MARGIN)
 
 
 @dataclass(frozen=True, slots=True)
 class EvidenceFound:
-    """What a collector has found."""
+    """The result of a collector."""
 
     summary: str
     content: bytes = b""
     """One document about all ranks or the node …"""
     members: tuple[Member, ...] = ()
-    """… or a piece of each rank; they become an archive."""
+    """… or a piece of each rank; the pieces become an archive."""
     missing: Mapping[int, str] = field(default_factory=dict)
-    """Ranks that it has nothing of, and why."""
+    """The ranks without a result, each with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one collector has found, or why nothing."""
+    """The evidence that is stored: one collector's result, or the reason for its absence."""
 
     evidence: str
-    """As in `evidence_collected`."""
+    """The name of the kind, as in `evidence_collected`."""
     found: EvidenceFound | None = None
     missing: str = ""
     took_s: float = 0.0
     rank: int | None = None
-    """The rank that it is of; None where it is of the node, or has a part of each rank."""
+    """Its rank; None if it belongs to the node, or has a part of each rank."""
 
     def packed(self) -> bytes:
-        """The bytes to be kept; empty where there is nothing but a reason. Takes a while."""
+        """The bytes to store; empty if there is only a reason. Slow."""
         found = self.found
         if found is None or not found.members:
             return b"" if found is None else found.content
@@ -81,7 +81,7 @@ class Piece:
 
 
 Collector = Callable[[Scene, Clock], Awaitable[EvidenceFound | None]]
-"""Asks nothing of the ranks that could change them; None where the kind does not apply."""
+"""A collector changes nothing in the ranks; it returns None where its kind does not apply."""
 
 
 class NothingFoundError(EverstepError):
@@ -89,7 +89,7 @@ class NothingFoundError(EverstepError):
 
 
 async def collect(collectors: Mapping[str, Collector], scene: Scene, clock: Clock) -> list[Piece]:
-    """The pieces of all of them, in parallel; what is not there in time is missing."""
+    """Run all collectors in parallel, and return their pieces; late ones are missing."""
     pieces = await asyncio.gather(
         *(
             _piece(name, one(scene, clock), scene.within_s, clock)
@@ -123,7 +123,7 @@ async def _piece(
 
 @dataclass(frozen=True, slots=True)
 class RankPiece:
-    """What was found of one rank."""
+    """The result for one rank."""
 
     summary: str
     member: Member
@@ -135,9 +135,9 @@ async def from_each(
     *,
     gone: Callable[[RankSeen], Awaitable[RankPiece | None]] | None = None,
 ) -> EvidenceFound:
-    """A piece of each rank that gives one in time; `gone` looks for what others have left.
+    """A piece of each rank that gives one in time; `gone` reads what ended ranks have left.
 
-    `fetch` raises `NothingFoundError` with the reason where there is none.
+    `fetch` raises `NothingFoundError` with the reason if there is none.
     """
     turns = asyncio.Semaphore(_AT_ONCE)
 
@@ -169,7 +169,7 @@ async def from_each(
 
 
 def reasons(missing: Mapping[int, str]) -> str:
-    """Why ranks have nothing, each reason once: `ranks 1, 3 (the rank had exited)`."""
+    """Why ranks have no result, each reason once: `ranks 1, 3 (the rank had exited)`."""
     by_reason: dict[str, list[int]] = {}
     for rank, reason in sorted(missing.items()):
         by_reason.setdefault(reason, []).append(rank)
@@ -177,7 +177,7 @@ def reasons(missing: Mapping[int, str]) -> str:
 
 
 def brief(said: Iterable[str]) -> str:
-    """The first few of these, and how many more there are."""
+    """The first few of these, and the number of the others."""
     parts: Iterator[str] = iter(said)
     named = list(itertools.islice(parts, _NAMED_MOST))
     more = sum(1 for _ in parts)
@@ -185,7 +185,7 @@ def brief(said: Iterable[str]) -> str:
 
 
 def short(reason: str) -> str:
-    """On one line, of bounded length."""
+    """The text on one line, of bounded length."""
     return " ".join(reason.split())[:_REASON_MOST]
 
 

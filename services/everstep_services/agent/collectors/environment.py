@@ -1,4 +1,4 @@
-"""The variables that ranks were started with, as far as they matter, and releases of what runs."""
+"""The relevant environment variables of the ranks, and releases of the software that runs."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ _TOLD = re.compile(
     r"|(?:(?:LOCAL_|GROUP_|ROLE_)?(?:RANK|WORLD_SIZE))|CUBLAS_WORKSPACE_CONFIG|LD_PRELOAD"
     r"|PYTHON(?:HASHSEED|FAULTHANDLER|MALLOC|OPTIMIZE|UNBUFFERED)"
 )
-"""Nothing else is told: a training's environment has keys to everything."""
+"""No other variable is stored: a training's environment has keys to everything."""
 _SECRET = re.compile(r"(?i)token|passw|secret|credential|jwt|auth|_key\b|apikey|_pin$")
 _VALUE_MOST = 400
 _PACKAGES = ("torch", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "numpy", "triton")
@@ -29,7 +29,7 @@ _DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/sys/module/nvidia/v
 
 
 async def environment(scene: Scene, clock: Clock) -> EvidenceFound | None:
-    """What all ranks have alike once, and what each has for itself."""
+    """The variables that all ranks share, once, and those of each rank."""
     del clock
     told = {rank: told_of(environ) for rank, environ in scene.environs.items()}
     first = next(iter(told.values()), {})
@@ -51,7 +51,7 @@ async def environment(scene: Scene, clock: Clock) -> EvidenceFound | None:
 
 
 def told_of(environ: Mapping[str, str]) -> dict[str, str]:
-    """Those variables that may explain a failure; no secret is among them."""
+    """The variables that may explain a failure; none of them is a secret."""
     return {
         name: MASK if _SECRET.search(name) else redact(value)[:_VALUE_MOST]
         for name, value in sorted(environ.items())
@@ -60,7 +60,7 @@ def told_of(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def releases(python: str) -> dict[str, str]:
-    """Which releases run here; packages only where ranks run the interpreter of this process."""
+    """The releases that run here; packages only if ranks run this process's interpreter."""
     found = {"everstep": __version__, "kernel": os.uname().release}
     if not python or os.path.abspath(python) == os.path.abspath(sys.executable):
         found["python"] = platform.python_version()

@@ -1,4 +1,4 @@
-"""The flight recorder of each rank: asked through torch's server, or the file that torch left."""
+"""The flight recorder of each rank, from torch's server in it, or from the dump of torch."""
 
 import asyncio
 import os
@@ -21,12 +21,12 @@ from trainer_sdk import layout
 
 MOST_BYTES = 16 << 20
 _HANDLER = "fr_trace_json?onlyactive=false&includestacktraces=false"
-"""Without stacks: to name their lines it would wait for the interpreter's lock."""
+"""Without stacks: naming their lines would wait for the interpreter's lock."""
 _PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 
 
 async def flight_recorders(scene: Scene, clock: Clock) -> EvidenceFound | None:
-    """What each rank's recorder has; of ranks that are gone what torch has dumped itself."""
+    """The recorder of each rank; for ranks that are gone, the dump that torch made itself."""
     began_wall_s = clock.wall().timestamp() - (clock.now() - scene.began_s)
 
     async def dumped(rank: RankSeen) -> RankPiece | None:
@@ -54,7 +54,7 @@ async def _recorded(rank: RankSeen, within_s: float) -> RankPiece:
             "torch has opened no server in it: it has not imported torch, or is not Python"
         )
     try:
-        # A little earlier than the rank as a whole, so that its own dump can still be read.
+        # a little earlier than the rank as a whole, so that its own dump can still be read
         content = await answer(rank.folder, _HANDLER, within_s * 0.9)
     except TorchServerError as error:
         raise NothingFoundError(f"its recorder: {error}") from error
@@ -74,7 +74,7 @@ def _dump_path(rank: RankSeen, environ: Mapping[str, str]) -> str:
 
 
 def _dump(path: str, since_s: float) -> bytes | None:
-    """What torch dumped in this round; an older file, a link or a pipe is none of its."""
+    """The dump that torch made in this round; older files, links and pipes are left alone."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,4 @@
-"""What NVML says of the GPUs, in a process of its own: a driver that hangs takes nobody along."""
+"""The state of the GPUs from NVML, read in a process of its own: a driver may hang."""
 
 import asyncio
 import sys
@@ -27,7 +27,7 @@ _MOST_BYTES = 1 << 20
 async def gpus(
     scene: Scene, clock: Clock, *, is_here: Callable[[], bool] = has_devices
 ) -> EvidenceFound | None:
-    """A reading of each GPU; None on a node that has none."""
+    """A reading of each GPU; None on a node without GPUs."""
     del scene, clock
     if not await asyncio.to_thread(is_here):
         return None
@@ -49,7 +49,7 @@ async def gpus(
 
 
 def read_all(load: Load = load) -> bytes:
-    """The readings as one document; `NothingFoundError` where NVML cannot be asked."""
+    """The readings as one document; `NothingFoundError` if NVML cannot be asked."""
     try:
         with opened(load) as nvml:
             count = nvml.ask("nvmlDeviceGetCount") or 0
@@ -82,7 +82,7 @@ def _plain(value: object) -> Any:
 
 
 def main() -> int:
-    """Write the document, or the reason why there is none and 1."""
+    """Write the document, or write the reason for its absence and return 1."""
     try:
         sys.stdout.buffer.write(read_all())
     except NothingFoundError as error:

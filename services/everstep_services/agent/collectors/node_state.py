@@ -1,4 +1,4 @@
-"""What the kernel has said since the round began, and the control groups that ranks are in."""
+"""The kernel's log since the round began, and the control groups of the ranks."""
 
 import asyncio
 import re
@@ -15,7 +15,7 @@ from everstep_services.agent.probes.kernel.rules import may_count
 from everstep_services.agent.ranks.oom_kills import kill_counts
 
 _BEFORE_S = 5.0
-"""The clocks of the kernel's log and of this process may differ so much."""
+"""The clocks of the kernel's log and of this process may differ by this much."""
 _LINES_MOST = 400
 _LINE_MOST = 400
 _MARK = re.compile(
@@ -44,7 +44,7 @@ class NodeState:
         self._root = root
 
     async def kernel_log(self, scene: Scene, clock: Clock) -> EvidenceFound | None:
-        """Lines about hardware, memory and crashes; what else the kernel says is nobody's."""
+        """The lines about hardware, memory and crashes; all others are left out."""
         del clock
         return await asyncio.to_thread(self._kernel_log, scene.began_s - _BEFORE_S)
 
@@ -100,7 +100,7 @@ class NodeState:
         return EvidenceFound(_memory_text(known), msgspec.json.encode(document))
 
     def _paths(self, pid: str) -> list[Path]:
-        """The folders of a process's groups; a container may see its own as the root."""
+        """The folders of a process's groups; a container may see its own group as the root."""
         try:
             lines = (self._root / "proc" / pid / "cgroup").read_text().splitlines()
         except OSError:
@@ -136,7 +136,7 @@ def _texts(folder: Path, names: tuple[str, ...]) -> Mapping[str, str]:
 
 
 def _memory_text(groups: Mapping[str, Mapping[str, str]]) -> str:
-    """The group that has the least memory left, and whether something was killed in it."""
+    """The group with the least memory left, and whether a process in it was killed."""
     said = []
     for path, files in groups.items():
         used = files.get("memory.current") or files.get("memory.usage_in_bytes")

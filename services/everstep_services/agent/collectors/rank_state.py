@@ -1,4 +1,4 @@
-"""How far each rank was by its page, and what the kernel knows of its process."""
+"""The progress of each rank from its page, and the kernel's view of its process."""
 
 import asyncio
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ _FILE_BYTES = 8192
 
 
 async def pages(scene: Scene, clock: Clock) -> EvidenceFound | None:
-    """How far each rank was, by its own page; also of those that are gone."""
+    """The progress of each rank from its own page, also of ranks that are gone."""
     now = clock.now()
     read = {one.rank: _page(one.page) for one in scene.ranks}
     known = {rank: said for rank, said in read.items() if said}
@@ -28,7 +28,7 @@ async def pages(scene: Scene, clock: Clock) -> EvidenceFound | None:
 
 
 async def processes(scene: Scene, clock: Clock) -> EvidenceFound | None:  # noqa: ARG001
-    """What the kernel knows of each rank that still lives."""
+    """The kernel's view of each rank that still lives."""
     living = [one for one in scene.ranks if one.pid]
     files = await asyncio.to_thread(lambda: {one.rank: _process(one.pid) for one in living})
     known = {rank: one for rank, one in files.items() if one}
@@ -39,9 +39,9 @@ async def processes(scene: Scene, clock: Clock) -> EvidenceFound | None:  # noqa
 
 
 def _page(page: PageView) -> dict[str, Any]:
-    """All that it says, as it says it; instants are of this host's clock, as `now_s` is.
+    """Everything on the page, unchanged; instants are of this host's clock, like `now_s`.
 
-    Empty as long as its rank has not opened it.
+    Empty until the rank has opened it.
     """
     said: dict[str, Any] = {}
     try:

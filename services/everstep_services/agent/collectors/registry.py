@@ -15,12 +15,12 @@ from everstep_services.agent.settings import Kind
 
 @dataclass(frozen=True, slots=True)
 class Collectors:
-    """Those that are wanted, by the name of the evidence."""
+    """The wanted kinds, by name."""
 
     of_ranks: Mapping[str, Collector]
-    """They need processes that live: every restart waits for them."""
+    """Kinds that need living processes: every restart waits for them."""
     of_node: Mapping[str, Collector]
-    """They may take longer than the ranks have."""
+    """Kinds that may take longer than the ranks have."""
 
 
 def collectors(without: Collection[str] = (), *, native_stacks: bool = False) -> Collectors:

@@ -1,4 +1,4 @@
-"""The Python stacks of each rank, read from outside by py-spy; else as its faulthandler tells."""
+"""The Python stacks of each rank, read by py-spy from outside, or else by torch's faulthandler."""
 
 import asyncio
 import shutil
@@ -22,14 +22,14 @@ from everstep_services.agent.ranks.protocol import RankSeen
 from everstep_services.agent.stalls.torch_server import TorchServerError, answer, has_server
 
 _AT_ONCE = 4
-"""Each takes a tenth of a second of a processor."""
+"""Each reading takes a tenth of a second of a processor."""
 _MOST_BYTES = 8 << 20
 _NAME_MOST = 300
 """Names of C++ frames may have kilobytes."""
 _TRIES = 3
 """A process that runs on may be read in the middle of a change."""
 _FALLBACK_SHARE = 0.3
-"""Of the time, for faulthandler where py-spy fails."""
+"""The share of the time for faulthandler, after py-spy has failed."""
 _FORBIDDEN = "permission denied"
 
 
@@ -57,14 +57,14 @@ _THREADS = msgspec.json.Decoder(list[_Thread])
 
 
 class StacksReader:
-    """Reads them with py-spy; with `native` frames too where ranks may stand still meanwhile."""
+    """Reads them with py-spy; with `native` frames too if the ranks may stand still meanwhile."""
 
     def __init__(self, *, native: bool = False, program: str | None = None) -> None:
         self._native = native
         self._program = find_program() if program is None else program
 
     async def stacks(self, scene: Scene, clock: Clock) -> EvidenceFound | None:
-        """What each rank's threads are in."""
+        """The stacks of each rank's threads."""
         turns = asyncio.Semaphore(_AT_ONCE)
         is_native = self._native and scene.may_pause
 
@@ -94,18 +94,18 @@ class StacksReader:
                 return _piece(rank.rank, output)
             if _FORBIDDEN in said.lower():
                 break
-            is_native = False  # a process that is stopped cannot be stopped again
+            is_native = False  # a stopped process cannot be stopped again
         raise NothingFoundError(_reason(said))
 
 
 def find_program() -> str:
-    """py-spy of this installation, else that of PATH; empty for none."""
+    """The py-spy of this installation, else that of PATH; empty for none."""
     own = Path(sysconfig.get_path("scripts"), "py-spy")
     return str(own) if own.is_file() else shutil.which("py-spy") or ""
 
 
 async def _run(*command: str) -> tuple[int, bytes, str]:
-    """Its exit code, what it wrote, and what it said. Cancelled, it leaves no process behind."""
+    """Its exit code, stdout and stderr. On cancellation it leaves no process behind."""
     process = await asyncio.create_subprocess_exec(
         *command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env={"PATH": "/usr/bin:/bin"}
     )
@@ -174,7 +174,7 @@ async def _by_its_own(rank: RankSeen, within_s: float, why: str) -> RankPiece:
 
 
 def _reason(said: str) -> str:
-    """What py-spy has to say, without its own stack."""
+    """The error of py-spy, without its own stack."""
     if _FORBIDDEN in said.lower():
         return "py-spy may not read it (ptrace is forbidden): see `everstep check ptrace`"
     told = said.partition("Stack backtrace:")[0].replace("Caused by:", "")

@@ -1,1 +1,1 @@
-"""Faults on purpose: heard, announced, made and undone by the agent of a job that allows them."""
+"""Faults on purpose: announced, made and undone by the agent of a job that allows them."""

@@ -1,4 +1,4 @@
-"""What of an agent itself can be harmed: its way to the bus, its time of day, a disk, its life."""
+"""Faults of the agent itself: its connection to the bus, its wall clock, a disk, its life."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ _ON_THE_LINK = {"cut_off", "partition", "slow_link"}
 
 
 class SkewedClock(SystemClock):
-    """Its time of day can be wrong. What it measures never is."""
+    """A clock whose wall time can be wrong, and whose intervals never are."""
 
     ahead_s = 0.0
 
@@ -41,7 +41,7 @@ class AgentFaults:
         self._relay = relay
 
     def check(self, wish: FaultRequest) -> None:
-        """`BadFaultError` if it cannot be made here."""
+        """Raise `BadFaultError` if the fault cannot be made here."""
         if wish.fault.name in _ON_THE_LINK and self._relay is None:
             raise BadFaultError(
                 f"{wish.fault.name} cannot be made on a bus with TLS: it would see the relay"
@@ -50,7 +50,7 @@ class AgentFaults:
             raise BadFaultError(f"disk_full: {wish.target} is no folder that can be written to")
 
     async def make(self, wish: FaultRequest) -> None:
-        """Make it, and undo it when its time is over or this is cancelled."""
+        """Make the fault, and undo it when its time is over or this is cancelled."""
         for_s = wish.for_s or 0.0
         match wish.fault.name:
             case "kill_agent":
@@ -105,7 +105,7 @@ def _filled(folder: Path, most: int) -> IO[bytes]:
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
-                left //= 2  # file systems keep something for themselves
+                left //= 2  # file systems keep some space for themselves
             else:
                 left = min(most - taken, shutil.disk_usage(folder).free)
         stack.pop_all()
@@ -116,7 +116,7 @@ def _filled(folder: Path, most: int) -> IO[bytes]:
 async def opened_agent_faults(
     settings: BusSettings,
 ) -> AsyncIterator[tuple[AgentFaults, BusSettings]]:
-    """What can be harmed, and how to log in so that the link is among it."""
+    """The faults of this agent, and settings of the bus that lead through the relay."""
     servers = None if settings.ca_file else servers_of(settings.url)
     if servers is None:
         yield AgentFaults(None), settings

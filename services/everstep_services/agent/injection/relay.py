@@ -1,4 +1,4 @@
-"""A way to the bus that can be cut, blocked and slowed: between the agent and its server."""
+"""A connection to the bus that can be cut, blocked and slowed, between agent and server."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ _HELLO = b"INFO "
 
 
 class Relay:
-    """Passes bytes on, both ways, until it is told otherwise. Use `opened_relay`."""
+    """Passes bytes on, both ways, until it is asked to stop. Use `opened_relay`."""
 
     def __init__(self, servers: list[tuple[str, int]]) -> None:
         self._servers = servers
@@ -23,7 +23,7 @@ class Relay:
         self._passes = asyncio.Event()
         self._passes.set()
         self.delay_s = 0.0
-        """Each piece waits so long on its way."""
+        """The delay of each piece."""
 
     def cut(self) -> None:
         """Close every connection, and refuse new ones."""
@@ -40,7 +40,7 @@ class Relay:
         self._is_cut = False
 
     def unblock(self) -> None:
-        """Let everything pass again, what has waited first."""
+        """Let everything pass again, waiting bytes first."""
         self._passes.set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -89,7 +89,7 @@ class Relay:
 
 
 def servers_of(url: str) -> list[tuple[str, int]] | None:
-    """Where the servers are; None where one of them is asked for TLS, which sees who relays."""
+    """The addresses of the servers; None if one of them requires TLS, which detects a relay."""
     parts = [urlsplit(part.strip()) for part in url.split(",") if part.strip()]
     if any(part.scheme != "nats" for part in parts):
         return None
@@ -97,7 +97,7 @@ def servers_of(url: str) -> list[tuple[str, int]] | None:
 
 
 def without_others(hello: bytes) -> bytes:
-    """The server's first line, without the names of its neighbours: they are ways around us."""
+    """The server's first line, without its neighbours, which would be ways around the relay."""
     if not hello.startswith(_HELLO):
         return hello
     said = json.loads(hello[len(_HELLO) :])
@@ -107,7 +107,7 @@ def without_others(hello: bytes) -> bytes:
 
 @asynccontextmanager
 async def opened_relay(servers: list[tuple[str, int]]) -> AsyncIterator[tuple[Relay, str]]:
-    """A relay to these servers, and the URL under which it passes for one of them."""
+    """A relay to these servers, and the URL under which the agent reaches it."""
     relay = Relay(servers)
     running: set[asyncio.Task[None]] = set()
     async with asyncio.TaskGroup() as tasks:

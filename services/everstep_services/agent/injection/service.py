@@ -1,4 +1,4 @@
-"""Hears what faults are wanted, waits until they are due, says so first, and makes them."""
+"""Hears orders to inject faults, waits until they are due, announces them, and makes them."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ class RankChannel:
     @classmethod
     @asynccontextmanager
     async def opened(cls, folder: Path, rank: int) -> AsyncIterator["RankChannel"]:
-        """The way to a rank. `BadFaultError` where nobody listens."""
+        """The channel to a rank. Raises `BadFaultError` if it does not listen."""
         try:
             with ShortPath(str(folder / layout.INJECTION_SOCKET)) as path:
                 reader, writer = await asyncio.open_unix_connection(path)
@@ -54,7 +54,7 @@ class RankChannel:
             writer.close()
 
     async def knock(self, wish: FaultRequest) -> None:
-        """`BadFaultError` when it cannot have this fault."""
+        """Raise `BadFaultError` if the rank cannot have this fault."""
         asked = {
             "fault": wish.fault.name,
             "for_s": wish.for_s,
@@ -74,7 +74,7 @@ class RankChannel:
             raise BadFaultError(f"rank {self._rank}: {answer['refused']}")
 
     async def go(self) -> None:
-        """It may begin."""
+        """Let the rank begin."""
         self._writer.write(b"go")
         await self._writer.drain()
 
@@ -93,20 +93,20 @@ _SIGNALS = {
 
 @dataclass(frozen=True, slots=True)
 class InjectionTargets:
-    """What must be known of the ranks of this node, at any moment."""
+    """What must be known about the ranks of this node, at any moment."""
 
     order: Callable[[], StartRanks | None]
-    """The round that they belong to."""
+    """The order of their round."""
     folder: Callable[[int], Path | None]
-    """Where a rank has its sockets; None where there is no such rank."""
+    """The folder with a rank's sockets; None if there is no such rank."""
     pid: Callable[[int], int]
-    """A rank's process; 0 while there is none."""
+    """The process of a rank; 0 while there is none."""
     step: Callable[[int], int | None]
     """The last step of a rank."""
 
 
 class FaultInjector:
-    """One agent's faults. It exists only where `--allow-injection` was given."""
+    """The faults of one agent. It exists only if `--allow-injection` was given."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class FaultInjector:
         self._lasting: set[tuple[str, int | None]] = set()
 
     async def hear_for_ever(self, instance: str) -> None:
-        """Every order to make a fault; what still lasts at the end is undone."""
+        """Handle every order to inject a fault; faults that still last at the end are undone."""
         subject = subjects.injection(self._plan.job, instance)
         async with (
             self._bus.subscribe(subject, InjectFault) as inbox,
@@ -137,17 +137,17 @@ class FaultInjector:
                     tasks.create_task(self._obey(order))
 
     async def _obey(self, order: InjectFault) -> None:
-        """Whatever becomes of it: a fault that cannot be made must not end the agent."""
+        """Handle one order: a fault that cannot be made must not end the agent."""
         try:
             refused = await self._tried(order)
             if refused:
                 log.info("fault_refused fault=%s error=%s", order.fault, refused)
                 await self._bus.record(self._refusal(order, refused))
-        except EverstepError as error:  # the disk is full, perhaps because somebody wished it
+        except EverstepError as error:  # the disk is full, perhaps because of this fault
             log.warning("fault_not_recorded fault=%s error=%s", order.fault, error)
 
     async def _tried(self, order: InjectFault) -> str:
-        """Why it was not made; empty when it was."""
+        """Why the fault was not made; empty if it was."""
         try:
             wished = fault_request(
                 order.fault, for_s=order.for_s, amount=order.amount, target=order.target
@@ -219,7 +219,7 @@ class FaultInjector:
             await door.go()
 
     async def _announce(self, order: InjectFault, wished: FaultRequest) -> None:
-        """Before anything happens, and as far as the bus if it is there."""
+        """Record it before anything happens, and deliver it to the bus if the bus is there."""
         fact = FaultInjected(
             **self._about(order),
             fault=wished.fault.name,

@@ -1,7 +1,7 @@
-"""Show what ranks write: whole lines, each with its node and rank, however slow the reader is.
+"""Shows the ranks' output: whole lines, each with its node and rank, at the reader's pace.
 
-A thread of its own follows the files, so nothing that the terminal does delays the agent, and
-memory stays bounded: the files are the queue. When it falls behind, it skips, and says so.
+A thread of its own follows the files, so the terminal never delays the agent, and memory stays
+bounded: the files are the queue. When it falls behind, it skips, and says how much.
 """
 
 import asyncio
@@ -24,22 +24,23 @@ from everstep_services.agent.run_plan import ConsoleChoice, Std
 log = logging.getLogger(__name__)
 
 _PACE_S = 0.01
-"""Changes gather for so long: a wake-up for each line would cost more than the lines."""
+"""Changes gather for this long: a wake-up for each line would cost more than the lines."""
 _LOOK_EVERY_S = 0.2
-"""How often sizes are looked at where the kernel cannot tell of changes; else once a second,
-for what it may not tell (a file system of another host)."""
+"""How often sizes are looked at if the kernel cannot report changes; otherwise once a second, for
+changes that it may miss (on a file system of another host).
+"""
 _COLORS = (36, 33, 32, 35, 34, 31)
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """Whose output, and where it lies."""
+    """A rank, and the folder of its output."""
 
     rank: int
     local_rank: int
     folder: Path
     starts: tuple[int, int] = (0, 0)
-    """Where this run's output begins in `stdout` and `stderr`."""
+    """Where the output of this run begins in `stdout` and `stderr`."""
     role: str = "default"
     is_alone: bool = False
     """It is the only rank of its world."""
@@ -47,7 +48,7 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """Where lines go, and whether a person would see colour there."""
+    """The target of lines, and whether it is a terminal with colours."""
 
     descriptor: int
     is_colored: bool = False
@@ -62,7 +63,7 @@ class Console:
         self._screens = screens
         self._asked: queue.SimpleQueue[Follower | Future[None] | None] = queue.SimpleQueue()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        # A daemon: a terminal that takes nothing must not keep the process from its end.
+        # A daemon: a terminal that takes nothing must not keep the process alive.
         self._thread = threading.Thread(
             target=_Showing(self._asked, os.dup(self._bell)).run, name="console", daemon=True
         )
@@ -72,7 +73,7 @@ class Console:
         self._thread.start()
 
     def follow(self, rank: Rank) -> None:
-        """Show what this rank writes from now on, as far as it was chosen. Its files are there."""
+        """Show the output of this rank from now on, as far as it was chosen. Its files exist."""
         shown = self._choice.shows(rank.rank, rank.local_rank)
         streams = ((Std.OUT, "stdout"), (Std.ERR, "stderr"))
         for (std, name), start, screen in zip(streams, rank.starts, self._screens, strict=True):
@@ -91,9 +92,9 @@ class Console:
         return done
 
     async def drain(self, within_s: float) -> bool:
-        """Show all that was written until now, and follow those ranks no longer.
+        """Show everything written until now, and stop following those ranks.
 
-        False when the terminal did not take it in time; the rest of it is shown when it does.
+        False when the terminal did not take it in time; it still shows the rest later.
         """
         done = self.release()
         try:
@@ -104,7 +105,7 @@ class Console:
         return True
 
     def close(self) -> None:
-        """Show no more. Does not wait for a write that the terminal holds up."""
+        """Show no more. Does not wait for a write that the terminal delays."""
         self._ask(None)
         os.close(self._bell)  # the thread has one of its own
 
@@ -113,7 +114,7 @@ class Console:
         os.eventfd_write(self._bell, 1)
 
     def _prefix(self, rank: Rank, screen: Screen) -> tuple[bytes, str]:
-        """What stands before a line, and who that is in a note of our own."""
+        """The prefix of a line, and the name of the rank in a note of our own."""
         label = f"{self._node}:{rank.rank}"
         if self._choice.prefix is None:
             return b"", label
@@ -153,7 +154,7 @@ class _Showing:
         self._bell = bell
         self._followed: dict[int, Follower] = {}
         self._unfinished: set[int] = set()
-        """Those with more to show at once."""
+        """Files with more to show at once."""
         self._inotify = _inotify()
         self._selector = selectors.DefaultSelector()
         self._next = -1
@@ -194,7 +195,7 @@ class _Showing:
         return True
 
     def _show_some(self, changed: set[int] | None) -> None:
-        """A bit of each that has something new: no rank waits for all of another's."""
+        """Show a part of each file with new output: no rank waits for all of another's."""
         numbers = set(self._followed) if changed is None else changed | self._unfinished
         self._unfinished = {
             number
@@ -203,7 +204,7 @@ class _Showing:
         }
 
     def _show_all(self) -> None:
-        """What is there now, and no more: a rank may still write."""
+        """Show what is there now, and no more: a rank may still write."""
         waiting = [(one, one.size()) for one in self._followed.values()]
         while waiting:
             waiting = [(one, size) for one, size in waiting if one.show_some(size)]

@@ -1,4 +1,4 @@
-"""Follow one file of one rank, and write its lines, whole, where a person sees them."""
+"""Follows one output file of one rank, and writes its whole lines to a screen."""
 
 import contextlib
 import os
@@ -13,14 +13,14 @@ _BEHIND_BYTES = 4 << 20
 _LONGEST_LINE_BYTES = 64 * 1024
 """A longer line is shown in parts."""
 _BAR_EVERY_S = 1.0
-"""How often a line that only ever overwrites itself, as progress bars do, is shown."""
+"""How often a line is shown that only overwrites itself, as progress bars do."""
 _PROMPT_S = 0.2
-"""A line without an end that stays so for so long may be a question to who sits there."""
+"""An unfinished line that does not change for this long may be a question to the user."""
 _NUL = "␀".encode()
 
 
 class Follower:
-    """Used by the console's thread only, except for its making. Blocks when the screen does."""
+    """Used by the console's thread only, except for its constructor. Blocks with the screen."""
 
     def __init__(
         self,
@@ -39,10 +39,10 @@ class Follower:
         self._label = label
         self._file = -1
         self._held = b""
-        """The beginning of a line that is not complete."""
+        """The beginning of an incomplete line."""
         self._bar_at = 0.0
         self._is_alone = is_alone
-        """No other rank's lines come between: a line may be shown before it ends."""
+        """No output of another rank follows: a line may be shown before it ends."""
         self._held_at = 0.0
         self._is_begun = False
         """The beginning of this line was shown."""
@@ -57,17 +57,17 @@ class Follower:
         return True
 
     def size(self) -> int:
-        """How much there is by now."""
+        """The present length of the file."""
         return os.fstat(self._file).st_size
 
     def show_some(self, until: int | None = None) -> bool:
-        """Show what was written since, a bounded part of it; True when there is more at once.
+        """Show a bounded part of the new output; True when there is more at once.
 
-        With `until`, only as far as that.
+        With `until`, only up to that offset.
         """
         size = self.size()
         if size < self._at:
-            self._at = 0  # somebody made it shorter: what it holds now was written since
+            self._at = 0  # the file was made shorter: its contents were written since
         behind = (size if until is None else min(until, size)) - self._at
         if behind <= 0:
             return False
@@ -87,13 +87,13 @@ class Follower:
         return self._is_alone and bool(self._held) and b"\r" not in self._held
 
     def show_question(self) -> None:
-        """Show a line that has no end, once it seems to wait for an answer."""
+        """Show an unfinished line once it seems to wait for an answer."""
         if self.may_ask and time.monotonic() - self._held_at >= _PROMPT_S:
             self._write(self._held, b"")
             self._held, self._is_begun = b"", True
 
     def close(self) -> None:
-        """Show also a last line that has no end."""
+        """Show also a last line without an end."""
         if self._held:
             self._write(self._held.rpartition(b"\r")[2] or self._held, b"\n")
             self._held = b""
@@ -102,10 +102,10 @@ class Follower:
             self._file = -1
 
     def _skip(self, behind: int) -> None:
-        """Leave out all but the last bit, and say where it can be read."""
+        """Skip all but the last part, and say where the rest can be read."""
         skipped = behind - _READ_BYTES
         self._at += skipped
-        # Go on where a line begins, unless the line is very long.
+        # Continue at the beginning of a line, unless the line is very long.
         data = os.pread(self._file, _READ_BYTES, self._at)
         line, newline, _ = data.partition(b"\n")
         if newline:
@@ -117,7 +117,7 @@ class Follower:
         self._put(note.encode("utf-8", "replace"))
 
     def _take(self, data: bytes) -> None:
-        """Write the lines that are complete, and keep the rest."""
+        """Write the complete lines, and keep the rest."""
         self._held_at = time.monotonic()
         lines, newline, rest = data.rpartition(b"\n")
         if newline:
@@ -141,7 +141,7 @@ class Follower:
             self._bar_at = now
             self._write(state, b"\n")
             state = b""
-        # What was shown is gone; the state before the last is wanted if nothing follows.
+        # The shown state is gone; the state before the last is wanted if nothing follows.
         self._held = (state + b"\r" + rest) if rest or state else b""
 
     def _write(self, lines: bytes, newline: bytes) -> None:
@@ -165,18 +165,18 @@ class Follower:
             except BlockingIOError:  # another process made the terminal so
                 with contextlib.suppress(OSError):
                     select.select([], [self._screen], [])
-            except OSError:  # nobody looks any more; the files have it all
+            except OSError:  # nobody reads it any more; the files have everything
                 return
 
 
 def _overwritten(line: bytes) -> bytes:
-    """A line as a terminal would show it in the end."""
+    """The line as a terminal would show it in the end."""
     line = line.rstrip(b"\r")
     return line.rpartition(b"\r")[2]
 
 
 def _whole_characters(data: bytes) -> int:
-    """How much of it ends with a whole character of UTF-8."""
+    """The length up to the last whole character of UTF-8."""
     end = len(data)
     for back in range(1, min(4, end) + 1):
         byte = data[-back]

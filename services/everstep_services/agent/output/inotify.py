@@ -1,4 +1,4 @@
-"""Be told by the kernel when files grow: Linux's inotify, as far as following logs needs it."""
+"""Linux's inotify, as far as following logs needs it: the kernel reports files that grow."""
 
 import ctypes
 import errno
@@ -13,7 +13,7 @@ _READ_BYTES = 256 * 1024
 
 
 class Inotify:
-    """Watches single files. Not thread-safe. Raises OSError where the kernel has none left."""
+    """Watches single files. Not thread-safe. Raises OSError if the kernel has no watch left."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -22,7 +22,7 @@ class Inotify:
             raise _last_error()
 
     def watch(self, path: Path) -> int:
-        """Watch a file; the number that `changed` will name."""
+        """Watch a file; return the number that `changed` will give."""
         number = self._libc.inotify_add_watch(self.descriptor, os.fsencode(path), IN_MODIFY)
         if number < 0:
             raise _last_error()
@@ -33,7 +33,7 @@ class Inotify:
         self._libc.inotify_rm_watch(self.descriptor, number)
 
     def changed(self) -> set[int] | None:
-        """The files that changed since the last call, without waiting; None: maybe any."""
+        """The files that changed since the last call, without a wait; None: perhaps any."""
         found: set[int] = set()
         while True:
             try:

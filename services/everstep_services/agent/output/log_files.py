@@ -1,9 +1,9 @@
-"""Where the output of ranks is kept, and what its end says.
+"""The files that keep the ranks' output, and their last lines.
 
     <log dir>/<job>/round-<round>/rank-<global rank>/{stdout,stderr,about.json}
 
 Ranks write to the files themselves. Nothing here is ever cut off or deleted: how long logs are
-kept is the user's decision. All of it blocks: call it in a thread.
+kept is the user's decision. Everything blocks: call it in a thread.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _ERROR = re.compile(
     rb"^(?:\[[^\]\n]{0,80}\]:?\s*)*(?:"
-    rb"(?!\s)[\w.]*(?:Error|Exception|Interrupt|Fault|Exit)(?::|$)"  # as a traceback ends
+    rb"(?!\s)[\w.]*(?:Error|Exception|Interrupt|Fault|Exit)(?::|$)"  # the last line of a traceback
     rb"|.{0,200}\b(?:ERROR|FATAL|CRITICAL|PANIC)\b(?!\s*[=:]\s*0\b)"
     rb"|(?:Fatal Python error|Segmentation fault|Bus error|Aborted|Killed|terminate called)"
     rb"|.{0,200}(?:CUDA error|NCCL WARN|NCCL error|[Oo]ut of memory|core dumped)"
@@ -52,7 +52,7 @@ class LogFolderError(EverstepError):
 
 
 class LogOwner(msgspec.Struct, frozen=True, kw_only=True):
-    """`about.json`: whose output lies beside it. Of several runs, the last."""
+    """`about.json`: whose output lies in this folder. Of several runs, the last."""
 
     job: str
     round: int
@@ -73,7 +73,7 @@ class LogFiles:
         self._starts: dict[Path, int] = {}
 
     def folder(self, round: int, rank: int) -> Path:
-        """Where the output of this rank is."""
+        """The folder of this rank's output."""
         return self._root / self._job / f"round-{round}" / f"rank-{rank}"
 
     def file(self, round: int, rank: int, stream: str) -> Path:
@@ -81,7 +81,7 @@ class LogFiles:
         return self.folder(round, rank) / stream
 
     def make(self, round: int, rank: int) -> Path:
-        """Make the folder and its files, to be appended to; what is there stays.
+        """Make the folder and its files, to be appended to; existing output stays.
 
         Raises `LogFolderError` for a link, another user's folder, a full or read-only disk.
         """
@@ -99,11 +99,11 @@ class LogFiles:
         return path
 
     def start(self, round: int, rank: int, stream: str) -> int:
-        """Where the output of this run begins: what stands before is an earlier run's."""
+        """Where the output of this run begins; earlier runs wrote the bytes before."""
         return self._starts.get(self.file(round, rank, stream), 0)
 
     def say(self, about: LogOwner) -> None:
-        """Write whose output it is, beside it."""
+        """Write next to the output whose it is."""
         path = self.folder(about.round, about.rank) / "about.json"
         fresh = path.with_name(f".about.{os.getpid()}")
         try:
@@ -116,13 +116,14 @@ class LogFiles:
 def tail(path: Path, most_bytes: int = TAIL_BYTES, *, start: int = 0) -> str:
     """The end of a file from a line's beginning, without secrets; empty when there is none.
 
-    Never before `start`. What is no UTF-8 is replaced. The text, too, has at most `most_bytes`.
+    Never before `start`. Bytes that are not UTF-8 are replaced. The text also has at most
+    `most_bytes`.
     """
     try:
         with _reading(path) as file:
             size = file.seek(0, os.SEEK_END)
             begin = max(start, size - most_bytes)
-            # One byte more: whether a line begins exactly there.
+            # One more byte shows whether a line begins exactly there.
             before = 1 if begin > start else 0
             file.seek(begin - before)
             data = file.read(most_bytes + before)
@@ -146,11 +147,11 @@ def first_error(path: Path, *, start: int = 0) -> str:
 
 
 _CONTINUED = bytes(range(0x80, 0xC0))
-"""Bytes that continue a character of UTF-8."""
+"""The bytes that continue a character of UTF-8."""
 
 
 def _blocks(path: Path, start: int) -> Iterator[bytes]:
-    """Whole lines, 64 KiB at a time; a line without an end is cut there."""
+    """Whole lines, 64 KiB at a time; a longer line is cut."""
     try:
         with _reading(path) as file:
             size = file.seek(0, os.SEEK_END)
@@ -178,7 +179,7 @@ def _cut(text: str, most_bytes: int) -> str:
 
 
 def _opened(root: Path, *names: str) -> int:
-    """A descriptor of the folder below the root, made where it is not there; no link on the way."""
+    """A descriptor of the folder below the root, made if it is missing; links are refused."""
     here = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     for name in names:
         try:
@@ -195,7 +196,7 @@ def _opened(root: Path, *names: str) -> int:
 
 
 def _made(stream: str, folder: int) -> int:
-    """Make a file if it is not there; how much it holds."""
+    """Make a file if it is missing; return its length."""
     file = os.open(stream, _APPEND | os.O_NONBLOCK, 0o600, dir_fd=folder)
     try:
         about = os.fstat(file)

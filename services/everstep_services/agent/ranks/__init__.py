@@ -1,1 +1,1 @@
-"""The processes of ranks: keeper, warden, forge, and what they know of each other."""
+"""The processes of ranks: the warden, which is their parent, its client in the agent, the forge."""

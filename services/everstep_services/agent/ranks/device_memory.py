@@ -1,4 +1,4 @@
-"""Accelerator memory that the driver has not taken back yet from processes that are gone."""
+"""Accelerator memory that the driver still counts for processes that are gone."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ _DRIVERS = (_DRIVER, Path("/dev/kfd"))
 
 @dataclass(frozen=True, slots=True)
 class HeldMemory:
-    """What processes that are gone still hold after we have waited."""
+    """The memory that processes which are gone still hold after the wait."""
 
     wait_s: float = 0.0
     octets: int = 0
@@ -45,7 +45,7 @@ async def wait_until_free(
         try:
             async with asyncio.timeout(max(0.0, began + within_s - clock.now())):
                 still = await asyncio.to_thread(look, pids)
-        except TimeoutError:  # a driver that does not answer holds nobody up
+        except TimeoutError:  # a driver that does not answer delays nobody
             return HeldMemory(clock.now() - began, 0, "the driver does not answer")
         waited_s = clock.now() - began
         if not still or waited_s >= within_s:
@@ -55,7 +55,7 @@ async def wait_until_free(
 
 
 def held(pids: Collection[int], library: Load = load) -> Mapping[int, int]:
-    """How many bytes each of these processes holds on any device."""
+    """The bytes that each of these processes holds, over all devices."""
     found: dict[int, int] = {}
     try:
         with opened(library) as nvml:
@@ -66,5 +66,5 @@ def held(pids: Collection[int], library: Load = load) -> Mapping[int, int]:
                         octets = process.usedGpuMemory or 0
                         found[process.pid] = found.get(process.pid, 0) + octets
     except (NvmlAwayError, GpuGoneError):
-        return {}  # the checks say what is wrong with it
+        return {}  # the checks report the reason
     return found

@@ -1,7 +1,7 @@
-"""The warden's door: other nodes ask whether it lives while its agent is not heard.
+"""The warden's port for liveness: other nodes ask it whether it lives while its agent is silent.
 
-One datagram in, one of the same size out. It answers only who knows its token, which the agent
-tells in its beats.
+One datagram in, one of the same size out. The warden answers only callers that know its token,
+which its agent publishes in its beats.
 """
 
 import os
@@ -15,7 +15,7 @@ _AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class LivenessPort:
-    """Where a warden can be asked."""
+    """Where a warden can be asked, and the token that it wants."""
 
     address: str
     port: int
@@ -23,7 +23,7 @@ class LivenessPort:
 
 
 def opened_liveness_port(address: str) -> tuple[socket.socket, LivenessPort] | None:
-    """A socket that other nodes can reach; None where there is none, so that nobody asks."""
+    """A socket that other nodes can reach; None if there is none, so that nobody asks."""
     if not address:
         return None
     try:
@@ -40,21 +40,21 @@ def opened_liveness_port(address: str) -> tuple[socket.socket, LivenessPort] | N
 
 
 def family_of(address: str) -> socket.AddressFamily:
-    """By which of the two protocols an address is reached."""
+    """The address family of an address."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def answer_all(door: socket.socket, token: str) -> None:
-    """Answer who waits outside, so many at once."""
+    """Answer the callers that wait, up to a fixed number at once."""
     for _ in range(_AT_ONCE):
         try:
             said, caller = door.recvfrom(_LONGEST)
             if said == token.encode():
                 door.sendto(answer(token), caller)
         except OSError:
-            return  # nobody is there; or an answer cannot be sent, and nobody can be told
+            return  # no caller is left, or the answer cannot be sent
 
 
 def answer(token: str) -> bytes:
-    """What a warden says: that it has heard the token, and is no mere echo."""
+    """The warden's answer, which proves that it has read the token and is not a mere echo."""
     return token[::-1].encode()

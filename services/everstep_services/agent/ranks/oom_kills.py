@@ -1,4 +1,4 @@
-"""Whether it was the kernel, for want of memory, that has killed a rank: what its counters say."""
+"""Whether the kernel has killed a rank for want of memory, read from its counters."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -8,25 +8,25 @@ from pathlib import Path, PurePosixPath
 from everstep_services.agent.core.exit import MemoryKill
 
 _LOOK_EVERY_S = 60.0
-"""Kills that lie twice as far back have nothing to do with a rank that ends now."""
+"""Kills from before twice this time have nothing to do with a rank that ends now."""
 
 
 @dataclass(frozen=True, slots=True)
 class KillCounts:
-    """How many processes the kernel has killed for memory so far."""
+    """The number of processes that the kernel has killed for memory so far."""
 
     group: int | None = None
-    """Of the ranks' own control group and those below it; None where nobody counts."""
+    """In the ranks' own control group and those below it; None if nothing counts there."""
     host: int | None = None
     counted_by: str = ""
-    """The file that `group` is from."""
+    """The file from which `group` was read."""
 
 
 def blame(before: KillCounts, now: KillCounts) -> MemoryKill:
-    """What a SIGKILL between these two moments may be about.
+    """Whose memory a SIGKILL between these two moments may be about.
 
-    The group's own count is believed also when it says no: who else was killed on the host is
-    then none of the rank's business.
+    The group's own count decides, even if it has not grown: other kills on the host are then no
+    concern of the rank.
     """
     if before.group is not None and now.group is not None and before.counted_by == now.counted_by:
         return "rank" if now.group > before.group else ""
@@ -36,19 +36,19 @@ def blame(before: KillCounts, now: KillCounts) -> MemoryKill:
 
 
 def kill_counts(pid: int | None = None, root: Path = Path("/")) -> KillCounts:
-    """As they are now, for the control group of a process; ours by default. Blocking."""
+    """The counts now, for the control group of a process; ours by default. Blocks."""
     host = _number(root / "proc/vmstat", "oom_kill")
     cgroups = root / "proc" / ("self" if pid is None else str(pid)) / "cgroup"
     for path in _counters(cgroups, root / "sys/fs/cgroup"):
         killed = _number(path, "oom_kill")
         if killed is not None:
-            # Where groups die as one, each process counts in the first number, the group in both.
+            # where groups die as a whole, `oom_kill` counts processes, the other number groups
             return KillCounts(killed + (_number(path, "oom_group_kill") or 0), host, str(path))
     return KillCounts(None, host)
 
 
 class MemoryKills:
-    """The counts of one agent's ranks, and what they were a while ago."""
+    """The counts of one agent's ranks, and those of a while ago."""
 
     def __init__(self, count: Callable[[], KillCounts] = kill_counts) -> None:
         self._count = count
@@ -56,26 +56,26 @@ class MemoryKills:
         self._at = 0.0
 
     async def begin(self, now: float) -> None:
-        """Ranks are about to be started: nothing that was killed before is theirs."""
+        """Ranks are about to be started: earlier kills are not theirs."""
         self._older = self._newer = await asyncio.to_thread(self._count)
         self._at = now
 
     async def look(self, now: float) -> None:
-        """Forget what was killed long ago; cheap as often as one likes."""
+        """Forget kills of long ago; cheap to call often."""
         if now - self._at >= _LOOK_EVERY_S:
             self._at = now
             self._older, self._newer = self._newer, await asyncio.to_thread(self._count)
 
     async def blame(self) -> MemoryKill:
-        """What a SIGKILL just now may be about: the kernel counts before it kills."""
+        """Whose memory a SIGKILL just now may be about: the kernel counts before it kills."""
         return blame(self._older, await asyncio.to_thread(self._count))
 
 
 def _counters(cgroups: Path, mount: Path) -> Iterator[Path]:
     """Files that may count for a process, the nearest group's first.
 
-    A container may see its own group as the mount's root, whatever path it is told; then the
-    nearest that is there is its own.
+    A container may see its own group as the mount's root, whatever path /proc names; then the
+    nearest existing group is its own.
     """
     try:
         lines = cgroups.read_text().splitlines()
@@ -91,7 +91,7 @@ def _counters(cgroups: Path, mount: Path) -> Iterator[Path]:
 
 def _upwards(base: Path, path: str, name: str) -> Iterator[Path]:
     group = PurePosixPath(path.lstrip("/"))
-    if ".." in group.parts:  # outside of what this process may see
+    if ".." in group.parts:  # outside the part that this process may see
         group = PurePosixPath()
     for one in (group, *group.parents):
         yield base / one / name

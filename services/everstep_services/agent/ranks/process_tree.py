@@ -1,4 +1,4 @@
-"""The processes below another, killed without touching any other."""
+"""The processes below another, and how to kill them without touching any other."""
 
 import ctypes
 import fcntl
@@ -15,9 +15,9 @@ _PPID, _SESSION = 1, 3  # counted after the command's name in /proc/PID/stat
 
 
 def descendants(root: int, without: Collection[int] = ()) -> dict[int, int]:
-    """All processes below `root`, with their parents; not those in `without`.
+    """All processes below `root` with their parents, except those in `without`.
 
-    What is below one of `without` counts: the forge is kept, what it was about to fork is not.
+    Processes below one of `without` are included: the forge stays, its new forks do not.
     """
     found: dict[int, int] = {}
     todo = [root]
@@ -31,7 +31,7 @@ def descendants(root: int, without: Collection[int] = ()) -> dict[int, int]:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that `pid` is the parent of, zombies too; none if it is gone."""
+    """The children of `pid`, zombies too; none if it is gone."""
     if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
         return _children_by_search(pid)  # a kernel without CONFIG_PROC_CHILDREN
     found: list[int] = []
@@ -53,8 +53,8 @@ def _children_by_search(pid: int) -> list[int]:
 def kill(pid: int, parent: int) -> bool:
     """Kill a process if it is still the child of that parent, or was adopted since.
 
-    The number may have been given to another process in between: it is looked at again through
-    a handle that cannot change its process.
+    Its number may have been given to another process meanwhile: the parent is checked again
+    through a handle that stays bound to one process.
     """
     try:
         handle = os.pidfd_open(pid)
@@ -74,7 +74,7 @@ def kill(pid: int, parent: int) -> bool:
 
 
 def command(pid: int) -> str:
-    """What it was started with, as a person reads it; its name if that is hidden."""
+    """The command of a process for a person; its name if the command is hidden."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read(_COMMAND_BYTES).rstrip(b"\0").split(b"\0")
@@ -95,7 +95,7 @@ def stat(pid: int) -> list[str]:
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler of its own for a signal."""
+    """Whether a process has its own handler for a signal."""
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
             caught = next(line for line in file if line.startswith("SigCgt:"))
@@ -105,11 +105,11 @@ def catches(pid: int, number: int) -> bool:
 
 
 def kill_instance(instance: str, others: Collection[int] = ()) -> int:
-    """Kill what one agent's warden has left behind when it was killed; how many there were.
+    """Kill the processes that an agent's killed warden has left; return their number.
 
-    Its orphans have become children of the agent, and are known by their session: what the
-    agent itself has started shares the agent's own, or was there before (`others`). The tag finds
-    whatever is further below.
+    Its orphans have become children of the agent, and are known by their session: processes
+    that the agent itself has started share its session, or existed before (`others`). The tag
+    finds all others further below.
     """
     killed, own = 0, os.getsid(0)
     for pid in set(children(os.getpid())).difference(others):
@@ -118,15 +118,15 @@ def kill_instance(instance: str, others: Collection[int] = ()) -> int:
             for below, parent in descendants(pid).items():
                 killed += kill(below, parent)
             killed += kill(pid, os.getpid())
-            os.waitpid(pid, 0)  # nobody else waits for what we have not started
+            os.waitpid(pid, 0)  # nobody else reaps processes that we have not started
     return killed + _kill_tagged(lambda tags: tags.get(layout.INSTANCE_VARIABLE) == instance)
 
 
 def kill_leftovers() -> int:
-    """Kill ranks whose agent and warden are both gone; how many there were.
+    """Kill ranks whose agent and warden are both gone; return their number.
 
-    They hold one lock together, whose path is in their ranks' environment. Whoever's lock is
-    held, or cannot be found, is not ours to judge.
+    Agent and warden hold one lock together, whose path is in their ranks' environment. A rank
+    whose lock is held, or cannot be found, is left alone.
     """
     return _kill_tagged(lambda tags: is_free(tags.get(layout.LOCK_VARIABLE, "")))
 
@@ -162,9 +162,9 @@ def _tagged() -> Iterator[tuple[int, dict[str, str]]]:
 
 @contextmanager
 def alone_in(base: Path) -> Iterator[None]:
-    """One agent at a time makes or removes a folder: none is seen between its making and its lock.
+    """Let one agent at a time make or remove a folder, so that no folder is seen without its lock.
 
-    Whoever is killed meanwhile lets the others go on.
+    An agent that is killed meanwhile releases the others.
     """
     descriptor = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -194,7 +194,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def become_subreaper() -> None:
-    """From now on, whatever is left without a parent below this process is adopted by it."""
+    """From now on, this process adopts every process below it that loses its parent."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         number = ctypes.get_errno()

@@ -1,4 +1,4 @@
-"""What is asked of a keeper, and what it says."""
+"""The plans and events that pass between an agent and the client of its warden."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,30 +19,31 @@ class WardenLostError(EverstepError):
 
 
 class StartRefusedError(EverstepError):
-    """The node could not prepare what its ranks need."""
+    """The node could not prepare the start of its ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlan:
-    """What stays the same for all rounds of one agent."""
+    """The settings of the ranks that stay the same for all rounds of one agent."""
 
     instance: str
-    """Tells this agent's processes from those of all others, also of this node's next agent."""
+    """Marks this agent's processes, to tell them from those of any other agent of the node."""
     runtime_dir: Path
-    """The agent's own, 0700; best in /dev/shm, never on a network file system."""
+    """The agent's own folder, 0700; best in /dev/shm, never on a network file system."""
     command: RankCommand
     cwd: Path
     python: str
     """The interpreter of the ranks."""
     environ: dict[str, str] = field(repr=False)
-    """What the ranks' environments have in common; the forge starts with it."""
+    """The variables that all ranks share; the forge starts with them."""
     warm: bool = True
     preload: Preload = "auto"
     leaves: bool = False
-    """What ranks have started may live on when all of them have exited with 0."""
+    """Processes that ranks have started may live on when all ranks have exited with 0."""
     own: tuple[str, ...] = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    """Variables that each rank has for itself, or each round: what reads them at its import is
-    not imported by the forge."""
+    """Variables that differ between ranks or rounds: the forge does not import modules that read
+    them at import.
+    """
     address: str = ""
     """Where other nodes reach this one, and may ask whether the warden lives."""
 
@@ -53,9 +54,9 @@ class RankPlan:
 
     rank: int
     environ: dict[str, str] = field(repr=False)
-    """All of it, `RANK` and its like included; the keeper adds its own `EVERSTEP_…`."""
+    """The whole environment, `RANK` and its like included; the client adds `EVERSTEP_…`."""
     runtime_dir: Path
-    """The rank's own in this round; made if it is missing."""
+    """The rank's own folder in this round; made if it is missing."""
     stdout: Path
     stderr: Path
 
@@ -68,7 +69,7 @@ class BatchPlan:
     ranks: tuple[RankPlan, ...]
     warm: bool = True
     forge_within_s: float = 60.0
-    """How long they wait for a forge that is still importing; then they start cold."""
+    """How long the ranks wait for a forge that still imports; then they start cold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class RankRuns:
     pid: int
     start: StartKind
     start_s: float
-    """Since `start` was called."""
+    """Seconds since `start` was called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +95,19 @@ class RankStepped:
 
 @dataclass(frozen=True, slots=True)
 class ScriptEnded:
-    """The script of a rank is over; its process may still be leaving, or hang while it does."""
+    """The script of a rank is over; its process may still be exiting, or hang while it does."""
 
     round: int
     rank: int
     code: int
     has_error: bool
     was_told: bool = False
-    """It may be over because its process was told to end."""
+    """It may be over because its process was ordered to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankSaid:
-    """The script of a rank says something by its session."""
+    """The script of a rank has sent a message through its session."""
 
     round: int
     rank: int
@@ -122,12 +123,12 @@ class RankGone:
     pid: int
     code: int | None
     signal: str | None
-    """`SIGKILL`."""
+    """As `SIGKILL`."""
     core_dumped: bool
     lasted_s: float
     memory: MemoryKill = ""
     was_told: bool = False
-    """It may have ended because it was told to."""
+    """It may have ended because it was ordered to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,23 +138,23 @@ class ForgeReady:
     took_s: float
     preloaded: tuple[str, ...]
     failed: tuple[str, ...]
-    """Asked for, but not importable; each with the reason."""
+    """Modules that were asked for and cannot be imported, each with the reason."""
     left_out: tuple[str, ...] = ()
-    """Why something is imported by each rank for itself."""
+    """Why a module is left to each rank to import."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForgeUnfit:
-    """The next ranks start cold, unless another forge gets ready before."""
+    """The next ranks start cold, unless another forge becomes ready before."""
 
     reason: str
     is_final: bool
-    """No other is tried."""
+    """No other forge is tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartRefused:
-    """The node could not make a process; `stop` ends those that it could."""
+    """The node could not make a process; `stop` ends those that it could make."""
 
     round: int
     reason: str
@@ -161,7 +162,7 @@ class StartRefused:
 
 @dataclass(frozen=True, slots=True)
 class WardenLost:
-    """The warden is gone. Everything that it had started has been killed; open another keeper."""
+    """The warden is gone, and all that it had started is killed; open another client."""
 
     reason: str
 
@@ -181,16 +182,16 @@ WardenEvent = (
 
 @dataclass(frozen=True, slots=True)
 class RankSeen:
-    """A rank of the present round, as it can be looked at from outside."""
+    """A rank of the present round, as others may look at it from outside."""
 
     rank: int
     pid: int
-    """Its process; 0 when there is none, or it is gone."""
+    """Its process id; 0 if there is none, or it is gone."""
     page: PageView
     folder: Path
-    """Its own in this round, where its sockets are."""
+    """Its own folder in this round, with its sockets."""
     is_gone: bool = False
-    """It was there, and has ended."""
+    """Its process existed, and has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,15 +199,15 @@ class Stopped:
     """Nothing of the round is left."""
 
     ranks: tuple[int, ...]
-    """Those that had not ended by themselves."""
+    """The ranks that had not ended by themselves."""
     killed: tuple[int, ...]
-    """Those of them that outlived the grace."""
+    """Those of `ranks` that outlived the grace."""
     swept: int
-    """Other processes that the ranks had left behind."""
+    """The number of other processes that the ranks had left."""
     left: tuple[int, ...]
-    """Process ids that outlived even SIGKILL: the kernel holds them, a device may still, too."""
+    """Process ids that outlived even SIGKILL: the kernel holds them, and a device may, too."""
     stop_s: float
     outlived: tuple[str, ...] = ()
-    """What was still there though all ranks had exited with 0: process id and command."""
+    """Processes that still ran though all ranks had exited with 0: process id and command."""
     devices: HeldMemory = field(default_factory=HeldMemory)
-    """Accelerator memory that the ranks seem to hold all the same."""
+    """Accelerator memory that the ranks still seem to hold."""

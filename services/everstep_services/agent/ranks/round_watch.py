@@ -1,4 +1,4 @@
-"""What is known of the ranks of the round that was started last."""
+"""The state of the ranks of the latest round, from datagrams, pages and the warden."""
 
 import asyncio
 import signal
@@ -34,14 +34,14 @@ class WatchedRank:
     runs: bool = False
     stepped: bool = False
     ended: bool = False
-    """Its script; its process may take its time."""
+    """Its script is over; its process may take its time."""
     gone: bool = False
     is_program: bool = False
-    """It has no bootstrap of ours: nothing is known of it unless it opens its page itself."""
+    """It runs without our bootstrap: it is unknown until it opens its page itself."""
     early: list[tuple[Datagram, float]] = field(default_factory=list)
 
     def reading(self) -> PageReading | None:
-        """What its page says; None before it is opened, or where it cannot be trusted."""
+        """The contents of its page; None before it is opened, or if it cannot be trusted."""
         try:
             return self.page.read()
         except BadPageError:
@@ -49,9 +49,9 @@ class WatchedRank:
 
 
 class RoundWatch:
-    """Turns what ranks and warden say into events, each once and in an order that makes sense.
+    """Turns messages of ranks and warden into events, each once and in a sensible order.
 
-    A datagram may have been dropped: the pages say the same.
+    A datagram may have been dropped: the pages contain the same.
     """
 
     def __init__(
@@ -63,18 +63,18 @@ class RoundWatch:
     ) -> None:
         self.bad_datagrams = 0
         self.are_told = False
-        """The ranks of this round were told to end."""
+        """The ranks of this round were ordered to end."""
         self._is_silent = is_silent
         """The ranks are programs without a bootstrap: they run as soon as they exist."""
         self._events = events
         self._deferred = deferred
-        """Hears of a rank and the number of a signal that it has deferred."""
+        """Is called with a rank and the number of a signal that it has deferred."""
         self._round = 0
         self._began = 0.0
         self._ranks: dict[int, WatchedRank] = {}
 
     def begin(self, number: int, now: float) -> None:
-        """Forget the round before, and begin the next."""
+        """Forget the previous round, and begin the next."""
         for rank in self._ranks.values():
             rank.page.close()
         self._ranks.clear()
@@ -87,16 +87,16 @@ class RoundWatch:
         self._ranks[number] = WatchedRank(folder, page, is_program=self._is_silent)
 
     def rank(self, number: int) -> WatchedRank | None:
-        """What is known of a rank."""
+        """The state of a rank."""
         return self._ranks.get(number)
 
     def pids(self) -> tuple[int, ...]:
-        """Their processes, also those that are gone."""
+        """Their process ids, also of those that are gone."""
         return tuple(rank.pid for rank in self._ranks.values() if rank.pid)
 
     @property
     def are_at_work(self) -> bool:
-        """The scripts of some have not ended, as far as was heard."""
+        """Some scripts have not ended, as far as is known."""
         return any(rank.pid and not (rank.ended or rank.gone) for rank in self._ranks.values())
 
     @property
@@ -105,14 +105,14 @@ class RoundWatch:
         return self._began
 
     def seen(self) -> tuple[RankSeen, ...]:
-        """All of them."""
+        """All ranks, for those who look at them from outside."""
         return tuple(
             RankSeen(number, 0 if rank.gone else rank.pid, rank.page, rank.folder, rank.gone)
             for number, rank in self._ranks.items()
         )
 
     def on_datagram(self, octets: bytes, now: float) -> None:
-        """A rank says something."""
+        """A rank has sent a datagram."""
         try:
             line = _DATAGRAM.decode(octets)
         except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -121,7 +121,7 @@ class RoundWatch:
         known = self._ranks.get(line.rank)
         if known is None or line.round != self._round:
             return
-        if known.pid == 0:  # its warden has not yet said how it was started
+        if known.pid == 0:  # the warden has not yet reported how it was started
             known.early.append((line, now))
         else:
             self._said(line, known, now)
@@ -178,7 +178,7 @@ class RoundWatch:
 
     def gone(self, line: Gone, now: float, memory: MemoryKill = "") -> None:
         """Its process has ended."""
-        self.look(now)  # so that a rank that went fast has run before it is gone
+        self.look(now)  # so that the start of a short-lived rank precedes its end
         if line.round == self._round and line.rank in self._ranks:
             self._ranks[line.rank].gone = True
         name = signal.Signals(line.signal).name if line.signal in _NAMED else None

@@ -1,4 +1,4 @@
-"""What a keeper needs on disk, and the process of its warden. Blocking: called in a thread."""
+"""The files that a warden needs, and its process. Everything blocks: call it in a thread."""
 
 import fcntl
 import os
@@ -36,28 +36,28 @@ _WARDEN = "everstep_services.agent.ranks.warden"
 
 @dataclass(frozen=True, slots=True)
 class WardenSetup:
-    """A running warden, and what connects it and the ranks with this process."""
+    """A running warden, and the sockets that connect it and the ranks with this process."""
 
     warden: "subprocess.Popen[bytes]"
     control: socket.socket
     datagrams: socket.socket
     swept: int
-    """Processes of dead agents that were found and killed."""
+    """The number of processes of dead agents that were found and killed."""
     others: frozenset[int]
-    """Children that this process had before: none of the warden's business."""
+    """Children that this process had before: the warden leaves them alone."""
     door: LivenessPort | None = None
     """Where others may ask whether the warden lives."""
 
 
 def hold(folder: Path) -> int:
-    """Make an agent's folder, and take its lock: as long as that is held, nobody removes it."""
+    """Make an agent's folder, and take its lock: while that is held, nobody removes the folder."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with process_tree.alone_in(folder.parent):
         return _lock(folder / layout.LOCK_FILE)
 
 
 def lay(plan: NodePlan, lock: int) -> WardenSetup:
-    """Kill what dead agents have left, bind the socket, start the warden: it has the lock, too."""
+    """Kill leftovers of dead agents, bind the socket, start the warden, which shares the lock."""
     others = frozenset(process_tree.children(os.getpid()))
     become_subreaper()
     swept = process_tree.kill_leftovers()
@@ -72,7 +72,7 @@ def lay(plan: NodePlan, lock: int) -> WardenSetup:
         inherited = (theirs.fileno(), lock, *doors)
         warden = subprocess.Popen(  # noqa: S603 - our own program
             [sys.executable, "-P", "-m", _WARDEN, *map(str, inherited)],
-            # Ranks read what `everstep run` may read, as they read torchrun's.
+            # Ranks may read what `everstep run` may read, as under torchrun.
             stdin=None if sys.stdin is not None else subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -88,7 +88,7 @@ def lay(plan: NodePlan, lock: int) -> WardenSetup:
 
 @contextmanager
 def _held_signals() -> Iterator[None]:
-    """What this thread starts meanwhile has blocked what is sent to whole jobs, from its birth."""
+    """Block, in all processes that this thread starts, the signals that are sent to whole jobs."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
     try:
         yield
@@ -97,7 +97,7 @@ def _held_signals() -> Iterator[None]:
 
 
 def prepare_all(plan: NodePlan, batch: BatchPlan) -> list[tuple[RankEntry, PageView]]:
-    """Make each rank's directory and its page; say what its warden has to know."""
+    """Make each rank's directory and its page; return the entries for the warden."""
     return [_prepare(plan, rank, batch.round) for rank in batch.ranks]
 
 
@@ -129,7 +129,7 @@ def _prepare(plan: NodePlan, rank: RankPlan, number: int) -> tuple[RankEntry, Pa
 
 
 def sweep(base: Path) -> None:
-    """Remove the folders of agents that were killed: nobody holds their locks any more."""
+    """Remove the folders of killed agents: nobody holds their locks any more."""
     with process_tree.alone_in(base):
         for folder in base.iterdir():
             if process_tree.is_free(str(folder / layout.LOCK_FILE)):
@@ -137,7 +137,7 @@ def sweep(base: Path) -> None:
 
 
 def read_error(folder: Path) -> ErrorRecord | None:
-    """The exception that a rank has recorded; None if it has not, or not wholly."""
+    """The exception that a rank has recorded; None if there is none, or only part of it."""
     try:
         return msgspec.json.decode((folder / layout.ERROR_FILE).read_bytes(), type=ErrorRecord)
     except (OSError, msgspec.MsgspecError):
@@ -159,7 +159,7 @@ def _warden_plan(plan: NodePlan, token: str) -> WardenPlan:
 
 
 def _tags(plan: NodePlan) -> dict[str, str]:
-    """Whose process this is, for whoever finds it after its agent and its warden have died."""
+    """The marks by which a process is found after its agent and its warden have died."""
     return {
         layout.INSTANCE_VARIABLE: plan.instance,
         layout.LOCK_VARIABLE: str(plan.runtime_dir / layout.LOCK_FILE),

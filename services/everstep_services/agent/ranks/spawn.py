@@ -1,4 +1,4 @@
-"""How the warden starts a process of its own: forked, in a session of its own, bound to it."""
+"""How the warden starts a process: forked, in a session of its own, bound to the warden's life."""
 
 import os
 import socket
@@ -12,16 +12,16 @@ from trainer_sdk.bootstrap.deferred_signals import HELD
 from trainer_sdk.wire import RankCommand, RankEntry, WardenPlan, unpack
 
 _MAIN = str(Path(bootstrap.__file__).with_name("__main__.py"))
-# With these, importing numpy or its like starts no pool of threads, which would forbid a fork.
+# With these, importing numpy and the like starts no pool of threads, which would forbid a fork.
 _NO_POOLS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS")
-# Read by Python or the loader at their own start: a forked rank would have the forge's.
+# Python and the loader read these at their start: a forked rank would have the forge's values.
 _READ_AT_START = ("PYTHON", "LD_", "GLIBC_TUNABLES", "MALLOC_")
 
 
 def start_cold(entry: RankEntry, plan: WardenPlan) -> int:
     """Start one rank through the bootstrap, or a program as it is; its process id."""
     program = _argv(plan.command, plan.python)
-    held = () if plan.command.kind == "program" else HELD  # a program would never let them in
+    held = () if plan.command.kind == "program" else HELD  # a program would never unblock them
     streams = _Streams(entry.stdout, entry.stderr)
     return _start(program, unpack(entry.environ), streams, cwd=plan.cwd, held=held)
 

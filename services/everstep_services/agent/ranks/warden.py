@@ -1,8 +1,8 @@
-"""The warden: parent of a node's ranks, and what makes sure that none of them is left behind.
+"""The warden: parent of a node's ranks; it makes sure that none of their processes is left.
 
-It has no event loop, no bus and no settings: whatever happens to the agent, this small process
-sees the end of its control socket and kills everything that the agent has started. Whatever
-happens to this process, the kernel kills the ranks.
+It has no event loop, no bus and no settings. Whatever happens to the agent, this small process
+sees the end of its control socket and kills everything that it has started. Whatever happens to
+this process, the kernel kills the ranks.
 """
 
 import os
@@ -80,12 +80,12 @@ class Warden:
         self._ended_by: dict[int, int] = {}
         """Ranks that were killed in place of a signal that they had deferred."""
         self._leaves = False
-        """What is left below this process may live on."""
+        """Processes below this one may live on at the end."""
         self._forge = Forge(plan, self._tell)
         self._warm = plan.warm and plan.command.kind != "program"
 
     def serve(self) -> None:
-        """Until the agent's end of the control socket is closed; then nothing is left."""
+        """Run until the agent closes its end of the control socket; then nothing is left."""
         if self._warm:
             self._forge.start()
         try:
@@ -236,12 +236,12 @@ class Warden:
     def _forge_gone(self) -> None:
         was_forking = self._forge.state is ForgeState.FORKING
         self._forge.gone()
-        if was_forking:  # some ranks may exist, and nobody can say which they are
+        if was_forking:  # some ranks may exist, and nobody knows their numbers
             self._unclaimed.clear()
             self._kill_all_below()
 
     def _kill_all_below(self) -> None:
-        """Also what was born, or left without its parent, while the others were looked for."""
+        """Also processes that were born, or orphaned, during the search for the others."""
         seen: set[int] = set()
         while new := {
             pid: parent
@@ -255,7 +255,7 @@ class Warden:
     # Signals, exits and the end.
 
     def _send(self, line: Signal, *, has_come: bool) -> tuple[int, ...]:
-        """Send a signal to ranks, `has_come` if they have got it already; who has no handler."""
+        """Signal ranks, `has_come` if they have it already; return those without a handler."""
         unhandled: list[int] = []
         for pid, rank in self._ranks.items():
             if line.ranks is not None and rank.rank not in line.ranks:
@@ -265,9 +265,9 @@ class Warden:
         return tuple(sorted(unhandled))
 
     def _act(self, pid: int, rank: _Rank, line: Signal, *, has_come: bool) -> bool:
-        """Have a signal act on a rank; False where it has no handler and would die for nothing.
+        """Make a signal act on a rank; False if it has no handler and would die for nothing.
 
-        Nothing of it is reaped yet, so the number is still its own.
+        The rank is not reaped yet, so its number is still its own.
         """
         number = line.number
         only_announces = line.to_handlers or number in warden_signals.ANNOUNCE
@@ -275,7 +275,7 @@ class Warden:
         if warden_signals.is_deferred(pid, number, rank.page, is_armed_first=is_python):
             if only_announces:
                 return False
-            # What the default action would do, also to a rank that waits inside of a library.
+            # the default action, also for a rank that waits inside a library
             self._ended_by.setdefault(pid, number)
             os.kill(pid, signal.SIGKILL)
         elif only_announces and not process_tree.catches(pid, number):
@@ -298,7 +298,9 @@ class Warden:
     def _exited(self, pid: int, status: int) -> None:
         rank = self._ranks.pop(pid, None)
         if rank is None:
-            if self._forge.state is ForgeState.FORKING:  # one that the forge has not named yet
+            if (
+                self._forge.state is ForgeState.FORKING
+            ):  # a process that the forge has not named yet
                 self._unclaimed[pid] = status
             return
         killed = os.WIFSIGNALED(status)
@@ -320,7 +322,7 @@ class Warden:
     def _stop(self, order: WardenStop) -> None:
         if self._forge.state is not ForgeState.FORKING:
             self._pending = None
-        self._reap()  # those that have ended by themselves were not told
+        self._reap()  # ranks that had ended by themselves were not ordered to
         for pid, rank in self._ranks.items():
             self._act(pid, rank, Signal(number=signal.SIGTERM), has_come=False)
         ranks = {rank.rank for rank in self._ranks.values()}
@@ -335,11 +337,11 @@ class Warden:
 
 
 def main(descriptor: int, lock: int, *doors: int) -> None:
-    """Be a warden for whoever has the other end of this socket, and hold the lock with them."""
+    """Be the warden of the agent at the other end of this socket, and hold the lock with it."""
     for inherited in (descriptor, lock, *doors):
         os.set_inheritable(inherited, False)  # noqa: FBT003 - positional only
-    # Whoever signals a whole job means its ranks, and the agent decides. Blocked, not ignored: it
-    # stays to be seen that the signal came to all processes.
+    # A signal to a whole job is meant for its ranks, and the agent decides. Blocked, not ignored,
+    # so that the warden can see that the signal came to all processes.
     signal.pthread_sigmask(signal.SIG_BLOCK, _DEAF_TO)
     become_subreaper()
     wakes, waker = socket.socketpair()

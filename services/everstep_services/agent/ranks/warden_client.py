@@ -1,4 +1,4 @@
-"""The agent's side of its warden: starts ranks, hears of them, signals and stops them."""
+"""The agent's client of the warden: starts, signals and stops ranks, and reads their events."""
 
 import asyncio
 import os
@@ -54,16 +54,16 @@ _LOST = "the warden of this node has ended: {}; its log is {}"
 
 
 class WardenClient:
-    """One node's ranks, one round at a time. Nothing of it knows the bus, or decides anything."""
+    """The ranks of one node, one round at a time. It knows no bus, and decides nothing."""
 
     def __init__(self, plan: NodePlan, writer: asyncio.StreamWriter, kills: MemoryKills) -> None:
         self.events: asyncio.Queue[WardenEvent] = asyncio.Queue()
-        """What happened, in order. Bounded by the ranks and by the forge's few attempts."""
+        """The events, in order. Bounded by the ranks and by the few attempts of the forge."""
         self.watch = RoundWatch(
             self.events, self._deferred, is_silent=plan.command.kind == "program"
         )
         self.warm = False
-        """The forge is ready: a start is a fork."""
+        """Whether the forge is ready: a start is a fork."""
         self.door: LivenessPort | None = None
         """Where others may ask whether the warden lives."""
         self._plan = plan
@@ -74,9 +74,9 @@ class WardenClient:
         self._lost = ""
 
     async def start(self, batch: BatchPlan) -> None:
-        """Start the ranks of a round, after those of the round before were stopped.
+        """Start the ranks of a round, after those of the previous round were stopped.
 
-        Returns when the order is given; the rest are events.
+        Returns when the order is sent; the outcome comes as events.
         """
         self._check()
         now = asyncio.get_running_loop().time()
@@ -99,9 +99,10 @@ class WardenClient:
     async def signal(
         self, number: int, ranks: tuple[int, ...] | None = None, *, to_handlers: bool = False
     ) -> tuple[int, ...]:
-        """Send a signal to ranks, not to their children; those that do not handle it.
+        """Send a signal to ranks, not to their children; return the ranks that do not handle it.
 
-        SIGUSR1 and SIGUSR2 are not sent to a rank that would die of them, with `to_handlers` none.
+        SIGUSR1 and SIGUSR2 never go to a rank that would die of them; with `to_handlers`, no
+        signal does.
         """
         self._check()
         self._signalled = asyncio.get_running_loop().create_future()
@@ -112,9 +113,9 @@ class WardenClient:
     async def stop(
         self, grace_s: float, kill_within_s: float = 30.0, *, is_done: bool = False
     ) -> Stopped:
-        """SIGTERM, the grace, SIGKILL: until no process of the round is left.
+        """Send SIGTERM, wait for the grace, send SIGKILL, until no process of the round is left.
 
-        Bounded by `grace_s` and `kill_within_s`. KeeperLostError if the warden is gone; then
+        Bounded by `grace_s` and `kill_within_s`. Raises WardenLostError if the warden is gone; then
         nothing is left, either.
         """
         self._check()
@@ -130,22 +131,22 @@ class WardenClient:
         return Stopped(done.ranks, done.killed, done.swept, done.left, done.stop_s, done.outlived)
 
     def page(self, rank: int) -> PageReading | None:
-        """What a rank says of itself; also of one that is gone.
+        """The contents of a rank's page, also after its end.
 
-        None before it has begun, and of one whose page is damaged.
+        None before it has begun, and if its page is damaged.
         """
         known = self.watch.rank(rank)
         return known.reading() if known is not None else None
 
     async def error(self, rank: int) -> ErrorRecord | None:
-        """The exception that ended a rank, where it could record one."""
+        """The exception that ended a rank, if it could record one."""
         known = self.watch.rank(rank)
         if known is None:
             return None
         return await asyncio.to_thread(setup.read_error, known.folder)
 
     async def on_line(self, octets: bytes) -> None:
-        """The warden says something."""
+        """The warden has sent a line."""
         line, now = _LINE.decode(octets), asyncio.get_running_loop().time()
         match line:
             case Spawned():
@@ -169,23 +170,23 @@ class WardenClient:
                 self.events.put_nowait(ForgeUnfit(line.reason, line.final))
 
     async def look(self) -> None:
-        """See what nobody tells: pages whose datagram was dropped, and what the kernel counts."""
+        """Find what no message reports: pages with a dropped datagram, the kernel's counters."""
         now = asyncio.get_running_loop().time()
         self.watch.look(now)
         await self._kills.look(now)
 
     def lose(self, reason: str) -> None:
-        """The warden is gone; whoever waits for it is told."""
+        """The warden is gone: end all waits for it."""
         self.warm, self.door = False, None
         self._lost = _LOST.format(reason, self._plan.runtime_dir / "warden.log")
         for waiting in (self._stopped, self._signalled):
             if waiting is not None and not waiting.done():
                 waiting.set_exception(WardenLostError(self._lost))
-                waiting.exception()  # it may be that nobody waits for it any more
+                waiting.exception()  # perhaps nobody waits for it any more
         self.events.put_nowait(WardenLost(self._lost))
 
     def _deferred(self, rank: int, number: int) -> None:
-        """Whether others got the signal as well, the warden knows."""
+        """The warden knows whether others got the signal as well."""
         self._writer.write(encode(Undefer(rank=rank, number=number)))
 
     def _check(self) -> None:
@@ -215,9 +216,9 @@ _LINE: "msgspec.json.Decoder[FromWarden]" = msgspec.json.Decoder(FromWarden)
 
 @asynccontextmanager
 async def held_folder(plan: NodePlan) -> AsyncIterator[int]:
-    """The lock of the agent's folder: no other agent takes it for left behind, whoever ends.
+    """Hold the lock of the agent's folder, so that no other agent takes it for left behind.
 
-    StartRefusedError if another agent has it.
+    Raises StartRefusedError if another agent holds it.
     """
     lock = await asyncio.to_thread(setup.hold, plan.runtime_dir)
     try:
@@ -228,14 +229,14 @@ async def held_folder(plan: NodePlan) -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def opened_warden(plan: NodePlan, lock: int) -> AsyncIterator[WardenClient]:
-    """A keeper whose warden runs; at the end nothing that it has started is left.
+    """Open a client whose warden runs; at the end nothing that it has started is left.
 
-    One after the other may be opened in a folder that is held.
+    Several may be opened in one held folder, one after the other.
     """
     laid = await asyncio.to_thread(setup.lay, plan, lock)
     try:
         reader, writer = await asyncio.open_connection(sock=laid.control, limit=_LONGEST_LINE)
-        # Ranks are born in the warden's control group.
+        # ranks are born in the warden's control group
         kills = MemoryKills(partial(kill_counts, laid.warden.pid))
         keeper = WardenClient(plan, writer, kills)
         keeper.door = laid.door
@@ -288,7 +289,7 @@ def _how(code: int) -> str:
 
 
 def _kill_rest(plan: NodePlan, laid: setup.WardenSetup) -> None:
-    """What the kernel did not kill together with the warden: that which a rank had started."""
+    """Kill the processes that the kernel did not kill with the warden: those that ranks started."""
     while process_tree.kill_instance(plan.instance, laid.others):
         continue
 

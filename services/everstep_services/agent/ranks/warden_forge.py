@@ -24,7 +24,7 @@ from trainer_sdk.wire import (
     WardenStart,
 )
 
-_MOST_STARTS = 4  # in a row that did not make it
+_MOST_STARTS = 4  # failures in a row
 _BACKOFF_S = 0.5
 _SEND_WITHIN_S = 5.0
 _FORK_WITHIN_S = 30.0
@@ -40,7 +40,7 @@ class ForgeState(Enum):
 
 
 class Forge:
-    """One forge after another. Its death harms no rank, and costs the next ones a cold start."""
+    """One forge after another. Its death harms no rank; the next ranks start cold."""
 
     def __init__(self, plan: WardenPlan, tell: Callable[[FromWarden], None]) -> None:
         self.state = ForgeState.OFF
@@ -56,9 +56,9 @@ class Forge:
         self._failures = 0
 
     def start(self) -> None:
-        """Start one; it says when it is ready."""
+        """Start a forge; it reports when it is ready."""
         ours, theirs = socket.socketpair()
-        ours.settimeout(_SEND_WITHIN_S)  # a forge that is stopped must not stop the warden
+        ours.settimeout(_SEND_WITHIN_S)  # a stopped forge must not stop the warden
         with theirs:
             self.pid = spawn.start_forge(self._plan, theirs)
         self.channel = Channel(ours, FromForge)
@@ -79,7 +79,7 @@ class Forge:
             self.gone()
 
     def fork(self, request: WardenStart) -> bool:
-        """Ask it for the ranks; False when it does not listen, and then it is done for."""
+        """Ask the forge for the ranks; if it does not listen, return False and give it up."""
         assert self.channel is not None, "asked only when ready"
         try:
             self.channel.send(Fork(round=request.round, ranks=request.ranks))
@@ -91,13 +91,13 @@ class Forge:
         return True
 
     def ready(self, up: ForgeUp) -> None:
-        """It has imported everything."""
+        """The forge has imported everything."""
         self.state = ForgeState.READY
         self._failures = 0
         self._tell(msgspec.structs.replace(up, left_out=self._left_out))
 
     def unfit(self, line: Unfit) -> None:
-        """It must not fork. A module that can be left out is; otherwise ranks start cold."""
+        """The forge must not fork. A module that can be left out is; otherwise ranks start cold."""
         without = line.without or (line.module,)
         optional = not {"", "torch"} & set(without)
         hopeless = self.state is ForgeState.STARTING and not optional
@@ -109,18 +109,18 @@ class Forge:
         self._fail(line.reason, final=hopeless, after_s=0.0 if optional else _BACKOFF_S)
 
     def gone(self) -> None:
-        """Its end of the channel is closed, or it does not answer."""
+        """The forge's end of the channel is closed, or it does not answer."""
         if self.channel is None:
             return
         self.kill()
         self._fail("the forge has ended", final=False, after_s=_BACKOFF_S)
 
     def is_late(self, now: float) -> bool:
-        """Whether it should have forked by now."""
+        """Whether the forge should have forked by now."""
         return self.state is ForgeState.FORKING and now >= self.late_at
 
     def kill(self) -> None:
-        """End it; whoever waits for it is told by nobody."""
+        """End the forge, without a word to those that wait for it."""
         if self.pid:
             os.kill(self.pid, signal.SIGKILL)  # not yet reaped, so the number is still its own
         self._drop()

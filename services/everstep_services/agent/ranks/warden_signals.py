@@ -1,4 +1,4 @@
-"""The signals that a warden is to have its ranks take, each once, whoever else was sent it."""
+"""The signals for ranks, each delivered once even if it was sent to all processes of a job."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -11,9 +11,9 @@ from trainer_sdk.wire import Signal, Undefer
 
 _TO_ALL = frozenset((*HELD, signal.SIGQUIT))
 _SETTLES_S = 0.3
-"""Whoever signals all processes of a step has reached all of them within that."""
+"""A sender that signals all processes of a step has reached all of them within this time."""
 _NEAR_S = 2.0
-"""Two signals of one number that came so close to each other are one."""
+"""Two signals with one number within this time are one."""
 
 
 class _Send(Protocol):
@@ -21,7 +21,7 @@ class _Send(Protocol):
 
 
 class SignalQueue:
-    """Waits a moment before it has ranks take a signal that may have been sent to all processes.
+    """Waits a moment before it passes on a signal that may have been sent to all processes.
 
     The warden blocks these signals: one that was sent to the warden is pending, and was sent to
     the ranks, too. They are in sessions of their own, so that no terminal reaches them.
@@ -39,12 +39,12 @@ class SignalQueue:
         return min((at for at, _ in self._waiting), default=None)
 
     def hear(self, line: Signal | Undefer, now: float) -> None:
-        """The agent wants it done."""
+        """The agent orders this signal."""
         waits_s = _SETTLES_S if line.number in _TO_ALL else 0.0
         self._waiting.append((now + waits_s, line))
 
     def due(self, now: float) -> Iterator[tuple[int, ...]]:
-        """Do what has waited long enough; for each `Signal` the ranks that have no handler."""
+        """Send the signals that have waited long enough; yield the ranks without a handler."""
         ready = [(at, line) for at, line in self._waiting if at <= now]
         if not ready:
             return
@@ -60,20 +60,21 @@ class SignalQueue:
 
 
 def _pending() -> Iterator[int]:
-    """The signals that were sent to this process, which has them blocked."""
+    """The blocked signals that were sent to this process."""
     while (info := signal.sigtimedwait(_TO_ALL, 0)) is not None:
         yield info.si_signo
 
 
-# A rank that has no handler for these would die of them, and nobody meant that.
+# A rank without a handler for these would die of them, which no sender intends.
 ANNOUNCE = (signal.SIGUSR1, signal.SIGUSR2)
 _WORDS = 8 * (layout.DEFERRED + 1)
 
 
 def is_deferred(pid: int, number: int, page: str, *, is_armed_first: bool) -> bool:
-    """Whether the rank has neither a handler of its own for this signal nor the default action.
+    """Whether the rank has neither its own handler for this signal nor the default action.
 
-    `is_armed_first`: it runs through the bootstrap, and has nothing of its own before its script.
+    `is_armed_first`: it runs through the bootstrap, and has no handler of its own before its
+    script.
     """
     if number not in DEFERRED:
         return False

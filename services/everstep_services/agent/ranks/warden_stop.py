@@ -1,4 +1,4 @@
-"""Stops a round's processes: asks the ranks, waits the grace, then kills whatever is left."""
+"""Stops a round's processes: asks the ranks, waits for the grace, then kills the rest."""
 
 import os
 import select
@@ -32,15 +32,15 @@ class RoundStop:
         self._outlived: dict[int, str] = {}
 
     def next_at(self, now: float) -> float:
-        """When to look again, whether or not a process has ended by then."""
+        """When to look again, even if no process has ended by then."""
         if self._sweeping_since is None:
             return self._asked_at + self._order.grace_s
         return now + _LOOK_AGAIN_S
 
     def advance(self, now: float, living: Mapping[int, int]) -> AllStopped | None:
-        """Go on; the report when there is nothing left to do. `living` is rank by process id."""
+        """Continue; return the report when all is done. `living` maps process ids to ranks."""
         if self._forge.state is ForgeState.FORKING:
-            return None  # the ranks that it makes are stopped when they have a name
+            return None  # ranks that it is making are stopped once they have a number
         self._kill_newborn(living)
         if living and now < self._asked_at + self._order.grace_s:
             return None
@@ -68,7 +68,7 @@ class RoundStop:
         )
 
     def may_have_ended(self, rank: int, status: int) -> bool:
-        """Whether a rank may have ended so by this order: by SIGKILL, if it was sent that."""
+        """Whether this order may have ended a rank so: with SIGKILL only if that was sent."""
         is_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
         return not is_killed or rank in self._killed | self._newborn
 
@@ -88,13 +88,13 @@ class RoundStop:
 
 def _kill_group(pid: int) -> None:
     try:
-        os.killpg(pid, signal.SIGKILL)  # a rank leads its own; it is not reaped yet
+        os.killpg(pid, signal.SIGKILL)  # a rank leads its own group; it is not reaped yet
     except ProcessLookupError:
         return
 
 
 def kill_everything(wakes: socket.socket) -> None:
-    """Kill whatever is below this process, the forge too, and wait until it is gone."""
+    """Kill everything below this process, the forge too, and wait until it is gone."""
     deadline = time.monotonic() + _EVERYTHING_WITHIN_S
     while time.monotonic() < deadline:
         _reap()

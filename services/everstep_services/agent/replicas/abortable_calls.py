@@ -1,4 +1,4 @@
-"""Calls that wait on a connection, each in a thread, and ended with their task."""
+"""Calls that wait on a connection: each runs in a thread, and ends when its task is cancelled."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -10,16 +10,16 @@ T = TypeVar("T")
 
 
 class Abortable(Protocol):
-    """What the call waits on."""
+    """The connection that a call waits on."""
 
     def abort(self) -> None:
-        """Whoever waits on it stops."""
+        """End every wait on it."""
         ...
 
 
 @contextmanager
 def threads(most: int, name: str) -> Iterator[Executor]:
-    """For calls by `in_thread` alone: all of them have ended by the end."""
+    """Threads for calls of `in_thread` only, which have all ended at the end of the block."""
     pool = ThreadPoolExecutor(most, name)
     try:
         yield pool
@@ -28,7 +28,7 @@ def threads(most: int, name: str) -> Iterator[Executor]:
 
 
 async def in_thread(pool: Executor, waits_on: Abortable, call: Callable[[], T]) -> T:
-    """What the call returns. Cancelled, it is aborted, and has ended when this returns."""
+    """Run the call and return its result. On cancellation it is aborted first."""
     working = pool.submit(call)
     done = asyncio.wrap_future(working)
     try:
@@ -37,5 +37,5 @@ async def in_thread(pool: Executor, waits_on: Abortable, call: Callable[[], T]) 
         waits_on.abort()
         if not working.cancel():
             await asyncio.wait([done])
-            done.exception()  # what it says of its end, nobody needs
+            done.exception()  # nobody needs its outcome
         raise

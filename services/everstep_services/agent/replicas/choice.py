@@ -6,12 +6,12 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 Age = tuple[int, int]
-"""A round and a step: what is greater is newer."""
+"""A round and a step: the greater is newer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offered(Generic[T]):
-    """A copy, or a part of one, that can be had from somebody."""
+    """A copy, or a part of one, that another node offers."""
 
     age: Age
     rank: int
@@ -26,13 +26,13 @@ class Choice(Generic[T]):
 
     age: Age
     from_others: Mapping[int, Sequence[Offered[T]]]
-    """For each rank that does not have it here."""
+    """For each rank that does not have it here, the offers of it."""
 
 
 def choices(
     ranks: Collection[int], here: Mapping[int, Collection[Age]], offers: Sequence[Offered[T]]
 ) -> list[Choice[T]]:
-    """What is worth fetching, the newest first: newer than the newest that all ranks have here."""
+    """The choices worth a fetch, newest first: newer than the newest that all ranks have here."""
     newest = newest_of_all(ranks, here)
     ages = sorted({offer.age for offer in offers}, reverse=True)
     found = []
@@ -49,13 +49,13 @@ def choices(
 
 
 def newest_of_all(ranks: Collection[int], here: Mapping[int, Collection[Age]]) -> Age | None:
-    """The newest that each of them has."""
+    """The newest state that each of the ranks has."""
     common = set.intersection(*(set(here.get(rank, ())) for rank in ranks)) if ranks else set()
     return max(common, default=None)
 
 
 def _is_enough(offers: Sequence[Offered[T]]) -> bool:
-    """A whole one, or as many different parts as it takes."""
+    """A whole copy is offered, or as many different parts as are needed."""
     if any(offer.parts_needed == 1 for offer in offers):
         return True
     return bool(offers) and len({offer.part for offer in offers}) >= offers[0].parts_needed

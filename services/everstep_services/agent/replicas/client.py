@@ -1,4 +1,4 @@
-"""Calls at other agents: send them a state, ask what they have, fetch it. Called in threads."""
+"""Calls to other agents: send a state, ask for their copies, fetch one. Call all in threads."""
 
 import socket
 import ssl
@@ -29,9 +29,9 @@ _ANSWERS_WITHIN_S = 30.0
 
 
 class Call:
-    """One connection to one agent; opened when it is entered. `abort` may come from elsewhere.
+    """One connection to one agent; opened on entry. `abort` may come from another thread.
 
-    Whatever goes wrong comes out as a `ReplicaError` that names the node.
+    Every failure is raised as a `ReplicaError` that names the node.
     """
 
     def __init__(self, to: Peer, standing: ReplicaSession) -> None:
@@ -40,10 +40,10 @@ class Call:
         self._link: ReplicaLink | None = None
         self._is_over = False
         self._is_in = False
-        """It has heard our proof, and given its own."""
+        """The other agent has accepted our proof, and given its own."""
 
     def abort(self) -> None:
-        """Whoever uses it stops, even while it connects."""
+        """End every wait on the connection, even while it is being made."""
         self._is_over = True
         if self._link is not None:
             self._link.abort()
@@ -107,7 +107,7 @@ class Call:
         return f" before we were heard: it is of another job{speaks}, or too slow"
 
     def put(self, copy: Copy, octets: memoryview, restored: RestoredState | None = None) -> None:
-        """Send a state that is whole in memory; it is there, verified, when this returns."""
+        """Send a state that is whole in memory; on return the other agent has it, verified."""
         link = self._ready()
         link.say(PutCopy(copy=copy, restored=restored))
         answer = link.hear_answer(SendFrom)
@@ -118,7 +118,7 @@ class Call:
         link.hear_answer(StoredAnswer)
 
     def ask(self, ranks: Sequence[int]) -> tuple[Copy, ...]:
-        """What it has of these ranks."""
+        """The copies that the other agent has of these ranks."""
         link = self._ready()
         link.say(AskHolding(ranks=tuple(ranks)))
         return link.hear_answer(HoldingAnswer).copies

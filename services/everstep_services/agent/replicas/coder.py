@@ -1,7 +1,7 @@
-"""States in parts: any `needed` of them give one back. Made and read in a process of its own.
+"""States in parts: any `needed` parts restore one. A process of its own makes and reads them.
 
-With one part more than needed it is XOR, which numpy does; with more it is Reed-Solomon by
-pyeclib, the extra `ec`.
+With one part more than needed the code is XOR, in numpy; with more it is Reed-Solomon, by
+pyeclib (the extra `ec`).
 """
 
 import asyncio
@@ -25,11 +25,11 @@ _CHILD = "everstep_services.agent.replicas.erasure_code"
 
 
 class CodingError(EverstepError):
-    """Parts could not be made, or do not give a state back."""
+    """Parts could not be made, or do not restore a state."""
 
 
 class Coder:
-    """Makes the parts of a state once, and keeps them for as long as somebody sends one."""
+    """Makes the parts of a state once, and keeps them while any of them is being sent."""
 
     def __init__(self, base: Path) -> None:
         self._base = base
@@ -84,7 +84,7 @@ class Coder:
 
 
 async def give_back(parts: Sequence[CopyFile], size_bytes: int, image: Path) -> str:
-    """Make a state again from enough of its parts, in a file; its hash. Raises `CodingError`."""
+    """Restore a state from enough parts into a file; return its hash. Raises `CodingError`."""
     first = parts[0].copy
     asked = Decode(
         needed=first.parts_needed,

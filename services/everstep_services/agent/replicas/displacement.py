@@ -1,8 +1,8 @@
-"""Which states of a rank a keeper takes, and which of those that it holds make room. Pure.
+"""Which states of a rank a holder takes, and which of those that it has make room. Pure.
 
-A later round is newer than a higher step. That is not all: a training that was sent back goes on
-from an older state, and what is newer than that one, and of a round before, comes to nothing.
-Whoever sends a state says what its training has gone on from.
+A state of a later round is newer than one of a higher step. There is one exception: a training
+that was sent back goes on from an older state, so newer states of earlier rounds are abandoned.
+The sender of a state says from which state its training has gone on.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,20 +18,20 @@ class Sender:
 
     round: int
     restored: RestoredState | None = None
-    """From which state the rank has gone on, if it has restored one."""
+    """The state from which the rank has gone on, if it has restored one."""
     abort: Callable[[], object] = lambda: None
-    """Ends its connection, and with it what is being received."""
+    """Ends its connection, and so the transfer."""
 
 
 class TrainingLine:
-    """Of one rank's training, as far as a keeper was told."""
+    """The training of one rank, as far as a holder knows it."""
 
     def __init__(self) -> None:
         self._round = 0
         self._restored: RestoredState | None = None
 
     def hear(self, sender: Sender) -> bool:
-        """Learn from whoever sends a state; False, and nothing, from a round that is over."""
+        """Learn from the sender of a state; False, and nothing is learned, if its round is over."""
         if sender.round < self._round:
             return False
         self._round = sender.round
@@ -41,11 +41,11 @@ class TrainingLine:
         return True
 
     def has_left(self, state: Identity) -> bool:
-        """It is newer than what the training has gone on from, and of a round before."""
+        """The training has abandoned this state when it went back to an older one."""
         return self._restored is not None and self._restored.has_left(state)
 
     def refusal(self, state: Identity, held: Iterable[Identity]) -> str:
-        """Why this one is not taken, if it is not."""
+        """Why this state is not taken; empty if it is."""
         if self._restored is not None and self.has_left(state):
             return f"the training went back to step {self._restored.identity.step}, before it"
         if any(one.age > state.age and not self.has_left(one) for one in held):
@@ -53,5 +53,5 @@ class TrainingLine:
         return ""
 
     def worth(self, state: Identity) -> tuple[bool, int, int]:
-        """What has less makes room first."""
+        """The sort key of states: the lowest makes room first."""
         return (not self.has_left(state), *state.age)

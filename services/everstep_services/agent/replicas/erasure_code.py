@@ -1,7 +1,7 @@
-"""Makes the parts of a state and reads them, as a process: a request on stdin, one line on stdout.
+"""A process that makes the parts of a state, or reads them: request on stdin, result on stdout.
 
-A state is cut into blocks, and each block into as many rows as are needed; a part has one row, or
-one of the rows that were computed from them, of each block.
+A state is cut into blocks, and each block into as many rows as are needed; a part has one row of
+each block, or one of the rows that were computed from them.
 """
 
 import sys
@@ -28,7 +28,7 @@ class Encode(msgspec.Struct, frozen=True, kw_only=True, tag="encode"):
 
 
 class Decode(msgspec.Struct, frozen=True, kw_only=True, tag="decode"):
-    """Make a state from these of its parts."""
+    """Restore a state from these of its parts."""
 
     needed: int
     parts: int
@@ -42,17 +42,17 @@ Request = Encode | Decode
 
 
 class CodeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it: of each part, or of the state."""
+    """The result: for each part, or for the state."""
 
     sizes_bytes: tuple[int, ...]
     hashes: tuple[str, ...]
 
 
 class Code(Protocol):
-    """Rows of a block from the block, and back."""
+    """Computes the rows of a block, and a block from its rows."""
 
     def rows(self, block: memoryview) -> Sequence[Octets]:
-        """One for each part."""
+        """One row for each part."""
         ...
 
     def block(self, rows: dict[int, bytes], size: int) -> bytes:
@@ -60,7 +60,7 @@ class Code(Protocol):
         ...
 
     def row_bytes(self, size: int) -> int:
-        """How long the rows of a block of that size are."""
+        """The length of the rows of a block of that size."""
         ...
 
 
@@ -88,7 +88,7 @@ class Xor:
 
 
 class ReedSolomon:
-    """As many parts may be missing as there are more than needed."""
+    """As many parts may be missing as there are beyond those needed."""
 
     def __init__(self, needed: int, parts: int) -> None:
         try:
@@ -112,12 +112,12 @@ class ReedSolomon:
 
 
 def code_of(needed: int, parts: int) -> Code:
-    """The code with so many parts, of which so many are needed."""
+    """The code for this number of parts, and of parts needed."""
     return Xor(needed) if parts == needed + 1 else ReedSolomon(needed, parts)
 
 
 def encode(asked: Encode) -> CodeResult:
-    """Write the parts; their sizes and hashes."""
+    """Write the parts; return their sizes and hashes."""
     code = code_of(asked.needed, asked.parts)
     hashes = [Hasher() for _ in asked.paths]
     sizes = [0] * asked.parts
@@ -136,7 +136,7 @@ def encode(asked: Encode) -> CodeResult:
 
 
 def decode(asked: Decode) -> CodeResult:
-    """Write the state; its size and hash."""
+    """Write the state; return its size and hash."""
     code, hashed = code_of(asked.needed, asked.parts), Hasher()
     with ExitStack() as stack:
         image = stack.enter_context(open(asked.image, "r+b"))
@@ -151,7 +151,7 @@ def decode(asked: Decode) -> CodeResult:
 
 
 def _blocks(size_bytes: int, needed: int) -> Iterator[int]:
-    """How long each block is."""
+    """The length of each block."""
     length = needed * _ROW_BYTES
     for at in range(0, size_bytes, length):
         yield min(length, size_bytes - at)
@@ -167,7 +167,7 @@ def _xor(rows: Sequence[Octets]) -> bytes:
 
 
 def main() -> None:
-    """One request."""
+    """Serve one request."""
     asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
     made = encode(asked) if isinstance(asked, Encode) else decode(asked)
     sys.stdout.buffer.write(msgspec.json.encode(made))

@@ -32,36 +32,36 @@ from everstep_services.agent.replicas.session import ReplicaSession
 from everstep_services.agent.replicas.store import Incoming, ReplicaStore
 
 _STILL_MOST_S = 30.0
-"""A node may pause for some seconds; the ranks of a round do not wait longer for one than this."""
+"""A node may pause for some seconds; the ranks of a round wait no longer for it."""
 _PAUSE_S = 0.5
 _MAY_PASS = frozenset({"slow", "closed"})
-"""Who refuses a connection, or does not have it, will not do better the next time."""
+"""A node that refuses a connection, or lacks the state, will do so again."""
 
 Attempt = Callable[[], Awaitable[None]]
 
 
 class TransferProgress:
-    """How far a state has come, and when more of it came last."""
+    """How far a transfer has come, and when bytes last arrived."""
 
     def __init__(self) -> None:
         self._offset = 0
         self._moved_at = monotonic()
 
     def reached(self, offset: int) -> None:
-        """So much is here. Any thread may say so."""
+        """Note the offset that was reached. Any thread may call this."""
         if offset > self._offset:
             self._offset, self._moved_at = offset, monotonic()
 
     @property
     def stands_still(self) -> bool:
-        """Nothing has come for so long that nobody should wait for it."""
+        """Nothing has arrived for so long that the wait should end."""
         return monotonic() - self._moved_at > _STILL_MOST_S
 
 
 async def take_from_one(attempts: Sequence[Attempt], coming: TransferProgress) -> None:
-    """Until one of them has taken all of it; each goes on where the one before has ended.
+    """Try until one attempt has taken all of it; each continues where the one before ended.
 
-    `ReplicaError` when nobody is worth another attempt.
+    Raises `ReplicaError` when no node is worth another attempt.
     """
     left, said = list(attempts), dict[str, None]()
     while left:
@@ -89,20 +89,20 @@ Source = tuple[Peer, Copy]
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """That fetching is over for a round; ranks wait for it."""
+    """The result of fetching for a round; ranks wait for it."""
 
     round: int
     complete: bool
     """Each rank of the slot finds a state of the same step on this node."""
     reason: str
     is_sure: bool = True
-    """Everybody who may hold a state was asked, and has given it: there is no other one."""
+    """Every node that may hold a state was asked, and has given it: there is no other one."""
     lost: LostState | None = None
-    """What was in this node's memory, where nothing is any more."""
+    """The state that was in this node's memory and is gone."""
 
 
 class Offers:
-    """Where the ranks see them. Called in threads, which may outlive the round of their offer."""
+    """Writes offers for the ranks, in threads, which may outlive the round of their offer."""
 
     def __init__(self, base: Path) -> None:
         self._base = base
@@ -110,7 +110,7 @@ class Offers:
         self._round = 0
 
     def write(self, offer: Offer) -> None:
-        """Let the ranks see it, unless they wait for that of a later round."""
+        """Show the offer to the ranks, unless they wait for the offer of a later round."""
         written = self._base / f".{OFFER}"
         with self._lock:
             if offer.round < self._round:
@@ -121,7 +121,7 @@ class Offers:
 
 
 class Fetcher:
-    """One round's, at most one at a time."""
+    """Fetches states, for one round at a time."""
 
     def __init__(
         self, standing: ReplicaSession, store: ReplicaStore, images: OwnImages, coded: Path
@@ -132,7 +132,7 @@ class Fetcher:
         self._coded = coded
 
     async def fetch(self, order: StartRanks, without: frozenset[int]) -> Offer:
-        """The newest step that all ranks of the slot can have, but for those that are suspect."""
+        """The newest step that all ranks of the slot can have, except suspect steps."""
         within_s = self._standing.settings.fetch_within_s
         try:
             async with asyncio.timeout(within_s):
@@ -176,7 +176,7 @@ class Fetcher:
     async def _offers(
         self, pool: Executor, order: StartRanks, ranks: range, without: frozenset[int]
     ) -> tuple[list[Offered[Source]], list[str]]:
-        """What others have, and who could not be asked."""
+        """The copies of others, and the nodes that could not be asked."""
 
         async def ask(source: Peer) -> tuple[Peer, tuple[Copy, ...] | ReplicaError]:
             try:
@@ -210,7 +210,7 @@ class Fetcher:
     def _fitting(
         self, order: StartRanks, source: Peer, copies: Sequence[Copy], without: frozenset[int]
     ) -> list[Offered[Source]]:
-        """Those that the ranks of this round could load."""
+        """The copies that the ranks of this round could load."""
         found = []
         for copy in copies:
             try:
@@ -235,7 +235,7 @@ class Fetcher:
         return found
 
     async def _take(self, pool: Executor, choice: Choice[Source]) -> None:
-        """All ranks at once; if one cannot be had, none is worth waiting for."""
+        """Fetch all ranks in parallel; if one fails, the others are not needed."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 for number, offers in enumerate(choice.from_others.values()):
@@ -246,7 +246,7 @@ class Fetcher:
     async def _take_one(
         self, pool: Executor, offers: Sequence[Offered[Source]], number: int
     ) -> None:
-        """From whoever has it whole, each rank from another one first; else from parts."""
+        """Fetch a rank whole from a node that has it so, or else in parts."""
         whole = [offer for offer in offers if offer.parts_needed == 1]
         parts = [offer for offer in offers if offer.parts_needed > 1]
         first, coming = number % max(len(whole), 1), TransferProgress()
@@ -281,7 +281,7 @@ class Fetcher:
         await in_thread(pool, call, take)
 
     async def _take_parts(self, pool: Executor, offers: Sequence[Offered[Source]]) -> None:
-        """As many as are needed at the same time, then the state from them."""
+        """Fetch as many parts as are needed in parallel, and restore the state from them."""
         needed = offers[0].parts_needed
         first = offers[0].what[1]
         folder = self._coded / f"fetched-{first.rank}-{first.step}"
@@ -319,7 +319,7 @@ class Fetcher:
     async def _take_part(
         self, pool: Executor, source: Peer, copy: Copy, path: Path, *, may_pause: bool
     ) -> None:
-        """One of them; `may_pause`: there is no other part that would do as well."""
+        """Fetch one part; `may_pause`: no other part would do as well."""
         coming = TransferProgress()
         memory = await asyncio.to_thread(MemoryFile, path, copy.size_bytes)
         incoming = Incoming(copy, read_head(copy.index), path, memory)

@@ -1,4 +1,4 @@
-"""The states of this node's own ranks, as far as they are whole."""
+"""The whole states of this node's own ranks."""
 
 import logging
 import shutil
@@ -18,7 +18,7 @@ _LONGEST_INDEX = 8 << 20
 
 
 class ImageHead(msgspec.Struct, frozen=True, kw_only=True):
-    """An `ImageIndex` without what is in the image."""
+    """An `ImageIndex` without the contents of the image."""
 
     identity: Identity
     rank: int
@@ -28,7 +28,7 @@ class ImageHead(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def age(self) -> tuple[int, int]:
-        """What is greater is newer: a later round may begin at an earlier step."""
+        """The greater is newer: a later round may begin at an earlier step."""
         return self.identity.age
 
 
@@ -36,7 +36,7 @@ _HEAD = msgspec.json.Decoder(ImageHead)
 
 
 def read_head(index: bytes) -> ImageHead:
-    """What an index says of its image. Raises `ReplicaError`."""
+    """Read the index of an image. Raises `ReplicaError`."""
     try:
         head = _HEAD.decode(index)
     except msgspec.MsgspecError as error:
@@ -63,11 +63,11 @@ class Image:
     path: Path
 
     def is_there(self) -> bool:
-        """Its rank has not begun to write another one over it."""
+        """Its rank has not begun to overwrite it."""
         return _read(self.path.with_name(INDEX)) == self.index
 
     def copy(self, slot: int, ranks: int) -> Copy:
-        """All of it, as it is told to others."""
+        """All of it, in the form sent to other nodes."""
         head = self.head
         return Copy(
             slot=slot,
@@ -81,29 +81,29 @@ class Image:
 
 
 class OwnImages:
-    """What is below `own/` of a job; ranks write there, this only reads."""
+    """The states below `own/` of a job; ranks write there, this class only reads."""
 
     def __init__(self, base: Path, job: str) -> None:
         self.base = base / "own"
         self._job = job
 
     def of(self, rank: int) -> list[Image]:
-        """The whole ones, the newest first."""
+        """The whole states of a rank, newest first."""
         return sorted(self._found(rank), key=lambda image: image.head.age, reverse=True)
 
     def going_on(self, rank: int) -> list[Image]:
-        """The same without those that the training has left, when it went back to an older one."""
+        """The same without states that the training abandoned when it went back to an older one."""
         found, restored = self.of(rank), self.restored(rank)
         if restored is None:
             return found
         return [image for image in found if not restored.has_left(image.head.identity)]
 
     def restored(self, rank: int) -> RestoredState | None:
-        """From which state it has gone on."""
+        """The state from which the rank has gone on."""
         return restored_state(self.base / f"rank-{rank}")
 
     def drop_others(self, ranks: Collection[int]) -> None:
-        """Remove what ranks have left that this node had before."""
+        """Remove the states of ranks that this node had before."""
         names = {f"rank-{rank}" for rank in ranks}
         for folder in self.base.glob("rank-*"):
             if folder.name not in names:

@@ -1,4 +1,4 @@
-"""Which state this node had last in memory, on disk: memory that is lost is no fresh start.
+"""The last state that this node had in memory, noted on disk: lost memory is not a fresh start.
 
 <state_dir>/kept/<job>@<node>.json    until the job has ended well, or may begin from scratch
 """
@@ -30,19 +30,19 @@ class RememberedState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LostState(msgspec.Struct, frozen=True, kw_only=True):
-    """There was a state in memory, and there is none; read by ranks, in the offer."""
+    """There was a state in memory, and it is gone; ranks read this in the offer."""
 
     step: int
     reason: str
 
 
 def beside_the_loop(work: Callable[[], None]) -> None:
-    """In a thread: a disk may take its time."""
+    """Run in a thread: a disk may be slow."""
     asyncio.get_running_loop().run_in_executor(None, work)
 
 
 class LastState:
-    """One agent's. It writes `beside` the rest; what cannot be written is only logged."""
+    """Notes the last state of one agent in the background; failures are only logged."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class LastState:
             self._beside(self._write)
 
     def lost(self) -> LostState | None:
-        """What was here, for ranks that find nothing; None if nothing ever was."""
+        """The lost state, for ranks that find nothing; None if there never was one."""
         if self._last is None:
             return None
         step, round_ = self._last.step, self._last.round
@@ -94,7 +94,7 @@ class LastState:
             self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """The last one counts."""
+        """Write one note after the other; the last one counts."""
         self._write()
 
     def _write(self) -> None:

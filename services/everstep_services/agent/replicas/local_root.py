@@ -1,4 +1,4 @@
-"""The folder on a disk of this node in which states are kept: looked at before anything starts."""
+"""The folder on a disk of this node in which states are kept; checked before anything starts."""
 
 import logging
 import os
@@ -14,14 +14,14 @@ _MOUNTS = Path("/proc/self/mountinfo")
 
 
 class LocalRootError(EverstepError):
-    """States cannot be kept there."""
+    """States cannot be kept in this folder."""
 
     def __init__(self, root: Path, what: str) -> None:
         super().__init__(f"local_root {root}: {what}")
 
 
 def check_local_root(root: Path, mounts: Path = _MOUNTS) -> None:
-    """Raises `LocalRootError`, one line, if states cannot be kept there."""
+    """Raise `LocalRootError`, one line, if states cannot be kept there."""
     if not root.is_dir():
         what = "is no folder" if root.exists() else "there is no such folder"
         raise LocalRootError(root, f"{what}: make it, or mount the disk, on each node")

@@ -1,4 +1,4 @@
-"""The states in the memory of this node: its own are sent and fetched, those of others are held."""
+"""The states in the memory of this node: its own are sent and fetched, others' are held."""
 
 import asyncio
 import logging
@@ -44,7 +44,7 @@ class StateEvents(Protocol):
 
 
 class ReplicaManager:
-    """Below one folder; works beside the ranks and never with them."""
+    """Runs the transfers of states below one folder, in parallel with the ranks."""
 
     def __init__(
         self, standing: ReplicaSession, folder: Path, store: ReplicaStore, clock: Clock,
@@ -61,7 +61,7 @@ class ReplicaManager:
         self._offers = Offers(folder)
         self._events = events
         self._last_state = last_state
-        """Which state was here last."""
+        """The state that was here last."""
         self._told: set[int] = set()
         self._suspect: set[int] = set()
         self._changed = asyncio.Event()
@@ -69,7 +69,7 @@ class ReplicaManager:
         self._asked: asyncio.Queue[AboutStates] = asyncio.Queue()
 
     def begins(self, order: StartRanks) -> None:
-        """The ranks of a round are about to be started: fetch what they need."""
+        """The ranks of a round are about to be started: fetch their states."""
         self._standing.order = order
         self._told.clear()
         self._store.begins()
@@ -82,7 +82,7 @@ class ReplicaManager:
         self._tidying.set()
 
     def distrust(self, step: int) -> None:
-        """Training on from this step led to no number: it is not fetched again."""
+        """Training from this step led to a NaN or the like: it is not fetched again."""
         self._suspect.add(step)
 
     def ask(self, order: AboutStates) -> None:
@@ -90,7 +90,7 @@ class ReplicaManager:
         self._asked.put_nowait(order)
 
     async def keep_for_ever(self, door: socket.socket | None) -> None:
-        """Until cancelled. Without a door nothing is held for others."""
+        """Run until cancelled. Without a listener nothing is held for others."""
         loops = [
             self._sending.send_for_ever(),
             self._fetch_for_ever(),
@@ -136,7 +136,7 @@ class ReplicaManager:
                 await asyncio.to_thread(self._tidy, order)
 
     def _tidy(self, order: StartRanks) -> None:
-        """What was fetched is of no use once every rank has a newer state of its own."""
+        """Drop fetched states once every rank has a newer state of its own."""
         newest = []
         for rank in range(order.first_rank, order.first_rank + order.ranks):
             images = self._images.going_on(rank)
@@ -163,7 +163,7 @@ class ReplicaManager:
             self._sending.also(file, order.to)
 
     async def _release(self, order: ReleaseImages) -> None:
-        """States of this step may be restored, and fetched, again."""
+        """Allow states of this step to be restored, and fetched, again."""
         self._suspect.discard(order.step)
         found = await asyncio.to_thread(release_images, self._folder, order.step)
         log.info("images_released step=%d by=%s files=%d", order.step, order.by, len(found))

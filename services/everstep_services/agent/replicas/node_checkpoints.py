@@ -70,12 +70,12 @@ class NodeCheckpoints:
             self._replicas.begins(order)
 
     def ends(self) -> None:
-        """They are gone."""
+        """The ranks of the round are gone."""
         for fact in self._recorder.ends(self._clock.wall()):
             self._record(fact)
 
     def said(self, line: Checkpointed) -> None:
-        """A rank says what became of a checkpoint."""
+        """A rank reports about a checkpoint."""
         for fact in self._recorder.heard(line, self._clock.now(), self._clock.wall()):
             self._record(fact)
         took_s = line.body.get("took_s")
@@ -97,11 +97,11 @@ class NodeCheckpoints:
             self._replicas.ask(order)
 
     def stored(self, held: HeldCopy, by: str, took_s: float) -> None:
-        """All of a slot's state is held here, for the first time in a round."""
+        """All ranks of a slot are held here, for the first time in a round."""
         self._record(self._recorder.replica_stored(held, by, took_s, self._clock.wall()))
 
     def failed(self, step: int, node: str, reason: str, cause: str) -> None:
-        """A state did not reach a keeper: said once for each cause, not for each step."""
+        """A state did not reach a holder; recorded once for each cause, not for each step."""
         key = (self._recorder.round, node, cause)
         if key not in self._failed:
             self._failed.add(key)

@@ -1,9 +1,9 @@
-"""What agents say to each other about states, before and after the bytes themselves.
+"""The messages between agents about states, before and after the bytes themselves.
 
-Both ends first prove that they have the key of the job without saying it: HMAC over fresh numbers
-of both, and over both certificates where they speak TLS. Then the caller asks one thing after the
-other. A message has its length before it, and a bound; whatever does not decode ends the
-connection.
+Both ends first prove that they have the key of the job without sending it: an HMAC over fresh
+numbers of both, and over both certificates with TLS. Then the caller sends one question after the
+other. A message is preceded by its length, which is bounded; a message that does not decode ends
+the connection.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ _PIECE = 512 << 10
 
 
 class ReplicaError(EverstepError):
-    """Something was not sent, not taken, or is not what it should be."""
+    """A copy was not sent, was refused, or differs from its announcement."""
 
     def __init__(self, text: str, cause: str = "") -> None:
         super().__init__(text)
@@ -37,7 +37,7 @@ class ReplicaError(EverstepError):
 
 
 class ReplicaMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
-    """What every one of them shares."""
+    """The base of all messages."""
 
 
 class Hello(ReplicaMessage, frozen=True, kw_only=True, tag="hello"):
@@ -49,47 +49,47 @@ class Hello(ReplicaMessage, frozen=True, kw_only=True, tag="hello"):
 
 
 class Copy(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file has of one rank's state."""
+    """A file with the state of one rank, or a part of it."""
 
     slot: int
     rank: int
     ranks: int
-    """How many the slot has."""
+    """The number of ranks of the slot."""
     step: int
     size_bytes: int
     hash: str
-    """Of these bytes, in hex."""
+    """The hash of these bytes, in hex."""
     index: bytes
-    """The `ImageIndex` of the whole state, as it was written."""
+    """The `ImageIndex` of the whole state, as the rank wrote it."""
     part: int = 0
     parts: int = 1
     parts_needed: int = 1
-    """How many parts give it back; 1 for all of it."""
+    """The number of parts that restore the state; 1 for a whole copy."""
 
 
 class PutCopy(ReplicaMessage, frozen=True, kw_only=True, tag="put"):
-    """Keep this; the bytes follow the answer."""
+    """Hold this copy; the bytes follow the answer."""
 
     copy: Copy
     restored: RestoredState | None = None
-    """From which state the training has gone on."""
+    """The state from which the training has gone on."""
 
 
 class AskHolding(ReplicaMessage, frozen=True, kw_only=True, tag="ask"):
-    """Say what you have of these ranks."""
+    """Ask for the copies of these ranks that the other agent has."""
 
     ranks: tuple[int, ...]
 
 
 class GetCopy(ReplicaMessage, frozen=True, kw_only=True, tag="get"):
-    """Send this, from an offset on."""
+    """Send this copy, from an offset on."""
 
     copy: Copy
     offset: int
 
 
 class SendFrom(ReplicaMessage, frozen=True, kw_only=True, tag="go"):
-    """Send it, from an offset on: what is before is here already."""
+    """Send the copy from an offset on: the bytes before are here already."""
 
     offset: int
     is_whole: bool = False
@@ -97,11 +97,11 @@ class SendFrom(ReplicaMessage, frozen=True, kw_only=True, tag="go"):
 
 
 class StoredAnswer(ReplicaMessage, frozen=True, kw_only=True, tag="stored"):
-    """It is here, whole and verified."""
+    """The copy is here, whole and verified."""
 
 
 class HoldingAnswer(ReplicaMessage, frozen=True, kw_only=True, tag="holding"):
-    """What is here."""
+    """The copies that are here."""
 
     copies: tuple[Copy, ...]
 
@@ -113,7 +113,7 @@ class BytesFollow(ReplicaMessage, frozen=True, kw_only=True, tag="coming"):
 
 
 class RefusalAnswer(ReplicaMessage, frozen=True, kw_only=True, tag="no"):
-    """It is not done."""
+    """The question is refused."""
 
     reason: str
     cause: str = ""
@@ -129,19 +129,19 @@ _ANSWERED = msgspec.msgpack.Decoder(Answered)
 
 
 class ByteSink(Protocol):
-    """Where bytes go."""
+    """Where received bytes go."""
 
     def room(self, most: int) -> memoryview:
-        """For the next ones; empty at the end."""
+        """A buffer for the next bytes; empty at the end."""
         ...
 
     def took(self, piece: memoryview) -> None:
-        """They are there, and still in the processor's cache."""
+        """The buffer is filled, and still in the processor's cache."""
         ...
 
 
 class ReplicaLink:
-    """A connection, used by one thread, that never waits longer than it is told to.
+    """A connection used by one thread, whose every wait is bounded.
 
     Another thread may `abort` it.
     """
@@ -154,49 +154,49 @@ class ReplicaLink:
         self._flags: int = socket.MSG_WAITALL
         self._certificates = b""
         wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # By the kernel: Python's own timeout takes two calls for one, and many for a piece.
+        # Timeouts by the kernel: Python's own take two calls instead of one, and many for a piece.
         wire.settimeout(None)
         limit = _TIME.pack(int(silent_s), int(silent_s % 1 * 1e6))
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def connect(self, place: Any, within_s: float) -> None:
-        """To whoever listens there."""
+        """Connect to the listener at this address."""
         self._go_on()
         self._wire.settimeout(within_s)
         self._wire.connect(place)
         self._wire.settimeout(None)
 
     def within(self, seconds: float) -> None:
-        """From now on everything has to be over by then."""
+        """Bound everything from now on by this many seconds in all."""
         self._until = time.monotonic() + seconds
 
     def abort(self) -> None:
-        """Whoever waits on it stops."""
+        """End every wait on it."""
         self._is_over = True
         try:
-            # Not an SSLSocket's own, after which what is still sent would not be encrypted.
+            # not SSLSocket's own method, after which later data would be sent without encryption
             socket.socket.shutdown(self._wire, socket.SHUT_RDWR)
         except OSError:
             return  # it is closed already, or was never open
 
     def close(self) -> None:
-        """Nothing more is said."""
+        """Close the connection."""
         self._wire.close()
 
     def secure(self, tls: Tls, *, is_caller: bool) -> None:
-        """From now on in TLS. `ssl.SSLError` when the other does not speak it as we do."""
+        """Use TLS from now on. Raises `ssl.SSLError` when both ends have no TLS in common."""
         wire, ours = tls.wrapped(self._wire, is_caller=is_caller)
         self._wire, self._flags = wire, 0
         self._go_on()
         wire.settimeout(max(0.01, min(self._silent_s, self._until - time.monotonic())))
         wire.do_handshake()
-        wire.settimeout(self._silent_s)  # OpenSSL knows nothing of the kernel's
+        wire.settimeout(self._silent_s)  # OpenSSL ignores the kernel's timeout
         theirs = wire.getpeercert(binary_form=True) or b""
         self._certificates = fingerprint(*((ours, theirs) if is_caller else (theirs, ours)))
 
     def prove(self, key: bytes, *, is_caller: bool) -> None:
-        """Exchange fresh numbers, then proofs. EOFError when the other has no key."""
+        """Exchange fresh numbers, then proofs. Raises EOFError when the other has no key."""
         own = os.urandom(_NONCE)
         self.send(own)
         theirs = bytes(self._read(_NONCE))
@@ -216,12 +216,12 @@ class ReplicaLink:
         self.send(_LENGTH.pack(len(octets)) + octets)
 
     def hear_question(self) -> Asked:
-        """The next one; EOFError when the caller is done."""
+        """The next question; EOFError when the caller is done."""
         asked: Asked = self._hear(_ASKED)
         return asked
 
     def hear_answer(self, of: type[S]) -> S:
-        """The answer; `ReplicaError` when it is no, or something else."""
+        """The answer; raises `ReplicaError` for a refusal, or another type."""
         answer = self._hear(_ANSWERED)
         if isinstance(answer, RefusalAnswer):
             raise ReplicaError(answer.reason, answer.cause)
@@ -230,14 +230,14 @@ class ReplicaLink:
         return answer
 
     def send(self, octets: memoryview | bytes) -> None:
-        """All of it. Not by sendfile, which takes half as long again for what is in memory."""
-        at, most = 0, len(octets) if self._flags else _PIECE  # TLS sends what it is given at once
+        """Send all of it. Not by sendfile, which takes half as long again for files in memory."""
+        at, most = 0, len(octets) if self._flags else _PIECE  # TLS sends each piece at once
         while at < len(octets):
             self._check()
             at += self._wire.send(octets[at : at + most])
 
     def receive(self, into: ByteSink) -> None:
-        """The bytes that were announced, until there is no more room."""
+        """Receive the announced bytes, until the sink has no more room."""
         while piece := into.room(_PIECE):
             self._fill(piece)
             into.took(piece)

@@ -1,6 +1,6 @@
-"""What ranks tell of their checkpoints becomes facts.
+"""Makes facts of the ranks' reports about their checkpoints.
 
-What cannot be read is dropped, with a line in the log. Pure, but for the ids of facts.
+A report that cannot be read is dropped, with a line in the log. Pure, but for the ids of facts.
 """
 
 import logging
@@ -73,7 +73,7 @@ class _Shards:
 
 
 class CheckpointRecorder:
-    """Of one node; a round at a time."""
+    """The checkpoints of one node, one round at a time."""
 
     def __init__(self, job: str, node: str) -> None:
         self._job = job
@@ -81,23 +81,23 @@ class CheckpointRecorder:
         self._order: StartRanks | None = None
         self._shards: dict[tuple[str, int], _Shards] = {}
         self._said_at: float | None = None
-        """When a state in memory was told of last."""
+        """When a state in memory was last recorded."""
         self._unsaid: dict[int, Written] | None = None
-        """The newest state in memory, if it was not."""
+        """The newest state in memory, if it was not recorded."""
 
     def begins(self, order: StartRanks) -> None:
-        """Another round."""
+        """A new round begins."""
         self._order = order
         self._shards.clear()
         self._said_at, self._unsaid = None, None
 
     def ends(self, wall: datetime) -> list[Fact]:
-        """The round is over: its last state in memory is worth telling."""
+        """The round is over: record its last state in memory."""
         unsaid, self._unsaid = self._unsaid, None
         return [] if unsaid is None else [self._written("memory", unsaid, wall)]
 
     def heard(self, line: Checkpointed, now: float, wall: datetime) -> list[Fact]:
-        """What a rank says, as facts."""
+        """The facts that follow from a rank's report."""
         if self._order is None or line.round != self._order.round:
             return []
         try:
@@ -121,7 +121,7 @@ class CheckpointRecorder:
     def replica_stored(
         self, held: HeldCopy, by: str, took_s: float, wall: datetime
     ) -> ReplicaStored:
-        """All of a slot's state is here."""
+        """All ranks of a slot are held here."""
         copy = held.copy
         own = self._own(wall)
         return ReplicaStored(
@@ -168,7 +168,7 @@ class CheckpointRecorder:
 
     @property
     def round(self) -> int:
-        """The one that is told of."""
+        """The node that is recorded."""
         return 0 if self._order is None else self._order.round
 
     def _fact(self, kind: type[Fact], line: Checkpointed, wall: datetime) -> Fact:
@@ -186,7 +186,7 @@ class CheckpointRecorder:
         shards.by_rank[rank] = part
         if len(shards.by_rank) < order.ranks:
             return []
-        # Whatever is older was given up by some rank.
+        # an older step was given up by some rank
         self._shards = {
             (of, step): each
             for (of, step), each in self._shards.items()
@@ -217,7 +217,7 @@ class CheckpointRecorder:
         )
 
     def _own(self, wall: datetime) -> dict[str, Any]:
-        """What a rank need not say of itself."""
+        """The fields that a rank need not report."""
         order = self._order
         assert order is not None
         return {

@@ -1,4 +1,4 @@
-"""Takes and gives states, where other agents of the job come with the key."""
+"""Takes and gives states: serves other agents of the job that prove that they have its key."""
 
 import asyncio
 import logging
@@ -40,11 +40,11 @@ _WAITING = 64
 _CALLERS_MOST = 32
 
 Arrived = Callable[[HeldCopy, str, float], None]
-"""A copy from this node became whole, after so long; called in a thread."""
+"""A copy from this node became whole, after this time; called in a thread."""
 
 
 class ReplicaPortError(EverstepError):
-    """Other agents cannot be listened for."""
+    """The node cannot listen for other agents."""
 
     def __init__(self, address: str, port: int, error: OSError) -> None:
         super().__init__(
@@ -54,13 +54,13 @@ class ReplicaPortError(EverstepError):
 
 
 def opened_port(address: str, port: int) -> socket.socket:
-    """A socket that others can reach, on loopback alone if that is this node's address."""
+    """A socket that others can reach; on loopback alone if that is this node's address."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     own = {"127.0.0.1": "127.0.0.1", "localhost": "127.0.0.1", "::1": "::1"}.get(address, "")
     door = socket.socket(family, socket.SOCK_STREAM)
     try:
         door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        door.bind((own, port))  # everywhere else the key keeps others out
+        door.bind((own, port))  # everywhere else the key keeps strangers out
         door.listen(_WAITING)
     except OSError as error:
         door.close()
@@ -70,7 +70,7 @@ def opened_port(address: str, port: int) -> socket.socket:
 
 
 class ReplicaServer:
-    """So many callers at once; the others wait outside."""
+    """Serves a bounded number of callers at once; the others wait to connect."""
 
     def __init__(
         self, door: socket.socket, standing: ReplicaSession, store: ReplicaStore, images: OwnImages,
@@ -83,7 +83,7 @@ class ReplicaServer:
         self._arrived = arrived
 
     async def serve_for_ever(self) -> None:
-        """Until cancelled; then every connection has ended."""
+        """Serve until cancelled; then every connection has ended."""
         free, loop = asyncio.Semaphore(_CALLERS_MOST), asyncio.get_running_loop()
 
         async def attend(link: ReplicaLink, address: str) -> None:

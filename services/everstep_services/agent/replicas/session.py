@@ -1,4 +1,4 @@
-"""Where the job is, as far as this agent knows: what all connections go by."""
+"""The round and the key that all connections about states use."""
 
 from dataclasses import dataclass
 
@@ -18,13 +18,13 @@ class ReplicaSession:
     node: str
     settings: CheckpointSettings
     order: StartRanks | None = None
-    """The newest that this agent had."""
+    """The newest order of this agent."""
     tls: Tls | None = None
-    """What agents speak with each other; None for plain TCP."""
+    """How agents encrypt their connections; None for plain TCP."""
 
     @property
     def key(self) -> bytes:
-        """Nobody is let in without one."""
+        """The key that every caller must prove to have."""
         return b"" if self.order is None else self.order.replica_key.encode()
 
     @property
@@ -40,9 +40,9 @@ class ReplicaSession:
         return order.slot, order.ranks
 
     def hello(self) -> Hello:
-        """Who we are."""
+        """The first message of a call."""
         return Hello(job=self.job, node=self.node, round=self.round)
 
     def limit_s(self, size_bytes: int) -> float:
-        """How long so many bytes may take."""
+        """How long the transfer of this many bytes may take."""
         return _GRACE_S + size_bytes / (self.settings.least_mib_s * (1 << 20))

@@ -1,10 +1,10 @@
-"""Where the states of this node are: in memory, it outlives ranks, and an agent that was killed.
+"""The folder of this node's states. In memory, it outlives ranks and killed agents.
 
-On a disk, `local_root` instead of `memory_dir`, it outlives a reboot.
+On a disk, with `local_root` instead of `memory_dir`, it outlives a reboot.
 
-<memory_dir>/everstep-<uid>/images/<job>@<node>/            one agent's; its lock says that it lives
+<memory_dir>/everstep-<uid>/images/<job>@<node>/            one agent's, locked while it lives
 <memory_dir>/everstep-<uid>/images/<job>@<node>/left.json   its agent ended, and may come again
-<memory_dir>/everstep-<uid>/images/<job>@<node>/disk        it is on a disk
+<memory_dir>/everstep-<uid>/images/<job>@<node>/disk        marks that it is on a disk
 """
 
 import fcntl
@@ -32,37 +32,37 @@ log = logging.getLogger(__name__)
 
 LEFT = "left.json"
 _WITHIN_S = 2.0
-"""The lock of an agent that was killed is free when it has gone, with all of its memory."""
+"""The lock of a killed agent is free once the process is gone, with all of its memory."""
 _LOOK_EVERY_S = 0.02
 _OURS = 3
-"""Folders above an agent's that may be new: images/, everstep-<uid>/; and where these are."""
+"""Folders above an agent's that may be new: images/, everstep-<uid>/, and their parent."""
 _LONGEST_S = 366 * 86400.0
-"""What says that it stays for longer is not ours, or the clock was wrong."""
+"""A note that asks for longer is not ours, or the clock was wrong."""
 
 
 @dataclass
 class LeftoverPolicy:
-    """What stays of a node's states when its agent ends, for how long, and in how much room."""
+    """Which states stay when their agent ends, for how long, and in how much space."""
 
     for_s: float = 0.0
-    """0: nothing stays."""
+    """How long they stay; 0 for not at all."""
     most_bytes: int | None = None
-    """Of all jobs on this node whose agents have ended."""
+    """The most space for the states of all jobs on this node whose agents have ended."""
     room_least_bytes: int = 0
-    """Of the file system, which stays free."""
+    """The space of the file system that stays free."""
     clock: Clock = field(default_factory=SystemClock)
     is_on_disk: bool = False
-    """It outlives a reboot: what a killed agent has left stays, too, from its newest state on."""
+    """States outlive a reboot: those of a killed agent stay, too, counted from the newest."""
     stays: bool = True
-    """False once the job has ended well: then nothing outlives it."""
+    """False once the job has ended well: then no state outlives it."""
 
 
 class LeftoverNote(msgspec.Struct, frozen=True):
-    """An agent has ended, and its job may come again to this node."""
+    """The note of an agent that has ended, and whose job may come again to this node."""
 
     job: str
     until: float
-    """In seconds since 1970: then the states may be removed."""
+    """In seconds since 1970: from then on the states may be removed."""
 
 
 @contextmanager
@@ -105,18 +105,18 @@ def opened_images(
 
 
 def sweep(folder: Path, departure: LeftoverPolicy) -> None:
-    """Remove what other jobs' agents have left beside this folder, as far as it is due. Blocks."""
+    """Remove overdue states of other jobs' agents in the same parent folder. Blocks."""
     with process_tree.alone_in(folder.parent):
         _sweep(folder.parent, folder.name, departure)
 
 
 def _has_left(folder: Path, job: str, departure: LeftoverPolicy) -> bool:
-    """End: the states stay, or nothing does."""
+    """End with this folder: return whether its states stay."""
     base, left = folder.parent, folder / LEFT
     if departure.stays and departure.for_s > 0 and any(folder.rglob(INDEX)):
         shutil.rmtree(folder / CODED, ignore_errors=True)
         until = departure.clock.wall().timestamp() + departure.for_s
-        with suppress(OSError):  # without it, the next agent of another job removes all of it
+        with suppress(OSError):  # without the note, the next agent of another job removes all of it
             left.write_bytes(msgspec.json.encode(LeftoverNote(job, until)))
         log.info("images_left folder=%s for_s=%g", folder, departure.for_s)
         return True
@@ -127,7 +127,7 @@ def _has_left(folder: Path, job: str, departure: LeftoverPolicy) -> bool:
 
 
 def _sweep(base: Path, name: str, departure: LeftoverPolicy) -> None:
-    """Remove what dead agents have left; of those that may come again, what is too old or large."""
+    """Remove folders of dead agents; of those that may come again, only old or large ones."""
     waiting: list[tuple[float, Path]] = []
     now = departure.clock.wall().timestamp()
     for folder in list(base.iterdir()):
@@ -146,7 +146,7 @@ def _sweep(base: Path, name: str, departure: LeftoverPolicy) -> None:
 def _excess(
     base: Path, waiting: list[tuple[float, Path]], departure: LeftoverPolicy
 ) -> Iterator[Path]:
-    """Those that ended first, until the others have room and leave room."""
+    """The folders that ended first, until the rest fits and leaves enough space."""
     sizes = {folder: _size_of(folder) for _, folder in waiting}
     for _, folder in sorted(waiting):
         about = os.statvfs(base)
@@ -166,7 +166,7 @@ def _left(folder: Path) -> LeftoverNote | None:
 
 
 def _killed(folder: Path, departure: LeftoverPolicy) -> LeftoverNote | None:
-    """What stays on a disk of an agent that had no time to say so, as when the power went."""
+    """A note for a killed agent on a disk, which had no time to write its own."""
     if not departure.is_on_disk:
         return None
     saved_at: list[float] = []
@@ -177,7 +177,7 @@ def _killed(folder: Path, departure: LeftoverPolicy) -> LeftoverNote | None:
 
 
 def _say_what_it_is(folder: Path, departure: LeftoverPolicy) -> None:
-    """Ranks read it; and the folder is there after a power cut."""
+    """Mark the folder for the ranks, and sync it so that it is there after a power cut."""
     if departure.is_on_disk:
         (folder / ON_DISK).touch(mode=0o600)
         sync_names(folder, _OURS)
@@ -199,7 +199,7 @@ def _remove(folder: Path) -> None:
 
 
 def _empty(folder: Path) -> None:
-    """But for the lock: whatever is left when we are killed here belongs to a dead agent."""
+    """Remove everything but the lock: if we are killed now, the rest belongs to a dead agent."""
     for one in folder.glob("*"):
         if one.is_dir():
             shutil.rmtree(one, ignore_errors=True)
@@ -208,7 +208,7 @@ def _empty(folder: Path) -> None:
 
 
 def _looks() -> Iterator[bool]:
-    """Whether it is the last time to look."""
+    """Yield for each look whether it is the last one."""
     until = time.monotonic() + _WITHIN_S
     while time.monotonic() < until:
         yield False

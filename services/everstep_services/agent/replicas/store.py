@@ -1,10 +1,10 @@
-"""What this node holds of other nodes' states, and has fetched of its own. Called in threads.
+"""The copies that this node holds of other nodes' states, or has fetched. Call all in threads.
 
     held/slot-<S>/rank-<R>/<step>-<hash>/  a whole copy: image and index.json, or part and part.json
-    held/slot-<S>/rank-<R>/incoming/       what is being received
+    held/slot-<S>/rank-<R>/incoming/       a copy that is being received
 
-Of each rank the two newest copies are kept; the older one's memory takes the next. So an old step
-leaves only when a newer one is complete. What the training has left counts as older than any other.
+The two newest copies of each rank are kept; the memory of the older one takes the next. So an old
+step leaves only when a newer one is complete. Abandoned states count as older than any other.
 """
 
 import logging
@@ -34,22 +34,22 @@ PART, PART_INDEX = "part", "part.json"
 
 @dataclass(frozen=True, slots=True)
 class HeldCopy:
-    """A whole copy, verified when it came."""
+    """A whole copy, verified when it was received."""
 
     copy: Copy
     head: ImageHead
     folder: Path
     memory: MemoryFile | None = None
-    """As it was written; None for what another agent has left."""
+    """The memory that was written; None for copies that an earlier agent has left."""
 
     @property
     def path(self) -> Path:
-        """Its bytes."""
+        """The file with its bytes."""
         return self.folder / (IMAGE if self.copy.parts == 1 else PART)
 
 
 def write_index(folder: Path, copy: Copy) -> None:
-    """It is whole: let it be seen."""
+    """Make a whole copy visible."""
     is_whole = copy.parts == 1
     name = INDEX if is_whole else PART_INDEX
     octets = copy.index if is_whole else msgspec.json.encode(copy)
@@ -57,13 +57,13 @@ def write_index(folder: Path, copy: Copy) -> None:
 
 
 def unindex(folder: Path) -> None:
-    """Nobody takes it for whole any more."""
+    """Make a copy invisible before it is changed."""
     for name in (ASIDE_INDEX, INDEX, PART_INDEX):
         (folder / name).unlink(missing_ok=True)
 
 
 def found(base: Path, job: str) -> Iterator[HeldCopy]:
-    """What an agent that died has left here. What it was receiving is removed."""
+    """The copies that an earlier agent has left here. An unfinished one is removed."""
     for place in base.glob("slot-*/rank-*/*"):
         try:
             yield _read(place, job)
@@ -107,30 +107,30 @@ class Incoming:
     path: Path
     memory: MemoryFile
     present: int = 0
-    """So much memory it had from what was here before."""
+    """The bytes of memory that it has taken over from an older copy."""
     offset: int = 0
     is_busy: bool = True
     sender: Sender | None = None
     hash: Hasher = field(default_factory=Hasher)
 
     def room(self, most: int) -> memoryview:
-        """For the next bytes; empty at the end."""
+        """A buffer for the next bytes; empty at the end."""
         return self.memory.room(self.offset, min(most, self.copy.size_bytes - self.offset))
 
     def took(self, piece: memoryview) -> None:
-        """They are there."""
+        """The buffer is filled."""
         self.memory.wrote(self.offset, piece)
         self.hash.update(piece)
         self.offset += len(piece)
 
     def start_over(self) -> None:
-        """What came so far is not what was announced."""
+        """The bytes differ from the announced hash: begin again."""
         self.offset, self.hash = 0, Hasher()
         self.memory.begin_again(self.path)
 
 
 class ReplicaStore:
-    """Safe for several threads. A copy is received by one of them at a time."""
+    """All copies; safe for several threads. One thread at a time receives a given copy."""
 
     def __init__(self, base: Path, job: str, settings: CheckpointSettings) -> None:
         self._base = base / "held"
@@ -141,22 +141,22 @@ class ReplicaStore:
         self._incoming: dict[Owner, Incoming] = {}
         self._courses: dict[Owner, TrainingLine] = {}
         self._touched: set[int] = set()
-        """Slots of which something came in this round."""
+        """Slots of which something was received in this round."""
         for held in found(self._base, job):
             self._held.setdefault((held.copy.slot, held.copy.rank), []).append(held)
 
     def begins(self) -> None:
-        """Another round."""
+        """A new round begins."""
         self._touched = set()
 
     @property
     def size_bytes(self) -> int:
-        """The memory that all of it takes."""
+        """The memory that all copies take."""
         with self._lock:
             return self._size()
 
     def of_rank(self, rank: int) -> list[HeldCopy]:
-        """Copies of a rank's state, the newest first; what its training has left, only alone."""
+        """Copies of a rank's state, newest first; abandoned ones only if there is no other."""
         with self._lock:
             found = [
                 held
@@ -167,7 +167,7 @@ class ReplicaStore:
         return sorted(found, key=lambda held: held.head.age, reverse=True)
 
     def of_slot(self, slot: int, step: int) -> list[HeldCopy]:
-        """What is here of a slot's state at a step, whole copies or parts, the newest of a rank."""
+        """For each rank of a slot, its newest copy or part of a step."""
         with self._lock:
             found = [
                 [one for one in each if one.copy.step == step]
@@ -183,9 +183,9 @@ class ReplicaStore:
         return len(same) == copy.ranks
 
     def begin(self, copy: Copy, sender: Sender | None = None) -> Incoming | None:
-        """Receive it, from its offset on; None if it is here. `ReplicaError` if it cannot be.
+        """Receive a copy from its offset on; None if it is here. Raises `ReplicaError` if refused.
 
-        Without a sender this node itself wants it, and knows why.
+        Without a sender, this node itself fetches it.
         """
         head = self._checked(copy)
         owner = (copy.slot, copy.rank)
@@ -211,9 +211,9 @@ class ReplicaStore:
             return incoming
 
     def finish(self, incoming: Incoming, hashed: str = "") -> HeldCopy:
-        """Verify it, and let it be seen. `ReplicaError` if it is not what was announced.
+        """Verify the copy, and make it visible. Raises `ReplicaError` if its hash differs.
 
-        `hashed` is what its bytes were found to be, where somebody else has written them.
+        `hashed` is the hash of its bytes, if another process has written them.
         """
         copy = incoming.copy
         if (hashed or incoming.hash.hexdigest()) != copy.hash:
@@ -238,7 +238,7 @@ class ReplicaStore:
         return held
 
     def pause(self, incoming: Incoming) -> None:
-        """Nobody receives it now; it may go on where it ended."""
+        """Nobody receives it now; it may continue where it ended."""
         incoming.is_busy = False
 
     def drop(self, slot: int, *, before: tuple[int, int]) -> int:
@@ -251,7 +251,7 @@ class ReplicaStore:
             return size - self._size()
 
     def close(self) -> None:
-        """Nothing more is received."""
+        """Receive nothing more."""
         for incoming in self._incoming.values():
             incoming.memory.close()
 
@@ -276,7 +276,7 @@ class ReplicaStore:
         return head
 
     def _allocate(self, owner: Owner, copy: Copy, head: ImageHead) -> Incoming:
-        """Memory for it: that of the copy worth least, where there are enough, or new."""
+        """Memory for a copy: that of the least valuable one, if there are enough, or new memory."""
         folder = self._folder(owner)
         place, path = folder / INCOMING, folder / INCOMING / (IMAGE if copy.parts == 1 else PART)
         self._give_up(owner)
@@ -305,12 +305,12 @@ class ReplicaStore:
         return self._courses.setdefault(owner, TrainingLine())
 
     def _going_on(self, owner: Owner, held: list[HeldCopy]) -> list[HeldCopy]:
-        """What a training may come back to; anything, where that is nothing."""
+        """The copies that a training may come back to; all of them, if there is none."""
         course = self._course(owner)
         return [one for one in held if not course.has_left(one.head.identity)] or held
 
     def _give_up(self, owner: Owner) -> None:
-        """What was being received is overtaken."""
+        """Give up a copy whose transfer is overtaken."""
         incoming = self._incoming.pop(owner, None)
         if incoming is not None:
             incoming.memory.close()
@@ -320,7 +320,7 @@ class ReplicaStore:
         if more <= 0 or self._room() >= more:
             return
         for other, each in list(self._held.items()):
-            # Whoever left it here keeps it elsewhere by now: this round has saved since.
+            # a slot that has sent nothing in this round holds its states elsewhere by now
             if other[0] not in self._touched and other[0] != owner[0]:
                 self._forget(other, [held for held in each if held.head.age < head.age])
         room = self._room()
@@ -333,7 +333,7 @@ class ReplicaStore:
             )
 
     def _room(self) -> int:
-        """How much more may be taken."""
+        """How much more memory may be taken."""
         about = os.statvfs(self._base.parent)
         unwritten = sum(
             one.copy.size_bytes - max(one.offset, one.present) for one in self._incoming.values()
@@ -357,6 +357,6 @@ class ReplicaStore:
 
 
 def _overtake(before: Sender | None, sender: Sender | None) -> None:
-    """End the connection of a round before, which may hang: there is room at the next attempt."""
+    """End a connection of an earlier round, which may hang: the next attempt finds room."""
     if before is not None and sender is not None and before.round < sender.round:
         before.abort()

@@ -1,7 +1,7 @@
-"""TLS between agents: each shows a certificate of one authority, and wants to see one.
+"""TLS between agents: each shows a certificate of one authority, and requires one.
 
-Whom a certificate names is not looked at: the proof of the job's key is made over both of them, so
-that nobody between two agents can pass it on.
+The names in certificates are not checked: the proof of the job's key covers both certificates, so
+nobody between two agents can pass it on.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class TlsFilesError(EverstepError):
-    """The files for TLS are not there, or do not fit each other."""
+    """The files for TLS are missing, or do not fit each other."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"agents cannot speak TLS with each other: agent.checkpoints.{what}")
@@ -28,7 +28,7 @@ class TlsFilesError(EverstepError):
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What was in the files."""
+    """The contents of the files."""
 
     caller: ssl.SSLContext
     holder: ssl.SSLContext
@@ -36,7 +36,7 @@ class _Read:
 
 
 class Tls:
-    """Made from the files, and again whenever others have taken their places."""
+    """The TLS settings from the files, read again whenever the files were replaced."""
 
     def __init__(self, ca_file: Path, cert_file: Path, key_file: Path) -> None:
         self._files = {"ca_file": ca_file, "cert_file": cert_file, "key_file": key_file}
@@ -50,7 +50,7 @@ class Tls:
             self._stamps = stamps
             try:
                 self._read = self._again()
-            except TlsFilesError as error:  # one of them may come a moment after the other
+            except TlsFilesError as error:  # one file may be replaced a moment after the other
                 log.warning("tls_files_passed_over error=%s", error)
         read = self._read
         context = read.caller if is_caller else read.holder
@@ -86,7 +86,7 @@ class Tls:
                 f"ca_file {files['ca_file']} has no certificate of an authority: {reason_of(error)}"
             ) from error
         try:
-            # With a password, so that nobody is asked for one.
+            # With a password, so that OpenSSL asks nobody for one.
             context.load_cert_chain(files["cert_file"], files["key_file"], password="")
         except ssl.SSLError as error:
             raise TlsFilesError(
@@ -98,25 +98,25 @@ class Tls:
     def _now(self) -> list[tuple[int, int, int]]:
         found = []
         for path in self._files.values():
-            with suppress(OSError):  # it is said when it is read
+            with suppress(OSError):  # a failure is raised when the file is read
                 about = os.stat(path)
                 found.append((about.st_ino, about.st_mtime_ns, about.st_size))
         return found
 
 
 def opened_tls(settings: CheckpointSettings) -> Tls | None:
-    """None where it was not asked for. Blocks on files."""
+    """The TLS settings; None if TLS is not configured. Blocks on files."""
     ca, cert, key = settings.ca_file, settings.cert_file, settings.key_file
     return None if ca is None or cert is None or key is None else Tls(ca, cert, key)
 
 
 def fingerprint(caller: bytes, holder: bytes) -> bytes:
-    """Of both certificates: the same at both ends, unless somebody is between them."""
+    """The hash of both certificates: the same at both ends, unless somebody is between them."""
     return hashlib.sha256(caller).digest() + hashlib.sha256(holder).digest()
 
 
 def refusal(error: ssl.SSLError) -> str:
-    """Why two agents have no TLS in common, and what is to be done."""
+    """Why two agents have no TLS in common, and what to do about it."""
     return (
         f"no TLS with it ({reason_of(error)}): give all agents of the job "
         f"agent.checkpoints.ca_file, cert_file and key_file of one authority, or none of them"
@@ -124,13 +124,13 @@ def refusal(error: ssl.SSLError) -> str:
 
 
 def reason_of(error: ssl.SSLError) -> str:
-    """In OpenSSL's words."""
+    """The reason in OpenSSL's words."""
     found = getattr(error, "verify_message", "") or error.reason or str(error)
     return found.replace("_", " ").lower()
 
 
 def _seen(caller: ssl.SSLContext, holder: ssl.SSLContext) -> bytes:
-    """What others see of us in a handshake; SSLError if they would not take it."""
+    """Check our own certificate by a handshake; SSLError if others would refuse it."""
     to_caller, to_holder = ssl.MemoryBIO(), ssl.MemoryBIO()
     calling = caller.wrap_bio(to_caller, to_holder)
     holding = holder.wrap_bio(to_holder, to_caller, server_side=True)

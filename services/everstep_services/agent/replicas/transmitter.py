@@ -1,7 +1,7 @@
-"""Streams the states of this node's ranks to the nodes that keep them, beside the training.
+"""Streams the states of this node's ranks to the nodes that hold them, in parallel with training.
 
-Each keeper is served by itself: one that is slow or gone holds up nobody. The newest state goes
-first, and one that was overtaken is left out.
+Each holder has a task of its own: a slow or missing one delays no other. The newest state goes
+first, and an overtaken one is left out.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 2.0
 _AGAIN_S = (0.2, 30.0)
 _PATIENT_FAILURES = 3
-"""So many in a row before it is said: a node may merely start later than this one."""
+"""The failures in a row before the first report: a node may merely start later than this one."""
 
 Failed = Callable[[int, str, str, str], None]
-"""A step did not reach a keeper: which step and node, why, and the cause in one word."""
+"""A step did not reach a holder: the step, the node, why, and the cause in one word."""
 
 
 class Transmitter:
-    """One task for each keeper of the round."""
+    """One task for each holder of the round."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Transmitter:
         self._copies: asyncio.Queue[tuple[CopyFile, Peer]] = asyncio.Queue()
 
     def begins(self, order: StartRanks) -> None:
-        """Another round: other keepers, perhaps."""
+        """A new round, perhaps with other holders."""
         self._order = order
         self._changed.set()
 
@@ -66,11 +66,11 @@ class Transmitter:
             event.set()
 
     def also(self, wanted: CopyFile, to: Peer) -> None:
-        """Send this, too: somebody has asked for it."""
+        """Send this file, too: an operator or the catalog has ordered it."""
         self._copies.put_nowait((wanted, to))
 
     async def send_for_ever(self) -> None:
-        """To the keepers of this round, until there is another."""
+        """Send to the holders of this round, until the next round."""
         most = self._standing.settings.streams
         with threads(most, "replicas-out") as pool:
             async with in_background(self._send_copies_for_ever(pool)):
@@ -90,7 +90,7 @@ class Transmitter:
     # -- one keeper --------------------------------------------------------------------------------
 
     async def _feed(self, pool: Executor, order: StartRanks, number: int, keeper: Peer) -> None:
-        """Everything new, one state after the other."""
+        """Send everything new, one state after the other."""
         sent: dict[int, str] = {}
         failures = 0
         while True:
@@ -101,7 +101,7 @@ class Transmitter:
                     await self._send(pool, order, number, keeper, image)
                 except (ReplicaError, CodingError, OSError) as error:
                     if getattr(error, "cause", "") == "round":
-                        return  # this one is over, and the next order is on its way
+                        return  # the round is over, and the next order is on its way
                     failures += 1
                     if not await self._is_news(keeper, image, error, failures):
                         break
@@ -111,7 +111,7 @@ class Transmitter:
             await self._pause(news, failures)
 
     async def _is_news(self, keeper: Peer, image: Image, error: Exception, failures: int) -> bool:
-        """Whether to go on at once: its rank has overtaken it. Else it is a failure of the link."""
+        """True if the rank has overtaken the state, to go on at once; else the link failed."""
         cause = getattr(error, "cause", "") or "failed"
         step, is_there = image.head.identity.step, await asyncio.to_thread(image.is_there)
         log.info("replica_not_sent step=%d cause=%s error=%s", step, cause, error)
@@ -127,7 +127,7 @@ class Transmitter:
         return not is_there
 
     async def _pause(self, news: asyncio.Event, failures: int) -> None:
-        """Until there is news, or it is time to look again; after failures a while in any case."""
+        """Wait until there is news, or it is time to look again; longer after failures."""
         if failures:
             least, most = _AGAIN_S
             await self._clock.sleep(jittered_s(backoff_s(failures, least, most)))
@@ -139,7 +139,7 @@ class Transmitter:
             return
 
     def _unsent(self, order: StartRanks, sent: dict[int, str]) -> list[Image]:
-        """The newest state of each rank of the slot that this keeper does not have."""
+        """The newest state of each rank of the slot that this holder does not have."""
         ranks = range(order.first_rank, order.first_rank + order.ranks)
         newest = [images[0] for rank in ranks if (images := self._images.going_on(rank))]
         return [image for image in newest if sent.get(image.head.rank) != image.head.hash]

@@ -1,1 +1,1 @@
-"""Which ranks have stalled: judged on this node alone, from pages and from what the kernel says."""
+"""Which ranks have stalled: judged on this node alone, from pages and from the kernel."""

@@ -1,4 +1,4 @@
-"""How far a rank is in its collectives, as torch's flight recorder says, GIL or no GIL."""
+"""How far a rank is in its collectives, read from torch's flight recorder, without the GIL."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,24 +12,26 @@ _WITHIN_S = 2.0
 _ACTIVE = "fr_trace_json?onlyactive=true&includestacktraces=false"
 _WHOLE = "fr_trace_json?onlyactive=false&includestacktraces=false"
 _ALL = ("0", "default_pg")
-"""The default group, as torch names it."""
+"""The names that torch gives the default group."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveState:
-    """What the flight recorder of one rank says."""
+    """The summary of one rank's flight recorder."""
 
     entered: int
-    """How many it has entered, over all process groups."""
+    """The number of collectives that the rank has entered, over all process groups."""
     waits_in: str
-    """The oldest that it is in; empty for none."""
+    """The oldest collective that the rank is in; empty for none."""
     entered_at_s: float | None = None
-    """When it entered the last that is listed, by the host's wall clock; None if none is."""
+    """When it entered the last one that is listed, by the wall clock; None if none is listed."""
     of_all: int | None = None
-    """The last that it has entered of the default group, in which all ranks are, by the number
-    that it has there; None if none is listed."""
+    """The last collective of the default group, which has all ranks, that it has entered, by its
+    number in that group; None if none is listed.
+    """
     awaits: int | None = None
-    """The oldest of these that it is in, unless it is in one of another group, too."""
+    """The oldest collective of the default group that it is in; None if it is in one of another
+    group."""
 
 
 class _Group(msgspec.Struct):
@@ -53,17 +55,17 @@ class _Trace(msgspec.Struct):
 
 
 async def read_collectives(folder: Path, *, is_whole: bool = False) -> CollectiveState | None:
-    """Ask a rank's recorder; None where it has none, or does not answer soon.
+    """Ask a rank's recorder; None if it has none, or does not answer soon.
 
-    With gloo all that is still recorded is listed. With NCCL only what is not over, unless
-    `is_whole`: that is a megabyte, and for ranks that seem to stand.
+    With gloo, everything that is still recorded is listed. With NCCL, only what is not over,
+    unless `is_whole`: that is a megabyte, and for ranks that seem to stand.
     """
     body = await ask(folder, _WHOLE if is_whole else _ACTIVE, _WITHIN_S)
     return None if body is None else parse_collectives(body)
 
 
 def parse_collectives(body: bytes) -> CollectiveState | None:
-    """What a flight recorder's trace shows; None if it is none."""
+    """Parse the trace of a flight recorder; None if it is not one."""
     try:
         trace = _TRACE.decode(body)
         entered = sum(max(0, one.last_enqueued_collective) for one in trace.pg_status.values())
@@ -76,7 +78,7 @@ def parse_collectives(body: bytes) -> CollectiveState | None:
     of_all = [one for one in trace.entries if _is_of_all(one)]
     waits = [one for one in trace.entries if not one.retired]
     awaits = [one.collective_seq_id for one in of_all if not one.retired]
-    # What goes from one rank to another is recorded with NCCL, and is in no group's count.
+    # NCCL records point-to-point calls, and no group counts them
     at_s = newest.time_created_ns / 1e9 if newest.time_created_ns else None
     return CollectiveState(
         max(entered, newest.record_id + 1),

@@ -1,4 +1,4 @@
-"""Whether a compilation computes: the processor time of a rank and of all that it has started."""
+"""Whether a compilation computes: the processor time of a rank and of its descendants."""
 
 import os
 from collections.abc import Mapping
@@ -9,35 +9,35 @@ from everstep.clock import Clock
 from everstep_services.agent.stalls.process_state import PROC
 
 _BUSY_RATIO = 0.02
-"""Of one core: less is what threads take that look whether there is something to do."""
+"""Of one core: idle threads that poll for work use less."""
 _GAP_S = 15.0
-"""Who has not looked for so long does not know what was meanwhile."""
+"""After a longer gap between looks, nothing is known about the time between."""
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
 class Compiling:
-    """A rank that compiles for longer than is usual where it is."""
+    """A rank that compiles for longer than is usual at its position."""
 
     pid: int
     window_s: float
-    """It has hung if it computes next to nothing for so long."""
+    """It has hung if it computes next to nothing for this long."""
 
 
 @dataclass(slots=True)
 class _Since:
-    """What was used when it was last seen to compute."""
+    """The usage when it was last seen to compute."""
 
     pid: int
     at: float
     cpu_s: float
     seen_s: float
-    """What was used when it was last looked at."""
+    """The usage at the last look."""
     looked_s: float
 
 
 class Compilers:
-    """Looked at every few seconds, and only while a rank compiles for longer than is usual."""
+    """Looks every few seconds, and only while a rank compiles for longer than is usual."""
 
     def __init__(self, clock: Clock, proc: Path = PROC) -> None:
         self._clock = clock
@@ -45,7 +45,7 @@ class Compilers:
         self._since: dict[int, _Since] = {}
 
     def begins(self) -> None:
-        """Another round: other processes."""
+        """A new round: other processes."""
         self._since.clear()
 
     def idle_s(self, rank: int) -> float:
@@ -54,7 +54,7 @@ class Compilers:
         return 0.0 if known is None else known.looked_s - known.at
 
     def look(self, ranks: Mapping[int, Compiling]) -> None:
-        """See to these ranks, and no others."""
+        """Look at these ranks, and forget all others."""
         self._since = {rank: one for rank, one in self._since.items() if rank in ranks}
         if not ranks:
             return
@@ -67,14 +67,14 @@ class Compilers:
                 known.seen_s, known.looked_s = cpu_s, now
 
     def overlook(self) -> None:
-        """What was used since the look does not count: we have made them answer."""
+        """Discount the usage since the look: our questions have caused it."""
         used_s = self._used_s([known.pid for known in self._since.values()])
         for known in self._since.values():
             more_s = max(0.0, used_s[known.pid] - known.seen_s)
             known.cpu_s, known.seen_s = known.cpu_s + more_s, known.seen_s + more_s
 
     def _used_s(self, pids: list[int]) -> dict[int, float]:
-        """What each has used, with all below it."""
+        """The usage of each, with all its descendants."""
         if not pids:
             return {}
         own_s, children = dict[int, float](), dict[int, list[int]]()
@@ -86,7 +86,7 @@ class Compilers:
         return {pid: _sum_s(pid, own_s, children) for pid in pids}
 
     def _stat(self, pid: str) -> tuple[int, float] | None:
-        """Its parent, and its processor time with that of children that it has waited for."""
+        """Its parent, and its processor time with that of the children it has reaped."""
         try:
             fields = (self._proc / pid / "stat").read_text().rpartition(")")[2].split()
             return int(fields[1]), sum(map(int, fields[11:15])) * _TICK_S
@@ -96,7 +96,7 @@ class Compilers:
 
 def _has_computed(known: _Since, one: Compiling, cpu_s: float, now: float) -> bool:
     if known.pid != one.pid or now - known.looked_s > _GAP_S or cpu_s < known.seen_s:
-        return True  # as far as anybody knows: a child that is gone has taken what it used along
+        return True  # as far as is known: a child that is gone has taken its usage along
     return cpu_s - known.cpu_s >= _BUSY_RATIO * one.window_s
 
 
@@ -106,7 +106,7 @@ def _sum_s(pid: int, own_s: Mapping[int, float], children: Mapping[int, list[int
     while open_:
         one = open_.pop()
         total_s += own_s.get(one, 0.0)
-        # Numbers are used again while they are read: in a circle, at worst.
+        # process ids may be reused during the reading: at worst this finds a circle
         new = set(children.get(one, ())) - below
         below |= new
         open_ += new

@@ -1,4 +1,4 @@
-"""Which processes do nothing at all: no processor time, no bytes, as the kernel counts them."""
+"""Which processes are idle: they use no processor time and move no bytes."""
 
 import os
 from collections.abc import Mapping
@@ -8,31 +8,31 @@ from pathlib import Path
 from everstep.clock import Clock
 
 _BUSY_RATIO = 0.005
-"""Threads that only look whether there is something to do take less than this."""
+"""Threads that only poll for work use less than this."""
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(slots=True)
 class _Since:
-    """What a process had used when it was last seen to work."""
+    """The usage of a process when it was last seen to work."""
 
     pid: int
     at: float
     cpu_s: float
     moved_bytes: int
     seen: tuple[float, int]
-    """What it had used when it was last looked at."""
+    """The usage at the last look."""
 
 
 class Idleness:
-    """Looked at once a second or so, while somebody wants to know."""
+    """Call `look` about once a second while somebody wants to know."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._since: dict[int, _Since] = {}
 
     def look(self, pids: Mapping[int, int]) -> dict[int, float]:
-        """For how many seconds each rank's process has been idle, since it was first asked for."""
+        """The seconds for which each rank's process has been idle, since it was first asked for."""
         now, idle_s = self._clock.now(), dict[int, float]()
         for gone in self._since.keys() - pids.keys():
             del self._since[gone]
@@ -49,7 +49,7 @@ class Idleness:
         return idle_s
 
     def overlook(self, rank: int) -> None:
-        """What it has used since it was looked at does not count: we have made it work."""
+        """Discount the usage since the last look: our own question has caused it."""
         known = self._since.get(rank)
         used = None if known is None else _used(known.pid)
         if known is not None and used is not None:

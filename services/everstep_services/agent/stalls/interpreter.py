@@ -1,4 +1,4 @@
-"""Does the interpreter of a rank still run Python? Asked only of ranks that are nearly late."""
+"""Whether the interpreter of a rank still runs Python; asked only of ranks that are nearly late."""
 
 import asyncio
 import re
@@ -11,9 +11,9 @@ from everstep_services.agent.stalls.process_state import ProcessState
 from everstep_services.agent.stalls.torch_server import ask, has_server
 
 WITHIN_S = 0.5
-"""What is not known by then is not said, unless more patience is asked for."""
+"""An answer that comes later is left out, unless a setting allows more time."""
 AHEAD_S = 0.6
-"""So long before a rank is late it is asked, so that its finding waits for nothing."""
+"""A rank is asked this long before it is late, so that its finding need not wait."""
 _FRESH_S = 5.0
 _PINGS = 5
 _PING_EVERY_S = 0.05
@@ -22,20 +22,20 @@ _FRAME = re.compile(r'  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<functi
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """What a rank's own threads have shown."""
+    """The answer of a rank's own threads."""
 
     runs: bool
-    """Its threads run Python; else one of them keeps the lock to itself."""
+    """Whether its threads run Python; otherwise one of them keeps the lock."""
     at: str = ""
     """Where the main thread is, if it is in Python."""
 
 
 async def look_into(folder: Path, within_s: float = WITHIN_S) -> Interpreter | None:
-    """Whether Python runs in a rank; None where nobody can tell in time.
+    """Whether Python runs in a rank; None if that is not known in time.
 
-    For a traceback a thread of torch's server needs the interpreter's lock, for a ping it does
-    not. Several pings in a row that are answered before a traceback that was asked for first show
-    that the lock is held: a process that merely has no turn, or is stopped, answers neither.
+    Torch's server needs the interpreter's lock for a traceback, and does not need it for a ping.
+    Several pings in a row that are answered before an earlier request for a traceback show that
+    the lock is held: a process that only waits for a processor, or is stopped, answers neither.
     """
     try:
         async with asyncio.timeout(within_s), asyncio.TaskGroup() as tasks:
@@ -57,7 +57,7 @@ async def look_into(folder: Path, within_s: float = WITHIN_S) -> Interpreter | N
 
 
 class Interpreters:
-    """What was found out about ranks, each by its folder: the rank of another round has another."""
+    """The answers of ranks, by folder: a rank has another folder in each round."""
 
     def __init__(self, clock: Clock, within_s: float = WITHIN_S) -> None:
         self.within_s = within_s
@@ -67,18 +67,18 @@ class Interpreters:
         self._found: dict[Path, Interpreter] = {}
 
     def begins(self) -> None:
-        """Another round: forget what was found out."""
+        """A new round: forget all answers."""
         self._asked.clear()
         self._found.clear()
 
     def of(self, folder: Path) -> Interpreter | None:
-        """What was found out lately."""
+        """The answer, if it is recent."""
         fresh_s = _FRESH_S + self.within_s
         is_fresh = self._clock.now() - self._asked.get(folder, -inf) <= fresh_s
         return self._found.get(folder) if is_fresh else None
 
     def is_open(self, folder: Path, since_s: float) -> bool:
-        """Nothing is known, nobody has asked since, and there is somebody to ask."""
+        """Nothing is known, nobody has asked since, and the rank has a server."""
         if self.of(folder) is not None or self._asked.get(folder, -inf) >= since_s:
             return False
         return has_server(folder)
@@ -88,7 +88,7 @@ class Interpreters:
         return folder in self._asking
 
     async def ask(self, folder: Path) -> None:
-        """Find out; at most once at a time."""
+        """Ask, at most once at a time."""
         self._asking.add(folder)
         self._asked[folder] = self._clock.now()
         self._found.pop(folder, None)
@@ -103,7 +103,7 @@ class Interpreters:
 def in_words(
     process: ProcessState, python: Interpreter | None, waits_in: str | None
 ) -> ProcessState:
-    """What is known of a stalled rank: by the kernel, its interpreter, its collectives."""
+    """The state of a stalled rank in words: from the kernel, its interpreter, its collectives."""
     parts = [process.text]
     if not process.is_own_reason and python is not None:
         if process.letter == "R":
@@ -118,7 +118,7 @@ def in_words(
 
 
 def _place(traceback: bytes) -> str:
-    """The innermost frame of the thread that is listed last: the one that was there first."""
+    """The innermost frame of the thread that is listed last: the oldest thread."""
     threads = traceback.decode(errors="replace").strip().split("\n\n")
     found = _FRAME.search(threads[-1])
     if found is None:

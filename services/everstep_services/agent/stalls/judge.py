@@ -1,7 +1,7 @@
-"""Judges the ranks of one round: who has stalled, who moves again, and when to look next.
+"""Judges the ranks of one round: which have stalled, which move again, and when to look next.
 
-Pure: `look` takes what the pages say and `now`, and says what is new. A judge lives for one
-round: nothing that it knows reaches the next.
+Pure: `look` takes the pages and `now`, and returns what is new. A judge lives for one round:
+nothing that it knows reaches the next.
 """
 
 from collections import deque
@@ -18,20 +18,20 @@ from everstep_services.agent.stalls.position import (
 )
 
 _PAUSE_S = 60.0
-"""Somebody else may ask again after this, when a pause has no end."""
+"""After this time another node may ask again, if a pause has no end."""
 
 
 def excuse_s(
     stalled: RankPosition, other: RankPosition | Exempt, now: float, slack_s: float = 0.0
 ) -> float | None:
-    """How long `other` may be what the stalled rank waits for; None if it is not.
+    """How much longer `other` may hold up the stalled rank; None if it cannot be the reason.
 
-    Who stopped before, and may be where it is. Who is in a long phase, for which others wait. Who
-    works on in the same step or an earlier one, as a rank does that evaluates without saying so.
-    Or who is in no collective, where the stalled rank is in one, or where it has not come as far
-    as the next and works. Never who waits in a collective of all that the stalled rank, which is
-    in none, has not entered: it waits for that. `slack_s`: how well instants of two nodes can be
-    compared.
+    `other` may be the reason if it stopped earlier and is within its limit; if it is in a long
+    phase, for which others wait; if it works in the same step or an earlier one, as a rank does
+    that evaluates without a section; or if it is in no collective while the stalled rank is in one,
+    or has not come as far as the next one and works. It is never the reason if it waits in a
+    collective of all ranks that the stalled rank, which is in none, has not entered: then it waits
+    for the stalled rank. `slack_s` is the precision of a comparison between two nodes.
     """
     if isinstance(other, Exempt):
         return _PAUSE_S if other.until_s is None else max(0.0, other.until_s - now)
@@ -55,7 +55,7 @@ def _waits_for(one: RankPosition, late: RankPosition) -> bool:
 
 
 _LATE_S = 1.0
-"""Whoever is called so much later than asked for was stopped, or had no turn."""
+"""A look that comes this much later than planned: this process was stopped, or had no turn."""
 _LOOK_AT_LEAST_S = 5.0
 _AHEAD_RATIO = 3.0
 
@@ -80,7 +80,7 @@ class Moving:
 
 @dataclass(frozen=True, slots=True)
 class Excused:
-    """A rank is past its limit, but may well wait for one that is not."""
+    """A rank is past its limit, but may be waiting for another rank that is not."""
 
     place: RankPosition
     by: int
@@ -94,17 +94,17 @@ class StallJudge:
     limits: StallLimits
     began_s: float
     ahead_s: float = 0.0
-    """`look` is to be called so long before a rank is late, too; of short limits a third."""
+    """Call `look` also this long before a rank is late; a third of short limits."""
     stalled: dict[int, Stalled] = field(default_factory=dict)
     places: dict[int, RankPosition | Exempt] = field(default_factory=dict)
-    """Where each rank was when it was looked at last."""
+    """The position of each rank at the last look."""
     wake_at: float = 0.0
-    """When `look` wants to be called next."""
+    """When `look` must be called next."""
     _excused: set[int] = field(default_factory=set)
     _blind: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=256))
 
     def look(self, views: Iterable[RankView], now: float) -> list[Stalled | Moving | Excused]:
-        """What is new."""
+        """Return what is new."""
         if self.wake_at and now - self.wake_at > _LATE_S:
             self._blind.append((self.wake_at, now))
         placed = {
@@ -113,8 +113,8 @@ class StallJudge:
         self.places = {rank: place for rank, place in placed.items() if place is not None}
         news: list[Stalled | Moving | Excused] = [*self._moving(placed.keys(), now)]
         late = [place for place in self._judged() if self._left_s(place, now) <= 0]
-        # Of ranks that are late at once, those in a collective wait for those that are in none;
-        # a compilation that has hung made others wait.
+        # Of ranks that are late together, those in a collective wait for those that are in none;
+        # and a compilation that has hung makes others wait.
         order = sorted(late, key=lambda one: (bool(one.waits_in), not one.idle_s, one.since_s))
         for place in order:
             news += self._late(place, now)
@@ -124,7 +124,7 @@ class StallJudge:
     def excuse(
         self, stalled: RankPosition, now: float, slack_s: float = 0.0
     ) -> tuple[int, float] | None:
-        """Which rank of ours another one may wait for, and how long it may go on."""
+        """The rank of ours for which another may be waiting, and how much longer it may take."""
         excuses = {
             rank: excuse_s(stalled, other, now, slack_s) for rank, other in self.places.items()
         }
@@ -144,7 +144,7 @@ class StallJudge:
         return place.waited_s(now, sum(blind))
 
     def nearly_late(self, now: float) -> list[RankPosition]:
-        """Where ranks are that have stalled if they do not move within `ahead_s`."""
+        """The positions of ranks that will have stalled in `ahead_s` if they do not move."""
         return [
             place
             for place in self._judged()
@@ -153,7 +153,7 @@ class StallJudge:
         ]
 
     def in_question(self, now: float) -> set[int]:
-        """Ranks that are late, or nearly, and of which nothing was said yet."""
+        """Ranks that are late, or nearly, and have not been reported."""
         return {
             place.rank
             for place in self._judged()
@@ -182,7 +182,7 @@ class StallJudge:
         return [stalled]
 
     def _moving(self, seen: Collection[int], now: float) -> list[Moving]:
-        """Of those that were looked at: nobody knows of others whether they move."""
+        """Only ranks that were looked at: nothing is known about others."""
         moving: list[Moving] = []
         for rank in sorted(self.stalled.keys() & seen):
             stalled = self.stalled[rank]
@@ -198,7 +198,7 @@ class StallJudge:
         return moving
 
     def _wait_s(self, now: float) -> float:
-        """Until the next rank may be late, wherever it goes meanwhile."""
+        """Until the next rank may be late, whatever it does meanwhile."""
         waits = [min(_LOOK_AT_LEAST_S, self.limits.shortest_s())]
         for place in self._judged():
             left_s = self._left_s(place, now)
@@ -210,7 +210,7 @@ class StallJudge:
 
 
 def states(judge: StallJudge | None) -> Mapping[int, str]:
-    """For beats: which ranks are paused or stalled; the others run."""
+    """The ranks that are paused or stalled, for beats; the others run."""
     if judge is None:
         return {}
     paused = {rank: "paused" for rank, one in judge.places.items() if isinstance(one, Exempt)}

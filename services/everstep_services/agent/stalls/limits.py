@@ -1,4 +1,4 @@
-"""How long a rank may go without progress, by where it is."""
+"""How long a rank may go without progress, by its position."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ STEP = "step"
 OUTSIDE = "outside"
 HEARTBEAT = "heartbeat"
 SPECIAL = (FIRST_STEP, STEP, OUTSIDE, HEARTBEAT)
-"""Names of limits that are no sections. A section may have one of them, too."""
+"""Names of limits that are not sections. A section may have one of these names, too."""
 BY_HAND = "configured"
 BY_OPERATOR = "everstep limits"
 _IDLE_FACTOR = 3.0
@@ -24,51 +24,53 @@ class Limit:
     s: float
     source: str
     name: str = ""
-    """What it is the limit of."""
+    """The name of the limited thing."""
     origin: str = ""
-    """Where somebody has set it: `--limit`, a setting, `everstep limits`; empty if nobody has."""
+    """Where a person has set it: `--limit`, a setting, `everstep limits`; empty if nobody has."""
 
 
 def is_by_hand(limit: Limit) -> bool:
-    """Somebody has set it."""
+    """Whether a person has set it."""
     return limit.source == BY_HAND
 
 
 @dataclass(frozen=True, slots=True)
 class LimitRules:
-    """What holds for this job before anything is learned, and what was set by hand."""
+    """The limits of a job before anything is learned, and those set by hand."""
 
     first_step_s: float = 7200.0
-    """For everything up to the end of the first step of a round."""
+    """From the start up to the end of the first step of a round."""
     section_s: float = 1800.0
-    """For a section, and for the time outside all of them."""
+    """For a section, and for the time outside all sections."""
     checkpoint_s: float = 7200.0
     evaluation_s: float = 7200.0
     step_s: float = 7200.0
     """For a step in which sections come and go."""
     busy_factor: float = 4.0
-    """A rank of which only its processor time is seen may take so many times as long."""
+    """The factor for a rank that shows nothing but its processor time."""
     idle_compile_s: float = 300.0
-    """A compilation has hung that computes nothing for so long, and for `_IDLE_FACTOR` times the
-    limit of where it is."""
+    """A compilation has hung if it computes nothing for this long, and for `_IDLE_FACTOR` times the
+    limit of its position.
+    """
     interpreter_within_s: float = 0.5
-    """How long a finding waits for what the rank's interpreter does."""
+    """How long a finding waits for the answer of the rank's interpreter."""
     warmup_steps: int | None = None
-    """So many first steps of a round may take as long as the first; None for what the script says,
-    or only the first."""
+    """The number of first steps that may take as long as the first; None for the number that the
+    script gives, or only the first.
+    """
     configured: Mapping[str, float] = field(default_factory=dict)
     """By section; also `first-step`, `step`, `outside` and `heartbeat`."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """Where each of these was set."""
     is_outside_late: bool = False
-    """What was set for `outside` acts only from the first step on."""
+    """A limit that was set for `outside` acts only from the first step on."""
 
 
 class StallLimits:
-    """What is in force: set by hand, else learned, else the default.
+    """The limits in force: set by hand, else learned, else the default.
 
-    Of what people set, the latest wins: what `everstep limits` has set while the job runs, then
-    what the agent was started with.
+    The latest limit set by hand wins: those that `everstep limits` has set while the job runs,
+    then those that the agent was started with.
     """
 
     def __init__(self, rules: LimitRules) -> None:
@@ -80,7 +82,7 @@ class StallLimits:
 
     @property
     def is_learning(self) -> bool:
-        """Nothing was learned yet."""
+        """Whether nothing was learned yet."""
         return not self._learned
 
     def learn(self, document: LimitsDocument | None) -> None:
@@ -99,7 +101,7 @@ class StallLimits:
             self._first_step = Limit(document.first_step_limit_s, "learned", FIRST_STEP)
 
     def by_hand(self, name: str) -> Limit | None:
-        """What somebody has set for this name; it acts wherever the name is open."""
+        """The limit set by hand for this name, wherever the name is open."""
         told = self._operators.get(name)
         limit_s = self.rules.configured.get(name)
         if told is not None or limit_s is None:
@@ -107,7 +109,7 @@ class StallLimits:
         return Limit(limit_s, BY_HAND, name, self.rules.origins.get(name, ""))
 
     def all_by_hand(self) -> Mapping[str, Limit]:
-        """Everything that somebody has set, by name."""
+        """All limits set by hand, by name."""
         names = {**self.rules.configured, **self._operators}
         return {name: limit for name in names if (limit := self.by_hand(name)) is not None}
 
@@ -120,7 +122,7 @@ class StallLimits:
         return self.by_hand(STEP) or self.usual_step()
 
     def section(self, name: str, kind: SectionKind) -> Limit:
-        """In a section; the empty name stands for the time outside all of them."""
+        """In a section; the empty name means the time outside all of them."""
         return self.by_hand(name or OUTSIDE) or self.usual_section(name, kind)
 
     def heartbeat(self) -> Limit:
@@ -128,7 +130,7 @@ class StallLimits:
         return self.by_hand(HEARTBEAT) or self.usual_heartbeat()
 
     def usual_step(self) -> Limit:
-        """If nobody has set it."""
+        """The limit of heartbeats, if nobody has set it."""
         learned = self._learned.get(STEP)
         if learned is not None and learned.s > self.rules.step_s:
             return learned
@@ -140,7 +142,7 @@ class StallLimits:
         return learned if learned is not None else self._default(name or OUTSIDE, kind)
 
     def usual_heartbeat(self) -> Limit:
-        """If nobody has set it: as long as a first step, until heartbeats are known to be regular.
+        """The limit of a first heartbeat: as long as a first step, until heartbeats are regular.
 
         A script may beat while it loads, and be silent in its first step.
         """
@@ -148,7 +150,7 @@ class StallLimits:
         return self._learned.get(HEARTBEAT, Limit(longest_s, "default", HEARTBEAT))
 
     def idle_compile_s(self, limit: Limit) -> float:
-        """For how long a compilation may compute nothing, where this would be the limit."""
+        """For how long a compilation may compute nothing, if this is the limit."""
         return max(self.rules.idle_compile_s, _IDLE_FACTOR * limit.s)
 
     def named(self) -> frozenset[str]:
@@ -156,7 +158,7 @@ class StallLimits:
         return frozenset({*self.all_by_hand(), *self._learned} - {*SPECIAL, ""})
 
     def shortest_s(self) -> float:
-        """Whoever looks this often misses no limit."""
+        """A monitor that looks this often misses no limit."""
         known = [limit.s for limit in (*self._learned.values(), *self._operators.values())]
         rules = self.rules
         return min([rules.section_s, rules.first_step_s, *rules.configured.values(), *known])

@@ -1,4 +1,4 @@
-"""One table of every limit that may end a wait, ours and those of others, in their right order."""
+"""One table of every limit that may end a wait, and warnings where the wrong one ends first."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,23 +17,23 @@ from trainer_sdk.page import SectionKind
 _HEARTBEAT = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
 _MONITORING = "TORCH_NCCL_ENABLE_MONITORING"
 _NCCL_GROUP_S, _GLOO_GROUP_S = 600.0, 1800.0
-"""How long torch's process groups wait, where the script does not say (2.2 and later)."""
+"""The timeout of torch's process groups, if the script sets none (torch 2.2 and later)."""
 _NCCL_MONITOR_S = 480.0
-"""How long torch's monitor waits for NCCL's watchdog (2.4 and later; 600 s before)."""
+"""How long torch's monitor waits for NCCL's watchdog (torch 2.4 and later; 600 s before)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExternalLimits:
-    """What else may end a training that waits."""
+    """Limits of others that may end a training that waits."""
 
     group_timeout_s: float | None = None
-    """Of the default process group, once a rank has shown it."""
+    """The timeout of the default process group, once a rank has shown it."""
     heartbeat_s: float | None = None
-    """Of NCCL's monitor, where the environment sets it."""
+    """The timeout of NCCL's monitor, if the environment sets it."""
     preempt_grace_s: float | None = 600.0
-    """None where the agent gives ranks no time: another launcher gets the signals."""
+    """None where another launcher gets the signals, and the agent gives ranks no time."""
     scheduler_grace_s: float | None = None
-    """How long the scheduler waits before it kills, where somebody has said so."""
+    """How long the scheduler waits before it kills, if that is known."""
     has_nccl: bool = False
     """The node has devices, so that ranks are likely to use NCCL."""
     is_monitored: bool = True
@@ -49,10 +49,10 @@ class ExternalLimits:
 
 @dataclass(frozen=True, slots=True)
 class Misorder:
-    """Two limits of which the wrong one ends first."""
+    """Two limits where the wrong one ends first."""
 
     about: str
-    """The same for the same two, however long ours is just now."""
+    """Equal for the same two limits, whatever the length of ours."""
     text: str
     is_warning: bool = True
 
@@ -65,7 +65,7 @@ def external_limits(
     has_nccl: bool = False,
     limited_by: str = "--limit ",
 ) -> ExternalLimits:
-    """What is known before any rank runs."""
+    """The limits that are known before any rank runs."""
     try:
         heartbeat_s = float(environ[_HEARTBEAT])
     except (KeyError, ValueError):
@@ -83,7 +83,7 @@ def external_limits(
 
 
 def table(limits: StallLimits, others: ExternalLimits) -> list[str]:
-    """One line for each limit: what it is for, how long, and who says so."""
+    """One line for each limit: its name, its length, and where it comes from."""
     rows = [
         (what, time_text(limit.s), limit.origin or limit.source) for what, limit in _ours(limits)
     ]
@@ -92,9 +92,9 @@ def table(limits: StallLimits, others: ExternalLimits) -> list[str]:
 
 
 def misorders(limits: StallLimits, others: ExternalLimits) -> list[Misorder]:
-    """Each pair of limits of which the wrong one ends first, and what to do about it.
+    """Each pair of limits where the wrong one ends first, and what to do about it.
 
-    For defaults of ours that is one line and no warning: what is learned soon takes their place.
+    For our defaults that is one line and not a warning: learned limits soon replace them.
     """
     said: list[Misorder] = []
     late = [
@@ -125,7 +125,7 @@ def misorders(limits: StallLimits, others: ExternalLimits) -> list[Misorder]:
 
 
 def _given_up(what: str, limit: Limit, timeout_s: float, limited_by: str) -> Misorder:
-    """What was learned is a multiple of what was seen: a limit below it could be a wrong one."""
+    """A learned limit is a multiple of what was seen: a limit below it could be a wrong one."""
     is_ours = limit.source == "configured"
     shorter = f", or set {limited_by}{what}={timeout_s / 2:g}" if is_ours else ""
     text = (
@@ -182,7 +182,7 @@ def _theirs(others: ExternalLimits) -> Iterator[tuple[str, float, str]]:
 
 
 def time_text(seconds: float) -> str:
-    """A time as people say it."""
+    """A time, as a person writes it."""
     for unit, size in (("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * size or (seconds >= size and seconds % size == 0):
             return f"{seconds / size:.3g} {unit}"
@@ -193,17 +193,17 @@ _SAID_ONCE = "how long a rank may go without progress; what is learned takes the
 
 
 class LineWriter(Protocol):
-    """Puts a line before people."""
+    """Prints a line for people."""
 
     def __call__(self, text: str, *, is_warning: bool = False) -> None: ...
 
 
 class LimitNotices:
-    """One agent's: the table once, and each pair of limits in the wrong order once."""
+    """Shows the table once, and each pair of limits in the wrong order once."""
 
     def __init__(self, limits: StallLimits, others: ExternalLimits, say: LineWriter) -> None:
         self.speaks = False
-        """One node of a job speaks for all."""
+        """One node of a job shows them for all."""
         self._limits = limits
         self._others = others
         self._say = say
@@ -220,7 +220,7 @@ class LimitNotices:
         self.compare()
 
     def group_waits(self, timeout_s: float) -> None:
-        """A rank has shown how long its process group waits; 0 if it has none."""
+        """A rank has shown the timeout of its process group; 0 if it has none."""
         if timeout_s:
             self._others = replace(self._others, group_timeout_s=timeout_s)
             self.compare()

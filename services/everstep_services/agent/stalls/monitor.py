@@ -1,4 +1,4 @@
-"""Watches the ranks of the present round for stalls: reads, judges, and says what it found."""
+"""Watches the ranks of the present round for stalls: reads, judges, and reports findings."""
 
 import asyncio
 import logging
@@ -25,17 +25,17 @@ log = logging.getLogger(__name__)
 
 _ASKED_RANK = -1
 _ASKED_AGAIN_S = 15.0
-"""Rendezvous asks for an excuse again sooner than this, as long as it wants one."""
+"""Rendezvous repeats a question about an excuse within this time, as long as it wants an answer."""
 _SLACK_S = 0.25
-"""A question takes its time from node to node."""
+"""The time that a question takes from node to node."""
 
 
 @dataclass(frozen=True, slots=True)
 class MonitoredRanks:
-    """Whom to watch, and who is told."""
+    """The ranks to watch, and the receivers of findings."""
 
     live: Callable[[], Collection[int]]
-    """The ranks of this round that are to be judged now."""
+    """The ranks of this round that must be judged now."""
     rank: Callable[[int], WatchedRank | None]
     stalled: Callable[[Stalled, ProcessState], None]
     moving: Callable[[Moving], None]
@@ -44,24 +44,27 @@ class MonitoredRanks:
 
 @dataclass(frozen=True, slots=True)
 class RankStanding:
-    """Where a rank is, for people."""
+    """The position of a rank, for people."""
 
     state: str
     section: str | None
     section_age_s: float
     limit: Limit | None
     collectives: int | None = None
-    """Those that it had entered when somebody looked, which is where a page is silent or a rank is
-    late."""
+    """The number of collectives that it had entered at the last look, which happens while a page is
+    silent or a rank is late.
+    """
     collective_s: float = 0.0
-    """When it was last seen to enter one; 0 if it was not."""
+    """When it was last seen to enter a collective; 0 if it was not."""
     collective: str | None = None
-    """The one that it is in, asked after its last progress; empty for none, None if nobody has."""
+    """The collective that it is in, from a look after its last progress; empty for none, None if
+    there was no such look.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class _Unsaid:
-    """A finding of which one thing is being found out yet."""
+    """A finding that waits for the answer of an interpreter."""
 
     stalled: Stalled
     process: ProcessState
@@ -70,10 +73,10 @@ class _Unsaid:
 
 
 class StallMonitor:
-    """One agent's. It reads pages and the kernel, and asks nothing of the training.
+    """The monitor of one agent. It reads pages and the kernel, and asks nothing of the training.
 
-    Only torch's own threads in a rank are asked: about collectives where its page is silent, and
-    about its interpreter where it is nearly late. A finding waits for that, but not for long
+    Only torch's own threads in a rank are asked: about collectives while its page is silent, and
+    about its interpreter when it is nearly late. A finding waits for that, but not for long
     (`interpreter_within_s`), and mostly not at all.
     """
 
@@ -116,7 +119,7 @@ class StallMonitor:
         return in_force(self.limits, [one for one in known if one is not None])
 
     def begins(self, order: StartRanks) -> None:
-        """The ranks of a round are being started: nothing of the one before counts."""
+        """The ranks of a round are being started: forget the round before."""
         log.info("stalls_watched round=%d", order.round)
         self._judge = StallJudge(self.limits, self._clock.now(), AHEAD_S)
         self._closer.begins()
@@ -132,7 +135,7 @@ class StallMonitor:
         self._unsaid.clear()
 
     async def judge_for_ever(self) -> None:
-        """Look whenever a rank may be late; whatever happens meanwhile, it is not missed."""
+        """Look whenever a rank may be late, and never later because of other work."""
         async with asyncio.TaskGroup() as asking:
             while True:
                 self._due.clear()
@@ -150,7 +153,7 @@ class StallMonitor:
                     continue
 
     async def look_closer_for_ever(self) -> None:
-        """See by other signs what ranks do whose pages are silent, or that may be late."""
+        """Sample the ranks whose pages are silent, or that may be late."""
         while True:
             self._closer_due.clear()
             with suppress(TimeoutError):
@@ -161,14 +164,14 @@ class StallMonitor:
                 self._due.set()
 
     def look(self) -> None:
-        """Look now: what a rank has done is seen before its script is forgotten."""
+        """Look now, so that the last progress of a rank is seen before its script is forgotten."""
         if self._judge is not None:
             self._look(self._judge)
             if self._unsaid:
                 self._due.set()
 
     def excuse(self, order: NameExcuse) -> tuple[int, float] | None:
-        """Which rank of ours the stalled one may wait for, and how long it may go on."""
+        """The rank of ours for which `order.rank` may be waiting, and how much longer."""
         judge = self._judge
         if judge is None:
             return None
@@ -188,16 +191,18 @@ class StallMonitor:
         return judge.excuse(stalled, now, _SLACK_S)
 
     def entered(self, rank: int) -> int | None:
-        """The last collective of all ranks that a late rank has entered; None if nobody knows."""
+        """The last collective of all ranks that a late rank has entered; None if not known."""
         if self._judge is None:
             return None
-        self._asked_until_s = self._clock.now() + _ASKED_AGAIN_S  # it is looked at until then
+        self._asked_until_s = (
+            self._clock.now() + _ASKED_AGAIN_S
+        )  # the sampler looks at it until then
         self._look(self._judge)
         place = self._judge.places.get(rank)
         return place.entered if isinstance(place, RankPosition) else None
 
     def standing(self, rank: int) -> RankStanding | None:
-        """Where a rank is now, for beats."""
+        """The position of a rank now, for beats."""
         judge, known = self._judge, self._watched.rank(rank)
         if judge is None or known is None:
             return None
@@ -207,7 +212,7 @@ class StallMonitor:
         state = states(judge).get(rank, "running")
         entered, entered_s = self._closer.entered(rank), self._closer.signs(rank).collective_s
         if _is_modified(known.reading()):
-            entered_s = None  # its progress is what it says itself
+            entered_s = None  # the script itself reports its progress
         waits_in = (
             self._closer.collective(rank, place.stopped_s)
             if isinstance(place, RankPosition)
@@ -216,7 +221,7 @@ class StallMonitor:
         return RankStanding(state, section, age_s, limit, entered, entered_s or 0.0, waits_in)
 
     def sections_seen(self) -> tuple[SectionSeen, ...]:
-        """How long sections took at most on this node, since the first step of the round."""
+        """The longest time of each section on this node, since the first step of the round."""
         found: dict[str, SectionSeen] = {}
         for rank in self._watched.live():
             known = self._watched.rank(rank)
@@ -227,7 +232,7 @@ class StallMonitor:
         return tuple(found.values())
 
     def _look(self, judge: StallJudge) -> None:
-        # Who has stalled may move again and be gone at once: its page says so.
+        # A stalled rank may move again and exit at once: its page shows that.
         ranks = {*self._watched.live(), *judge.stalled}
         views = [view for rank in sorted(ranks) for view in self._view(rank, judge)]
         for news in judge.look(views, self._clock.now()):
@@ -248,7 +253,7 @@ class StallMonitor:
                 self._say(rank)
 
     def _question(self, judge: StallJudge, now: float) -> None:
-        """Look closer at all ranks as long as one may be late, here or on a node that asks."""
+        """Sample all ranks as long as one may be late, here or on a node that asks."""
         before, self._in_question = self._in_question, judge.in_question(now)
         if now < self._asked_until_s:
             self._in_question.add(_ASKED_RANK)
@@ -263,7 +268,7 @@ class StallMonitor:
         self._unsaid[place.rank] = _Unsaid(stalled, process, folder, self._clock.now())
 
     def _say(self, rank: int) -> None:
-        """Say what was found, with what is known by now."""
+        """Report a finding, with what is known by now."""
         unsaid = self._unsaid.pop(rank, None)
         if unsaid is None:
             return
@@ -279,7 +284,7 @@ class StallMonitor:
         return asking.is_asked(folder) or asking.is_open(folder, unsaid.found_s)
 
     def _to_ask(self, judge: StallJudge) -> Iterator[Path]:
-        """Ranks that are nearly late, and those that nobody has asked in time."""
+        """Ranks that are nearly late, and those that were not asked in time."""
         for unsaid in self._unsaid.values():
             if unsaid.folder and self._interpreters.is_open(unsaid.folder, unsaid.found_s):
                 yield unsaid.folder
@@ -294,7 +299,7 @@ class StallMonitor:
             self._due.set()
 
     def _wake_at(self, judge: StallJudge) -> float:
-        """When there is something to do again."""
+        """When the loop must wake up again."""
         found = [unsaid.found_s for unsaid in self._unsaid.values()]
         if not found:
             return judge.wake_at
@@ -315,11 +320,11 @@ class StallMonitor:
             page = known.page.read()
             self._give_warmup(known, page)
             if page is None and known.is_program and self.limits.by_hand(FIRST_STEP) is None:
-                return  # it may never say that it has made its first step
+                return  # it may never show its first step
             lanes = known.page.lanes() if page is not None else ()
             others = any(lane.frames for lane in lanes[1:])
             threads = threads_of(page.pid, self._proc) if others and page is not None else None
-            # Read here, where a damaged page is told from a rank that has stalled.
+            # read here, where a damaged page is told from a stalled rank
             sections = {number: known.page.section(number) for number in _in_use(page, lanes)}
             yield replace(
                 blank, page=page, lanes=lanes, threads=threads, section=sections.__getitem__
@@ -336,7 +341,7 @@ class StallMonitor:
             known.page.give_warmup(steps)
 
     def _silent(self) -> dict[int, WatchedRank]:
-        """Ranks of which only other signs can tell whether they work, and for whom they wait."""
+        """Ranks whose work only other signs can show."""
         judge, now = self._judge, self._clock.now()
         if judge is None:
             return {}
@@ -354,7 +359,7 @@ class StallMonitor:
         return silent
 
     def _compiling(self) -> dict[int, Compiling]:
-        """Ranks that compile for longer than what holds where they are."""
+        """Ranks that compile for longer than the limit of their position."""
         judge, now = self._judge, self._clock.now()
         if judge is None:
             return {}

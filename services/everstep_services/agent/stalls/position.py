@@ -1,4 +1,4 @@
-"""Where a rank is, for how long it has been there, and how long it may be."""
+"""The position of a rank: where it makes no progress, since when, and how long it may."""
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
@@ -22,44 +22,44 @@ from trainer_sdk.page import (
 )
 
 _IDLE_S = 1.0
-"""Who has done nothing for so long is idle."""
+"""A process that has done nothing for this long is idle."""
 _WAITS_S = 3.0
-"""Who has done nothing for so long, and is in a collective, waits in that."""
+"""A process that has done nothing for this long, while in a collective, waits in it."""
 _LATELY_S = 10.0
-"""What was seen of a rank holds so long, if it has not moved."""
+"""A look at a rank counts for this long, if the rank has not moved."""
 _NEARLY_S = 1.0
-"""What it has not entered so long before it is late, it has not entered in time."""
+"""A collective not entered this long before the rank is late was not entered in time."""
 _COMPILE = "compile"
 LONG = frozenset({"checkpoint", "evaluation", _COMPILE})
-"""Phases for which others wait."""
+"""Phases for which other ranks wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActivitySigns:
-    """What else shows whether a rank works, where its page cannot."""
+    """Signs of work from outside, for a rank whose page shows none."""
 
     idle_s: float | None = None
-    """How long its process has used no processor and moved no bytes; None if nobody looked."""
+    """How long its process has used no processor and moved no bytes; None without a look."""
     collective_s: float | None = None
     """When it was last seen to enter another collective."""
     waits_in: str = ""
-    """The collective that it is in, if it is in one."""
+    """The collective that it is in; empty if it is in none, or that is not known."""
     is_recorded: bool = False
-    """Its collectives can be read: where `waits_in` is empty, it is in none."""
+    """Whether its collectives can be read: then an empty `waits_in` means none."""
     of_all: int | None = None
-    """The last that it has entered of the group in which all ranks are; None if nobody knows."""
+    """The last collective of the group of all ranks that it has entered; None if not known."""
     awaits: int | None = None
-    """The oldest of these that it is in, where it is in no others."""
+    """The oldest collective of that group that it is in; None if it is in one of another group."""
 
     @property
     def collective(self) -> str | None:
-        """The collective that it is in; empty for none, None if nobody knows."""
+        """The collective that it is in; empty for none, None if that is not known."""
         return self.waits_in if self.waits_in or self.is_recorded else None
 
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """All that is known of one rank at one moment."""
+    """Everything known about one rank at one moment."""
 
     rank: int
     born_s: float
@@ -67,51 +67,52 @@ class RankView:
     page: PageReading | None = None
     lanes: tuple[LaneReading, ...] = ()
     section: Callable[[int], SectionReading] | None = None
-    """What its page says of a section."""
+    """Reads a section from its page."""
     threads: Collection[int] | None = None
-    """Its threads, if somebody looked: sections of others will never end, and mean nothing."""
+    """Its threads, if they were looked up: sections of threads that are gone never end."""
     signs: ActivitySigns = ActivitySigns()
     looked_s: float = 0.0
-    """When these were seen."""
+    """When the signs were seen."""
     compile_idle_s: float = 0.0
-    """For how long what it compiles has computed next to nothing."""
+    """For how long its compilation has computed next to nothing."""
     trouble: str = ""
     """Why its page cannot be trusted."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankPosition:
-    """Where a rank is without having made progress since."""
+    """Where a rank has made no progress, and the limit that counts there."""
 
     rank: int
     phase: str
-    """As in `rank_stalled`."""
+    """The phase, named as in `rank_stalled`."""
     since_s: float
-    """Since when the limit counts."""
+    """The start of the time that the limit counts."""
     limit: Limit
     section: str | None = None
     step: int | None = None
     signal: str = "page"
     pid: int | None = None
     waits_in: str | None = None
-    """The collective that it is in; empty for none, None if nobody knows."""
+    """The collective that it is in; empty for none, None if that is not known."""
     entered: int | None = None
-    """It is late, and in no collective: the last that it has entered of the group in which all
-    ranks are; None if nobody knows."""
+    """For a late rank in no collective: the last collective of the group of all ranks that it has
+    entered; None if that is not known.
+    """
     awaits: int | None = None
-    """The one of that group that it does nothing but wait in, if it is known to."""
+    """The collective of that group in which it only waits, if that is known."""
     is_under_way: bool = False
     """It is known to be in no collective, and to work."""
     ordinary: Limit | None = None
-    """Where torch compiles: the limit that would hold if it did not."""
+    """While torch compiles: the limit that would count otherwise."""
     idle_s: float = 0.0
-    """Why that holds: for so long the compilation has computed next to nothing."""
+    """Why that limit counts: the compilation has computed next to nothing for this long."""
     moved_s: float | None = None
-    """When it last made progress, where the limit counts from an earlier instant."""
+    """When it last made progress, if the limit counts from an earlier instant."""
 
     @property
     def stopped_s(self) -> float:
-        """Since when it makes no progress: others may wait for it from then on."""
+        """Since when it makes no progress: others may be waiting for it from then on."""
         return self.since_s if self.moved_s is None else self.moved_s
 
     def waited_s(self, now: float, blind_s: float = 0.0) -> float:
@@ -121,7 +122,7 @@ class RankPosition:
 
 @dataclass(frozen=True, slots=True)
 class Exempt:
-    """A rank that is not to be judged, because it said so."""
+    """A rank that is not judged, because its script has paused that."""
 
     rank: int
     until_s: float | None
@@ -129,7 +130,7 @@ class Exempt:
 
 
 def position_of(view: RankView, limits: StallLimits, now: float) -> RankPosition | Exempt | None:
-    """Where the rank is; None for one whose script is over."""
+    """The position of a rank; None if its script is over."""
     page = view.page
     if page is None:
         return RankPosition(
@@ -150,13 +151,13 @@ def position_of(view: RankView, limits: StallLimits, now: float) -> RankPosition
 
 
 def _deadline(place: RankPosition) -> tuple[float, float]:
-    """When it is late; of those that are at the same time, the one that is closer without torch."""
+    """When it is late; of equals, first the one that would be late first without compilation."""
     ordinary_s = place.limit.s if place.ordinary is None else place.ordinary.s
     return place.since_s + place.limit.s, place.since_s + ordinary_s
 
 
 def _seen(place: RankPosition, view: RankView, now: float) -> RankPosition:
-    """With what was seen of its collectives, if that was lately and since it stopped."""
+    """Add what a recent look has shown about its collectives since it stopped."""
     signs = view.signs
     is_lately = place.stopped_s < view.looked_s and now - view.looked_s <= _LATELY_S
     if not is_lately or not signs.is_recorded or signs.idle_s is None:
@@ -171,9 +172,9 @@ def _seen(place: RankPosition, view: RankView, now: float) -> RankPosition:
 def _places(
     view: RankView, page: PageReading, limits: StallLimits, resumed_s: float
 ) -> list[RankPosition]:
-    """Wherever it is: by what people have set, and by what is usual.
+    """All positions of the rank: by limits that people have set, and by the usual ones.
 
-    Where people let it stay for long, it may also be on its way to its next step for so long.
+    Where people let it stay for long, it may also be on its way to its next step for that long.
     """
     stays = [*_stays_by_hand(view, page, limits, resumed_s)]
     spans = [*_spans_by_hand(view, page, limits, resumed_s)]
@@ -205,7 +206,7 @@ def _in_phase(
 def _in_lanes(
     view: RankView, page: PageReading, limits: StallLimits, resumed_s: float
 ) -> list[RankPosition]:
-    """In the innermost section of each thread, or outside of all."""
+    """In the innermost section of each thread, or outside all sections."""
     if is_warming_up(page, limits):
         return []
     return [
@@ -223,10 +224,11 @@ def is_warming_up(page: PageReading, limits: StallLimits) -> bool:
 def _compiling(
     place: RankPosition, view: RankView, limits: StallLimits, now: float
 ) -> RankPosition:
-    """It may take as long as a first step, in which torch compiles, too.
+    """Let a compilation take as long as a first step, in which torch compiles, too.
 
-    No limit that was learned where it does not compile says anything, also of other threads of
-    the rank: they may wait for the one that does. But one that computes nothing has hung.
+    A limit that was learned without compilation does not apply, also to other threads of the
+    rank: they may wait for the one that compiles. But a compilation that computes nothing has
+    hung.
     """
     section, ordinary = _innermost(view), place.limit
     idle_s = min(view.compile_idle_s, place.waited_s(now))
@@ -269,7 +271,7 @@ def _before_first_step(
 def _between_beats(
     view: RankView, page: PageReading, limits: StallLimits, resumed_s: float
 ) -> RankPosition:
-    """Heartbeats are all that it says of itself, or it has not made its first step yet."""
+    """A rank that only sends heartbeats, or has not made its first step yet."""
     place = _before_first_step(view, page, limits, resumed_s)
     limit = _patience(limits.usual_heartbeat(), view, limits)
     return replace(place, phase=HEARTBEAT, limit=limit)
@@ -278,7 +280,7 @@ def _between_beats(
 def _in_lane(
     view: RankView, page: PageReading, lane: LaneReading, limits: StallLimits, resumed_s: float
 ) -> RankPosition | None:
-    """None where a limit is set by hand: `_stays_by_hand` has it."""
+    """None where a limit is set by hand: `_stays_by_hand` returns that."""
     assert view.section is not None
     section = view.section(lane.frames[-1].section if lane.frames else 0)
     if limits.by_hand(section.name or OUTSIDE) is not None:
@@ -316,7 +318,7 @@ def _unmodified(
     resumed_s: float,
     limit: Limit | None = None,
 ) -> RankPosition:
-    """A script that says nothing of itself: steps of its optimizer, and collectives."""
+    """A script without the SDK: steps of its optimizer, and collectives."""
     signs = view.signs
     since_s = max(page.progress_s, resumed_s, signs.collective_s or 0.0)
     works = not signs.waits_in and (signs.idle_s is None or signs.idle_s < _IDLE_S)
@@ -336,10 +338,10 @@ def _unmodified(
 def _stays_by_hand(
     view: RankView, page: PageReading, limits: StallLimits, resumed_s: float
 ) -> Iterator[RankPosition]:
-    """Each section that is open, however deep, and the time outside of all.
+    """Each open section, however deep, and the time outside all sections.
 
-    A section's limit counts from when it was entered: what comes and goes inside does not begin
-    it anew, but a heartbeat of the same thread does.
+    A section's limit counts from its entry: sections inside do not restart it, but a heartbeat
+    of the same thread does.
     """
     for lane in _live(view):
         for frame in lane.frames:
@@ -379,7 +381,7 @@ def _outside_by_hand(
 
 
 def _section_by_hand(name: str, page: PageReading, limits: StallLimits) -> Limit | None:
-    """A step that may take long has the limit of a first step, if somebody has said so."""
+    """A step that may take long has the limit of a first step, if a person has set one."""
     if name != STEP or not is_warming_up(page, limits):
         return limits.by_hand(name)
     first_step = limits.by_hand(FIRST_STEP)
@@ -416,7 +418,7 @@ def _early(page: PageReading) -> str:
 
 
 def _moved_s(view: RankView, page: PageReading, resumed_s: float) -> float:
-    """When it last did anything that can be seen, on its way to its first step."""
+    """When it last showed any activity on its way to its first step."""
     signs = view.signs
     moved = [page.progress_s, page.script_s, resumed_s, signs.collective_s or 0.0]
     return max([*moved, *(lane.moved_s for lane in view.lanes)])
@@ -428,7 +430,7 @@ def _lane_moved_s(view: RankView, page: PageReading, lane: LaneReading, resumed_
 
 
 def _signal(since_s: float, signs: ActivitySigns) -> str:
-    """What has shown its last progress."""
+    """The kind of sign that has shown its last progress."""
     return (
         "collectives"
         if signs.collective_s is not None and signs.collective_s == since_s

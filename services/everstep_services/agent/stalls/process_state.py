@@ -1,4 +1,4 @@
-"""What the kernel says about a process that makes no progress."""
+"""The kernel's view of a process that makes no progress."""
 
 import os
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ _MEANINGS = {
     "T": "it is stopped, as by SIGSTOP",
     "t": "a debugger holds it",
     _UNINTERRUPTIBLE: "it waits for a disk or a driver",
-    "Z": "it has exited, and nobody has noticed",
+    "zombie: exited, not yet reaped": "zombie: exited, not yet reaped",
     "R": "it computes, or holds the interpreter's lock",
 }
 _OWN_REASONS = frozenset({"T", "t", _UNINTERRUPTIBLE, "Z", "X"})
@@ -40,19 +40,19 @@ _UNINTERRUPTIBLE_WAITS = {
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """How a process is: the kernel's letter, and in words."""
+    """The state of a process: the kernel's letter, and words."""
 
     letter: str
     text: str
 
     @property
     def is_own_reason(self) -> bool:
-        """That says why it stands: what its interpreter does is no question."""
+        """The state itself explains the stall, whatever the interpreter does."""
         return self.letter in _OWN_REASONS
 
 
 def state_of(pid: int, root: Path = PROC) -> ProcessState:
-    """How the main thread of a process is; empty where nothing can be read."""
+    """The state of a process's main thread; empty where nothing can be read."""
     try:
         letter = (root / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):

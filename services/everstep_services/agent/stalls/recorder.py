@@ -1,4 +1,4 @@
-"""What an agent does about stalls: records them, reports them, tells people, learns limits."""
+"""What follows from stalls: facts, reports to rendezvous, lines for people, learned limits."""
 
 import logging
 from collections.abc import Callable, Collection, Sequence
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 def limits_in(data: bytes | None, config_fingerprint: str) -> LimitsDocument | None:
-    """What was learned for this configuration, if anything, and what people have set."""
+    """The limits learned for this configuration, and those set by hand; None if there are none."""
     if data is None:
         return None
     try:
@@ -50,7 +50,7 @@ def limits_in(data: bytes | None, config_fingerprint: str) -> LimitsDocument | N
 
 
 class StallRecorder:
-    """Stands between the watch and the rest of the agent."""
+    """Records and reports the findings of the monitor."""
 
     def __init__(  # noqa: PLR0913  each is a port or what was asked for
         self,
@@ -81,7 +81,7 @@ class StallRecorder:
         self._announcer = LimitNotices(self.watch.limits, others, workdir.say)
 
     async def follow_limits_for_ever(self) -> None:
-        """Use what health learns about this job."""
+        """Use the limits that health learns about this job."""
         async with self._bus.documents("LIMITS").follow(self._plan.job) as documents:
             async for document in documents:
                 self.watch.learned(limits_in(document.data, self._plan.spec.config_fingerprint))
@@ -102,14 +102,14 @@ class StallRecorder:
         self._state = ""
 
     def stepped(self, rank: int) -> None:
-        """A rank has made its first step: what it shows of its process group may be compared."""
+        """A rank has made its first step: the timeout of its process group may be compared."""
         known = self._rank(rank)
         page = None if known is None else known.reading()
         if page is not None:
             self._announcer.group_waits(page.group_timeout_s)
 
     def said(self, event: RankSaid) -> None:
-        """A rank asks not to be judged, or to be judged again."""
+        """A rank asks for a pause of the judgement, or for its end."""
         match event.said:
             case Paused(reason=reason, for_s=for_s):
                 why = f"rank {event.rank} has paused it" + (f": {reason}" if reason else "")
@@ -122,9 +122,9 @@ class StallRecorder:
                 pass
 
     def excuse(self, order: NameExcuse) -> actions.SendReport | None:
-        """The answer to whether a stalled rank may wait for one of ours; none if it does not.
+        """The answer whether a stalled rank may be waiting for a rank of ours; None if not.
 
-        Of a rank of ours: how far it had come in collectives, if that was not known before.
+        For a rank of ours: how far it had come in collectives, if that was not known before.
         """
         if self._is_ours(order):
             return self._seen_since(order)
@@ -149,7 +149,7 @@ class StallRecorder:
         return self._agent.live_ranks
 
     def _is_ours(self, order: NameExcuse) -> bool:
-        return order.node == self._plan.node  # we have looked at our own before we reported it
+        return order.node == self._plan.node  # our own ranks were compared before the report
 
     def _stalled(self, stalled: Stalled, process: ProcessState) -> None:
         order = self._agent.order
@@ -177,7 +177,7 @@ class StallRecorder:
         order, rank = self._agent.order, moving.stalled.place.rank
         fact = self._facts.pop(rank, None)
         if order is None or fact is None or self._agent.state == "stopping":
-            return  # what a rank does that is told to end is no progress
+            return  # an action of a rank that is being stopped is not progress
         recovered = self._records.rank_recovered(order, moving, fact.id)
         self._record(recovered)
         reason = f"rank {rank} moves again after {time_text(moving.stalled_s)}"
@@ -188,7 +188,7 @@ class StallRecorder:
         self._workdir.say(text, is_warning=True)
 
     def _note_state(self, why: str) -> None:
-        """Whether stalls are looked for is itself on record."""
+        """Record whether stalls are looked for."""
         state = self.watch.state
         if state and state != self._state:
             self._state = state

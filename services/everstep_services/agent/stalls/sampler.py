@@ -1,4 +1,4 @@
-"""Other signs of ranks whose pages are silent: whether they are busy, and their collectives."""
+"""Samples ranks whose pages are silent: whether they are busy, and their collectives."""
 
 import asyncio
 from collections.abc import Mapping
@@ -22,28 +22,28 @@ _NONE: Mapping[int, Compiling] = MappingProxyType({})
 
 
 def look_every_s(limits: StallLimits) -> float:
-    """Often enough that a rank which moves is seen to, before it is late."""
+    """Often enough that progress of a rank is seen before it is late."""
     return max(0.1, min(_EVERY_S, limits.shortest_s() / 8))
 
 
 def silent_after_s(limits: StallLimits) -> float:
-    """Only ranks whose page has said nothing for so long are looked at more closely."""
+    """Only ranks whose page has been silent for this long are sampled."""
     return min(_SILENT_S, limits.shortest_s() / 4)
 
 
 @dataclass(slots=True)
 class _Known:
-    """What was seen of one rank."""
+    """The samples of one rank."""
 
     looked_at_s: float = -inf
     signs: ActivitySigns = field(default_factory=ActivitySigns)
     entered: int | None = None
     moved_between: tuple[float, float] | None = None
-    """It has entered its last collective between these two, and nobody knows when."""
+    """It has entered its last collective between these two instants."""
 
 
 class RankSampler:
-    """The ranks of one round. It asks their kernel and torch's own threads, never their Python."""
+    """Samples the ranks of one round through the kernel and torch's own threads."""
 
     def __init__(self, clock: Clock, proc: Path = PROC) -> None:
         self._clock = clock
@@ -52,7 +52,7 @@ class RankSampler:
         self._known: dict[int, _Known] = {}
 
     def begins(self) -> None:
-        """Another round: what is still being asked is of the one before."""
+        """A new round: answers still on their way belong to the round before."""
         self._known = {}
         self._compilers.begins()
 
@@ -61,22 +61,22 @@ class RankSampler:
         return self._compilers.idle_s(rank)
 
     def signs(self, rank: int) -> ActivitySigns:
-        """What shows whether a rank works."""
+        """The signs of work of a rank."""
         known = self._known.get(rank)
         return ActivitySigns() if known is None else known.signs
 
     def looked_s(self, rank: int) -> float:
-        """When that was seen."""
+        """When these signs were seen."""
         known = self._known.get(rank)
         return -inf if known is None else known.looked_at_s
 
     def entered(self, rank: int) -> int | None:
-        """How many collectives it had entered when it was looked at last."""
+        """The number of collectives that it had entered at the last sample."""
         known = self._known.get(rank)
         return None if known is None else known.entered
 
     def collective(self, rank: int, since_s: float) -> str | None:
-        """The collective that it is in; None if nobody has asked after this instant."""
+        """The collective that it is in; None without a sample after this instant."""
         known = self._known.get(rank)
         is_lately = known is not None and known.looked_at_s > since_s
         return known.signs.collective if known is not None and is_lately else None
@@ -84,7 +84,7 @@ class RankSampler:
     async def look(
         self, silent: Mapping[int, WatchedRank], compiling: Mapping[int, Compiling] = _NONE
     ) -> None:
-        """See by other signs whether these ranks work, and whether those that compile compute."""
+        """Sample whether these ranks work, and whether those that compile compute."""
         round_ = self._known
         await asyncio.to_thread(self._compilers.look, compiling)
         pids = {rank: known.pid for rank, known in silent.items() if known.pid}
@@ -123,10 +123,10 @@ class RankSampler:
         )
 
     def _entered_s(self, between: tuple[float, float], found: CollectiveState) -> float | None:
-        """When it entered the last one. Never too early, as far as that is known."""
+        """When it entered the last collective; never too early, as far as is known."""
         after_s, before_s = between
         if found.entered_at_s is None:
             return before_s if after_s > -inf else None
-        # The wall clock may have been set meanwhile: it tells no more than where between the two.
+        # The wall clock may have been set meanwhile: it only places the instant between the two.
         ago_s = self._clock.wall().timestamp() - found.entered_at_s
         return min(before_s, max(after_s, self._clock.now() - ago_s))

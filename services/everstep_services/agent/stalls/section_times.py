@@ -1,4 +1,4 @@
-"""What was seen of ranks: how long their sections take, and which limits can act on them."""
+"""How long sections of ranks take, and which limits can act on the ranks."""
 
 from collections.abc import Collection, Iterator
 
@@ -16,11 +16,11 @@ from everstep_services.agent.stalls.position import is_warming_up
 from trainer_sdk.page import BadPageError, CountedBy, PageReading, SectionKind, SectionReading
 
 _REGULAR_S = 1800.0
-"""Who has beaten for so long without a step does not merely load something."""
+"""A script that has sent heartbeats for this long without a step does more than load."""
 
 
 def seen_by(known: WatchedRank, limits: StallLimits) -> Iterator[SectionSeen]:
-    """How long each section took at most on one rank, since its first steps."""
+    """The longest time of each section on one rank, since its first steps."""
     page = known.reading()
     if page is None:
         return
@@ -40,7 +40,7 @@ def seen_by(known: WatchedRank, limits: StallLimits) -> Iterator[SectionSeen]:
 
 
 def merged(one: SectionSeen, other: SectionSeen) -> SectionSeen:
-    """What two ranks have shown of the same section."""
+    """Merge what two ranks have shown of the same section."""
     return SectionSeen(
         section=one.section,
         kind=one.kind,
@@ -50,7 +50,7 @@ def merged(one: SectionSeen, other: SectionSeen) -> SectionSeen:
 
 
 def in_force(limits: StallLimits, ranks: Collection[WatchedRank]) -> tuple[SectionLimit, ...]:
-    """Each limit that can act on these ranks, as they are, or on what they may do next."""
+    """Each limit that can act on these ranks now, or on their next phases."""
     pages = [page for one in ranks if (page := one.reading()) is not None]
     kinds = {one.name: one.kind for rank in ranks for one in _sections(rank) if one.name}
     named = {name: kinds.get(name, SectionKind.PLAIN) for name in {*limits.named(), *kinds}}
@@ -86,7 +86,7 @@ def _warmup_text(limits: StallLimits, pages: Collection[PageReading]) -> str:
 
 
 def _can_step(pages: Collection[PageReading], limits: StallLimits) -> bool:
-    """Steps of an unmodified script are the time outside of sections, if somebody limits that."""
+    """The steps of an unmodified script count as time outside of sections, if that has a limit."""
     counted = {page.counted_by for page in pages}
     is_unmodified = counted == {CountedBy.OPTIMIZER} and limits.by_hand(OUTSIDE) is not None
     return limits.by_hand(STEP) is not None or not is_unmodified

@@ -1,4 +1,4 @@
-"""Asks the server that torch has opened in a rank; its threads answer without any Python."""
+"""Asks the server that torch has opened in a rank; its threads answer without Python."""
 
 import asyncio
 from pathlib import Path
@@ -11,16 +11,16 @@ _MOST_BYTES = 32 << 20
 
 
 class TorchServerError(EverstepError):
-    """The server of a rank has not answered, or not well."""
+    """The server of a rank has not answered, or has answered badly."""
 
 
 def has_server(folder: Path) -> bool:
-    """The rank of this folder has had torch open its server."""
+    """Whether torch has opened its server in the rank of this folder."""
     return (folder / layout.WORKER_SOCKET).exists()
 
 
 async def ask(folder: Path, handler: str, within_s: float) -> bytes | None:
-    """What one of its handlers answers; None where there is none, or no good answer in time."""
+    """The answer of one of its handlers; None without a server, or a good answer in time."""
     try:
         return await answer(folder, handler, within_s)
     except TorchServerError:
@@ -28,7 +28,7 @@ async def ask(folder: Path, handler: str, within_s: float) -> bytes | None:
 
 
 async def answer(folder: Path, handler: str, within_s: float) -> bytes:
-    """What one of its handlers answers; `TorchServerError` says why there is no good answer."""
+    """The answer of one of its handlers; `TorchServerError` says why there is no good one."""
     try:
         async with asyncio.timeout(within_s):
             said = await _asked(str(folder / layout.WORKER_SOCKET), handler)

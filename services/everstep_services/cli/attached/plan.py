@@ -1,4 +1,4 @@
-"""What an agent in attach mode is to watch, and on which bus, by settings and surroundings."""
+"""What an agent in attach mode is to watch, and on which bus, by settings and environment."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,12 +15,12 @@ from everstep_services.agent.ranks.device_memory import has_devices
 from everstep_services.agent.settings import AgentSettings
 from everstep_services.agent.stalls.limits_table import external_limits
 from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.running import safe_names, surroundings
-from everstep_services.cli.running.arguments import Given
-from everstep_services.cli.running.limits import limits_of
-from everstep_services.cli.running.masking import fingerprint, masked
+from everstep_services.cli.machine.state import StateDir, find_state_dir
+from everstep_services.cli.run import environment, safe_names
+from everstep_services.cli.run.arguments import Given
+from everstep_services.cli.run.fingerprint import fingerprint, masked
+from everstep_services.cli.run.limit_rules import limits_of
 from everstep_services.cli.stack.admission import agent_login
-from everstep_services.cli.state import StateDir, find_state_dir
 from trainer_sdk.launchers import LaunchedRank
 
 _SECTIONS: dict[str, type[Settings]] = {
@@ -50,7 +50,7 @@ def plan_attached(
     state = find_state_dir(environ, None)
     bus = _bus(loaded, state, job)
     agent = loaded.section(AgentSettings)
-    scheduler = surroundings.scheduler_of(environ)
+    scheduler = environment.scheduler_of(environ)
     port = environ.get("MASTER_PORT", "")
     plan = AttachedPlan(
         job=job,
@@ -58,9 +58,9 @@ def plan_attached(
         folder=folder,
         place=place,
         spec=_spec(job, place, masked(command), environ),
-        allocation=surroundings.allocation_id(scheduler),
+        allocation=environment.allocation_id(scheduler),
         scheduler=scheduler,
-        address=agent.address or surroundings.address_towards(bus.url),
+        address=agent.address or environment.address_towards(bus.url),
         master=(environ.get("MASTER_ADDR", ""), int(port) if port.isdigit() else 0),
         user=environ.get("USER", ""),
         state_dir=state.path,

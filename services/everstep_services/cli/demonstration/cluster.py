@@ -10,7 +10,7 @@ from pathlib import Path
 
 from everstep_services.agent.ranks.process_tree import descendants
 from everstep_services.cli.errors import CliError
-from everstep_services.cli.state import Running, StateDir
+from everstep_services.cli.machine.state import RunningServices, StateDir
 
 _ENDS_WITHIN_S = 30.0
 
@@ -27,7 +27,7 @@ class Cluster:
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
-    def running(self) -> Running:
+    def running(self) -> RunningServices:
         running = self.state.running()
         if running is None:
             raise CliError(f"everstep up is not ready; its log is {self._log}")
@@ -55,7 +55,7 @@ class Cluster:
             self._process.wait(timeout=_ENDS_WITHIN_S)
 
 
-class Agent:
+class DemoAgent:
     """One `everstep run`, as a node of its own name."""
 
     def __init__(self, cluster: Cluster, node: str, arguments: list[str]) -> None:

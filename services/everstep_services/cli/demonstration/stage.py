@@ -14,10 +14,10 @@ from typing import Any, NoReturn
 
 import click
 
-from everstep_services.cli.client import Api
-from everstep_services.cli.demonstration.cluster import Agent, Cluster, last_line
+from everstep_services.cli.api.client import Api
+from everstep_services.cli.demonstration.cluster import Cluster, DemoAgent, last_line
 from everstep_services.cli.errors import CliError
-from everstep_services.cli.state import StateDir
+from everstep_services.cli.machine.state import StateDir
 
 JOB = "demo"
 _PACE_S = 0.02
@@ -25,13 +25,13 @@ WITHIN_S = 180.0
 
 
 @dataclass
-class Story:
+class DemoStory:
     """What is going on, as REST tells it."""
 
     cluster: Cluster
     api: Api
     began: float = field(default_factory=time.monotonic)
-    agents: list[Agent] = field(default_factory=list)
+    agents: list[DemoAgent] = field(default_factory=list)
 
     def say(self, text: str) -> None:
         """Print what happens, and when."""
@@ -41,7 +41,7 @@ class Story:
         """Start one agent for each node."""
         for place, node in enumerate(nodes):
             own = ["--infra-rank", str(place), "--job", JOB, *arguments]
-            self.agents.append(Agent(self.cluster, node, own))
+            self.agents.append(DemoAgent(self.cluster, node, own))
 
     def wait_until(self, is_so: Callable[[], bool], what: str) -> None:
         """Look until it is so; an agent that ends meanwhile is the end of the show."""
@@ -65,7 +65,7 @@ class Story:
 
 
 @contextmanager
-def stage(settings: str = "") -> Iterator[Story]:
+def stage(settings: str = "") -> Iterator[DemoStory]:
     """The stage while it is open. Nothing that was started outlives it, but the folder."""
     if importlib.util.find_spec("torch") is None:
         raise CliError(f"{sys.executable} has no torch, which the demo trains with: make demo")
@@ -73,11 +73,11 @@ def stage(settings: str = "") -> Iterator[Story]:
         signal.signal(number, _ended)
     cluster = Cluster(Path(tempfile.mkdtemp(prefix="everstep-demo-")), settings)
     began = time.monotonic()
-    agents: list[Agent] = []
+    agents: list[DemoAgent] = []
     try:
         click.echo(f"everstep up: ready in {cluster.start():.1f} s, on {cluster.running.api}")
         with Api(cluster.running.api, cluster.state.token_file.read_text().strip()) as api:
-            yield Story(cluster, api, began, agents)
+            yield DemoStory(cluster, api, began, agents)
     finally:
         for agent in agents:
             agent.stop()

@@ -7,13 +7,13 @@ from everstep.bus.auth.accounts import LoginRefusedError, Operator
 from everstep.bus.auth.job_access import agents_login
 from everstep.bus.errors import BusError
 from everstep_services.cli.errors import CliError, Exit
-from everstep_services.cli.state import Running, StateDir
+from everstep_services.cli.machine.state import RunningServices, StateDir
 
 _WITHIN_S = 30.0
 _LOOK_EVERY_S = 0.05
 
 
-def agent_login(state: StateDir, running: Running, job: str) -> BusSettings:
+def agent_login(state: StateDir, running: RunningServices, job: str) -> BusSettings:
     """How the agents of this job log in there; the server lets them in when this returns."""
     try:
         return asyncio.run(_agent_login(state, running, job))
@@ -21,7 +21,7 @@ def agent_login(state: StateDir, running: Running, job: str) -> BusSettings:
         raise CliError(str(error), Exit.FORBIDDEN) from error
 
 
-async def _agent_login(state: StateDir, running: Running, job: str) -> BusSettings:
+async def _agent_login(state: StateDir, running: RunningServices, job: str) -> BusSettings:
     folder = state.path / "nats"
     operator = await asyncio.to_thread(Operator.opened, folder)
     address = BusSettings(url=running.bus, reconnect_wait_s=0.1, reconnect_jitter_s=0.1)

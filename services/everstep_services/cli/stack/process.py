@@ -9,26 +9,20 @@ import click
 import msgspec
 
 from everstep import __version__
-from everstep.bus import BusSettings
 from everstep.clock import SystemClock
 from everstep.observe.connections import raise_descriptor_limit
 from everstep.observe.http import listen
 from everstep.observe.logs import configure
 from everstep.observe.settings import LogSettings, ObserveSettings
 from everstep.runtime import run
-from everstep.settings import DEFAULT, Flag, Loaded, Settings
-from everstep_services.attribution.settings import AttributionSettings
-from everstep_services.catalog.settings import CatalogSettings
+from everstep.settings import DEFAULT, Flag, Loaded
 from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.machine.state import StateDir, age_ms, find_state_dir
 from everstep_services.cli.output import schema
 from everstep_services.cli.stack.phases import Phases
-from everstep_services.cli.stack.up import Ground, Ready, run_stack
-from everstep_services.cli.state import StateDir, age_ms, find_state_dir
-from everstep_services.health.settings import HealthSettings
-from everstep_services.history.settings import ApiSettings, HistorySettings
-from everstep_services.logins.settings import LoginSettings
-from everstep_services.rendezvous.settings import RendezvousSettings
-from everstep_services.straggler.settings import StragglerSettings
+from everstep_services.cli.stack.services import stack_sections
+from everstep_services.cli.stack.supervisor import Ready, StackPlan, run_stack
+from everstep_services.history.settings import ApiSettings
 
 _REMEDY = "choose another with --api-port PORT, or --api-port 0 for any that is free"
 
@@ -58,34 +52,17 @@ def run_up(invocation: Invocation, api_port: int | None, report_to: int | None) 
             return run("everstep up", main)
 
 
-def _ground(state: StateDir, settings: Loaded, phases: Phases) -> Ground:
+def _ground(state: StateDir, settings: Loaded, phases: Phases) -> StackPlan:
     api, observe = settings.section(ApiSettings), settings.section(ObserveSettings)
     # Nobody scrapes a developer's machine at a fixed port, unless it was set.
     port = 0 if settings.origins["observe.port"] == DEFAULT else observe.port
-    return Ground(
+    return StackPlan(
         state=state,
         settings=settings,
         api=listen(api.host, api.port, remedy=_REMEDY),
         observe=listen(observe.host, port, remedy="choose another port in [observe]"),
         phases=phases,
     )
-
-
-def stack_sections() -> dict[str, type[Settings]]:
-    """The settings of everything that runs here."""
-    return {
-        "api": ApiSettings,
-        "attribution": AttributionSettings,
-        "bus": BusSettings,
-        "catalog": CatalogSettings,
-        "health": HealthSettings,
-        "history": HistorySettings,
-        "log": LogSettings,
-        "logins": LoginSettings,
-        "observe": ObserveSettings,
-        "rendezvous": RendezvousSettings,
-        "straggler": StragglerSettings,
-    }
 
 
 def _load(invocation: Invocation, api_port: int | None) -> Loaded:

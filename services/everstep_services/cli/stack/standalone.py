@@ -12,8 +12,8 @@ from everstep.bus.server.dev_server import DevServer
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.runtime.main import run_agent
 from everstep_services.cli.errors import CliError
-from everstep_services.cli.stack.up import Ground, Ready, run_stack
-from everstep_services.cli.state import StateDir
+from everstep_services.cli.machine.state import StateDir
+from everstep_services.cli.stack.supervisor import Ready, StackPlan, run_stack
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ _LIFE_S = 10.0
 
 
 async def run_alone(
-    ground: Ground, plan: RunPlan, base: dict[str, str], tell: Callable[[Ready], None]
+    ground: StackPlan, plan: RunPlan, base: dict[str, str], tell: Callable[[Ready], None]
 ) -> int:
     """The exit code of the agent. The services end after it, not before."""
     stop = asyncio.Event()
@@ -43,7 +43,7 @@ async def run_alone(
 
 
 async def _keep(
-    ground: Ground,
+    ground: StackPlan,
     stop: asyncio.Event,
     tell: Callable[[Ready], None],
     admit: Callable[[DevServer], None],

@@ -55,7 +55,7 @@ def kernel(root: Path, pid: int, letter: str, channel: str = "0") -> Path:
         ("S", "0", ""),
         ("T", "do_signal_stop", "it is stopped, as by SIGSTOP"),
         ("R", "0", "it computes, or holds the interpreter's lock"),
-        ("Z", "0", "it has exited, and nobody has noticed"),
+        ("Z", "0", "zombie: exited, not yet reaped"),
     ],
 )
 def test_what_the_kernel_says(tmp_path: Path, letter: str, channel: str, text: str) -> None:

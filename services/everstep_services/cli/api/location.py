@@ -1,0 +1,142 @@
+"""Where the API is: as the flags say, else the settings, else what `everstep up` wrote."""
+
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from everstep.settings import Flag, Settings, read_secret
+from everstep.sizes import size
+from everstep_services.cli.api.client import Api
+from everstep_services.cli.cells import counted, span
+from everstep_services.cli.errors import CliError, Exit
+from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.machine.state import StateDir, find_state_dir
+from everstep_services.cli.output import say
+
+
+class ClientSettings(Settings, frozen=True, kw_only=True):
+    """How commands reach the API."""
+
+    url: str | None = None
+    """Where the API is, for instance http://127.0.0.1:7070; by default that of `everstep up`."""
+    token_file: Path | None = None
+    """The file that holds the API token; by default that of `everstep up`."""
+    timeout_s: float = 30.0
+    """How long one answer may take."""
+
+    def __post_init__(self) -> None:
+        if self.timeout_s <= 0:
+            raise ValueError(f"timeout_s must be above 0, got {self.timeout_s:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class ApiPlace:
+    """One API, and who named it."""
+
+    url: str
+    token_file: Path | None
+    timeout_s: float
+    origin: str
+    new_token: str = ""
+    """The command that makes another token without asking the API, where its database is here."""
+    is_local: bool = False
+    """Nobody named it: it is announced in the state directory."""
+
+    def open(self) -> Api:
+        """A client for it."""
+        token = None if self.token_file is None else read_secret(self.token_file)
+        return Api(self.url, token, timeout_s=self.timeout_s, new_token=self.new_token)
+
+
+def find_api(invocation: Invocation, *, waits: bool = True) -> ApiPlace | None:
+    """The API to talk to, or None when nothing names one; one that starts is waited for."""
+    settings, origin = _client_settings(invocation)
+    state = find_state_dir(invocation.environ, invocation.state_dir)
+    url, token_file = settings.url, settings.token_file
+    new_token = ""
+    is_local = url is None
+    if url is None:
+        running = state.running_at_last() if waits else state.running()
+        if running is None:
+            return None
+        url, origin = running.api, f"everstep up on {state.path}"
+        token_file = token_file or Path(running.token_file)
+        database = shlex.quote(f"sqlite:///{state.path / 'history.db'}")
+        new_token = (
+            f"everstep token create NAME --scope admin --database {database} "
+            f"> {shlex.quote(str(token_file))}"
+        )
+    return ApiPlace(url, token_file, settings.timeout_s, origin, new_token, is_local=is_local)
+
+
+def _client_settings(invocation: Invocation) -> tuple[ClientSettings, str]:
+    """The settings, and where the URL is from."""
+    flags = [
+        Flag("--api", "client.url", invocation.api),
+        Flag("--token-file", "client.token_file", invocation.token_file),
+        Flag("--timeout", "client.timeout_s", invocation.timeout_s),
+    ]
+    loaded = invocation.load({"client": ClientSettings}, flags)
+    return loaded.section(ClientSettings), loaded.origins["client.url"]
+
+
+def open_api(invocation: Invocation) -> Api:
+    """A client for the API of a service; exit code 4 when none is known."""
+    place = find_api(invocation)
+    if place is None:
+        raise _no_api(find_state_dir(invocation.environ, invocation.state_dir))
+    return place.open()
+
+
+def open_record(invocation: Invocation) -> Api:
+    """A client for the API, or, when none is known, for the record on disk of the last run.
+
+    Commands that only read use it. A line on stderr tells that the answer is from the record, how
+    old the record is, and what is not in it yet.
+    """
+    place = _usable_api(invocation)
+    if place is not None:
+        return place.open()
+    state = find_state_dir(invocation.environ, invocation.state_dir)
+    from everstep_services.cli.api.record import newest_record, record_api
+
+    path = newest_record(state.path)
+    if path is None:
+        raise _no_api(state)
+    api, status = record_api(path, timeout_s=_client_settings(invocation)[0].timeout_s)
+    say(
+        f"everstep: no service runs on {path.parent}: this is the record on disk, last written "
+        f"{span(round(status.age_s))} ago"
+    )
+    missing = [
+        *([f"{counted(status.unprojected, 'fact')} of its log"] if status.unprojected else []),
+        *([f"{size(status.unsent_bytes)} of facts in spools"] if status.unsent_bytes else []),
+    ]
+    if missing:
+        say(
+            f"everstep: the record lacks {' and '.join(missing)}: `everstep up` on that directory "
+            f"adds them"
+        )
+    return api
+
+
+def _usable_api(invocation: Invocation) -> ApiPlace | None:
+    """The API, unless it is one that this user may not ask, and nobody named it."""
+    try:
+        place = find_api(invocation)
+    except CliError as error:
+        if error.code is not Exit.FORBIDDEN:
+            raise
+        return None
+    if place is None or not place.is_local or place.token_file is None:
+        return place
+    return place if os.access(place.token_file, os.R_OK) else None
+
+
+def _no_api(state: StateDir) -> CliError:
+    return CliError(
+        f"no API is known: start one with `everstep up` (nothing runs on {state.path}), "
+        f"or name it with --api URL or url in [client]",
+        Exit.UNREACHABLE,
+    )

@@ -1,0 +1,1 @@
+"""Commands about the services, the bus and the API."""

@@ -1,0 +1,49 @@
+"""Pull the brake: everything that restarts, stops or excludes only observes."""
+
+import click
+
+from everstep.subjects import CLUSTER
+from everstep_services.cli.invocation import Invocation, with_api_options
+from everstep_services.cli.operator_requests import ControlRequest, fulfil, with_reason
+
+_job = click.option("--job", help="Of this job only; by default of all.")
+
+
+@click.group()
+def command() -> None:
+    """Pull the brake: every actuator only observes. What would be done is said, and not done."""
+
+
+@command.command()
+@_job
+@with_reason
+@click.pass_obj
+def on(invocation: Invocation, *, job: str | None, reason: str) -> None:
+    """Pull it."""
+    _set(invocation, "on", job, reason)
+
+
+@command.command()
+@_job
+@with_reason
+@click.pass_obj
+def off(invocation: Invocation, *, job: str | None, reason: str) -> None:
+    """Let it go."""
+    _set(invocation, "off", job, reason)
+
+
+@command.command()
+@with_api_options
+@click.pass_obj
+def show(invocation: Invocation) -> None:
+    """Show whether it is on, who pulled it and why, and what else is switched."""
+    from everstep_services.cli.api.location import open_api
+    from everstep_services.cli.pages.limits import print_control
+
+    with open_api(invocation) as api:
+        print_control(invocation, api)
+
+
+def _set(invocation: Invocation, state: str, job: str | None, reason: str) -> None:
+    details = {"changes": {"brake": state}}
+    fulfil(invocation, ControlRequest("control", reason, job or CLUSTER, details=details))

@@ -1,0 +1,48 @@
+"""Show or change what is switched at run time: modes, the breaker, the brake."""
+
+from collections import Counter
+
+import click
+
+from everstep.subjects import CLUSTER
+from everstep_services.cli.invocation import Invocation, with_api_options
+from everstep_services.cli.operator_requests import ControlRequest, fulfil, with_reason
+
+
+@click.group()
+def command() -> None:
+    """Show or change what is switched at run time: modes, the breaker, the brake."""
+
+
+@command.command()
+@click.option("--job", help="Switches of slow ranks as they hold for this job.")
+@with_api_options
+@click.pass_obj
+def show(invocation: Invocation, *, job: str | None) -> None:
+    """Show every switch that was set, by whom and why, and what holds for slow ranks."""
+    from everstep_services.cli.api.location import open_api
+    from everstep_services.cli.pages.limits import print_control
+
+    with open_api(invocation) as api:
+        print_control(invocation, api, job)
+
+
+@command.command(name="set")
+@click.argument("changes", nargs=-1, required=True, metavar="NAME=VALUE...")
+@click.option("--job", help="For this job only; by default for all.")
+@with_reason
+@click.pass_obj
+def set_(invocation: Invocation, *, changes: tuple[str, ...], job: str | None, reason: str) -> None:
+    """Change switches, as modes.exclude=enforce or breaker=closed.
+
+    An empty value goes back to the default.
+    """
+    pairs = [one.partition("=") for one in changes]
+    for name, equals, _ in pairs:
+        if not name or not equals:
+            raise click.UsageError(f"{name or '='!r} is no change: write NAME=VALUE")
+    twice = next((name for name, n in Counter(name for name, _, _ in pairs).items() if n > 1), None)
+    if twice is not None:
+        raise click.UsageError(f"{twice!r} is there more than once: give it one value")
+    details = {"changes": {name: value for name, _, value in pairs}}
+    fulfil(invocation, ControlRequest("control", reason, job or CLUSTER, details=details))

@@ -1,0 +1,33 @@
+"""Run everything on this machine: bus, services and API."""
+
+import click
+
+from everstep_services.cli.invocation import Invocation, with_common_options
+
+
+@click.command()
+@click.option(
+    "--api-port",
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    help="Where the API listens on this machine; 0 takes any free port.",
+)
+@click.option("--detach", is_flag=True, help="Return when it is ready, and let it run.")
+@click.option("--report-to", type=int, hidden=True)
+@with_common_options
+@click.pass_obj
+def command(
+    invocation: Invocation, *, api_port: int | None, detach: bool, report_to: int | None
+) -> int:
+    """Run everything on this machine: a NATS server, every service, and the API.
+
+    For development and for one machine. Ctrl-C stops all of it; the data stay in the state
+    directory, and the next `everstep up` goes on with them.
+    """
+    if detach:
+        from everstep_services.cli.stack.background import detached
+
+        return detached(invocation, api_port)
+    from everstep_services.cli.stack.process import run_up
+
+    return run_up(invocation, api_port, report_to)

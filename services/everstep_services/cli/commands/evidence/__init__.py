@@ -1,0 +1,1 @@
+"""Commands that answer what happened, and why."""

@@ -1,0 +1,113 @@
+"""Show, report or correct an incident: who failed and why, what was decided, what it cost."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from everstep_services.cli.invocation import Invocation, with_api_formats, with_api_options
+
+_CAUSES = (
+    "user_code", "configuration", "data", "framework", "gpu", "host", "network", "storage",
+    "scheduler", "unknown",
+)  # fmt: skip
+
+
+@click.group()
+def command() -> None:
+    """Show, report or correct an incident: who failed and why, what was decided, what it cost."""
+
+
+@command.command()
+@click.argument("job")
+@click.argument("incident", required=False)
+@with_api_options
+@click.pass_obj
+def show(invocation: Invocation, *, job: str, incident: str | None) -> None:
+    """Show an incident of a job, by its id or the beginning of it; without one, the newest."""
+    from everstep_services.cli.api.location import open_record
+    from everstep_services.cli.pages.incidents.story import find_incident, print_incident
+
+    with open_record(invocation) as api:
+        print_incident(invocation, find_incident(api, job, incident))
+
+
+@command.command()
+@click.argument("incident")
+@click.option(
+    "--cause", required=True, type=click.Choice(_CAUSES), help="The cause class that is right."
+)
+@click.option(
+    "--rank", "ranks", multiple=True, type=click.IntRange(0), help="A rank that caused it."
+)
+@click.option("--node", "nodes", multiple=True, help="A node that caused it.")
+@click.option("--note", required=True, metavar="TEXT", help="How you know, for the record.")
+@with_api_options
+@click.pass_obj
+def correct(invocation: Invocation, /, *, incident: str, **said: Any) -> None:
+    """Put on record who or what caused an incident: it holds over the verdict and later evidence.
+
+    It is kept, counted, and part of the story. Say the same as the verdict to confirm it.
+    """
+    from everstep.subjects import is_name
+    from everstep_services.cli.api.location import open_api
+    from everstep_services.cli.errors import CliError, Exit
+    from everstep_services.cli.operator_requests import asker
+    from everstep_services.cli.output import echo, print_record
+    from everstep_services.cli.pages.incidents.story import find_any_incident
+
+    wrong = next((node for node in said["nodes"] if not is_name(node)), None)
+    if wrong is not None:
+        raise CliError(f"{wrong!r} is not the name of a node: see everstep nodes", Exit.USAGE)
+    with open_api(invocation) as api:
+        found = find_any_incident(api, incident)
+        body = {
+            "cause": said["cause"],
+            "culprit_ranks": said["ranks"],
+            "culprit_nodes": said["nodes"],
+            "reason": said["note"],
+            "user": asker(),
+        }
+        done = api.post(f"incidents/{found['incident']}/correction", body)
+    if invocation.output is None:
+        echo(f"{found['incident']} of {found['job']}: {done['text']}")
+    else:
+        print_record(invocation, "decided", done, "job")
+
+
+@command.command()
+@click.argument("named", metavar="JOB|INCIDENT")
+@click.option(
+    "-f", "--file", type=click.Path(path_type=Path, dir_okay=False), help="Write it there."
+)
+@with_api_formats(("html", "md"), "How to write it; md unless told otherwise.")
+@click.pass_obj
+def report(invocation: Invocation, /, *, named: str, file: Path | None) -> None:
+    """Write an incident as one file to send to a colleague, that needs nothing else.
+
+    Of a job it is the newest one.
+
+    Verdict, timeline, where the time went, how far each rank was in its collectives, stacks, the
+    ends of logs, and the evidence with its hashes. Secrets that are known as such are left out;
+    read it before you send it.
+    """
+    from everstep_services.cli.api.location import open_record
+    from everstep_services.cli.errors import CliError
+    from everstep_services.cli.output import echo, say
+    from everstep_services.cli.pages.incidents.report.html import html
+    from everstep_services.cli.pages.incidents.report.markdown import markdown
+    from everstep_services.cli.pages.incidents.report.sections import report_of
+    from everstep_services.cli.pages.incidents.story import find_named
+
+    with open_record(invocation) as api:
+        document = report_of(api, find_named(api, named))
+    text = html(document) if invocation.output == "html" else markdown(document)
+    if file is None:
+        echo(text)
+        return
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        why = f"{file} cannot be written: {error.strerror}; name another with --file"
+        raise CliError(why) from error
+    say(f"{file}: {len(text.encode()) / 1024:.0f} KiB")

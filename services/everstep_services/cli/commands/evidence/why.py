@@ -1,0 +1,45 @@
+"""Say why a job failed or restarted last, or why an incident happened."""
+
+import click
+
+from everstep_services.cli.invocation import Invocation, with_api_options
+
+
+@click.command()
+@click.argument("named", metavar="[JOB|INCIDENT]", required=False)
+@with_api_options
+@click.pass_obj
+def command(invocation: Invocation, *, named: str | None) -> None:
+    """Say why a job failed or restarted last, the verdict first: the story of its newest incident.
+
+    Without an argument the job is the newest one. The id of an incident, or its beginning as
+    `everstep incidents` shows it, names an older incident. If a slow rank was the reason to stop
+    the job, or is all that happened to it, the story is about that rank. Exit code 3: nothing has
+    gone wrong.
+    """
+    from everstep_services.cli.api.location import open_record
+    from everstep_services.cli.errors import CliError, Exit
+    from everstep_services.cli.pages.incidents.story import (
+        find_any_incident,
+        find_incident,
+        find_slow_job,
+        is_incident_id,
+        newest_job,
+        print_incident,
+        print_slow_job,
+    )
+
+    with open_record(invocation) as api:
+        if named is None:
+            named = newest_job(api)
+        try:
+            slow = find_slow_job(api, named)
+        except CliError as error:
+            if error.code is not Exit.NOT_FOUND or not is_incident_id(named):
+                raise
+            print_incident(invocation, find_any_incident(api, named))
+            return
+        if slow is not None:
+            print_slow_job(invocation, slow)
+        else:
+            print_incident(invocation, find_incident(api, named, None))

@@ -1,0 +1,316 @@
+"""List checkpoints, read them back, pin, clean up or pull them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from everstep.ids import BadNameError, checked_name
+from everstep_services.cli.errors import CliError, Exit
+from everstep_services.cli.invocation import Invocation, with_api_options
+from everstep_services.cli.operator_requests import (
+    NO_REASON,
+    CheckpointRequest,
+    ScanRequest,
+    fulfil,
+    with_reason,
+)
+
+_STEP = click.IntRange(min=0)
+_TIER = click.option(
+    "--tier",
+    type=click.Choice(["global", "memory", "peer"]),
+    help="Only in this tier; memory and peer are known to services only.",
+)
+
+
+@click.group()
+def command() -> None:
+    """List checkpoints, read them back, pin, clean up or pull them.
+
+    WHERE is a job, which the catalog is asked about, or a folder or URL of checkpoints, which needs
+    no service: it has a slash in it, as ./ckpt or s3://bucket/llama.
+    """
+
+
+def _where(_context: click.Context, _parameter: click.Parameter, where: str) -> str:
+    if is_place(where):
+        return where
+    try:
+        return checked_name("job", where)
+    except BadNameError as error:
+        raise click.UsageError(f"{error}; a folder or URL has a slash in it: ./ckpt") from error
+
+
+def _job(remedy: str) -> Callable[[click.Context, click.Parameter, str], str]:
+    """A job and no place; `remedy` is the command for a place."""
+
+    def checked(_context: click.Context, _parameter: click.Parameter, job: str) -> str:
+        if is_place(job):
+            raise click.UsageError(
+                f"JOB is the name of a job, and {job} is a folder or URL: see everstep jobs, or "
+                f"everstep ckpt {remedy.format(place=job)}"
+            )
+        return checked_name("job", job)
+
+    return checked
+
+
+def _about_a_step(what: Callable[..., None]) -> click.Command:
+    """A command about the checkpoint of a step, with a reason for the record."""
+    taken = click.argument("step", type=_STEP)(with_reason(click.pass_obj(what)))
+    return command.command()(click.argument("where", callback=_where)(taken))
+
+
+@command.command("ls")
+@click.argument("where", callback=_where)
+@_TIER
+@click.option("-n", "--limit", type=click.IntRange(1, 1000), default=100, help="The newest (100).")
+@with_api_options
+@click.pass_obj
+def ls(invocation: Invocation, *, where: str, tier: str | None, limit: int) -> None:
+    """List checkpoints, the newest first, with what is known of each."""
+    if is_place(where):
+        _of_files_only(tier)
+        from everstep_services.cli.pages.checkpoints.files import print_shelf
+
+        print_shelf(invocation, where, limit)
+        return
+    from everstep_services.cli.api.location import open_record
+    from everstep_services.cli.pages.checkpoints.catalog import print_checkpoints
+
+    with open_record(invocation) as api:
+        print_checkpoints(invocation, api, where, tier, limit)
+
+
+@command.command()
+@click.argument("where", callback=_where)
+@click.argument("step", type=_STEP)
+@_TIER
+@with_api_options
+@click.pass_obj
+def show(invocation: Invocation, *, where: str, step: int, tier: str | None) -> None:
+    """Show one checkpoint: its files, or who has it in memory."""
+    if is_place(where):
+        _of_files_only(tier)
+        from everstep_services.cli.pages.checkpoints.files import print_shelved
+
+        print_shelved(invocation, where, step)
+        return
+    from everstep_services.cli.api.location import open_record
+    from everstep_services.cli.pages.checkpoints.catalog import print_checkpoint
+
+    with open_record(invocation) as api:
+        print_checkpoint(invocation, api, where, step, tier)
+
+
+@command.command()
+@click.argument("where", callback=_where)
+@click.argument("step", type=_STEP, required=False)
+@with_reason
+@click.pass_obj
+def verify(invocation: Invocation, *, where: str, step: int | None, reason: str) -> int:
+    """Read every byte again and compare it with what was saved.
+
+    Of a folder or URL: here and now, all checkpoints in it or the one of this step; WHERE may be
+    the folder of one checkpoint, too. Of a job: the catalog does it, and quarantines what is not
+    good.
+
+    Exit codes: 0 all are good, 1 one is not.
+    """
+    if is_place(where):
+        _without_record(reason)
+        from everstep_services.cli.pages.checkpoints.files import verify_shelf
+
+        return verify_shelf(invocation, where, step)
+    if step is None:
+        raise click.UsageError("of a job, name the STEP that is to be read back")
+    fulfil(invocation, CheckpointRequest.of("verify", where, step, reason))
+    return Exit.OK
+
+
+@command.command()
+@click.argument("job", callback=_job("ls {place}"))
+@click.option("--step", type=_STEP, help="Only this step; by default the newest.")
+@with_api_options
+@click.pass_obj
+def locate(invocation: Invocation, *, job: str, step: int | None) -> None:
+    """Say what a job's next round would restore, and from where."""
+    from everstep_services.cli.api.location import open_record
+    from everstep_services.cli.pages.checkpoints.catalog import print_located
+
+    with open_record(invocation) as api:
+        print_located(invocation, api, job, step)
+
+
+@_about_a_step
+def pin(invocation: Invocation, *, where: str, step: int, reason: str) -> None:
+    """Keep a checkpoint, whatever retention says."""
+    _do(invocation, "pin", where, step, reason)
+
+
+@_about_a_step
+def unpin(invocation: Invocation, *, where: str, step: int, reason: str) -> None:
+    """Let retention have a checkpoint again."""
+    _do(invocation, "unpin", where, step, reason)
+
+
+@_about_a_step
+def quarantine(invocation: Invocation, *, where: str, step: int, reason: str) -> None:
+    """Have nobody restore a checkpoint, and keep it."""
+    _do(invocation, "quarantine", where, step, reason)
+
+
+@_about_a_step
+@click.option(
+    "--tier",
+    type=click.Choice(["global", "memory"]),
+    default="global",
+    help="memory: the states of this step on all nodes of the job, their own and copies.",
+)
+def release(invocation: Invocation, *, where: str, step: int, tier: str, reason: str) -> None:
+    """Let a quarantined checkpoint be restored again."""
+    if tier != "global" and is_place(where):
+        raise click.UsageError("what is in the memory of nodes is released by JOB")
+    _do(invocation, "release", where, step, reason, tier)
+
+
+@command.command()
+@click.argument("job", callback=_job("scan JOB --root {place}"))
+@click.option(
+    "--root", default="", metavar="PLACE", help="A folder or URL, as the catalog sees it."
+)
+@with_reason
+@click.pass_obj
+def scan(invocation: Invocation, *, job: str, root: str, reason: str) -> None:
+    """Have the catalog compare its index with the files, or make it again from them."""
+    fulfil(invocation, ScanRequest("scan", reason, job, details={"root": root}))
+
+
+@command.command()
+@click.argument("where", callback=_where)
+@click.option("--keep-last", type=click.IntRange(1), metavar="N", help="Keep the newest so many.")
+@click.option(
+    "--keep-every",
+    "keep_every_steps",
+    type=click.IntRange(1),
+    metavar="STEPS",
+    help="Of the older ones, keep each whose step is a multiple of this.",
+)
+@click.option("--delete", "wants_it", is_flag=True, help="Do it; otherwise only say what would go.")
+@with_reason
+@click.pass_obj
+def gc(
+    invocation: Invocation,
+    /,
+    *,
+    where: str,
+    keep_last: int | None,
+    keep_every_steps: int | None,
+    wants_it: bool,
+    reason: str,
+) -> None:
+    """Say which checkpoints retention does not keep, and with --delete delete them.
+
+    Of a job, what is not said is as the catalog is set to. Of a folder or URL, the newest is read
+    back first. The last good one stays, and so do those that are pinned or quarantined. What saves
+    have left that came to nothing goes, too, once nothing has changed in it for a day.
+    """
+    if is_place(where):
+        _without_record(reason)
+        from everstep_services.cli.pages.checkpoints.files import collect_shelf
+
+        if keep_last is None:
+            raise click.UsageError("of a folder or URL, say how many are to stay: --keep-last N")
+        collect_shelf(invocation, where, (keep_last, keep_every_steps or 0), wants_it=wants_it)
+        return
+    from everstep_services.cli.api.location import open_api
+    from everstep_services.cli.pages.checkpoints.catalog import print_collected
+
+    asked = {
+        "keep_last": keep_last,
+        "keep_every_steps": keep_every_steps,
+        "is_dry_run": not wants_it,
+        "reason": reason,
+    }
+    with open_api(invocation) as api:
+        print_collected(invocation, api, where, asked)
+
+
+@command.command()
+@click.argument("where", callback=_where)
+@click.argument("step", type=_STEP)
+@click.argument("to", type=click.Path(file_okay=False))
+@with_api_options
+@click.pass_obj
+def pull(invocation: Invocation, *, where: str, step: int, to: str) -> None:
+    """Copy a checkpoint into a folder of this machine, comparing every byte.
+
+    It is seen there when it is whole and good. Of a job, the catalog says where it is.
+    """
+    from everstep_services.cli.pages.checkpoints.files import pull_to
+
+    if not to or "://" in to:
+        what = f"{to} is a URL" if to else "it is empty"
+        raise click.UsageError(f"TO is a folder of this machine, and {what}")
+    place = where if is_place(where) else _path(invocation, where, step)
+    pull_to(invocation, place, step, Path(to))
+
+
+@command.command()
+@click.argument("source", type=click.Path(exists=True, file_okay=False))
+@click.argument("root", type=click.Path(file_okay=False))
+@click.option("--step", type=_STEP, required=True, help="The step after which it was saved.")
+@click.option("--job", default="local", help="Whose it is to be (local).")
+@with_api_options
+@click.pass_obj
+def adopt(invocation: Invocation, *, source: str, root: str, step: int, job: str) -> None:
+    """Take over a checkpoint that torch.distributed.checkpoint has written.
+
+    SOURCE is its folder, ROOT the one that a Checkpointer saves into; both are on this machine.
+    Its files are hashed as they stand, and stay where they are, too.
+    """
+    from everstep_services.cli.pages.checkpoints.files import adopt_into
+
+    adopt_into(invocation, source, root, step, checked_name("job", job))
+
+
+def _of_files_only(tier: str | None) -> None:
+    if tier not in (None, "global"):
+        raise click.UsageError(
+            f"a folder or URL has nothing of the {tier} tier: say JOB, or leave --tier out"
+        )
+
+
+def _without_record(reason: str) -> None:
+    if reason != NO_REASON:
+        raise click.UsageError(
+            "of a folder or URL, nothing is put on record: say JOB, or leave --reason out"
+        )
+
+
+def is_place(where: str) -> bool:
+    """It is a folder or URL, and no job: no job has a slash in its name."""
+    return "/" in where or where in {".", ".."}
+
+
+def _do(
+    invocation: Invocation, action: str, where: str, step: int, reason: str, tier: str = "global"
+) -> None:
+    if is_place(where):
+        from everstep_services.cli.pages.checkpoints.files import mark_shelved
+
+        mark_shelved(invocation, where, step, action, reason)
+        return
+    fulfil(invocation, CheckpointRequest.of(action, where, step, reason, tier))
+
+
+def _path(invocation: Invocation, job: str, step: int) -> str:
+    from everstep_services.cli.api.location import open_record
+    from everstep_services.cli.pages.checkpoints.catalog import found_in
+
+    with open_record(invocation) as api:
+        path = found_in(api, job, step, "global")["path"]
+    if not path:
+        raise CliError(f"step {step} of {job} is in no file: wait for its save", Exit.NOT_FOUND)
+    return str(path).rpartition("/")[0]

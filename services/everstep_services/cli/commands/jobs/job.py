@@ -1,0 +1,23 @@
+"""Show a job: its rounds, its nodes, and what went wrong last."""
+
+import click
+
+from everstep_services.cli.invocation import Invocation, with_api_options
+
+
+@click.group()
+def command() -> None:
+    """Show a job: its rounds, its nodes, and what went wrong last."""
+
+
+@command.command()
+@click.argument("job")
+@with_api_options
+@click.pass_obj
+def show(invocation: Invocation, *, job: str) -> None:
+    """Show how a job is, its last rounds, who takes part, and its last incidents."""
+    from everstep_services.cli.api.location import open_record
+    from everstep_services.cli.pages.jobs import print_job
+
+    with open_record(invocation) as api:
+        print_job(invocation, api, job)

@@ -1,0 +1,123 @@
+"""Print what the ranks of a job wrote, and find what failed first in any logs."""
+
+from pathlib import Path
+
+import click
+
+from everstep_services.cli.invocation import Invocation, with_api_options, with_formats
+
+
+class _OrJob(click.Group):
+    """A group whose first word may be a job, or an option: then `show` is meant."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in {*self.commands, *self.get_help_option_names(ctx)}:
+            args = ["show", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_OrJob)
+def command() -> None:
+    """Print what the ranks of a job wrote, or find what failed first in any logs.
+
+    `everstep logs JOB` is short for `everstep logs show JOB`.
+    """
+
+
+@command.command()
+@click.argument("job")
+@click.option("--round", "number", type=click.IntRange(min=0), help="Of this round (the newest).")
+@click.option(
+    "--rank",
+    "ranks",
+    type=click.IntRange(min=0),
+    multiple=True,
+    help="Only of this rank; may be given several times.",
+)
+@click.option("--node", help="Only of ranks on this node.")
+@click.option("--stdout", "stream", flag_value="stdout", help="Only what went to stdout.")
+@click.option("--stderr", "stream", flag_value="stderr", help="Only what went to stderr.")
+@click.option(
+    "-n",
+    "--lines",
+    "last",
+    type=click.IntRange(min=1),
+    help="Only so many lines of each file, its last ones.",
+)
+@click.option("-f", "--follow", is_flag=True, help="Go on with what is written, on this node.")
+@click.option(
+    "--log-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Where the output of ranks is kept; by default as `everstep run` has it.",
+)
+@with_api_options
+@click.pass_obj
+def show(  # noqa: PLR0913  each is an option
+    invocation: Invocation,
+    *,
+    job: str,
+    number: int | None,
+    ranks: tuple[int, ...],
+    node: str | None,
+    stream: str | None,
+    last: int | None,
+    follow: bool,
+    log_dir: Path | None,
+) -> None:
+    """Print what the ranks of a job wrote, each line with its node and rank before it.
+
+    On a node that ran the round, all of it, from its files. Elsewhere the ends of the logs of
+    those ranks that failed, from the record: also when their node is gone.
+    """
+    from everstep.ids import checked_name
+    from everstep_services.cli.pages.rank_logs import STREAMS, LogSelection, print_logs
+
+    if follow and last is not None:
+        raise click.UsageError("-f shows all and goes on: it takes no --lines")
+    if invocation.output == "name":
+        raise click.UsageError("lines have no names: use -o json or jsonl")
+    wanted = LogSelection(
+        checked_name("job", job), number, ranks, node, (stream,) if stream else STREAMS, last
+    )
+    print_logs(invocation, wanted, log_dir, is_live=follow)
+
+
+@command.command()
+@click.argument(
+    "files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
+@click.option(
+    "--world-size",
+    type=click.IntRange(min=1),
+    metavar="RANKS",
+    help="How many ranks the job has; by default as many as the logs mention.",
+)
+@with_formats(("human", "json"), "How to print; human unless told otherwise.")
+@click.pass_obj
+def analyze(invocation: Invocation, /, *, files: tuple[Path, ...], world_size: int | None) -> int:
+    """Say what failed first, on which rank, and why, from logs of any training.
+
+    FILE is a log of one rank or of many, of any launcher, or - for stdin: the rank is known by
+    prefixes of torchrun, srun, mpirun, kubectl, Ray and our own, or by the file's name. No service
+    is needed. What follows from the end of another rank is never the cause. Gzip is read; other
+    compressed files have to be unpacked first.
+
+    Exit codes: 0 no failure, 1 inconclusive, 2 nothing could be read or wrong usage, 3 a cause is
+    named.
+    """
+    from everstep_services.attribution.log_analysis.files import analyze_files
+    from everstep_services.attribution.log_analysis.report import lines
+    from everstep_services.cli.errors import CliError, Exit
+    from everstep_services.cli.output import echo, print_json, schema
+
+    analysis = analyze_files(list(dict.fromkeys(files)), world_size)
+    report = analysis.report()
+    if not analysis.bytes and report.notes:
+        raise CliError("; ".join(report.notes), Exit.USAGE)
+    if invocation.output == "json":
+        print_json({"schema": schema("log-report"), "report": report})
+    else:
+        for line in lines(report):
+            echo(line)
+    return {"nothing": 0, "inconclusive": 1, "cause": 3}[report.verdict]

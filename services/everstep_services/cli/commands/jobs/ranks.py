@@ -1,0 +1,38 @@
+"""Show how the ranks of a job are now: state, step, section, and the limit there."""
+
+import click
+
+from everstep_services.cli.invocation import Invocation, with_wide_api_options
+
+
+@click.command()
+@click.argument("job")
+@click.option("--state", multiple=True, help="Only in this state, as stalled; may be repeated.")
+@click.option("--node", help="Only on this node.")
+@click.option("-w", "--watch", is_flag=True, help="Show them again every second, until Ctrl-C.")
+@click.option("-n", "--limit", type=click.IntRange(1), default=1000, help="At most so many (1000).")
+@with_wide_api_options
+@click.pass_obj
+def command(
+    invocation: Invocation,
+    *,
+    job: str,
+    state: tuple[str, ...],
+    node: str | None,
+    watch: bool,
+    limit: int,
+) -> None:
+    """Show how the ranks of a job are now, as their agents said last.
+
+    Since is how long the rank is in its section, or without progress where there is none; age is
+    how long ago its agent was heard. A view that is stale says so, and why.
+    """
+    from everstep_services.cli.api.location import open_api
+    from everstep_services.cli.pages.ranks import print_ranks, watch_ranks
+
+    asked = {"state": list(state) or None, "node": node}
+    with open_api(invocation) as api:
+        if watch:
+            watch_ranks(lambda: print_ranks(invocation, api, job, asked, limit), every_s=1.0)
+        else:
+            print_ranks(invocation, api, job, asked, limit)

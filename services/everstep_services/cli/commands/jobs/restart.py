@@ -1,0 +1,47 @@
+"""End the round of a job and form another one."""
+
+import click
+
+from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.operator_requests import CommandRequest, fulfil, with_reason
+
+
+@click.command()
+@click.argument("job")
+@click.option(
+    "--round",
+    "number",
+    type=click.IntRange(min=0),
+    help="Only if this round runs: asking twice then restarts once. By default the newest.",
+)
+@click.option(
+    "--without",
+    "nodes",
+    multiple=True,
+    metavar="NODE",
+    help="Without this node, which leaves the job; may be given several times.",
+)
+@click.option(
+    "--save/--no-save",
+    "save_first",
+    default=False,
+    show_default=True,
+    help="Give the ranks 60 s, or what rendezvous is set to, to save first.",
+)
+@with_reason
+@click.pass_obj
+def command(
+    invocation: Invocation,
+    *,
+    job: str,
+    number: int | None,
+    nodes: tuple[str, ...],
+    save_first: bool,
+    reason: str,
+) -> None:
+    """End the round of a job and form another one. It costs nothing of the restart budget.
+
+    Returns when that is decided.
+    """
+    details = {"round": number, "without_nodes": nodes, "save_first": save_first}
+    fulfil(invocation, CommandRequest("restart", reason, job, details=details))

@@ -1,0 +1,15 @@
+"""Have the ranks of a job save at their next step."""
+
+import click
+
+from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.operator_requests import CommandRequest, fulfil, with_reason
+
+
+@click.command()
+@click.argument("job")
+@with_reason
+@click.pass_obj
+def command(invocation: Invocation, *, job: str, reason: str) -> None:
+    """Have the ranks of a job save at their next step, and go on."""
+    fulfil(invocation, CommandRequest("save", reason, job))

@@ -1,0 +1,232 @@
+"""Find slow ranks, with cause and price."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, assert_never
+
+import click
+
+from everstep_services.cli.errors import CliError, Exit
+from everstep_services.cli.invocation import (
+    Invocation,
+    NumberRange,
+    with_formats,
+    with_wide_api_options,
+)
+
+if TYPE_CHECKING:
+    from everstep_services.straggler.domain.report import Report
+
+_UNITS = ("s", "ms", "us", "ns")
+_FILE = click.Path(path_type=Path)
+
+
+_MEASURES = ("own", "ratio", "waited", "step", "cpu", "runnable")
+_CAUSES = ("input", "compute", "host", "network", "device", "design", "unknown")
+_EVERY_S = 2.0
+LARGE_BYTES = 16 << 20
+"""Traces of this size take long enough that a person wonders."""
+_UNJUDGED, _NAMED = 1, 3
+"""Exit codes of `analyze`, the same as those of the other commands with this name."""
+_PAST_ONLY = ("state", "cause", "node", "rank", "round")
+
+
+class _OrJob(click.Group):
+    """A group whose first word may be a job: then it is `show` that is meant."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in {*self.commands, *self.get_help_option_names(ctx)}:
+            args = ["show", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_OrJob)
+def command() -> None:
+    """Find slow ranks, with cause and price.
+
+    `everstep stragglers JOB` is short for `everstep stragglers show JOB`.
+    """
+
+
+@command.command()
+@click.argument("job")
+@click.option("--history", is_flag=True, help="What was found so far, the newest first.")
+@click.option("--timings", is_flag=True, help="A heat map of ranks and windows.")
+@click.option("-w", "--watch", is_flag=True, help="Show it again and again, until Ctrl-C.")
+@click.option("--role", default="", metavar="NAME", help="Compare only this role group.")
+@click.option("--state", type=click.Choice(["open", "cleared"]), help="History: in this state.")
+@click.option(
+    "--cause",
+    multiple=True,
+    type=click.Choice(_CAUSES),
+    help="History: with this cause; may be repeated.",
+)
+@click.option("--node", help="History: on this node.")
+@click.option("--rank", type=click.IntRange(0), help="History: this rank.")
+@click.option("--round", type=click.IntRange(0), help="History: in this round.")
+@click.option("--measure", type=click.Choice(_MEASURES), help="Heat map: what to show (own).")
+@click.option("--section", metavar="NAME", help="Heat map: the time in this section.")
+@click.option("-n", "--limit", type=click.IntRange(1), default=100, help="At most so many (100).")
+@with_wide_api_options
+@click.pass_obj
+def show(invocation: Invocation, /, *, watch: bool, **asked: Any) -> None:
+    """Show how the ranks of a job compare: who is slow now, why, and what it costs.
+
+    Own is the time that a rank needs by itself for a step, slower how much more that is than the
+    median of its role group, late by how much it enters collectives after the others, waits
+    what it waits for others. --history shows every finding, from the record.
+    """
+    from everstep_services.cli.api.location import open_api, open_record
+    from everstep_services.cli.output import say
+    from everstep_services.cli.pages.ranks import watch_ranks
+    from everstep_services.cli.pages.stragglers import job as job_page
+
+    view = _view(asked)
+    job, most = asked["job"], asked["limit"]
+    opened = open_api if watch else open_record
+    with opened(invocation) as api:
+        if api.is_record and view == "now":
+            say("how the ranks compare now is known only while a service runs; past findings:")
+            view = "history"
+
+        def print_it() -> None:
+            match view:
+                case "now":
+                    job_page.print_now(invocation, api, job, asked["role"], most)
+                case "history":
+                    params = {name: asked[name] for name in _PAST_ONLY}
+                    params["cause"] = list(asked["cause"]) or None
+                    job_page.print_past(invocation, api, job, params, most)
+                case "timings":
+                    params = {"measure": asked["measure"], "section": asked["section"]}
+                    job_page.print_map(invocation, api, job, params, most)
+                case _:
+                    assert_never(view)
+
+        if watch:
+            watch_ranks(print_it, every_s=_EVERY_S)
+        else:
+            print_it()
+
+
+def _view(asked: dict[str, Any]) -> Literal["now", "history", "timings"]:
+    """Which of the three views the options ask for."""
+    is_map = bool(asked["timings"] or asked["measure"] or asked["section"])
+    if asked["measure"] and asked["section"]:
+        raise CliError("give --measure or --section, not both", Exit.USAGE)
+    past = [name for name in _PAST_ONLY if asked[name] not in {None, ()}]
+    if past and not asked["history"]:
+        raise CliError(f"--{past[0]} is an option of --history: add it", Exit.USAGE)
+    if is_map and asked["history"]:
+        raise CliError("--history and a heat map are two questions: ask one", Exit.USAGE)
+    if asked["role"] and (is_map or asked["history"]):
+        raise CliError("--role is for how ranks compare now only", Exit.USAGE)
+    if is_map:
+        return "timings"
+    return "history" if asked["history"] else "now"
+
+
+@command.command()
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=_FILE)
+@click.option(
+    "--html",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write a page with a heat map, that needs nothing else.",
+)
+@click.option(
+    "--unit",
+    type=click.Choice(_UNITS),
+    default="s",
+    show_default=True,
+    help="What start and duration of a table are in.",
+)
+@click.option(
+    "--window",
+    metavar="STEPS",
+    type=click.IntRange(1, 100_000),
+    help="Steps that are judged together; from the number of steps, if not given.",
+)
+@click.option(
+    "--slower",
+    metavar="RATIO",
+    type=NumberRange(0.001, 10),
+    default=0.03,
+    show_default=True,
+    help="How much slower than its peers a slow rank is, at least.",
+)
+@click.option(
+    "--top",
+    metavar="N",
+    type=click.IntRange(1, 1000),
+    default=8,
+    show_default=True,
+    help="How many of the worst and of the best ranks to print.",
+)
+@with_formats(("text", "json"), "Text for people (the default), or JSON with everything.")
+@click.pass_obj
+def analyze(
+    invocation: Invocation, /, *, files: tuple[Path, ...], html: Path | None, top: int, **how: Any
+) -> int:
+    """Judge traces of any training: who is slow, why, and what it costs.
+
+    FILE is a table of operations, CSV or Parquet, with the columns rank, step, op, start and
+    duration, or a trace of torch.profiler, one file a rank. No service is needed.
+
+    Exit codes: 0 nobody is slow, 1 nobody could be judged, 2 a file cannot be used or wrong usage,
+    3 a slow rank is named.
+    """
+    from everstep_services.cli.output import print_json, schema
+    from everstep_services.cli.pages.stragglers import html as html_page
+    from everstep_services.cli.pages.stragglers import text
+
+    report, notes = _analyzed(files, **how)
+    title = files[0].name if len(files) == 1 else f"{files[0].name} and {len(files) - 1} more"
+    if html is not None:
+        _write(html, html_page.page(report, title, notes))
+    if invocation.output == "json":
+        print_json({"schema": schema("straggler_analysis"), **text.record(report, notes)})
+    else:
+        for line in text.lines(report, top, notes):
+            click.echo(line)
+    if report.findings:
+        return _NAMED
+    return _UNJUDGED if report.unjudged else Exit.OK
+
+
+def _analyzed(
+    files: tuple[Path, ...], *, unit: str, window: int | None, slower: float
+) -> "tuple[Report, tuple[str, ...]]":
+    from everstep_services.straggler.domain.analysis import NothingToCompareError, analyze
+    from everstep_services.straggler.domain.verdict import Limits
+    from everstep_services.straggler.traces import read_traces
+
+    paths = list(dict.fromkeys(files))
+    _say_what_is_read(paths)
+    read = read_traces(paths, unit)
+    limits = Limits(found_ratio=slower, cleared_ratio=slower / 2)
+    try:
+        return analyze(read.table, limits, window), read.notes
+    except NothingToCompareError as error:
+        raise CliError(f"{files[0]}: {error}", Exit.USAGE) from error
+
+
+def _say_what_is_read(paths: list[Path]) -> None:
+    """Tell a person at a terminal why nothing is printed for a while."""
+    from everstep.sizes import size
+    from everstep_services.cli.output import say
+
+    try:
+        count = sum(path.stat().st_size for path in paths)
+    except OSError:
+        return  # the reader says which, and why
+    if count >= LARGE_BYTES and sys.stderr.isatty():
+        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        say(f"reading and comparing {paths[0].name}{more} ({size(count)}): this may take minutes")
+
+
+def _write(path: Path, content: str) -> None:
+    try:
+        path.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise CliError(f"{path} cannot be written: {error.strerror}", Exit.USAGE) from error

@@ -1,0 +1,36 @@
+"""Show a training that is killed twice, and goes on; or one in which a rank becomes slow."""
+
+import click
+
+from everstep_services.cli.invocation import Invocation, with_common_options
+
+_STEPS = 400
+
+
+@click.command()
+@click.option(
+    "--steps",
+    type=click.IntRange(100, 1_000_000),
+    metavar="N",
+    help=f"How long the training is ({_STEPS} steps).",
+)
+@click.option("--slow", is_flag=True, help="Slow one rank down instead of killing any.")
+@with_common_options
+@click.pass_obj
+def command(invocation: Invocation, *, steps: int | None, slow: bool) -> int:
+    """Train a small real model on agents of this machine, and kill what trains.
+
+    First one rank, then a whole node with its agent: a spare takes its slot. At the end a table
+    says what happened and how long each phase of coming back took. With --slow, one rank waits for
+    its data: it is named with its cause and its price, and cleared again. No container, no root, no
+    GPU; what it made stays in a folder that it names.
+    """
+    if slow and steps is not None:
+        raise click.UsageError("--steps does not go with --slow, which ends by itself")
+    if slow:
+        from everstep_services.cli.demonstration.slow_rank import demonstrate as demonstrate_slow
+
+        return demonstrate_slow(invocation)
+    from everstep_services.cli.demonstration.kills import demonstrate
+
+    return demonstrate(invocation, steps or _STEPS)

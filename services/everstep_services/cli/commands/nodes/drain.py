@@ -1,0 +1,29 @@
+"""Take a node out of its job; a spare takes its slot."""
+
+import click
+
+from everstep_services.cli.invocation import Invocation, NumberRange
+from everstep_services.cli.operator_requests import CommandRequest, fulfil, with_reason
+
+
+@click.command()
+@click.argument("node")
+@click.option("--job", help="The job that it leaves; by default the one that it takes part in.")
+@click.option(
+    "--save-within",
+    "within_s",
+    type=NumberRange(min=0, max=86400),
+    metavar="SECONDS",
+    help="Give the ranks so long to save first; by default the round ends at once.",
+)
+@with_reason
+@click.pass_obj
+def command(
+    invocation: Invocation, *, node: str, job: str | None, within_s: float | None, reason: str
+) -> None:
+    """Take a node out of its job; a spare takes its slot in the next round.
+
+    Its agent exits with 0 where the others can go on without it, else with 90.
+    """
+    details = {"within_s": within_s}
+    fulfil(invocation, CommandRequest("drain", reason, job, node=node, details=details))

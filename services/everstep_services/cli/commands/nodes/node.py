@@ -1,0 +1,103 @@
+"""Show a node, keep it out, let it in again, or have it examined."""
+
+import click
+
+from everstep.subjects import CLUSTER
+from everstep_services.cli.errors import Exit
+from everstep_services.cli.invocation import Invocation, NumberRange, with_api_options
+from everstep_services.cli.operator_requests import CommandRequest, fulfil, with_reason
+from everstep_services.cli.times import SpanParameter
+
+
+@click.group()
+def command() -> None:
+    """Show a node, keep it out, let it in again, or have it examined."""
+
+
+@command.command()
+@click.argument("node")
+@with_api_options
+@click.pass_obj
+def show(invocation: Invocation, *, node: str) -> None:
+    """Show how a node stands and why, and what was found on it last."""
+    from everstep_services.cli.api.location import open_record
+    from everstep_services.cli.pages.nodes import print_node
+
+    with open_record(invocation) as api:
+        print_node(invocation, api, node)
+
+
+@command.command()
+@click.argument("node")
+@click.option(
+    "--for", "ttl_s", type=SpanParameter(), metavar="SPAN", help="For so long, as in 24h."
+)
+@click.option("--for-good", is_flag=True, help="Until somebody includes it again.")
+@with_reason
+@click.pass_obj
+def exclude(
+    invocation: Invocation, *, node: str, ttl_s: int | None, for_good: bool, reason: str
+) -> None:
+    """Let a node join nothing, for the time that health is set to unless told otherwise.
+
+    A round that runs on it goes on: `everstep drain` takes it out.
+    """
+    if for_good and ttl_s is not None:
+        raise click.UsageError("--for and --for-good exclude each other")
+    details = {"ttl_s": 0.0 if for_good else ttl_s}
+    fulfil(invocation, CommandRequest("exclude", reason, CLUSTER, node=node, details=details))
+
+
+@command.command()
+@click.argument("node")
+@with_reason
+@click.pass_obj
+def include(invocation: Invocation, *, node: str, reason: str) -> None:
+    """Let a node join again, whoever excluded it."""
+    fulfil(invocation, CommandRequest("include", reason, CLUSTER, node=node))
+
+
+@command.command()
+@click.argument("node")
+@click.argument("names", nargs=-1, metavar="[CHECK]...")
+@click.option("--job", help="Its job; by default the one that it takes part in.")
+@click.option(
+    "--within",
+    "within_s",
+    type=NumberRange(min=0, min_open=True),
+    default=90.0,
+    metavar="SECONDS",
+    help="Wait so long for the result (90).",
+)
+@with_reason
+@click.pass_obj
+def check(
+    invocation: Invocation,
+    *,
+    node: str,
+    names: tuple[str, ...],
+    job: str | None,
+    within_s: float,
+    reason: str,
+) -> int:
+    """Have a node's agent examine it now, beside the training, and print what it finds.
+
+    Without the name of a check, all that may run beside a training. Exit codes: 0 healthy, 1 a
+    check has failed, 5 nothing was heard in time.
+    """
+    from everstep_services.cli.api.location import find_api
+    from everstep_services.cli.output import say
+    from everstep_services.cli.pages.nodes import await_check, newest_check, print_check
+
+    wish = CommandRequest("check", reason, job, node=node, details={"checks": names})
+    place = find_api(invocation)
+    if place is None:
+        fulfil(invocation, wish)
+        say("what it finds comes as facts; only the API shows them")
+        return Exit.OK
+    with place.open() as api:
+        before = newest_check(api, node)
+        say(str(wish.tell(api)["text"]))
+        found = await_check(api, node, before, within_s)
+    print_check(invocation, found)
+    return Exit.OK if found["is_healthy"] else Exit.ERROR

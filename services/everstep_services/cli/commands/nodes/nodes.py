@@ -1,0 +1,53 @@
+"""List nodes: which are there, healthy, suspect or excluded."""
+
+import click
+
+from everstep_services.cli.invocation import Invocation, with_wide_api_options
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option(
+    "--sort",
+    type=click.Choice(["node", "strikes"]),
+    default="node",
+    help="By name, or those with the most strikes first.",
+)
+@click.option("--state", type=click.Choice(["joined", "left", "lost"]), help="Only in this state.")
+@click.option("--unhealthy", is_flag=True, help="Only where the last checks have failed.")
+@click.option("--suspect", is_flag=True, help="Only those that somebody has evidence against.")
+@click.option("--excluded", is_flag=True, help="Only those that may not join now.")
+@click.option("-q", "--query", metavar="TEXT", help="Only with this in the name or address.")
+@click.option("-n", "--limit", type=click.IntRange(1), default=1000, help="At most so many (1000).")
+@with_wide_api_options
+@click.pass_obj
+def command(  # noqa: PLR0913  each is an option
+    invocation: Invocation,
+    *,
+    job: str | None,
+    sort: str,
+    state: str | None,
+    unhealthy: bool,
+    suspect: bool,
+    excluded: bool,
+    query: str | None,
+    limit: int,
+) -> None:
+    """List nodes, of one job or of all, with what speaks against them.
+
+    Strikes are counted over all jobs, within health's window.
+    """
+    from everstep_services.cli.api.location import open_record
+    from everstep_services.cli.pages.nodes import print_nodes
+
+    asked = {
+        "job": job,
+        "sort": sort,
+        "state": state,
+        "healthy": "false" if unhealthy else None,
+        "suspect": "true" if suspect else None,
+        "excluded": "true" if excluded else None,
+        "q": query,
+    }
+    with open_record(invocation) as api:
+        print_nodes(invocation, api, asked, limit)

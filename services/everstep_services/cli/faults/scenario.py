@@ -1,0 +1,142 @@
+"""What is to happen, in which order and where: read from words or a file, settled by a seed."""
+
+import random
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from everstep_services.cli.errors import CliError, Exit
+from trainer_sdk.inject.catalogue import BadFaultError, FaultRequest, fault_request
+
+RANDOM = "random"
+_FIELDS = {
+    "fault": str,
+    "rank": int | str,
+    "node": str,
+    "after_step": int,
+    "after_s": int | float,
+    "for_s": int | float,
+    "amount": int,
+    "target": str,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFault:
+    """One fault, and when."""
+
+    wish: FaultRequest
+    rank: str = ""
+    """A number, or `random`; empty for random, or where a node is meant."""
+    node: str = ""
+    after_step: int | None = None
+    after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class FaultPlace:
+    """Where a fault is made."""
+
+    rank: int | None
+    node: str
+
+    def __str__(self) -> str:
+        return self.node if self.rank is None else f"rank {self.rank} on {self.node}"
+
+
+@dataclass(frozen=True, slots=True)
+class RankMap:
+    """Which nodes run which ranks."""
+
+    job: str
+    nodes: Mapping[str, range]
+
+    def node_of(self, rank: int) -> str:
+        """Where a rank runs."""
+        for node, ranks in self.nodes.items():
+            if rank in ranks:
+                return node
+        last = sum(len(ranks) for ranks in self.nodes.values()) - 1
+        raise CliError(f"{self.job} has no rank {rank}: it has 0 to {last}", Exit.NOT_FOUND)
+
+
+def planned(fields: Mapping[str, Any]) -> PlannedFault:
+    """One fault as it is asked for. `CliError` if it cannot be."""
+    try:
+        wished = fault_request(
+            fields["fault"],
+            for_s=fields.get("for_s"),
+            amount=fields.get("amount"),
+            target=fields.get("target", ""),
+        )
+    except BadFaultError as error:
+        raise CliError(str(error), Exit.USAGE) from error
+    rank, node = str(fields.get("rank", "")), fields.get("node", "")
+    if rank and wished.fault.place == "agent":
+        text = f"{wished.fault.name} happens to an agent: name its --node, not a rank"
+        raise CliError(text, Exit.USAGE)
+    if node and wished.fault.place != "agent":
+        raise CliError(f"{wished.fault.name} happens to a rank: name it by --rank", Exit.USAGE)
+    if rank and rank != RANDOM and not rank.isdigit():
+        raise CliError(f"{rank!r} is no rank: give a number, or {RANDOM}", Exit.USAGE)
+    return PlannedFault(
+        wished, rank, node, fields.get("after_step"), float(fields.get("after_s") or 0.0)
+    )
+
+
+def read_scenario(path: Path) -> tuple[int | None, list[PlannedFault]]:
+    """The seed, if the file has one, and its faults in the order of their times."""
+    try:
+        said = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CliError(f"{path} cannot be read as TOML: {error}", Exit.USAGE) from error
+    unknown = said.keys() - {"seed", "faults"}
+    faults = said.get("faults")
+    if unknown or not isinstance(faults, list) or not faults:
+        what = f"has {', '.join(sorted(unknown))}" if unknown else "has no [[faults]]"
+        raise CliError(f"{path} {what}: write a seed, and a [[faults]] for each", Exit.USAGE)
+    seed = said.get("seed")
+    if seed is not None and type(seed) is not int:
+        raise CliError(f"{path}: seed is {seed!r}: give a whole number", Exit.USAGE)
+    found = [_read(f"{path}, fault {n}", one) for n, one in enumerate(faults, start=1)]
+    return seed, sorted(found, key=lambda one: one.after_s)
+
+
+def _read(where: str, said: object) -> PlannedFault:
+    if not isinstance(said, dict) or "fault" not in said:
+        raise CliError(f"{where}: it needs a `fault`", Exit.USAGE)
+    for name, value in said.items():
+        kind = _FIELDS.get(name)
+        if kind is None:
+            known = ", ".join(_FIELDS)
+            raise CliError(f"{where}: there is no field {name!r}: there are {known}", Exit.USAGE)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise CliError(f"{where}: {name} cannot be {value!r}", Exit.USAGE)
+    try:
+        return planned(said)
+    except CliError as error:
+        raise CliError(f"{where}: {error}", error.code) from error
+
+
+def settled(
+    faults: Iterable[PlannedFault], here: RankMap, seed: int
+) -> list[tuple[PlannedFault, FaultPlace]]:
+    """Where each is made. The same seed picks the same on a job of the same shape."""
+    picks = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
+    return [(one, _place(one, here, picks)) for one in faults]
+
+
+def _place(one: PlannedFault, here: RankMap, picks: random.Random) -> FaultPlace:
+    if one.wish.fault.place == "agent":
+        node = one.node if one.node not in {"", RANDOM} else picks.choice(sorted(here.nodes))
+        if node not in here.nodes:
+            known = ", ".join(sorted(here.nodes))
+            raise CliError(f"{here.job} has no node {node}: it runs on {known}", Exit.NOT_FOUND)
+        return FaultPlace(None, node)
+    if one.rank in {"", RANDOM}:
+        rank = picks.choice([rank for ranks in here.nodes.values() for rank in ranks])
+    else:
+        rank = int(one.rank)
+    return FaultPlace(rank, here.node_of(rank))

@@ -1,1 +1,0 @@
-"""`everstep inject`: what is wanted, where, when; and who is told."""

@@ -1,0 +1,1 @@
+"""What the commands print of the record, one module a topic."""

@@ -1,0 +1,325 @@
+"""Checkpoints in a folder or URL: needs no service, the files say everything."""
+
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from everstep.messages import KnownCheckpoint
+from everstep.sizes import size
+from everstep_services.catalog.domain.retention import RetentionDecision, RetentionRules, judged
+from everstep_services.cli.cells import aligned, counted, moment, span
+from everstep_services.cli.errors import CliError, Exit
+from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.operator_requests import asker
+from everstep_services.cli.output import cell, echo, print_record, print_records, say
+from everstep_services.cli.pages.checkpoints.catalog import print_judged, print_list
+from trainer_sdk.checkpoint.manifest import step_name, step_of
+from trainer_sdk.checkpoint.storage import Storage, StorageError, storage_for
+from trainer_sdk.checkpoint.storage.adoption import adopt
+from trainer_sdk.checkpoint.storage.checkpoints import (
+    PINNED,
+    QUARANTINED,
+    GoneError,
+    Mark,
+    StoredCheckpoint,
+    Verification,
+    look,
+    mark,
+    owner_of,
+    pull,
+    quarantine,
+    stored_checkpoints,
+    unmark,
+    verify,
+)
+from trainer_sdk.checkpoint.storage.leftovers import Leftover, leftovers, sweep
+from trainer_sdk.checkpoint.storage.port import MissingError
+
+VERIFY_COLUMNS = ("step", "state", "size", "took", "place", "reason")
+
+
+def print_shelf(invocation: Invocation, place: str, most: int) -> None:
+    """Every checkpoint in a place."""
+    with _told():
+        found = _all(place)
+    print_list(invocation, [_record(one) for one in found[:most]])
+
+
+def print_shelved(invocation: Invocation, place: str, step: int) -> None:
+    """One checkpoint, and its files."""
+    with _told():
+        one = _one(storage_for(place), step)
+    record = _record(one)
+    files = () if one.manifest is None else one.manifest.files
+    if invocation.output is not None:
+        shards = [msgspec.structs.asdict(file) for file in files]
+        print_record(invocation, "checkpoint", {**record, "files": shards}, "step")
+        return
+    echo(f"step {step}: {cell(record['note']) or 'committed'}")
+    lines = [
+        ("place", one.path),
+        ("job", "-" if one.manifest is None else one.manifest.identity.job),
+        ("saved", moment(record["saved_at"])),
+        ("round", record["round"]),
+        ("ranks", record["world_size"]),
+        ("size", size(record["size_bytes"])),
+        ("manifest", one.manifest_hash),
+    ]
+    for line in aligned(lines):
+        echo(line)
+    for line in aligned([(file.name, size(file.size_bytes), file.hash) for file in files]):
+        echo(line)
+
+
+def verify_shelf(invocation: Invocation, place: str, step: int | None) -> int:
+    """Read back all checkpoints of a place, or one; 1 when one is not what was saved."""
+    if step is None:
+        place, step = _of_folder(place)
+    with _told():
+        storage = storage_for(place)
+        if step is None:
+            rows = list(_all_verified(storage, _all(place)))
+        else:
+            rows = [_verified(storage, _one(storage, step))]
+    is_for_people = invocation.output in {None, "table"}
+    people = [
+        {**row, "size": size(row["size_bytes"]), "took": span(row["took_s"]), "place": place}
+        for row in rows
+    ]
+    print_records(
+        invocation, "verified_checkpoint", people if is_for_people else rows, VERIFY_COLUMNS
+    )
+    return Exit.OK if all(row["is_good"] for row in rows) else Exit.ERROR
+
+
+def mark_shelved(invocation: Invocation, place: str, step: int, action: str, reason: str) -> None:
+    """Pin or unpin, quarantine or release, by a file beside the manifest."""
+    name = PINNED if action in {"pin", "unpin"} else QUARANTINED
+    beside = f"{step_name(step)}/{name}"
+    with _told():
+        storage = storage_for(place)
+        one = _one(storage, step)
+        before = one.pinned if name == PINNED else one.quarantined
+        if action in {"pin", "quarantine"} and before is not None:
+            undo = "unpin" if action == "pin" else "release"
+            text = f"{beside} says so already: {before.reason}; for another reason, {undo} it first"
+        elif action == "quarantine":
+            quarantine(storage, one, _mark(reason, "operator"))
+            text = f"{beside} says so now"
+        elif action == "pin":
+            mark(storage, step, name, _mark(reason))
+            text = f"{beside} says so now"
+        else:
+            unmark(storage, step, name)
+            text = f"{beside} {'was not there' if before is None else 'is gone'}"
+    record = {"place": one.path, "step": step, "action": action, "text": text}
+    if invocation.output is None:
+        echo(f"{one.path}: {text}")
+    else:
+        print_record(invocation, "marked_checkpoint", record, "step")
+
+
+def collect_shelf(
+    invocation: Invocation, place: str, keep: tuple[int, int], *, wants_it: bool
+) -> None:
+    """Say what retention does not keep, and delete it if that is wanted."""
+    with _told():
+        storage = storage_for(place)
+        known = _with_a_good_one(storage, _all(place))
+        found = judged(known, RetentionRules(*keep))
+        left = leftovers(storage)
+        rows = [_judged_record(one) for one in found]
+        print_judged(invocation, rows + [_left_record(storage, one) for one in left])
+        doomed = [one.checkpoint for one in found if not one.is_kept]
+        freed = sum(one.size_bytes for one in doomed) + sum(one.size_bytes for one in left)
+        if wants_it:
+            freed = sum(storage.remove(step_name(one.step)) for one in reversed(doomed))
+            freed += sum(sweep(storage, one) or 0 for one in left)
+    remedy = ": say --delete" if doomed or left else ""
+    end = "" if wants_it else f"; nothing was deleted{remedy}"
+    verb = "are gone, which freed" if wants_it else "go, which would free"
+    swept = f" and what {counted(len(left), 'save')} left that came to nothing" if left else ""
+    say(f"{len(doomed)} of {len(found)} checkpoints{swept} {verb} {size(freed)}{end}")
+
+
+def pull_to(invocation: Invocation, place: str, step: int, to: Path) -> None:
+    """Copy one into a folder of this machine."""
+    began = time.monotonic()
+    with _told():
+        storage = storage_for(place)
+        path, verdict = pull(storage, _one(storage, step), str(to))
+    if not verdict.is_good:
+        raise CliError(f"nothing is in {to}: {verdict.flaw}")
+    took_s = time.monotonic() - began
+    record = {"path": path, "step": step, "size_bytes": verdict.size_bytes, "took_s": took_s}
+    if invocation.output is None:
+        echo(f"{path}: {size(verdict.size_bytes)} in {span(took_s)}, every byte compared")
+    else:
+        print_record(invocation, "pulled_checkpoint", record, "path")
+
+
+def adopt_into(invocation: Invocation, source: str, root: str, step: int, job: str) -> None:
+    """Take over a plain checkpoint of torch's."""
+    with _told():
+        path, size_bytes = adopt(source, root, step, job)
+    record = {"path": path, "step": step, "job": job, "size_bytes": size_bytes}
+    if invocation.output is None:
+        echo(f"{path}: {size(size_bytes)}, of job {job}")
+    else:
+        print_record(invocation, "adopted_checkpoint", record, "path")
+
+
+def _mark(reason: str, cause: str = "") -> Mark:
+    return Mark(by=asker(), reason=reason, cause=cause, at=datetime.now(UTC).isoformat())
+
+
+def _all(place: str) -> Sequence[StoredCheckpoint]:
+    storage = storage_for(place)
+    found = stored_checkpoints(storage)
+    if not found and owner_of(storage) is None:
+        raise CliError(
+            f"{place} has no checkpoints: there is neither owner.json nor a step-… folder",
+            Exit.NOT_FOUND,
+        )
+    return found
+
+
+def _one(storage: Storage, step: int) -> StoredCheckpoint:
+    found = look(storage, step)
+    if found is None:
+        raise CliError(f"{storage.url} has no checkpoint of step {step}", Exit.NOT_FOUND)
+    return found
+
+
+def _of_folder(place: str) -> tuple[str, int | None]:
+    """The root and the step, if it is the folder of one checkpoint."""
+    root, _, name = place.rstrip("/").rpartition("/")
+    step = step_of(name)
+    return (place, None) if step is None else (root or ".", step)
+
+
+def _all_verified(storage: Storage, found: Sequence[StoredCheckpoint]) -> Generator[dict[str, Any]]:
+    """But for those that retention has removed meanwhile."""
+    for one in found:
+        try:
+            yield _verified(storage, one)
+        except GoneError as error:
+            say(str(error))
+
+
+def _verified(storage: Storage, one: StoredCheckpoint) -> dict[str, Any]:
+    began = time.monotonic()
+    verdict: Verification = verify(storage, one)
+    return {
+        "step": one.step,
+        "state": "good" if verdict.is_good else "NOT GOOD",
+        "is_good": verdict.is_good,
+        "size_bytes": verdict.size_bytes,
+        "took_s": round(time.monotonic() - began, 3),
+        "path": one.path,
+        "reason": verdict.flaw,
+    }
+
+
+def _with_a_good_one(storage: Storage, found: Sequence[StoredCheckpoint]) -> list[KnownCheckpoint]:
+    """All of them as the catalog knows them, the newest that is good read back."""
+    known = {one.step: _known(one) for one in found}
+    for one in found:
+        if one.quarantined or one.manifest is None:
+            continue
+        say(f"reading back {one.path}")
+        try:
+            flaw = verify(storage, one).flaw
+        except GoneError as error:
+            say(str(error))
+            del known[one.step]
+            continue
+        known[one.step] = msgspec.structs.replace(
+            known[one.step],
+            verified_at=datetime.now(UTC),
+            flaw=flaw,
+            quarantined_for="corrupt" if flaw else "",
+            quarantine_reason=flaw,
+        )
+        if not flaw:
+            break
+        say(flaw)
+    return list(known.values())
+
+
+def _known(one: StoredCheckpoint) -> KnownCheckpoint:
+    pinned, quarantined = one.pinned, one.quarantined
+    return KnownCheckpoint(
+        step=one.step,
+        path=one.path,
+        saved_at=one.saved_at,
+        size_bytes=0 if one.manifest is None else one.manifest.size_bytes,
+        pinned_by=(pinned.by or "somebody") if pinned else "",
+        pin_reason=pinned.reason if pinned else "",
+        quarantined_for=(quarantined.cause or "operator") if quarantined else one.flaw,
+        quarantine_reason=quarantined.reason if quarantined else one.flaw,
+    )
+
+
+def _record(one: StoredCheckpoint) -> dict[str, Any]:
+    """As REST shows it, as far as the files say it."""
+    manifest = one.manifest
+    said = [one.flaw]
+    if one.quarantined:
+        said.append(f"quarantined: {one.quarantined.reason or one.quarantined.cause}")
+    if one.pinned:
+        said.append(f"pinned by {one.pinned.by or 'somebody'}: {one.pinned.reason}")
+    return {
+        "step": one.step,
+        "tier": "global",
+        "path": one.path,
+        "saved_at": None if one.saved_at is None else one.saved_at.isoformat(),
+        "round": None if manifest is None else manifest.identity.round,
+        "size_bytes": 0 if manifest is None else manifest.size_bytes,
+        "shards": 0 if manifest is None else len(manifest.files),
+        "world_size": None if manifest is None else manifest.identity.world_size,
+        "survivable_losses": None,
+        "is_verified": False,
+        "is_pinned": one.pinned is not None,
+        "is_quarantined": one.quarantined is not None or bool(one.flaw),
+        "is_missing": False,
+        "has_data_position": manifest is not None and manifest.has_data_position,
+        "manifest_hash": one.manifest_hash,
+        "note": "; ".join(text for text in said if text) or None,
+    }
+
+
+def _judged_record(one: RetentionDecision) -> dict[str, Any]:
+    return {
+        "step": one.checkpoint.step,
+        "is_kept": one.is_kept,
+        "reason": one.reason,
+        "path": one.checkpoint.path,
+        "size_bytes": one.checkpoint.size_bytes,
+    }
+
+
+def _left_record(storage: Storage, one: Leftover) -> dict[str, Any]:
+    return {
+        "step": one.step,
+        "is_kept": False,
+        "reason": one.reason,
+        "path": f"{storage.url}/{one.folder}",
+        "size_bytes": one.size_bytes,
+    }
+
+
+@contextmanager
+def _told() -> Generator[None]:
+    """One line for what the storage says."""
+    try:
+        yield
+    except MissingError as error:
+        raise CliError(str(error), Exit.NOT_FOUND) from error
+    except StorageError as error:
+        raise CliError(str(error)) from error

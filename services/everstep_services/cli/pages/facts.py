@@ -1,0 +1,115 @@
+"""Facts on the screen: those of the past, and those that come."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import msgspec
+
+from everstep_services.cli.api.client import Api, follow
+from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.output import (
+    cell,
+    echo,
+    is_terminal,
+    print_line,
+    print_records,
+    say,
+    say_cut,
+)
+
+COLUMNS = ("at", "job", "kind", "round", "node", "source", "details")
+
+_SHOWN_APART = frozenset({"type", "id", "job", "at", "source", "round", "node"})
+_WIDTHS = {"at": 24, "job": 12, "kind": 18, "round": 5, "node": 10, "source": 12}
+_PAGE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class FactSelection:
+    """Which facts, and how many."""
+
+    which: Mapping[str, Any]
+    since: datetime | None
+    until: datetime | None
+    most: int
+
+
+def wanted(
+    *, since: datetime | None, until: datetime | None, limit: int | None, **which: Any
+) -> FactSelection:
+    """What the options ask for."""
+    kinds = list(which.pop("kind", ())) or None
+    return FactSelection({**which, "kind": kinds}, since, until, limit or 100)
+
+
+def print_past(invocation: Invocation, api: Api, asked: FactSelection) -> None:
+    """The first facts since a moment, or, without one, the newest; the oldest first."""
+    found = _past(api, asked, most=asked.most)
+    first = next(found, None)
+    if first is None:
+        say("no such facts")
+    else:
+        found = chain([first], found)
+    if asked.since is None:
+        found = reversed(list(found))
+    if invocation.output not in {"json", "jsonl"}:
+        found = map(_shown, found)
+    columns = ("id",) if invocation.output == "name" else COLUMNS
+    print_records(invocation, "fact", found, columns)
+
+
+def print_live(invocation: Invocation, api: Api, asked: FactSelection) -> None:
+    """Every fact from now on, or since a moment, for ever, each as soon as it is known."""
+    after: int | None = None
+    if asked.since is not None:
+        # Asked first: what is recorded while the past is read must come in the stream.
+        after = int(api.get("status")["last_n"])
+        for fact in _past(api, asked, most=None):
+            after = max(after, int(fact["n"]))
+            _print(invocation, fact)
+    for fact in _live(api, {**asked.which, "after": after}):
+        _print(invocation, fact)
+
+
+def _past(api: Api, asked: FactSelection, most: int | None) -> Iterator[dict[str, Any]]:
+    params = {
+        **asked.which,
+        "since": None if asked.since is None else asked.since.isoformat(),
+        "until": None if asked.until is None else asked.until.isoformat(),
+        "limit": _PAGE if most is None else min(most, _PAGE),
+        "order": "desc" if asked.since is None else "asc",
+    }
+    others = "; --until shows older ones" if asked.since is None else "; --since shows later ones"
+    return api.pages("facts", params, most=most, when_cut=partial(say_cut, others=others))
+
+
+def _live(api: Api, params: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for event in follow(api, "facts/stream", params, say=say):
+        if event.event == "fact":
+            yield msgspec.json.decode(event.data)
+        elif event.event == "reset":
+            reason = msgspec.json.decode(event.data, type=dict[str, Any]).get("reason")
+            say(f"some facts may be missing here: {cell(reason)}")
+
+
+def _print(invocation: Invocation, fact: dict[str, Any]) -> None:
+    shown = _shown(fact)
+    if invocation.output in {"json", "jsonl"}:
+        print_line(fact)
+    elif invocation.output == "name":
+        echo(cell(fact["id"]))
+    elif invocation.output == "table" or is_terminal():
+        texts = (f"{cell(shown[name]):<{_WIDTHS.get(name, 0)}}" for name in COLUMNS)
+        echo("  ".join(texts).rstrip())
+    else:
+        echo("\t".join(cell(shown[name]) for name in COLUMNS))
+
+
+def _shown(fact: dict[str, Any]) -> dict[str, Any]:
+    body = fact.get("body") or {}
+    details = (f"{key}={cell(value)}" for key, value in body.items() if key not in _SHOWN_APART)
+    return {**fact, "details": " ".join(details)}

@@ -1,0 +1,150 @@
+"""What a report says, whatever the format: titles, lines as they are, and tables.
+
+All of it is printable and redacted here: evidence is written by strangers.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from everstep import __version__
+from everstep.observe.redaction import redact
+from everstep.sizes import size
+from everstep_services.attribution.flight_recorder.ranges import ranges
+from everstep_services.attribution.flight_recorder.verdicts import Report as FlightReport
+from everstep_services.attribution.stack_analysis.report import Report as StackReport
+from everstep_services.attribution.stack_analysis.report import words
+from everstep_services.cli.api.client import Api
+from everstep_services.cli.cells import Record, moment, outcome
+from everstep_services.cli.output import cell
+from everstep_services.cli.pages.incidents.report.evidence import EvidenceContents, collect
+from everstep_services.cli.pages.incidents.story import PARTS
+
+_MEETINGS = 200
+_GROUPS = 40
+_FRAMES = 40
+_STATES = ("never_joined", "no_dump", "scheduled", "started", "completed")
+_AS_A_TABLE = "Evidence"
+
+
+@dataclass(frozen=True, slots=True)
+class ReportTable:
+    """Rows under a head."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportSection:
+    """A title with what is below it: lines, kept as they are, or a table."""
+
+    title: str
+    lines: Sequence[str] = ()
+    table: ReportTable | None = None
+    level: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentReport:
+    """All of it."""
+
+    title: str
+    subtitle: str
+    sections: list[ReportSection] = field(default_factory=list)
+
+
+def report_of(api: Api, incident: Record) -> IncidentReport:
+    """The report of an incident: what the record has, and what its evidence says."""
+    return IncidentReport(
+        title=f"Incident {cell(incident['incident'])} of {cell(incident['job'])}",
+        subtitle=f"{outcome(incident)}; written by everstep {__version__}",
+        sections=list(sections(incident, collect(api, incident))),
+    )
+
+
+def sections(incident: Record, findings: EvidenceContents) -> Iterator[ReportSection]:
+    """The most important first."""
+    for title, part in PARTS.items():
+        if title != _AS_A_TABLE:
+            lines = list(part(incident))
+            if lines:
+                yield _lines(title, lines)
+    yield from _collectives(findings.collectives)
+    yield from _stacks(findings.stacks)
+    if findings.tails:
+        yield ReportSection("The ends of logs")
+        yield from (_lines(whose, lines, level=3) for whose, lines in findings.tails)
+    yield from _evidence(incident, findings)
+    yield from _similar(incident)
+
+
+def _collectives(report: FlightReport | None) -> Iterator[ReportSection]:
+    """Group, sequence, and how far each rank was."""
+    if report is None:
+        return
+    faults = [f"{one.kind.replace('_', ' ')}: {one.summary}" for one in report.faults]
+    yield _lines("Collectives, from the flight recorders", [report.summary, *faults])
+    if report.meetings:
+        head = ("group", "sequence", "operation", "at", *(s.replace("_", " ") for s in _STATES))
+        rows = [
+            (one.group, one.sequence, one.operation, one.where,
+             *(ranges(one.ranks.get(state, ())) for state in _STATES))  # type: ignore[call-overload]
+            for one in report.meetings[:_MEETINGS]
+        ]  # fmt: skip
+        yield _table("", head, rows)
+
+
+def _stacks(report: StackReport | None) -> Iterator[ReportSection]:
+    if report is None:
+        return
+    yield _lines("Stacks, folded", [report.summary])
+    for group in report.groups[:_GROUPS]:
+        who = f"{'rank' if len(group.ranks) == 1 else 'ranks'} {ranges(group.ranks)}"
+        title = f"{who}: {words(group.state)}"
+        yield _lines(title, list(group.frames[:_FRAMES]) or ["no frames"], level=3)
+
+
+def _evidence(incident: Record, findings: EvidenceContents) -> Iterator[ReportSection]:
+    rows = []
+    for one in incident["evidence"]:
+        blob, id_ = one["blob"], one["id"]
+        held = "" if blob is None else size(blob["size_bytes"])
+        said = (
+            one["summary"]
+            if blob is not None
+            else f"none: {one['missing_reason'] or one['summary'] or ''}"
+        )
+        hash_ = findings.hashes.get(id_) or findings.problems.get(id_, "")
+        until = "copied" if one["is_copied"] else moment(one["expires_at"])
+        until = "gone" if one["gone_reason"] else until
+        rows.append(
+            (one["kind"], one["node"], one["round"], one["rank"], held, said, until, id_, hash_)
+        )
+    if rows:
+        head = ("kind", "node", "round", "rank", "size", "what", "kept until", "id", "SHA-256")
+        yield _table("Evidence", head, rows)
+
+
+def _similar(incident: Record) -> Iterator[ReportSection]:
+    rows = [
+        (one["incident"], one["job"], one["same"], moment(one["opened_at"]), one["outcome"],
+         one["cause"], one["reason"])
+        for one in incident["similar"]
+    ]  # fmt: skip
+    if rows:
+        head = ("incident", "job", "the same", "opened (UTC)", "outcome", "cause", "reason")
+        yield _table("Similar incidents", head, rows)
+
+
+def _lines(title: str, lines: Iterable[str], level: int = 2) -> ReportSection:
+    return ReportSection(_clean(title), [_clean(line) for line in lines], level=level)
+
+
+def _table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> ReportSection:
+    return ReportSection(
+        title, table=ReportTable(head, [[_clean(one) for one in row] for row in rows])
+    )
+
+
+def _clean(value: object) -> str:
+    return redact(cell(value.expandtabs(4) if isinstance(value, str) else value))

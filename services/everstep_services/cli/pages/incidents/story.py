@@ -1,0 +1,343 @@
+"""An incident on the screen: who, how, what was decided, when, and where the time went."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from everstep.sizes import size
+from everstep_services.cli.api.client import Api
+from everstep_services.cli.cells import (
+    SHORT_ID,
+    Record,
+    aligned,
+    bar,
+    budgets,
+    clean_lines,
+    counted,
+    ending,
+    moment,
+    outcome,
+    since,
+    slow_rank,
+    span,
+    wall_s,
+)
+from everstep_services.cli.errors import CliError, Exit
+from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.output import cell, echo, print_record
+from everstep_services.cli.pages.incidents.stall import stall_lines
+from everstep_services.cli.pages.incidents.verdict import verdict_lines
+
+_LEDGER = ("detect", "evidence", "decide", "stop", "rendezvous", "start", "restore", "first_step")
+_SLOW_SHOWN = 3
+_ID = re.compile("[0-9A-Za-z_-]{1,128}")
+_WHOLE_ID = 32
+_LISTED = 10_000
+_FINDINGS = 1000
+
+
+def find_incident(api: Api, job: str, named: str | None) -> dict[str, Any]:
+    """The incident whose id begins so, the newest one when none is named, with its story."""
+    place = f"jobs/{quote(job, safe='')}/incidents"
+    if named is None or len(named) < 32:
+        known = api.pages(place, {"limit": 1 if named is None else 1000}, most=1000)
+        ids = [one["incident"] for one in known if one["incident"].startswith(named or "")]
+        if named is None and not ids:
+            raise CliError(f"nothing has gone wrong with {job} so far", Exit.NOT_FOUND)
+        if named is not None and named not in ids:
+            named = _only(ids, job, named)
+        named = named or ids[0]
+    found: dict[str, Any] = api.get(f"{place}/{quote(named, safe='')}")
+    return found
+
+
+def print_incident(invocation: Invocation, incident: dict[str, Any]) -> None:
+    """The story, or, for programs, the record."""
+    if invocation.output in {"json", "jsonl", "name"}:
+        print_record(invocation, "incident", incident, "incident")
+        return
+    for line in story(incident):
+        echo(line)
+
+
+def newest_job(api: Api) -> str:
+    """The job that began last."""
+    jobs = api.get("jobs", {"limit": 1})["items"]
+    if not jobs:
+        raise CliError("no job is on record", Exit.NOT_FOUND)
+    return str(jobs[0]["job"])
+
+
+def find_slow_job(api: Api, job: str) -> dict[str, Any] | None:
+    """The job with its slow ranks, if the policy for them has stopped it.
+
+    Also if nothing else has happened to it: there is no incident to tell of.
+    """
+    place = f"jobs/{quote(job, safe='')}"
+    found: dict[str, Any] = api.get(place)
+    if found["state"] == "stopped":
+        of_round = {"round": found["round"], "limit": _FINDINGS}
+        slow = api.get(f"{place}/stragglers", of_round)["items"]
+        stopped_for = [
+            one
+            for one in slow
+            if any((it["action"], it["outcome"]) == ("stop", "asked") for it in one["actions"])
+        ]
+        if stopped_for:
+            return {**found, "slow_ranks": stopped_for}
+    if found["incidents"]:
+        return None
+    slow = api.get(f"{place}/stragglers", {"limit": _SLOW_SHOWN})["items"]
+    return {**found, "slow_ranks": slow} if slow else None
+
+
+def print_slow_job(invocation: Invocation, job: dict[str, Any]) -> None:
+    """Which ranks were slow, and what the policy did about it; for programs, the record."""
+    if invocation.output in {"json", "jsonl", "name"}:
+        print_record(invocation, "job", job, "job")
+        return
+    for line in slow_job_lines(job):
+        echo(line)
+
+
+def slow_job_lines(job: Record) -> Iterator[str]:
+    """A job to which slow ranks have happened, its end first."""
+    name = cell(job["job"])
+    code = "" if job["exit_code"] is None else f" (exit code {job['exit_code']})"
+    ended = f": {cell(job['end_reason'])}" if job["end_reason"] else ", and had no incident so far"
+    yield f"{name}: {cell(job['state'])}{code}{ended}"
+    for found in job["slow_ranks"][:_SLOW_SHOWN]:
+        section = f" in section {cell(found['section'])}" if found["section"] else ""
+        yield f"  slow: {slow_rank(found)}{section}, found at {moment(found['found_at'])} UTC"
+        yield f"    {cell(found['reason'])}"
+        for one in found["actions"]:
+            because = f", {cell(one['reason'])}" if one["reason"] else ""
+            yield f"    {cell(one['action'])}: {cell(one['outcome'])}{because}"
+    yield f"  all of its slow ranks: everstep stragglers {name} --history"
+    if job["incidents"]:
+        yield f"  its newest incident before: everstep incident show {name}"
+
+
+def story(incident: Record) -> Iterator[str]:
+    """The lines of a story, the most important first."""
+    lasted = wall_s(incident)
+    took = "" if lasted is None else f" in {span(lasted)}"
+    name, job = cell(incident["incident"]), cell(incident["job"])
+    yield f"incident {name} of {job}: {outcome(incident)}{took}"
+    said = (
+        (incident["story"],)
+        if incident["story"]
+        else (incident["reason"], incident["extended_reason"])
+    )
+    yield from (f"  {cell(text)}" for text in said if text)
+    for part in PARTS.values():
+        lines = list(part(incident))
+        if lines:
+            yield ""
+            yield from lines
+
+
+def find_any_incident(api: Api, named: str) -> dict[str, Any]:
+    """The incident whose id begins so, of whichever job."""
+    if not _ID.fullmatch(named):
+        raise CliError(f"{named} is not the id of an incident: see everstep incidents", Exit.USAGE)
+    if len(named) < _WHOLE_ID:
+        known = api.pages("incidents", {"limit": 1000}, most=_LISTED)
+        ids = [one["incident"] for one in known if one["incident"].startswith(named)]
+        if not ids and _is_job(api, named):
+            see = f"name one of its incidents: everstep incidents {named}"
+            raise CliError(f"{named} is a job; {see}", Exit.USAGE)
+        named = _only(ids, "", named)
+    found: dict[str, Any] = api.get(f"incidents/{named}")
+    return found
+
+
+def find_named(api: Api, named: str) -> dict[str, Any]:
+    """The newest incident of a job, or the one whose id begins so."""
+    try:
+        return find_incident(api, named, None)
+    except CliError as error:
+        if error.code is not Exit.NOT_FOUND or not is_incident_id(named):
+            raise
+        return find_any_incident(api, named)
+
+
+def is_incident_id(text: str) -> bool:
+    """It looks like an id, or the beginning of one as lists show it; a job may be, too."""
+    return len(text) >= SHORT_ID and _ID.fullmatch(text) is not None
+
+
+def _is_job(api: Api, named: str) -> bool:
+    try:
+        api.get(f"jobs/{named}")
+    except CliError:
+        return False
+    return True
+
+
+def _only(ids: list[str], job: str, named: str) -> str:
+    whose, see = (job, f"everstep incidents {job}") if job else ("the record", "everstep incidents")
+    if not ids:
+        raise CliError(f"{whose} has no incident {named}: see {see}", Exit.NOT_FOUND)
+    if len(ids) > 1:
+        raise CliError(f"{len(ids)} incidents of {whose} begin with {named}: give more of the id")
+    return ids[0]
+
+
+def _who(incident: Record) -> Iterator[str]:
+    yield "what happened"
+    primary = incident["primary"]
+    yield f"  {_where(incident)}"
+    yield from stall_lines(incident)
+    if primary is not None:
+        yield from _exit(primary, incident["job"])
+    yield from _slow(incident)
+    others = [one for one in incident["exits"] if primary is None or one["n"] != primary["n"]]
+    if others:
+        shown = ", ".join(f"rank {one['rank']} ({ending(one)})" for one in others[:5])
+        more = f" and {len(others) - 5} more" if len(others) > 5 else ""
+        yield f"  failed, too: {shown}{more}"
+
+
+def _slow(incident: Record) -> Iterator[str]:
+    """Ranks that were slow before anything went wrong: a slow one often fails next."""
+    zero = incident["opened_at"]
+    for found in incident["slow_ranks"][:_SLOW_SHOWN]:
+        section = f" in section {cell(found['section'])}" if found["section"] else ""
+        when = f"found {span(since(zero, found['found_at']))} before"
+        over_s = since(zero, found["cleared_at"]) if found["cleared_at"] else 0.0
+        if over_s > 0:
+            when = f"{when}, until {span(over_s)} before"
+        yield f"  was slow: {slow_rank(found)}{section}, {when}"
+    more = len(incident["slow_ranks"]) - _SLOW_SHOWN
+    if more > 0:
+        yield f"  and {more} more: everstep stragglers {cell(incident['job'])} --history"
+
+
+def _where(incident: Record) -> str:
+    primary = incident["primary"] or {}
+    of_rank = ("rank", "node", "step", "section")
+    # A later report may have explained the first one.
+    about = {**incident, **{key: primary[key] for key in of_rank if primary.get(key) is not None}}
+    named = ("rank", "node", "round", "step", "phase", "section")
+    said = [f"{name} {cell(about[name])}" for name in named if about[name] is not None]
+    return ", ".join(said) or cell(incident["trigger"])
+
+
+def _exit(exit_: Record, job: str) -> Iterator[str]:
+    yield f"  {ending(exit_)} after {span(exit_['lasted_s'])}"
+    if exit_["traceback"]:
+        yield from (f"  │ {line}" for line in clean_lines(exit_["traceback"]))
+    elif exit_["error_name"]:
+        yield f"  {cell(exit_['error_name'])}: {cell(exit_['error_text'])}"
+    elif exit_["first_error"]:
+        yield f"  it wrote: {cell(exit_['first_error'])}"
+    if exit_["has_log"]:
+        yield f"  its log: everstep logs {job} --round {exit_['round']} --rank {exit_['rank']}"
+
+
+def _decisions(incident: Record) -> Iterator[str]:
+    for action in incident["actions"]:
+        only_said = ", only said (observe mode)" if action["mode"] == "observe" else ""
+        rule = f", by rule {cell(action['rule'])}" if action["rule"] else ""
+        yield f"decided: {cell(action['action'])}{rule}{only_said}"
+        if action["reason"]:
+            yield f"  {cell(action['reason'])}"
+        if action["budgets"]:
+            yield f"  left: {budgets(action['budgets'])}"
+        for other in action["considered"] or ():
+            yield f"  not {cell(other['action'])}: {cell(other['rejected'])}"
+        for unknown in action["unknowns"] or ():
+            yield f"  not known: {cell(unknown)}"
+        if action["outcome"]:
+            yield f"  {cell(action['outcome'])}: {cell(action['outcome_reason'])}"
+
+
+def _evidence(incident: Record) -> Iterator[str]:
+    rows = []
+    rounds = {one["round"] for one in incident["evidence"]}
+    for one in incident["evidence"]:
+        what = cell(one["summary"])
+        if one["blob"] is None:
+            what = f"none: {cell(one['missing_reason'] or what)}"
+        of_round = () if len(rounds) < 2 else (f"round {cell(one['round'])}",)
+        rank = "" if one["rank"] is None else f"rank {one['rank']}"
+        held = "" if one["blob"] is None else size(one["blob"]["size_bytes"])
+        rows.append((one["kind"], *of_round, one["node"], rank, held, what))
+    if rows:
+        yield "evidence"
+        yield from aligned(rows)
+    gone = [one["gone_reason"] for one in incident["evidence"] if one["gone_reason"]]
+    if gone:
+        are = f"{counted(len(gone), 'piece')} {'is' if len(gone) == 1 else 'are'}"
+        yield f"  {are} gone: {cell(gone[0])}"
+    expiring = [
+        one["expires_at"]
+        for one in incident["evidence"]
+        if one["expires_at"] and not one["gone_reason"]
+    ]
+    if expiring:
+        are = f"{counted(len(expiring), 'piece')} {'is' if len(expiring) == 1 else 'are'}"
+        yield f"  {are} on the bus only, until {moment(min(expiring))} UTC"
+
+
+def _timeline(incident: Record) -> Iterator[str]:
+    zero = incident["opened_at"]
+    if zero is None:
+        return
+    moments: list[tuple[object, str]] = [
+        (incident["progress_at"], "last progress"),
+        (zero, "first report"),
+        *((one["decided_at"], f"decided: {cell(one['action'])}") for one in incident["actions"]),
+        (incident["closed_at"], outcome(incident)),
+    ]
+    for one in incident["rounds"]:
+        number = one["round"]
+        moments.append((one["ended_at"], f"round {number} ended"))
+        if number != incident["round"]:
+            nodes = counted(one["nodes"] or 0, "node")
+            moments.append((one["formed_at"], f"round {number} formed: {nodes}{_moves(incident)}"))
+            warm = f", {one['warm_ranks']} warm" if one["warm_ranks"] else ""
+            ranks = counted(one["world_size"] or 0, "rank")
+            moments.append((one["started_at"], f"round {number} runs: {ranks}{warm}"))
+            moments.append((one["first_step_at"], f"first step of round {number}"))
+    yield f"timeline, from the first report at {moment(zero)} UTC"
+    known = [(since(at, zero), what) for at, what in moments if at]
+    for at_s, what in sorted(known, key=lambda one: one[0]):
+        yield f"  {at_s:+9.3f} s  {what}"
+
+
+def _moves(incident: Record) -> str:
+    out, in_ = ([cell(name) for name in incident[key][:3]] for key in ("nodes_out", "nodes_in"))
+    said = (f", without {', '.join(out)}" if out else "", f", with {', '.join(in_)}" if in_ else "")
+    return "".join(said)
+
+
+def _ledger(incident: Record) -> Iterator[str]:
+    ledger = incident["ledger"]
+    if ledger is None:
+        return
+    entries = [(name, ledger[f"{name}_s"]) for name in (*_LEDGER, "other")]
+    rows = [(name.replace("_", " "), one, ledger["wall_s"]) for name, one in entries if one]
+    yield "where the time went"
+    lines = [(name, f"{one:8.3f} s", bar(one, whole)) for name, one, whole in rows]
+    yield from aligned([*lines, ("in all", f"{ledger['wall_s']:8.3f} s", "")])
+    if incident["lost_steps"]:
+        again = f"{counted(incident['lost_steps'], 'step')} again"
+        worth = f" ({span(incident['lost_s'])})" if incident["lost_s"] else ""
+        yield f"  and made {again}{worth}"
+    if incident["restored_step"] is not None:
+        tier = f" ({cell(incident['restored_tier'])})" if incident["restored_tier"] else ""
+        yield f"  went on from step {incident['restored_step']}{tier}"
+
+
+PARTS: Mapping[str, Callable[[Record], Iterator[str]]] = {
+    "Verdict": verdict_lines,
+    "What happened": _who,
+    "Decisions": _decisions,
+    "Evidence": _evidence,
+    "Timeline": _timeline,
+    "Where the time went": _ledger,
+}
+"""The parts of a story, the most important first."""

@@ -1,0 +1,115 @@
+"""A verdict in plain words: who caused it, how sure that is, why, and what is missing."""
+
+from collections.abc import Iterator
+
+from everstep_services.cli.cells import SHORT_ID, Record, aligned, clean_lines, counted, moment
+from everstep_services.cli.output import cell
+
+_SHOWN = 6
+_ADVICE = {
+    "restart": "restart: the same run may succeed",
+    "restart_without": "restart without the nodes named above",
+    "stop": "stop: it will come again until something is changed",
+    "wait": "wait until nodes or the quota are back",
+    "inform": "a person must act first, or it comes again",
+}
+_PAGE = "docs/runbooks/cause-{}.md"
+"""Says of a cause what it means, and what to do."""
+
+
+def verdict_lines(incident: Record) -> Iterator[str]:
+    """The verdict; where there is none, that there is none, and what would bring one."""
+    verdict = incident["verdict"]
+    if verdict is None:
+        yield "verdict: none yet; attribution judges an incident within seconds, where it runs"
+        return
+    yield f"verdict: {cell(verdict['summary'])}"
+    yield f"  {cell(verdict['verdict_reason'])}"
+    yield from _culprits(verdict)
+    if verdict["is_corrected"]:
+        yield from _correction(incident)
+    yield from _grounds(verdict)
+    for other in (verdict["alternatives"] or ())[:_SHOWN]:
+        sure = _percent(other["confidence"])
+        yield f"  {_other(verdict)} {_cause(other)} ({sure}): {cell(other['reason'])}"
+    for gap in verdict["missing"][:_SHOWN]:
+        yield f"  missing: {cell(gap)}"
+    if len(verdict["missing"]) > _SHOWN:
+        yield f"  missing: and {len(verdict['missing']) - _SHOWN} more (-o json)"
+    if verdict["advice"]:
+        advice = cell(verdict["advice"])
+        yield f"  advice: {_ADVICE.get(advice, advice)}"
+    if not verdict["is_inconclusive"]:
+        yield f"  what to do: {_PAGE.format(cell(verdict['cause']).replace('_', '-'))}"
+    yield from _explanation(verdict)
+    yield from _earlier(incident, verdict)
+    yield from _similar(incident)
+
+
+def _culprits(verdict: Record) -> Iterator[str]:
+    for name, known in (("rank", verdict["culprit_ranks"]), ("node", verdict["culprit_nodes"])):
+        if known:
+            more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
+            plural = "" if len(known) == 1 else "s"
+            yield f"  {name}{plural}: {cell(known[:_SHOWN])}{more}"
+
+
+def _correction(incident: Record) -> Iterator[str]:
+    for said in incident["corrections"][:1]:
+        before = _cause({"cause": said["was_cause"]})
+        was = f", after the verdict had said {before}" if said["was_cause"] else ""
+        how = "confirmed" if said["is_confirmation"] else "corrected"
+        by = cell(said["corrected_by"])
+        yield f"  {how} by {by} on {moment(said['corrected_at'])} UTC{was}: {cell(said['note'])}"
+
+
+def _grounds(verdict: Record) -> Iterator[str]:
+    """What speaks for and against; claims without any weight only say who suffered."""
+    rows = [
+        (f"{one['weight']:+.2f}", one["analyzer"], one["says"])
+        for one in verdict["evidence"]
+        if one["weight"]
+    ]
+    if rows:
+        yield "  it rests on"
+        yield from aligned(rows[:_SHOWN], indent=4)
+
+
+def _other(verdict: Record) -> str:
+    return "perhaps" if verdict["is_inconclusive"] else "not"
+
+
+def _cause(of: Record) -> str:
+    return "an unknown cause" if of["cause"] == "unknown" else cell(of["cause"])
+
+
+def _explanation(verdict: Record) -> Iterator[str]:
+    if verdict["explanation"]:
+        yield "  in the words of a language model, which decided nothing"
+        yield from (f"  │ {line}" for line in clean_lines(verdict["explanation"]))
+
+
+def _earlier(incident: Record, verdict: Record) -> Iterator[str]:
+    """What it said at first, unless a later revision only put it into words."""
+    for first in incident["revisions"][-1:]:
+        if (first["cause"], first["verdict_reason"]) == (
+            verdict["cause"], verdict["verdict_reason"]
+        ):  # fmt: skip
+            return
+        said = "inconclusive" if first["is_inconclusive"] else _cause(first)
+        number = verdict["revision"]
+        yield f"  revision {number}; at first it said {said}: {cell(first['verdict_reason'])}"
+
+
+def _similar(incident: Record) -> Iterator[str]:
+    for shared, what in (("fingerprint", "the same failure"), ("node", "the same node")):
+        found = [one for one in incident["similar"] if one["same"] == shared]
+        if found:
+            newest = found[0]
+            where = f"{cell(newest['incident'])[:SHORT_ID]} of {cell(newest['job'])}"
+            count = counted(len(found), "other incident")
+            yield f"  {count} with {what}; the newest is {where}, {moment(newest['opened_at'])} UTC"
+
+
+def _percent(confidence: float | None) -> str:
+    return f"{(confidence or 0) * 100:.0f} %"

@@ -1,0 +1,244 @@
+"""Jobs and their incidents on the screen."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any
+from urllib.parse import quote
+
+from everstep_services.cli.api.client import Api
+from everstep_services.cli.cells import (
+    SHORT_ID,
+    Record,
+    aligned,
+    brief,
+    budgets,
+    counted,
+    moment,
+    outcome,
+    slow_rank,
+    span,
+    wall_s,
+)
+from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.output import (
+    cell,
+    echo,
+    is_terminal,
+    print_record,
+    print_records,
+    say,
+    say_cut,
+)
+
+JOB_COLUMNS = (
+    "job", "state", "round", "restarts", "incidents", "world_size", "last_step", "updated_at",
+)  # fmt: skip
+INCIDENT_COLUMNS = (
+    "incident", "job", "opened_at", "outcome", "lasted", "lost_steps", "node", "rank", "reason",
+)  # fmt: skip
+_TOO_MUCH_FOR_A_SCREEN = frozenset({"lost_steps", "rank"})
+_SHOWN = 5
+_MEMBERS = 20
+_ACTS_READ = 100
+"""Acts among which those of people are looked for."""
+
+
+def print_jobs(invocation: Invocation, api: Api, params: dict[str, Any], most: int) -> None:
+    """The jobs that are asked for."""
+    page = {**params, "limit": min(most, 1000)}
+    found = api.pages("jobs", page, most=most, when_cut=say_cut)
+    print_records(invocation, "job", _or_say(found, "no such jobs"), JOB_COLUMNS)
+
+
+def print_incidents(
+    invocation: Invocation, api: Api, job: str | None, params: dict[str, Any], most: int
+) -> None:
+    """The incidents that are asked for, the newest first."""
+    path = "incidents" if job is None else f"jobs/{quote(job, safe='')}/incidents"
+    page = {**params, "limit": min(most, 1000)}
+    found = api.pages(path, page, most=most, when_cut=say_cut)
+    records: Iterable[dict[str, Any]] = _or_say(found, "no such incidents")
+    columns: Sequence[str] = INCIDENT_COLUMNS
+    if invocation.output == "table" or (invocation.output is None and is_terminal()):
+        left_out = _TOO_MUCH_FOR_A_SCREEN | ({"job"} if job else set())
+        columns = [one for one in columns if one not in left_out]
+        records = (_incident(one, SHORT_ID) for one in records)
+    elif invocation.output is None:
+        records = (_incident(one, None) for one in records)
+    print_records(invocation, "incident", records, columns)
+
+
+def print_job(invocation: Invocation, api: Api, name: str) -> None:
+    """One job: how it is, its last rounds, who takes part, and what went wrong last."""
+    place = f"jobs/{quote(name, safe='')}"
+    job = api.get(place)
+    rounds = api.get(f"{place}/rounds", {"limit": _SHOWN})["items"]
+    incidents = api.get(f"{place}/incidents", {"limit": _SHOWN})["items"]
+    slow = api.get(f"{place}/stragglers", {"state": "open", "limit": _SHOWN + 1})["items"]
+    acts = _acts_of_people(api, name)
+    members = []
+    if rounds:
+        path = f"{place}/rounds/{rounds[0]['round']}/members"
+        members = api.get(path, {"limit": _MEMBERS + 1})["items"]
+    if invocation.output in {"json", "jsonl", "name"}:
+        whole = {
+            **job,
+            "last_rounds": rounds,
+            "members": members,
+            "last_incidents": incidents,
+            "slow_ranks": slow,
+            "last_acts": [one["body"] for one in acts],
+        }
+        print_record(invocation, "job", whole, "job")
+        return
+    for line in job_page(job, rounds, members, incidents, slow):
+        echo(line)
+    for line in acts_page(acts):
+        echo(line)
+
+
+def _acts_of_people(api: Api, job: str) -> list[Any]:
+    """The last ones; what a service asked another for is no act of a person."""
+    acts = api.get(
+        "facts", {"job": job, "kind": "operator_acted", "order": "desc", "limit": _ACTS_READ}
+    )
+    return [one for one in acts["items"] if one["body"].get("origin") != "service"][:_SHOWN]
+
+
+def acts_page(acts: list[Any]) -> Iterator[str]:
+    """The lines about what people asked for."""
+    if acts:
+        yield ""
+        yield "last acts of people"
+        yield from aligned(_act(one["at"], one["body"]) for one in acts)
+
+
+def job_page(
+    job: Record,
+    rounds: list[Any],
+    members: list[Any],
+    incidents: list[Any],
+    slow: list[Any],
+) -> Iterator[str]:
+    """The lines about one job."""
+    yield f"{cell(job['job'])}: {_state(job)}"
+    yield from aligned([(name, text) for name, text in _facts(job, slow) if text])
+    if rounds:
+        yield ""
+        yield f"last rounds, of {job['rounds'] or len(rounds)}"
+        head = ("round", "state", "formed", "cause", "nodes", "ranks", "steps", "ended by")
+        yield from aligned([head, *map(_round, rounds)])
+    if members:
+        yield ""
+        yield f"nodes of round {rounds[0]['round']}"
+        shown = members[:_MEMBERS]
+        yield from aligned([("slot", "node", "ranks"), *map(_member, shown)])
+        if len(members) > len(shown):
+            yield f"  … {rounds[0]['nodes']} in all"
+    if incidents:
+        yield ""
+        yield f"last incidents, of {job['incidents'] or len(incidents)}"
+        yield from aligned(map(_incident_row, incidents))
+        yield f"  more: everstep incident show {cell(job['job'])}"
+
+
+def _state(job: Record) -> str:
+    if job["ended_at"]:
+        code = "" if job["exit_code"] is None else f" (exit code {job['exit_code']})"
+        return f"{cell(job['state'])}{code}: {cell(job['end_reason'])}"
+    said = [cell(job["state"])]
+    if job["round"] is not None:
+        said.append(f"round {job['round']}")
+    if job["world_size"]:
+        said.append(counted(job["world_size"], "rank"))
+    return ", ".join(said)
+
+
+def _facts(job: Record, slow: list[Any]) -> Iterator[tuple[str, str]]:
+    yield "name", cell(job["name"]) if job["name"] != job["job"] else ""
+    yield "command", " ".join(map(cell, job["command"] or ()))
+    yield "labels", ", ".join(f"{cell(k)}={cell(v)}" for k, v in (job["labels"] or {}).items())
+    by = f" by {cell(job['user'])}" if job["user"] else ""
+    yield "started", f"{moment(job['started_at'])}{by}" if job["started_at"] else ""
+    yield "ended", moment(job["ended_at"]) if job["ended_at"] else ""
+    yield "nodes", _world(job)
+    yield "steps", _steps(job)
+    yield "stalls", _watch(job) if not job["ended_at"] else ""
+    more = ", …" if len(slow) > _SHOWN else ""
+    yield "slow", ", ".join(map(slow_rank, slow[:_SHOWN])) + more
+    left = budgets(job["budgets"])
+    yield "restarts", f"{job['restarts'] or 0}{f'; left: {left}' if left else ''}"
+
+
+def _world(job: Record) -> str:
+    if job["nodes_min"] is None:
+        return ""
+    least, most = job["nodes_min"], job["nodes_max"]
+    nodes = counted(least, "node") if least == most else f"{least} to {most} nodes"
+    spares = f", {counted(job['spares'], 'spare')}" if job["spares"] else ""
+    return f"{nodes} of {counted(job['ranks_per_node'] or 0, 'rank')}{spares}"
+
+
+def _steps(job: Record) -> str:
+    if job["last_step"] is None:
+        return ""
+    total = f" of {job['total_steps']}" if job["total_steps"] else ""
+    again = f", {job['lost_steps']} made again" if job["lost_steps"] else ""
+    return f"{job['last_step']}{total}{again}"
+
+
+def _watch(job: Record) -> str:
+    watch = job["watch"]
+    if watch is None:
+        return "nobody has said"
+    on = f" on {cell(watch['node'])}" if watch["node"] and len(watch["nodes"]) > 1 else ""
+    return f"{cell(watch['state'])}{on}: {cell(watch['reason'])}"
+
+
+def _act(at: object, act: Record) -> tuple[object, ...]:
+    what = " ".join(part for part in (cell(act["action"]), cell(act.get("target"))) if part)
+    return moment(at), act["by"], what, act["outcome"], brief(act["reason"])
+
+
+def _round(one: Record) -> tuple[object, ...]:
+    return (
+        one["round"],
+        one["state"],
+        moment(one["formed_at"]),
+        one["formed_cause"],
+        one["nodes"],
+        one["world_size"],
+        one["last_step"],
+        brief(one["end_reason"] or one["end_cause"]),
+    )
+
+
+def _member(one: Record) -> tuple[object, ...]:
+    first, ranks = one["first_rank"], one["ranks"]
+    is_one = ranks == 1
+    shown = "" if first is None else f"{first}" if is_one else f"{first} to {first + ranks - 1}"
+    return one["slot"], one["node"], shown
+
+
+def _incident_row(one: Record) -> tuple[object, ...]:
+    took = span(wall_s(one))
+    name = cell(one["incident"])[:SHORT_ID]
+    return name, moment(one["opened_at"]), outcome(one), took, brief(one["reason"])
+
+
+def _incident(one: dict[str, Any], short: int | None) -> dict[str, Any]:
+    return {
+        **one,
+        "incident": one["incident"][:short],
+        "outcome": outcome(one),
+        "lasted": span(wall_s(one)),
+    }
+
+
+def _or_say(found: Iterator[dict[str, Any]], nothing: str) -> Iterator[dict[str, Any]]:
+    """The same; when there is none, say so beside the data."""
+    one = next(found, None)
+    if one is None:
+        say(nothing)
+        return iter(())
+    return chain([one], found)

@@ -1,0 +1,138 @@
+"""A network test on the screen: what each pair reached, and who is slow."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from everstep.ids import new_id
+from everstep_services.agent.probes.network.pairs import MeasuredPair, SlowNodes, slow_ones
+from everstep_services.cli.api.client import Api, Params
+from everstep_services.cli.cells import aligned, counted
+from everstep_services.cli.errors import CliError, Exit
+from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.output import cell, echo, print_record
+
+Record = Mapping[str, Any]
+
+_KIND = "network_measured"
+_LOOK_EVERY_S = 0.5
+_TABLE_MOST = 16
+"""More nodes would not fit on a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkTest:
+    """A network test of a job, and the place in the log behind which its facts are."""
+
+    job: str
+    id: str
+    after: int
+
+    @classmethod
+    def new(cls, api: Api, job: str) -> Self:
+        """One that nobody has asked for yet."""
+        newest: Params = {"job": job, "kind": _KIND, "order": "desc", "limit": 1}
+        items = api.get("facts", newest)["items"]
+        return cls(job, new_id(), int(items[0]["n"]) if items else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkFindings:
+    """What a test has shown."""
+
+    links: Sequence[Record]
+    """`from`, `to` and figures of each pair that could be measured."""
+    slow: Sequence[SlowNodes]
+    untold: Mapping[str, str]
+    """By node, why nothing can be said about it."""
+
+    @property
+    def code(self) -> Exit:
+        """Of the command."""
+        if self.slow:
+            return Exit.ERROR
+        return Exit.TIMED_OUT if self.untold or not self.links else Exit.OK
+
+
+def await_figures(
+    api: Api, test: NetworkTest, within_s: float, sleep: Callable[[float], None] = time.sleep
+) -> dict[str, Record]:
+    """By node, what it has told, once all have or the time is over."""
+    told: dict[str, Record] = {}
+    after, deadline = test.after, time.monotonic() + within_s
+    while True:
+        asked: Params = {"job": test.job, "kind": _KIND, "after": after, "limit": 1000}
+        for fact in api.pages("facts", asked, most=None):
+            after = max(after, int(fact["n"]))
+            if fact["body"]["test"] == test.id:
+                told.setdefault(fact["body"]["node"], fact["body"])
+        wanted = next(iter(told.values()), {"nodes": ()})["nodes"]
+        if told and told.keys() >= set(wanted):
+            return told
+        if time.monotonic() >= deadline:
+            if told:
+                return told
+            raise CliError(
+                f"no figures came within {within_s:g} s; see everstep facts --job {test.job} "
+                f"--kind {_KIND}",
+                Exit.TIMED_OUT,
+            )
+        sleep(_LOOK_EVERY_S)
+
+
+def judged(told: Mapping[str, Record]) -> NetworkFindings:
+    """Who is slow. Of a node that did not take part nothing is said, and nothing against it."""
+    nodes = sorted({node for body in told.values() for node in body["nodes"]})
+    untold = {node: "its agent told nothing in time" for node in nodes if node not in told}
+    untold |= {node: body["reason"] for node, body in told.items() if body.get("reason")}
+    links = [
+        {"from": node, "to": link["node"], **{k: v for k, v in link.items() if k != "node"}}
+        for node, body in sorted(told.items())
+        for link in body.get("links", ())
+        if link["mib_s"] or link["node"] not in untold
+    ]
+    measured = [MeasuredPair((one["from"], one["to"]), one["mib_s"]) for one in links]
+    return NetworkFindings(links, slow_ones(measured), untold)
+
+
+def print_figures(invocation: Invocation, test: NetworkTest, told: Mapping[str, Record]) -> Exit:
+    """Print it, and say by the exit code whether somebody is slow."""
+    found = judged(told)
+    if invocation.output is None or invocation.output == "table":
+        for line in page(found):
+            echo(line)
+    else:
+        slow = [
+            {"nodes": one.nodes, "mib_s": one.mib_s, "usual_mib_s": one.usual_mib_s,
+             "reason": one.reason}
+            for one in found.slow
+        ]  # fmt: skip
+        record = {"test": test.id, "job": test.job, "slow": slow, "links": found.links}
+        print_record(invocation, "network_test", {**record, "untold": found.untold}, "test")
+    return found.code
+
+
+def page(found: NetworkFindings) -> Iterator[str]:
+    """The lines about a test: the figures, then whom they speak against."""
+    nodes = sorted({one[end] for one in found.links for end in ("from", "to")})
+    if 0 < len(nodes) <= _TABLE_MOST:
+        yield "MiB/s"
+        yield from aligned(_table(found, nodes))
+    for one in found.slow:
+        yield f"slow: {cell(one.reason)}"
+    for node, why in found.untold.items():
+        yield f"unknown: {cell(node)}: {cell(why)}"
+    speeds = [one["mib_s"] for one in found.links]
+    if speeds and not found.slow:
+        usual = f"{statistics.median(speeds):.0f} MiB/s in the median"
+        yield f"nobody is slow: {counted(len(speeds), 'pair')}, {usual}"
+
+
+def _table(found: NetworkFindings, nodes: Sequence[str]) -> Iterator[Sequence[str]]:
+    speeds = {frozenset((one["from"], one["to"])): one["mib_s"] for one in found.links}
+    yield ("", *nodes)
+    for row in nodes:
+        reached = (speeds.get(frozenset((row, column))) for column in nodes)
+        yield (row, *("" if speed is None else f"{speed:.0f}" for speed in reached))

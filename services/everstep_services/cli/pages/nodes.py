@@ -1,0 +1,171 @@
+"""Nodes on the screen: whether they are there, can be trusted, and what was found on them."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from everstep_services.cli.api.client import Api
+from everstep_services.cli.cells import Record, aligned, brief, counted, moment, span
+from everstep_services.cli.errors import CliError, Exit
+from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.operator_requests import quoted
+from everstep_services.cli.output import cell, echo, print_record, print_records, say, say_cut
+
+COLUMNS = ("node", "state", "job", "healthy", "strikes", "excluded", "reason")
+WIDE = (
+    *COLUMNS, "address", "failure_domain", "device", "joins", "losses", "refusals", "ranks_failed",
+    "stalls", "version",
+)  # fmt: skip
+_LOOK_EVERY_S = 0.5
+
+
+def print_nodes(invocation: Invocation, api: Api, params: dict[str, Any], most: int) -> None:
+    """The nodes that are asked for."""
+    page = {**params, "limit": min(most, 1000)}
+    found = list(api.pages("nodes", page, most=most, when_cut=say_cut))
+    if not found:
+        say("no such nodes")
+    is_for_people = invocation.output in {None, "table", "wide"}
+    columns = WIDE if invocation.output == "wide" else COLUMNS
+    print_records(invocation, "node", map(_shown, found) if is_for_people else found, columns)
+
+
+def print_node(invocation: Invocation, api: Api, name: str) -> None:
+    """One node: how it stands, why, and what was found on it last."""
+    node = api.get(f"nodes/{quoted(name)}")
+    if invocation.output in {"json", "jsonl", "name"}:
+        print_record(invocation, "node", node, "node")
+        return
+    for line in node_page(node):
+        echo(line)
+
+
+def node_page(node: Record) -> Iterator[str]:
+    """The lines about one node."""
+    standing, now = node["standing"], node["now"]
+    state = node["state"] if standing is None else standing["state"]
+    reason = standing["reason"] if standing else node["standing_missing"]
+    yield f"{cell(node['node'])}: {cell(state or 'unknown')}{f': {cell(reason)}' if reason else ''}"
+    yield from aligned([(name, text) for name, text in _facts(node, now) if text])
+    check = node["last_check"]
+    if check is not None:
+        yield ""
+        yield from check_lines(check)
+
+
+def check_lines(check: Record) -> Iterator[str]:
+    """What was found on a node, the worst first."""
+    names = ", ".join(map(cell, check["checks"] or ())) or "nothing"
+    verdict = "healthy" if check["is_healthy"] else "not healthy"
+    when, took = moment(check["at"]), span(check["took_s"])
+    yield f"checked {when} UTC ({cell(check['occasion'])}, {took}): {verdict}; ran {names}"
+    order = ("failed", "warning", "unknown", "unsupported", "ok")
+    results = sorted(
+        check["results"] or (),
+        key=lambda one: order.index(one["state"]) if one["state"] in order else len(order),
+    )
+    yield from aligned(
+        (one["state"], one["check"], one["subject"], one["reason"] or one["code"])
+        for one in results
+    )
+
+
+def print_check(invocation: Invocation, check: dict[str, Any]) -> None:
+    """What was found, for people or as a record."""
+    if invocation.output is None:
+        for line in check_lines(check):
+            echo(line)
+    else:
+        print_record(invocation, "node_check", check, "id")
+
+
+def newest_check(api: Api, node: str) -> int:
+    """The place in the log of what was found last; 0 when nothing was."""
+    try:
+        items = api.get(f"nodes/{quoted(node)}/checks", {"limit": 1})["items"]
+    except CliError as error:
+        if error.code is not Exit.NOT_FOUND:
+            raise
+        return 0
+    return int(items[0]["n"]) if items else 0
+
+
+def await_check(
+    api: Api, node: str, after: int, within_s: float, sleep: Callable[[float], None] = time.sleep
+) -> dict[str, Any]:
+    """The next check that was asked for, after that place in the log."""
+    deadline = time.monotonic() + within_s
+    while True:
+        items = api.get(f"nodes/{quoted(node)}/checks", {"limit": 20})["items"]
+        for one in reversed(items):
+            if one["n"] > after and one["occasion"] == "operator":
+                found: dict[str, Any] = one
+                return found
+        if time.monotonic() >= deadline:
+            raise CliError(
+                f"nothing was heard of the checks of {node} within {within_s:g} s: they may still "
+                f"run; see everstep node show {node}",
+                Exit.TIMED_OUT,
+            )
+        sleep(_LOOK_EVERY_S)
+
+
+def _facts(node: Record, now: Record | None) -> Iterator[tuple[str, str]]:
+    yield "job", cell(node["job"])
+    yield "address", cell(node["address"])
+    yield "device", cell(node["device"])
+    yield "place", "/".join(map(cell, node["topology"] or [node["failure_domain"] or ""]))
+    if now is not None:
+        heard = f"heard {span(now['heard_age_s'])} ago"
+        slot = "spare" if now["slot"] is None else f"slot {now['slot']}"
+        watch = f", stalls: {cell(now['watch'])}" if now["watch"] else ""
+        yield "agent", f"{cell(now['state'])}, round {now['round']}, {slot}, {heard}{watch}"
+    limit = f" of {node['strikes_limit']}" if node["strikes_limit"] else ""
+    yield "strikes", f"{node['strikes']}{limit}" if node["strikes"] else ""
+    if node["is_suspect"]:
+        helps = f"; what would help: {cell(node['suspect_class'])}" if node["suspect_class"] else ""
+        yield (
+            "suspect",
+            f"since {moment(node['suspect_at'])}: {cell(node['suspect_reason'])}{helps}",
+        )
+    yield "excluded", _exclusion(node)
+    if node["spared_reason"]:
+        said = f"{moment(node['spared_at'])}: {cell(node['spared_reason'])}"
+        yield "spared", f"{said} (health only observes)"
+    yield "record", _record(node)
+
+
+def _exclusion(node: Record) -> str:
+    if not node["is_excluded"]:
+        return ""
+    until = f"until {moment(node['excluded_until_at'])}"
+    ends = until if node["excluded_until_at"] else "until somebody includes it"
+    return f"{ends}, by {cell(node['excluded_by'])}: {cell(node['excluded_reason'])}"
+
+
+def _record(node: Record) -> str:
+    names = (
+        ("joins", "join"), ("losses", "loss"), ("refusals", "refusal"), ("stalls", "stall"),
+        ("ranks_failed", "failed rank"),
+    )  # fmt: skip
+    counts = [(node[key] or 0, one) for key, one in names]
+    return ", ".join(_plural(count, one) for count, one in counts if count)
+
+
+def _plural(count: int, one: str) -> str:
+    return f"{count} losses" if one == "loss" and count > 1 else counted(count, one)
+
+
+def _shown(node: Record) -> dict[str, Any]:
+    reason = node["state_reason"]
+    if node["is_excluded"]:
+        reason = node["excluded_reason"]
+    elif node["is_suspect"]:
+        reason = node["suspect_reason"]
+    elif node["is_healthy"] is False:
+        reason = node["health_reason"]
+    excluded = ""
+    if node["is_excluded"]:
+        excluded = moment(node["excluded_until_at"]) if node["excluded_until_at"] else "yes"
+    shown = {"healthy": node["is_healthy"], "excluded": excluded, "reason": brief(reason)}
+    return {**node, **shown}

@@ -1,0 +1,105 @@
+"""Ranks on the screen, as they are now."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+
+from everstep.sizes import size
+from everstep_services.cli.api.client import Api
+from everstep_services.cli.cells import Record, counted, span
+from everstep_services.cli.errors import CliError, Exit
+from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.operator_requests import quoted
+from everstep_services.cli.output import (
+    is_terminal,
+    print_json,
+    print_line,
+    print_records,
+    say,
+    say_cut,
+    schema,
+)
+
+COLUMNS = ("rank", "node", "state", "step", "section", "since", "limit", "age")
+WIDE = (*COLUMNS, "slot", "progress", "collectives", "memory", "device_memory")
+_PAGE = 1000
+
+
+def print_ranks(
+    invocation: Invocation, api: Api, job: str, params: dict[str, Any], most: int
+) -> None:
+    """The ranks that are asked for, and in one line beside them how the job is."""
+    found = _ranks(api, job, params, most)
+    match invocation.output:
+        case "json":
+            print_json({"schema": schema("rank"), **found})
+        case "jsonl":
+            for rank in found["items"]:
+                print_line(rank)
+        case _:
+            columns = WIDE if invocation.output == "wide" else COLUMNS
+            print_records(invocation, "rank", map(_shown, found["items"]), columns)
+    if found["next"] is not None:
+        say_cut(len(found["items"]))
+    for line in said(found):
+        say(line)
+
+
+def watch_ranks(
+    show: Callable[[], None], every_s: float, sleep: Callable[[float], None] = time.sleep
+) -> None:
+    """Show them again and again, until Ctrl-C; an API that was there may go away for a while."""
+    is_first = True
+    while True:
+        if is_terminal():
+            click.clear()
+        try:
+            show()
+        except CliError as error:
+            if error.code is not Exit.UNREACHABLE or is_first:
+                raise
+            say(f"everstep: {error}")
+        is_first = False
+        sleep(every_s)
+
+
+def said(found: Record) -> Iterator[str]:
+    """What a person must know beside the list."""
+    if found["states"]:
+        states = ", ".join(f"{count} {state}" for state, count in sorted(found["states"].items()))
+        yield f"round {found['round']}: {states}"
+    if found["note"]:
+        yield f"{'stale: ' if found['is_stale'] else ''}{found['note']}"
+    if found["next"]:
+        yield f"only the first {counted(len(found['items']), 'rank')}: see --limit"
+
+
+def _ranks(api: Api, job: str, params: dict[str, Any], most: int) -> dict[str, Any]:
+    """One answer of as many pages as are needed."""
+    path = f"jobs/{quoted(job)}/ranks"
+    found: dict[str, Any] = api.get(path, {**params, "limit": min(most, _PAGE)})
+    while found["next"] and (left := most - len(found["items"])):
+        more = {**params, "limit": min(left, _PAGE), "cursor": found["next"]}
+        page = api.get(path, more)
+        found = {**page, "items": [*found["items"], *page["items"]]}
+    return found
+
+
+def _shown(rank: Record) -> dict[str, Any]:
+    is_inside = rank["section"] is not None
+    limit = "" if rank["limit_s"] is None else f"{span(rank['limit_s'])} ({rank['limit_source']})"
+    return {
+        **rank,
+        "since": span(rank["section_age_s"] if is_inside else rank["progress_age_s"]),
+        "limit": limit,
+        "age": span(rank["heard_age_s"]) + (" stale" if rank["is_stale"] else ""),
+        "progress": span(rank["progress_age_s"]),
+        "memory": _bytes(rank["resident_bytes"]),
+        "device_memory": _bytes(rank["device_bytes"]),
+    }
+
+
+def _bytes(count: int | None) -> str:
+    return "" if count is None else size(count)

@@ -1,0 +1,116 @@
+"""What the scheduler and the host say about this node: its id, its place, its start."""
+
+import errno
+import re
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from everstep.ids import new_id
+from everstep_services.agent.run_plan import Scheduler
+from everstep_services.cli.run.arguments import UsageError
+from everstep_services.cli.run.safe_names import safe_name
+
+_PLACES = (
+    ("GROUP_RANK", "", ""),
+    ("NODE_RANK", "", ""),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"),
+    ("SLURM_NODEID", "", ""),
+    ("JOB_COMPLETION_INDEX", "", ""),
+)
+"""Where a node's place is looked for, the first that is set wins; one that counts tasks only
+where these two are the same."""
+
+
+def scheduler_of(environ: Mapping[str, str]) -> Scheduler:
+    """Who started this process."""
+    if environ.get("SLURM_JOB_ID"):
+        array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+        job = f"{array}_{task}" if array and task else environ["SLURM_JOB_ID"]
+        attempt = _whole("SLURM_RESTART_COUNT", environ.get("SLURM_RESTART_COUNT") or "0", "")
+        return Scheduler("slurm", job, attempt)
+    if environ.get("KUBERNETES_SERVICE_HOST"):
+        return Scheduler("kubernetes", environ.get("JOB_NAME", ""))
+    return Scheduler()
+
+
+def infra_rank(environ: Mapping[str, str]) -> int | None:
+    """The node's place by the first variable that says one."""
+    for name, tasks, nodes in _PLACES:
+        text = environ.get(name)
+        if text and environ.get(tasks) == environ.get(nodes):
+            return _whole(name, text, "; correct it, or give --infra-rank")
+    return None
+
+
+def refuse_crowds(environ: Mapping[str, str]) -> None:
+    """One agent a node: srun with a task for each rank would start many with the same id."""
+    tasks, nodes = environ.get("SLURM_STEP_NUM_TASKS"), environ.get("SLURM_STEP_NUM_NODES")
+    if not tasks or not nodes or not tasks.isdigit() or not nodes.isdigit():
+        return
+    if int(tasks) > int(nodes):
+        raise UsageError(
+            f"srun started {tasks} tasks on {nodes} nodes, but a node has one agent, which starts "
+            f"its ranks itself: use srun --ntasks-per-node=1, or give each task its own --node-id"
+        )
+
+
+def allocation_id(scheduler: Scheduler) -> str:
+    """An id for this start: the same on all nodes where a scheduler tells, else random."""
+    if scheduler.name == "slurm":
+        again = f"-restart-{scheduler.attempt}" if scheduler.attempt else ""
+        return safe_name(f"slurm-{scheduler.job}{again}", "allocation")
+    return new_id()
+
+
+def topology(text: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Where the node sits, outermost first: as written, else as Slurm says."""
+    if text:
+        return tuple(part.strip() for part in re.split(r"[/,]", text) if part.strip())
+    parts = environ.get("SLURM_TOPOLOGY_ADDR", "").split(".")
+    kinds = environ.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
+    if len(parts) != len(kinds):
+        return ()
+    return tuple(part for part, kind in zip(parts, kinds, strict=True) if part and kind != "node")
+
+
+def address_towards(url: str) -> str:
+    """The address of this host by which it reaches the bus, as other nodes reach it.
+
+    The host name where that cannot be told: no packet is sent, so a firewall does not matter.
+    """
+    found = re.search(r"://(?:[^@/]*@)?(\[[^\]]+\]|[^:/,]+)(?::(\d+))?", url)
+    if found:
+        host, port = found[1].strip("[]"), int(found[2] or 4222)
+        try:
+            family, kind, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, kind) as probe:
+                probe.connect(place)
+                return str(probe.getsockname()[0])
+        except OSError:
+            pass
+    return socket.gethostname()
+
+
+def is_elsewhere(address: str) -> bool:
+    """No interface of this host has it. False where that cannot be told, as of a name not known."""
+    try:
+        found = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return False
+    return all(_is_foreign(family, place) for family, _, _, _, place in found)
+
+
+def _is_foreign(family: int, place: tuple[Any, ...]) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind(place)
+    except OSError as error:
+        return error.errno == errno.EADDRNOTAVAIL
+    return False
+
+
+def _whole(name: str, text: str, remedy: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text.strip()):
+        raise UsageError(f"{name}={text!r} is not a whole number, 0 or more{remedy}")
+    return int(text)

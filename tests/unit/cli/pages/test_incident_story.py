@@ -1,0 +1,63 @@
+"""The story of an incident: which lines a reader gets, whatever is missing."""
+
+from typing import Any
+
+from everstep_services.cli.pages.incidents.story import PARTS
+from everstep_services.cli.pages.incidents.verdict import verdict_lines
+
+
+def piece(**values: Any) -> dict[str, Any]:
+    none = ("rank", "blob", "missing_reason", "expires_at", "gone_reason")
+    given = {"kind": "log", "node": "n1", "round": 1, "summary": "the end of stderr"}
+    return dict.fromkeys(none) | given | values
+
+
+def evidence(*pieces: dict[str, Any]) -> list[str]:
+    return list(PARTS["Evidence"]({"evidence": pieces}))
+
+
+def test_pieces_of_several_rounds_name_their_round() -> None:
+    """A crash loop is one incident with the logs of each of its rounds (A4.5)."""
+    blob = {"size_bytes": 9}
+    rows = [piece(round=number, rank=3, blob=blob) for number in (1, 2)]
+    assert evidence(*rows)[1:] == [
+        "  log  round 1  n1  rank 3  9 B  the end of stderr",
+        "  log  round 2  n1  rank 3  9 B  the end of stderr",
+    ]
+    assert evidence(rows[0])[1:] == ["  log  n1  rank 3  9 B  the end of stderr"]
+
+
+def test_what_only_the_bus_has_says_until_when() -> None:
+    """Nobody has to know how long a bus keeps what (A11.1)."""
+    blob = {"size_bytes": 9}
+    days = ("2026-12-24T08:00:00Z", "2026-12-23T08:00:00Z")
+    lines = evidence(*(piece(blob=blob, expires_at=day) for day in days), piece(blob=blob))
+    assert lines[-1] == "  2 pieces are on the bus only, until 2026-12-23 08:00:00 UTC"
+    assert "bus" not in "".join(evidence(piece(blob=blob)))
+    gone = piece(blob=blob, expires_at=days[0], gone_reason="the bus kept it until then")
+    assert evidence(gone)[-1] == "  1 piece is gone: the bus kept it until then"
+
+
+def test_a_revision_that_only_explains_is_no_change_of_mind() -> None:
+    """The words of a model stand beside the verdict, and change nothing of it (A11.1)."""
+    none = ("kind", "cause_kind", "culprit_ranks", "culprit_nodes", "alternatives", "advice")
+    said = dict.fromkeys(none) | {
+        "cause": "data", "verdict_reason": "batch 17 has no labels", "confidence": 0.9,
+        "is_inconclusive": False, "is_corrected": False, "evidence": [], "missing": [],
+        "revision": 0, "explanation": None, "summary": "data (90 % sure)",
+    }  # fmt: skip
+    explained = said | {"revision": 1, "explanation": "A batch\nhas no labels."}
+    incident = {"verdict": explained, "revisions": [said], "similar": [], "corrections": []}
+    lines = list(verdict_lines(incident))
+    assert lines[-2:] == ["  │ A batch", "  │ has no labels."]
+    assert lines[0] == "verdict: data (90 % sure)"
+    for cause, named in (("host", "host"), ("unknown", "an unknown cause")):
+        other = said | {"cause": cause}
+        changed = list(verdict_lines(incident | {"revisions": [other]}))
+        assert changed[-1] == f"  revision 1; at first it said {named}: batch 17 has no labels"
+
+
+def test_an_incident_that_nobody_has_judged_says_what_is_missing() -> None:
+    """Without attribution there is no verdict, and that is no silence (A11.1)."""
+    (line,) = verdict_lines({"verdict": None})
+    assert line == "verdict: none yet; attribution judges an incident within seconds, where it runs"
