@@ -4,13 +4,13 @@ import asyncio
 import math
 import random
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from everstep.bus.ports import Bus
+from everstep.bus.ports import Bus, Handler
 from everstep.clock import SystemClock
 from everstep.messages import (
     BlobRef,
@@ -578,7 +578,7 @@ class Services:
 async def answering(bus: Bus, now: datetime, ranks: int = NODES * PER_NODE) -> AsyncIterator[None]:
     """With services that answer what pages ask."""
     services = Services(now, ranks)
-    parts = {
+    parts: Mapping[str, Mapping[str, Handler]] = {
         "straggler": {"scores": services.scores, "timings": services.timings},
         "catalog": {"list": services.listed},
         "attribution": {"collectives": services.collectives, "stacks": services.stacks},

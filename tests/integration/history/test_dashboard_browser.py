@@ -4,7 +4,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,104 +99,106 @@ def served(folder: Path, *more: str) -> Iterator[Site]:
         process.terminate()
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
+@asynccontextmanager
+async def chromium(site: Site, width: int, theme: str) -> AsyncIterator[Any]:
+    """A page of a browser of its own, where nobody is logged in."""
+    from playwright.async_api import async_playwright
 
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
-def logged_in(browser: Any, site: Site, width: int, theme: str) -> Any:
-    context = browser.new_context(
-        viewport={"width": width, "height": 900}, color_scheme=theme, base_url=site.url
-    )
-    page = context.new_page()
-    page.goto("/login")
-    page.fill("#token", site.token)
-    page.click("button.primary")
-    page.wait_for_url(f"{site.url}/")
-    return page
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        context = await browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=theme, base_url=site.url
+        )
+        yield await context.new_page()
+        await browser.close()
 
 
-def keep(page: Any, name: str) -> None:
+@asynccontextmanager
+async def logged_in(site: Site, width: int = 1440, theme: str = "light") -> AsyncIterator[Any]:
+    """The fleet, in a browser that is logged in."""
+    async with chromium(site, width, theme) as page:
+        await page.goto("/login")
+        await page.fill("#token", site.token)
+        await page.click("button.primary")
+        await page.wait_for_url(f"{site.url}/")
+        yield page
+
+
+async def keep(page: Any, name: str, *, is_whole: bool = True) -> None:
     if PICTURES:
-        Path(PICTURES).mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=f"{PICTURES}/{name}.png", full_page=True)
+        await page.screenshot(path=f"{PICTURES}/{name}.png", full_page=is_whole)
 
 
-def is_scrolled_sideways(page: Any) -> bool:
-    found: bool = page.evaluate("document.documentElement.scrollWidth > window.innerWidth")
+async def is_scrolled_sideways(page: Any) -> bool:
+    found: bool = await page.evaluate("document.documentElement.scrollWidth > window.innerWidth")
     return found
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_every_page_stands_without_a_complaint(
-    browser: Any, site: Site, width: str, theme: str
-) -> None:
+async def test_every_page_stands_without_a_complaint(site: Site, width: str, theme: str) -> None:
     """No console error, no request elsewhere, and nothing wider than the screen."""
-    page = logged_in(browser, site, WIDTHS[width], theme)
-    heard = Heard(site.url)
-    heard.listen(page)
-    for name, path in PAGES.items():
-        page.goto(path)
-        if name == "ranks":
-            page.wait_for_selector("#heat-map[data-drawn]")
-        keep(page, f"{name}-{width}-{theme}")
-        assert not is_scrolled_sideways(page), name
+    async with logged_in(site, WIDTHS[width], theme) as page:
+        heard = Heard(site.url)
+        heard.listen(page)
+        for name, path in PAGES.items():
+            await page.goto(path)
+            if name == "ranks":
+                await page.wait_for_selector("#heat-map[data-drawn]")
+            await keep(page, f"{name}-{width}-{theme}")
+            assert not await is_scrolled_sideways(page), name
     assert heard.complaints == []
     assert heard.foreign == []
-    page.context.close()
 
 
-def test_empty_pages_name_the_command_to_run(browser: Any, empty_site: Site) -> None:
-    page = logged_in(browser, empty_site, WIDTHS["desk"], "light")
-    for name, path in (("fleet", "/"), ("jobs", "/jobs"), ("incidents", "/incidents"),
-                       ("nodes", "/nodes"), ("facts", "/facts")):  # fmt: skip
-        page.goto(path)
-        keep(page, f"empty-{name}")
-        assert "everstep " in page.inner_text(".empty"), name
-    page.context.close()
+async def test_empty_pages_name_the_command_to_run(empty_site: Site) -> None:
+    async with logged_in(empty_site) as page:
+        for name in ("", "jobs", "incidents", "nodes", "facts"):
+            await page.goto(f"/{name}")
+            await keep(page, f"empty-{name or 'fleet'}")
+            assert "everstep " in await page.inner_text(".empty"), name
 
 
-def test_the_login_page_looks_the_same_without_a_session(browser: Any, site: Site) -> None:
-    for theme in ("light", "dark"):
-        context = browser.new_context(
-            viewport={"width": 1440, "height": 900}, color_scheme=theme, base_url=site.url
-        )
-        page = context.new_page()
-        page.goto("/jobs")
+@pytest.mark.parametrize("theme", ["light", "dark"])
+async def test_whoever_is_not_logged_in_comes_to_the_login(site: Site, theme: str) -> None:
+    async with chromium(site, 1440, theme) as page:
+        await page.goto("/jobs")
         assert page.url.endswith("/login?next=/jobs")
-        keep(page, f"login-{theme}")
-        context.close()
+        await keep(page, f"login-{theme}", is_whole=False)
 
 
-def test_a_theme_that_was_chosen_stays(browser: Any, site: Site) -> None:
-    page = logged_in(browser, site, WIDTHS["desk"], "light")
-    page.click("#theme")
-    assert page.get_attribute("html", "data-theme") == "dark"
-    page.goto("/jobs")
-    assert page.get_attribute("html", "data-theme") == "dark"
-    page.context.close()
+async def test_a_theme_that_was_chosen_stays(site: Site) -> None:
+    async with logged_in(site) as page:
+        await page.click("#theme")
+        assert await page.get_attribute("html", "data-theme") == "dark"
+        await page.goto("/jobs")
+        assert await page.get_attribute("html", "data-theme") == "dark"
 
 
-def test_a_page_is_live(browser: Any, site: Site) -> None:
+async def test_a_page_is_live(site: Site) -> None:
     """The stream is open, and the page says so."""
-    page = logged_in(browser, site, WIDTHS["desk"], "light")
-    page.wait_for_selector("#live[data-state=on]")
-    page.context.close()
+    async with logged_in(site) as page:
+        await page.wait_for_selector("#live[data-state=on]")
 
 
-def test_the_heat_map_is_read_with_the_keyboard(browser: Any, site: Site) -> None:
-    page = logged_in(browser, site, WIDTHS["desk"], "light")
-    page.goto(f"/jobs/{JOB}/ranks")
-    page.wait_for_selector("#heat-map[data-drawn]")
-    page.focus("#heat-map")
-    page.keyboard.press("ArrowDown")
-    assert page.inner_text("#heat-says").startswith("Rank 1 on gpu-000, steps ")
-    page.keyboard.press("Enter")
-    page.wait_for_url("**rank=1")
-    page.context.close()
+async def test_the_heat_map_is_read_with_the_keyboard(site: Site) -> None:
+    async with logged_in(site) as page:
+        await page.goto(f"/jobs/{JOB}/ranks")
+        await page.wait_for_selector("#heat-map[data-drawn]")
+        await page.focus("#heat-map")
+        await page.keyboard.press("ArrowDown")
+        said = await page.inner_text("#heat-says")
+        assert said.startswith("Rank 1 on gpu-000, steps ")
+        await page.keyboard.press("Enter")
+        await page.wait_for_url("**rank=1")
+
+
+@pytest.mark.skipif(not PICTURES, reason="nobody wants pictures")
+async def test_pictures_of_the_guide(site: Site) -> None:
+    """`docs/images/dashboard-*.png` come from here."""
+    async with logged_in(site, 1120) as page:
+        for name in ("fleet", "job", "incident"):
+            await page.set_viewport_size({"width": 1120, "height": 760})
+            await page.goto(PAGES[name])
+            await page.wait_for_selector("#live[data-state=on]")
+            await keep(page, f"dashboard-{name}", is_whole=False)

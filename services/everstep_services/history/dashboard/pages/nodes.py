@@ -49,7 +49,7 @@ async def one(reader: Reader, request: Request) -> Page:
 
 def _matrix(nodes: Sequence[Mapping[str, Any]], checks: Sequence[Answer]) -> Mapping[str, Any]:
     """The newest examination of each node: one cell for each check."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for node, answer in zip(nodes, checks, strict=True):
         last = answer.data["items"][0] if answer.data and answer.data["items"] else None
         cells: dict[str, Any] = {}

@@ -19,7 +19,7 @@ def command(invocation: Invocation, *, job: str | None, is_link: bool) -> None:
 
     The link is printed, too. It logs in once, within a minute.
     """
-    from everstep_services.cli.location import open_api
+    from everstep_services.cli.api.location import open_api
 
     page = "" if job is None else f"&next={quote(f'/jobs/{quote(job, safe=str())}', safe='')}"
     with open_api(invocation) as api:
