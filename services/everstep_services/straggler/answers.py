@@ -32,7 +32,7 @@ from everstep_services.straggler.turns import Judge, Turns
 _RANKS_MOST = 4096
 _WINDOWS_MOST = 1000
 _ROLES_NAMED = 20
-_MEASURES = ("own", "ratio", "waited", "step", "cpu", "runnable", "section")
+_MEASURES = ("own", "ratio", "waited", "step", "cpu", "runnable", "round_trip", "section")
 M = TypeVar("M", bound=Message)
 
 

@@ -87,7 +87,7 @@ class ShowTimings(Question, frozen=True, kw_only=True, tag="show_timings.v1"):
     """Where did the time go, rank by rank and window by window? Anyone asks straggler."""
 
     measure: Name = "own"
-    """`own`, `ratio`, `waited`, `step`, `cpu`, `runnable`, or `section`."""
+    """`own`, `ratio`, `waited`, `step`, `cpu`, `runnable`, `round_trip`, or `section`."""
     section: str = ""
     """Which section, if `section`."""
     first_rank: Int = 0

@@ -1,6 +1,7 @@
 """Decides whether an agent may take part, and explains a refusal."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from everstep.messages import JobSpec, Join
 from everstep_services.rendezvous.domain.batch import Batch
@@ -20,11 +21,23 @@ USAGE = 2
 _RETRY_S = 30.0
 
 
+RefusalCause = Literal[
+    "job_over",
+    "different_job",
+    "excluded",
+    "unhealthy",
+    "misconfigured",
+    "wrong_version",
+    "duplicate",
+    "stale",
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """Why an agent may not take part."""
 
-    cause: str
+    cause: RefusalCause
     """As in `node_refused`."""
     reason: str
     checks: tuple[str, ...] = ()

@@ -1,6 +1,7 @@
 """Decides whether another round follows a failed one, and when."""
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from everstep.incident_causes import SECONDARY, meaning_of
 from everstep.messages import Budget, JobSpec, Option
@@ -59,8 +60,7 @@ class RestartHistory:
 class RestartDecision:
     """The action, and everything that must be recorded about it."""
 
-    action: str
-    """`restart` or `stop`."""
+    action: Literal["restart", "stop"]
     rule: str
     reason: str
     past: RestartHistory

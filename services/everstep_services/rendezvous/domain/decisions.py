@@ -1,9 +1,12 @@
 """Records each decision and, later, its outcome."""
 
-from typing import TypedDict, Unpack
+from typing import Literal, TypedDict, Unpack
 
 from everstep.messages import ActionDecided, ActionTaken, Budget, OpenDecision, Option
 from everstep_services.rendezvous.domain.batch import Batch
+
+Action = Literal["restart", "wait", "stop", "exclude"]
+Outcome = Literal["done", "failed", "overtaken"]
 
 
 class Grounds(TypedDict, total=False):
@@ -20,7 +23,7 @@ class Grounds(TypedDict, total=False):
     took_s: float
 
 
-def decide_to(batch: Batch, action: str, reason: str, **grounds: Unpack[Grounds]) -> None:
+def decide_to(batch: Batch, action: Action, reason: str, **grounds: Unpack[Grounds]) -> None:
     """Record a decision that will be carried out; `came_of` records its outcome."""
     decision = OpenDecision(
         id=batch.record(ActionDecided(**batch.head(), action=action, reason=reason, **grounds)),
@@ -32,7 +35,7 @@ def decide_to(batch: Batch, action: str, reason: str, **grounds: Unpack[Grounds]
     batch.state.set(decisions=(*batch.state.doc.decisions, decision))
 
 
-def only_say(batch: Batch, action: str, reason: str, **grounds: Unpack[Grounds]) -> None:
+def only_say(batch: Batch, action: Action, reason: str, **grounds: Unpack[Grounds]) -> None:
     """Record a decision that may not be carried out."""
     decision = batch.record(
         ActionDecided(**batch.head(), action=action, reason=reason, mode="observe", **grounds)
@@ -49,12 +52,12 @@ def only_say(batch: Batch, action: str, reason: str, **grounds: Unpack[Grounds])
     )
 
 
-def is_open(batch: Batch, action: str) -> bool:
+def is_open(batch: Batch, action: Action) -> bool:
     """Whether this action was decided, and has no outcome yet."""
     return any(decision.action == action for decision in batch.state.doc.decisions)
 
 
-def came_of(batch: Batch, outcome: str, reason: str, *actions: str) -> None:
+def came_of(batch: Batch, outcome: Outcome, reason: str, *actions: Action) -> None:
     """Record the outcome of open decisions for these actions, or of all if none is named."""
     ended = [
         decision

@@ -1,5 +1,7 @@
 """The end of a round, an allocation and a job, and the decision between two rounds."""
 
+from typing import Literal
+
 from msgspec.structs import replace
 
 from everstep.incident_causes import CONSEQUENCE, meaning_of
@@ -23,13 +25,20 @@ from everstep_services.rendezvous.domain.budgets import (
     judge,
 )
 from everstep_services.rendezvous.domain.decisions import came_of, decide_to, only_say
-from everstep_services.rendezvous.domain.incidents import Sign
+from everstep_services.rendezvous.domain.incidents import IncidentOutcome, Sign
 from everstep_services.rendezvous.domain.state import AT_WORK, OVER, Phase, with_stage
 
 NOT_ENOUGH_NODES = 92
 RETRYABLE = 90
 PREEMPTED = 91
-_ENDS_WITH = {"preempted": "preempted", "operator": "stopped", "done": "done", "failed": "failed"}
+JobEnd = Literal["done", "failed", "stopped"]
+AllocationEnd = Literal["done", "failed", "preempted", "stopped", "lost"]
+_ENDS_WITH: dict[str, AllocationEnd] = {
+    "preempted": "preempted",
+    "operator": "stopped",
+    "done": "done",
+    "failed": "failed",
+}
 
 
 def end_round(batch: Batch, sign: Sign) -> None:
@@ -73,7 +82,7 @@ def decide(batch: Batch) -> None:
     _keep(batch, decision, is_counted=failure.is_counted)
     _say_decided(batch, decision, incident.reason, incident.id, incident.trigger_fact)
     if decision.action == "stop":
-        state = "failed" if decision.exit_code == 1 else "stopped"
+        state: JobEnd = "failed" if decision.exit_code == 1 else "stopped"
         batch.state.set(is_mendable=decision.rule == CANNOT_START)
         end_job(batch, state, decision.exit_code, f"{incident.reason}; {decision.reason}")
         return
@@ -86,7 +95,7 @@ def decide(batch: Batch) -> None:
         batch.say_waiting("backoff", f"waits {decision.delay_s:g} s before round {number}: {after}")
 
 
-def end_job(batch: Batch, state: str, exit_code: int, reason: str) -> None:
+def end_job(batch: Batch, state: JobEnd, exit_code: int, reason: str) -> None:
     """End the job for good, and send all agents away."""
     doc = batch.state.doc
     incident = doc.incident
@@ -157,11 +166,16 @@ def close_allocations(batch: Batch, cause: str, reason: str, exit_code: int | No
         _abandoned(batch, cause, reason)
 
 
-def _allocation_state(batch: Batch, cause: str) -> str:
+def _allocation_state(batch: Batch, cause: str) -> AllocationEnd:
     doc = batch.state.doc
     if doc.phase == "done":
         return "done"
-    states = {1: "failed", NOT_ENOUGH_NODES: "failed", PREEMPTED: "preempted", 93: "stopped"}
+    states: dict[int, AllocationEnd] = {
+        1: "failed",
+        NOT_ENOUGH_NODES: "failed",
+        PREEMPTED: "preempted",
+        93: "stopped",
+    }
     if doc.phase == "stopped" and doc.exit_code in states:
         return states[doc.exit_code]
     return _ENDS_WITH.get(cause, "lost")
@@ -171,7 +185,7 @@ def _abandoned(batch: Batch, cause: str, reason: str) -> None:
     """End an allocation whose agents have all left before the job was over."""
     doc = batch.state.doc
     exit_code = PREEMPTED if cause == "preempted" else RETRYABLE
-    outcome = "preempted" if cause == "preempted" else "stopped"
+    outcome: IncidentOutcome = "preempted" if cause == "preempted" else "stopped"
     if doc.phase in {"forming", "running"}:
         _say_ended(batch, cause, reason, doc.incident)
     incidents.close(batch, outcome, f"no agent is left: {reason}", "other_s")

@@ -1,6 +1,8 @@
 """Incidents: one from the first bad report to the next good step, however many reports come."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -8,6 +10,20 @@ from everstep.incident_causes import CONSEQUENCE, PLAIN, SECONDARY, IncidentCaus
 from everstep.messages import IncidentClosed, IncidentExtended, IncidentOpened, Ledger
 from everstep.messages.documents.rounds import OpenIncident
 from everstep_services.rendezvous.domain.batch import Batch
+
+IncidentOutcome = Literal["recovered", "failed", "stopped", "preempted"]
+LedgerEntry = Literal[
+    "detect_s",
+    "evidence_s",
+    "decide_s",
+    "stop_s",
+    "rendezvous_s",
+    "start_s",
+    "restore_s",
+    "first_step_s",
+    "other_s",
+]
+"""A field of `Ledger`."""
 
 _NAMED_MOST = 100
 _SAY_EVERY_S = 1.0
@@ -53,7 +69,7 @@ def broke_again(batch: Batch, sign: Sign) -> None:
     """Continue the open incident with a new cause: a round ended before its first step."""
     doc = batch.state.doc
     assert doc.incident is not None
-    entry = "start_s" if doc.phase == "forming" else "first_step_s"
+    entry: LedgerEntry = "start_s" if doc.phase == "forming" else "first_step_s"
     counted = _count(batch, doc.incident, entry)
     batch.state.set(incident=_told(replace(counted, is_decided=False, delay_s=0.0, weight=0), sign))
 
@@ -72,7 +88,7 @@ def started(batch: Batch) -> None:
         batch.state.set(incident=_count(batch, incident, "start_s"))
 
 
-def close(batch: Batch, outcome: str, reason: str, entry: str) -> None:
+def close(batch: Batch, outcome: IncidentOutcome, reason: str, entry: LedgerEntry) -> None:
     """Close the incident; the time not counted yet goes into `entry`, or was a restore."""
     doc = batch.state.doc
     if doc.incident is None:
@@ -207,7 +223,7 @@ def _told(incident: OpenIncident, sign: Sign) -> OpenIncident:
 
 
 def _count(
-    batch: Batch, incident: OpenIncident, entry: str, *, restore_s: float = 0.0
+    batch: Batch, incident: OpenIncident, entry: LedgerEntry, *, restore_s: float = 0.0
 ) -> OpenIncident:
     """Put the time not counted yet into one entry, except the time of a restore."""
     left_s = _elapsed_s(batch, incident)
@@ -221,20 +237,23 @@ def _count_ending(batch: Batch, incident: OpenIncident) -> OpenIncident:
     Agents collect evidence, then stop their ranks, in parallel; then the backoff runs.
     """
     left_s = _elapsed_s(batch, incident)
-    entries: dict[str, float] = {}
-    for entry, said_s in (
-        ("evidence_s", incident.evidence_s),
-        ("stop_s", incident.stop_s),
-        ("decide_s", incident.delay_s),
-    ):
-        entries[entry] = min(max(said_s, 0.0), left_s)
+    entries: dict[LedgerEntry, float] = {}
+    reported: dict[LedgerEntry, float] = {
+        "evidence_s": incident.evidence_s,
+        "stop_s": incident.stop_s,
+        "decide_s": incident.delay_s,
+    }
+    for entry, reported_s in reported.items():
+        entries[entry] = min(max(reported_s, 0.0), left_s)
         left_s -= entries[entry]
     entries["rendezvous_s"] = left_s
     moved = _moved(batch, incident, entries)
     return replace(moved, evidence_s=0.0, stop_s=0.0)
 
 
-def _moved(batch: Batch, incident: OpenIncident, entries: dict[str, float]) -> OpenIncident:
+def _moved(
+    batch: Batch, incident: OpenIncident, entries: Mapping[LedgerEntry, float]
+) -> OpenIncident:
     before: Ledger = incident.ledger
     ledger = replace(
         before, **{name: getattr(before, name) + seconds for name, seconds in entries.items()}

@@ -1,6 +1,7 @@
 """Agents that come, come back, and go."""
 
 import dataclasses
+from typing import assert_never
 
 from msgspec.structs import replace
 
@@ -26,6 +27,7 @@ from everstep.messages import (
 from everstep_services.rendezvous.domain import agreed_save
 from everstep_services.rendezvous.domain.admission import (
     Refusal,
+    RefusalCause,
     changed_fields,
     job_over,
     refusal,
@@ -51,7 +53,7 @@ _REFUSALS_KEPT = 1000
 _CHECKING_S = 0.2
 _NEEDED_LATER_S = 2.0
 _ALIVE_FOR_S = 2.0
-_UNFIT = frozenset({"unhealthy", "excluded"})
+_UNFIT: frozenset[RefusalCause] = frozenset({"unhealthy", "excluded"})
 """The causes of a refusal that may end by themselves."""
 
 
@@ -69,11 +71,29 @@ def join(batch: Batch, ask: Join) -> Refusal | None:
         _say_tolerated(batch, ask)
         return None
     seat = state.seat(ask.node)
-    if no.cause not in {"duplicate", "stale"}:
+    if not _ends_soon(no.cause):
         _say_refused(batch, ask, no)
         if seat is not None and seat.instance == ask.instance:
             fell_away(batch, seat, Sign("node_left", no.reason, node=seat.node))
     return _given_up(batch, ask, no) if no.cause in _UNFIT else no
+
+
+def _ends_soon(cause: RefusalCause) -> bool:
+    """Whether the agent only waits for a moment, so that its refusal is not recorded."""
+    match cause:
+        case "duplicate" | "stale":
+            return True
+        case (
+            "job_over"
+            | "different_job"
+            | "excluded"
+            | "unhealthy"
+            | "misconfigured"
+            | "wrong_version"
+        ):
+            return False
+        case _:
+            assert_never(cause)
 
 
 def answer(batch: Batch, ask: Join, no: Refusal | None) -> Joined:
@@ -86,7 +106,7 @@ def answer(batch: Batch, ask: Join, no: Refusal | None) -> Joined:
             is_accepted=False,
             reason=no.reason,
             cause=no.cause,
-            standing="waiting" if no.cause in {"stale", "duplicate"} else "refused",
+            standing="waiting" if _ends_soon(no.cause) else "refused",
             retry_after_s=no.retry_after_s,
             exit_code=no.exit_code,
             order=order,

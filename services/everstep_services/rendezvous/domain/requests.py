@@ -1,6 +1,7 @@
 """The requests of people, health, attribution and the catalog."""
 
 from collections.abc import Mapping
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -327,7 +328,9 @@ def _refused(batch: Batch, ask: OperatorRequest, why: str) -> Done:
     return Done(text=why, is_refused=True)
 
 
-def _say(batch: Batch, ask: OperatorRequest, outcome: str, reason: str) -> None:
+def _say(
+    batch: Batch, ask: OperatorRequest, outcome: Literal["accepted", "refused"], reason: str
+) -> None:
     batch.record(
         OperatorActed(
             **batch.head(),

@@ -48,7 +48,7 @@ _Cause = Literal["input", "compute", "host", "network", "device", "design", "unk
 R = TypeVar("R", bound=Reply)
 
 
-Measure = Literal["own", "ratio", "waited", "step", "cpu", "runnable", "section"]
+Measure = Literal["own", "ratio", "waited", "step", "cpu", "runnable", "round_trip", "section"]
 
 
 class SlowRankFilter(Paging):

@@ -12,6 +12,7 @@ MEASURES = {
     "step": "time of the whole step",
     "cpu": "processor time",
     "runnable": "time ready to run, not running",
+    "round_trip": "round trips over the network",
 }
 
 
