@@ -105,7 +105,9 @@ async def chromium(site: Site, width: int, theme: str) -> AsyncIterator[Any]:
     from playwright.async_api import async_playwright
 
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser: Any = await playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"]
+        )
         context = await browser.new_context(
             viewport={"width": width, "height": 900}, color_scheme=theme, base_url=site.url
         )
