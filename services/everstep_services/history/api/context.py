@@ -17,6 +17,7 @@ from everstep_services.history.api.http.cursors import Cursors
 from everstep_services.history.api.http.feed import Feed
 from everstep_services.history.api.http.problems import ProblemError
 from everstep_services.history.beats import Beats
+from everstep_services.history.dashboard.session import LoginCodes
 from everstep_services.history.evidence_retention import EvidenceRetention
 from everstep_services.history.goodput.reader import GoodputReader
 from everstep_services.history.notifications.service import Notifications
@@ -51,6 +52,7 @@ class Context:
     schema: str
     connectedness: Connectedness
     notifications: Notifications
+    login_codes: LoginCodes
 
 
 _bearer = HTTPBearer(
