@@ -20,6 +20,7 @@ from everstep_services.history.api.endpoints import (
     checkpoints,
     control,
     evidence,
+    export,
     facts,
     goodput,
     incidents,
@@ -48,6 +49,7 @@ BASE = "/api/v1"
 PARTS = (
     *(
         jobs,
+        export,
         ranks,
         stall_limits,
         stragglers,
