@@ -5,10 +5,10 @@ from datetime import datetime
 from typing import Any
 
 from everstep_services.cli.api.client import Api
-from everstep_services.cli.cells import Record, aligned, bar, moment, span
+from everstep_services.cli.cells import Record, aligned, bar, cell, moment, span
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.operator_requests import quoted
-from everstep_services.cli.output import cell, echo, print_json, schema
+from everstep_services.cli.output import echo, print_json, schema
 
 _NAMES = {
     "productive": "productive",
@@ -48,22 +48,22 @@ def print_fleet_goodput(
     count = shown["jobs"]
     for line in goodput_page(f"{count} job{'' if count == 1 else 's'}", shown):
         echo(line)
-    worst = [one for one in shown["worst"] if _lost_s(one) > 0]
+    worst = [job for job in shown["worst"] if _lost_s(job) > 0]
     if worst:
         echo("")
         echo("The most time was lost by")
         rows = [
-            (one["job"], span(_lost_s(one)), f"{one['goodput_ratio']:.1%}", _most(one))
-            for one in worst
+            (job["job"], span(_lost_s(job)), f"{job['goodput_ratio']:.1%}", _most(job))
+            for job in worst
         ]
         for line in aligned([("JOB", "LOST", "GOODPUT", "MOST OF IT"), *rows]):
             echo(line)
 
 
-def goodput_page(what: str, shown: Record) -> Iterator[str]:
+def goodput_page(title: str, shown: Record) -> Iterator[str]:
     """The lines of a window."""
     since = f"since {moment(shown['since'])}, " if shown["since"] else ""
-    yield f"{what}: {since}until {moment(shown['until'])}, {span(shown['wall_s'])} allocated"
+    yield f"{title}: {since}until {moment(shown['until'])}, {span(shown['wall_s'])} allocated"
     ratio = shown["goodput_ratio"]
     if ratio is None:
         yield "No allocation lasted in this window."
