@@ -5,10 +5,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from everstep_services.cli.api.client import Api
+from everstep_services.cli.cells import cell
 from everstep_services.cli.errors import CliError
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.operator_requests import quoted
-from everstep_services.cli.output import cell, echo, print_json, say, schema
+from everstep_services.cli.output import echo, print_json, say, schema
 
 _SUFFIX = ".everstep"
 
