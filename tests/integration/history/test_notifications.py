@@ -152,7 +152,7 @@ async def test_a_thousand_ranks_are_one_message_and_one_resolve_for_each_target(
     first, last = (one.json for one in by_path["/hook"])
     assert (first["state"], first["cause"], first["affected_ranks"]) == ("firing", "gpu", 1000)
     assert (last["state"], last["outcome"], last["lost_s"]) == ("resolved", "recovered", 7.5)
-    assert first["link"] == "https://everstep.example/jobs/j/incidents/i1"
+    assert first["link"] == "https://everstep.example/incidents/i1"
     events = [check_pagerduty(one.json) for one in by_path["/v2/enqueue"]]
     assert [one["event_action"] for one in events] == ["trigger", "resolve"]
     assert len({one["dedup_key"] for one in events}) == 1

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from everstep.messages.documents.notices import Notice
 from everstep.settings import SettingsError
+from everstep_services.history.dashboard.pages import PAGES
 from everstep_services.history.notifications import payloads, texts
 from everstep_services.history.notifications.domain import EVENTS, Delivery, Step
 from everstep_services.history.notifications.http_client import HttpAnswer
@@ -91,11 +92,19 @@ def test_a_message_reads_well() -> None:
         "rank 3 exited with 1\nVerdict: gpu (92%). its memory is bad\nDone: restart: 2 are left\n"
         "and 7 more in 5 minutes"
     )
-    assert texts.link(notice, URL) == "https://everstep.example/jobs/vit/incidents/i1"
+    assert texts.link(notice, URL) == "https://everstep.example/incidents/i1"
     over = a_notice(outcome="recovered", ending="round 2 trains", lost_s=7.5, lost_steps=3)
     assert texts.title(over) == "vit: incident recovered"
     assert "Cost: 7.5 s, 3 steps made again" in texts.text(over)
-    assert texts.link(a_notice(job="a/../b?c"), URL).endswith("/jobs/a%2F..%2Fb%3Fc/incidents/i1")
+    odd = a_notice(event="slow_rank", job="a/../b?c")
+    assert texts.link(odd, URL) == "https://everstep.example/jobs/a%2F..%2Fb%3Fc/stragglers"
+
+
+def test_every_link_is_a_page_of_the_dashboard() -> None:
+    pages = [re.compile(re.sub(r"\{\w+\}", "[^/]+", path)) for path in PAGES]
+    for event in EVENTS:
+        path = texts.link(a_notice(event=event), "https://e")[len("https://e") :]
+        assert any(page.fullmatch(path) for page in pages), path
 
 
 def is_genuine() -> Callable[..., bool]:

@@ -75,8 +75,10 @@ def link(notice: Notice, dashboard_url: str) -> str:
         return ""
     match notice.event:
         case "incident":
-            return f"{base}/jobs/{_quoted(notice.job)}/incidents/{_quoted(notice.subject)}"
-        case "slow_rank" | "job_failed" | "job_stopped":
+            return f"{base}/incidents/{_quoted(notice.subject)}"
+        case "slow_rank":
+            return f"{base}/jobs/{_quoted(notice.job)}/stragglers"
+        case "job_failed" | "job_stopped":
             return f"{base}/jobs/{_quoted(notice.job)}"
         case "node_excluded":
             return f"{base}/nodes/{_quoted(notice.subject)}"
