@@ -208,6 +208,17 @@ class PastIncident(Part, frozen=True, kw_only=True):
     """A person said so."""
 
 
+class PolicyAct(Part, frozen=True, kw_only=True):
+    """Something that the policy has decided about an incident. It decides nothing twice."""
+
+    decision: Name
+    """The id of its `action_decided`."""
+    action: Name
+    """The action."""
+    is_over: bool = False
+    """Its `action_taken` is decided, too."""
+
+
 class Case(Part, frozen=True, kw_only=True):
     """All that is known of one incident."""
 
@@ -271,6 +282,8 @@ class Case(Part, frozen=True, kw_only=True):
     """The verdict that holds; None while there is none."""
     correction: VerdictCorrected | None = None
     """What a person has put right."""
+    acts: tuple[PolicyAct, ...] = ()
+    """What the policy has decided about it."""
 
     def node_of(self, rank: int) -> str | None:
         """The node that a rank ran on; None where nobody has told."""
