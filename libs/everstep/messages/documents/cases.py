@@ -260,6 +260,8 @@ class Case(Part, frozen=True, kw_only=True):
     """How many more did than are told of."""
     stalls: tuple[Stall, ...] = ()
     """Ranks that stalled."""
+    warned_stalls: tuple[Stall, ...] = ()
+    """Ranks that passed a limit that ends no round."""
     located: LocatedStall | None = None
     """Who stopped first."""
     nodes: tuple[NodeSign, ...] = ()
