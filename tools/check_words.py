@@ -196,7 +196,7 @@ def _words(texts: Mapping[str, str], rules: Configuration) -> Iterator[Complaint
     variables = _variables(rules.variables)
     for path, text in sorted(texts.items()):
         is_module = _is_module(path)
-        if not (is_module or path.startswith(PAGES)) or path.startswith(GENERATED):
+        if not (is_module or _is_page(path)):
             continue
         for phrase in rules.phrases:
             for match in phrase.pattern.finditer(text):
@@ -220,6 +220,11 @@ def _variables(names: Sequence[str]) -> re.Pattern[str]:
 
 def _line(text: str, match: re.Match[str]) -> int:
     return text.count("\n", 0, match.start()) + 1
+
+
+def _is_page(path: str) -> bool:
+    is_written = path.startswith((*PRODUCT, *PAGES)) and not path.startswith(GENERATED)
+    return is_written and path.endswith(".md")
 
 
 def _is_module(path: str) -> bool:
@@ -257,7 +262,7 @@ def read(root: Path, paths: Iterable[str]) -> dict[str, str]:
 
 
 def _is_read(path: str) -> bool:
-    return _is_module(path) or (path.startswith(PAGES) and path.endswith(".md"))
+    return _is_module(path) or _is_page(path)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -123,6 +123,13 @@ class Training:
 
         until(compared, "all ranks are compared", despite=Exception, within_s=_COMPARED_WITHIN_S)
 
+    def _trips(self) -> dict[str, Any]:
+        path = f"jobs/{self.cluster.job}/timings"
+        shown: dict[str, Any] = self.cluster.api.get(
+            path, {"measure": "round_trip", "most_windows": 12}
+        )
+        return shown
+
     def _until_windows(self, count: int) -> None:
         def passed() -> bool:
             table = self.table()
@@ -170,7 +177,7 @@ class Training:
             found=tuple(dict.fromkeys(body["rank"] for body in found)),
             cause=first[0]["cause"] if first else "",
             expected_cause="" if plain else self.case.cause,
-            reason=(first[0]["reason"] if first else _compared(after))[:500],
+            reason=first[0]["reason"][:500] if first else _compared(after, self._trips()),
             windows=max(1, after["window"] // steps - -(-made // steps)) if first else None,
             window_steps=steps,
             window_s=round(healthy_s, 3),
@@ -228,15 +235,20 @@ class Training:
         return left
 
 
-def _compared(table: dict[str, Any]) -> str:
-    """How ranks compare, where nobody was found."""
+def _compared(table: dict[str, Any], trips: dict[str, Any]) -> str:
+    """How ranks compare, and round trips of the latest windows, where nobody was found."""
     ranks = sorted(table["ranks"], key=lambda one: one["rank"])
     ratios = ", ".join(
         "unknown" if one["slower_ratio"] is None else f"{one['slower_ratio']:+.1%}" for one in ranks
     )
+    slow = [one["rank"] for one in ranks if one["is_straggler"]]
+    shown = {
+        row["rank"]: [None if value is None else round(value * 1e3, 1) for value in row["values"]]
+        for row in trips["rows"]
+    }
     return (
-        f"step {table['step_s'] or 0:.3f} s; own times against the median, by rank: {ratios}; "
-        f"clocks within {table['clock_error_s']} s; {table['note'] or ''}"
+        f"step {table['step_s'] or 0:.3f} s; slow {slow}; own times against the median, by rank: "
+        f"{ratios}; clocks within {table['clock_error_s']} s; round trips in ms {shown}"
     )
 
 

@@ -15,7 +15,7 @@ from everstep.bus.facts.outbox import Outbox
 from everstep.bus.facts.spool import Spool
 from everstep.bus.jetstream import JetStream
 from everstep.clock import SystemClock
-from everstep.observe.metrics import Metrics
+from everstep.observe.metrics import MetricRegistry
 from everstep.store.database import Database
 from everstep.store.log import FactLog
 from everstep_services.attribution.replica import AttributionReplica
@@ -209,7 +209,7 @@ def page() -> str:
 
 def families() -> Iterator[Metric]:
     """Every metric that a process of ours shows, with what it says of itself."""
-    metrics = Metrics("page")
+    metrics = MetricRegistry("page")
     metrics.watch("rendezvous", Rendezvous(RendezvousSettings(), _bus(), SystemClock()).statistics)
     metrics.watch("health", HealthReplica(HealthSettings(), _bus(), SystemClock()).statistics)
     metrics.watch("catalog", CatalogReplica(CatalogSettings(), _bus(), SystemClock()).statistics)

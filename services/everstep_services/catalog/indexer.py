@@ -111,15 +111,19 @@ class Indexer:
     def statistics(self) -> dict[str, float]:
         """The numbers for metrics."""
         indexes = [stored.index for stored in self._jobs.values()]
-        known = [checkpoint for index in indexes for checkpoint in index.known.values()]
+        checkpoints = [checkpoint for index in indexes for checkpoint in index.known.values()]
         names = ("facts_read", "facts_missed", "conflicts")
         return {
             "leading": float(self.leads),
             "input_failures_total": float(self._contained.failures),
             "jobs": float(sum(not index.is_blank for index in indexes)),
-            "checkpoints": float(len(known)),
-            "quarantined": float(sum(bool(checkpoint.quarantined_for) for checkpoint in known)),
-            "missing": float(sum(checkpoint.missing_since is not None for checkpoint in known)),
+            "checkpoints": float(len(checkpoints)),
+            "quarantined": float(
+                sum(bool(checkpoint.quarantined_for) for checkpoint in checkpoints)
+            ),
+            "missing": float(
+                sum(checkpoint.missing_since is not None for checkpoint in checkpoints)
+            ),
             "degraded": float(sum(index.survivable_losses is not None for index in indexes)),
             **{f"{name}_total": float(self._counts[name]) for name in names},
         }
@@ -134,7 +138,11 @@ class Indexer:
 
     def known(self) -> list[tuple[str, Index]]:
         """The indexes of all jobs as the leading replica has them; read one again to act on it."""
-        return [(job, one.index) for job, one in self._jobs.items() if not one.index.is_blank]
+        return [
+            (job, tracked.index)
+            for job, tracked in self._jobs.items()
+            if not tracked.index.is_blank
+        ]
 
     async def change(self, job: str, action: Action[T]) -> T:
         """Apply `action` to a job's index, write it, and record its facts."""

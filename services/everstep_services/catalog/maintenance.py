@@ -60,9 +60,9 @@ class RoundReader:
 
     async def wanted_losses(self, job: str, round_: int) -> int | None:
         """The number of nodes whose loss the layout of copies must survive; None if unknown."""
-        known = self._wanted.get(job)
-        if known is not None and known[0] == round_:
-            return known[1]
+        cached = self._wanted.get(job)
+        if cached is not None and cached[0] == round_:
+            return cached[1]
         document = await self._show(job)
         if document is None or document.round != round_:
             return None
@@ -123,11 +123,11 @@ class Cleanup:
     async def remove(self, job: str, leftovers: Iterable[StoreLeftovers]) -> int:
         """Remove leftovers that have not changed since; return their number."""
         removed = 0
-        for one in leftovers:
-            if one.leavings:
-                count, freed = await self._stores.sweep(job, one.root, one.leavings)
+        for leftover in leftovers:
+            if leftover.leavings:
+                count, freed = await self._stores.sweep(job, leftover.root, leftover.leavings)
                 removed += count
-                log.info("swept job=%s root=%s count=%d bytes=%d", job, one.root, count, freed)
+                log.info("swept job=%s root=%s count=%d bytes=%d", job, leftover.root, count, freed)
         return removed
 
 
@@ -207,14 +207,14 @@ class Maintenance:
             if self._indexer.leads:
                 await self._for_each_job("read_back", self._read_back)
 
-    async def _for_each_job(self, what: str, look: Callable[[str, Index], Awaitable[None]]) -> None:
+    async def _for_each_job(self, task: str, look: Callable[[str, Index], Awaitable[None]]) -> None:
         for job, index in self._indexer.known():
             try:
                 await look(job, index)
             except (EverstepError, TimeoutError) as error:
-                log.warning("not_%s job=%s error=%s", what, job, error)
+                log.warning("not_%s job=%s error=%s", task, job, error)
             except Exception as error:  # noqa: BLE001  other jobs are not affected
-                self._contained.note(f"{what} {job}", error)
+                self._contained.note(f"{task} {job}", error)
 
     async def scan(self, root: str, job: str | None = None) -> str:
         """Compare the index with the files in a root; return the result in words."""
@@ -227,8 +227,12 @@ class Maintenance:
             f"index, {missing} gone"
         )
         index = await self._indexer.read(seen.job)
-        paths = {found.path for found in seen.checkpoints}
-        flaws = [not_committed(known) for known in index.known.values() if known.path in paths]
+        paths = {checkpoint.path for checkpoint in seen.checkpoints}
+        flaws = [
+            not_committed(checkpoint)
+            for checkpoint in index.known.values()
+            if checkpoint.path in paths
+        ]
         return "; ".join([text, *filter(None, flaws)])
 
     async def glance(self, job: str) -> Index:

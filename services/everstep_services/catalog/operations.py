@@ -156,10 +156,10 @@ class CheckpointOperations:
             return None
 
         def action(index: Index, now: FactStamp) -> str | None:
-            known = index.of_step(checkpoint.step, checkpoint.tier, checkpoint.path)
-            if not known or known[0].manifest_hash != checkpoint.manifest_hash:
+            matches = index.of_step(checkpoint.step, checkpoint.tier, checkpoint.path)
+            if not matches or matches[0].manifest_hash != checkpoint.manifest_hash:
                 return None
-            flaw = verdict.flaw or not_committed(known[0])
+            flaw = verdict.flaw or not_committed(matches[0])
             decide(
                 index,
                 CheckpointVerified(
@@ -175,7 +175,7 @@ class CheckpointOperations:
                 ),
                 now,
             )
-            if not verdict.is_good and not known[0].quarantined_for:
+            if not verdict.is_good and not matches[0].quarantined_for:
                 decide(
                     index,
                     quarantined(job, checkpoint, "corrupt", verdict.flaw, "catalog", now),
@@ -285,14 +285,14 @@ class CheckpointOperations:
 
 def known_in(index: Index, ask: ChangeCheckpoint) -> KnownCheckpoint:
     """The checkpoint that a request names."""
-    found = index.of_step(ask.step, ask.tier)
-    if not found:
+    matches = index.of_step(ask.step, ask.tier)
+    if not matches:
         raise RefusalError(
             "422",
             f"the catalog knows no checkpoint of step {ask.step} in the {ask.tier} tier of "
             f"{ask.job}; if its files are there, scan",
         )
-    return found[0]
+    return matches[0]
 
 
 def root_of(checkpoint: KnownCheckpoint) -> str:
@@ -319,12 +319,12 @@ def quarantined(
 
 def _drop(index: Index, checkpoint: KnownCheckpoint) -> str:
     """Drop a checkpoint from the index, or return why it must stay, in the write itself."""
-    found = index.of_step(checkpoint.step, checkpoint.tier, checkpoint.path)
-    if not found:
+    matches = index.of_step(checkpoint.step, checkpoint.tier, checkpoint.path)
+    if not matches:
         return "it is gone already"
-    why = protection(found[0], index.known.values(), restored_step=index.restored_step)
+    why = protection(matches[0], index.known.values(), restored_step=index.restored_step)
     if not why:
-        index.drop(found[0])
+        index.drop(matches[0])
     return why
 
 

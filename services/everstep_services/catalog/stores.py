@@ -60,12 +60,12 @@ class CheckpointStores:
             storage = storage_for(root)
             job = _owner(storage, root)
             if steps is None:
-                found = stored_checkpoints(storage)
+                checkpoints = stored_checkpoints(storage)
             else:
                 looked = (look(storage, step) for step in sorted(steps))
-                found = [one for one in looked if one is not None]
+                checkpoints = [checkpoint for checkpoint in looked if checkpoint is not None]
             _owner(storage, root)  # if the root went meanwhile, the result is void
-            return StoreContents(root, job, found)
+            return StoreContents(root, job, checkpoints)
 
         return await _in_thread(work)
 
@@ -95,11 +95,11 @@ class CheckpointStores:
 
         def work(storage: Storage) -> tuple[Verification | None, float]:
             began = time.monotonic()
-            found = look(storage, step)
+            stored = look(storage, step)
             verdict = None
-            if found is not None and _is_expected(found, manifest_hash):
+            if stored is not None and _is_expected(stored, manifest_hash):
                 with suppress(GoneError):
-                    verdict = verify(storage, found, read)
+                    verdict = verify(storage, stored, read)
             if verdict is None or not verdict.is_good:
                 _owner(storage, root)  # if the root went meanwhile, there is no verdict
             return verdict, time.monotonic() - began
@@ -109,13 +109,13 @@ class CheckpointStores:
         finally:
             throttle.lift()
 
-    async def pin(self, job: str, root: str, step: int, what: Mark | None) -> None:
+    async def pin(self, job: str, root: str, step: int, pinned: Mark | None) -> None:
         """Write or remove the mark next to the files that pins them."""
-        await self._mark(job, root, step, PINNED, what)
+        await self._mark(job, root, step, PINNED, pinned)
 
-    async def quarantine(self, job: str, root: str, step: int, what: Mark | None) -> None:
+    async def quarantine(self, job: str, root: str, step: int, quarantined: Mark | None) -> None:
         """Write or remove the mark next to the files that forbids to restore them."""
-        await self._mark(job, root, step, QUARANTINED, what)
+        await self._mark(job, root, step, QUARANTINED, quarantined)
 
     async def remove(self, job: str, root: str, step: int) -> int:
         """Remove a checkpoint; return the bytes that this frees."""
@@ -131,26 +131,28 @@ class CheckpointStores:
 
         return await self._with(job, root, work)
 
-    async def sweep(self, job: str, root: str, found: Sequence[Leftover]) -> tuple[int, int]:
+    async def sweep(self, job: str, root: str, leftovers: Sequence[Leftover]) -> tuple[int, int]:
         """Remove leftovers that have not changed since; return their number and bytes."""
 
         def work(storage: Storage) -> tuple[int, int]:
-            freed = [size for one in found if (size := sweep(storage, one)) is not None]
+            freed = [
+                size for leftover in leftovers if (size := sweep(storage, leftover)) is not None
+            ]
             return len(freed), sum(freed)
 
         return await self._with(job, root, work)
 
-    async def _mark(self, job: str, root: str, step: int, name: str, what: Mark | None) -> None:
+    async def _mark(self, job: str, root: str, step: int, name: str, content: Mark | None) -> None:
         def work(storage: Storage) -> None:
-            there = None if what is None else look(storage, step)
-            if what is None:
+            there = None if content is None else look(storage, step)
+            if content is None:
                 unmark(storage, step, name)
             elif there is None:
                 return  # a mark must never be the only file of a folder
             elif name == QUARANTINED:
-                quarantine(storage, there, what)
+                quarantine(storage, there, content)
             elif there.pinned is None:
-                mark(storage, step, name, what)
+                mark(storage, step, name, content)
 
         await _soon(root, self._with(job, root, work))
 
@@ -165,9 +167,9 @@ class CheckpointStores:
         return await _in_thread(owned)
 
 
-def _is_expected(found: StoredCheckpoint, manifest_hash: str) -> bool:
+def _is_expected(stored: StoredCheckpoint, manifest_hash: str) -> bool:
     """The checkpoint has the expected manifest, or one that cannot be read."""
-    return found.manifest is None or manifest_hash in ("", found.manifest_hash)
+    return stored.manifest is None or manifest_hash in ("", stored.manifest_hash)
 
 
 def _owner(storage: Storage, root: str) -> str:

@@ -6,7 +6,7 @@ import pwd
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import quote
 
 import click
@@ -18,6 +18,9 @@ from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation, with_api_options
 from everstep_services.cli.output import echo, print_record, say
 
+if TYPE_CHECKING:
+    from everstep_services.history.operator_requests import Verb
+
 F = TypeVar("F", bound=Callable[..., Any])
 NO_REASON = "no reason given"
 
@@ -26,7 +29,7 @@ NO_REASON = "no reason given"
 class CommandRequest:
     """What is to be done, and why."""
 
-    verb: str
+    verb: "Verb"
     reason: str
     job: str | None = None
     """None for the one that the node takes part in: the API finds out which. `CLUSTER` for none."""

@@ -300,7 +300,7 @@ def test_config_validate(home: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["config", "validate", str(bad)]) == 1
     assert capsys.readouterr() == (
         "",
-        f"everstep: {bad}: log.levll is no setting; did you mean log.level?\n",
+        f"everstep: {bad}: log.levll is not a setting; did you mean log.level?\n",
     )
     assert main(["config", "validate"]) == 0
     assert capsys.readouterr().err == "valid: no file, only defaults\n"
@@ -322,7 +322,7 @@ def test_wrong_settings_end_any_command_in_one_line(
     monkeypatch.setenv("EVERSTEP_BUS__URI", "x")
     assert main(["bus", "info"]) == 2
     assert capsys.readouterr().err == (
-        "everstep: EVERSTEP_BUS__URI is no setting; did you mean EVERSTEP_BUS__URL?\n"
+        "everstep: EVERSTEP_BUS__URI is not a setting; did you mean EVERSTEP_BUS__URL?\n"
     )
 
 

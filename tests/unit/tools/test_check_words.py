@@ -87,7 +87,7 @@ def test_a_folder_counts_files_and_folders_but_not_its_init() -> None:
     ],
 )
 def test_a_phrase_is_found_over_line_breaks_too(text: str) -> None:
-    for path in ("libs/a.py", "docs/guides/a.md", "CHANGELOG.md"):
+    for path in ("libs/a.py", "docs/guides/a.md", "CHANGELOG.md", "services/s/README.md"):
         (complaint,) = check({path: text})
         assert complaint.rule == "phrase"
 

@@ -125,29 +125,29 @@ def _judged(index: Index, fact: Fact) -> None:
         case CheckpointQuarantined():
             _quarantined(index, fact)
         case CheckpointReleased():
-            changed = lambda one: replace(  # noqa: E731
-                one, quarantined_for="", quarantine_reason="", quarantined_by=""
+            changed = lambda checkpoint: replace(  # noqa: E731
+                checkpoint, quarantined_for="", quarantine_reason="", quarantined_by=""
             )
             index.change(fact.step, fact.tier, "", changed)
         case CheckpointPinned():
             reason = fact.reason[:_TEXT_MOST]
-            changed = lambda one: replace(one, pinned_by=fact.by, pin_reason=reason)  # noqa: E731
+            changed = lambda checkpoint: replace(checkpoint, pinned_by=fact.by, pin_reason=reason)  # noqa: E731
             index.change(fact.step, "global", "", changed)
         case CheckpointUnpinned():
-            changed = lambda one: replace(one, pinned_by="", pin_reason="")  # noqa: E731
+            changed = lambda checkpoint: replace(checkpoint, pinned_by="", pin_reason="")  # noqa: E731
             index.change(fact.step, "global", "", changed)
         case CheckpointDeleted():
-            for one in index.of_step(fact.step, fact.tier, fact.path):
-                index.drop(one)
+            for checkpoint in index.of_step(fact.step, fact.tier, fact.path):
+                index.drop(checkpoint)
         case _:
             return
 
 
-def _verified(one: KnownCheckpoint, fact: CheckpointVerified) -> KnownCheckpoint:
-    if fact.manifest_hash not in ("", one.manifest_hash):
-        return one  # another checkpoint has replaced it
+def _verified(checkpoint: KnownCheckpoint, fact: CheckpointVerified) -> KnownCheckpoint:
+    if fact.manifest_hash not in ("", checkpoint.manifest_hash):
+        return checkpoint  # another checkpoint has replaced it
     flaw = "" if fact.is_good else (fact.reason or "it differs from what was saved")[:_TEXT_MOST]
-    return replace(one, verified_at=fact.at, flaw=flaw)
+    return replace(checkpoint, verified_at=fact.at, flaw=flaw)
 
 
 def _quarantined(index: Index, fact: CheckpointQuarantined) -> None:
@@ -189,14 +189,14 @@ def _held(index: Index, fact: ReplicaStored | ReplicaLost | ShardsWritten) -> No
 
 def _rejected(index: Index, rejected: Sequence[RejectedStep]) -> None:
     """A checkpoint that ranks found corrupt is not good any more; it is read back once more."""
-    for one in rejected:
-        if one.is_corrupt and one.path:
-            flaw = (one.reason or "a restore found it corrupt")[:_TEXT_MOST]
-            index.change(one.step, one.tier, one.path, partial(_doubted, flaw=flaw))
+    for step in rejected:
+        if step.is_corrupt and step.path:
+            flaw = (step.reason or "a restore found it corrupt")[:_TEXT_MOST]
+            index.change(step.step, step.tier, step.path, partial(_doubted, flaw=flaw))
 
 
-def _doubted(one: KnownCheckpoint, flaw: str) -> KnownCheckpoint:
-    return replace(one, verified_at=None, flaw=flaw)
+def _doubted(checkpoint: KnownCheckpoint, flaw: str) -> KnownCheckpoint:
+    return replace(checkpoint, verified_at=None, flaw=flaw)
 
 
 def _course(index: Index, fact: RoundFormed | JobEnded) -> None:
@@ -210,8 +210,10 @@ def _course(index: Index, fact: RoundFormed | JobEnded) -> None:
         case JobEnded():  # states in memory go with the agents
             index.slots, index.restored_step = 0, None
             index.let_go(lambda _: True)
-            for one in [one for one in index.known.values() if one.tier != "global"]:
-                index.drop(one)
+            for checkpoint in [
+                checkpoint for checkpoint in index.known.values() if checkpoint.tier != "global"
+            ]:
+                index.drop(checkpoint)
 
 
 def _node(
@@ -227,13 +229,13 @@ def _node(
             why = f"{fact.node} has a new agent"
         case _:
             return
-    for one in index.let_go(lambda holding: holding.holder == fact.node):
+    for holding in index.let_go(lambda holding: holding.holder == fact.node):
         lost = ReplicaLost(
             **now.head(index.job),
-            round=one.round,
-            owner_slot=one.slot,
-            holder=one.holder,
+            round=holding.round,
+            owner_slot=holding.slot,
+            holder=holding.holder,
             reason=why[:_TEXT_MOST],
-            step=one.step,
+            step=holding.step,
         )
         index.facts.append(lost)

@@ -15,7 +15,7 @@ from trainer_sdk.checkpoint.storage.checkpoints import Mark, StoredCheckpoint
 def compare(
     index: Index,
     root: str,
-    found: Sequence[StoredCheckpoint],
+    stored: Sequence[StoredCheckpoint],
     now: FactStamp,
     *,
     steps: Collection[int] | None = None,
@@ -27,15 +27,15 @@ def compare(
     what others have changed in it since is newer than the files, and stays.
     """
     index.roots.add(root)
-    known = _by_path(index)
-    newer = set() if before is None else _changed(_by_path(before), known)
+    by_path = _by_path(index)
+    newer = set() if before is None else _changed(_by_path(before), by_path)
     new = 0
-    for checkpoint in found:
+    for checkpoint in stored:
         if checkpoint.path not in newer:
-            new += checkpoint.path not in known
-            _take_over(index, checkpoint, known.get(checkpoint.path), now)
-    there = {checkpoint.path for checkpoint in found} | newer
-    for lost in _in(root, known):
+            new += checkpoint.path not in by_path
+            _take_over(index, checkpoint, by_path.get(checkpoint.path), now)
+    there = {checkpoint.path for checkpoint in stored} | newer
+    for lost in _in(root, by_path):
         is_gone = lost.path not in there and (steps is None or lost.step in steps)
         if is_gone and lost.missing_since is None:
             index.put(replace(lost, missing_since=now.wall))
@@ -48,7 +48,7 @@ def compare(
 
 
 def doubts(
-    index: Index, root: str, found: Sequence[StoredCheckpoint], now: FactStamp
+    index: Index, root: str, stored: Sequence[StoredCheckpoint], now: FactStamp
 ) -> Collection[int]:
     """The steps at which files and index differ.
 
@@ -56,7 +56,7 @@ def doubts(
     so the caller looks at these steps once more.
     """
     tried = Index(index.job, index.document("", 0, ()))
-    compare(tried, root, found, now)
+    compare(tried, root, stored, now)
     return {
         step
         for tier, path, step in index.known.keys() | tried.known.keys()
@@ -88,20 +88,20 @@ def _by_path(index: Index) -> dict[str, KnownCheckpoint]:
     }
 
 
-def _in(root: str, known: Mapping[str, KnownCheckpoint]) -> list[KnownCheckpoint]:
+def _in(root: str, by_path: Mapping[str, KnownCheckpoint]) -> list[KnownCheckpoint]:
     return [
-        checkpoint for checkpoint in known.values() if checkpoint.path.rpartition("/")[0] == root
+        checkpoint for checkpoint in by_path.values() if checkpoint.path.rpartition("/")[0] == root
     ]
 
 
 def _changed(
-    before: Mapping[str, KnownCheckpoint], known: Mapping[str, KnownCheckpoint]
+    before: Mapping[str, KnownCheckpoint], after: Mapping[str, KnownCheckpoint]
 ) -> set[str]:
     """The paths at which something changed that files show."""
     return {
         path
-        for path in before.keys() | known.keys()
-        if _of_files(before.get(path)) != _of_files(known.get(path))
+        for path in before.keys() | after.keys()
+        if _of_files(before.get(path)) != _of_files(after.get(path))
     }
 
 
@@ -113,29 +113,29 @@ def _of_files(checkpoint: KnownCheckpoint | None) -> tuple[object, ...]:
 
 
 def _take_over(
-    index: Index, seen: StoredCheckpoint, known: KnownCheckpoint | None, now: FactStamp
+    index: Index, seen: StoredCheckpoint, before: KnownCheckpoint | None, now: FactStamp
 ) -> None:
     if seen.manifest is None:
-        _take_broken(index, seen, known, now)
+        _take_broken(index, seen, before, now)
         return
     identity = seen.manifest.identity
-    if known is None or known.manifest_hash != seen.manifest_hash:
-        known = KnownCheckpoint(step=seen.step, committed_hash=_committed_hash(known))
+    if before is None or before.manifest_hash != seen.manifest_hash:
+        before = KnownCheckpoint(step=seen.step, committed_hash=_committed_hash(before))
     pinned, quarantined = seen.pinned, seen.quarantined
     index.put(
         replace(
-            known,
+            before,
             tier="global",
             path=seen.path,
             round=identity.round,
-            saved_at=known.saved_at or seen.saved_at,
+            saved_at=before.saved_at or seen.saved_at,
             size_bytes=seen.manifest.size_bytes,
             shards=len(seen.manifest.files),
             world_size=identity.world_size,
             manifest_hash=seen.manifest_hash,
             has_data_position=seen.manifest.has_data_position,
-            pinned_by=(pinned.by or "somebody") if pinned else known.pinned_by,
-            pin_reason=pinned.reason if pinned else known.pin_reason,
+            pinned_by=(pinned.by or "somebody") if pinned else before.pinned_by,
+            pin_reason=pinned.reason if pinned else before.pin_reason,
             missing_since=None,
         )
     )
@@ -166,11 +166,11 @@ def _cause(mark: Mark) -> str:
 
 
 def _take_broken(
-    index: Index, seen: StoredCheckpoint, known: KnownCheckpoint | None, now: FactStamp
+    index: Index, seen: StoredCheckpoint, before: KnownCheckpoint | None, now: FactStamp
 ) -> None:
-    if known is None:
+    if before is None:
         index.put(KnownCheckpoint(step=seen.step, path=seen.path))
-    if known is None or not known.quarantined_for:
+    if before is None or not before.quarantined_for:
         _quarantine(index, seen, cause="corrupt", reason=seen.flaw, by="catalog", now=now)
 
 

@@ -19,7 +19,7 @@ class Index:
     def __init__(self, job: str, document: CheckpointsDocument) -> None:
         self.job = job
         self.known: dict[Key, KnownCheckpoint] = {
-            _key(known): known for known in document.checkpoints
+            _key(checkpoint): checkpoint for checkpoint in document.checkpoints
         }
         self.holdings: dict[tuple[int, str, int], Holding] = {
             (holding.slot, holding.holder, holding.part): holding for holding in document.holdings
@@ -60,32 +60,34 @@ class Index:
         """The state of a slot is, or was, on more than one node."""
         holders: dict[int, str] = {}
         return any(
-            holders.setdefault(one.slot, one.holder) != one.holder for one in self.holdings.values()
+            holders.setdefault(holding.slot, holding.holder) != holding.holder
+            for holding in self.holdings.values()
         )
 
     def of_step(self, step: int, tier: str, path: str = "") -> list[KnownCheckpoint]:
         """The checkpoints of a step in a tier; only that at `path`, if it is given."""
         return [
-            one
-            for one in self.known.values()
-            if (one.step, one.tier) == (step, tier) and (not path or one.path == path)
+            checkpoint
+            for checkpoint in self.known.values()
+            if (checkpoint.step, checkpoint.tier) == (step, tier)
+            and (not path or checkpoint.path == path)
         ]
 
-    def put(self, one: KnownCheckpoint) -> None:
+    def put(self, checkpoint: KnownCheckpoint) -> None:
         """Keep what is known of a checkpoint."""
-        self.known[_key(one)] = one
-        if one.tier == "global" and "/" in one.path:
-            self.roots.add(one.path.rpartition("/")[0])
-        self._forget_oldest(one.tier)
+        self.known[_key(checkpoint)] = checkpoint
+        if checkpoint.tier == "global" and "/" in checkpoint.path:
+            self.roots.add(checkpoint.path.rpartition("/")[0])
+        self._forget_oldest(checkpoint.tier)
 
     def change(self, step: int, tier: str, path: str, how: Change) -> None:
         """Apply `how` to each checkpoint of a step and tier; only to that at `path`, if given."""
-        for one in self.of_step(step, tier, path):
-            self.known[_key(one)] = how(one)
+        for checkpoint in self.of_step(step, tier, path):
+            self.known[_key(checkpoint)] = how(checkpoint)
 
-    def drop(self, one: KnownCheckpoint) -> None:
+    def drop(self, checkpoint: KnownCheckpoint) -> None:
         """Forget a checkpoint."""
-        self.known.pop(_key(one), None)
+        self.known.pop(_key(checkpoint), None)
 
     def hold(self, holding: Holding) -> None:
         """Note that a node holds a state."""
@@ -93,39 +95,42 @@ class Index:
 
     def let_go(self, which: Callable[[Holding], bool]) -> list[Holding]:
         """Forget the holdings for which `which` is true, and return them."""
-        gone = [key for key, one in self.holdings.items() if which(one)]
+        gone = [key for key, holding in self.holdings.items() if which(holding)]
         return [self.holdings.pop(key) for key in gone]
 
     def _forget_oldest(self, tier: str) -> None:
         most = _CHECKPOINTS_MOST if tier == "global" else _IN_MEMORY_MOST
-        of_tier = sorted((one for one in self.known.values() if one.tier == tier), key=_order)
-        loose = [one for one in of_tier if not one.pinned_by]
-        for one in loose[: max(len(of_tier) - most, 0)]:
-            self.drop(one)
+        of_tier = sorted(
+            (checkpoint for checkpoint in self.known.values() if checkpoint.tier == tier),
+            key=_order,
+        )
+        loose = [checkpoint for checkpoint in of_tier if not checkpoint.pinned_by]
+        for checkpoint in loose[: max(len(of_tier) - most, 0)]:
+            self.drop(checkpoint)
 
 
-def newest_first(known: Iterable[KnownCheckpoint]) -> list[KnownCheckpoint]:
+def newest_first(checkpoints: Iterable[KnownCheckpoint]) -> list[KnownCheckpoint]:
     """The checkpoints in the order in which people want to see them."""
-    return sorted(known, key=_order, reverse=True)
+    return sorted(checkpoints, key=_order, reverse=True)
 
 
-def not_committed(one: KnownCheckpoint) -> str:
+def not_committed(checkpoint: KnownCheckpoint) -> str:
     """Why a checkpoint is not the one that was committed; empty if it is."""
-    if one.is_as_committed:
+    if checkpoint.is_as_committed:
         return ""
     return (
-        f"the manifest of {one.path} is not the one that was committed: its xxh3-128 is "
-        f"{one.manifest_hash}, and {one.committed_hash} was committed"
+        f"the manifest of {checkpoint.path} is not the one that was committed: its xxh3-128 is "
+        f"{checkpoint.manifest_hash}, and {checkpoint.committed_hash} was committed"
     )
 
 
-def _key(one: KnownCheckpoint) -> Key:
-    return one.tier, one.path, one.step
+def _key(checkpoint: KnownCheckpoint) -> Key:
+    return checkpoint.tier, checkpoint.path, checkpoint.step
 
 
-def _order(one: KnownCheckpoint) -> tuple[int, str, str]:
-    return one.step, one.tier, one.path
+def _order(checkpoint: KnownCheckpoint) -> tuple[int, str, str]:
+    return checkpoint.step, checkpoint.tier, checkpoint.path
 
 
-def _place(one: Holding) -> tuple[int, str, int]:
-    return one.slot, one.holder, one.part
+def _place(holding: Holding) -> tuple[int, str, int]:
+    return holding.slot, holding.holder, holding.part

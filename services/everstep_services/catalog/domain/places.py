@@ -19,12 +19,12 @@ _REPLICAS = ("memory", "peer")
 
 def listed(index: Index, most: int, tier: str, seats: Sequence[Seat]) -> Sequence[CheckpointPlace]:
     """All known checkpoints, the newest first."""
-    places = [place_of(one) for one in newest_first(index.known.values())]
+    places = [place_of(place) for place in newest_first(index.known.values())]
     in_memory = _in_memory(index, seats)
     if in_memory is not None:
         places.append(in_memory)
-    places.sort(key=lambda one: (one.step, one.tier), reverse=True)
-    return [one for one in places if not tier or one.tier == tier][:most]
+    places.sort(key=lambda place: (place.step, place.tier), reverse=True)
+    return [place for place in places if not tier or place.tier == tier][:most]
 
 
 def located(
@@ -37,49 +37,53 @@ def located(
     fits = world_size == index.world_size
     if in_memory is not None and fits and step in (None, in_memory.step):
         places.append(in_memory)
-    for one in newest_first(index.known.values()):
-        if step not in (None, one.step) or one.tier in _REPLICAS:
+    for checkpoint in newest_first(index.known.values()):
+        if step not in (None, checkpoint.step) or checkpoint.tier in _REPLICAS:
             continue
-        why = unfit(one)
+        why = unfit(checkpoint)
         if why:
-            rejected.append(RejectedStep(step=one.step, tier=one.tier, reason=why, path=one.path))
+            rejected.append(
+                RejectedStep(
+                    step=checkpoint.step, tier=checkpoint.tier, reason=why, path=checkpoint.path
+                )
+            )
         else:
-            places.append(place_of(one))
-    places.sort(key=lambda one: one.step, reverse=True)
+            places.append(place_of(checkpoint))
+    places.sort(key=lambda checkpoint: checkpoint.step, reverse=True)
     return places, rejected
 
 
-def unfit(one: KnownCheckpoint) -> str:
+def unfit(checkpoint: KnownCheckpoint) -> str:
     """Why a checkpoint must not be restored; empty if it may be."""
-    if one.quarantined_for:
-        return f"quarantined ({one.quarantined_for}): {one.quarantine_reason}"
-    if one.missing_since is not None:
-        return f"its files are gone from {one.path}"
-    if not one.is_as_committed:
+    if checkpoint.quarantined_for:
+        return f"quarantined ({checkpoint.quarantined_for}): {checkpoint.quarantine_reason}"
+    if checkpoint.missing_since is not None:
+        return f"its files are gone from {checkpoint.path}"
+    if not checkpoint.is_as_committed:
         return ""  # its files agree with each other, and ranks check no more than that
-    return one.flaw
+    return checkpoint.flaw
 
 
-def place_of(one: KnownCheckpoint) -> CheckpointPlace:
+def place_of(checkpoint: KnownCheckpoint) -> CheckpointPlace:
     """What is known of a checkpoint in files."""
     return CheckpointPlace(
-        step=one.step,
-        tier=one.tier,
-        path=one.path,
-        saved_at=one.saved_at,
-        size_bytes=one.size_bytes,
-        world_size=one.world_size or None,
-        is_verified=one.is_good,
-        is_pinned=bool(one.pinned_by),
-        is_quarantined=bool(one.quarantined_for),
-        is_missing=one.missing_since is not None,
-        verified_at=one.verified_at,
-        round=one.round,
-        shards=one.shards,
-        has_data_position=one.has_data_position,
-        note=_note(one),
-        manifest_hash=one.manifest_hash,
-        committed_hash=one.committed_hash,
+        step=checkpoint.step,
+        tier=checkpoint.tier,
+        path=checkpoint.path,
+        saved_at=checkpoint.saved_at,
+        size_bytes=checkpoint.size_bytes,
+        world_size=checkpoint.world_size or None,
+        is_verified=checkpoint.is_good,
+        is_pinned=bool(checkpoint.pinned_by),
+        is_quarantined=bool(checkpoint.quarantined_for),
+        is_missing=checkpoint.missing_since is not None,
+        verified_at=checkpoint.verified_at,
+        round=checkpoint.round,
+        shards=checkpoint.shards,
+        has_data_position=checkpoint.has_data_position,
+        note=_note(checkpoint),
+        manifest_hash=checkpoint.manifest_hash,
+        committed_hash=checkpoint.committed_hash,
     )
 
 
@@ -111,18 +115,18 @@ def _replicas(
 
 def _peers(slot: int, held: Sequence[Holding], seats: Mapping[str, Seat]) -> Iterator[Peer]:
     """The holders that take part in the round now, the slot's own node first."""
-    here = [seats[one.holder] for one in held if one.holder in seats]
-    for seat in sorted(here, key=lambda one: (one.slot != slot, one.node)):
+    here = [seats[holding.holder] for holding in held if holding.holder in seats]
+    for seat in sorted(here, key=lambda holding: (holding.slot != slot, holding.node)):
         if seat.slot is not None:
             yield Peer(
                 node=seat.node, slot=seat.slot, address=seat.address, port=seat.replica_port or 0
             )
 
 
-def _note(one: KnownCheckpoint) -> str:
-    texts = [unfit(one), not_committed(one)]
-    if one.pinned_by:
-        texts.append(f"pinned by {one.pinned_by}: {one.pin_reason}")
+def _note(checkpoint: KnownCheckpoint) -> str:
+    texts = [unfit(checkpoint), not_committed(checkpoint)]
+    if checkpoint.pinned_by:
+        texts.append(f"pinned by {checkpoint.pinned_by}: {checkpoint.pin_reason}")
     return "; ".join(filter(None, texts))
 
 

@@ -69,7 +69,7 @@ def repairs(index: Index, wanted: int, seats: Sequence[Seat]) -> Sequence[Repair
     """One copy for each weak slot, from a node that holds its state to a node that can take it."""
     _, each = survivable(index.holdings.values(), index.slots)
     held = current(index.holdings.values())
-    load = Counter(one.holder for several in held.values() for one in several)
+    load = Counter(holding.holder for several in held.values() for holding in several)
     copies: list[Repair] = []
     for slot in weak_slots(each, wanted):
         repair = _repair(slot, held.get(slot, ()), seats, load)
@@ -83,16 +83,19 @@ def _repair(
     slot: int, held: Iterable[Holding], seats: Sequence[Seat], load: Counter[str]
 ) -> Repair | None:
     here = {seat.node: seat for seat in seats if seat.replica_port and seat.stage == "running"}
-    have = {one.holder for one in held}
-    sources = [one for one in held if one.parts_needed <= 1 and one.holder in here]
+    have = {holding.holder for holding in held}
+    sources = [holding for holding in held if holding.parts_needed <= 1 and holding.holder in here]
     if not sources:
         return None
     domains = {here[node].failure_domain for node in have if node in here} - {""}
     others = [seat for node, seat in here.items() if node not in have]
     if not others:
         return None
-    source = max(sources, key=lambda one: (one.step, one.holder))
-    to = min(others, key=lambda one: (one.failure_domain in domains, load[one.node], one.node))
+    source = max(sources, key=lambda holding: (holding.step, holding.holder))
+    to = min(
+        others,
+        key=lambda seat: (seat.failure_domain in domains, load[seat.node], seat.node),
+    )
     return Repair(
         slot,
         source.step,

@@ -21,14 +21,14 @@ def survivable(holdings: Iterable[Holding], slots: int) -> tuple[int | None, Map
 
 def current(holdings: Iterable[Holding]) -> Mapping[int, tuple[Holding, ...]]:
     """The holdings of each slot that count: those of its newest round."""
-    found: dict[int, list[Holding]] = defaultdict(list)
+    by_slot: dict[int, list[Holding]] = defaultdict(list)
     newest: dict[int, int] = {}
-    for one in holdings:
-        found[one.slot].append(one)
-        newest[one.slot] = max(newest.get(one.slot, one.round), one.round)
+    for holding in holdings:
+        by_slot[holding.slot].append(holding)
+        newest[holding.slot] = max(newest.get(holding.slot, holding.round), holding.round)
     return {
-        slot: tuple(one for one in several if one.round == newest[slot])
-        for slot, several in found.items()
+        slot: tuple(holding for holding in several if holding.round == newest[slot])
+        for slot, several in by_slot.items()
     }
 
 
@@ -36,18 +36,18 @@ def step_held(held: Mapping[int, tuple[Holding, ...]], slots: int) -> int | None
     """The newest step that every slot has; None if a slot has none."""
     if slots < 1 or any(not held.get(slot) for slot in range(slots)):
         return None
-    return min(max(one.step for one in held[slot]) for slot in range(slots))
+    return min(max(holding.step for holding in held[slot]) for slot in range(slots))
 
 
 def _fatal(holdings: Collection[Holding]) -> int:
     """The smallest number of nodes whose loss loses the state; 0 if it is lost already."""
-    whole = {one.holder for one in holdings if one.parts_needed <= 1}
+    whole = {holding.holder for holding in holdings if holding.parts_needed <= 1}
     parts: dict[str, set[int]] = defaultdict(set)
     needed = 0
-    for one in holdings:
-        if one.parts_needed > 1 and one.holder not in whole:  # a lost node loses both
-            parts[one.holder].add(one.part)
-            needed = max(needed, one.parts_needed)
+    for holding in holdings:
+        if holding.parts_needed > 1 and holding.holder not in whole:  # a lost node loses both
+            parts[holding.holder].add(holding.part)
+            needed = max(needed, holding.parts_needed)
     return len(whole) + _broken_by(list(parts.values()), needed)
 
 

@@ -78,7 +78,7 @@ def _row(fault: FaultKind) -> dict[str, Any]:
     return {
         "fault": fault.name,
         "in": fault.place,
-        "what": fault.what,
+        "what": fault.effect,
         "amount": f"{fault.amount} ({fault.default})" if fault.amount else "",
         "target": fault.target,
         "lasts": _lasting(fault),

@@ -17,7 +17,7 @@ from everstep.clock import SystemClock
 from everstep.errors import EverstepError
 from everstep.observe.health import Check, Health
 from everstep.observe.http import AsgiApp, observe_app, serve_asgi, url_of
-from everstep.observe.metrics import Metrics, measure_loop_lag
+from everstep.observe.metrics import MetricRegistry, measure_loop_lag
 from everstep.observe.settings import ObserveSettings
 from everstep.runtime import Parts, serve
 from everstep.settings import Loaded
@@ -104,7 +104,7 @@ class _Stack:
         self._had_token = ground.state.token_file.exists()
         self._opened: dict[str, Parts] = {}
         self._all_are_open = asyncio.Event()
-        self.metrics = Metrics("up")
+        self.metrics = MetricRegistry("up")
 
     async def open_services(self, stop: asyncio.Event) -> None:
         """Open one by one. Each serves at once, while the next is still being imported."""
@@ -146,7 +146,7 @@ async def _serve(parts: Parts, stop: asyncio.Event) -> None:
     await serve(*parts.loops, stop=stop, drains=parts.drains, drain_within_s=_DRAIN_WITHIN_S)
 
 
-def _observed(ground: StackPlan, metrics: Metrics, opened: Mapping[str, Parts]) -> AsgiApp:
+def _observed(ground: StackPlan, metrics: MetricRegistry, opened: Mapping[str, Parts]) -> AsgiApp:
     checks: dict[str, Check] = {}
     for name, parts in opened.items():
         checks |= {f"{name}.{check}": ask for check, ask in parts.checks.items()}

@@ -134,7 +134,7 @@ class JobNodes:
         for node in silent:
             node.inquired_s = seen_s
         beats = [node.beat for node in silent]
-        heard = (one.beat for one in reversed(self.nodes.values()))
+        heard = (node.beat for node in reversed(self.nodes.values()))
         for beat in islice(heard, _ASKED_MOST):
             if seen_s - self.nodes[beat.node].seen_s >= self._witness_s:
                 return

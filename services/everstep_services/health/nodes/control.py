@@ -22,9 +22,9 @@ class BadSwitchError(EverstepError):
     """The switch does not exist, or cannot have this value."""
 
 
-def _one_of(known: tuple[str, ...], name: str, value: str) -> str:
-    if value not in known:
-        shown = ", ".join(map(repr, known))
+def _one_of(allowed: tuple[str, ...], name: str, value: str) -> str:
+    if value not in allowed:
+        shown = ", ".join(map(repr, allowed))
         raise BadSwitchError(f"{name} cannot be {value!r}: use one of {shown}")
     return value
 
@@ -49,9 +49,9 @@ def _number(least: float, most: float, name: str, value: str) -> str:
     return value
 
 
-def _some_of(known: tuple[str, ...], name: str, value: str) -> str:
-    if value and not set(value.split(",")) <= set(known):
-        text = f"use some of {','.join(known)}, or nothing"
+def _some_of(allowed: tuple[str, ...], name: str, value: str) -> str:
+    if value and not set(value.split(",")) <= set(allowed):
+        text = f"use some of {','.join(allowed)}, or nothing"
         raise BadSwitchError(f"{name} cannot be {value!r}: {text}")
     return value
 
@@ -162,10 +162,10 @@ def reconciled(
 
 def _no_switch(name: str) -> str:
     modes = ", ".join(f"modes.{actuator}" for actuator in ACTUATORS)
-    known = f"there is no switch {name!r}: use brake, breaker, {modes}, {', '.join(SETTINGS)}"
+    text = f"there is no switch {name!r}: use brake, breaker, {modes}, {', '.join(SETTINGS)}"
     if name.partition(".")[0] in KNOWN_SECTIONS:
-        return f"{known}; a service reads other settings when it starts: change everstep.toml"
-    return known
+        return f"{text}; a service reads other settings when it starts: change everstep.toml"
+    return text
 
 
 def _set(values: dict[str, str], name: str, value: str) -> None:

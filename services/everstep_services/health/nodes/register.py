@@ -132,7 +132,7 @@ class NodeRegister:
 
     def _strike(self, node: str, strike: Strike) -> None:
         record = self.record(node)
-        if any(known.key == strike.key for known in record.strikes):
+        if any(earlier.key == strike.key for earlier in record.strikes):
             return
         strike = replace(strike, reason=strike.reason[:_REASON_MOST])
         strikes = (*record.strikes, strike)[-_STRIKES_MOST:]
@@ -153,15 +153,15 @@ class NodeRegister:
     def _apply_checks(self, fact: NodeCheckFinished, now: FactStamp) -> None:
         record, failures, conclusive = self.record(fact.node), faults(fact), passed(fact)
         at = min(fact.at, now.wall)
-        known = {(check.result.check, check.result.subject): check for check in record.failing}
+        earlier = {(check.result.check, check.result.subject): check for check in record.failing}
         failing = [
             check
-            for key, check in known.items()
+            for key, check in earlier.items()
             if key not in failures and key[0] not in conclusive
         ]
         has_news = False
         for key, result in failures.items():
-            before = known.get(key)
+            before = earlier.get(key)
             if before is None:
                 check = FailingCheck(result=result, since=at, window_since=at, fact=fact.id)
                 has_news = has_news or key[0] not in self.distrusted
@@ -181,7 +181,7 @@ class NodeRegister:
             )
         )
         if has_news:
-            new = next(k for k in failures if k not in known and k[0] not in self.distrusted)
+            new = next(k for k in failures if k not in earlier and k[0] not in self.distrusted)
             reason = f"failed {described([failures[new]])}"
             strike = Strike(key=fact.id, at=at, fact=fact.id, reason=reason, check=new[0])
             self._strike(fact.node, strike)

@@ -21,7 +21,7 @@ _UNITS = ("s", "ms", "us", "ns")
 _FILE = click.Path(path_type=Path)
 
 
-_MEASURES = ("own", "ratio", "waited", "step", "cpu", "runnable")
+_MEASURES = ("own", "ratio", "waited", "step", "cpu", "runnable", "round_trip")
 _CAUSES = ("input", "compute", "host", "network", "device", "design", "unknown")
 _EVERY_S = 2.0
 LARGE_BYTES = 16 << 20

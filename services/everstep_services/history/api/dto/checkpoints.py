@@ -56,7 +56,7 @@ class Checkpoints(Answer):
 
     job: str
     items: list[Checkpoint]
-    is_live: bool = Field(description="The catalog said so now.")
+    is_live: bool = Field(description="The catalog answered just now.")
     note: str | None = Field(description="Why this may not be how they are now.")
 
 
@@ -77,7 +77,7 @@ class Saves(Answer):
     stall_s: float | None = Field(description="What the training step paid.")
     write_s: float | None
     commits: int | None = Field(description="How many there have been.")
-    failed_at: datetime | None = Field(description="When a save came to nothing last.")
+    failed_at: datetime | None = Field(description="When a save failed last.")
     failed_step: int | None
     failed_node: str | None
     failed_stage: str | None

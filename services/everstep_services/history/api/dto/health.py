@@ -31,7 +31,7 @@ class RankNow(Answer):
     resident_bytes: int | None
     device_bytes: int | None
     heard_age_s: float = Field(description="Since its node was heard, by our clock.")
-    is_stale: bool = Field(description="So long that it may be another by now.")
+    is_stale: bool = Field(description="Too old to show the present state.")
 
 
 class Ranks(PageOf[RankNow]):
@@ -77,11 +77,11 @@ class Limits(Answer):
 
     job: str
     limits: list[LimitOut]
-    rule: str | None = Field(description="How limits are learned, and as of which round.")
+    rule: str | None = Field(description="How limits are learned, and since when.")
     round: int | None = Field(description="The round that was observed last.")
     config_fingerprint: str | None = Field(description="The configuration that they hold for.")
     is_live: bool = Field(
-        description="Agents or health say so now; else it is the last that is on record."
+        description="Agents or health reported it now; else it is the newest on record."
     )
     at: datetime | None = Field(description="When that was recorded; null for live ones.")
     note: str | None = Field(description="Why they are not live, or why there are none.")
@@ -111,7 +111,7 @@ class Switches(Answer):
     exclusions: list[ExclusionOut]
     changed_by: str | None
     reason: str | None
-    revision: int = Field(description="Of the document that says so; 0 while there is none.")
+    revision: int = Field(description="The revision of the document; 0 while there is none.")
 
 
 class SwitchInForce(Answer):
@@ -141,5 +141,5 @@ class Control(Answer):
         description="Since when health excludes no more nodes by itself; null while it may."
     )
     distrusted_checks: list[str] = Field(
-        description="Checks that fail on so many nodes that they count against nobody."
+        description="Checks that fail on too many nodes to count against any of them."
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from everstep.store.kept import LARGEST
+from everstep.store.evidence_copies import LARGEST
 from everstep_services.history.api.dto.answer import Answer, present
 from everstep_services.history.api.dto.jobs import BudgetOut, Exit, Round, Stall
 from everstep_services.history.api.dto.stragglers import SlowRank
@@ -43,14 +43,14 @@ def verdict_summary(verdict: Mapping[str, Any]) -> str:
     cause, kind = str(verdict["cause"]), (verdict["cause_kind"] or "").replace("_", " ")
     if cause != "unknown":
         sure = f"{_percent(verdict['confidence'])} sure"
-        sure = "a person said so" if verdict["is_corrected"] else sure
+        sure = "a person decided" if verdict["is_corrected"] else sure
         return f"{cause}{', ' if kind else ''}{kind} ({sure})"
     if verdict["is_corrected"]:
-        return "cause unknown, a person said so"
-    what = _OPEN.get(verdict["cause_kind"] or "", kind)
+        return "cause unknown, a person decided"
+    event = _OPEN.get(verdict["cause_kind"] or "", kind)
     who = _who(verdict["culprit_ranks"] or (), verdict["culprit_nodes"] or ())
     sure = f"confidence {_percent(verdict['confidence'])}{f' that {who}' if who else ''}"
-    return f"cause unknown{': ' if what else ''}{what}; {sure}"
+    return f"cause unknown{': ' if event else ''}{event}; {sure}"
 
 
 def _who(ranks: Sequence[int], nodes: Sequence[str]) -> str:
@@ -261,7 +261,7 @@ class VerdictOut(Answer):
     is_inconclusive: bool | None = Field(
         description="No explanation is probable enough: see the alternatives."
     )
-    is_corrected: bool | None = Field(description="A person said so: it holds.")
+    is_corrected: bool | None = Field(description="A person gave this verdict: it holds.")
     culprit_ranks: list[int] | None
     culprit_nodes: list[str] | None
     advice: str | None = Field(

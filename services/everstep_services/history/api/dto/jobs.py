@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import Field
 
-from everstep.store.reads import Record
+from everstep.store.queries import Record
 from everstep_services.history.api.dto.answer import Answer, present
 
 
@@ -94,7 +94,7 @@ class Watch(Answer):
         examples=["armed"],
     )
     reason: str = Field(description="Why, as that node says.")
-    at: datetime | None = Field(description="Since when; null when only beats say so.")
+    at: datetime | None = Field(description="Since when; null when only beats report it.")
     node: str | None = Field(description="That node.")
     nodes: dict[str, int] = Field(
         description="How many nodes there are in each state.", examples=[{"armed": 63, "paused": 1}]

@@ -311,6 +311,7 @@ class Round:
             "waited": spread(measured.waited_s),
             "step": spread(measured.sample.step_s),
         } | {name: spread(measured.signal(of) * per_step) for name, of in _SIGNALS.items()}
+        measures["round_trip"] = spread(measured.signal("round_trip_s"))
         own = measured.own_sections_s
         sections = {
             int(number): spread(own[:, column])

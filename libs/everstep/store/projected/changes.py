@@ -18,7 +18,7 @@ Key = tuple[str | int, ...]
 Type = Literal["text", "json", "int", "float", "bool"]
 
 
-class Recorded(NamedTuple):
+class LoggedFact(NamedTuple):
     """One fact of the log."""
 
     n: int
@@ -27,7 +27,7 @@ class Recorded(NamedTuple):
     fact: Fact
 
 
-class Rule(Enum):
+class MergeRule(Enum):
     """How two values of one column become one. An absent (None) value never wins."""
 
     LEAST = "least"
@@ -42,33 +42,33 @@ class Column:
     """One projected column: what it holds, and its rule."""
 
     type: Type
-    rule: Rule = Rule.GREATEST
+    rule: MergeRule = MergeRule.GREATEST
     leader: str | None = None
 
 
 def least(type_: Type) -> Column:
     """A column that keeps its smallest value."""
-    return Column(type_, Rule.LEAST)
+    return Column(type_, MergeRule.LEAST)
 
 
 def greatest(type_: Type) -> Column:
     """A column that keeps its greatest value; also for one that is only ever set once."""
-    return Column(type_, Rule.GREATEST)
+    return Column(type_, MergeRule.GREATEST)
 
 
 def total(type_: Type = "int") -> Column:
     """A counter: values add."""
-    return Column(type_, Rule.SUM)
+    return Column(type_, MergeRule.SUM)
 
 
 def led_by(leader: str, leader_type: Type, /, **types: Type) -> dict[str, Column]:
     """A leader, which keeps its greatest value, and the columns that change when it grows."""
-    led = {name: Column(type_, Rule.FOLLOW, leader) for name, type_ in types.items()}
+    led = {name: Column(type_, MergeRule.FOLLOW, leader) for name, type_ in types.items()}
     return {leader: greatest(leader_type), **led}
 
 
 @dataclass(frozen=True, eq=False)
-class Shape:
+class ProjectedTable:
     """A projected table: its key, and each other column."""
 
     name: str
@@ -76,7 +76,7 @@ class Shape:
     columns: Mapping[str, Column]
     followers: Mapping[str, tuple[str, ...]] = field(init=False)
     """By leader."""
-    rules: Mapping[str, Rule] = field(init=False)
+    rules: Mapping[str, MergeRule] = field(init=False)
     """By column, except followers: their leader has them."""
 
     def __post_init__(self) -> None:
@@ -84,21 +84,21 @@ class Shape:
         for name, column in self.columns.items():
             if column.leader is not None:
                 followers[column.leader] = (*followers.get(column.leader, ()), name)
-        rules = {n: c.rule for n, c in self.columns.items() if c.rule is not Rule.FOLLOW}
+        rules = {n: c.rule for n, c in self.columns.items() if c.rule is not MergeRule.FOLLOW}
         object.__setattr__(self, "followers", followers)
         object.__setattr__(self, "rules", rules)
 
 
 class Changes:
-    """What a batch of facts changes: at most one row a table and key."""
+    """The changes by a batch of facts: at most one row for each table and key."""
 
     def __init__(self) -> None:
-        self._tables: dict[Shape, dict[Key, dict[str, Value]]] = {}
+        self._tables: dict[ProjectedTable, dict[Key, dict[str, Value]]] = {}
 
-    def __iter__(self) -> Iterator[tuple[Shape, Mapping[Key, Mapping[str, Value]]]]:
+    def __iter__(self) -> Iterator[tuple[ProjectedTable, Mapping[Key, Mapping[str, Value]]]]:
         return iter(self._tables.items())
 
-    def merge(self, shape: Shape, key: Key, /, **values: Value) -> None:
+    def merge(self, shape: ProjectedTable, key: Key, /, **values: Value) -> None:
         """Change one row. A leader comes with all its followers, and they only with it."""
         rows = self._tables.get(shape)
         if rows is None:
@@ -110,7 +110,7 @@ class Changes:
             merge_row(shape, row, values)
 
 
-def merge_row(shape: Shape, row: dict[str, Value], new: Mapping[str, Value]) -> None:
+def merge_row(shape: ProjectedTable, row: dict[str, Value], new: Mapping[str, Value]) -> None:
     """Merge `new` into `row`, as the database would."""
     rules, followers = shape.rules, shape.followers
     for name, value in new.items():
@@ -119,9 +119,9 @@ def merge_row(shape: Shape, row: dict[str, Value], new: Mapping[str, Value]) -> 
             row.setdefault(name, None)
             continue
         old: Any = row.get(name)
-        if rule is Rule.SUM:
+        if rule is MergeRule.SUM:
             row[name] = value if old is None else old + value
-        elif old is None or (value > old if rule is Rule.GREATEST else value < old):
+        elif old is None or (value > old if rule is MergeRule.GREATEST else value < old):
             row[name] = value
             if name in followers:
                 for follower in followers[name]:
@@ -129,5 +129,5 @@ def merge_row(shape: Shape, row: dict[str, Value], new: Mapping[str, Value]) -> 
 
 
 def compact(value: object) -> str:
-    """A small structure as it stands in a text column: equal ones are equal texts."""
+    """A small structure as the text of a column: equal structures are equal texts."""
     return json.dumps(value, separators=(",", ":"), sort_keys=True)

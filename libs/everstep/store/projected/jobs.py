@@ -1,28 +1,8 @@
-"""Which tables are projected from the facts, and how each column merges.
-
-Times are microseconds since 1970 in UTC (`_us`): one number that sorts, and is the same on
-every database. `…_fact` is the id of the fact that a group of columns comes from: the
-evidence, and at the same time what decides between two facts that both claim to be it.
-`…_n` is a place in the log, where only what was recorded last holds.
-"""
+"""The projected tables of jobs, allocations, rounds, their members, and exits of ranks."""
 
 from collections.abc import Mapping
 
-from everstep.store.changes import Shape, greatest, least, led_by, total
-from everstep.store.health_shapes import LIMITS, LOCATED, NODE_CHECKS, NODES, STALLS, WATCHES
-from everstep.store.incident_shapes import (
-    ACTIONS,
-    CORRECTIONS,
-    EVIDENCE,
-    INCIDENTS,
-    VERDICTS,
-)
-from everstep.store.save_shapes import DELAYS, RESTORES, SAVES
-from everstep.store.straggler_shapes import STEP_SHIFTS, STRAGGLERS
-
-VERSION = 11
-"""Greater with every change of a shape, or of what the fold makes of a fact. The tables are then
-made anew from the log when the first process of the newer release starts."""
+from everstep.store.projected.changes import ProjectedTable, greatest, least, led_by, total
 
 WAITING, FORMED, STARTED, ENDED = 1, 2, 3, 4
 """Phases of a round, in the order in which they win; `PHASES` names them for people."""
@@ -35,7 +15,7 @@ PHASES: Mapping[int, str] = {
 PHASES_A_ROUND = 10
 """A job's `phase_order` is its round times this, and the phase: a later round always wins."""
 
-JOBS = Shape(
+JOBS = ProjectedTable(
     "jobs",
     key={"job": "text"},
     columns={
@@ -92,7 +72,7 @@ JOBS = Shape(
 job, whatever else names it. `begun_fact` is of the latest allocation: if that is later than
 `ended_fact`, the job goes on."""
 
-ALLOCATIONS = Shape(
+ALLOCATIONS = ProjectedTable(
     "allocations",
     key={"job": "text", "allocation": "text"},
     columns={
@@ -122,7 +102,7 @@ ALLOCATIONS = Shape(
     },
 )
 
-ROUNDS = Shape(
+ROUNDS = ProjectedTable(
     "rounds",
     key={"job": "text", "round": "int"},
     columns={
@@ -183,7 +163,7 @@ ROUNDS = Shape(
     },
 )
 
-MEMBERS = Shape(
+MEMBERS = ProjectedTable(
     "round_members",
     key={"job": "text", "round": "int", "slot": "int"},
     columns={
@@ -203,7 +183,7 @@ MEMBERS = Shape(
     },
 )
 
-EXITS = Shape(
+EXITS = ProjectedTable(
     "rank_exits",
     key={"n": "int"},
     columns={
@@ -233,28 +213,4 @@ EXITS = Shape(
         "section": greatest("text"),
         "incident": greatest("text"),
     },
-)
-
-PROJECTED = (
-    JOBS,
-    ALLOCATIONS,
-    ROUNDS,
-    MEMBERS,
-    EXITS,
-    STALLS,
-    NODES,
-    INCIDENTS,
-    ACTIONS,
-    EVIDENCE,
-    NODE_CHECKS,
-    WATCHES,
-    LIMITS,
-    LOCATED,
-    SAVES,
-    DELAYS,
-    RESTORES,
-    STRAGGLERS,
-    STEP_SHIFTS,
-    VERDICTS,
-    CORRECTIONS,
 )

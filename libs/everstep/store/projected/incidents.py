@@ -1,8 +1,8 @@
 """What is projected about incidents: their story, the evidence, and what was decided and done."""
 
-from everstep.store.changes import Shape, greatest, least, led_by
+from everstep.store.projected.changes import ProjectedTable, greatest, least, led_by
 
-INCIDENTS = Shape(
+INCIDENTS = ProjectedTable(
     "incidents",
     key={"job": "text", "incident": "text"},
     columns={
@@ -70,10 +70,10 @@ INCIDENTS = Shape(
         ),
     },
 )
-"""`cause_order`: what is said at the end about what began it wins over what was said at first.
-`verdict_order` puts what a person said first, then the revision, then the id: the highest holds."""
+"""`cause_order`: the cause given when the incident closes wins over the one given at first.
+`verdict_order` puts a person's verdict first, then the revision, then the id: the highest holds."""
 
-VERDICTS = Shape(
+VERDICTS = ProjectedTable(
     "verdicts",
     key={"verdict_fact": "text"},
     columns={
@@ -103,7 +103,7 @@ VERDICTS = Shape(
 )
 """Every revision of every verdict."""
 
-CORRECTIONS = Shape(
+CORRECTIONS = ProjectedTable(
     "verdict_corrections",
     key={"correction_fact": "text"},
     columns={
@@ -122,7 +122,7 @@ CORRECTIONS = Shape(
 )
 """What people have said about verdicts."""
 
-ACTIONS = Shape(
+ACTIONS = ProjectedTable(
     "actions",
     key={"decision": "text"},
     columns={
@@ -156,7 +156,7 @@ ACTIONS = Shape(
 )
 """By the id of the `action_decided`; what came of it may be heard of first."""
 
-EVIDENCE = Shape(
+EVIDENCE = ProjectedTable(
     "evidence",
     key={"id": "text"},
     columns={

@@ -1,4 +1,4 @@
-"""A service as a process: its settings, its signals, what `/healthz` and `/metrics` show of it."""
+"""A service as a process: its settings, its signals, its `/healthz` and `/metrics`."""
 
 import argparse
 import asyncio
@@ -14,7 +14,7 @@ from everstep.observe.connections import raise_descriptor_limit
 from everstep.observe.health import Health
 from everstep.observe.http import listen, observe_app, serve_asgi
 from everstep.observe.logs import configure
-from everstep.observe.metrics import Metrics, measure_loop_lag
+from everstep.observe.metrics import MetricRegistry, measure_loop_lag
 from everstep.observe.settings import LogSettings, ObserveSettings
 from everstep.runtime import Parts, run, say, serve
 from everstep.settings import Loaded, Settings, SettingsError, config_files, load
@@ -31,7 +31,7 @@ def main(
 ) -> int:
     """Run a service that has no commands of its own; the exit code.
 
-    0 when stopped, 2 with one line for what an operator can mend.
+    0 when stopped; 2, with one line, for an error that an operator can repair.
     """
     parser = argparse.ArgumentParser(prog=f"python -m everstep_services.{name}")
     parser.add_argument("--config", type=Path, help="this settings file, and no other")
@@ -56,8 +56,8 @@ async def _serve(name: str, loaded: Loaded, opened: Open, stop: asyncio.Event) -
 async def serve_parts(
     name: str, observe: ObserveSettings, listener: socket, parts: Parts, stop: asyncio.Event
 ) -> None:
-    """Run an open service until `stop`, and show at the listener how it is."""
-    clock, metrics = SystemClock(), Metrics(name)
+    """Run an open service until `stop`, and serve its health and metrics at the listener."""
+    clock, metrics = SystemClock(), MetricRegistry(name)
     for component, statistics in parts.statistics.items():
         metrics.watch(component, statistics)
     metrics.collect(parts.collectors)

@@ -1,8 +1,8 @@
 """What is projected about checkpoints: how saving goes, and what was restored last."""
 
-from everstep.store.changes import Shape, led_by, total
+from everstep.store.projected.changes import ProjectedTable, led_by, total
 
-SAVES = Shape(
+SAVES = ProjectedTable(
     "job_saves",
     key={"job": "text", "tier": "text"},
     columns={
@@ -44,7 +44,7 @@ SAVES = Shape(
 )
 """One row for each tier of a job: the newest commit, the newest failure, how often it saves."""
 
-DELAYS = Shape(
+DELAYS = ProjectedTable(
     "save_delays",
     key={"job": "text", "node": "text"},
     columns={
@@ -72,7 +72,7 @@ DELAYS = Shape(
 )
 """Saves that wait for a slow storage, and those that did not fit, as each node said last."""
 
-RESTORES = Shape(
+RESTORES = ProjectedTable(
     "job_restores",
     key={"job": "text"},
     columns={

@@ -1,4 +1,4 @@
-"""Questions to the tables: filtered, in pages that go on from a key, each within one moment."""
+"""Queries of the tables: filtered, in pages that continue from a key, each in one snapshot."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,16 +8,23 @@ from sqlalchemy import ColumnElement, Select, case, func, literal, select, tuple
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from everstep.store import tables
-from everstep.store.changes import compact
 from everstep.store.database import Database
-from everstep.store.shapes import ENDED, FORMED, PHASES, PHASES_A_ROUND, STARTED, WAITING
+from everstep.store.projected.changes import compact
+from everstep.store.projected.jobs import (
+    ENDED,
+    FORMED,
+    PHASES,
+    PHASES_A_ROUND,
+    STARTED,
+    WAITING,
+)
 
 Key = tuple[str | int, ...]
 Record = Mapping[Any, Any]
 """A row by the names of its columns."""
 
 
-class Head(NamedTuple):
+class LogHead(NamedTuple):
     """How far the log and its projections reach, and in which database."""
 
     epoch: str
@@ -27,7 +34,7 @@ class Head(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class SortOrder:
     """Columns that together tell every row apart, and the direction."""
 
     columns: tuple[ColumnElement[Any], ...]
@@ -36,20 +43,20 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some rows, and where to go on; `next_key` is None at the end."""
+    """Some rows, and where to continue; `next_key` is None at the end."""
 
     rows: Sequence[Record]
     next_key: Key | None
 
 
-async def log_head(database: Database) -> Head:
-    """How far everything is now."""
+async def log_head(database: Database) -> LogHead:
+    """How far the log and its projections reach now."""
     async with database.read() as connection:
         return await _head(connection)
 
 
 async def stream_position(database: Database) -> tuple[str, int] | None:
-    """Where reading goes on: stream and sequence. None when nothing was read yet."""
+    """Where reading continues: stream and sequence; None when nothing was read yet."""
     positions = tables.positions.c
     query = select(positions.stream, positions.sequence)
     query = query.order_by(positions.updated_us.desc()).limit(1)
@@ -59,25 +66,25 @@ async def stream_position(database: Database) -> tuple[str, int] | None:
 
 
 async def page(
-    database: Database, query: Select[Any], order: Order, after: Key | None, limit: int
+    database: Database, query: Select[Any], order: SortOrder, after: Key | None, limit: int
 ) -> Page:
     """The next `limit` rows of a query in this order."""
     async with database.read() as connection:
-        found = await connection.execute(ordered(query, order, after, limit + 1))
-        rows = found.mappings().all()
+        result = await connection.execute(ordered(query, order, after, limit + 1))
+        rows = result.mappings().all()
     return cut(rows, order, limit)
 
 
 async def first(database: Database, query: Select[Any]) -> Record | None:
     """The one row of a query, if there is one."""
     async with database.read() as connection:
-        found = await connection.execute(query.limit(1))
-        row: Record | None = found.mappings().one_or_none()
+        result = await connection.execute(query.limit(1))
+        row: Record | None = result.mappings().one_or_none()
     return row
 
 
-def ordered(query: Select[Any], order: Order, after: Key | None, limit: int) -> Select[Any]:
-    """The query, sorted, from behind a key."""
+def ordered(query: Select[Any], order: SortOrder, after: Key | None, limit: int) -> Select[Any]:
+    """The query, sorted, from the row after a key."""
     columns = order.columns
     if after is not None:
         here = tuple_(*columns)
@@ -87,7 +94,7 @@ def ordered(query: Select[Any], order: Order, after: Key | None, limit: int) -> 
     return query.order_by(*directed).limit(limit)
 
 
-def cut(rows: Sequence[Record], order: Order, limit: int) -> Page:
+def cut(rows: Sequence[Record], order: SortOrder, limit: int) -> Page:
     """The page, from one row more than it may have."""
     shown = rows[:limit]
     if len(rows) <= limit:
@@ -105,30 +112,30 @@ async def facts_page(
     is_descending: bool = False,
 ) -> Page:
     """Facts by their place in the log; fewer than `limit` if they are large."""
-    order = Order((tables.facts.c.n,), is_descending)
+    order = SortOrder((tables.facts.c.n,), is_descending)
     key = None if after is None else (after,)
     async with database.read() as connection:
         # The sizes first: a page of a thousand large facts would not fit into memory.
         sizes = select(tables.facts.c.n, tables.facts.c.size).where(*conditions)
-        found = (await connection.execute(ordered(sizes, order, key, limit + 1))).all()
-        fitting = _fitting([row.size for row in found[:limit]], most_bytes)
-        numbers = [row.n for row in found[:fitting]]
+        heads = (await connection.execute(ordered(sizes, order, key, limit + 1))).all()
+        fitting = _fitting([row.size for row in heads[:limit]], most_bytes)
+        numbers = [row.n for row in heads[:fitting]]
         query = select(tables.facts).where(tables.facts.c.n.in_(numbers))
         rows = (await connection.execute(ordered(query, order, None, limit))).mappings().all()
-    return Page(rows, (numbers[-1],) if fitting < len(found) else None)
+    return Page(rows, (numbers[-1],) if fitting < len(heads) else None)
 
 
 async def facts_after(
     database: Database, n: int, *, most: int, most_bytes: int
-) -> tuple[Sequence[Record], Head]:
+) -> tuple[Sequence[Record], LogHead]:
     """The next facts of the whole log, and how far it reached at that moment."""
     async with database.read() as connection:
         head = await _head(connection)
         facts = tables.facts.c
         sizes = select(facts.n, facts.size).where(facts.n > n).order_by(facts.n).limit(most)
-        found = (await connection.execute(sizes)).all()
-        fitting = _fitting([row.size for row in found], most_bytes)
-        end = found[fitting - 1].n if found else n
+        heads = (await connection.execute(sizes)).all()
+        fitting = _fitting([row.size for row in heads], most_bytes)
+        end = heads[fitting - 1].n if heads else n
         query = select(tables.facts).where(facts.n > n, facts.n <= end).order_by(facts.n)
         rows = (await connection.execute(query)).mappings().all()
     return rows, head
@@ -157,18 +164,18 @@ async def round_detail(
         ):
             query = select(table).where(table.c.job == job, table.c.round == number)
             query = query.where(column.is_not(None))
-            found = await connection.execute(query.order_by(column).limit(limit))
-            detail[name] = found.mappings().all()
+            result = await connection.execute(query.order_by(column).limit(limit))
+            detail[name] = result.mappings().all()
     return detail
 
 
 def is_begun() -> ColumnElement[bool]:
-    """It is a job, and not only a name that some fact has: anybody can ask about any name."""
+    """It is a job, and not only a name in some fact: anybody can ask about any name."""
     return tables.jobs.c.opened_n.is_not(None)
 
 
 def job_state() -> ColumnElement[str]:
-    """What people call a job's state, from what its facts have claimed."""
+    """A job's state as people call it, derived from its columns."""
     jobs = tables.jobs.c
     phase = jobs.phase_order % PHASES_A_ROUND
     return case(
@@ -182,7 +189,7 @@ def job_state() -> ColumnElement[str]:
 
 
 def is_over() -> ColumnElement[bool]:
-    """The job has ended, and no later allocation has taken it up again."""
+    """The job has ended, and no later allocation continues it."""
     jobs = tables.jobs.c
     begun = func.coalesce(jobs.begun_fact, "")
     return jobs.end_state.is_not(None) & (jobs.ended_fact > begun)
@@ -191,7 +198,7 @@ def is_over() -> ColumnElement[bool]:
 def slow_ranks(job: str, state: str | None = None) -> Select[Any]:
     """Findings about slow ranks of a job, with their state.
 
-    One that nobody has cleared is over with its round, and then has its end.
+    A finding that was not cleared ends with its round.
     """
     found, rounds, jobs = tables.stragglers, tables.rounds, tables.jobs
     has_ended = (rounds.c.phase_order == ENDED) | (jobs.c.round > found.c.round) | is_over()
@@ -212,7 +219,7 @@ def slow_ranks(job: str, state: str | None = None) -> Select[Any]:
 
 
 def round_state() -> ColumnElement[str]:
-    """What people call a round's state."""
+    """A round's state as people call it."""
     order = tables.rounds.c.phase_order
     return case(dict(PHASES), value=order, else_="forming")
 
@@ -228,8 +235,8 @@ def has_label(name: str, value: str) -> ColumnElement[bool]:
     text = compact_label(name, value)
     # Not LIKE: SQLite's ignores case. Quotes inside of names and values are escaped, so the
     # text with its quotes and what stands before it is found at a label only.
-    found = [func.replace(labels, before + text, "") != labels for before in "{,"]
-    return found[0] | found[1]
+    matches = [func.replace(labels, before + text, "") != labels for before in "{,"]
+    return matches[0] | matches[1]
 
 
 def compact_label(name: str, value: str) -> str:
@@ -237,14 +244,14 @@ def compact_label(name: str, value: str) -> str:
     return compact({name: value})[1:-1]
 
 
-async def _head(connection: AsyncConnection) -> Head:
+async def _head(connection: AsyncConnection) -> LogHead:
     meta = tables.meta.c
     query = select(meta.epoch, meta.secret, meta.last_n, meta.projected_n)
-    return Head(*(await connection.execute(query)).one())
+    return LogHead(*(await connection.execute(query)).one())
 
 
 def _fitting(sizes: Sequence[int], most_bytes: int) -> int:
-    """How many fit, but one at least, for the page to go on."""
+    """How many fit, but at least one, so that the page makes progress."""
     room = most_bytes
     for count, size in enumerate(sizes):
         room -= size

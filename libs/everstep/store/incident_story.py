@@ -1,4 +1,4 @@
-"""One incident with all that belongs to it, as of one moment."""
+"""One incident with all that belongs to it, in one snapshot."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from everstep.incident_causes import meaning_of
 from everstep.store import tables
 from everstep.store.database import Database
-from everstep.store.reads import Record, round_state, slow_ranks
+from everstep.store.queries import Record, round_state, slow_ranks
 
 _FEW = 50
 _MANY = 200
@@ -22,7 +22,7 @@ _SLOW_BEFORE_US = 600_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class IncidentStory:
     """What is known of one incident."""
 
     incident: Record
@@ -31,31 +31,31 @@ class Story:
     primary_body: str | None
     """The fact of that exit, whole."""
     stall: Record | None
-    """Of the rank that the first report is about, unless it moved again."""
+    """The stall of the rank that the first report is about, unless the rank moved again."""
     stalls: Sequence[Record]
-    """Of all ranks of the round that did not move again."""
+    """The stalls of all ranks of the round that did not move again."""
     located: Record | None
-    """Who stopped first, where a stall began it."""
+    """Which ranks stopped first, where a stall began the incident."""
     slow_ranks: Sequence[Record]
     """Ranks that were slow when it began, or not long before."""
     exits: Sequence[Record]
     """The first failures of the round."""
     verdicts: Sequence[Record]
-    """All revisions, the one that holds first."""
+    """All revisions; the one in force comes first."""
     corrections: Sequence[Record]
-    """What people said about them, the newest first."""
+    """The corrections by people, the newest first."""
     similar: Sequence[Record]
     """Other incidents with the same fingerprint or the same node, the newest first."""
     evidence: Sequence[Record]
     actions: Sequence[Record]
     rounds: Sequence[Record]
-    """The round that it broke, and those that were to bring the training back."""
+    """The round that it broke, and the rounds that should bring the training back."""
     nodes_out: Sequence[str]
     nodes_in: Sequence[str]
 
 
-async def incident_story(database: Database, job: str, incident: str) -> Story | None:
-    """All of it; None when no fact has named this incident."""
+async def incident_story(database: Database, job: str, incident: str) -> IncidentStory | None:
+    """The story of an incident; None when no fact has named it."""
     async with database.read() as connection:
         here = tables.incidents.c
         query = select(tables.incidents).where(here.job == job, here.incident == incident)
@@ -103,18 +103,18 @@ async def pieces_of_evidence(
         return await _all(connection, query.order_by(here.c.n).limit(_PIECES))
 
 
-async def _story(connection: AsyncConnection, job: str, row: Record) -> Story:
+async def _story(connection: AsyncConnection, job: str, row: Record) -> IncidentStory:
     exits = await _failures(connection, job, row["round"])
     actions = await _actions(connection, job, row["incident"])
     primary = await _primary(connection, job, row, actions)
     rounds = await _rounds(connection, job, row)
     stalls = await _stalls(connection, job, row)
-    out, in_ = await _moves(connection, job, [one["round"] for one in rounds])
-    return Story(
+    out, in_ = await _moves(connection, job, [round["round"] for round in rounds])
+    return IncidentStory(
         incident=row,
         primary=primary,
         primary_body=None if primary is None else await _body(connection, primary["id"]),
-        stall=next((one for one in stalls if one["rank"] == row["rank"]), None),
+        stall=next((stall for stall in stalls if stall["rank"] == row["rank"]), None),
         stalls=stalls,
         located=await _located(connection, job, row),
         slow_ranks=await _slow_ranks(connection, job, row),
@@ -149,19 +149,19 @@ async def _primary(
     """
     table = tables.rank_exits
     here = (table.c.job == job, table.c.round == row["round"])
-    rests_on = [id_ for one in actions for id_ in json.loads(one["rests_on"] or "[]")]
+    rests_on = [id_ for action in actions for id_ in json.loads(action["rests_on"] or "[]")]
     named = [*rests_on, *([row["trigger_fact"]] if row["trigger_fact"] else [])][:_FEW]
     wanted: ColumnElement[bool] = table.c.id.in_(named)
     if row["rank"] is not None:
         wanted |= table.c.rank == row["rank"]
     elif row["node"] is None:
         wanted |= table.c.is_failure.is_(True)
-    found = await _all(
+    candidates = await _all(
         connection, select(table).where(*here, wanted).order_by(table.c.n).limit(_MANY)
     )
-    by_id = {one["id"]: one for one in found}
+    by_id = {item["id"]: item for item in candidates}
     best = next((by_id[id_] for id_ in named if id_ in by_id), None)
-    return best or (found[0] if found else None)
+    return best or (candidates[0] if candidates else None)
 
 
 async def _stalls(connection: AsyncConnection, job: str, row: Record) -> Sequence[Record]:
@@ -179,11 +179,11 @@ async def _stalls(connection: AsyncConnection, job: str, row: Record) -> Sequenc
 
 async def _located(connection: AsyncConnection, job: str, row: Record) -> Record | None:
     if meaning_of(row["trigger"] or "").evidence != "stall":
-        return None  # what stalled in this round is another story
+        return None  # a stall in this round belongs to another incident
     located = tables.stalls_located
     query = select(located).where(located.c.job == job, located.c.round == row["round"])
-    found = await _all(connection, query.order_by(located.c.n.desc()).limit(1))
-    return found[0] if found else None
+    rows = await _all(connection, query.order_by(located.c.n.desc()).limit(1))
+    return rows[0] if rows else None
 
 
 async def _slow_ranks(connection: AsyncConnection, job: str, row: Record) -> Sequence[Record]:
@@ -191,14 +191,14 @@ async def _slow_ranks(connection: AsyncConnection, job: str, row: Record) -> Seq
     began_us = row["opened_us"]
     if began_us is None:
         return []
-    found = tables.stragglers.c
-    until_us = func.coalesce(found.cleared_us, tables.rounds.c.ended_us)
-    of_its_round = until_us.is_(None) & (found.round == row["round"])
+    findings = tables.stragglers.c
+    until_us = func.coalesce(findings.cleared_us, tables.rounds.c.ended_us)
+    of_its_round = until_us.is_(None) & (findings.round == row["round"])
     query = slow_ranks(job).where(
-        found.found_us <= began_us, of_its_round | (until_us >= began_us - _SLOW_BEFORE_US)
+        findings.found_us <= began_us, of_its_round | (until_us >= began_us - _SLOW_BEFORE_US)
     )
-    own_first = case((found.rank == row["rank"], 0), else_=1)
-    return await _all(connection, query.order_by(own_first, found.n.desc()).limit(_FEW))
+    own_first = case((findings.rank == row["rank"], 0), else_=1)
+    return await _all(connection, query.order_by(own_first, findings.n.desc()).limit(_FEW))
 
 
 async def _verdicts(connection: AsyncConnection, job: str, row: Record) -> Sequence[Record]:
@@ -262,15 +262,15 @@ async def _moves(
         here = (members.job == job, members.round == number, members.node.is_not(None))
         return select(members.node).where(*here)
 
-    async def only(one: int, other: int) -> Sequence[str]:
-        query = except_(of(one), of(other)).limit(_MANY)
+    async def only(first: int, other: int) -> Sequence[str]:
+        query = except_(of(first), of(other)).limit(_MANY)
         return sorted(str(node) for node in (await connection.execute(query)).scalars())
 
-    # Of a round that has not formed, or that is not heard of yet, nobody is known to be missing.
-    known = [n for n in numbers if await _all(connection, of(n).limit(1))]
-    if len(known) < 2:
+    # Of a round that has not formed, or whose facts have not come, no node is known to be missing.
+    heard = [n for n in numbers if await _all(connection, of(n).limit(1))]
+    if len(heard) < 2:
         return [], []
-    return await only(known[0], known[-1]), await only(known[-1], known[0])
+    return await only(heard[0], heard[-1]), await only(heard[-1], heard[0])
 
 
 async def _body(connection: AsyncConnection, id_: str) -> str | None:

@@ -1,8 +1,8 @@
 """What is projected about nodes and stalls: standing, checks, the watch, limits, who stopped."""
 
-from everstep.store.changes import Shape, greatest, least, led_by, total
+from everstep.store.projected.changes import ProjectedTable, greatest, least, led_by, total
 
-NODES = Shape(
+NODES = ProjectedTable(
     "nodes",
     key={"node": "text"},
     columns={
@@ -56,7 +56,7 @@ NODES = Shape(
 )
 """`spared`: it would have been excluded, and was not, because health only observes."""
 
-NODE_CHECKS = Shape(
+NODE_CHECKS = ProjectedTable(
     "node_checks",
     key={"n": "int"},
     columns={
@@ -72,7 +72,7 @@ NODE_CHECKS = Shape(
     },
 )
 
-WATCHES = Shape(
+WATCHES = ProjectedTable(
     "node_watches",
     key={"job": "text", "node": "text"},
     columns=led_by(
@@ -87,7 +87,7 @@ WATCHES = Shape(
 )
 """Whether stalls are looked for, as each agent of a job said last."""
 
-LIMITS = Shape(
+LIMITS = ProjectedTable(
     "job_limits",
     key={"job": "text"},
     columns=led_by(
@@ -100,7 +100,7 @@ LIMITS = Shape(
     ),
 )
 
-STALLS = Shape(
+STALLS = ProjectedTable(
     "rank_stalls",
     key={"id": "text"},
     columns={
@@ -125,7 +125,7 @@ STALLS = Shape(
     },
 )
 
-LOCATED = Shape(
+LOCATED = ProjectedTable(
     "stalls_located",
     key={"id": "text"},
     columns={

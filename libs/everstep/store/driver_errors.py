@@ -1,4 +1,4 @@
-"""What the drivers raise, turned into errors that say what to do."""
+"""Turns the errors of the drivers into errors that say what to do."""
 
 import sqlite3
 from collections.abc import Callable, Generator, Mapping
@@ -33,7 +33,7 @@ _EXPLAINED: Mapping[str, Callable[[str, str], StoreError]] = {
     "SQLITE_IOERR": DatabaseUnavailableError,
     "SQLITE_PERM": DatabaseUnavailableError,
     "SQLITE_TOOBIG": UnstorableError,
-    # PostgreSQL's classes of states that time or a person can mend
+    # PostgreSQL's classes of states that pass with time, or that a person can repair
     "08": DatabaseUnavailableError,
     "25006": DatabaseUnavailableError,
     "28": DatabaseUnavailableError,

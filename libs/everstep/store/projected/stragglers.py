@@ -1,6 +1,6 @@
 """What is projected about slow ranks, and about steps that changed for the whole job."""
 
-from everstep.store.changes import Column, Shape, Type, greatest, least, led_by
+from everstep.store.projected.changes import Column, ProjectedTable, Type, greatest, least, led_by
 
 ACTIONS = ("exclude", "stop")
 """What the policy may ask for, each once for a finding."""
@@ -16,7 +16,7 @@ def _action(action: str) -> dict[str, Column]:
     return led_by(f"{action}_fact", "text", **led)
 
 
-STRAGGLERS = Shape(
+STRAGGLERS = ProjectedTable(
     "stragglers",
     key={"id": "text"},
     columns={
@@ -59,7 +59,7 @@ STRAGGLERS = Shape(
 """One row for each finding. `n` is the place of `straggler_found`: there is none while only its
 end, or what was done about it, was heard of."""
 
-STEP_SHIFTS = Shape(
+STEP_SHIFTS = ProjectedTable(
     "step_shifts",
     key={"id": "text"},
     columns={
