@@ -290,6 +290,38 @@ async def test_a_kernel_that_lost_its_gpu_names_its_node() -> None:
     assert (found.cause, found.nodes, found.advice) == ("gpu", ("n1",), "restart_without")
 
 
+LAUNCH = "CUDA error: unspecified launch failure"
+
+
+@pytest.mark.parametrize(
+    ("pids", "ranks"),
+    [
+        ({3: 71, 2: 72}, (3,)),  # the kernel's line has the process
+        ({3: 5}, (3,)),  # of another namespace, and only one rank died so
+        ({3: 5, 2: 6}, ()),
+    ],
+)
+async def test_a_device_that_rank_and_kernel_report_is_the_cause(
+    pids: dict[int, int], ranks: tuple[int, ...]
+) -> None:
+    """Both are evidence; where several ranks died, the kernel's process tells which device."""
+    ends = [raised(rank, "AcceleratorError", LAUNCH, pid=pid) for rank, pid in pids.items()]
+    without = await judged(case(ends=(lost_peer(0), *ends)), {})
+    assert without.cause == "user_code"
+    found = await judged(case(ends=(lost_peer(0), *ends)), {"kernel_log": KERNEL})
+    assert (found.cause, found.nodes, found.advice) == ("gpu", ("n1",), "restart_without")
+    assert found.ranks == ranks
+    if ranks:
+        facts = {claim.fact for claim, weight in found.evidence if weight > 0}
+        assert {"f-kernel_log", f"end-{ranks[0]}"} <= facts
+
+
+async def test_a_device_of_another_node_explains_no_rank() -> None:
+    ends = (lost_peer(2), raised(0, "AcceleratorError", LAUNCH, pid=71))
+    found = await judged(case(ends=ends), {"kernel_log": KERNEL})
+    assert 0 not in found.ranks or found.cause != "gpu"
+
+
 SEGFAULT = b"[ 2531.724919] python[5547]: segfault at 0 ip 00007fa98a385ad8 error 4 in libc.so.6\n"
 
 

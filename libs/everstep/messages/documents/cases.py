@@ -48,6 +48,8 @@ class RankEnd(Part, frozen=True, kw_only=True):
     """The innermost section that it was in."""
     core_dumped: bool = False
     """The kernel wrote a core file."""
+    pid: Count = 0
+    """Its process id on the node; 0 where nobody has told."""
 
 
 class Stall(Part, frozen=True, kw_only=True):

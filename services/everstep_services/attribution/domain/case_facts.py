@@ -408,6 +408,7 @@ def _end(fact: RankExited, *, is_whole: bool) -> RankEnd:
         at=fact.at,
         exit_code=fact.exit_code,
         signal=fact.signal,
+        pid=fact.pid,
         error_name=error.name[:_SHORT_MOST],
         error_text=error.text[:most],
         place=error.place[:_SHORT_MOST],
