@@ -1,1 +1,1 @@
-"""Examines this node: one module a check, each of which also runs alone as `everstep check`."""
+"""Checks of this node: one module for each check, which also runs alone as `everstep check`."""

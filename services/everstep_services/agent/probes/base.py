@@ -1,4 +1,4 @@
-"""What a check is: something that looks at this node and says what it found."""
+"""The interface of a check: it looks at this node and reports results."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,14 +11,15 @@ from everstep_services.agent.probes.settings import ChecksSettings
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a check is given."""
+    """The input of a check."""
 
     settings: ChecksSettings
     root: Path = Path("/")
-    """Where `/sys`, `/proc` and `/dev` are looked for; another folder in tests."""
+    """The root of `/sys`, `/proc` and `/dev`; another folder in tests."""
     memory: dict[str, Any] = field(default_factory=dict)
-    """Its own notes: what it leaves here it finds at the next look on this node, also from
-    another process. Plain JSON."""
+    """The check's own notes, which it finds again at the next look on this node, also from another
+    process. Plain JSON.
+    """
     at: float = 0.0
     """The wall clock, for notes."""
     own_pids: frozenset[int] = frozenset()
@@ -33,16 +34,16 @@ class Probe(Protocol):
     """A check. It may block: each runs in a thread of a child process that can be abandoned."""
 
     name: str
-    """As in `everstep check <name>`."""
+    """The name, as in `everstep check <name>`."""
     about: str
     """One line for the help page."""
     beside_training: bool
-    """It takes nothing away from ranks, and may run while they train."""
+    """The check takes nothing away from ranks, and may run while they train."""
 
     def examine(self, look: Look) -> Iterable[CheckResult]:
-        """What it found: one result for each part of the node, `ok` ones too.
+        """One result for each part of the node, also for `ok` ones.
 
-        What the node does not have is `unsupported`, what could not be read is `unknown`. A
-        generator tells what it has found so far even when it does not come to its end.
+        A part that the node lacks is `unsupported`, a part that cannot be read is `unknown`. A
+        generator keeps the results so far even if it is ended early.
         """
         ...

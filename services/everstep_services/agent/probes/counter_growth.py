@@ -1,4 +1,4 @@
-"""How much a counter has grown within a window, from what earlier looks have noted."""
+"""How much a counter has grown within a window, from the notes of earlier looks."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -7,39 +7,39 @@ _KEPT = 64
 """A window with more looks than this forgets its oldest ones."""
 
 Sample = list[float]
-"""When it was read, and what it said; a list, since notes are JSON."""
+"""The time of a reading and its value; a list, since notes are JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What the samples of one counter say."""
+    """The growth of one counter."""
 
     steps: tuple[float, ...]
-    """By how much it grew from each look to the next one within the window."""
+    """The growth from each look to the next one within the window."""
 
     @property
     def total(self) -> float:
-        """In the whole window."""
+        """The growth in the whole window."""
         return sum(self.steps)
 
     @property
     def last(self) -> float:
-        """Since the look before this one."""
+        """The growth since the last look."""
         return self.steps[-1] if self.steps else 0.0
 
     def looks_past(self, limit: float) -> int:
-        """In how many looks it had grown by more than the limit."""
+        """The number of looks in which it had grown by more than the limit."""
         return sum(step > limit for step in self.steps)
 
 
 def note(samples: list[Sample], value: float, *, at: float, window_s: float) -> Growth:
-    """Add what was read now, forget what is too old, and say how it has grown.
+    """Add a reading, forget old ones, and return the growth.
 
     A counter that went back has begun anew, as after a reset of its device.
     """
     samples.append([at, value])
     begin = at - window_s
-    # The newest sample from before the window stays: growth is counted from there.
+    # the newest sample from before the window stays: growth is counted from there
     while len(samples) > 2 and (samples[1][0] <= begin or len(samples) > _KEPT):
         del samples[0]
     values = [value for _, value in samples]

@@ -1,4 +1,4 @@
-"""When this node is examined: before it joins, now and then, and when somebody asks."""
+"""When this node is examined: before it joins, periodically, and on request."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from everstep_services.agent.telemetry.facts import AgentFacts
 log = logging.getLogger(__name__)
 
 _AGAIN_S = 15.0
-"""A node that is not fit looks again soon: it may be welcome."""
+"""A node that is not fit looks again soon: it may have become fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class _Wanted:
 
 
 class NodeChecks:
-    """One examination after the other; ranks and orders never wait for one."""
+    """Runs one examination after the other; ranks and orders never wait for one."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class NodeChecks:
         record: Callable[[Fact], None],
     ) -> None:
         self.failing: tuple[CheckResult, ...] = ()
-        """What the last examination found that is not `ok`."""
+        """The results of the last examination that are not `ok`."""
         self._examiner = examiner
         self._records = records
         self._clock = clock
@@ -48,7 +48,7 @@ class NodeChecks:
         self._wanted: asyncio.Queue[_Wanted] = asyncio.Queue()
 
     async def known_within(self, seconds: float) -> None:
-        """Wait for the first examination, but not for long: what is not known speaks for nobody."""
+        """Wait for the first examination, but not for long: an unknown result harms nobody."""
         try:
             async with asyncio.timeout(seconds):
                 await self._is_known.wait()
@@ -56,11 +56,11 @@ class NodeChecks:
             log.warning("checks_late waited_s=%g", seconds)
 
     def ask(self, order: RunChecks) -> None:
-        """Somebody wants to know how the node is now."""
+        """Rendezvous or health asks for an examination."""
         self._wanted.put_nowait(_Wanted(order.checks, order.occasion, order.within_s))
 
     async def examine_for_ever(self) -> None:
-        """At once, then every now and then, and whenever somebody asks."""
+        """Examine at once, then periodically, and on request."""
         wanted = _Wanted((), "join")
         while True:
             await self._examine(wanted)
@@ -93,9 +93,9 @@ class NodeChecks:
             self._record(self._records.node_checked(done))
 
     def _is_news(self, done: NodeExamination, wanted: _Wanted) -> bool:
-        """What comes by itself is told when it changed, and again as long as a check fails.
+        """Whether to record an examination: a periodic one if it changed, or while a check fails.
 
-        Health counts how often one was seen to fail.
+        Health counts how often a check was seen to fail.
         """
         found = tuple(
             (one.check, one.subject, one.state) for one in done.results if one.state != "ok"

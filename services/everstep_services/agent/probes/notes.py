@@ -1,4 +1,4 @@
-"""The notes of checks: one file a node, replaced as a whole."""
+"""The notes of checks: one file for each node, replaced as a whole."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 Notes = dict[str, dict[str, Any]]
-"""By check, what it wants to find at the next look."""
+"""For each check, what it wants to find at the next look."""
 
 _MOST_BYTES = 4 << 20
 
@@ -18,7 +18,7 @@ class NotesLostError(Exception):
 
 
 def place(state_dir: Path, node: str) -> Path:
-    """Where the notes of a node are: other nodes may have the same state directory."""
+    """The file for the notes of a node: other nodes may share the state directory."""
     return state_dir / "checks" / f"{node}.json"
 
 
@@ -40,8 +40,8 @@ def read(path: Path) -> Notes:
 def keep(path: Path, changed: Notes) -> None:
     """Replace the notes of these checks, in one atomic step. Raises `NotesLostError`.
 
-    Of two looks at the same moment the later one wins, check by check: nothing worse than a
-    second of counting is lost, which is not worth a lock that could hang.
+    Of two looks at the same moment the later one wins, check by check: at worst a second of
+    counting is lost, which is not worth a lock that could hang.
     """
     try:
         others = read(path)

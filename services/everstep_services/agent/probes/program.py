@@ -1,4 +1,4 @@
-"""Runs a program for a check: bounded in time and output, and never waited for when stuck."""
+"""Runs a program for a check, bounded in time and output; a stuck one is left behind."""
 
 import os
 import select
@@ -15,16 +15,16 @@ _KEPT = 1024
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """How it went."""
+    """The result of a program."""
 
     code: int | None
-    """Its exit code, negative for a signal; None when it had not ended in time."""
+    """Its exit code, negative for a signal; None if it had not ended in time."""
     output: bytes
-    """The beginning of what it wrote to stdout."""
+    """The beginning of its stdout."""
 
     @property
     def first_line(self) -> str:
-        """What it said first, whatever the encoding."""
+        """The first line that it printed, whatever the encoding."""
         return self.output.partition(b"\n")[0].decode(errors="replace").strip()
 
 
@@ -33,7 +33,7 @@ class Program:
 
     @classmethod
     def start(cls, command: Sequence[str]) -> Self:
-        """Raises OSError when it cannot be started."""
+        """Start the program. Raises OSError."""
         return cls(
             subprocess.Popen(  # noqa: S603  ourselves, or what the site's settings name
                 list(command),
@@ -53,10 +53,10 @@ class Program:
         return self._process.pid
 
     def wait(self, until: float) -> ProgramResult:
-        """Until it has ended, or the monotonic clock says `until`: then it is killed.
+        """Wait until it has ended, or the monotonic clock reaches `until`: then it is killed.
 
-        If it is stuck in the kernel it is left there. What it has started may hold its output
-        open for longer: nobody waits for that.
+        A program that is stuck in the kernel is left there. Its children may hold its output open
+        for longer: nobody waits for that.
         """
         assert self._process.stdout is not None
         with self._process.stdout as pipe:

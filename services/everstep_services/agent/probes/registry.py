@@ -1,4 +1,4 @@
-"""Which checks there are, and where: no module of a check is imported before it is needed."""
+"""The table of all checks; the module of a check is imported only when it is needed."""
 
 import difflib
 import importlib
@@ -33,7 +33,7 @@ class UnknownCheckError(EverstepError):
 
 
 def all_names(settings: ChecksSettings) -> tuple[str, ...]:
-    """Every check of this node; those of the site as one, without looking for them."""
+    """The names of all checks of this node; `site` stands for those of the site."""
     own = (SITE,) if settings.site or settings.site_dir is not None else ()
     return (*_PLACES, *own)
 
@@ -44,7 +44,7 @@ def beside_training(settings: ChecksSettings) -> tuple[str, ...]:
 
 
 def chosen(names: Iterable[str], settings: ChecksSettings) -> tuple[str, ...]:
-    """These checks, each once. Raises `UnknownCheckError`; `site:<name>` is looked for later."""
+    """These checks, each once. Raises `UnknownCheckError`; `site:<name>` is looked up later."""
     known = all_names(settings)
     wanted = tuple(dict.fromkeys(names))
     for name in wanted:
@@ -56,7 +56,7 @@ def chosen(names: Iterable[str], settings: ChecksSettings) -> tuple[str, ...]:
 
 
 def site_probes(settings: ChecksSettings) -> list[SiteProbe]:
-    """The checks of the site. Looks into its folder: raises OSError."""
+    """The checks of the site. Reads its folder: raises OSError."""
     return [
         SiteProbe(f"{SITE}:{name}", command)
         for name, command in sorted(site_commands(settings).items())
@@ -64,7 +64,7 @@ def site_probes(settings: ChecksSettings) -> list[SiteProbe]:
 
 
 def find(name: str, settings: ChecksSettings) -> Probe:
-    """The check of this name. Imports its module, and raises what that raises."""
+    """The check of this name. Imports its module, and raises what that import raises."""
     if name in _PLACES:
         module, _, attribute = _PLACES[name].partition(":")
         probe: Probe = getattr(importlib.import_module(f"{_PACKAGE}.{module}"), attribute)()
@@ -80,7 +80,7 @@ def deadline_s(name: str, settings: ChecksSettings) -> float:
     match name:
         case "gpu-selftest":
             return settings.selftest_within_s
-        case "storage":  # it says itself what hangs, and then wants to be heard
+        case "storage":  # it reports by itself what hangs, and needs the time to do so
             return settings.storage_within_s + _STORAGE_SAYS_WITHIN_S
         case _:
             return settings.within_s

@@ -1,4 +1,4 @@
-"""An examination in words: for people, for programs, for Nagios and for Prometheus. Pure."""
+"""An examination as text: for people, for programs, for Nagios and for Prometheus. Pure."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ _SCHEMA = "everstep.check/v1"
 
 
 def human(node: str, done: NodeExamination, *, quiet: bool = False) -> list[str]:
-    """An aligned line a part, the worst first, then one for all. Quiet: only what is amiss."""
+    """An aligned line for each part, the worst first, then one for all. Quiet: only troubles."""
     shown = [one for one in done.results if is_amiss(one) or not quiet]
     rows = [(_state(one), one.check, one.subject) for one in shown]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -30,7 +30,7 @@ def human(node: str, done: NodeExamination, *, quiet: bool = False) -> list[str]
 
 
 def document(node: str, done: NodeExamination) -> dict[str, Any]:
-    """For programs: all of it, with every field."""
+    """For programs: the whole examination, with every field."""
     return {
         "schema": _SCHEMA,
         "node": node,
@@ -43,7 +43,7 @@ def document(node: str, done: NodeExamination) -> dict[str, Any]:
 
 
 def nagios(node: str, done: NodeExamination) -> list[str]:
-    """The status line with performance data; below it, what is amiss."""
+    """The status line with performance data; below it, the troubles."""
     amiss = [one for one in done.results if is_amiss(one)]
     worst = _told(amiss[0]) if amiss else _summary(done)
     numbers = [
@@ -55,14 +55,14 @@ def nagios(node: str, done: NodeExamination) -> list[str]:
 
 
 def prometheus(node: str, done: NodeExamination) -> list[str]:
-    """For a textfile collector."""
+    """The examination for Prometheus's textfile collector."""
     lines = [
         "# HELP everstep_check_code What a check says of a part of this node: 0 ok or "
         "unsupported, 1 warning, 2 failed, 3 unknown.",
         "# TYPE everstep_check_code gauge",
     ]
     seen: dict[tuple[str, str], CheckResult] = {}
-    for one in done.results:  # of two about the same part the worse one, which comes first
+    for one in done.results:  # of two results about the same part the worse one, which comes first
         seen.setdefault((one.check, one.subject), one)
     for one in seen.values():
         labels = {"node": node, "check": one.check, "subject": one.subject, "state": one.state}
@@ -97,7 +97,7 @@ def _told(one: CheckResult) -> str:
 
 
 def _without_bars(line: str) -> str:
-    """Nagios takes what follows a bar for figures."""
+    """Nagios takes the text after a bar for figures."""
     return line.replace("|", "/")
 
 

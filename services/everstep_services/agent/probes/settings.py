@@ -1,4 +1,4 @@
-"""The [checks] section: what is examined on this node, and past which limits it is not fit."""
+"""The [checks] section: what is examined on this node, and the limits past which it is not fit."""
 
 import re
 import shlex
@@ -9,7 +9,7 @@ import msgspec
 from everstep.settings import Settings
 
 SITE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
-"""How a check of the site may be called."""
+"""The allowed names of checks of the site."""
 
 
 class ChecksSettings(Settings, frozen=True, kw_only=True):

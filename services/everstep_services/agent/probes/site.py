@@ -17,7 +17,7 @@ _MARGIN_S = 0.2
 def site_commands(settings: ChecksSettings) -> dict[str, tuple[str, ...]]:
     """Each check of the site by its name, with its command line; a named one wins.
 
-    Files whose names have other characters (`x~`, `.x`) are passed over, as by run-parts.
+    Files whose names have other characters (`x~`, `.x`) are skipped, as by run-parts.
     """
     found: dict[str, tuple[str, ...]] = {}
     folder = settings.site_dir
@@ -28,7 +28,7 @@ def site_commands(settings: ChecksSettings) -> dict[str, tuple[str, ...]]:
 
 @dataclass(slots=True)
 class SiteProbe:
-    """One of them. The first line that it prints is the reason."""
+    """A check of the site. The first line that it prints is the reason."""
 
     name: str
     command: Sequence[str]
@@ -36,7 +36,7 @@ class SiteProbe:
     beside_training: bool = True
 
     def examine(self, look: Look) -> list[CheckResult]:
-        """One result, by its exit code; a code that Nagios does not know is `unknown`."""
+        """One result, from its exit code; a code that Nagios does not know is `unknown`."""
         limit_s = look.settings.within_s
         program = self.command[0]
         try:

@@ -1,4 +1,4 @@
-"""What many results come to: their order, their worst, and the code that says so. Pure."""
+"""The outcome of many results: their order, their worst state, and its exit code. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from everstep.messages import CheckResult
 
 STATES = ("ok", "unsupported", "unknown", "warning", "failed")
-"""From the best to the worst: not to know is less than to know that it is bad."""
+"""From the best to the worst: an unknown state is better than a known bad one."""
 
 _CODES = {"ok": 0, "unsupported": 0, "warning": 1, "failed": 2, "unknown": 3}
 
 
 @dataclass(frozen=True, slots=True)
 class NodeExamination:
-    """What was found at one examination of a node."""
+    """The results of one examination of a node."""
 
     occasion: str
-    """`join`, `periodic`, `prolog`, `incident` or `operator`."""
+    """As in `node_check_finished`: `join`, `periodic`, `prolog`, `incident` or `operator`."""
     checks: tuple[str, ...]
     """The names of all checks that were asked for."""
     results: tuple[CheckResult, ...]
-    """All that they said, the worst first."""
+    """All results, the worst first."""
     took_s: float
 
     @property
@@ -31,24 +31,24 @@ class NodeExamination:
 
     @property
     def is_healthy(self) -> bool:
-        """No check failed. What a check could not tell is not a failure."""
+        """No check failed. A result that could not be had is not a failure."""
         return self.state != "failed"
 
     @property
     def worth_telling(self) -> tuple[CheckResult, ...]:
-        """What the fact about it holds: everything if it is unhealthy, else what is not ok."""
+        """The results for the fact: all if the node is unhealthy, otherwise those not ok."""
         if not self.is_healthy:
             return self.results
         return tuple(result for result in self.results if result.state != "ok")
 
 
 def gravity_of(state: str) -> int:
-    """How bad a state is; one that a newer release has invented is as bad as not knowing."""
+    """The rank of a state; an unknown one of a newer release counts as `unknown`."""
     return STATES.index(state if state in STATES else "unknown")
 
 
 def gravity(result: CheckResult) -> int:
-    """How bad a result is."""
+    """The rank of a result."""
     return gravity_of(result.state)
 
 
@@ -59,12 +59,12 @@ def state_of(results: Iterable[CheckResult]) -> str:
 
 
 def is_amiss(result: CheckResult) -> bool:
-    """Whether somebody may want to read it."""
+    """Whether somebody may want to read the result."""
     return gravity(result) > gravity_of("unsupported")
 
 
 def code_of(state: str) -> int:
-    """As Nagios numbers states: 0 ok, 1 warning, 2 critical, 3 unknown."""
+    """The state's number in Nagios: 0 ok, 1 warning, 2 critical, 3 unknown."""
     return _CODES.get(state, _CODES["unknown"])
 
 
@@ -74,6 +74,6 @@ def worst_first(results: Iterable[CheckResult]) -> tuple[CheckResult, ...]:
 
 
 def counted(results: Sequence[CheckResult]) -> str:
-    """How many are in which state, the worst first: `1 failed, 12 ok`."""
+    """The number of results in each state, the worst first: `1 failed, 12 ok`."""
     counts = Counter(STATES[gravity(result)] for result in results)
     return ", ".join(f"{counts[state]} {state}" for state in reversed(STATES) if counts[state])

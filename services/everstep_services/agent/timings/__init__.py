@@ -1,1 +1,1 @@
-"""Where the time of this node's ranks goes, told once a window: for straggler, which compares."""
+"""Where the time of this node's ranks goes: measured here, and compared by straggler."""

@@ -1,4 +1,4 @@
-"""How far the clock of this node is ahead of those of the service that compares the ranks."""
+"""The offset of this node's clock from those of the service that compares the ranks."""
 
 from collections.abc import Callable
 from math import inf
@@ -11,11 +11,11 @@ from everstep.messages import ClockOffset, ClockReading, ReadClock
 QUESTIONS = 4
 _WITHIN_S = 0.5
 _AGAIN_AFTER_S = 30.0
-"""A service that is not there is not asked at the end of each window."""
+"""After no answer, the service is left alone for this long."""
 
 
 class ClockOffsets:
-    """Asks whichever replica answers. Without an answer there are no offsets."""
+    """Asks any replica that answers. Without an answer there are no offsets."""
 
     def __init__(self, job: str, bus: Bus, clock: Clock, wall: Callable[[], float]) -> None:
         self._job = job
@@ -25,7 +25,7 @@ class ClockOffsets:
         self._silent_until_s = -inf
 
     async def offsets(self) -> tuple[ClockOffset, ...]:
-        """Of each replica that answered, the answer that came the soonest."""
+        """Of each replica that answered, the fastest answer."""
         best: dict[str, ClockOffset] = {}
         if self._clock.now() < self._silent_until_s or not self._bus.connected:
             return ()
@@ -33,7 +33,7 @@ class ClockOffsets:
             try:
                 offset = await self._asked()
             except AskTimeoutError:
-                break  # it has much to do: at the end of the next window, perhaps not
+                break  # the service is busy; it may answer at the end of the next window
             except BusError:
                 self._silent_until_s = self._clock.now() + _AGAIN_AFTER_S
                 break

@@ -1,4 +1,4 @@
-"""When a rank entered collectives, as torch's flight recorder says: gloo's and NCCL's."""
+"""When a rank entered collectives, read from torch's flight recorder for gloo and NCCL."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ import msgspec
 from everstep.messages import CollectiveEntries
 
 MOST = 64
-"""Collectives of a rank in a window, and as many transfers."""
+"""The most collectives of a rank in a window, and the most transfers."""
 _READ = 4 * MOST
-"""The latest that are looked at: some were entered after the window."""
+"""The number of latest entries that are read: some of them are later than the window."""
 _MOST_MEMBERS = 64
 _MOST_SIZE = 128
 _MOST_COUNT, _MOST_NS, _MOST_MS = 1 << 53, 1 << 62, 1e9
@@ -48,16 +48,16 @@ class Entry:
     sequence: int
     op: str
     at_s: float
-    """By the host's wall clock."""
+    """The instant by the host's wall clock."""
     lasted_s: float | None = None
-    """On the device, where that is recorded."""
+    """The duration on the device, where that is recorded."""
     is_transfer: bool = False
-    """From one rank to another; its sequence is the rank's own."""
+    """A transfer between two ranks; its sequence is the rank's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What the recorder of one rank holds: the latest entries, in the order of their instants."""
+    """The contents of one rank's recorder: the latest entries, ordered by their instants."""
 
     entries: tuple[Entry, ...]
     members: Mapping[str, tuple[int, ...]]
@@ -65,10 +65,10 @@ class Recording:
 
 
 def parse_recording(body: bytes) -> Recording | None:
-    """What a flight recorder's trace shows; None if it is none.
+    """Parse the trace of a flight recorder; None if it is not one.
 
-    What goes from one rank to another has no number that both of them know: of that only what has
-    a duration tells anything, and the rest is left out.
+    Both ends of a transfer between two ranks number it differently, so only transfers with a
+    duration are kept.
     """
     trace = _decoded(_latest(body)) or _decoded(body)
     if trace is None:
@@ -92,7 +92,7 @@ def parse_recording(body: bytes) -> Recording | None:
 def within(recording: Recording, starts_s: float, ends_s: float) -> tuple[Entry, ...]:
     """The latest entries of a window, by the host's wall clock.
 
-    All from one instant on: who does not know of a transfer takes the wait for work.
+    All kinds begin at one instant: a reader without the transfers would take waits for work.
     """
     left = {False: MOST, True: MOST}
     found: list[Entry] = []
@@ -110,9 +110,9 @@ def collectives(
     members: Mapping[str, tuple[int, ...]],
     section: Callable[[Entry], int] | None = None,
 ) -> tuple[float, tuple[CollectiveEntries, ...]]:
-    """From when the instants are counted, and the entries by group and unbroken sequence.
+    """The start of the window, and the entries by group and unbroken sequence.
 
-    `section` tells which of the rank's sections each was entered in; None without sections.
+    `section` returns the rank's section at each instant; None without sections.
     """
     from_s = min((one.at_s for one in entries), default=0.0)
     by_group: dict[tuple[str, bool], list[Entry]] = {}
@@ -150,7 +150,7 @@ def _series(
 
 
 def _unbroken(entries: Iterable[Entry]) -> Iterable[list[Entry]]:
-    """Split where a number of the sequence is missing; one that comes again counts once."""
+    """Split where a number of the sequence is missing; a repeated number counts once."""
     by_number = {one.sequence: one for one in entries}
     numbered = [by_number[number] for number in sorted(by_number)]
     breaks = [0]
@@ -162,7 +162,7 @@ def _unbroken(entries: Iterable[Entry]) -> Iterable[list[Entry]]:
 
 
 def _latest(body: bytes) -> bytes:
-    """The trace without all but its latest entries: of a full ring that is a megabyte less."""
+    """The trace with only its latest entries: for a full ring that is a megabyte less."""
     at = len(body)
     for _ in range(_READ):
         earlier = body.rfind(_FIRST_KEY, 0, at)
@@ -180,7 +180,7 @@ def _decoded(body: bytes) -> _Trace | None:
 
 
 def _is_good(entry: _Entry) -> bool:
-    """It tells when a rank waited, and a reader can hold its numbers."""
+    """Whether an entry shows a wait, and its numbers fit the message."""
     lasted_ms = entry.duration_ms or 0.0
     sequence = entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id
     return (
@@ -192,7 +192,7 @@ def _is_good(entry: _Entry) -> bool:
 
 
 def _group(entry: _Entry) -> str:
-    """The number that torch gives it, and its description where it has one."""
+    """The number that torch gives the group, and its description, if it has one."""
     name, *more = entry.process_group or ("",)
     described = [one for one in more if one not in {"", "undefined"}]
     return " ".join([name, *described])[:_MOST_SIZE]
@@ -210,7 +210,7 @@ def _op(entry: _Entry) -> str:
 
 
 def _members(trace: _Trace) -> dict[str, tuple[int, ...]]:
-    """Of groups that are not too large to be told each time."""
+    """The members of groups that are small enough to be sent each time."""
     found = {}
     for entry in trace.entries:
         group = entry.process_group[0] if entry.process_group else ""

@@ -1,6 +1,6 @@
-"""How the TCP connections of ranks do, as the kernel tells by sock_diag; nothing where it does not.
+"""The TCP connections of ranks, from the kernel's sock_diag; empty where that is missing.
 
-Of a rank's connections the kernel counts what was sent again, and measures round trips.
+For each connection the kernel counts retransmissions, and measures round trips.
 """
 
 import os
@@ -32,20 +32,20 @@ _ROUND_TRIP_AT, _RETRANSMITS_AT, _ACKED_AT = 68, 100, 120
 
 @dataclass(frozen=True, slots=True)
 class TcpConnection:
-    """One, by the inode of its socket."""
+    """A connection, by the inode of its socket."""
 
     inode: int
     unsent_bytes: int
-    """Written, and not yet acknowledged by the other end."""
+    """Bytes written, and not yet acknowledged by the other end."""
     round_trip_s: float
     retransmits: int
-    """Since it was made."""
+    """Retransmitted segments, since it was made."""
     sent_bytes: int
-    """Since it was made, as far as the other end has acknowledged it."""
+    """Bytes acknowledged by the other end, since it was made."""
 
 
 def connections() -> Mapping[int, TcpConnection]:
-    """All established ones of this network namespace, by inode; empty where they are not told."""
+    """All established connections of this network namespace, by inode; empty where not known."""
     found: dict[int, TcpConnection] = {}
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _SOCK_DIAG) as kernel:
@@ -78,12 +78,12 @@ def inodes_of(pid: int, proc: Path = Path("/proc")) -> frozenset[int]:
 
 
 def of_process(known: Mapping[int, TcpConnection], inodes: Collection[int]) -> list[TcpConnection]:
-    """Those of one process."""
+    """The connections of one process."""
     return [known[inode] for inode in inodes if inode in known]
 
 
 def parse_connections(octets: bytes) -> tuple[list[TcpConnection], bool]:
-    """The connections that one answer of the kernel tells of, and whether it is the last."""
+    """The connections in one answer of the kernel, and whether it is the last."""
     found: list[TcpConnection] = []
     at = 0
     while at + _HEADER.size <= len(octets):

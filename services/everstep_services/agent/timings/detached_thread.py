@@ -1,4 +1,4 @@
-"""A thread for calls that may hang: it keeps nobody waiting, and no process from its end."""
+"""A thread for calls that may hang, which delays neither the loop nor the end of the process."""
 
 import asyncio
 import threading
@@ -10,14 +10,14 @@ T = TypeVar("T")
 
 
 class DetachedThread(Generic[T]):
-    """One call at a time: while one hangs, nothing more is begun."""
+    """Runs one call at a time: while one hangs, no other begins."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._thread: threading.Thread | None = None
 
     async def run(self, work: Callable[[], T], within_s: float) -> T | None:
-        """What the call returns; None if it takes longer, or one before it does."""
+        """The result of the call; None if it, or one before it, takes longer."""
         if self._thread is not None and self._thread.is_alive():
             return None
         loop = asyncio.get_running_loop()
@@ -31,7 +31,7 @@ class DetachedThread(Generic[T]):
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(finish, done, outcome)
 
-        # Not one of the loop's pool: at its end the process would wait for it.
+        # Not of the loop's pool: at its end the process would wait for it.
         self._thread = threading.Thread(target=call, name=self._name, daemon=True)
         self._thread.start()
         try:

@@ -1,4 +1,4 @@
-"""What the driver says of the accelerators of ranks; nothing where there is none."""
+"""The accelerators of ranks, from the driver; empty where there is none."""
 
 from collections.abc import Collection
 from typing import Any
@@ -28,7 +28,7 @@ _HELD_DOWN_BY = (
 def device_uses(
     pids: Collection[int], library: Load = load, *, has_driver: bool | None = None
 ) -> dict[int, DeviceUse]:
-    """Of each of these processes the accelerator that it computes on, if the driver tells."""
+    """For each of these processes, the use of the accelerator on which it computes."""
     if not (has_devices() if has_driver is None else has_driver):
         return {}
     found: dict[int, DeviceUse] = {}
@@ -41,7 +41,7 @@ def device_uses(
                 if own:
                     found |= dict.fromkeys(own, _use(nvml, gpu))
     except (NvmlAwayError, GpuGoneError):
-        return found  # the checks tell what is wrong with it
+        return found  # the checks report the reason
     return found
 
 

@@ -1,4 +1,4 @@
-"""Asks the flight recorders of ranks, by torch's own threads, and not too often."""
+"""Asks the flight recorders of ranks through torch's own threads, and not too often."""
 
 import asyncio
 from collections.abc import Mapping
@@ -13,33 +13,34 @@ _WHOLE = "fr_trace_json?onlyactive=false&includestacktraces=false"
 _WITHIN_S = 1.0
 SPARED = "recorder spared"
 _S_PER_BYTE = 75e-9
-"""What a thread of the rank computes to tell of so much: some 70 ms for a full ring. How long an
-answer takes is no measure of that: where processors are busy, one waits for them the most."""
+"""The time that a thread of the rank needs for an answer of a given size: some 70 ms for a full
+ring. The time until the answer comes says less: on busy processors most of it is waiting.
+"""
 _MOST_RATIO = 0.02
-"""No more of the time than this goes into it."""
+"""The largest share of the time that goes into answers."""
 _LEAST_OFTEN = 16
 """Windows."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedEntries:
-    """What the recorders of ranks hold; of a rank that is missing, why."""
+    """The contents of the ranks' recorders; for a missing rank, why."""
 
     recordings: Mapping[int, Recording] = field(default_factory=dict)
     gaps: Mapping[int, str] = field(default_factory=dict)
 
 
 class FlightRecorders:
-    """Those of one node's ranks."""
+    """Asks the ranks of one node."""
 
     def __init__(self) -> None:
         self._most_bytes = 0
-        """Of the last answers the longest; about the same on all nodes."""
+        """The longest of the last answers; about the same on all nodes."""
 
     async def read(
         self, folders: Mapping[int, Path], window: StepRange, lasted_s: float
     ) -> RecordedEntries:
-        """Every so many windows only, where the rings are large and the windows short."""
+        """Ask only in every n-th window, if the rings are large and the windows short."""
         if window.last // window.count % self._stride(lasted_s):
             return RecordedEntries(gaps=dict.fromkeys(folders, SPARED))
         served = await asyncio.to_thread(_with_servers, folders)
@@ -58,7 +59,7 @@ class FlightRecorders:
         )
 
     def _stride(self, lasted_s: float) -> int:
-        """A power of two, so that nodes that differ have many windows in common."""
+        """A power of two, so that nodes with different ones have many windows in common."""
         stride, costs_s = 1, self._most_bytes * _S_PER_BYTE
         while stride < _LEAST_OFTEN and stride * lasted_s * _MOST_RATIO < costs_s:
             stride *= 2

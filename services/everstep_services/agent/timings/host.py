@@ -1,4 +1,4 @@
-"""What the operating system says of ranks and of their host, over a window."""
+"""The operating system's counters for ranks and their host, over a window."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -30,12 +30,12 @@ _LINK_COUNTERS = (
 )
 
 _BUSY_RATIO = 0.1
-"""Connections that sent so much of what the busiest one did tell how long round trips are."""
+"""Connections with this share of the busiest one's bytes count for round trips."""
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """Where the kernel tells of itself."""
+    """The files and calls through which the kernel is asked."""
 
     proc: Path = Path("/proc")
     groups: Path = Path("/sys/fs/cgroup")
@@ -44,7 +44,7 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class ProcessReading:
-    """What the kernel had counted of one rank by a certain moment. None where it does not tell."""
+    """The counters of one rank at one moment. None where the kernel does not show them."""
 
     cpu_s: float | None = None
     main_cpu_s: float | None = None
@@ -54,20 +54,20 @@ class ProcessReading:
     pressure_s: Mapping[str, float] = field(default_factory=dict)
     throttled_s: float | None = None
     workers_cpu_s: Mapping[int, float] = field(default_factory=dict)
-    """Of each process that it has started, by process id."""
+    """The processor time of each process that it has started, by process id."""
     connections: Mapping[int, TcpConnection] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class HostReading:
-    """What the kernel had counted of the whole host."""
+    """The counters of the whole host."""
 
     steal_s: float | None = None
     links: Mapping[str, int] = field(default_factory=dict)
 
 
 def use_between(before: ProcessReading, after: ProcessReading) -> HostUse:
-    """What a rank used from the one reading to the other."""
+    """The usage of a rank between two readings."""
     pressure = {
         name: _less(after.pressure_s.get(name), before.pressure_s.get(name)) for name in _RESOURCES
     }
@@ -94,7 +94,7 @@ def use_between(before: ProcessReading, after: ProcessReading) -> HostUse:
 
 
 def link_errors(before: HostReading, after: HostReading) -> tuple[tuple[str, int], ...]:
-    """What network devices have counted since, where it is not zero."""
+    """The growth of network devices' error counters, where it is not zero."""
     grown = (
         (name, count - before.links[name])
         for name, count in sorted(after.links.items())
@@ -104,7 +104,7 @@ def link_errors(before: HostReading, after: HostReading) -> tuple[tuple[str, int
 
 
 def steal_between(before: HostReading, after: HostReading) -> float | None:
-    """Processor time that the hypervisor gave to others since."""
+    """The processor time that the hypervisor gave to others meanwhile."""
     return _less(after.steal_s, before.steal_s)
 
 
@@ -114,7 +114,7 @@ def read_process(
     connections: Mapping[int, TcpConnection],
     system: System,
 ) -> ProcessReading:
-    """What the kernel says of a rank now; what it does not say stays None."""
+    """The counters of a rank now; missing ones stay None."""
     root = system.proc / str(pid)
     stat, main = _stat(root / "stat"), _stat(root / "task" / str(pid) / "stat")
     groups = _groups(root / "cgroup")
@@ -132,19 +132,19 @@ def read_process(
 
 
 def read_host(system: System) -> HostReading:
-    """What the kernel says of the host now."""
+    """The counters of the host now."""
     return HostReading(_steal_s(system.proc / "stat"), dict(_links(system.devices)))
 
 
 class Workers:
-    """The processes that ranks have started. Looked for seldom where that means to ask them all."""
+    """The processes that ranks have started; looked up seldom if that reads all of /proc."""
 
     def __init__(self) -> None:
         self._looks = 0
         self._known: dict[int, frozenset[int]] = {}
 
     def cpu_s(self, pids: frozenset[int], system: System) -> dict[int, dict[int, float]]:
-        """Of each process the processor time of those that it has started, by process id."""
+        """For each process, the processor time of those that it has started, by process id."""
         listed = {pid: _listed(system.proc / str(pid) / "task") for pid in pids}
         if any(children is None for children in listed.values()):
             if self._looks % _LOOK_EVERY == 0 or self._known.keys() != pids:
@@ -162,7 +162,7 @@ class Workers:
 
 
 def _listed(tasks: Path) -> frozenset[int] | None:
-    """As each thread tells; None where the kernel keeps no such list."""
+    """The sum over its threads; None where the kernel keeps no such list."""
     try:
         threads = os.listdir(tasks)[:_MOST_THREADS]
     except OSError:
@@ -196,7 +196,9 @@ def _searched(pids: frozenset[int], system: System) -> dict[int, frozenset[int]]
 
 def _child_cpu_s(pid: int, parent: int, system: System) -> float | None:
     stat = _stat(system.proc / str(pid) / "stat")
-    return _cpu_s(stat) if _parent(stat) == parent else None  # the number may be another's by now
+    return (
+        _cpu_s(stat) if _parent(stat) == parent else None
+    )  # the number may belong to another process by now
 
 
 def _parent(stat: list[str] | None) -> int:
@@ -204,7 +206,7 @@ def _parent(stat: list[str] | None) -> int:
 
 
 def _stat(path: Path) -> list[str] | None:
-    """The fields behind the name of the command."""
+    """The fields after the name of the command."""
     fields = _text(path).rpartition(")")[2].split()
     return fields if len(fields) > 13 and all(one.isdecimal() for one in fields[9:13]) else None
 
@@ -242,7 +244,7 @@ def _groups(path: Path) -> dict[str, str]:
 
 
 def _pressures(groups: Mapping[str, str], system: System) -> Iterator[tuple[str, float]]:
-    """Version 2 tells it for each group; without, it is that of the whole host."""
+    """Version 2 has it for each group; otherwise it is that of the whole host."""
     folder = system.groups / groups.get("", "")
     for name in _RESOURCES:
         text = _text(folder / f"{name}.pressure") or _text(system.proc / "pressure" / name)
@@ -279,7 +281,7 @@ def _links(devices: Path) -> Iterator[tuple[str, int]]:
 
 
 def _workers_cpu_s(before: Mapping[int, float], after: Mapping[int, float]) -> float:
-    """Of those that live; one that was started since has used all of it since."""
+    """The sum for processes that live; new ones have used all of it since."""
     return round(sum(max(0.0, cpu_s - before.get(pid, 0.0)) for pid, cpu_s in after.items()), 6)
 
 
@@ -292,7 +294,7 @@ def _retransmits(before: ProcessReading, after: ProcessReading) -> int:
 
 
 def _round_trip_s(before: ProcessReading, after: ProcessReading) -> float | None:
-    """The median of the connections that sent the most: of others it is from another time."""
+    """The median of the busiest connections: figures of idle ones are old."""
     known = before.connections
     sent = {
         one: one.sent_bytes - (known[inode].sent_bytes if inode in known else 0)

@@ -1,4 +1,4 @@
-"""Measures where the time of this node's ranks goes, and tells straggler once a window."""
+"""Measures where the time of this node's ranks goes, and sends it to straggler once a window."""
 
 import asyncio
 import logging
@@ -51,17 +51,17 @@ WINDOW_STEPS = 16
 _LOOK_EVERY_S = 0.5
 _WAITS_FOR_RANKS_S = 2.0
 _COUNTED_WITHIN_S = 30.0
-"""A round that has made no step by then is measured by time, until it makes one."""
+"""A round without a step after this time is measured by time, until it makes one."""
 _HOST_WITHIN_S = 2.0
 _KERNELS_MOST_BYTES = 1 << 16
 
 host_wall = partial(time.clock_gettime, time.CLOCK_REALTIME)
-"""The clock that torch's flight recorder writes down."""
+"""The clock whose times torch's flight recorder writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundPosition:
-    """Which part of a round the ranks of this node are."""
+    """The part of a round that the ranks of this node are."""
 
     round: int
     slot: int
@@ -72,7 +72,7 @@ class RoundPosition:
 
 @dataclass(frozen=True, slots=True)
 class TimingOptions:
-    """How straggler wants it."""
+    """How straggler wants the measurements."""
 
     is_on: bool = True
     window_steps: int = WINDOW_STEPS
@@ -81,7 +81,7 @@ class TimingOptions:
 
 @dataclass(slots=True)
 class _Rank:
-    """What is known of a rank of the present round."""
+    """The state of a rank of the present round."""
 
     watched: WatchedRank
     page: RankPage = field(default_factory=RankPage)
@@ -89,13 +89,13 @@ class _Rank:
     is_cpu_timed: bool | None = None
     gap: str = ""
     before: ProcessReading | None = None
-    """What the kernel had counted when the window began; None before it was read."""
+    """The counters at the beginning of the window; None before they were read."""
     kernels_written_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Host:
-    """What was read of the host and its processes at the end of a window."""
+    """The readings of the host and its processes at the end of a window."""
 
     node: HostReading = field(default_factory=HostReading)
     processes: Mapping[int, ProcessReading] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class _Host:
 
 @dataclass(frozen=True, slots=True)
 class _Over:
-    """A window that is over, and all that was read at its end."""
+    """A window that is over, and everything that was read at its end."""
 
     window: StepRange
     is_by_time: bool
@@ -114,12 +114,12 @@ class _Over:
     """The wall clock minus the monotonic one."""
     closed: Mapping[int, Closed]
     late: frozenset[int]
-    """Ranks that have not finished it."""
+    """The ranks that have not finished it."""
     found: _Host
     recorded: RecordedEntries
 
     def collectives(self, rank: int) -> tuple[float, tuple[CollectiveEntries, ...]]:
-        """What the rank has entered in the window, and from when its instants are counted."""
+        """The entries of the rank in the window, and the start of their time."""
         recording, closed = self.recorded.recordings.get(rank), self.closed[rank]
         if recording is None:
             return 0.0, ()
@@ -130,7 +130,7 @@ class _Over:
 
 
 class TimingMonitor:
-    """One agent's. It reads pages and the kernel, and asks torch's own threads once a window."""
+    """Measures for one agent. It reads pages and the kernel, and asks torch's own threads."""
 
     def __init__(  # noqa: PLR0913  each is a port or says whose timings they are
         self,
@@ -170,16 +170,16 @@ class TimingMonitor:
         self._began_s: float | None = None
         """When the first rank of the round was seen."""
         self._is_by_time = False
-        """Nobody counts steps: windows are so many seconds of the wall clock, as on all nodes."""
+        """Nobody counts steps: windows are seconds of the wall clock, the same on all nodes."""
 
     async def tell_for_ever(self) -> None:
-        """Measure as straggler wants it, and tell."""
+        """Follow the options of straggler, and measure."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.follow_for_ever())
             tasks.create_task(self.measure_for_ever())
 
     async def follow_for_ever(self) -> None:
-        """Measure as straggler wants it."""
+        """Follow the options of straggler."""
         async with self._bus.documents("STRAGGLERS").follow(self._job) as documents:
             async for document in documents:
                 before, self._wanted = self._wanted, wanted_in(document.data)
@@ -188,7 +188,7 @@ class TimingMonitor:
                 log.info("timings_wanted %s", self._wanted)
 
     async def measure_for_ever(self) -> None:
-        """Look at the pages again and again, and tell of each window once it is over."""
+        """Look at the pages again and again, and send each window once it is over."""
         while True:
             await self._look()
             await self._clock.sleep(_LOOK_EVERY_S)
@@ -227,7 +227,7 @@ class TimingMonitor:
     async def _look_at_clock(self, place: RoundPosition, window: StepRange) -> None:
         at_s = self._wall()
         if not window.first - 1 - window.count <= at_s < window.last + window.count:
-            self._window = None  # the clock was set: nobody knows what was when
+            self._window = None  # the clock was set: earlier instants cannot be compared
         elif at_s >= window.last:
             await self._close(place, window)
 
@@ -256,7 +256,7 @@ class TimingMonitor:
         try:
             page = watched.page.read()
             if page is None:
-                return  # it has not opened it yet
+                return  # it has not opened its page yet
             known.pid = page.pid
             if known.is_cpu_timed != self._wanted.is_cpu_timed:
                 known.is_cpu_timed = self._wanted.is_cpu_timed
@@ -278,7 +278,7 @@ class TimingMonitor:
     # -- windows ----------------------------------------------------------------------------------
 
     async def _read_new(self, live: Mapping[int, _Rank]) -> None:
-        """Ranks that have just begun: from here on it counts what they use."""
+        """Ranks that have just begun: their usage counts from here on."""
         new = {rank: one for rank, one in live.items() if one.pid and one.before is None}
         if new:
             found = await self._read_host(new)
@@ -297,7 +297,7 @@ class TimingMonitor:
         self._window = StepRange(made, made).after(self._size)
 
     async def _close(self, place: RoundPosition, window: StepRange) -> None:
-        """Tell of the window, and begin with the next one."""
+        """Send the window, and begin the next one."""
         ahead_s = self._wall() - self._clock.now()
         ranks = dict(self._ranks)
         if self._is_by_time:
@@ -385,7 +385,7 @@ class TimingMonitor:
     def _kernels(self, known: _Rank, found: _Host, rank: int) -> tuple[KernelTiming, ...]:
         written_s, kernels = found.kernels.get(rank, (0.0, ()))
         if written_s == known.kernels_written_s:
-            return ()  # they were told already
+            return ()  # they were sent already
         known.kernels_written_s = written_s
         return kernels
 
@@ -403,7 +403,7 @@ class TimingMonitor:
 
 
 def wanted_in(data: bytes | None) -> TimingOptions:
-    """What the document asks for; defaults where there is none that can be read."""
+    """The options in the document; defaults if there is none that can be read."""
     if data is None:
         return TimingOptions()
     try:
@@ -416,7 +416,7 @@ def wanted_in(data: bytes | None) -> TimingOptions:
 
 
 def read_all(ranks: Mapping[int, tuple[int, Path]], system: System, workers: Workers) -> _Host:
-    """What the kernel and the driver say of the host, and of ranks: each process and its folder."""
+    """Read the host and the ranks from the kernel and the driver: each process and its folder."""
     pids = {rank: pid for rank, (pid, _) in ranks.items()}
     sockets = connections.connections()
     workers_cpu_s = workers.cpu_s(frozenset(pids.values()), system)
@@ -435,7 +435,7 @@ def read_all(ranks: Mapping[int, tuple[int, Path]], system: System, workers: Wor
 
 
 def _kernels_in(folder: Path) -> tuple[float, tuple[KernelTiming, ...]]:
-    """When the rank wrote down the times of its kernels, and these; it may write anything."""
+    """The kernel times that the rank wrote, and when; it may write anything."""
     path = folder / layout.KERNELS_FILE
     try:
         status = path.stat()
@@ -456,7 +456,7 @@ def _time_no_cpu(known: _Rank) -> None:
         if known.is_cpu_timed and not known.watched.gone:
             known.watched.page.time_cpu(is_wanted=False)
     except (BadPageError, ValueError):
-        return  # it is damaged, or belongs to a round that is over
+        return  # the page is damaged, or belongs to a round that is over
 
 
 _KERNELS = msgspec.json.Decoder(tuple[KernelTiming, ...])

@@ -1,4 +1,4 @@
-"""What the page of one rank says, taken apart into windows of steps."""
+"""Takes the page of one rank apart into windows of steps."""
 
 from collections import Counter, deque
 from collections.abc import Iterable
@@ -9,14 +9,14 @@ from everstep.messages.beats.sketch import bucket_of
 from trainer_sdk.page import PageView, SectionEnd
 
 SHORTEST_S = 0.5
-"""No window is shorter: it is made of so many steps that it lasts as long."""
+"""No window is shorter: it has enough steps to last this long."""
 _LONGEST_STEPS = 1 << 40
 _KEPT = 1024
-"""Stretches and steps that are remembered, to find the section of an instant."""
+"""The stretches and steps that are remembered, to find the section of an instant."""
 
 
 def steps_of(window_steps: int, step_s: float | None) -> int:
-    """How many steps a window has: a power of two times what was asked for."""
+    """The number of steps of a window: a power of two times the wanted number."""
     steps = max(1, window_steps)
     if step_s is None or step_s <= 0:
         return steps
@@ -34,7 +34,7 @@ class StepRange:
 
     @property
     def count(self) -> int:
-        """How many."""
+        """The number of steps."""
         return self.last - self.first + 1
 
     def after(self, size: int) -> "StepRange":
@@ -42,7 +42,7 @@ class StepRange:
         return StepRange(self.last + 1, (self.last // size + 1) * size)
 
     def is_whole(self, size: int) -> bool:
-        """It has the size, and begins after a multiple of it."""
+        """Whether it has the size, and begins after a multiple of it."""
         return self.count == size and self.last % size == 0
 
 
@@ -57,7 +57,7 @@ class SketchBuilder:
     buckets: Counter[int] = field(default_factory=Counter)
 
     def add(self, duration_s: float) -> None:
-        """One more."""
+        """Add a value."""
         self.min_s = duration_s if not self.count else min(self.min_s, duration_s)
         self.max_s = max(self.max_s, duration_s)
         self.count += 1
@@ -65,7 +65,7 @@ class SketchBuilder:
         self.buckets[bucket_of(duration_s)] += 1
 
     def sketch(self) -> Sketch:
-        """As it is now."""
+        """The sketch now."""
         return Sketch(
             count=self.count,
             sum_s=round(self.sum_s, 9),
@@ -77,7 +77,7 @@ class SketchBuilder:
 
 @dataclass(slots=True)
 class _Tally:
-    """What one window has by now."""
+    """The sums of one window so far."""
 
     steps: SketchBuilder = field(default_factory=SketchBuilder)
     wall: dict[int, SketchBuilder] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class _Tally:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """From when to when a rank was in a section, by the host's monotonic clock."""
+    """The time that a rank was in a section, by the host's monotonic clock."""
 
     section: int
     since_s: float
@@ -96,7 +96,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """What the page of a rank said about one window."""
+    """The contents of a rank's page for one window."""
 
     steps: int
     window_s: float
@@ -106,17 +106,17 @@ class Closed:
     sections: tuple[SectionTiming, ...]
     """The whole step first."""
     numbers: tuple[int, ...]
-    """The number of each of them on the page."""
+    """The number of each section on the page."""
     stretches: tuple[Stretch, ...]
-    """The latest, for the instants of collectives."""
+    """The latest stretches, for the instants of collectives."""
 
 
 class RankPage:
-    """One rank's, of one round. It remembers what it has taken from the rings of the page."""
+    """The page of one rank in one round, and the parts of its rings that were read."""
 
     def __init__(self) -> None:
         self.steps = 0
-        """Steps that it had finished when it was read last."""
+        """The number of steps that it had finished at the last reading."""
         self._read_s = 0.0
         self._counts: dict[int, int] = {}
         self._cpu_counts: dict[int, int] = {}
@@ -129,7 +129,7 @@ class RankPage:
         self._ends: dict[int, float] = {}
 
     def take(self, view: PageView, last: int, now: float) -> None:
-        """Take what is new; what comes after step `last` is of the next window."""
+        """Read what is new; everything after step `last` belongs to the next window."""
         taken = view.take(self.steps, self._counts, self._cpu_counts, self._device_counts)
         self._take_steps(taken.steps, last, now)
         boundary_s = self._ends.get(last, float("inf"))
@@ -141,18 +141,18 @@ class RankPage:
                 self._names[number] = view.section(number).name
             self._take_section(number, endings, boundary_s)
             if endings:
-                # These have no instants: they are of the window of the section's last end.
+                # these have no instants: they belong to the window of the section's last end
                 tally = self._tally(endings[-1], boundary_s)
                 _add(tally.cpu, number, taken.cpu_s[number])
                 _add(tally.device, number, taken.device_s[number])
         self._open = tuple(Stretch(frame.section, frame.since_s) for frame in taken.open)
 
     def restart(self) -> None:
-        """Another window begins: nothing of before counts."""
+        """Begin another window, and forget everything before."""
         self._window, self._next = _Tally(), _Tally()
 
     def close(self, window: StepRange) -> Closed:
-        """What was of this window; from here on the next one is the present."""
+        """Close the window of these steps; the next one begins."""
         steps = self._window.steps
         ends_s = self._ends.get(window.last, self._read_s)
         starts_s = self._ends.get(window.first - 1, ends_s - steps.sum_s)
@@ -162,7 +162,7 @@ class RankPage:
         return self._close(window, starts_s, ends_s, whole)
 
     def close_at(self, window: StepRange, starts_s: float) -> Closed:
-        """The same of a window of so many seconds, in which no step was counted."""
+        """Close a window of some seconds, in which no step was counted."""
         return self._close(window, starts_s, starts_s + window.count)
 
     def _close(
@@ -204,7 +204,7 @@ class RankPage:
         if endings:
             self.steps = endings[-1].number
         if before < last <= self.steps and last not in self._ends:
-            # So fast that its instant is not on the page any more: about there.
+            # so fast that its instant is no longer on the page: approximately there
             part = (last - before) / (self.steps - before)
             self._ends[last] = before_s + part * (now - before_s) if before_s else now
         self._read_s = now
@@ -234,6 +234,6 @@ def _add(sketches: dict[int, SketchBuilder], number: int, times: Iterable[float]
 
 
 def section_at(stretches: Iterable[Stretch], at_s: float) -> int | None:
-    """The innermost section that a rank was in at that instant; None outside of all."""
+    """The innermost section of a rank at that instant; None outside all sections."""
     around = [one for one in stretches if one.since_s <= at_s <= one.until_s]
     return max(around, key=lambda one: one.since_s).section if around else None

@@ -1,9 +1,9 @@
-"""Computes and remembers on each GPU, and says whether the results are right; a program.
+"""A program that computes and remembers on each GPU, and reports whether the results are right.
 
     python -m everstep_services.agent.probes.gpu.exercise SECONDS [DEVICE …]
 
-Prints one line of JSON when it has begun, and one for each device. The only module here that
-imports torch.
+It prints one line of JSON when it has begun, and one for each device. It is the only module here
+that imports torch.
 """
 
 import json
@@ -18,12 +18,12 @@ _MOST_BYTES = {"cuda": 8 << 30, "cpu": 8 << 20}
 _PART_OF_FREE = 0.5
 _PATTERNS = (0x00, 0xFF, 0x55, 0xAA)
 _VECTORS = 16
-"""Each of them finds a wrong element of a product with probability 1/2 or more."""
+"""Each vector finds a wrong element of a product with probability 1/2 or more."""
 NOTHING_TO_DO = 3
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code 3 when there is nothing to exercise."""
+    """Exit with code 3 if there is nothing to exercise."""
     try:
         import torch
     except ImportError as error:
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
         found = _exercised(torch, device, float(arguments[0]) / len(devices))
         _say(**found)
         if "error" in found:
-            break  # after an error of CUDA, nothing that this process says is to be trusted
+            break  # after an error of CUDA, no result of this process can be trusted
     return 0
 
 
@@ -56,7 +56,7 @@ def _exercised(torch: Any, name: str, seconds: float) -> dict[str, Any]:
         found |= _matrices(torch, device, seconds / 2)
     except torch.cuda.OutOfMemoryError as error:
         found["full"] = str(error).splitlines()[0]
-    except RuntimeError as error:  # all that CUDA can say: illegal access, ECC, launch failure
+    except RuntimeError as error:  # all that CUDA reports: illegal access, ECC, launch failure
         found["error"] = str(error).splitlines()[0]
     return found
 
@@ -84,7 +84,7 @@ def _memory(torch: Any, device: Any, seconds: float) -> dict[str, Any]:
 
 
 def _matrices(torch: Any, device: Any, seconds: float) -> dict[str, Any]:
-    """Multiply matrices of small integers, of which every exact product is known.
+    """Multiply matrices of small integers, whose every exact product is known.
 
     The first product is checked on the host with random vectors (Freivalds), all others against
     the first, bit for bit.
@@ -122,7 +122,7 @@ def _problem(torch: Any, size: int) -> tuple[Any, Any, Any, Any]:
 
 
 def _timed(torch: Any, device: Any, work: Any) -> float:
-    """Seconds until the work is done."""
+    """The seconds until the work is done."""
     wait = torch.cuda.synchronize if device.type == "cuda" else _nothing
     wait(device)
     began = time.monotonic()
@@ -132,7 +132,7 @@ def _timed(torch: Any, device: Any, work: Any) -> float:
 
 
 def _nothing(_: Any) -> None:
-    """The processor has done what it was told when the call returns."""
+    """Whether the processor has done the work when the call returns."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The NVLinks of each GPU: which have gone away, which keep having errors."""
+"""The NVLinks of each GPU: links that have gone away, and links with repeated errors."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ _COUNTERS = (
     "NVML_NVLINK_ERROR_DL_CRC_FLIT",
     "NVML_NVLINK_ERROR_DL_CRC_DATA",
 )
-"""Of links up to NVLink 4."""
+"""The error counters of links up to NVLink 4."""
 _FIELDS = (
     "NVML_FI_DEV_NVLINK_COUNT_RCV_ERRORS",
     "NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS",
     "NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS",
 )
-"""Of NVLink 5, which has none of those counters."""
+"""The error counters of NVLink 5, which lacks the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class NvlinkCounters:
 
 
 class NvlinkProbe:
-    """A card without links, or without a bridge, is not a failure."""
+    """Checks the links. A card without links, or without a bridge, does not fail."""
 
     name = "nvlink"
     about = "NVLinks by NVML: links that went away, errors that keep coming"
@@ -57,7 +57,7 @@ class NvlinkProbe:
         self._load = load
 
     def examine(self, look: Look) -> Sequence[CheckResult]:
-        """One result a trouble, one a GPU without any."""
+        """One result for each trouble, or one for each GPU without any."""
         try:
             with opened(self._load) as nvml:
                 gpus = list(_read(nvml))
@@ -76,7 +76,7 @@ class NvlinkProbe:
 
 
 def _read(nvml: Nvml) -> Iterator[NvlinkCounters]:
-    """The links of all GPUs that answer and have some; the check `gpu` tells of the others."""
+    """The links of all GPUs that answer and have links; the check `gpu` reports the other GPUs."""
     for index in range(nvml.ask("nvmlDeviceGetCount") or 0):
         try:
             gpu = nvml.ask("nvmlDeviceGetHandleByIndex", index)
@@ -108,7 +108,7 @@ def _links(nvml: Nvml, index: int, gpu: Any) -> NvlinkCounters | None:
 
 
 def _is_active(nvml: Nvml, gpu: Any, link: int) -> bool | None:
-    """None where the card has no such link."""
+    """Whether the link is up; None if the card does not have it."""
     state = nvml.ask("nvmlDeviceGetNvLinkState", gpu, link)
     if state is None:
         return None
@@ -183,7 +183,7 @@ def _noisy(look: Look, links: NvlinkCounters, samples: dict[str, Any]) -> Iterat
 
 
 def _fewer(links: NvlinkCounters, gpus: Sequence[NvlinkCounters]) -> Iterator[CheckResult]:
-    """What a first look can see: another GPU of the same kind has more."""
+    """A difference that the first look can see: another GPU of the same kind has more links."""
     most = max(len(other.active) for other in gpus if other.kind == links.kind)
     if len(links.active) < most:
         yield _result(

@@ -1,4 +1,4 @@
-"""Asks NVML, and tells its many ways of saying no apart."""
+"""Asks NVML, and tells its many refusals apart."""
 
 import ctypes
 import importlib
@@ -19,10 +19,10 @@ _NOT_THERE = (
     "NVML_ERROR_DEPRECATED",
     "NVML_ERROR_ARGUMENT_VERSION_MISMATCH",
 )
-"""What a card does not have, an older driver does not know, or this user may not see."""
+"""Refusals: the card lacks it, an older driver does not know it, or this user may not see it."""
 _NO_DRIVER = ("NVML_ERROR_LIBRARY_NOT_FOUND", "NVML_ERROR_DRIVER_NOT_LOADED")
 _UNION_FIELD = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-"""By the number that says of which type a field is."""
+"""The type of a field, by NVML's number for types."""
 
 
 class NvmlAwayError(Exception):
@@ -35,7 +35,7 @@ class NvmlAwayError(Exception):
         self.failure_class = failure_class
 
     def result(self, check: str) -> CheckResult:
-        """What a check says about it."""
+        """The result of the check that needs NVML."""
         return CheckResult(
             check=check, state=self.state, reason=self.reason, failure_class=self.failure_class
         )
@@ -52,15 +52,15 @@ class GpuGoneError(Exception):
 
 @dataclass(slots=True)
 class Nvml:
-    """An open NVML. A question to which there is no answer gives None."""
+    """An open NVML. A question without an answer gives None."""
 
     library: Any
-    """The module `pynvml`, or what a test puts in its place."""
+    """The module `pynvml`, or a fake in tests."""
     unreadable: list[str] = field(default_factory=list)
-    """Questions that failed for no known reason, with the reason that NVML gave."""
+    """Questions that failed for an unknown reason, with the reason that NVML gave."""
 
     def ask(self, function: str, *arguments: Any) -> Any:
-        """What a function says; None when this GPU or driver does not have it."""
+        """The result of a function; None if this GPU or driver does not have it."""
         asked = getattr(self.library, function, None)
         if asked is None:
             return None
@@ -86,12 +86,12 @@ class Nvml:
         return int(getattr(values[0].value, _UNION_FIELD[kind]))
 
     def struct(self, function: str, gpu: Any, of: str) -> Any:
-        """What a function writes into a structure, by the structure's name in `pynvml`."""
+        """The structure that a function fills, by the structure's name in `pynvml`."""
         made = getattr(self.library, of)()
         return None if self.ask(function, gpu, ctypes.byref(made)) is None else made
 
     def take_unreadable(self) -> tuple[str, ...]:
-        """What could not be read since the last time."""
+        """The questions that failed since the last call."""
         taken = tuple(self.unreadable)
         self.unreadable.clear()
         return taken
@@ -117,7 +117,7 @@ def load() -> Any:
 
 @contextmanager
 def opened(load: Load) -> Iterator[Nvml]:
-    """NVML between its beginning and its end; raises `NvmlAwayError` where it cannot begin."""
+    """NVML from its start to its shutdown; raises `NvmlAwayError` if it cannot start."""
     try:
         library = load()
     except ImportError:

@@ -1,4 +1,4 @@
-"""The GPUs of this node: are they all there, does the driver or their memory complain."""
+"""Check `gpu`: whether all GPUs are there, and what the driver reports about each."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -14,7 +14,7 @@ from everstep_services.agent.probes.gpu.verdicts import notes, verdicts
 
 
 class GpuProbe:
-    """NVML's view of each GPU. What a card or driver does not have never fails."""
+    """NVML's view of each GPU. A feature that a card or driver lacks never fails."""
 
     name = "gpu"
     about = "GPUs by NVML: recovery action, memory errors, heat, fabric, memory of strangers"
@@ -24,7 +24,7 @@ class GpuProbe:
         self._load = load
 
     def examine(self, look: Look) -> Sequence[CheckResult]:
-        """One result a trouble, one a GPU without any."""
+        """One result for each trouble, or one for each GPU without any."""
         try:
             with opened(self._load) as nvml:
                 gpus = _read(nvml)
@@ -60,7 +60,7 @@ def _away(look: Look, away: NvmlAwayError) -> CheckResult:
 
 
 def _missing(look: Look, gpus: Sequence[GpuSnapshot]) -> Iterator[CheckResult]:
-    """GPUs that should be there, and are not."""
+    """GPUs that should be there and are not."""
     expected = look.settings.gpus_expected
     if expected is not None:
         if len(gpus) < expected:
@@ -85,7 +85,7 @@ def _missing(look: Look, gpus: Sequence[GpuSnapshot]) -> Iterator[CheckResult]:
 def _remember(look: Look, gpus: Sequence[GpuSnapshot]) -> None:
     view = _view(look)
     before = look.memory.get("gpus", {})
-    # Whom this view of the node has once seen stays noted: a lost GPU is lost at each look.
+    # a GPU that this view of the node has once seen stays noted: if lost, it is lost at each look
     kept = dict(before) if look.memory.get("view") == view else {}
     for gpu in gpus:
         if gpu.gone is None:
@@ -95,7 +95,7 @@ def _remember(look: Look, gpus: Sequence[GpuSnapshot]) -> None:
 
 
 def _view(look: Look) -> str:
-    """What decides which GPUs can be seen from here: the boot, the container, the allocation.
+    """The identity of this view of the GPUs: the boot, the container, the allocation.
 
     Two allocations on one node may be given different GPUs; none of them is lost.
     """
@@ -116,10 +116,10 @@ def _text(path: Path) -> str:
 
 
 def _strangers(look: Look, gpus: Sequence[GpuSnapshot]) -> Iterator[CheckResult]:
-    """Memory held by processes that are not ours.
+    """Memory held by processes of others.
 
     In a pid namespace of our own, NVML may show pids that mean nothing here. So while ranks of
-    ours run, strangers are named only when one of those ranks is recognised among the holders.
+    ours run, strangers are named only if one of those ranks is among the holders.
     """
     holders = [(gpu, holder) for gpu in gpus for holder in gpu.holders]
     if look.own_pids and not any(holder.pid in look.own_pids for _, holder in holders):

@@ -1,4 +1,4 @@
-"""Lets each GPU compute and remember for some seconds, and checks what comes out."""
+"""Check `gpu-selftest`: each GPU computes for some seconds, and the results are checked."""
 
 import statistics
 import subprocess
@@ -13,16 +13,16 @@ from everstep_services.agent.probes.base import Look
 from everstep_services.agent.probes.gpu.exercise import NOTHING_TO_DO
 
 _SLOW = 0.8
-"""A GPU with less than this part of its siblings' median is slow."""
+"""A GPU below this share of its siblings' median is slow."""
 _HANGS_S = 30.0
-"""A GPU that has been at its exercise for so long hangs; anything else may be a slow start."""
+"""A GPU whose exercise lasts this long hangs; before, it may be a slow start."""
 _ENDS = (0, NOTHING_TO_DO)
 _MARGIN_S = 5.0
-"""So much before its deadline it gives up by itself, and can say how far it has got."""
+"""The check gives up this long before its deadline, so that it can report its progress."""
 
 
 class GpuSelfTestProbe:
-    """Wrong results are the one proof that a GPU must be replaced. Needs torch, and idle GPUs."""
+    """Only wrong results prove that a GPU must be replaced. Needs torch, and idle GPUs."""
 
     name = "gpu-selftest"
     about = "each GPU writes, reads and computes for some seconds, and its results are checked"
@@ -36,7 +36,7 @@ class GpuSelfTestProbe:
         until_s = max(1.0, look.settings.selftest_within_s - _MARGIN_S)
         command = [sys.executable, "-m", "everstep_services.agent.probes.gpu.exercise"]
         arguments = [str(look.settings.selftest_s), *self._devices]
-        # It stays in the process group of whoever examines, and ends with it.
+        # it stays in the process group of the examination, and ends with it
         with subprocess.Popen(  # noqa: S603  our own module
             [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as exercise:
@@ -54,9 +54,9 @@ class GpuSelfTestProbe:
 def verdicts(
     lines: Sequence[dict[str, Any]], trouble: str, late_s: float | None = None
 ) -> Iterator[CheckResult]:
-    """What the lines of the exercise mean.
+    """The results that follow from the lines of the exercise.
 
-    `trouble` is why it did not come to its end, `late_s` when it was given up, if it was.
+    `trouble` says why it ended early, `late_s` when it was given up, if it was.
     """
     begun = next((line["began"] for line in lines if "began" in line), None)
     if begun is None:
@@ -101,7 +101,7 @@ def _lines(out: bytes) -> list[dict[str, Any]]:
     for line in out.splitlines():
         try:
             found.append(msgspec.json.decode(line, type=dict[str, Any]))
-        except msgspec.DecodeError:  # what a library prints, or half a line
+        except msgspec.DecodeError:  # the output of a library, or half a line
             continue
     return found
 

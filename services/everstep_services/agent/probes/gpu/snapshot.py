@@ -1,4 +1,4 @@
-"""Reads from NVML what is known of one GPU; what it does not have is None."""
+"""Reads the state of one GPU from NVML; None for everything that it lacks."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,18 +11,18 @@ class MemoryHolder:
     """A process that holds memory of a GPU."""
 
     pid: int
-    """0 when it is in another pid namespace."""
+    """Its process id; 0 if it is in another pid namespace."""
     mib: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
-    """How a GPU stands to its NVLink fabric. A doubt is None."""
+    """The state of a GPU in its NVLink fabric. None where that is in doubt."""
 
     is_joined: bool
-    """The fabric manager has finished with it."""
+    """The fabric manager has finished its setup."""
     has_failed: bool = False
-    """It has finished, and failed."""
+    """The setup has finished, and failed."""
     is_route_bad: bool = False
     is_slow: bool = False
     is_misconfigured: bool = False
@@ -33,12 +33,12 @@ class GpuSnapshot:
     """One GPU at one moment."""
 
     index: int
-    """As NVML counts, which is the order of PCI addresses."""
+    """The index by NVML, which is the order of PCI addresses."""
     uuid: str
     pci: str = ""
     """`0000:3b:00.0`."""
     gone: GpuGoneError | None = None
-    """It does not answer: nothing below is known."""
+    """The GPU does not answer: nothing below is known."""
     recovery_action: int | None = None
     uncorrected: int | None = None
     """ECC errors since the driver was loaded or the GPU reset."""
@@ -50,9 +50,9 @@ class GpuSnapshot:
     is_remap_pending: bool | None = None
     has_remap_failed: bool | None = None
     is_retirement_pending: bool | None = None
-    """The same of cards that retire pages, before Ampere."""
+    """The same for cards that retire pages, before Ampere."""
     slowed_by: tuple[str, ...] = ()
-    """Why its clocks are held back by hardware or heat; a power limit is not among them."""
+    """Why hardware or heat holds its clocks back; a power limit does not count."""
     temperature_c: int | None = None
     slows_down_at_c: int | None = None
     holders: tuple[MemoryHolder, ...] = ()
@@ -70,7 +70,7 @@ _SLOWED = (
 
 
 def read(nvml: Nvml, index: int) -> GpuSnapshot:
-    """All that is known of the GPU with this index; never raises for one that is gone."""
+    """The state of the GPU with this index; never raises for a GPU that is gone."""
     uuid, pci = f"GPU index {index}", ""
     try:
         gpu = nvml.ask("nvmlDeviceGetHandleByIndex", index)
@@ -89,7 +89,7 @@ def read(nvml: Nvml, index: int) -> GpuSnapshot:
 
 
 def pci_address(info: Any) -> str:
-    """As `/sys/bus/pci/devices` names it; empty when NVML does not say."""
+    """The name in `/sys/bus/pci/devices`; empty if NVML does not give one."""
     if info is None:
         return ""
     raw = info.busId.decode() if isinstance(info.busId, bytes) else info.busId

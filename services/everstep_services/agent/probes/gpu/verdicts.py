@@ -1,4 +1,4 @@
-"""What speaks against a GPU, from what was read now and what was noted before; pure."""
+"""The results for a GPU, from its present state and the notes of earlier looks; pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,14 +16,14 @@ RECOVERY = {
     6: ("failed", "reset", "BUS_RESET", "its bus must be reset"),
     7: ("failed", "reboot", "SYSTEM_REBOOT", "its system must be rebooted"),
 }
-"""What the driver asks for, by its number. 5 is about other nodes as much as about this one."""
+"""What the driver asks for, by its number. 5 concerns other nodes as well as this one."""
 _MARGIN_C = 5
 
 
 def verdicts(
     gpu: GpuSnapshot, before: Mapping[str, Any], settings: ChecksSettings
 ) -> list[CheckResult]:
-    """Everything that speaks against it; one `ok` or `unknown` when nothing does."""
+    """All troubles of the GPU; one `ok` or `unknown` if there are none."""
     if gpu.gone is not None:
         return [_result(gpu, "failed", gpu.gone.reason, gpu.gone.failure_class)]
     found = [
@@ -40,7 +40,7 @@ def verdicts(
 
 
 def notes(gpu: GpuSnapshot, before: Mapping[str, Any]) -> dict[str, Any]:
-    """What the next look must know of it."""
+    """The notes for the next look."""
     return {
         "index": gpu.index,
         "uncorrected": _or(_ecc(gpu), before.get("uncorrected")),
@@ -50,7 +50,7 @@ def notes(gpu: GpuSnapshot, before: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def slowed_looks(gpu: GpuSnapshot, before: Mapping[str, Any]) -> int:
-    """How many looks in a row, this one included, have found its clocks held back."""
+    """The number of looks in a row, this one included, that found its clocks held back."""
     return int(before.get("slowed", 0)) + 1 if gpu.slowed_by else 0
 
 

@@ -17,12 +17,12 @@ _NOTES = "clock"
 
 @dataclass(frozen=True, slots=True)
 class KernelClock:
-    """What the kernel says of its clock."""
+    """The state of the kernel's clock."""
 
     is_kept: bool
     """Something (chrony, ntpd, the hypervisor) keeps it right."""
     most_off_s: float
-    """The most that it can be wrong by."""
+    """The most by which it can be wrong."""
 
 
 class _Timex(ctypes.Structure):
@@ -38,7 +38,7 @@ class _Timex(ctypes.Structure):
 
 
 def kernel_clock() -> KernelClock:
-    """Ask the kernel, changing nothing. Raises OSError where a container forbids it."""
+    """Ask the kernel, without a change. Raises OSError where a container forbids it."""
     libc = ctypes.CDLL(None, use_errno=True)
     about = _Timex()
     state = libc.adjtimex(ctypes.byref(about))
@@ -69,7 +69,7 @@ def jumps(look: Look) -> Iterator[CheckResult]:
 
 
 def judge_jump(look: Look, booted_at: float) -> CheckResult:
-    """The same from the wall clock at boot, as it seems now: it only changes in a jump."""
+    """The jump since the last look, from the wall clock at boot, which changes only in a jump."""
     boot, known = boot_id(look), look.memory.get(_NOTES)
     look.memory[_NOTES] = {"boot": boot, "booted_at": booted_at}
     limit_s = look.settings.clock_off_s

@@ -1,4 +1,4 @@
-"""What the parts of the host check share: their result, and counts since the last look."""
+"""Shared by the parts of the host check: their results, and counts since the last look."""
 
 from everstep.messages.facts.health import CheckResult
 from everstep_services.agent.probes.base import Look
@@ -11,14 +11,14 @@ _BOOT = "boot"
 def result(
     subject: str, state: str = "ok", reason: str = "", failure_class: str = ""
 ) -> CheckResult:
-    """What was found out about one part of the host."""
+    """The result for one part of the host."""
     return CheckResult(
         check=NAME, subject=subject, state=state, reason=reason, failure_class=failure_class
     )
 
 
 def worst(subject: str, troubles: list[tuple[str, str]]) -> CheckResult:
-    """One result from what was found wrong with a part, as (state, reason); `ok` if nothing."""
+    """The worst of the troubles of a part, as (state, reason); `ok` if there are none."""
     if not troubles:
         return result(subject)
     states = {state for state, _ in troubles}
@@ -28,12 +28,12 @@ def worst(subject: str, troubles: list[tuple[str, str]]) -> CheckResult:
 
 
 def boot_id(look: Look) -> str:
-    """Which boot of this machine it is: counters begin anew with each."""
+    """The id of this boot: counters begin anew with each."""
     return look.path("proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def grown(look: Look, name: str, count: int) -> int | None:
-    """By how much a counter has grown since the last look; None at the first one of a boot."""
+    """The growth of a counter since the last look; None at the first look of a boot."""
     boot, known = boot_id(look), look.memory.get(name)
     look.memory[name] = {_BOOT: boot, "count": count}
     if not isinstance(known, dict) or known.get(_BOOT) != boot:

@@ -1,4 +1,4 @@
-"""Room: in `/dev/shm`, `/tmp`, and wherever this node has to write."""
+"""Disk space in `/dev/shm`, `/tmp`, and wherever this node must write."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -15,12 +15,12 @@ _SHM = "dev/shm"
 
 @dataclass(frozen=True, slots=True)
 class DiskSpace:
-    """What a file system has."""
+    """The space of a file system."""
 
     size: int
     free: int
     files: int
-    """How many files it can hold; 0 where there is no such limit."""
+    """The number of files that it can hold; 0 where there is no such limit."""
     files_free: int
     is_read_only: bool = False
 
@@ -53,7 +53,7 @@ def shared_memory(look: Look, ask: Callable[[Path], DiskSpace] = measure) -> Ite
 
 
 def folders(look: Look, ask: Callable[[Path], DiskSpace] = measure) -> Iterator[CheckResult]:
-    """Whether there is room in each folder that is watched; of those on one disk, each."""
+    """Whether each watched folder has space; folders on one disk are measured separately."""
     wanted = dict.fromkeys([Path("/tmp"), *look.settings.room_paths])  # noqa: S108  only measured
     for path in wanted:
         try:
@@ -63,7 +63,7 @@ def folders(look: Look, ask: Callable[[Path], DiskSpace] = measure) -> Iterator[
 
 
 def judge(room: DiskSpace, settings: ChecksSettings) -> list[tuple[str, str]]:
-    """What is wrong with a file system, as (state, reason)."""
+    """The troubles of a file system, as (state, reason)."""
     troubles = []
     if room.is_read_only:
         troubles.append(("warning", "it is read-only; remount it, or write elsewhere"))
@@ -84,7 +84,7 @@ def judge(room: DiskSpace, settings: ChecksSettings) -> list[tuple[str, str]]:
 
 
 def _nearest(path: Path) -> Path:
-    """The folder, or the one above it in which it would be made."""
+    """The folder, or the parent in which it would be made."""
     while not path.exists():
         path = path.parent
     return path

@@ -1,4 +1,4 @@
-"""Check `recorder`: there will be a flight recording of collectives when ranks hang."""
+"""Check `recorder`: whether collectives will have been recorded when ranks hang."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -14,14 +14,14 @@ _FIX = "export TORCH_FR_BUFFER_SIZE=2000"
 
 
 class RecorderProbe:
-    """What the environment of each rank says; without ranks, that of whoever asks."""
+    """Reads the environment of each rank; without ranks, its own."""
 
     name = NAME
     about = "collectives are recorded, so that a hang can be explained"
     beside_training = True
 
     def examine(self, look: Look) -> Iterator[CheckResult]:
-        """One result for all ranks that have the same to say."""
+        """One result for all ranks in the same state."""
         if not look.own_pids:
             environ = read_environ(look.path("proc/self/environ"))
             yield judge(environ, is_ours=True)
@@ -39,8 +39,8 @@ class RecorderProbe:
 def judge(environ: Mapping[str, str], *, is_ours: bool) -> CheckResult:
     """Whether a rank that starts with this environment records.
 
-    One that an agent starts is armed unless its environment says otherwise; that happens
-    inside the process, where nobody can see it from outside.
+    A rank of an agent is armed unless its environment says otherwise; that happens inside the
+    process, and cannot be seen from outside.
     """
     name = next((name for name in _NAMES if name in environ), None)
     if name is None and is_ours:
@@ -56,6 +56,6 @@ def judge(environ: Mapping[str, str], *, is_ours: bool) -> CheckResult:
 
 
 def read_environ(path: Path) -> dict[str, str]:
-    """What a process has started with."""
+    """The environment with which a process has started."""
     pairs = path.read_bytes().decode(errors="replace").split("\0")
     return {name: value for name, is_one, value in (one.partition("=") for one in pairs) if is_one}

@@ -1,4 +1,4 @@
-"""Limits and load: what processes may take here, and what already runs."""
+"""Limits and load: the resources that processes may take here, and the present load."""
 
 import os
 import resource
@@ -14,7 +14,7 @@ _UNLIMITED = resource.RLIM_INFINITY
 
 @dataclass(frozen=True, slots=True)
 class ProcessLimits:
-    """What ranks that are started from here may take; -1 for as much as there is."""
+    """The limits of ranks that are started from here; -1 for no limit."""
 
     open_files: int
     processes: int
@@ -22,7 +22,7 @@ class ProcessLimits:
 
 
 def own_limits() -> ProcessLimits:
-    """Those of this process: its children inherit them."""
+    """The limits of this process, which its children inherit."""
     return ProcessLimits(
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         processes=resource.getrlimit(resource.RLIMIT_NPROC)[0],
@@ -49,7 +49,7 @@ def limits(look: Look, ask: Callable[[], ProcessLimits] = own_limits) -> Iterato
 
 
 def load(look: Look) -> Iterator[CheckResult]:
-    """How many processes want to run, or wait for disks, over five minutes."""
+    """The number of processes that want to run, or wait for disks, over five minutes."""
     value = float(look.path("proc/loadavg").read_text().split()[1])
     cpus = os.cpu_count() or 1
     limit = look.settings.load_per_cpu * cpus
@@ -61,7 +61,7 @@ def load(look: Look) -> Iterator[CheckResult]:
 
 
 def zombies(look: Look) -> Iterator[CheckResult]:
-    """Processes that have ended and that nobody has waited for."""
+    """Zombies: processes that have exited, and that no parent has reaped."""
     count, limit = 0, look.settings.zombies_limit
     for name in os.listdir(look.path("proc")):
         if name.isdigit() and _is_zombie(look, name):

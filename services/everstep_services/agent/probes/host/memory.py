@@ -1,4 +1,4 @@
-"""Memory: what is available, who waits for it, who was killed for want of it, and its errors."""
+"""Memory: what is available, the pressure, kills for want of memory, and errors."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ _CORRECTED_MOST = 100
 
 
 def available(look: Look) -> Iterator[CheckResult]:
-    """How much memory may still be taken."""
+    """The memory that may still be taken."""
     table = dict(_pairs(look.path("proc/meminfo"), ":"))
     total, free = (int(table[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
     percent, least = 100 * free / total, look.settings.memory_least_percent
@@ -40,7 +40,7 @@ def pressure(look: Look) -> Iterator[CheckResult]:
 
 
 def kills(look: Look) -> Iterator[CheckResult]:
-    """Processes that the kernel has killed to get their memory."""
+    """The processes that the kernel has killed for their memory."""
     sources = {
         "on this host": look.path("proc/vmstat"),
         "in this control group": _own_events(look),
@@ -58,7 +58,7 @@ def kills(look: Look) -> Iterator[CheckResult]:
 
 
 def errors(look: Look) -> Iterator[CheckResult]:
-    """What the memory controllers have counted."""
+    """The errors that the memory controllers have counted."""
     controllers = sorted(look.path("sys/devices/system/edac/mc").glob("mc[0-9]*"))
     if not controllers:
         yield result("memory errors", "unsupported", "this host counts none")
@@ -92,7 +92,7 @@ def _pairs(path: Path, separator: str | None = None) -> Iterator[tuple[str, str]
 
 
 def _own_events(look: Look) -> Path | None:
-    """Where our own control group counts, if it is of the second kind."""
+    """The counter of our own control group, if it is version 2."""
     try:
         lines = look.path("proc/self/cgroup").read_text().splitlines()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Check `host`: memory, clock, room, limits, and what else every rank needs of its host."""
+"""Check `host`: memory, clock, disk space, limits, and other needs of every rank."""
 
 import errno
 from collections.abc import Callable, Iterator
@@ -24,18 +24,18 @@ _PARTS: dict[str, Callable[[Look], Iterator[CheckResult]]] = {
     "shared memory": disk_space.shared_memory,
     "folders": disk_space.folders,
 }
-"""What is looked at, in this order: what may hang on a file system comes last."""
+"""The parts in this order: parts that may hang on a file system come last."""
 
 
 class HostProbe:
-    """One result a part; a part that cannot be read spoils no other."""
+    """One result for each part; a part that cannot be read spoils no other."""
 
     name = NAME
     about = "memory, clock, space, limits and load of this host"
     beside_training = True
 
     def examine(self, look: Look) -> Iterator[CheckResult]:
-        """What this host has of each."""
+        """The result of each part."""
         for subject, part in _PARTS.items():
             try:
                 yield from part(look)

@@ -1,4 +1,4 @@
-"""Check `ptrace`: stacks of ranks will be readable when they hang."""
+"""Check `ptrace`: whether stacks of ranks will be readable when they hang."""
 
 import ctypes
 import os
@@ -21,12 +21,12 @@ _CONTAINER_FIX = "start the container with --cap-add SYS_PTRACE"
 
 
 def open_memory(path: Path) -> None:
-    """What a reader of stacks does first; the kernel asks the same of it as of a debugger."""
+    """Open a process's memory, as a reader of stacks does; needs a debugger's permission."""
     os.close(os.open(path, os.O_RDONLY))
 
 
 def read_own_memory() -> None:
-    """The call by which stacks are read, on ourselves: only a container's filter forbids it."""
+    """Make the call that reads stacks on this process: only a container's filter forbids it."""
 
     class Part(ctypes.Structure):
         _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
@@ -79,7 +79,7 @@ def _why(look: Look) -> str:
 
 
 def _number(path: Path, name: str, base: int) -> int | None:
-    """The number in the line that begins so; None if there is none."""
+    """The number in the line with this beginning; None if there is none."""
     try:
         lines = path.read_text().splitlines()
         return next(int(one.removeprefix(name), base) for one in lines if one.startswith(name))

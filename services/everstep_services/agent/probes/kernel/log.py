@@ -1,4 +1,4 @@
-"""The kernel's own log since the boot: Xids, hardware errors, and who was killed."""
+"""Check `kernel`: Xids, hardware errors, and killed processes in the log since the boot."""
 
 import math
 import re
@@ -17,21 +17,21 @@ _XID = re.compile(
 )
 _UUID = re.compile(r"^NVRM: GPU at (?:PCI:)?(?P<gpu>[0-9a-fA-F:.]+): (?P<uuid>GPU-[0-9a-f-]+)")
 _KEPT_EACH = 100
-"""Lines of one kind about one part that are noted."""
+"""The most lines that are noted of one kind about one part."""
 _KEPT_KINDS = 64
-"""So many kinds, of Xids and of others each: a part and what it suffers from."""
+"""The most kinds that are noted, of Xids and of others each: a part and its trouble."""
 _TEXT = 160
 
 
 class KernelLogProbe:
-    """What the kernel has said of its hardware since the boot. Unknown Xids never fail."""
+    """Reads the kernel's log since the boot. Unknown Xids never fail."""
 
     name = "kernel"
     about = "the kernel's log since the boot: Xids, hardware, file systems, memory, hung tasks"
     beside_training = True
 
     def examine(self, look: Look) -> Sequence[CheckResult]:
-        """One result a trouble of a part, or one `ok`."""
+        """One result for each trouble of a part, or one `ok`."""
         notes = _notes(look)
         try:
             reading = records.read(look.path("dev/kmsg"), notes["position"])
@@ -53,7 +53,7 @@ class KernelLogProbe:
 
 
 def _notes(look: Look) -> dict[str, Any]:
-    """What earlier looks have found since this boot."""
+    """The findings of earlier looks since this boot."""
     boot = look.path("proc/sys/kernel/random/boot_id")
     boot_id = boot.read_text().strip() if boot.is_file() else ""
     if look.memory.get("boot") != boot_id or "xids" not in look.memory:
@@ -79,7 +79,7 @@ def _uptime(look: Look, reading: KernelRead) -> float:
 
 
 def _take(notes: dict[str, Any], reading: KernelRead) -> None:
-    """Keep what counts, bounded; the log itself is not kept."""
+    """Keep the lines that count, within a bound; the log itself is not kept."""
     notes["position"] = reading.position
     for record in reading.records:
         _take_record(notes, record)
@@ -109,7 +109,7 @@ def _take_record(notes: dict[str, Any], record: KernelRecord) -> None:
 
 def _keep(kinds: dict[str, Any], kind: str, at: float, text: str) -> None:
     kept = kinds.pop(kind, [])
-    # Moved to the end: what is forgotten first is what was not heard for longest.
+    # moved to the end: the kind that was silent for longest is forgotten first
     kinds[kind] = [*kept, [at, text[:_TEXT]]][-_KEPT_EACH:]
 
 
@@ -126,7 +126,7 @@ def _xids(notes: dict[str, Any], now: float, look: Look) -> Iterator[CheckResult
 
 
 def _of_xid(judged: XidJudgement, subject: str) -> CheckResult:
-    # A process's own fault says nothing about the node: worth a line, not a warning.
+    # a process's own fault is no fault of the node: worth a line, not a warning
     state = {"restart_app": "ok", "report": "warning"}.get(judged.action, "failed")
     failure_class = "" if state == "ok" else judged.action
     return CheckResult(

@@ -1,4 +1,4 @@
-"""Reads what the kernel has logged since it was last read, without ever waiting for more."""
+"""Reads what the kernel has logged since the last read, and never waits for more."""
 
 import os
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 
 _RECORD_BYTES = 8192  # no record of /dev/kmsg is longer
 _MOST_RECORDS = 200_000
-"""A kernel that logs faster than this can be read is read on at the next look."""
+"""If the kernel logs faster than this, the rest is read at the next look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,21 +22,21 @@ class KernelRecord:
 
 @dataclass(frozen=True, slots=True)
 class KernelRead:
-    """What was read."""
+    """The result of a read."""
 
     records: tuple[KernelRecord, ...]
-    """The kernel's own; what programs write into its log is left out."""
+    """The kernel's own messages; programs' lines in its log are left out."""
     position: int
-    """Of the last one, these included."""
+    """The sequence number of the last message, whoever wrote it."""
     lost: int = 0
-    """Messages that the kernel had overwritten before they were read."""
+    """The number of messages that the kernel had overwritten before they were read."""
     has_more: bool = False
 
 
 def read(path: Path, after: int, most: int = _MOST_RECORDS) -> KernelRead:
-    """The records that follow a position; -1 for all that the kernel still has.
+    """The records after a position; -1 for all that the kernel still has.
 
-    Raises OSError when the log may not be read.
+    Raises OSError if the log may not be read.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -50,7 +50,7 @@ def _read(descriptor: int, after: int, most: int) -> KernelRead:
     position, lost, rest, reads = after, 0, b"", 0
     for data in _chunks(descriptor, most):
         reads += 1
-        # The device gives one record a read, a plain file as much as fits.
+        # the device gives one record for each read, a plain file as much as fits
         *lines, rest = (rest + data).split(b"\n")
         for record, is_own in filter(None, map(_parsed, lines)):
             if record.sequence <= position:
@@ -69,7 +69,7 @@ def _chunks(descriptor: int, most: int) -> Iterator[bytes]:
             data = os.read(descriptor, _RECORD_BYTES)
         except BlockingIOError:
             return
-        except BrokenPipeError:  # overwritten while it was read; the next read goes on behind
+        except BrokenPipeError:  # overwritten while it was read; the next read continues behind it
             continue
         if not data:
             return
@@ -78,7 +78,7 @@ def _chunks(descriptor: int, most: int) -> Iterator[bytes]:
 
 
 def _parsed(line: bytes) -> tuple[KernelRecord, bool] | None:
-    """A record, and whether the kernel itself wrote it; None for what continues one."""
+    """A record, and whether the kernel wrote it; None for the continuation of one."""
     head, separator, text = line.decode(errors="replace").partition(";")
     fields = head.split(",")
     if not separator or len(fields) < 3 or not all(field.isdecimal() for field in fields[:3]):

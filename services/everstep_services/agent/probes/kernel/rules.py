@@ -1,4 +1,4 @@
-"""Which lines of the kernel's log speak against a node: a table. Xids have their own."""
+"""A table: which lines of the kernel's log speak against a node. Xids have a table of their own."""
 
 import re
 from dataclasses import dataclass
@@ -6,27 +6,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRule:
-    """What a kind of line means."""
+    """The meaning of a kind of line."""
 
     name: str
     words: tuple[str, ...]
-    """One of them is in each such line, and in the one that says that it is over."""
+    """One of these words is in each such line, and in the line that ends the trouble."""
     pattern: str
     """Its group `part`, if there is one, names the part of the node."""
     about: str
     state: str = "warning"
     failure_class: str = "report"
     least: int = 1
-    """So many lines within the window, or they say nothing."""
+    """Fewer lines than this within the window are ignored."""
     over: str = ""
-    """A line that says that it is over, for the same part."""
+    """A line that ends the trouble of the same part."""
 
     def part(self, text: str) -> str | None:
-        """The part that a line is about; None when it is another kind of line."""
+        """The part that a line is about; None if the line is of another kind."""
         return self._part(self.pattern, text)
 
     def is_over(self, text: str) -> str | None:
-        """The part that is well again, by this line."""
+        """The part whose trouble this line ends."""
         return self._part(self.over, text) if self.over else None
 
     def _part(self, pattern: str, text: str) -> str | None:
@@ -210,11 +210,11 @@ RULES: tuple[KernelRule, ...] = (
         over=r"^(?:mce: )?CPU\d+: (?:Core|Package) temperature/speed (?:is )?normal",
     ),
 )
-"""The first rule that fits a line has it."""
+"""The first rule that fits a line decides."""
 
 _WORDS = tuple(dict.fromkeys(word for rule in RULES for word in rule.words))
 
 
 def may_count(text: str) -> bool:
-    """A line of which this is false has no rule; hardly any line needs more than this look."""
+    """False if no rule fits the line; hardly any line needs more than this look."""
     return any(word in text for word in _WORDS)

@@ -1,4 +1,4 @@
-"""What Xid errors mean together: pure, over the table in `xid_table.toml`."""
+"""The meaning of Xid errors, alone and together: pure, over the table in `xid_table.toml`."""
 
 import re
 import tomllib
@@ -12,11 +12,11 @@ ACTIONS = ("ignore", "restart_app", "report", "reset", "drain", "reboot", "repla
 """From the harmless to the expensive."""
 RECOVERY_XID = 154
 TOGETHER_S = 60.0
-"""Xids so near to each other belong to one trouble."""
+"""Xids within this time belong to one trouble."""
 
 _RECOVERY = re.compile(r"recovery action changed from \S+ \([^)]*\) to (0x[0-9a-f]+)", re.I)
 _WANTED = {0: "ignore", 1: "reset", 2: "reboot", 3: "drain", 4: "drain", 6: "reset", 7: "reboot"}
-"""What Xid 154 asks for, by its number; any other is reported."""
+"""The actions that Xid 154 asks for, by its number; any other is reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class XidEvent:
 
     at: float
     gpu: str
-    """Its PCI address."""
+    """The PCI address of the GPU."""
     number: int
     text: str = ""
 
@@ -37,22 +37,22 @@ class Xid:
     number: int
     name: str
     kind: str
-    """Whose trouble it is: the table's `class`."""
+    """Who is affected: the table's `class`."""
     action: str
     source: str
     note: str
     unless: str = ""
-    """A word in its text that makes it a remark."""
+    """A word in its text that turns it into a mere remark."""
 
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """What company makes of an Xid."""
+    """How other Xids nearby change the meaning of an Xid."""
 
     number: int
     company: frozenset[int]
     is_elsewhere: bool
-    """The company is on another GPU of this node."""
+    """The other Xid is on another GPU of this node."""
     action: str
     source: str
     note: str
@@ -60,11 +60,11 @@ class Together:
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """What repetition makes of an Xid."""
+    """How repetition changes the meaning of an Xid."""
 
     kinds: frozenset[str]
     actions: frozenset[str]
-    """What it would be without repetition."""
+    """The actions without repetition."""
     times: int
     action: str
     source: str
@@ -73,7 +73,7 @@ class Repeats:
 
 @dataclass(frozen=True, slots=True)
 class XidTable:
-    """All that is known of Xids."""
+    """All tables about Xids."""
 
     sources: Mapping[str, str]
     rows: Mapping[int, Xid]
@@ -83,7 +83,7 @@ class XidTable:
 
 @dataclass(frozen=True, slots=True)
 class XidJudgement:
-    """What one Xid on one GPU means."""
+    """The meaning of one Xid on one GPU."""
 
     gpu: str
     number: int
@@ -140,8 +140,8 @@ def table() -> XidTable:
 def judge(events: Iterable[XidEvent], now: float, window_s: float) -> list[XidJudgement]:
     """One judgement for each Xid of each GPU that still counts; the gravest first.
 
-    What only a reboot cures counts until then; anything else for `window_s`. The driver's own
-    word (Xid 154) overrules the table for what has happened on that GPU until then.
+    A trouble that only a reboot cures counts until then; any other for `window_s`. The driver's
+    own advice (Xid 154) overrules the table for everything before it on that GPU.
     """
     by_time = sorted(
         (event for event in events if _is_lasting(event) or now - event.at <= window_s),
@@ -168,7 +168,7 @@ def _of_gpu(gpu: str, all_events: Sequence[XidEvent]) -> Iterator[XidJudgement]:
     word = next((event for event in reversed(mine) if event.number == RECOVERY_XID), None)
     if word is not None:
         yield from _by_word(word, mine)
-        # What came with the driver's word is covered by it.
+        # the driver's advice covers what came with it
         mine = [event for event in mine if event.at > word.at + TOGETHER_S]
     for number in sorted({event.number for event in mine}):
         of_number = [event for event in mine if event.number == number]
@@ -218,7 +218,7 @@ def _has_company(rule: Together, event: XidEvent, events: Iterable[XidEvent]) ->
 
 
 def _episodes(events: Sequence[XidEvent]) -> int:
-    """How many troubles they are: a driver repeats itself within one."""
+    """The number of troubles: a driver repeats itself within one."""
     return 1 + sum(later.at - sooner.at > TOGETHER_S for sooner, later in pairwise(events))
 
 

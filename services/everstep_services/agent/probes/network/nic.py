@@ -1,4 +1,4 @@
-"""The InfiniBand and RoCE ports of this node: which has left the network, which flaps."""
+"""Check `nic`: InfiniBand and RoCE ports that have left the network, or that flap."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -12,9 +12,9 @@ from everstep_services.agent.probes.counter_growth import note
 from everstep_services.agent.probes.network import pci
 
 _REMEMBERED_S = 7 * 86400.0
-"""A port that was not active for so long has been taken out of use."""
+"""A port that was not active for this long has been taken out of use."""
 _PATIENCE = 2
-"""In how many looks a port may be coming up, or its adapter restarting, before it has failed."""
+"""In this many looks, a port may be coming up, or its adapter restarting, before it has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +32,19 @@ class Port:
 
     @property
     def adapter(self) -> str:
-        """The adapter that it belongs to."""
+        """The adapter of the port."""
         return self.name.partition("/")[0]
 
 
 class NicProbe:
-    """Only a port that has been active can fail; what cannot be read is no failure."""
+    """Only a port that has been active can fail; an unreadable value does not fail."""
 
     name = "nic"
     about = "InfiniBand and RoCE ports: state, lost links, rate, and the GPUs near them"
     beside_training = True
 
     def examine(self, look: Look) -> Sequence[CheckResult]:
-        """One result a trouble, one a port without any."""
+        """One result for each trouble, or one for each port without any."""
         ports = list(_ports(look))
         noted: dict[str, Any] = look.memory.setdefault("ports", {})
         for name in [name for name in noted if _is_forgotten(look, name, noted[name])]:
@@ -65,7 +65,7 @@ def _is_forgotten(look: Look, name: str, before: Mapping[str, Any]) -> bool:
 
 
 class _Where:
-    """Which GPUs are near an adapter."""
+    """Names the GPUs near an adapter."""
 
     def __init__(self, root: Path, ports: Sequence[Port]) -> None:
         gpus = pci.gpus(root)
@@ -97,7 +97,7 @@ def _ports(look: Look) -> Iterator[Port]:
 def _downs(look: Look, port: Path) -> int | None:
     count = _number(_text(port / "counters/link_downed"))
     if count is None and (network := _text(port / "gid_attrs/ndevs/0")):
-        # RoCE adapters count it where Ethernet does.
+        # RoCE adapters count it where Ethernet does
         count = _number(_text(look.path("sys/class/net", network, "carrier_down_count")))
     return None if count is None else int(count)
 
@@ -181,7 +181,7 @@ def _slower(port: Port, before: dict[str, Any], where: _Where) -> Iterator[Check
 
 
 def _vanished(ports: Sequence[Port], noted: dict[str, Any]) -> Iterator[CheckResult]:
-    """Ports that are not even listed any more, while others are."""
+    """Ports that are no longer listed, while others are."""
     for name in sorted(noted.keys() - {port.name for port in ports}):
         before = noted[name]
         before["off"] = before.get("off", 0) + 1

@@ -1,8 +1,8 @@
-"""Check `network`: how fast two nodes are with each other, between a listener and its peer.
+"""Check `network`: bandwidth and round trip between two nodes, a listener and its peer.
 
 Both know a token that is made for this one measurement; each proves to the other that it has it
-without saying it (HMAC over fresh numbers of both). Then the peer sends small messages that come
-back, and then as much as it can within a bound. Whatever else comes is only data, and dropped.
+without sending it (HMAC over fresh numbers of both). Then the peer sends small messages that come
+back, and then as many bytes as it can within a bound. Any other data is dropped.
 """
 
 import asyncio
@@ -35,20 +35,20 @@ _COUNT = struct.Struct("!Q")
 
 
 class NetworkCheckError(EverstepError):
-    """The measurement could not be made; the text says why. No node is judged by that."""
+    """The measurement could not be made; the text says why. It speaks against no node."""
 
 
 class PortTakenError(NetworkCheckError):
-    """Nobody can be listened for: a port is taken, or an address not ours."""
+    """The node cannot listen: the port is taken, or the address is not its own."""
 
 
 class PeerSilentError(NetworkCheckError):
-    """The other has not answered in time."""
+    """The other node has not answered in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a listener is."""
+    """The address of a listener."""
 
     host: str
     port: int
@@ -60,15 +60,15 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What was measured."""
+    """The measured values."""
 
     round_trip_ms: float
-    """The median of small messages."""
+    """The median round trip of small messages."""
     mib_s: float
 
 
 def read_address(text: str) -> Address:
-    """`HOST:PORT`, `[v6]:PORT`. Raises `NetworkCheckError`."""
+    """Parse `HOST:PORT` or `[v6]:PORT`. Raises `NetworkCheckError`."""
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 0xFFFF:
         raise NetworkCheckError(f"{text!r} is no address: write HOST:PORT, as in node-07:7411")
@@ -76,7 +76,7 @@ def read_address(text: str) -> Address:
 
 
 def read_token(text: str) -> bytes:
-    """The secret of one measurement. Raises `NetworkCheckError`, without saying it."""
+    """The secret of one measurement. Raises `NetworkCheckError`, without the secret."""
     token = text.strip().encode()
     if len(token) < _TOKEN_LEAST:
         raise NetworkCheckError(
@@ -88,9 +88,9 @@ def read_token(text: str) -> bytes:
 async def listen(
     at: Address, token: bytes, *, within_s: float, ready: Callable[[Address], None]
 ) -> Address:
-    """Let one peer measure, and say where it came from. Others are refused, and wait for nothing.
+    """Let one peer measure, and return its address. Others are refused, and wait for nothing.
 
-    `ready` hears the address once it is open: with port 0 the system chooses one.
+    `ready` is called with the address once it is open: with port 0 the system chooses one.
     """
     try:
         async with asyncio.timeout(within_s):
@@ -105,7 +105,7 @@ async def listen(
 
 
 async def measure(to: Address, token: bytes, *, within_s: float) -> Figures:
-    """How fast the way to a listener is. Raises `NetworkCheckError`."""
+    """Measure the way to a listener. Raises `NetworkCheckError`."""
     try:
         async with asyncio.timeout(within_s):
             with await _reach(to) as link:
@@ -121,7 +121,7 @@ async def measure(to: Address, token: bytes, *, within_s: float) -> Figures:
 
 
 def judge(to: str, figures: Figures, settings: ChecksSettings) -> CheckResult:
-    """What the figures are worth; without limits they are only told."""
+    """Judge the figures; without limits they are only reported."""
     said = f"{figures.round_trip_ms:.3f} ms, {figures.mib_s:.0f} MiB/s"
     past = []
     if figures.mib_s < settings.network_least_mib_s:
@@ -187,7 +187,7 @@ async def _welcome(
     guests: "set[asyncio.Task[None]]",
     served: "asyncio.Future[Address]",
 ) -> None:
-    """Let everybody in, a few at once, and each for moments unless it has the token."""
+    """Accept callers, a few at once, each for moments unless it has the token."""
     free = asyncio.Semaphore(_AT_ONCE)
     while True:
         await free.acquire()
@@ -208,7 +208,7 @@ async def _welcome(
 async def _attend(
     link: socket.socket, token: bytes, place: Address, served: "asyncio.Future[Address]"
 ) -> None:
-    with link, contextlib.suppress(OSError, EOFError, TimeoutError):  # it may come again
+    with link, contextlib.suppress(OSError, EOFError, TimeoutError):  # it may try again
         async with asyncio.timeout(_PROVES_WITHIN_S):
             await _prove(link, token, as_peer=False)
         await _echo(link)
@@ -218,7 +218,7 @@ async def _attend(
 
 
 async def _prove(link: socket.socket, token: bytes, *, as_peer: bool) -> None:
-    """Exchange fresh numbers, then proofs. Raises EOFError when the other has no token."""
+    """Exchange fresh numbers, then proofs. Raises EOFError if the other has no token."""
     loop, own = asyncio.get_running_loop(), os.urandom(_NONCE)
     await loop.sock_sendall(link, own)
     theirs = await _read(link, _NONCE)
@@ -250,7 +250,7 @@ async def _echo(link: socket.socket) -> None:
 
 
 async def _mib_s(link: socket.socket) -> float:
-    """Send for a second or 64 MiB; the end is when the listener says how much has come."""
+    """Send for a second or 64 MiB; at the end the listener reports how much has arrived."""
     loop, chunk, sent = asyncio.get_running_loop(), bytes(_CHUNK), 0
     began = time.perf_counter()
     while sent < BYTES_MOST and time.perf_counter() - began < SENDS_FOR_S:

@@ -1,11 +1,11 @@
-"""Who measures the network with whom, and what the figures say about nodes and links. Pure."""
+"""The pairs of a network test, and the slow nodes and links that its figures show. Pure."""
 
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 BELOW = 0.5
-"""A pair that reaches less than this part of what is usual is slow."""
+"""A pair below this share of the usual bandwidth is slow."""
 _PARTNERS_LEAST = 2
 
 Pair = tuple[str, str]
@@ -13,7 +13,7 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPair:
-    """How fast two nodes were with each other; 0 when they did not reach each other."""
+    """The speed between two nodes; 0 if they did not reach each other."""
 
     pair: Pair
     mib_s: float
@@ -24,14 +24,14 @@ class SlowNodes:
     """A node that is slow with everybody, or two nodes that are slow with each other only."""
 
     nodes: tuple[str, ...]
-    """One, or the two ends of a link."""
+    """The node, or the two ends of a link."""
     mib_s: float
-    """The median with all partners, or what the pair reached."""
+    """The median with all partners, or the figure of the pair."""
     usual_mib_s: float
 
     @property
     def reason(self) -> str:
-        """With the numbers."""
+        """The sentence for people, with the numbers."""
         who = "every partner" if len(self.nodes) == 1 else f"{self.nodes[1]} alone"
         return (
             f"{self.nodes[0]} reaches {self.mib_s:.0f} MiB/s with {who}, and "
@@ -40,7 +40,7 @@ class SlowNodes:
 
 
 def schedule(nodes: Sequence[str]) -> Iterator[list[Pair]]:
-    """Every pair once, in as few turns as can be: within a turn no node is in two pairs.
+    """Every pair once, in as few turns as possible: within a turn no node is in two pairs.
 
     The first turns alone give each node as many partners, all different.
 
@@ -58,10 +58,10 @@ def schedule(nodes: Sequence[str]) -> Iterator[list[Pair]]:
 
 
 def slow_ones(measured: Iterable[MeasuredPair], below: float = BELOW) -> list[SlowNodes]:
-    """Who is slow. With fewer than two partners a node cannot be told from a link.
+    """The slow ones. With fewer than two partners, a node cannot be told from a link.
 
-    What is usual is the median of what each node reaches with its best partner: a slow node
-    spoils one figure of that, but a large part of all pairs.
+    The usual bandwidth is the median of each node's best figure: a slow node spoils only one of
+    these, but a large part of all pairs.
     """
     figures = list(measured)
     speeds: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-"""Which parts of a node are near each other, by the folders of `/sys`; pure but for reading."""
+"""Which GPUs and adapters of a node are near each other, from `/sys`; pure except for reading."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,8 +30,8 @@ def nearest(
 ) -> dict[str, tuple[str, ...]]:
     """For each adapter, the GPUs to which no other adapter is nearer.
 
-    Near is who shares more bridges. Sharing none but a root complex is no neighbourhood, and
-    adapters that are equally near share the GPU.
+    Nearer means more shared bridges. A shared root complex alone does not count, and adapters
+    that are equally near share the GPU.
     """
     served: dict[str, list[str]] = {name: [] for name in adapters}
     for gpu, place in gpus.items():
@@ -58,6 +58,6 @@ def _bridges(place: PurePath) -> Iterator[str]:
 
 
 def served_by(name: str, near: Mapping[str, tuple[str, ...]], gpus: Sequence[str]) -> str:
-    """For people: whom an adapter serves; empty when nobody is near."""
+    """For people: the GPUs that an adapter serves; empty if none is near."""
     indexes = ", ".join(str(gpus.index(gpu)) for gpu in near.get(name, ()))
     return f"; nearest to GPU {indexes}, as a rule of the same local rank" if indexes else ""

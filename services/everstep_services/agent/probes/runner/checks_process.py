@@ -1,4 +1,4 @@
-"""The process of an examination, as seen by who has started it."""
+"""The process of an examination, from the side of its parent."""
 
 import asyncio
 import contextlib
@@ -29,14 +29,15 @@ _LAST_WORDS = 512
 
 
 class ChecksProcess:
-    """One process, with a process group of its own in which all that checks start stays."""
+    """One process, with a process group of its own, in which everything that checks start stays."""
 
     @classmethod
     def begin(cls, request: Request) -> Self:
-        """Start it, and tell it what to do. Blocks for moments; raises OSError.
+        """Start it, and send the request. Blocks for moments; raises OSError.
 
-        Not by asyncio: that waits for a process as soon as it ends, and a group whose leader
-        has been waited for may be somebody else's by the time that it is killed.
+        Not through asyncio: that reaps a process as soon as it ends, and the number of a group
+        whose
+        leader was reaped may belong to another by the time it is killed.
         """
         errors = os.fdopen(os.memfd_create("checks"), "rb", buffering=0)
         try:
@@ -52,7 +53,7 @@ class ChecksProcess:
             errors.close()
             raise
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # `last_words` will say why
+        with contextlib.suppress(BrokenPipeError):  # `last_words` will report why
             process.stdin.write(encode(request))
         return cls(process, errors)
 
@@ -63,7 +64,7 @@ class ChecksProcess:
         """How it ended, and the last line that it wrote to stderr."""
 
     async def listen(self, hear: Callable[[Line], None]) -> None:
-        """Until it is done, or has ended."""
+        """Yield its lines until it is done, or has ended."""
         assert self._process.stdout is not None
         reader = asyncio.StreamReader()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
@@ -83,7 +84,7 @@ class ChecksProcess:
             transport.close()
 
     async def end(self) -> None:
-        """Kill it with all that it has started; if the kernel holds it, leave it there."""
+        """Kill it with everything that it has started; if the kernel holds it, leave it there."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         for pipe in (self._process.stdin, self._process.stdout):
@@ -97,7 +98,7 @@ class ChecksProcess:
         self._errors.close()
 
     def _is_left(self) -> bool:
-        """Whether it, or an orphan of it that we have to bury as its subreaper, still dies."""
+        """Whether it, or an orphan of it that this subreaper must reap, still dies."""
         if self._process.poll() is None:
             return True
         try:

@@ -1,4 +1,4 @@
-"""The process in which checks run: it may hang, crash or be killed, and nobody suffers."""
+"""The process in which checks run: it may hang, crash or be killed without harm to others."""
 
 import os
 import queue
@@ -35,7 +35,7 @@ _CONTROL = dict.fromkeys((*range(32), *range(127, 160)), " ")
 
 
 class CheckRunner:
-    """Runs each check in a thread of its own, and says what comes, until their time is over."""
+    """Runs each check in a thread of its own, and yields results until their time is over."""
 
     def __init__(self, request: Request, notes: Notes) -> None:
         self._request = request
@@ -43,10 +43,10 @@ class CheckRunner:
         self._heard: queue.SimpleQueue[Line] = queue.SimpleQueue()
         self._open: dict[str, float] = {}
         self.changed: Notes = {}
-        """The notes of those that have come to their end."""
+        """The notes of the checks that have finished."""
 
     def lines(self) -> Iterator[Line]:
-        """All that they say, as it comes."""
+        """All results, as they come."""
         for name in self._request.names:
             self._open[name] = self._until(name)
             _in_thread(self._guarded, name, partial(self._find_and_run, name))
@@ -120,7 +120,7 @@ def _crashed(name: str, error: BaseException) -> CheckResult:
 
 
 def _clean(result: CheckResult, took_s: float) -> CheckResult:
-    """As it may be sent and shown: valid text on one line, of bounded length."""
+    """A text that may be sent and shown: valid, on one line, of bounded length."""
 
     def text(given: str) -> str:
         valid = given.encode(errors="replace").decode()
@@ -136,7 +136,7 @@ def _clean(result: CheckResult, took_s: float) -> CheckResult:
 
 
 def _notes_of(request: Request) -> tuple[Notes, str]:
-    """What was noted at the last look, or why that is lost; a stuck disk is not waited for."""
+    """The notes of the last look, or why they are lost; a stuck disk is not waited for."""
     found: list[Notes | NotesLostError] = []
     path = request.notes
     if path is None:
@@ -161,16 +161,16 @@ def _notes_of(request: Request) -> tuple[Notes, str]:
 
 
 def _end_with(parent: BinaryIO) -> None:
-    """When nobody listens any more, nothing of this process group stays."""
+    """Kill this process group when nobody reads its output any more."""
     parent.read()
     if os.getpgid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)
 
 
 def main() -> None:
-    """Do as the first line of stdin says; then wait to be killed, or for the parent's end."""
+    """Obey the first line of stdin; then wait to be killed, or for the parent's end."""
     with os.fdopen(os.dup(1), "wb", buffering=0) as out:
-        os.dup2(2, 1)  # what a library prints is none of our lines
+        os.dup2(2, 1)  # the output of a library must not mix with our lines
         request = decode_request(sys.stdin.buffer.readline())
         leash = threading.Thread(target=_end_with, args=(sys.stdin.buffer,), daemon=True)
         leash.start()

@@ -1,4 +1,4 @@
-"""Has this node examined by a process of its own, within a bound, whatever happens there."""
+"""Examines this node in a process of its own, within a time limit, whatever happens there."""
 
 import asyncio
 import logging
@@ -24,16 +24,16 @@ from everstep_services.agent.probes.verdicts import NodeExamination, worst_first
 log = logging.getLogger(__name__)
 
 _DONE_WITHIN_S = 0.5
-"""How much later than its checks the process may be with its last word."""
+"""How much later than its checks the process may send its last line."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeExaminer:
-    """Examines this node. Nothing that a check does is raised here."""
+    """Examines this node. No failure of a check is raised here."""
 
     settings: ChecksSettings
     notes: Path | None = None
-    """Where checks note what they want to find at the next look: a file for this node alone."""
+    """The file for the notes of checks, for this node alone."""
     root: Path = Path("/")
 
     async def examine(
@@ -44,9 +44,9 @@ class NodeExaminer:
         within_s: float | None = None,
         own_pids: Collection[int] = (),
     ) -> NodeExamination:
-        """Run these checks, all at once. What has not answered in time is `unknown`.
+        """Run these checks in parallel. A check that has not answered in time is `unknown`.
 
-        Cancelled, it leaves no process behind.
+        On cancellation it leaves no process behind.
         """
         began = time.monotonic()
         limit_s = self.settings.all_within_s if within_s is None else within_s
@@ -74,11 +74,11 @@ class NodeExaminer:
 
 
 class _Heard:
-    """What the process has said so far."""
+    """What the process has reported so far."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.open = dict.fromkeys(names)
-        """Checks that have not come to their end."""
+        """Checks that have not finished."""
         self.results: list[CheckResult] = []
         self.is_done = False
         self.trouble = ""
@@ -102,7 +102,7 @@ class _Heard:
 
 
 async def _carry_out(request: Request, heard: _Heard) -> str:
-    """Have it done; why the process could not, if that is why checks have not answered."""
+    """Run it; return why the process failed, if that is why checks have not answered."""
     try:
         process = await asyncio.to_thread(ChecksProcess.begin, request)
     except OSError as error:

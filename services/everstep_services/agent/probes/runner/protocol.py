@@ -1,4 +1,4 @@
-"""What an examiner and its child process say to each other: lines of JSON."""
+"""The messages between an examiner and its child process: lines of JSON."""
 
 from pathlib import Path
 from typing import Any
@@ -10,20 +10,20 @@ from everstep_services.agent.probes.settings import ChecksSettings
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What the child is to do; the first line that it reads."""
+    """The request to the child; the first line that it reads."""
 
     names: tuple[str, ...]
     settings: ChecksSettings
     notes: Path | None
-    """Where notes are kept between looks."""
+    """The file for notes between looks."""
     until: float
-    """When all must have ended, by the monotonic clock, which both share."""
+    """When all checks must have ended, by the monotonic clock that both share."""
     root: Path
     own_pids: tuple[int, ...]
 
 
 class ChildLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
-    """One line of the child."""
+    """A line of the child."""
 
     check: str = ""
 
@@ -33,17 +33,17 @@ class CheckBegan(ChildLine, frozen=True, kw_only=True, tag="began"):
 
 
 class CheckFound(ChildLine, frozen=True, kw_only=True, tag="found"):
-    """A check has found something."""
+    """A check has a result."""
 
     result: CheckResult
 
 
 class CheckEnded(ChildLine, frozen=True, kw_only=True, tag="ended"):
-    """A check has come to its end."""
+    """A check has finished."""
 
 
 class ChecksDone(ChildLine, frozen=True, kw_only=True, tag="done"):
-    """All have ended or are given up, and notes are kept."""
+    """All checks have finished or are given up, and notes are kept."""
 
     trouble: str = ""
     """Why notes were lost, if they were."""
@@ -58,7 +58,7 @@ def encode(value: Request | Line) -> bytes:
 
 
 def decode_request(line: bytes) -> Request:
-    """What the child was asked."""
+    """Decode the request."""
     return msgspec.json.decode(line, type=Request, dec_hook=_path)
 
 
@@ -66,7 +66,7 @@ _LINES: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
 
 def decode_line(line: bytes) -> Line:
-    """What the child has said. Raises `msgspec.MsgspecError`."""
+    """Decode a line of the child. Raises `msgspec.MsgspecError`."""
     return _LINES.decode(line)
 
 

@@ -1,4 +1,4 @@
-"""Which network file systems are mounted here, from a table: none of them is touched."""
+"""The network file systems that are mounted here, from a table: none of them is touched."""
 
 import re
 from collections.abc import Iterator
@@ -23,11 +23,11 @@ class Mount:
     path: Path
     kind: str
     has_become_read_only: bool
-    """Mounted to be written to, and read-only nevertheless: the kernel's answer to errors."""
+    """Mounted for writing, and read-only nevertheless: the kernel's answer to errors."""
 
 
 def network_mounts(look: Look) -> tuple[Mount, ...]:
-    """Those whose servers are elsewhere; of several over one path, the topmost."""
+    """File systems whose servers are elsewhere; of several over one path, the topmost."""
     found: dict[Path, Mount] = {}
     for mount in _mounts(look.path("proc/self/mountinfo").read_text(errors="replace")):
         found.pop(mount.path, None)
@@ -37,7 +37,7 @@ def network_mounts(look: Look) -> tuple[Mount, ...]:
 
 
 def kind_of(path: Path, table: str) -> str:
-    """The file system in which a path is; empty where the table does not tell."""
+    """The kind of the file system of a path; empty if the table does not show it."""
     there = [one for one in _mounts(table) if path.is_relative_to(one.path)]
     return (
         there[max(range(len(there)), key=lambda at: (len(there[at].path.parts), at))].kind
@@ -47,7 +47,7 @@ def kind_of(path: Path, table: str) -> str:
 
 
 def is_network(kind: str) -> bool:
-    """Its servers are elsewhere."""
+    """Whether its servers are elsewhere."""
     return kind.removeprefix("fuse.") in _NETWORK
 
 

@@ -1,4 +1,4 @@
-"""Check `storage`: shared file systems answer, and hold what is written to them."""
+"""Check `storage`: whether shared file systems answer, and hold what is written to them."""
 
 import sys
 import time
@@ -27,7 +27,7 @@ _NOT_OURS = frozenset({"EACCES", "EPERM"})
 
 @dataclass(slots=True)
 class StorageProbe:
-    """One result a folder. A folder that does not answer in time has failed."""
+    """One result for each folder. A folder that does not answer in time has failed."""
 
     touch: Sequence[str] = _TOUCH
     """The program that touches a folder; it may hang."""
@@ -36,7 +36,7 @@ class StorageProbe:
     beside_training: bool = True
 
     def examine(self, look: Look) -> Iterator[CheckResult]:
-        """What Lustre says of itself, and what each folder does when it is touched."""
+        """The state of Lustre, and the result of touching each folder."""
         said = list(_lustre(look))
         yield from said
         mounts = {str(mount.path): mount for mount in network_mounts(look)}
@@ -46,7 +46,7 @@ class StorageProbe:
             yield _result("", "unsupported", why)
             return
         until = time.monotonic() + look.settings.storage_within_s
-        # Only what the settings name is written to: a mount's root is not ours.
+        # only configured folders are written to: a mount's root is not ours
         wanted = dict.fromkeys(chosen, "write") or dict.fromkeys(mounts, "look")
         running = {path: Program.start([*self.touch, path, how]) for path, how in wanted.items()}
         for path, program in running.items():
@@ -55,7 +55,7 @@ class StorageProbe:
 
 
 def judge(path: str, ran: ProgramResult, mount: Mount | None, within_s: float) -> CheckResult:
-    """What it means that touching a folder went so."""
+    """The result for a folder, from how touching it went."""
     lines = ran.output.decode(errors="replace").split("\n")[:-1]
     if ran.code == 0 and mount is not None and mount.has_become_read_only:
         said = "the kernel has made it read-only; see its log, then mount it again"

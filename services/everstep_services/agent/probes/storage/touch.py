@@ -1,9 +1,9 @@
-"""Touches one folder, step by step, in a process that may stay in the kernel for ever.
+"""A program that touches one folder, step by step, and may hang in the kernel for ever.
 
     python -I -S touch.py FOLDER look|write
 
-The name of each step is printed before it is taken, so that whoever waits knows where it hangs.
-Stdlib only, and started without site-packages: it must start where storage is the trouble.
+It prints the name of each step before it takes it, so that a reader knows where it hangs. Stdlib
+only, and started without site-packages: it must start where storage is the trouble.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ SIZE = 1 << 16
 
 
 def touch(folder: str, *, write: bool) -> None:
-    """Every step. Raises OSError at the first that fails."""
+    """Take every step. Raises OSError at the first that fails."""
     _step("stat")
     os.stat(folder)
     _step("list")
