@@ -355,7 +355,7 @@ class ControlPlane:
         for service, verb, question in asked:
             look = partial(self._is_answered, service, verb, question)
             await until_async(look, f"{service} answers {verb}")
-        fact = make("service_started", job="_cluster")
+        fact = make("control_changed", job="_cluster")
         before = self._stats["history.history"]()["last_n"] if self._stats else 0
         await self._raw.publish(f"es.fact._cluster.{kind_of(fact)}", encode(fact))
         if self._stats:

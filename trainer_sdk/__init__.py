@@ -1,4 +1,4 @@
-"""What runs inside the training process: progress, sections, preemption, checkpoints."""
+"""The part of Everstep in the training process: progress, sections, preemption, checkpoints."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,11 +17,11 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    # Each rank imports this package before its script, and most scripts need nothing of it.
+    # Each rank imports this package before its script, and most scripts do not use it.
     if name not in _HOMES:
         raise AttributeError(f"module 'trainer_sdk' has no attribute '{name}'")
     import importlib
 
-    found = getattr(importlib.import_module(f"trainer_sdk.{_HOMES[name]}"), name)
-    globals()[name] = found
-    return found
+    value = getattr(importlib.import_module(f"trainer_sdk.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,4 +1,4 @@
-"""Finds the agent that watches this process, if one does."""
+"""Finds the agent that watches this process, if there is one."""
 
 import _signal  # type: ignore[import-not-found]  # `signal` imports more than all of this
 import os
@@ -13,28 +13,25 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _HEAD_BYTES = 8 * (layout.PID + 1)
-_ALONE = (
-    "no agent watches this process, so that its session changes nothing; start it with "
-    "`everstep run`"
-)
+_ALONE = "no agent watches this process, so its session has no effect; start it with `everstep run`"
 _OFF = frozenset({"off", "no", "0"})
 
 
 def own_link(environ: "Mapping[str, str]") -> AgentLink:
-    """The rank's own; one that leads nowhere, after a warning line, where there is no agent.
+    """The rank's link to its agent; without an agent, a link to nowhere, after one warning.
 
-    The bootstrap has opened it for every Python script. A rank that is another program opens it
-    here, in the first of its processes that asks.
+    The bootstrap has opened the link of every Python script. If the rank is another program, the
+    first of its Python processes that asks opens the link here.
     """
     if links.bootstrap_link is not None and links.bootstrap_link.attached:
-        return links.bootstrap_link  # what would end it is deferred
+        return links.bootstrap_link  # the bootstrap has deferred the signals that would end it
     if layout.PAGE_VARIABLE in environ:
-        _bear_notices()
+        _ignore_notices()
     link = AgentLink({} if _is_taken(environ) else environ)
     if link.attached:
         link.up()
     elif layout.PAGE_VARIABLE not in environ:
-        _join_launched(link, environ)
+        _attach_if_launched(link, environ)
     if link.attached:
         from trainer_sdk.bootstrap.import_hook import watch_compiling  # the bootstrap has done it
 
@@ -42,8 +39,8 @@ def own_link(environ: "Mapping[str, str]") -> AgentLink:
     return link
 
 
-def _bear_notices() -> None:
-    """Slurm signals every process of a step, not only the agent: who asks the page need not die."""
+def _ignore_notices() -> None:
+    """Ignore the notices of Slurm, which go to every process of a step: this one asks its page."""
     for number in (_signal.SIGUSR1, _signal.SIGUSR2):
         if _signal.getsignal(number) == _signal.SIG_DFL:
             try:
@@ -52,10 +49,10 @@ def _bear_notices() -> None:
                 return
 
 
-def _join_launched(link: AgentLink, environ: "Mapping[str, str]") -> None:
-    """Another launcher may have started this rank."""
+def _attach_if_launched(link: AgentLink, environ: "Mapping[str, str]") -> None:
+    """Attach to an agent if another launcher has started this rank; else warn once."""
     if environ.get("EVERSTEP_ATTACH", "").lower() not in _OFF:
-        from trainer_sdk import attachment, launchers  # ranks of ours need nothing of it
+        from trainer_sdk import attachment, launchers  # our own ranks do not need it
 
         place = launchers.launched_rank(environ)
         if place is not None:
@@ -66,7 +63,7 @@ def _join_launched(link: AgentLink, environ: "Mapping[str, str]") -> None:
 
 
 def _is_taken(environ: "Mapping[str, str]") -> bool:
-    """Another process is the rank; this one was started by it."""
+    """Whether another process is the rank, and has started this one."""
     try:
         with open(environ[layout.PAGE_VARIABLE], "rb") as page:
             words = memoryview(page.read(_HEAD_BYTES)).cast("q")

@@ -1,7 +1,8 @@
 """Attach mode: another launcher has started this rank, and an agent of ours only watches it.
 
-The rank makes its page itself, where the agent looks for it. The first rank of a node starts the
-agent if none runs, and so does one that leaves before that; neither waits for it.
+The rank makes its page itself, in the folder where the agent looks for it. The first rank of a node
+starts the agent if none runs, and a rank that ends before that starts it too. No rank waits for the
+agent.
 """
 
 import atexit
@@ -27,42 +28,42 @@ SOCKET = "socket"
 LOG = "agent.log"
 PAGE = "page"
 SAY_AT = 3
-"""The descriptor by which an agent may speak on the rank's stderr, up to its first step."""
+"""The agent's descriptor of the rank's stderr, on which it may print until its first step."""
 LOCK_AT = 4
-"""The one by which it holds its lock, from before it has begun."""
+"""The agent's descriptor of its lock, which is held from before the agent begins."""
 _ASIDE = 5
 _SHELL = '"$@" &'
 
 
 class AgentSocket:
-    """The agent's socket, which may not be there yet, or be another one by now."""
+    """The agent's socket, which may not exist yet, or may belong to a later agent."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._wire: links.DatagramSocket | None = None
+        self._socket: links.DatagramSocket | None = None
 
     def send(self, octets: bytes, /) -> int:
-        """Send at once; OSError when nobody listens, or has no room."""
-        if self._wire is None:
-            self._wire = links.connect_to(self._path)
+        """Send at once; OSError if nobody listens or the receiver has no room."""
+        if self._socket is None:
+            self._socket = links.connect_to(self._path)
         try:
-            return self._wire.send(octets)
+            return self._socket.send(octets)
         except ConnectionError:
-            self._wire = None
+            self._socket = None
             raise
 
 
 def attach(environ: Mapping[str, str], place: LaunchedRank, link: AgentLink) -> None:
-    """Have the rank watched. Where that cannot be, a line says why, and nothing changes."""
+    """Have an agent watch the rank; if that fails, one warning gives the reason."""
     try:
         _attach(environ, place, link)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the training goes on without us
+    except Exception as error:  # noqa: BLE001 - the training goes on without an agent
         if not place.local_rank:
             warn_once(f"this rank is not watched: {error}; EVERSTEP_ATTACH=off does not try")
 
 
 def folder_for(environ: Mapping[str, str], job: str) -> str:
-    """Where ranks of a job on this node and their agent meet; in memory where there is some."""
+    """The folder of a job's ranks on this node and their agent; in memory if possible."""
     chosen = environ.get("XDG_RUNTIME_DIR", "")
     if chosen and os.path.isdir(chosen):
         base = os.path.join(chosen, "everstep")
@@ -73,7 +74,7 @@ def folder_for(environ: Mapping[str, str], job: str) -> str:
 
 
 def is_held(path: str) -> bool:
-    """Somebody holds this lock exclusively."""
+    """Whether a process holds this lock exclusively."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -105,18 +106,18 @@ def _attach(environ: Mapping[str, str], place: LaunchedRank, link: AgentLink) ->
         _start_agent(folder, environ)
 
 
-def _open_page(own: str, place: LaunchedRank, link: AgentLink, door: AgentSocket) -> None:
-    """Under another name first: what the agent finds is whole, and an old page is never read."""
+def _open_page(own: str, place: LaunchedRank, link: AgentLink, agent: AgentSocket) -> None:
+    """Make the page under a temporary name: the agent never reads a partial or old page."""
     path = os.path.join(own, PAGE)
-    beside = f"{path}.{os.getpid()}"
-    make_page(beside).close()
-    link.attach(links.map_page(beside), door, place.round, place.rank)
+    temporary = f"{path}.{os.getpid()}"
+    make_page(temporary).close()
+    link.attach(links.map_page(temporary), agent, place.round, place.rank)
     link.folder = own
-    os.replace(beside, path)
+    os.replace(temporary, path)
 
 
 def _is_taken(path: str) -> bool:
-    """Another process that lives is this rank; this one was started by it."""
+    """Whether another live process is this rank, and has started this process."""
     try:
         view = view_page(path)
     except (OSError, ValueError):
@@ -133,7 +134,7 @@ def _is_taken(path: str) -> bool:
 
 
 def _private(path: str) -> None:
-    """A folder of ours alone."""
+    """Make a folder that only this user can read; PermissionError if another user has it."""
     with suppress(FileExistsError):
         os.mkdir(path, 0o700)
     about = os.lstat(path)
@@ -144,10 +145,10 @@ def _private(path: str) -> None:
 
 
 def _held(folder: str) -> int:
-    """Its lock: as long as we live, nobody takes the folder for left behind."""
+    """Lock the folder, so that nobody removes it as abandoned while this process lives."""
     base = os.open(os.path.dirname(folder), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(base, fcntl.LOCK_EX)  # nobody looks between the making of the lock and its hold
+        fcntl.flock(base, fcntl.LOCK_EX)  # so that nobody looks before the new lock is held
         lock = os.path.join(folder, layout.LOCK_FILE)
         holds = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(holds, fcntl.LOCK_SH)
@@ -157,7 +158,7 @@ def _held(folder: str) -> int:
 
 
 def _start_agent(folder: str, environ: Mapping[str, str]) -> None:
-    """Start one, unless there is one."""
+    """Start an agent, unless one runs."""
     lock = os.open(os.path.join(folder, AGENT_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -169,7 +170,7 @@ def _start_agent(folder: str, environ: Mapping[str, str]) -> None:
 
 
 def _spawn_agent(folder: str, environ: Mapping[str, str], lock: int) -> None:
-    """In a session of its own; the shell between leaves no child that the script could reap."""
+    """Start the agent in its own session, through a shell: the script gets no child to reap."""
     log = os.path.join(folder, LOG)
     agent = [sys.executable, "-P", "-m", AGENT, folder, *sys.argv]
     shell = os.posix_spawn(
@@ -193,9 +194,9 @@ def _spawn_agent(folder: str, environ: Mapping[str, str], lock: int) -> None:
 
 
 def _leave(link: AgentLink, folder: str, holds: int, environ: Mapping[str, str]) -> None:
-    """The interpreter ends: say what is known of it, and leave nothing that nobody needs."""
+    """Report how the interpreter ends, and remove the folder if nobody needs it."""
     if not link.attached:
-        return  # a copy of the rank
+        return  # this process is a fork of the rank
     error = getattr(sys, "last_value", None)
     if isinstance(error, BaseException):
         from trainer_sdk.bootstrap import exception_record  # most ranks need none of it
@@ -204,11 +205,11 @@ def _leave(link: AgentLink, folder: str, holds: int, environ: Mapping[str, str])
             exception_record.write(error, {}, link.folder)
     link.ended(1 if error else 0, error=error is not None)
     if not os.path.exists(os.path.join(folder, LOG)):
-        with suppress(FileNotFoundError):  # an agent has been here, found no bus, and cleared away
-            _start_agent(folder, environ)  # the first rank has not come: nobody knows of this one
+        with suppress(FileNotFoundError):  # an agent has removed it, because it found no bus
+            _start_agent(folder, environ)  # no first rank has started one: report this rank
     if is_held(os.path.join(folder, AGENT_LOCK)):
-        return  # it still reads what we have said
+        return  # the agent still reads the page
     with suppress(OSError):
         if os.path.samestat(os.fstat(holds), os.stat(os.path.join(folder, layout.LOCK_FILE))):
-            fcntl.flock(holds, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not while other ranks are here
+            fcntl.flock(holds, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while other ranks are here
             shutil.rmtree(folder, ignore_errors=True)

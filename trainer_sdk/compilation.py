@@ -1,4 +1,4 @@
-"""Shows in the rank's page when torch compiles: what then takes minutes has not stalled."""
+"""Shows on the rank's page when torch compiles: a step that compiles for minutes is not a stall."""
 
 from time import monotonic_ns
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
 
 
 def show_begin(link: "AgentLink") -> None:
-    """Torch compiles."""
+    """Show that torch compiles."""
     link.words[layout.COMPILING_NS] = monotonic_ns()
 
 
 def show_end(link: "AgentLink") -> None:
-    """It does not any more."""
+    """Show that torch has finished compiling."""
     link.words[layout.COMPILED_NS] = monotonic_ns()
-    link.words[layout.COMPILING_NS] = 0  # the last: the reader reads it first
+    link.words[layout.COMPILING_NS] = 0  # written last: the reader reads it first
 
 
 def listen(callbacks: "Any", link: "AgentLink") -> None:
-    """Have torch call us; `callbacks` is its module for that.
+    """Register with torch's module for compiler callbacks, `callbacks`.
 
-    It does when it begins to compile what nothing else compiles around, and when that has ended,
-    by an error, too. It forgets us when its compiler is reset.
+    Torch calls back when an outermost compilation begins, and when it ends or fails. It forgets the
+    callbacks when its compiler is reset, so they are registered again then.
     """
 
     def register() -> None:
@@ -44,5 +44,5 @@ def listen(callbacks: "Any", link: "AgentLink") -> None:
         forget = handler.clear
         register()
         handler.clear = clear
-    except Exception:  # noqa: BLE001 - another release: then nobody knows when it compiles
+    except Exception:  # noqa: BLE001 - another release of torch: compilations are not shown
         return

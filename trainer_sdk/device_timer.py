@@ -1,8 +1,8 @@
-"""How long sections take on the accelerator, by CUDA events; the training never waits for them.
+"""Times sections on the accelerator by CUDA events; the training never waits for them.
 
-A pair of events is recorded on the stream that is current when a section begins and ends. When
-both are done is asked at the end of later steps. While a CUDA graph is captured nothing is asked
-and nothing recorded.
+A pair of events is recorded on the current stream when a section begins and ends. At the end of
+later steps, the timer asks whether both are done. While a CUDA graph is captured, it neither asks
+nor records.
 """
 
 import sys
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from trainer_sdk.sections import Section
 
 PAIRS_MOST = 512
-"""Pairs of events on each device. A pair is in use until the accelerator has passed both."""
+"""Pairs of events for each device. A pair is in use until the accelerator has passed both."""
 EACH_STEP = 4
-"""Times a section is measured in one step: the page keeps the latest 8."""
+"""How often a section is measured in one step: the page keeps the latest 8 times."""
 RESOLVED_MOST = 256
-"""Pairs that are asked for at the end of one step: as many as 64 sections begin in one."""
+"""Pairs that are checked at the end of one step: enough for 64 sections in each step."""
 _MS = 1e-3
 
 
 class EventPair:
-    """Two events of one device, and the stream where the first was recorded."""
+    """Two events of one device, and the stream on which the first was recorded."""
 
     __slots__ = ("begin", "device", "end", "stream")
 
@@ -36,11 +36,11 @@ class EventPair:
 
 
 class DeviceTimer:
-    """The events of one process. Any call may raise what torch raises."""
+    """The events of one process. Any call may raise the errors of torch."""
 
     def __init__(self, cuda: "Any") -> None:
         self.dropped = 0
-        """Times that were lost: no pair was free, or the stream had changed, or was captured."""
+        """Lost times: no pair was free, the stream had changed, or it was being captured."""
         self._cuda = cuda
         self._free: dict[int, list[EventPair]] = {}
         self._made: dict[int, int] = {}
@@ -48,7 +48,7 @@ class DeviceTimer:
         self._pending: deque[tuple[Section, EventPair]] = deque()
 
     def begin(self, number: int) -> EventPair | None:
-        """Record that this section begins; None where it is not measured this time."""
+        """Record that this section begins; None if it is not measured this time."""
         begun = self._begun.get(number, 0)
         if begun >= EACH_STEP or self._cuda.is_current_stream_capturing():
             return None
@@ -74,7 +74,7 @@ class DeviceTimer:
         self._pending.append((section, pair))
 
     def resolve(self) -> None:
-        """A step is finished: hand over the times of pairs that the accelerator has passed."""
+        """At the end of a step: report the times of pairs that the accelerator has passed."""
         self._begun.clear()
         pending = self._pending
         if not pending or self._cuda.is_current_stream_capturing():
@@ -103,7 +103,7 @@ class DeviceTimer:
 
 
 def device_timer() -> DeviceTimer | None:
-    """One for the CUDA that the script has initialised; None where there is none."""
+    """A timer if the script has initialised CUDA; None if not."""
     torch = sys.modules.get("torch")  # a script without it has no accelerator
     if torch is None or not torch.cuda.is_initialized():
         return None

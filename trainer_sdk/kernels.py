@@ -1,8 +1,8 @@
-"""How long the kernels of this rank's accelerator take, by `cupti-python`, if that is installed.
+"""Traces how long the kernels of this rank's GPU take, if `cupti-python` is installed.
 
-CUPTI collects the times itself and hands them over in large buffers; the training thread is not
-asked for anything. Where it cannot be used (no driver, another profiler, an older release), nothing
-is traced, and `reason` tells why.
+CUPTI collects the times itself and delivers them in large buffers; the training thread does nothing
+for it. If CUPTI cannot be used (no driver, another profiler, an older release), nothing is traced,
+and `reason` has the cause.
 """
 
 import json
@@ -18,10 +18,10 @@ from trainer_sdk import layout
 
 BUFFER_BYTES = 8 << 20
 DURATIONS_MOST = 8192
-"""Of each kernel, the latest."""
+"""The number of the latest durations that are kept for each kernel."""
 KERNELS_MOST = 512
-TOLD_MOST = 32
-"""The kernels that take the most time."""
+REPORTED_MOST = 32
+"""The number of kernels in a report: those that take the most time."""
 NAME_MOST = 128
 _NS = 1e-9
 _JOINED_WITHIN_S = 2.0
@@ -34,16 +34,16 @@ class _Kernel:
 
 
 class KernelTrace:
-    """Collects the durations of kernels, and writes them down for the agent every so often.
+    """Collects the durations of kernels, and writes them to a file for the agent at intervals.
 
-    A window's figures replace those of the window before.
+    The figures of each interval replace those of the interval before.
     """
 
     def __init__(self, folder: str, *, every_s: float = 10.0) -> None:
         self.reason = "not started"
-        """Why nothing is traced; empty while it is."""
+        """Why kernels are not traced; empty while they are."""
         self.dropped = 0
-        """Records of kernels beyond the first 512 names, and records that make no sense."""
+        """The number of records with a name beyond the first 512, or with impossible values."""
         self._folder = folder
         self._every_s = every_s
         self._kernels: dict[str, _Kernel] = {}
@@ -53,18 +53,18 @@ class KernelTrace:
         self._cupti: Any = None
 
     def start(self) -> bool:
-        """Begin; False where CUPTI cannot be used, and nothing has changed."""
+        """Begin tracing; False if CUPTI cannot be used, and then nothing has changed."""
         if self._cupti is not None:
             return True
         try:
             from cupti import cupti
-        except Exception as error:  # noqa: BLE001 - a broken installation is none
-            self.reason = f"cupti-python is not there: {error}"
+        except Exception as error:  # noqa: BLE001 - a broken installation counts as missing
+            self.reason = f"cupti-python is not installed: {error}"
             return False
         try:
             cupti.activity_register_callbacks(lambda: (BUFFER_BYTES, 0), self.take)
             cupti.activity_enable(cupti.ActivityKind.CONCURRENT_KERNEL)
-        except Exception as error:  # noqa: BLE001 - it has many, and none is the training's
+        except Exception as error:  # noqa: BLE001 - no error of CUPTI may reach the training
             self.reason = f"CUPTI cannot be used: {error}"
             return False
         self._cupti, self.reason = cupti, ""
@@ -73,7 +73,7 @@ class KernelTrace:
         return True
 
     def stop(self) -> None:
-        """Trace no more."""
+        """Stop tracing."""
         self._over.set()
         if self._thread is not None:
             self._thread.join(_JOINED_WITHIN_S)
@@ -85,21 +85,21 @@ class KernelTrace:
         self._over = Event()
 
     def take(self, activities: Iterable[Any]) -> None:
-        """Take in what CUPTI hands over; called on a thread of its own."""
+        """Receive records from CUPTI, on a thread of CUPTI."""
         with self._lock:
             for activity in activities:
                 try:
                     self._take(activity)
-                except Exception:  # noqa: BLE001 - it must not be raised into CUPTI
+                except Exception:  # noqa: BLE001 - no error may be raised into CUPTI
                     self.dropped += 1
 
     def statistics(self) -> list[dict[str, Any]]:
-        """The kernels that took the most time since the last call, at most 32; begins anew."""
+        """The kernels with the most time since the last call, at most 32; resets all counts."""
         with self._lock:
             kernels, self._kernels = self._kernels, {}
-        figures = [_figures(name, one) for name, one in kernels.items()]
-        figures.sort(key=lambda one: -one["count"] * one["average_s"])
-        return figures[:TOLD_MOST]
+        figures = [_figures(name, kernel) for name, kernel in kernels.items()]
+        figures.sort(key=lambda entry: -entry["count"] * entry["average_s"])
+        return figures[:REPORTED_MOST]
 
     def _take(self, activity: Any) -> None:
         took_s = (activity.end - activity.start) * _NS
@@ -127,7 +127,7 @@ class KernelTrace:
             _unharmed(self.write)
 
     def write(self) -> None:
-        """Put the figures where the agent looks for them."""
+        """Write the figures to the file that the agent reads."""
         if not self._folder:
             return
         path = Path(self._folder) / layout.KERNELS_FILE
@@ -146,8 +146,9 @@ def _figures(name: str, kernel: _Kernel) -> dict[str, Any]:
     }
 
 
-def _unharmed(deed: Any) -> None:
+def _unharmed(call: Any) -> None:
+    """Call it and ignore its errors: the training goes on without these figures."""
     try:
-        deed()
-    except Exception:  # noqa: BLE001 - the training goes on without these figures
+        call()
+    except Exception:  # noqa: BLE001
         return

@@ -1,4 +1,4 @@
-"""Who else has started this process: its place in a world of ranks, as a launcher says it."""
+"""Reads which launcher has started this process, and as which rank, from the environment."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from typing import NamedTuple
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 _LONGEST = 128
 _RANDOM = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
-"""A run id that torchrun has made up."""
+"""The form of a run id that torchrun has generated."""
 
 
 class _Names(NamedTuple):
@@ -33,7 +33,7 @@ _LAUNCHERS = (
         "OMPI_COMM_WORLD_SIZE",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
-    # A batch script has these, too; only what srun has started belongs to a step.
+    # A batch script has these, too; only processes that srun has started have a step.
     _Names(
         "srun",
         "SLURM_PROCID",
@@ -46,26 +46,26 @@ _LAUNCHERS = (
 
 
 class LaunchedRank(NamedTuple):
-    """Where a rank is in its world."""
+    """A rank that another launcher has started."""
 
     launcher: str
     rank: int
     local_rank: int
     world_size: int
     local_size: int
-    """Ranks on this node; 0 where nobody says."""
+    """The number of ranks on this node; 0 if unknown."""
     slot: int
     restarts: int
     max_restarts: int
 
     @property
     def round(self) -> int:
-        """Each restart by the launcher is another one."""
+        """The round; each restart by the launcher begins the next."""
         return self.restarts + 1
 
 
 def launched_rank(environ: Mapping[str, str]) -> LaunchedRank | None:
-    """The place that the environment names; None where no launcher has started this."""
+    """The rank that the environment describes; None if no launcher has started this process."""
     for names in _LAUNCHERS:
         try:
             return _place(environ, names)
@@ -80,9 +80,9 @@ def job_of(environ: Mapping[str, str], place: LaunchedRank) -> str:
 
 
 def given_job_of(environ: Mapping[str, str]) -> str:
-    """The name that a person gave the job, the same in its next launch; empty where nobody did.
+    """The name that a person gave the job, the same at its next launch; empty if it has none.
 
-    torchrun makes up a UUID for each launch on one node, also in place of an `--rdzv-id`.
+    torchrun generates a UUID for each launch on one node, even if `--rdzv-id` is given.
     """
     if environ.get("EVERSTEP_JOB"):
         return environ["EVERSTEP_JOB"]
@@ -134,7 +134,7 @@ def _job(environ: Mapping[str, str], place: LaunchedRank) -> str:
         return "-".join(["slurm", environ["SLURM_JOB_ID"], environ.get("SLURM_STEP_ID", "")])
     host, address = socket.gethostname(), environ.get("MASTER_ADDR", "")
     if place.local_size == place.world_size or address in _LOCAL:
-        # torchrun makes a folder of a name of its own for each run, and names no run by default.
+        # torchrun makes a uniquely named folder for each run; by default it gives no run a name.
         folders = Path(environ.get("TORCHELASTIC_ERROR_FILE", "")).parts[:-3]
         run = folders[-1].removeprefix("none_") if folders else environ.get("MASTER_PORT", "")
         return f"{place.launcher}-{host}-{run}"
@@ -142,7 +142,7 @@ def _job(environ: Mapping[str, str], place: LaunchedRank) -> str:
 
 
 def is_worker(environ: Mapping[str, str], place: LaunchedRank) -> bool:
-    """A rank has started this process by `multiprocessing`, as a data loader does."""
+    """Whether a rank has started this process by `multiprocessing`, as a data loader does."""
     started = sys.modules.get("multiprocessing.process")
     if started is None or started.parent_process() is None:
         return False
@@ -151,16 +151,16 @@ def is_worker(environ: Mapping[str, str], place: LaunchedRank) -> bool:
 
 
 def launcher_of(pid: int, place: LaunchedRank) -> int:
-    """The process that has started this rank, by whatever wrappers; 0 where it is gone."""
+    """The process that has started this rank, through any wrappers; 0 if it is gone."""
     begins = os.fsencode(f"{_rank_variable(place)}=")
     while True:
         pid = _parent_of(pid)
-        if pid <= 1 or not any(one.startswith(begins) for one in _environ_of(pid)):
+        if pid <= 1 or not any(variable.startswith(begins) for variable in _environ_of(pid)):
             return pid if pid > 1 else 0
 
 
 def _rank_variable(place: LaunchedRank) -> str:
-    return next(one.rank for one in _LAUNCHERS if one.launcher == place.launcher)
+    return next(names.rank for names in _LAUNCHERS if names.launcher == place.launcher)
 
 
 def _environ_of(pid: int) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""The numbers of a training that its page shows, such as its loss."""
+"""The metrics that a training reports on its page, such as its loss."""
 
 from _thread import RLock
 from struct import pack, unpack
@@ -10,17 +10,17 @@ from trainer_sdk.section_table import SectionTable, write_text
 _NAME_WORDS = layout.VALUE_NAME_BYTES // 8
 
 
-class Metrics:
-    """What was reported last, by name."""
+class ReportedMetrics:
+    """The latest value of each metric, by name."""
 
     def __init__(self, words: "memoryview[int]", table: SectionTable) -> None:
         self._words = words
         self._table = table
-        self._places: dict[str, int] = {}
+        self._numbers: dict[str, int] = {}
         self._lock = RLock()
 
     def show(self, name: str, value: float) -> None:
-        """Show the latest."""
+        """Write the latest value of a metric."""
         bits = self._bits(str(name), value)
         if bits is None:
             return
@@ -31,7 +31,7 @@ class Metrics:
             self._words[at + _NAME_WORDS + 1] = now
 
     def detach(self, words: "memoryview[int]") -> None:
-        """Write elsewhere."""
+        """Write to other memory from now on."""
         self._words = words
         self._lock = RLock()
 
@@ -41,25 +41,25 @@ class Metrics:
             return None
         try:
             (bits,) = unpack("q", pack("d", value))
-        except Exception:  # noqa: BLE001 - tensors and others have their own ways to refuse
-            self._table.misused(f"what is reported as {name!r} is no number, but {type(value)}")
+        except Exception:  # noqa: BLE001 - tensors and others raise errors of their own
+            self._table.misused(f"{name!r} must be a number, and is {type(value)}")
             return None
         return int(bits)
 
     def _place(self, name: str) -> int | None:
-        number = self._places.get(name)
+        number = self._numbers.get(name)
         if number is None:
             with self._lock:
-                number = self._places.get(name)
+                number = self._numbers.get(name)
                 if number is None:
-                    number = len(self._places)
+                    number = len(self._numbers)
                     if number >= layout.VALUES_MOST:
                         self._table.misused(
-                            f"only {layout.VALUES_MOST} values are shown, not {name!r}"
+                            f"{name!r} is not shown: a page has {layout.VALUES_MOST} values at most"
                         )
                         return None
                     at = layout.VALUES_AT + number * layout.VALUE_WORDS
                     write_text(self._words, at, name, layout.VALUE_NAME_BYTES)
                     self._words[layout.VALUES] = number + 1
-                    self._places[name] = number
+                    self._numbers[name] = number
         return layout.VALUES_AT + number * layout.VALUE_WORDS

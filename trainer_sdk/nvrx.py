@@ -3,8 +3,8 @@
     from trainer_sdk.nvrx import RankMonitorClient
 
 replaces `from nvidia_resiliency_ext.fault_tolerance import RankMonitorClient`. Two things differ.
-Limits are learned by Everstep and not in the training, so that calls which calculate or keep them
-change nothing. And nothing raises: what NVRx refuses with an error is said once and passed over.
+The agent learns the limits, so calls that calculate or keep limits have no effect. And no call
+raises: where NVRx raises an error, this client warns once and ignores the call.
 """
 
 from collections.abc import Collection, Mapping
@@ -20,11 +20,11 @@ _STEP = "step"
 
 
 class RankMonitorClientError(Exception):
-    """For `except`; it is never raised."""
+    """For `except` clauses; it is never raised."""
 
 
 class WorkloadAction(Enum):
-    """What a training may ask for."""
+    """The actions that a training may request."""
 
     Continue = 0
     ExcludeThisNode = 1
@@ -32,7 +32,7 @@ class WorkloadAction(Enum):
 
 
 class WorkloadControlRequest:
-    """What is asked for, and why."""
+    """A requested action, and its reason."""
 
     def __init__(self, action: WorkloadAction, description: str = "<not set>") -> None:
         self.action = action
@@ -72,13 +72,13 @@ class SectionTimeouts:
     @property
     def are_valid(self) -> bool:
         """Whether they are known."""
-        known = all(limit is not None for limit in self.section.values())
-        return known and self.out_of_section is not None
+        are_known = all(limit is not None for limit in self.section.values())
+        return are_known and self.out_of_section is not None
 
 
 @dataclass
 class FaultToleranceConfig:
-    """What NVRx's client knows of its launcher's configuration; none of it applies here."""
+    """The configuration of NVRx's launcher; nothing of it applies here."""
 
     initial_rank_heartbeat_timeout: float | None = None
     rank_heartbeat_timeout: float | None = None
@@ -88,7 +88,7 @@ class FaultToleranceConfig:
 
 
 class RankMonitorClient:
-    """Speaks to this process's session. A section `step` counts steps, if nothing else does."""
+    """Passes its calls to the session. A section `step` counts steps, unless the script does."""
 
     CURRENT_TIMEOUTS_STATE_KEY = "current_timeouts"
 
@@ -105,9 +105,9 @@ class RankMonitorClient:
         self._rest: Pause | None = None
 
     def init_workload_monitoring(self, num_warmup_iters: int | None = None) -> None:
-        """Begin; every other call is to come after it. So many first steps may take long."""
+        """Begin; all other calls come after it. `num_warmup_iters` first steps may take long."""
         if self.is_initialized:
-            warn_once("init_workload_monitoring was called twice; the second call changes nothing")
+            warn_once("init_workload_monitoring was called twice; the second call is ignored")
             return
         self.is_initialized = True
         if num_warmup_iters is not None:
@@ -119,7 +119,7 @@ class RankMonitorClient:
             self._rest = None
 
     def shutdown_workload_monitoring(self) -> None:
-        """Judge this rank no more, whatever it does from here on."""
+        """Stop the monitoring of this rank."""
         if not self.is_initialized:
             return
         self.end_all_sections()
@@ -127,22 +127,22 @@ class RankMonitorClient:
         self._rest = self._session.pause(reason="shutdown_workload_monitoring")
 
     def send_heartbeat(self) -> None:
-        """There is progress."""
+        """Report progress."""
         if self._is_ready("send_heartbeat"):
             self._session.heartbeat()
 
     def start_section(self, section: str) -> None:
-        """Enter a section. One that is open is left first: its end was skipped."""
+        """Enter a section; if it is open already, its missing end is added first."""
         if not self._is_ready("start_section"):
             return
         if section in self._open:
-            warn_once(f"section {section!r} was started twice without an end; it begins anew")
+            warn_once(f"section {section!r} was started twice without an end; it starts again")
             self._leave(section)
         self._open.append(section)
         self._session.begin(section)
 
     def end_section(self, section: str) -> None:
-        """Leave a section, and none of those that began after it."""
+        """Leave a section; sections that began after it stay open."""
         if not self._is_ready("end_section"):
             return
         if section not in self._open:
@@ -158,7 +158,7 @@ class RankMonitorClient:
             self.end_section(section)
 
     def calculate_and_set_hb_timeouts(self, skip_if_not_ready: bool = False) -> bool:  # noqa: ARG002
-        """Everstep learns limits by itself; true if there is anything to learn from."""
+        """Everstep learns limits itself; true once monitoring has begun."""
         return self._is_ready("calculate_and_set_hb_timeouts")
 
     def calculate_and_set_section_timeouts(
@@ -167,17 +167,17 @@ class RankMonitorClient:
         calc_out_of_section: bool = True,  # noqa: ARG002
         skip_if_not_ready: bool = False,  # noqa: ARG002
     ) -> bool:
-        """Everstep learns limits by itself; true if each of these sections has ended once."""
+        """Everstep learns limits itself; true if each of these sections has ended once."""
         ready = self._is_ready("calculate_and_set_section_timeouts")
         wanted = self._ended if selected_sections is None else set(selected_sections)
         return ready and bool(self._ended) and wanted <= self._ended
 
     def state_dict(self) -> Mapping[str, Any]:
-        """What was loaded: there is nothing else to keep."""
+        """The state that was loaded; there is no other state."""
         return {self.CURRENT_TIMEOUTS_STATE_KEY: {}, **self._state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what NVRx may have kept, and give it back from `state_dict`; it applies no more."""
+        """Keep a state that NVRx has saved, only to return it from `state_dict`."""
         self._state = dict(state)
 
     def send_workload_control_request(self, req: WorkloadControlRequest) -> None:
@@ -192,12 +192,12 @@ class RankMonitorClient:
         place = self._open.index(section)
         inner = self._open[place + 1 :]
         self._session.end(section)
-        for one in inner:  # they ended with it, and go on
-            self._session.begin(one)
+        for inner_section in inner:  # they ended with it: open them again
+            self._session.begin(inner_section)
         del self._open[place]
         self._ended.add(section)
 
     def _is_ready(self, call: str) -> bool:
         if not self.is_initialized:
-            warn_once(f"{call} comes before init_workload_monitoring, and changes nothing")
+            warn_once(f"{call} was called before init_workload_monitoring, and is ignored")
         return self.is_initialized

@@ -1,4 +1,4 @@
-"""The agent's side of a page: what a rank said of itself, read without asking it."""
+"""The agent's side of a page: reads the state of a rank without its help."""
 
 import mmap
 import os
@@ -15,7 +15,7 @@ N = TypeVar("N")
 
 
 class RankPhase(StrEnum):
-    """How far a rank is in its own life."""
+    """The phase of a rank's process."""
 
     STARTING = "starting"
     SCRIPT = "script"
@@ -24,7 +24,7 @@ class RankPhase(StrEnum):
 
 
 class CountedBy(StrEnum):
-    """Who counts the steps."""
+    """What counts the steps of a rank."""
 
     NOBODY = "nobody"
     OPTIMIZER = "optimizer"
@@ -32,7 +32,7 @@ class CountedBy(StrEnum):
 
 
 class SectionKind(StrEnum):
-    """What a section is for."""
+    """The kind of a section; sections of the last two may take long."""
 
     PLAIN = "plain"
     CHECKPOINT = "checkpoint"
@@ -41,65 +41,65 @@ class SectionKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PageReading:
-    """What a page said at one moment. Instants are of this host's monotonic clock."""
+    """The content of a page at one moment. Instants are of this host's monotonic clock."""
 
     pid: int
     round: int
     rank: int
     step: int
-    """The last step that was finished: in this round, or as the script counts; 0 before."""
+    """The last finished step: in this round, or as the script counts; 0 before the first."""
     progress_s: float
-    """When it last made progress by a step, a heartbeat or a new phase."""
+    """When the rank last made progress by a step, a heartbeat or a new phase."""
     phase: RankPhase
     script_s: float
     """When the script began; 0 before."""
     first_step_s: float
-    """When its first step was made; 0 before."""
+    """When the first step was finished; 0 before."""
     counted_by: CountedBy
     dropped: int
-    """Datagrams that the agent had no room for."""
+    """The number of datagrams that could not be sent."""
     steps: int = 0
-    """Steps finished in this round."""
+    """The number of steps finished in this round."""
     longest_step_s: float = 0.0
-    """After the first, without what was spent in long phases."""
+    """The longest step after the first, without time in long phases."""
     pauses: int = 0
-    """How many pauses are open."""
+    """The number of open pauses."""
     paused_until_s: float = 0.0
-    """When they end by themselves; 0 for never."""
+    """When the pauses end by themselves; 0 for never."""
     misuses: int = 0
-    """Calls of the SDK that made no sense."""
+    """The number of invalid calls of the SDK."""
     total_steps: int = 0
-    """Where the training ends; 0 if it has not said so."""
+    """The last step of the training; 0 if the script has not reported it."""
     stop_seen_s: float = 0.0
     """When the script first saw that it should stop; 0 before."""
     listens: bool = False
-    """The script has asked whether it should stop."""
+    """Whether the script has ever asked if it should stop."""
     group_timeout_s: float = 0.0
-    """How long a collective of its default process group may take; 0 if not known."""
+    """The timeout of collectives in the default process group; 0 if unknown."""
     compiling_s: float = 0.0
-    """Since when torch compiles; 0 if it does not."""
+    """When the present compilation by torch began; 0 if there is none."""
     compiled_s: float = 0.0
-    """When it last ceased to; 0 before."""
+    """When the last compilation ended; 0 if there was none."""
     beats: int = 0
-    """Heartbeats."""
+    """The number of heartbeats."""
     first_beat_s: float = 0.0
-    """When the first of them was; 0 before."""
+    """When the first heartbeat came; 0 before."""
     longest_beat_s: float = 0.0
-    """Between two of them, or the last of them and the first step."""
+    """The longest time between two heartbeats, or between the last one and the first step."""
     warmup: int = 0
-    """So many first steps may take long, as the script says; 0 where it does not say."""
+    """The number of first steps that may take long; 0 if not given."""
     closed_s: float = 0.0
-    """When its session was closed; 0 before."""
+    """When the session was closed; 0 before."""
 
     @property
     def is_closed(self) -> bool:
-        """Its session is closed, and was not used since."""
+        """Whether the session is closed, and has not been used since."""
         return 0 < self.closed_s >= self.progress_s
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSection:
-    """A section that is open."""
+    """A section that a thread is in."""
 
     section: int
     since_s: float
@@ -107,74 +107,74 @@ class OpenSection:
 
 @dataclass(frozen=True, slots=True)
 class LaneReading:
-    """Where one thread is."""
+    """The open sections of a thread."""
 
     thread: int
-    """As the kernel numbers it."""
+    """Its id in the kernel."""
     moved_s: float
-    """When it last entered or left a section, or made progress otherwise."""
+    """When the thread last entered or left a section, or made other progress."""
     beat_s: float
-    """When it last made progress that no shown section shows, as by a heartbeat."""
+    """When the thread last made progress outside shown sections, as by a heartbeat."""
     frames: tuple[OpenSection, ...]
-    """Its open sections, the outermost first; of very deep ones only the outer."""
+    """The open sections, the outermost first; at most 16."""
 
 
 @dataclass(frozen=True, slots=True)
 class SectionReading:
-    """What is known of one section."""
+    """The counts and times of a section."""
 
     name: str
     """Empty for the time outside all sections."""
     kind: SectionKind
     count: int
-    """How often it ended."""
+    """How often the section has ended."""
     longest_s: float
-    """Since the first step of the round; 0 if it has not ended since."""
+    """The longest time since the first step of the round; 0 if it has not ended since."""
     observed: int
-    """How often it ended since the first step."""
+    """How often the section has ended since the first step."""
 
 
 @dataclass(frozen=True, slots=True)
 class SectionEnd:
-    """One end of a section, or of a step."""
+    """The end of a section, or of a step."""
 
     number: int
     """Counted from 1, in this round."""
     took_s: float | None
-    """None for the first step, and for those that the optimizer counts."""
+    """None for the first step, and for steps that the optimizer counts."""
     ended_s: float | None
-    """None where it is not among the latest 16."""
+    """None if the end is not among the latest 16."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageNews:
-    """What a page has that it had not when it was read before."""
+    """The additions to a page since it was read before."""
 
     steps: tuple[SectionEnd, ...]
     sections: Mapping[int, tuple[SectionEnd, ...]]
-    """By the section's number; only those that ended."""
+    """The new ends of each section, by its number; only sections with new ends."""
     counts: Mapping[int, int]
-    """How often each of them has ended in all."""
+    """How often each of these sections has ended in all."""
     cpu_s: Mapping[int, tuple[float, ...]]
     """The latest processor times of these sections."""
     cpu_counts: Mapping[int, int]
-    """How many of them were written in all."""
+    """The number of processor times that were written in all."""
     device_s: Mapping[int, tuple[float, ...]]
     """The latest times of these sections on the accelerator."""
     device_counts: Mapping[int, int]
-    """How many of them were written in all."""
+    """The number of times on the accelerator that were written in all."""
     open: tuple[OpenSection, ...]
-    """The sections that the thread is in that makes the steps, the outermost first."""
+    """The open sections of the thread that makes the steps, the outermost first."""
 
 
 class BadPageError(Exception):
-    """A page holds what no rank writes; it says what."""
+    """A page has content that no rank writes; the text says which."""
 
 
 class PageView:
-    """A mapped page. It can be read whatever its rank does, and when it is dead.
+    """A mapped page. It can be read at any time, even when its rank is dead.
 
-    Whatever reads it raises BadPageError where it holds what no rank writes.
+    Each method that reads raises BadPageError if the page has content that no rank writes.
     """
 
     def __init__(self, mapped: mmap.mmap) -> None:
@@ -182,7 +182,7 @@ class PageView:
         self._names: dict[int, str] = {}
 
     def read(self) -> PageReading | None:
-        """What it says now; None as long as the rank has not opened it."""
+        """The present content; None until the rank has opened the page."""
         with self._words() as words:
             magic = words[layout.MAGIC_AT]
             if magic not in (0, layout.MAGIC):
@@ -190,13 +190,13 @@ class PageView:
             return _reading(words) if magic else None
 
     def lanes(self) -> tuple[LaneReading, ...]:
-        """Where each thread is, the one that makes the steps first."""
+        """The open sections of each thread; the thread that makes the steps comes first."""
         with self._words() as words:
             starts = range(layout.LANES_AT, _LANES_END, layout.LANE_WORDS)
             return tuple(_lane(words, at) for at in starts if words[at + layout.LANE_THREAD])
 
     def section(self, number: int) -> SectionReading:
-        """What is known of a section."""
+        """The counts and times of a section."""
         with self._words() as words:
             if not 0 <= number < _known(words):
                 raise BadPageError(f"it has no section {number}")
@@ -208,7 +208,7 @@ class PageView:
             return tuple(self._section(words, number) for number in range(_known(words)))
 
     def durations(self, number: int, after: int) -> tuple[float, ...]:
-        """The latest durations of a section, those after its first `after` ends only."""
+        """The latest durations of a section, without its first `after` ends."""
         with self._words() as words:
             if not 0 <= number < _known(words):
                 raise BadPageError(f"it has no section {number}")
@@ -216,16 +216,16 @@ class PageView:
             seconds = words.cast("B").cast("d")
             at = layout.RINGS_AT + number * layout.RING_ENTRIES
             first = max(after, count - layout.RING_ENTRIES)
-            places = (at + (one & (layout.RING_ENTRIES - 1)) for one in range(first + 1, count + 1))
+            places = (at + (end & (layout.RING_ENTRIES - 1)) for end in range(first + 1, count + 1))
             return tuple(_plausible(seconds[place]) for place in places)
 
     def step_durations(self) -> tuple[float, ...]:
-        """How long the latest steps took, without what was spent in long phases."""
+        """The durations of the latest steps, without time in long phases."""
         with self._words() as words:
             steps = words[layout.STEPS]
-            first = max(1, steps - layout.RING_ENTRIES)  # the first one has no beginning
+            first = max(1, steps - layout.RING_ENTRIES)  # the first step has no beginning
             seconds = words.cast("B").cast("d")
-            places = (one & (layout.STEPS_ENTRIES - 1) for one in range(first + 1, steps + 1))
+            places = (step & (layout.STEPS_ENTRIES - 1) for step in range(first + 1, steps + 1))
             return tuple(_plausible(seconds[layout.STEPS_AT + place]) for place in places)
 
     def take(
@@ -235,9 +235,9 @@ class PageView:
         cpu_counts: Mapping[int, int],
         device_counts: Mapping[int, int],
     ) -> PageNews:
-        """What came after so many steps, and after so many ends of each section.
+        """The ends after these counts of steps, ends, processor times and times on the accelerator.
 
-        Steps are read last: of a section that ended after a step, the step is known.
+        Steps are read last: if a section ended after a step, that step is in the result, too.
         """
         with self._words() as words:
             seconds = words.cast("B").cast("d")
@@ -261,7 +261,7 @@ class PageView:
                 steps=_step_endings(words, seconds, steps),
                 sections=sections,
                 counts={
-                    number: _newest(found, ended[number]) for number, found in sections.items()
+                    number: _newest(endings, ended[number]) for number, endings in sections.items()
                 },
                 cpu_s={number: times for number, (_, times) in cpu.items()},
                 cpu_counts={number: count for number, (count, _) in cpu.items()},
@@ -276,41 +276,41 @@ class PageView:
             words[layout.CPU_TIMED] = is_wanted
 
     def values(self, after_ns: int = -1) -> Mapping[str, float]:
-        """What the script has reported last, by name; with `after_ns` only what it reported since.
+        """The latest value of each metric, by name; only those reported after `after_ns`.
 
-        That is an instant of this host's monotonic clock.
+        `after_ns` is an instant of this host's monotonic clock.
         """
         with self._words() as words:
             starts = [at for at in _values(words) if words[at + 5] > after_ns]
             return {_text(words, at, _VALUE_NAME_WORDS): _double(words[at + 4]) for at in starts}
 
     def reported_ns(self, otherwise: int = -1) -> int:
-        """When the script reported something last."""
+        """When the script last reported a metric."""
         with self._words() as words:
             return max((words[at + 5] for at in _values(words)), default=otherwise)
 
     def ask_to_stop(self, after_step: int) -> None:
-        """Tell the rank that it should stop, once it has finished this step."""
+        """Tell the rank to stop once it has finished this step."""
         with self._words() as words:
             words[layout.STOP_AFTER] = after_step + 1
 
     def ask_to_save(self, after_step: int) -> None:
-        """Tell the rank that it should save, once it has finished this step, and go on."""
+        """Tell the rank to save once it has finished this step, and to go on."""
         with self._words() as words:
             words[layout.SAVE_AFTER] = after_step + 1
 
     def give_warmup(self, steps: int) -> None:
-        """Tell the rank how many of its first steps may take long."""
+        """Tell the rank the number of first steps that may take long."""
         with self._words() as words:
             words[layout.WARMUP_GIVEN] = steps
 
     def close(self) -> None:
-        """Unmap it."""
+        """Unmap the page."""
         self._mapped.close()
 
     def _words(self) -> "memoryview[int]":
         size = self._mapped.size()
-        if size < layout.PAGE_BYTES:  # to touch what was cut off would end this process
+        if size < layout.PAGE_BYTES:  # an access beyond the end of the file would kill this process
             raise BadPageError(f"it was cut to {size} bytes")
         return memoryview(self._mapped).cast("q")
 
@@ -320,14 +320,14 @@ class PageView:
             at = layout.NAMES_AT + number * layout.NAME_WORDS
             name = self._names[number] = _text(words, at, layout.NAME_WORDS)
         at = layout.SECTIONS_AT + number * layout.SECTION_WORDS
-        before = words[at + layout.SECTION_BEFORE]  # the first: it never passes the count
+        before = words[at + layout.SECTION_BEFORE]  # read first: it never passes the count
         count = words[at + layout.SECTION_COUNT]
         longest_s = _plausible(_double(words[at + layout.SECTION_LONGEST_S]))
         if not 0 <= before <= count:
             raise BadPageError(f"section {name!r} ended {count} times, {before} before it learned")
         return SectionReading(
             name=name,
-            kind=_one_of(_KINDS, words[at + layout.SECTION_KIND], "kind"),
+            kind=_member(_KINDS, words[at + layout.SECTION_KIND], "kind"),
             count=count,
             longest_s=longest_s,
             observed=count - before,
@@ -335,7 +335,7 @@ class PageView:
 
 
 def view_page(path: str) -> PageView:
-    """The page that a rank has made itself; ValueError where it is no page."""
+    """The page that a rank has made itself; ValueError if the file is too short."""
     descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         return PageView(mmap.mmap(descriptor, layout.PAGE_BYTES))
@@ -346,10 +346,10 @@ def view_page(path: str) -> PageView:
 def make_page(path: str) -> PageView:
     """Make an empty page for a rank that is about to start; only its owner may read it."""
     with suppress(FileNotFoundError):
-        os.unlink(path)  # a rank of an earlier round that outlived it keeps its own
+        os.unlink(path)  # a rank of an earlier round that still lives keeps its page
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        # All of it now: where memory is short, this fails, and not a rank that writes to it.
+        # Allocate all of it now: if memory is short, this call fails, and not a rank that writes.
         os.posix_fallocate(descriptor, 0, layout.PAGE_BYTES)
         return PageView(mmap.mmap(descriptor, layout.PAGE_BYTES))
     finally:
@@ -388,11 +388,11 @@ _MOST_S = layout.SECTIONS_MOST * layout.FRAME_STEP
 
 
 def _values(words: "memoryview[int]") -> Iterable[int]:
-    """Where each value begins."""
-    known = words[layout.VALUES]
-    if not 0 <= known <= layout.VALUES_MOST:
-        raise BadPageError(f"it has {known} values")
-    return (layout.VALUES_AT + one * layout.VALUE_WORDS for one in range(known))
+    """The offset of each metric."""
+    count = words[layout.VALUES]
+    if not 0 <= count <= layout.VALUES_MOST:
+        raise BadPageError(f"it has {count} values")
+    return (layout.VALUES_AT + number * layout.VALUE_WORDS for number in range(count))
 
 
 def _reading(words: "memoryview[int]") -> PageReading:
@@ -405,10 +405,10 @@ def _reading(words: "memoryview[int]") -> PageReading:
         rank=words[layout.RANK],
         step=words[layout.STEP],
         progress_s=_progress_s(words),
-        phase=_one_of(_PHASES, words[layout.PHASE], "phase"),
+        phase=_member(_PHASES, words[layout.PHASE], "phase"),
         script_s=words[layout.SCRIPT_NS] / 1e9,
         first_step_s=words[layout.FIRST_STEP_NS] / 1e9,
-        counted_by=_one_of(_COUNTERS, words[layout.COUNTED_BY], "counter of steps"),
+        counted_by=_member(_COUNTERS, words[layout.COUNTED_BY], "counter of steps"),
         dropped=words[layout.DROPPED],
         steps=words[layout.STEPS],
         longest_step_s=words[layout.LONGEST_STEP_NS] / 1e9,
@@ -425,15 +425,15 @@ def _reading(words: "memoryview[int]") -> PageReading:
         longest_beat_s=_plausible(_double(words[layout.LONGEST_BEAT_S])),
         warmup=words[layout.WARMUP_GIVEN] or words[layout.WARMUP],
         closed_s=_plausible(_double(words[layout.CLOSED_S])),
-        compiled_s=words[layout.COMPILED_NS] / 1e9,  # the last: it is written first
+        compiled_s=words[layout.COMPILED_NS] / 1e9,  # read last: it is written first
     )
 
 
 def _known(words: "memoryview[int]") -> int:
-    known = words[layout.SECTIONS]
-    if not 0 <= known <= layout.SECTIONS_MOST:
-        raise BadPageError(f"it names {known} sections")
-    return known
+    count = words[layout.SECTIONS]
+    if not 0 <= count <= layout.SECTIONS_MOST:
+        raise BadPageError(f"it names {count} sections")
+    return count
 
 
 def _count(words: "memoryview[int]", place: int) -> int:
@@ -457,8 +457,10 @@ def _step_endings(
     took = (layout.STEPS_AT, layout.STEPS_ENTRIES)
     endings = _endings(words, seconds, layout.STEPS, took, layout.ENDS_AT, after)
     if words[layout.COUNTED_BY] == layout.BY_SDK:
-        return tuple(one if one.took_s else replace(one, took_s=None) for one in endings)
-    return tuple(replace(one, took_s=None) for one in endings)
+        return tuple(
+            ending if ending.took_s else replace(ending, took_s=None) for ending in endings
+        )
+    return tuple(replace(ending, took_s=None) for ending in endings)
 
 
 def _endings(
@@ -469,20 +471,20 @@ def _endings(
     ends_at: int,
     after: int,
 ) -> tuple[SectionEnd, ...]:
-    """The ends after `after` that both rings agree on: what is written meanwhile is left out."""
+    """The ends after `after`, without entries that the rank may have overwritten meanwhile."""
     took_at, entries = took
     count = _count(words, count_at)
-    found = []
-    for one in range(max(after, count - entries, 0) + 1, count + 1):
-        took_s = _plausible(seconds[took_at + (one & (entries - 1))])
-        is_kept = one > count - _ENDS
-        ended_s = _plausible(seconds[ends_at + (one & (_ENDS - 1))]) if is_kept else None
-        found.append((one, took_s, ended_s))
-    newest = _count(words, count_at) + 1  # it may be written already
+    ends = []
+    for number in range(max(after, count - entries, 0) + 1, count + 1):
+        took_s = _plausible(seconds[took_at + (number & (entries - 1))])
+        is_kept = number > count - _ENDS
+        ended_s = _plausible(seconds[ends_at + (number & (_ENDS - 1))]) if is_kept else None
+        ends.append((number, took_s, ended_s))
+    newest = _count(words, count_at) + 1  # the next entry may be written already
     return tuple(
-        SectionEnd(one, took_s, ended_s if one > newest - _ENDS else None)
-        for one, took_s, ended_s in found
-        if one > newest - entries
+        SectionEnd(number, took_s, ended_s if number > newest - _ENDS else None)
+        for number, took_s, ended_s in ends
+        if number > newest - entries
     )
 
 
@@ -497,22 +499,22 @@ def _times(
     number: int,
     after: int,
 ) -> tuple[int, tuple[float, ...]]:
-    """How many a ring of this section was given in all, and the latest of them after `after`."""
+    """The total number of times in a section's ring, and the latest of them after `after`."""
     counted_at, rings_at, entries = rings
     place = layout.SECTIONS_AT + number * layout.SECTION_WORDS + counted_at
     count = _count(words, place)
     at = rings_at + number * entries
     numbers = range(max(after, count - entries) + 1, count + 1)
-    found = [(one, _plausible(seconds[at + (one & (entries - 1))])) for one in numbers]
-    kept = _count(words, place) + 1 - entries  # the next one may be written already
-    return count, tuple(took_s for one, took_s in found if one > kept)
+    times = [(entry, _plausible(seconds[at + (entry & (entries - 1))])) for entry in numbers]
+    kept = _count(words, place) + 1 - entries  # the next entry may be written already
+    return count, tuple(took_s for entry, took_s in times if entry > kept)
 
 
-def _one_of(names: Mapping[int, N], word: int, what: str) -> N:
+def _member(names: Mapping[int, N], word: int, field: str) -> N:
     try:
         return names[word]
     except KeyError:
-        raise BadPageError(f"it has a {what} {word}") from None
+        raise BadPageError(f"it has a {field} {word}") from None
 
 
 def _progress_s(words: "memoryview[int]") -> float:
@@ -537,10 +539,10 @@ def _lane(words: "memoryview[int]", at: int) -> LaneReading:
             moved_s = max(moved_s, since_s)
             break
         frames.append(OpenSection(int(section), since_s))
-    known = _known(words)  # the last: the rank may have named another one meanwhile
+    section_count = _known(words)  # read last: the rank may have added a section meanwhile
     for frame in frames:
-        if frame.section >= known:
-            raise BadPageError(f"a thread is in section {frame.section} of {known}")
+        if frame.section >= section_count:
+            raise BadPageError(f"a thread is in section {frame.section} of {section_count}")
     if at == layout.LANES_AT:
         moved_s = max(moved_s, _progress_s(words))
     since_s = frames[-1].since_s if frames else 0.0

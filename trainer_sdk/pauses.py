@@ -1,4 +1,4 @@
-"""Pauses: while one is open, nobody judges the rank."""
+"""Pauses: while a pause is open, the agent does not judge the rank."""
 
 from _thread import RLock
 from time import monotonic
@@ -16,19 +16,19 @@ _LONGEST_S = 1e9
 
 
 class Pause:
-    """Ends by itself, at the end of `with`, or by `resume`; whichever comes first."""
+    """A pause, until its time is over, `with` ends, or `resume` is called."""
 
     def __init__(self, pauses: "Pauses", until: float) -> None:
         self._pauses = pauses
         self.until = until
-        """When it ends by itself; 0 for never."""
+        """When the pause ends by itself; 0 for never."""
 
     def end(self) -> None:
-        """End it now."""
+        """End the pause now."""
         self._pauses.end(self)
 
     def __enter__(self) -> None:
-        """It has begun already."""
+        """Do nothing: the pause has begun already."""
 
     def __exit__(
         self,
@@ -40,7 +40,7 @@ class Pause:
 
 
 class Pauses:
-    """Those that are open."""
+    """The open pauses of a rank."""
 
     def __init__(self, link: AgentLink, table: SectionTable) -> None:
         self._link = link
@@ -49,22 +49,22 @@ class Pauses:
         self._lock = RLock()
 
     def begin(self, for_s: float | None, reason: str) -> Pause:
-        """One more."""
+        """Begin a pause of `for_s` seconds; without `for_s` it lasts until it is ended."""
         now = monotonic()
         for_s = self._seconds(for_s)
         pause = Pause(self, 0.0 if for_s is None else now + for_s)
         with self._lock:
-            self._open = [one for one in self._open if not one.until or one.until > now]
+            self._open = [other for other in self._open if not other.until or other.until > now]
             is_first = not self._open
             self._open.append(pause)
             self._show()
         if is_first:
             shown = "null" if for_s is None else repr(for_s)
-            self._link.say("paused", f'"reason":{quoted(reason)},"for_s":{shown}')
+            self._link.send("paused", f'"reason":{quoted(reason)},"for_s":{shown}')
         return pause
 
     def end(self, pause: Pause) -> None:
-        """It is over; nothing happens if it was before."""
+        """End a pause, unless it has ended already."""
         with self._lock:
             if pause not in self._open:
                 return
@@ -73,10 +73,10 @@ class Pauses:
             self._show()
             is_last = not self._open
         if is_last:
-            self._link.say("resumed", f'"step":{self._table.words[layout.STEP]}')
+            self._link.send("resumed", f'"step":{self._table.words[layout.STEP]}')
 
     def end_latest(self) -> None:
-        """The one that began last is over."""
+        """End the pause that began last."""
         with self._lock:
             if self._open:
                 self.end(self._open[-1])
@@ -84,13 +84,13 @@ class Pauses:
                 self._table.misused("`resume` was called without a pause")
 
     def detach(self) -> None:
-        """Go on in a fork of the rank."""
+        """Make the lock anew in a fork of the rank."""
         self._lock = RLock()
 
     def _show(self) -> None:
-        """A reader in between sees a pause that is too long rather than none."""
+        """Write the pauses; a reader in between sees a pause that is too long, never none."""
         words = self._table.words
-        ends = [one.until for one in self._open]
+        ends = [pause.until for pause in self._open]
         until = max(ends) if ends and all(ends) else 0.0
         words[layout.PAUSED_UNTIL_NS] = int(until * SECOND_NS)
         words[layout.PAUSED] = len(ends)
@@ -100,9 +100,9 @@ class Pauses:
             return None
         try:
             seconds = float(for_s)  # type: ignore[arg-type]
-        except Exception:  # noqa: BLE001 - whatever it is, it is no number
+        except Exception:  # noqa: BLE001 - it is not a number
             seconds = -1.0
         if seconds >= 0:
             return min(seconds, _LONGEST_S)
-        self._table.misused(f"a pause of {quoted(for_s)} seconds ends only when it is resumed")
+        self._table.misused(f"for_s={quoted(for_s)} is not a time: the pause ends only by `resume`")
         return None

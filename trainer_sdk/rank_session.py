@@ -1,4 +1,4 @@
-"""A rank's session: what the training says of itself, and what it is asked to do."""
+"""A rank's session: the training reports its progress, and receives requests to stop or save."""
 
 import os
 from _thread import RLock
@@ -8,7 +8,7 @@ from trainer_sdk import layout
 from trainer_sdk.agent_lookup import own_link
 from trainer_sdk.bootstrap.agent_link import AgentLink
 from trainer_sdk.group_timeout import group_timeout_ns
-from trainer_sdk.metrics import Metrics
+from trainer_sdk.metrics import ReportedMetrics
 from trainer_sdk.pauses import Pause, Pauses
 from trainer_sdk.sdk_log import quoted
 from trainer_sdk.section_table import SECOND_NS, SectionTable
@@ -41,9 +41,9 @@ _CPU_TIMED = layout.CPU_TIMED
 
 
 class Session:
-    """What runs in the training process. No call of it waits, and none raises into the training.
+    """The session of a training. Its calls never wait, and never raise into the training.
 
-    Without an agent each call works all the same, and nobody looks.
+    Without an agent the calls work as well, and have no effect.
     """
 
     def __init__(self, link: AgentLink) -> None:
@@ -51,35 +51,35 @@ class Session:
         self._words = link.words
         self._table = SectionTable(link.words)
         self._sections = self._table.sections
-        self._metrics = Metrics(link.words, self._table)
+        self._metrics = ReportedMetrics(link.words, self._table)
         self._pauses = Pauses(link, self._table)
         self._seconds = seconds_of(link.words)
         self._step = self._steps = 0
         self._longest = 0.0
         self._settled = 0
-        """What the agent wants of processor times, once that is done; or there is more to do."""
+        """The applied choice of the agent about processor times; `_EACH_STEP` for more work."""
         self._beats = 0
         self._beat = self._longest_beat = 0.0
         self._listens = self._has_seen_stop = False
         self._has_timed_device = False
-        """It was begun; where it then failed, it is not begun again."""
+        """Whether timing on the accelerator was ever begun; after a failure it does not restart."""
         self._kernels: KernelTrace | None = None
         self._trackers: list[Tracker] = []
         self._table.progress(monotonic())
 
     @property
     def is_watched(self) -> bool:
-        """An agent looks at this rank."""
+        """Whether an agent watches this rank."""
         return self._link.attached
 
     @property
     def steps_made(self) -> int:
-        """The number of the last step that is finished; 0 before the first."""
+        """The number of the last finished step; 0 before the first."""
         return self._step
 
     @property
     def should_stop(self) -> bool:
-        """The training is asked to save and end: true on every rank after the same step."""
+        """Whether the training must save and end; true on all ranks after the same step."""
         if not self._listens:
             self._listens = True
             self._words[layout.LISTENS] = 1
@@ -89,19 +89,19 @@ class Session:
         if not self._has_seen_stop:
             self._has_seen_stop = True
             self._words[layout.STOP_SEEN_NS] = int(monotonic() * SECOND_NS)
-            self._link.say("stopping", f'"step":{self._step}')
+            self._link.send("stopping", f'"step":{self._step}')
         return True
 
     @property
     def should_save(self) -> bool:
-        """The training is asked to save and go on: true on every rank after the same step only."""
+        """Whether the training must save and go on; true on all ranks after the same step only."""
         return self._words[_SAVE] == self._step + 1
 
     def section(self, name: str, kind: str = "") -> Section:
         """A named stretch of the step: `with run.section("forward"):`, or as a decorator.
 
-        `kind` is `plain`, `checkpoint` or `evaluation`; by default the name tells it. The last
-        two may take long while other ranks wait.
+        `kind` is `plain`, `checkpoint` or `evaluation`; by default it follows from the name.
+        Sections of the last two kinds may take long while other ranks wait.
         """
         try:
             return self._sections[name]
@@ -109,11 +109,11 @@ class Session:
             return self._table.section(name, kind)
 
     def begin(self, name: str, kind: str = "") -> None:
-        """Enter a section, where a callback does it and another one leaves it."""
+        """Enter a section; for scripts that enter and leave it in different callbacks."""
         self.section(name, kind).enter()
 
     def end(self, name: str) -> None:
-        """Leave a section that was begun, and whatever is still open inside it."""
+        """Leave a section that `begin` has entered, and all that are still open inside it."""
         self._table.end(name)
 
     def end_all(self) -> None:
@@ -121,7 +121,7 @@ class Session:
         self._table.leave_all(self._table.lane())
 
     def step(self, number: int | None = None) -> int:
-        """A step is finished; its number: the next one, or the one that is given."""
+        """Note a finished step; returns its number, which is the given one or the next."""
         now = monotonic()
         table = self._table
         took = now - table.stepped - table.long_s
@@ -147,13 +147,13 @@ class Session:
         return step
 
     def start_at(self, step: int, *, total: int | None = None) -> None:
-        """The training goes on after this step, as a checkpoint says, up to `total` if known."""
+        """Note that the training resumes after this step, and goes up to `total` steps."""
         self._step = self._given(step, self._step)
         if total is not None:
             self._words[layout.TOTAL_STEPS] = self._given(total, 0)
 
     def heartbeat(self) -> None:
-        """There is progress that neither a step nor a section shows."""
+        """Note progress that neither a step nor a section shows."""
         now = monotonic()
         lane = self._table.lane()
         if now - lane.moved > lane.longest_gap and not lane.depth:
@@ -167,29 +167,29 @@ class Session:
         self._seconds[_PROGRESS_S] = now
 
     def warm_up(self, steps: int) -> None:
-        """So many first steps of this round may take as long as the very first one."""
+        """Allow this number of first steps of the round to take as long as the very first."""
         self._words[layout.WARMUP] = self._given(steps, 0)
 
     def pause(self, for_s: float | None = None, reason: str = "") -> Pause:
-        """Judge nothing until `resume`, the end of `with`, or `for_s` seconds are over."""
+        """Keep the agent from judging this rank until `resume`, the end of `with`, or `for_s`."""
         return self._pauses.begin(for_s, reason)
 
     def resume(self) -> None:
-        """Judge again, once every pause is over."""
+        """End the latest pause; the agent judges the rank again when no pause is open."""
         self._pauses.end_latest()
 
     def report(self, name: str, value: float) -> None:
-        """Show a number of the training: `loss`, `tokens` … the latest is kept."""
+        """Report a metric of the training, as `loss` or `tokens`; its latest value is shown."""
         self._metrics.show(name, value)
 
     def request(self, kind: 'Literal["exclude", "stop"]', reason: str) -> None:
-        """Ask that this node be excluded, or the job be stopped; others decide about it."""
-        self._link.say("requested", f'"kind":{quoted(kind)},"reason":{quoted(reason)}')
+        """Request that this node be excluded, or the job be stopped; the control plane decides."""
+        self._link.send("requested", f'"kind":{quoted(kind)},"reason":{quoted(reason)}')
 
     def trace_kernels(self, *, every_s: float = 10.0) -> bool:
-        """Have the agent learn how long kernels take on this rank's accelerator.
+        """Measure for the agent how long kernels take on this rank's accelerator.
 
-        False where that is not possible: without `cupti-python`, a driver, or beside a profiler.
+        False if that is not possible: without `cupti-python` or a driver, or under a profiler.
         """
         from trainer_sdk.kernels import KernelTrace
 
@@ -198,9 +198,9 @@ class Session:
         return self._kernels.start()
 
     def time_device(self) -> bool:
-        """Have sections measure their time on this rank's accelerator, too, by CUDA events.
+        """Have sections also measure their time on this rank's accelerator, by CUDA events.
 
-        Nothing waits for these. False where CUDA is not initialised, and where no agent looks.
+        The training never waits for them. False if CUDA is not initialised, or without an agent.
         """
         from trainer_sdk.device_timer import device_timer
 
@@ -208,7 +208,7 @@ class Session:
         if table.device is None and self._link.attached and not self._has_timed_device:
             try:
                 timer = device_timer()
-            except Exception as error:  # noqa: BLE001 - a torch that is none
+            except Exception as error:  # noqa: BLE001 - the module `torch` may be anything
                 table.give_up_device(error)
                 return False
             self._has_timed_device = timer is not None
@@ -217,9 +217,9 @@ class Session:
         return table.device is not None
 
     def report_to_tensorboard(self, folder: str, *, every_s: float = 10.0) -> bool:
-        """Write what is reported, and medians of steps and sections, to TensorBoard, too.
+        """Write the metrics, and medians of steps and sections, to TensorBoard as well.
 
-        In `folder/rank-N`. False, after a warning line, where that is not possible.
+        They are in `folder/rank-N`. False, after a warning, if that is not possible.
         """
         from trainer_sdk.trackers import TensorBoard, tracker_of
 
@@ -230,14 +230,14 @@ class Session:
     def report_to_wandb(self, run: "Any", *, every_s: float = 10.0) -> bool:
         """Add the same figures to a run of Weights & Biases, in the rows that the script logs.
 
-        `run` is what `wandb.init()` returns. False, after a warning line, where it is none.
+        `run` is the result of `wandb.init()`. False, after a warning, if it is anything else.
         """
         from trainer_sdk.trackers import WandbRun, tracker_of
 
         return self._track(tracker_of(lambda: WandbRun(run), *self._figures(), every_s))
 
     def close(self) -> None:
-        """The training is over; what follows is leaving."""
+        """Close the session: the training is over, and the process is about to exit."""
         for tracker in self._trackers:
             tracker.close()
         self._trackers.clear()
@@ -249,7 +249,7 @@ class Session:
         self._seconds[layout.CLOSED_S] = now
 
     def _figures(self) -> "tuple[Callable[[], memoryview[int]], Callable[[], int]]":
-        """What a tracker reads: the page, and the step that it has come to."""
+        """The sources of a tracker: the page, and the number of the last step."""
         return lambda: self._words, lambda: self._step
 
     def _track(self, tracker: "Tracker | None") -> bool:
@@ -258,7 +258,7 @@ class Session:
         return tracker is not None
 
     def _detach(self) -> None:
-        """Write to memory of its own from now on: this process does not speak for the rank."""
+        """Write to private memory from now on: this process is not the rank."""
         self._link.detach()
         self._words = self._link.words
         self._seconds = seconds_of(self._words)
@@ -279,7 +279,7 @@ class Session:
         self.close()
 
     def _first_step(self, number: int | None, now: float) -> int:
-        """The optimizer may have counted some before it, and has perhaps counted this one."""
+        """Note the first step; the optimizer may have counted steps before, and this one."""
         table, words = self._table, self._words
         table.lead()
         table.stepped = now
@@ -306,19 +306,19 @@ class Session:
         return step
 
     def _settle(self) -> None:
-        """Measure processor times as the agent wants, and take times from the accelerator."""
+        """Apply the agent's choice about processor times, and read times from the accelerator."""
         table, wanted = self._table, self._words[_CPU_TIMED]
         if table.is_cpu_timed != bool(wanted):
             table.time_cpu(is_wanted=bool(wanted))
         if table.device is not None:
             try:
                 table.device.resolve()
-            except Exception as error:  # noqa: BLE001 - no error of a measurement is the training's
+            except Exception as error:  # noqa: BLE001 - a failed measurement must not fail the training
                 table.give_up_device(error)
         self._settled = wanted if table.device is None else _EACH_STEP
 
     def _note_step(self, took: float, now: float, steps: int) -> None:
-        """Never before has one taken so long; or it is one of those that may take long."""
+        """Note a step that is the longest so far, or that belongs to the warmup."""
         words = self._words
         if self._longest != _IN_WARMUP:
             self._longest = took
@@ -328,7 +328,7 @@ class Session:
             self._table.begin_learning(now)
 
     def _note_beat(self, now: float) -> None:
-        """The first one, or never before was there none for so long."""
+        """Note the first heartbeat, or the longest time so far between two."""
         if not self._seconds[layout.FIRST_BEAT_S]:
             self._seconds[layout.FIRST_BEAT_S] = now
             return
@@ -339,11 +339,13 @@ class Session:
     def _given(self, number: object, otherwise: int | None = None) -> int:
         try:
             step = int(number)  # type: ignore[call-overload]
-        except Exception:  # noqa: BLE001 - whatever it is, it is no number
+        except Exception:  # noqa: BLE001 - it is not a number
             step = -1
         if 0 <= step < _MOST_STEPS:
             return int(step)
-        self._table.misused(f"{quoted(number)} is no number of a step; steps are counted from 0 up")
+        self._table.misused(
+            f"{quoted(number)} is not the number of a step, which is an integer from 0 up"
+        )
         return self._step + 1 if otherwise is None else otherwise
 
 
@@ -352,8 +354,8 @@ _opening = RLock()
 
 
 def session() -> Session:
-    """The session of this process, always the same one."""
-    global _own  # noqa: PLW0603 - a process has one
+    """The session of this process, always the same object."""
+    global _own  # noqa: PLW0603 - a process has a single session
     if _own is None:
         with _opening:
             if _own is None:
@@ -362,18 +364,18 @@ def session() -> Session:
 
 
 def replace_session(other: Session | None) -> Session | None:
-    """Make another one the session of this process, for a test; the one that it was."""
+    """Replace the session of this process, for a test; returns the former session."""
     global _own
-    before, _own = _own, other
-    return before
+    former, _own = _own, other
+    return former
 
 
 def _detach_own() -> None:
-    """A process that the script has forked is not the rank, and must not speak for it."""
+    """Detach the session in a process that the script has forked: it is not the rank."""
     global _opening  # noqa: PLW0603 - another thread of the rank may have held it
     _opening = RLock()
     if _own is not None:
-        _own._detach()  # noqa: SLF001 - of this module
+        _own._detach()  # noqa: SLF001 - a class of this module
 
 
 os.register_at_fork(after_in_child=_detach_own)

@@ -1,7 +1,7 @@
-"""What a training is told: lines of the logger `trainer_sdk`.
+"""Warnings to the training: lines of the logger `trainer_sdk`.
 
-Where the script has configured no logging, they go to stderr. The module `logging` is not imported
-for them: each rank imports this package before its script, and a script without it needs none.
+If the script has configured no logging, they go to stderr. This module does not import `logging`:
+each rank imports this package before its script, and many scripts never use `logging`.
 """
 
 import sys
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 _MOST = 64
 _LONGEST = 200
 
-_said: set[str] = set()
+_printed: set[str] = set()
 
 
 def warn_once(text: str) -> None:
-    """Say it if it was not said before."""
-    if text in _said or len(_said) >= _MOST:
+    """Warn, unless the same text was printed before; the number of texts is limited."""
+    if text in _printed or len(_printed) >= _MOST:
         return
-    _said.add(text)
+    _printed.add(text)
     warn(text)
 
 
 def warn(text: str, rank: int | None = None) -> None:
-    """One line, as a warning; where nothing takes it, nothing happens. The record has the rank."""
+    """Log one warning; it is lost if there is no logger and no stderr. The record has the rank."""
     line = text if rank is None else f"rank {rank}: {text}"
     try:
         logger = _configured_logger()
@@ -33,12 +33,12 @@ def warn(text: str, rank: int | None = None) -> None:
             sys.stderr.write(f"everstep: {line}\n")
         else:
             logger.warning("%s", line, extra={"rank": rank})
-    except Exception:  # noqa: BLE001 - stderr is closed, or a handler of the script's own fails
+    except Exception:  # noqa: BLE001 - stderr is closed, or the script's handler fails
         return
 
 
 def _configured_logger() -> "Logger | None":
-    """Ours, if a handler of the script's would hear it."""
+    """The SDK's logger, if the script has configured a handler that receives its lines."""
     logging = sys.modules.get("logging")
     if logging is None or not hasattr(logging, "getLogger"):
         return None
@@ -46,11 +46,11 @@ def _configured_logger() -> "Logger | None":
     return logger if logger.hasHandlers() else None
 
 
-def quoted(said: object) -> str:
-    """As JSON, shortened; whatever it is."""
-    from json import dumps  # only what is rare is said so
+def quoted(value: object) -> str:
+    """The text of any value as JSON, shortened."""
+    from json import dumps  # imported only for rare lines
 
     try:
-        return dumps(str(said)[:_LONGEST])
-    except Exception:  # noqa: BLE001 - a `__str__` of the script's own
-        return f'"{type(said).__name__}"'
+        return dumps(str(value)[:_LONGEST])
+    except Exception:  # noqa: BLE001 - the script's own `__str__` may raise anything
+        return f'"{type(value).__name__}"'

@@ -1,4 +1,4 @@
-"""All sections of a rank, and where each of its threads is."""
+"""All sections of a rank, and the sections that each of its threads is in."""
 
 from _thread import RLock, _local, get_native_id
 from _weakref import ref
@@ -30,52 +30,54 @@ _EVALUATIONS = ("eval", "valid")
 
 
 class SectionTable:
-    """What sections there are, and the lanes of the threads that are in them."""
+    """The sections of a rank, and a lane for each thread: the sections it is in."""
 
     def __init__(self, words: "memoryview[int]") -> None:
         self.words = words
         self.here = _local()
-        """Of each thread its `lane`, which goes with it."""
+        """Has the `lane` of each thread, and forgets it when the thread ends."""
         self.here.lane = self.main = Lane(words, 0, get_native_id())
-        """That of the thread that makes the steps."""
+        """The lane of the thread that makes the steps."""
         self.only: Lane | None = self.main
-        """The one lane, while there is only one."""
+        """The only lane; None once there are several."""
         self.sections: dict[str, Section] = {}
         self.long_s = 0.0
-        """Spent in long phases since the last step."""
+        """The time in long phases since the last step."""
         self.stepped = 0.0
-        """When the last step was finished."""
+        """The instant at which the last step was finished."""
         self.fresh = 0.0
-        """Before this the training was paused, or had not made its first step."""
+        """The end of the last pause, or of the first step: durations before it are not typical."""
         self.is_cpu_timed = False
-        """Plain sections measure the processor time of their thread."""
+        """Whether plain sections measure the processor time of their thread."""
         self.device: DeviceTimer | None = None
-        """It measures the time of plain sections on the accelerator."""
+        """Measures the time of plain sections on the accelerator; None if they do not."""
         self._learns = False
         self._misuses = 0
-        self._lock = RLock()  # a signal handler may come in between
+        self._lock = RLock()  # a signal handler may interrupt
         self._lanes = [ref(self.main)]
         self._others: Section | None = None
         self._show(layout.OUTSIDE, "", layout.KIND_PLAIN)
 
     def section(self, name: str, kind: str = "") -> Section:
-        """The section of that name, always the same one."""
+        """The section of this name, always the same object."""
         name, kind = str(name) or "(unnamed)", str(kind)
         with self._lock:
-            known = self.sections.get(name)
-            if known is not None:
-                return known
+            section = self.sections.get(name)
+            if section is not None:
+                return section
             if kind and kind not in _KINDS:
-                self.misused(f"a section is plain, checkpoint or evaluation, and not {kind!r}")
+                self.misused(
+                    f"the kind of a section is plain, checkpoint or evaluation, not {kind!r}"
+                )
             number = len(self.sections) + 1
             if number >= layout.OTHERS:
                 return self._other(name)
-            made = self._add(number, name, _KINDS.get(kind, kind_of(name)))
-            self.sections[name] = made
-            return made
+            section = self._add(number, name, _KINDS.get(kind, kind_of(name)))
+            self.sections[name] = section
+            return section
 
     def end(self, name: str) -> None:
-        """Leave a section of this thread, and whatever is still open inside it."""
+        """Leave a section of this thread, and all that are still open inside it."""
         section = self.sections.get(name)
         if section is None:
             self.never_begun(name)
@@ -86,38 +88,38 @@ class SectionTable:
         """Leave every section that this thread is in."""
         opened = lane.opened
         if len(opened) > layout.DEEPEST:
-            self.misused(f"section {opened[-1][0].name!r} is begun again and again, and not ended")
+            self.misused(f"section {opened[-1][0].name!r} is entered repeatedly and never left")
         for section, _ in reversed(opened):
             section.leave()
 
     def leave_long_phase(self, lane: Lane, since: float) -> None:
-        """The thread has left its outermost section of a long phase."""
+        """Note that the thread has left its outermost section of a long phase."""
         if lane is self.main:
             self.long_s += lane.moved - max(since, self.stepped)
             self.progress(lane.moved)
 
     def progress(self, now: float) -> None:
-        """The rank has got further."""
+        """Note progress of the rank."""
         seconds_of(self.words)[layout.PROGRESS_S] = now
 
     def note_gap(self, lane: Lane, now: float) -> None:
-        """Never before was the main thread outside all sections for so long."""
+        """Note the longest time so far that the main thread was outside all sections."""
         gap = now - self.typical_since(lane.moved)
         if gap > lane.longest_gap:
             lane.longest_gap = gap
             seconds_of(self.words)[layout.SECTIONS_AT + layout.SECTION_LONGEST_S] = gap
 
     def typical_since(self, since: float) -> float:
-        """When the part began of which one learns: not with a pause, and not with a compilation."""
+        """The start of the typical part of a duration: after pauses and compilations."""
         return max(since, self.fresh, self.words[layout.COMPILED_NS] / SECOND_NS)
 
     def lane(self) -> Lane:
-        """Where the sections of this thread are."""
+        """The lane of this thread."""
         lane: Lane | None = getattr(self.here, "lane", None)
         return self._new_lane() if lane is None else lane
 
     def lead(self) -> None:
-        """Make the lane of this thread the first: it makes the steps."""
+        """Make the lane of this thread the first: this thread makes the steps."""
         lane = self.lane()
         with self._lock:
             if lane is not self.main:
@@ -126,7 +128,7 @@ class SectionTable:
                 self.main = lane
 
     def begin_learning(self, now: float) -> None:
-        """The first step is made: what happens from here on is typical."""
+        """Note that the first step is finished: durations from now on are typical."""
         with self._lock:
             self._learns = True
             self.fresh = now
@@ -135,7 +137,7 @@ class SectionTable:
                 section.begin_learning()
 
     def time_cpu(self, *, is_wanted: bool) -> None:
-        """From now on plain sections measure the processor time of their thread, or do not."""
+        """Have plain sections measure the processor time of their thread, or not."""
         with self._lock:
             self.is_cpu_timed = is_wanted
             for lane in self._alive():
@@ -143,18 +145,18 @@ class SectionTable:
             self._change_sections()
 
     def time_device(self, timer: "DeviceTimer | None") -> None:
-        """From now on plain sections measure their time on the accelerator, or do not."""
+        """Have plain sections measure their time on the accelerator, or not."""
         with self._lock:
             self.device = timer
             self._change_sections()
 
     def give_up_device(self, error: Exception) -> None:
-        """Measure no time on the accelerator any more: it cannot be done."""
+        """Stop measuring times on the accelerator, after an error."""
         self.time_device(None)
         warn_once(f"times on the accelerator are not measured any more: {quoted(error)}")
 
     def go_on(self, now: float) -> None:
-        """A pause is over: nothing that it interrupted has taken the time that it took."""
+        """Note the end of a pause: no section or step is charged for it."""
         self.progress(now)
         self.fresh = now
         self.long_s = 0.0
@@ -164,22 +166,22 @@ class SectionTable:
             lane.move(now)
 
     def never_begun(self, name: str) -> None:
-        """A section is ended that this thread is not in."""
+        """Report the end of a section that this thread is not in."""
         self.misused(f"section {name!r} was ended, but had not begun in this thread, or had ended")
 
     def misused(self, text: str) -> None:
-        """A call that makes no sense changes nothing; it is counted, and said once."""
+        """Count an invalid call, which is ignored, and report it once on stderr."""
         self._count_misuse()
         warn_once(text)
 
     def detach(self, words: "memoryview[int]") -> None:
-        """Write elsewhere: this process is a fork of the rank, and has this thread alone."""
+        """Write to other memory: this process is a fork of the rank, and has only this thread."""
         self.words = words
         self._lock = RLock()
         self.main = self.only = self.lane()
         self.main.place(words, 0)
         self._lanes = [ref(self.main)]
-        self.time_device(None)  # a fork cannot use what its parent has of CUDA
+        self.time_device(None)  # a fork cannot use its parent's CUDA context
         for section in self._all():
             section.place(words)
 
@@ -191,8 +193,8 @@ class SectionTable:
         if self._others is None:
             self._others = self._add(layout.OTHERS, "(others)", layout.KIND_EVALUATION)
             warn_once(
-                f"there are more than {layout.OTHERS - 1} names of sections; {name!r} and all that "
-                f"follow count as one: use fewer, without numbers in them"
+                f"there are more than {layout.OTHERS - 1} names of sections; {name!r} and later "
+                f"names share a single section: use fewer names, without numbers in them"
             )
         self._count_misuse()
         return self._others
@@ -203,11 +205,11 @@ class SectionTable:
 
     def _add(self, number: int, name: str, kind: int) -> Section:
         self._show(number, name, kind)
-        made = LongSection if kind else self._plain()
-        return made(self, number, name, learns=self._learns)
+        section_class = LongSection if kind else self._plain()
+        return section_class(self, number, name, learns=self._learns)
 
     def _plain(self) -> type[Section]:
-        """Which class plain sections have."""
+        """The class of plain sections."""
         if self.device is not None:
             return TimedDeviceSection if self.is_cpu_timed else DeviceSection
         return TimedSection if self.is_cpu_timed else Section
@@ -223,28 +225,28 @@ class SectionTable:
         write_text(self.words, at, name, layout.NAME_BYTES)
         at = layout.SECTIONS_AT + number * layout.SECTION_WORDS
         self.words[at + layout.SECTION_KIND] = kind
-        self.words[layout.SECTIONS] = number + 1  # the last: the reader waits for it
+        self.words[layout.SECTIONS] = number + 1  # written last: the reader waits for it
 
     def _new_lane(self) -> Lane:
         with self._lock:
             alive = self._alive()
             taken = {lane.number for lane in [self.main, *alive]}
             free = (number for number in range(layout.LANES) if number not in taken)
-            # More threads than there are lanes: these are timed, but not shown.
+            # Threads beyond the number of lanes are timed, but not shown.
             lane = Lane(self.words, next(free, None), get_native_id())
-            self._lanes = [ref(one) for one in [*alive, lane]]
+            self._lanes = [ref(other) for other in [*alive, lane]]
             self.only = None
             self.here.lane = lane
             return lane
 
     def _alive(self) -> list[Lane]:
-        """Those of threads that have not ended."""
-        return [lane for known in self._lanes if (lane := known()) is not None]
+        """The lanes of threads that have not ended."""
+        return [lane for reference in self._lanes if (lane := reference()) is not None]
 
 
 def kind_of(name: str) -> int:
-    """What a section is for, as its name tells: by the beginnings of its words."""
-    words = "".join(one if one.isalpha() else " " for one in name.lower()).split()
+    """The kind of a section, guessed from how the words of its name begin."""
+    words = "".join(letter if letter.isalpha() else " " for letter in name.lower()).split()
     if any(word.startswith(_CHECKPOINTS) for word in words):
         return layout.KIND_CHECKPOINT
     if any(word.startswith(_EVALUATIONS) or word == "val" for word in words):
@@ -253,7 +255,7 @@ def kind_of(name: str) -> int:
 
 
 def write_text(words: "memoryview[int]", at: int, text: str, most: int) -> None:
-    """Write a text into words: shortened to whole characters, and ended by zeros."""
+    """Write a text into words: shortened to whole characters, and padded with zeros."""
     octets = text.encode(errors="replace")
     if len(octets) > most:
         octets = octets[: most - 3].decode(errors="ignore").encode() + "…".encode()

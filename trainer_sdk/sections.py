@@ -1,8 +1,7 @@
 """Sections: named, timed stretches of a rank's step, written to its page as they happen.
 
-All of it runs inside the training step: it never waits, never raises, and asks the system for
-nothing but the time. Whatever comes in between, another thread or a signal handler, finds lanes
-and page in order.
+All of it runs inside the training step: it never waits, never raises, and asks the system only for
+the time. Lanes and page are consistent at each moment, for other threads and signal handlers.
 """
 
 from time import monotonic, thread_time
@@ -27,15 +26,15 @@ _IN_RING = layout.RING_ENTRIES - 1
 _IN_ENDS = layout.ENDS_ENTRIES - 1
 _IN_CPU = layout.CPU_ENTRIES - 1
 _IN_DEVICE = layout.DEVICE_ENTRIES - 1
-_MOST_OPEN = 1024  # no program is so deep: these were begun again and again, and never ended
+_MOST_OPEN = 1024  # no program nests this deep: sections are entered repeatedly and never left
 _NOT_YET = float("inf")
 _UNTIMED = -1.0
-_CPU_EVERY = 5  # no number of microbatches or workers that people use often
-_COROUTINE = 0x80  # of a function's code
+_CPU_EVERY = 5  # a number of microbatches or workers that is rarely used
+_COROUTINE = 0x80  # a flag of a function's code
 
 
 class Lane:
-    """Where one thread is: its open sections, and since when."""
+    """The open sections of a thread, and since when each is open."""
 
     __slots__ = (
         *("__weakref__", "_at", "_seconds", "_words", "cpu", "deep", "depth", "frames"),
@@ -45,28 +44,28 @@ class Lane:
     def __init__(self, words: "memoryview[int]", number: int | None, thread: int) -> None:
         self.thread = thread
         self.depth = 0
-        """How many of the next are open; one more if there are any in `deep`."""
+        """The number of open entries in the next lists; one more if `deep` has any."""
         self.sections: list[Section | None] = [None] * (_DEEPEST + 1)
         self.since = [0.0] * _DEEPEST
         self.cpu = [_UNTIMED] * (_DEEPEST + 1)
-        """What the thread had computed when it entered each, where that is measured."""
+        """The processor time of the thread at each entry, where it is measured."""
         self.pairs: list[EventPair | None] = [None] * _DEEPEST
-        """The events of each, where its time on the accelerator is measured."""
+        """The events of each entry, where its time on the accelerator is measured."""
         self.deep: list[tuple[Section, float]] = []
-        """Those that are too deep to be shown."""
+        """The open sections that are too deep to be shown."""
         self.moved = monotonic()
         self.longest_gap = _NOT_YET
-        """Outside all sections, since the first step."""
+        """The longest time outside all sections, since the first step."""
         self.place(words, number)
 
     @property
     def opened(self) -> "list[tuple[Section, float]]":
-        """What is open, the outermost first."""
+        """The open sections and since when, the outermost first."""
         shown = zip(self.sections[: self.depth], self.since, strict=False)
         return [(section, since) for section, since in shown if section is not None] + self.deep
 
     def place(self, words: "memoryview[int]", number: int | None) -> None:
-        """Show it there from now on, or nowhere."""
+        """Show the lane at this number from now on; nowhere if it is None."""
         if number is None:
             words = memoryview(bytearray(8 * layout.LANE_WORDS)).cast("q")
         else:
@@ -84,25 +83,26 @@ class Lane:
         words[layout.LANE_THREAD] = self.thread
 
     def forget_cpu(self) -> None:
-        """What was computed before was not measured."""
+        """Forget the processor times at the entries of open sections."""
         for depth in range(_DEEPEST):
             self.cpu[depth] = _UNTIMED
 
     def move(self, now: float) -> None:
-        """It has got further, otherwise than by a section that is shown."""
+        """Note progress of the thread outside shown sections."""
         self.moved = self._seconds[layout.LANE_MOVED_S] = now
 
 
 def seconds_of(words: "memoryview[int]") -> "memoryview[float]":
-    """The same words, where they hold seconds."""
+    """The same words as doubles, for fields that have seconds."""
     return words.cast("B").cast("d")
 
 
 class Section:
-    """One named stretch: enter it with `with`, as a decorator, or by `enter` and `leave`.
+    """A named stretch: enter it with `with`, as a decorator, or by `enter` and `leave`.
 
-    There is one for each name. What is open is kept by thread, so it may be entered again inside
-    itself, and by several threads at once. It ends in the thread in which it began.
+    There is one object for each name. Each thread has its own list of open sections, so a section
+    may be entered again inside itself, and by several threads at once. It must end in the thread in
+    which it began.
     """
 
     __slots__ = (
@@ -121,7 +121,7 @@ class Section:
         self.place(table.words)
 
     def place(self, words: "memoryview[int]") -> None:
-        """Write there from now on."""
+        """Write to this page from now on."""
         at = layout.SECTIONS_AT + self.number * layout.SECTION_WORDS
         self._own = words[at : at + layout.SECTION_WORDS]
         at = layout.RINGS_AT + self.number * layout.RING_ENTRIES
@@ -136,7 +136,7 @@ class Section:
     def __enter__(self) -> None:
         try:
             lane = self._here.lane
-        except AttributeError:  # this thread's first
+        except AttributeError:  # the first section of this thread
             lane = self._table.lane()
         depth = lane.depth
         now = monotonic()
@@ -159,7 +159,7 @@ class Section:
     ) -> None:
         lane = self._table.only or self._table.lane()
         depth = lane.depth - 1
-        if lane.sections[depth] is not self:  # the last of them never is one
+        if lane.sections[depth] is not self:  # the entry after the last is never a section
             self._leave_otherwise(lane)
             return
         now = monotonic()
@@ -177,7 +177,7 @@ class Section:
     leave = __exit__
 
     def __call__(self, function: "Callable[P, R]") -> "Callable[P, R]":
-        """As a decorator: each call of the function, or of the coroutine, is this section."""
+        """Decorate a function, or a coroutine: each call of it is this section."""
         from functools import wraps  # most scripts use `with`
 
         code = getattr(function, "__code__", None)
@@ -199,18 +199,18 @@ class Section:
         return timed
 
     def begin_learning(self) -> None:
-        """The first step is made: from here on it is typical how long this takes."""
+        """Note that the first step is finished: durations from now on are typical."""
         self._longest = 0.0
         self._own[layout.SECTION_BEFORE] = self._ended
 
     def take_device(self, took: float) -> None:
-        """So long it took on the accelerator, some time ago."""
+        """Write a time on the accelerator; it may be of some steps ago."""
         count = self._own[layout.SECTION_DEVICE_COUNT] + 1
         self._device[count & _IN_DEVICE] = took
         self._own[layout.SECTION_DEVICE_COUNT] = count
 
     def _note(self, since: float, now: float) -> None:
-        """Never before has it taken so long; unless there was more in it than itself."""
+        """Note the longest duration so far, without pauses and compilations in it."""
         took = now - self._table.typical_since(since)
         if took > self._longest:
             self._longest = took
@@ -223,7 +223,7 @@ class Section:
             self._table.leave_all(lane)
 
     def _leave_otherwise(self, lane: Lane) -> None:
-        """It is deep, or not the innermost; one that is not open at all ends nothing."""
+        """Leave a section that is too deep to be shown, not the innermost, or not open."""
         if all(section is not self for section, _ in lane.opened):
             self._table.never_begun(self.name)
             return
@@ -244,10 +244,10 @@ class Section:
 
 
 class TimedSection(Section):
-    """A plain one that measures the processor time of its thread, too: every fifth time.
+    """A plain section that also measures the processor time of its thread, every fifth time.
 
-    A section becomes one, and a plain one again, between two steps: its class changes, so that a
-    plain one spends nothing on it. To ask the kernel for that time costs more than all the rest.
+    A section's class changes between two steps, so that plain sections spend nothing on this: to
+    ask the kernel for that time costs more than all the rest.
     """
 
     __slots__ = ()
@@ -282,9 +282,9 @@ class TimedSection(Section):
 
 
 class DeviceSection(Section):
-    """A plain one that measures its time on the accelerator, too, as the script has asked.
+    """A plain section that also measures its time on the accelerator.
 
-    Another thread may make it a plain one at any moment, so nothing here asks for its class.
+    Another thread may change its class at any moment, so its methods do not depend on the class.
     """
 
     __slots__ = ()
@@ -307,7 +307,7 @@ class DeviceSection(Section):
 
 
 class TimedDeviceSection(Section):
-    """A plain one that measures both."""
+    """A plain section that measures both times."""
 
     __slots__ = ()
 
@@ -335,7 +335,7 @@ def _begin_on_device(section: Section, table: "SectionTable") -> None:
         return
     try:
         lane.pairs[depth] = timer.begin(section.number)
-    except Exception as error:  # noqa: BLE001 - no error of a measurement is the training's
+    except Exception as error:  # noqa: BLE001 - a failed measurement must not fail the training
         table.give_up_device(error)
 
 
@@ -353,7 +353,7 @@ def _end_on_device(section: Section, table: "SectionTable") -> None:
 
 
 class LongSection(Section):
-    """One of a long phase: what it takes is no part of the step that it interrupts."""
+    """A section of a long phase: its time is not part of the step that it interrupts."""
 
     __slots__ = ()
 
@@ -366,7 +366,9 @@ class LongSection(Section):
         lane = self._table.lane()
         since = next((since for section, since in reversed(lane.opened) if section is self), None)
         super().__exit__()
-        if since is not None and not any(isinstance(one, LongSection) for one, _ in lane.opened):
+        if since is not None and not any(
+            isinstance(section, LongSection) for section, _ in lane.opened
+        ):
             self._table.leave_long_phase(lane, since)
 
     leave = __exit__

@@ -1,4 +1,4 @@
-"""For the tests of a training: what its session says, seen as an agent sees it; without an agent.
+"""For the tests of a training: shows what an agent would see of its session, without an agent.
 
 with trainer_sdk.testing.watched() as watch:
     train_one_step()
@@ -22,16 +22,16 @@ from trainer_sdk.wire import Datagram
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What was spent in a section."""
+    """The count and longest time of a section."""
 
     count: int
-    """How often it ended."""
+    """How often the section has ended."""
     longest_s: float
-    """Of the latest 64 times."""
+    """The longest of the latest 64 times."""
 
 
 class Watch:
-    """What a rank says of itself; it may still be asked when the rank is no longer watched."""
+    """The page and messages of a watched session; it can still be read after the session."""
 
     def __init__(self, page: PageView) -> None:
         self._page = page
@@ -39,18 +39,18 @@ class Watch:
 
     @property
     def step(self) -> int:
-        """The last step that is finished; 0 before the first."""
+        """The last finished step; 0 before the first."""
         return self.reading.step
 
     @property
     def sections(self) -> Mapping[str, Spent]:
         """Every section that was entered, by name."""
-        found = {}
+        spent = {}
         for number, section in enumerate(self._page.sections()):
             if section.name:
                 longest_s = max(self._page.durations(number, 0), default=0.0)
-                found[section.name] = Spent(section.count, longest_s)
-        return found
+                spent[section.name] = Spent(section.count, longest_s)
+        return spent
 
     @property
     def open(self) -> Mapping[int, tuple[str, ...]]:
@@ -63,33 +63,33 @@ class Watch:
 
     @property
     def values(self) -> Mapping[str, float]:
-        """What was reported last, by name."""
+        """The latest value of each metric, by name."""
         return self._page.values()
 
     @property
     def is_paused(self) -> bool:
-        """The rank has asked not to be judged."""
+        """Whether a pause is open."""
         return self.reading.pauses > 0
 
     @property
     def misuses(self) -> int:
-        """Calls that made no sense, such as the end of a section that had not begun."""
+        """The number of invalid calls, such as the end of a section that had not begun."""
         return self.reading.misuses
 
     @property
     def messages(self) -> tuple[Datagram, ...]:
-        """What an agent would have been told, in order."""
+        """The messages that an agent would have received, in order."""
         return tuple(_DATAGRAM.decode(octets) for octets in self._datagrams)
 
     @property
     def reading(self) -> PageReading:
-        """All that the page says."""
+        """The whole content of the page."""
         reading = self._page.read()
         assert reading is not None, "the session has opened it"
         return reading
 
     def ask_to_stop(self, after_step: int | None = None) -> None:
-        """Ask the training to stop, once it has finished this step; by default at once."""
+        """Ask the training to stop once it has finished this step; by default at once."""
         self._page.ask_to_stop(self.step if after_step is None else after_step)
 
     def ask_to_save(self, after_step: int | None = None) -> None:
@@ -97,16 +97,16 @@ class Watch:
         self._page.ask_to_save(self.step if after_step is None else after_step)
 
     def send(self, octets: bytes, /) -> int:
-        """Take a datagram, as an agent does."""
+        """Receive a datagram, as an agent does."""
         self._datagrams.append(octets)
         return len(octets)
 
 
 @contextmanager
 def watched(rank: int = 0) -> Iterator[Watch]:
-    """Give this process a session that is watched; the one that it had comes back afterwards.
+    """Give this process a watched session within the `with` block; afterwards restore the former.
 
-    Whoever has asked for `trainer_sdk.session()` before keeps what it got.
+    Code that has called `trainer_sdk.session()` before keeps the session that it got.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "page")
@@ -116,12 +116,12 @@ def watched(rank: int = 0) -> Iterator[Watch]:
     link.attach(words, watch, number=1, rank=rank)
     link.up()
     session = rank_session.Session(link)
-    before = rank_session.replace_session(session)
+    former = rank_session.replace_session(session)
     try:
         yield watch
     finally:
-        rank_session.replace_session(before)
-        session._detach()  # noqa: SLF001 - one package
+        rank_session.replace_session(former)
+        session._detach()  # noqa: SLF001 - the same package
 
 
 _DATAGRAM: "msgspec.json.Decoder[Datagram]" = msgspec.json.Decoder(Datagram)

@@ -1,8 +1,8 @@
-"""Writes the figures of a rank to TensorBoard or Weights & Biases, beside those of the script.
+"""Writes the figures of a rank to TensorBoard or Weights & Biases, next to those of the script.
 
-A thread of its own reads the rank's page every so often: the training thread spends nothing on
-it. The figures are what the script reports, and the medians of steps and sections since the last
-time. A tracker that fails says so once, and ends nothing.
+A separate thread reads the rank's page at intervals, so the training thread spends nothing on it.
+The figures are the metrics that the script reports, and the medians of steps and sections since the
+last time. A tracker that fails prints one warning, and the training goes on.
 """
 
 import atexit
@@ -23,14 +23,14 @@ _SHORTEST_S = 0.1
 
 
 class FigureSink(Protocol):
-    """Where figures go."""
+    """A destination of figures."""
 
     def write(self, figures: Mapping[str, float], step: int) -> None:
-        """Take the figures of a step."""
+        """Receive the figures of a step."""
         ...
 
     def close(self) -> None:
-        """Write what is not written yet."""
+        """Write the figures that are still buffered."""
         ...
 
 
@@ -43,21 +43,21 @@ class TensorBoard:
         self._writer = Writer(folder)
 
     def write(self, figures: Mapping[str, float], step: int) -> None:
-        """Take the figures of a step."""
+        """Receive the figures of a step."""
         for name, value in figures.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def close(self) -> None:
-        """Write what is not written yet."""
+        """Write the figures that are still buffered."""
         self._writer.close()
 
 
 class WandbRun:
     """A run of Weights & Biases that the script has begun.
 
-    Figures join the row that the script logs next: a row of their own would move the run's step,
-    and rows that the script logs with a smaller one would be dropped.
+    Figures join the row that the script logs next: separate rows would advance the run's step, and
+    later rows of the script with a smaller step would be dropped.
     """
 
     def __init__(self, run: Any) -> None:
@@ -66,7 +66,7 @@ class WandbRun:
         run.define_metric(f"{PREFIX}/*", step_metric=f"{PREFIX}/step")
 
     def write(self, figures: Mapping[str, float], step: int) -> None:
-        """Take the figures of a step."""
+        """Receive the figures of a step."""
         self._run.log({**figures, f"{PREFIX}/step": step}, commit=False)
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class WandbRun:
 
 
 class Tracker:
-    """Hands the figures of this rank to a sink every so often, until it is closed."""
+    """Passes the figures of this rank to a sink at intervals, until it is closed."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Tracker:
         self._copy = _memory()
         self._page = PageView(self._copy)
         self._ended: dict[int, int] = {}
-        """Of each section how many of its ends were taken in."""
+        """For each section, the number of its ends that were read."""
         self._steps = 0
         self._reported_ns = -1
         self._pid = os.getpid()
@@ -99,19 +99,19 @@ class Tracker:
         self._thread = Thread(target=self._write_for_ever, name="everstep-tracker", daemon=True)
 
     def start(self) -> None:
-        """Begin; what was not written yet is written when the process ends."""
+        """Begin; the last figures are written when the process ends."""
         atexit.register(self.close)
         self._thread.start()
 
     def close(self) -> None:
-        """Write what is new, and no more after that. A storage that hangs is not waited for."""
+        """Write the last figures and stop, within seconds even if the storage hangs."""
         atexit.unregister(self.close)
         self._over.set()
-        if os.getpid() == self._pid:  # a fork of the rank has no such thread
+        if os.getpid() == self._pid:  # a fork of the rank does not have the thread
             self._thread.join(_JOINED_WITHIN_S)
 
     def write(self) -> None:
-        """Hand on what is new since the last time, if anything is."""
+        """Pass on the figures since the last time, if there are any."""
         figures = self._figures()
         if figures:
             self._sink.write(figures, self._step())
@@ -143,7 +143,7 @@ class Tracker:
 
 
 def _memory() -> mmap.mmap:
-    """Memory of this process alone, with a size that a page's reader can ask for."""
+    """Private memory as a mapping, as the page's reader needs it."""
     descriptor = os.memfd_create("everstep-tracker", os.MFD_CLOEXEC)
     try:
         os.ftruncate(descriptor, layout.PAGE_BYTES)
@@ -158,23 +158,26 @@ def tracker_of(
     step: Callable[[], int],
     every_s: float,
 ) -> Tracker | None:
-    """A tracker at work; None, after a warning line, where its sink cannot be had."""
+    """A running tracker; None, after a warning, if its sink cannot be opened."""
     try:
         tracker = Tracker(sink(), words, step, every_s=every_s)
         tracker.start()
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
-        warn_once(f"{module} is missing, so that no figures go there: pip install {module}")
+        warn_once(
+            f"{module} is not installed, so no figures are written to it: pip install {module}"
+        )
         return None
-    except Exception as error:  # noqa: BLE001 - whatever a tracker raises is not the training's
+    except Exception as error:  # noqa: BLE001 - an error of a tracker must not fail the training
         warn_once(f"no figures are written: {_one_line(error)}")
         return None
     return tracker
 
 
-def _unharmed(deed: Callable[[], None]) -> None:
+def _unharmed(call: Callable[[], None]) -> None:
+    """Call it; an error becomes a warning."""
     try:
-        deed()
+        call()
     except Exception as error:  # noqa: BLE001 - the training goes on without these figures
         warn_once(f"figures cannot be written: {_one_line(error)}")
 

@@ -1,4 +1,4 @@
-"""What crosses between a node's processes: agent, warden, forge and ranks; JSON, one a line."""
+"""The messages between a node's processes (agent, warden, forge, ranks): one line of JSON each."""
 
 import os
 import socket
@@ -9,10 +9,11 @@ import msgspec
 
 
 class WireLine(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower, omit_defaults=True):
-    """What every one of them shares: its name is in `type`."""
+    """The base of all messages; the field `type` has the name."""
 
 
-# From a rank to its agent, as one datagram. A rank writes them by hand: see bootstrap/link.py.
+# From a rank to its agent, one datagram each. A rank writes the JSON by hand: see
+# bootstrap/agent_link.py.
 
 
 class Up(WireLine, frozen=True, kw_only=True):
@@ -32,18 +33,18 @@ class Stepped(WireLine, frozen=True, kw_only=True):
 
 
 class ScriptFinished(WireLine, frozen=True, kw_only=True, tag="ended"):
-    """The script is over; the process still has to leave."""
+    """The script has ended; its process has not exited yet."""
 
     round: int
     rank: int
     code: int
-    """What the process will exit with, as far as the script decides it."""
+    """The exit code of the process, as far as the script decides it."""
     error: bool = False
     """`error.json` has the exception."""
 
 
 class Paused(WireLine, frozen=True, kw_only=True):
-    """The script asks not to be judged for a while."""
+    """The script asks the agent not to judge the rank for a while."""
 
     round: int
     rank: int
@@ -52,7 +53,7 @@ class Paused(WireLine, frozen=True, kw_only=True):
 
 
 class Resumed(WireLine, frozen=True, kw_only=True):
-    """It may be judged again."""
+    """The agent may judge the rank again."""
 
     round: int
     rank: int
@@ -60,7 +61,7 @@ class Resumed(WireLine, frozen=True, kw_only=True):
 
 
 class StopSeen(WireLine, frozen=True, kw_only=True, tag="stopping"):
-    """The script has seen that it should stop, after this step."""
+    """The script has seen, after this step, that it should stop."""
 
     round: int
     rank: int
@@ -68,17 +69,17 @@ class StopSeen(WireLine, frozen=True, kw_only=True, tag="stopping"):
 
 
 class Requested(WireLine, frozen=True, kw_only=True):
-    """The script asks for something that others decide about."""
+    """The script makes a request, which the control plane decides."""
 
     round: int
     rank: int
     kind: Literal["exclude", "stop"]
-    """That this node be excluded from the next round; that the job be stopped."""
+    """Exclude this node from the next round; stop the job."""
     reason: str = ""
 
 
 class Injected(WireLine, frozen=True, kw_only=True):
-    """The script makes a fault on purpose, now."""
+    """The script injects a fault now."""
 
     round: int
     rank: int
@@ -88,22 +89,22 @@ class Injected(WireLine, frozen=True, kw_only=True):
 
 
 class Checkpointed(WireLine, frozen=True, kw_only=True):
-    """Something became of a checkpoint."""
+    """An event of a checkpoint."""
 
     round: int
     rank: int
     event: str
-    """As `save_started`, `committed` or `image`; an agent passes over what it does not know."""
+    """Such as `save_started`, `committed` or `image`; an agent ignores events it does not know."""
     body: dict[str, Any]
-    """The fields of the fact that it is, without what the agent knows by itself."""
+    """The fields of the event's fact, without those that the agent adds."""
 
 
 SessionMessage = Paused | Resumed | StopSeen | Requested | Injected | Checkpointed
-"""What a script says by its session."""
+"""The messages of a script's session."""
 
 
 class Deferred(WireLine, frozen=True, kw_only=True):
-    """A signal came that would have ended the rank."""
+    """The rank has deferred a signal that would have ended it."""
 
     round: int
     rank: int
@@ -116,78 +117,78 @@ Datagram = Up | Stepped | ScriptFinished | Deferred | SessionMessage
 
 
 class RankCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """What each rank runs."""
+    """The command that each rank runs."""
 
     kind: Literal["script", "module", "program"]
-    """A file for Python, what follows `python -m`, or any program."""
+    """A Python file, a module for `python -m`, or any program."""
     target: str
     arguments: tuple[str, ...] = ()
 
 
 class WardenPlan(WireLine, frozen=True, kw_only=True):
-    """The first line: what stays the same for all rounds."""
+    """The first line to a warden: the parts that are the same for all rounds."""
 
     command: RankCommand
     cwd: str
     python: str
     """The interpreter of the ranks."""
     environ: dict[str, str]
-    """Packed; what the forge starts with."""
+    """The environment of the forge, packed."""
     folder: str
-    """Where the forge keeps its output."""
+    """The folder of the forge's output."""
     warm: bool
     preload: tuple[str, ...] | Literal["auto"]
     own: tuple[str, ...] = ()
-    """Variables that each rank has for itself, or each round."""
+    """The variables whose values differ between ranks or rounds."""
     token: str = ""
-    """Who says this to its door is answered."""
+    """The warden's socket answers peers that send this token."""
 
 
 class RankEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank to start."""
+    """A rank to start."""
 
     rank: int
     environ: dict[str, str]
-    """Packed and complete: the rank has this and nothing more."""
+    """The complete environment of the rank, packed."""
     stdout: str
     stderr: str
 
 
 class WardenStart(WireLine, frozen=True, kw_only=True, tag="start"):
-    """Start these ranks, forked from the forge if `warm` and it is fit."""
+    """Start these ranks; if `warm`, fork them from the forge, if that is possible."""
 
     round: int
     ranks: tuple[RankEntry, ...]
     warm: bool
     forge_within_s: float
-    """How long they wait for a forge that is still importing."""
+    """How long to wait for a forge that is still importing."""
 
 
 class Signal(WireLine, frozen=True, kw_only=True):
-    """Send a signal to ranks, not to what they started; to all of them if `ranks` is None."""
+    """Send a signal to ranks, not to their child processes; to all ranks if `ranks` is None."""
 
     number: int
     ranks: tuple[int, ...] | None = None
     to_handlers: bool = False
-    """Only to ranks that have a handler for it."""
+    """Send it only to ranks that have a handler for it."""
 
 
 class Undefer(WireLine, frozen=True, kw_only=True):
-    """A rank has deferred this signal: end the rank by it, unless the warden has got it, too."""
+    """End the rank by a signal that it has deferred, unless the warden got the signal, too."""
 
     rank: int
     number: int
 
 
 class WardenStop(WireLine, frozen=True, kw_only=True, tag="stop"):
-    """Stop every rank and whatever they started."""
+    """Stop all ranks and the processes that they have started."""
 
     grace_s: float
     kill_within_s: float
     is_done: bool = False
-    """All ranks have exited with 0: what they leave has a moment to end by itself."""
+    """All ranks have exited with 0: processes that they leave get a moment to end themselves."""
     leaves: bool = False
-    """And what does not may live on."""
+    """Processes that are left after that may live on."""
 
 
 FromAgent = WardenPlan | WardenStart | Signal | Undefer | WardenStop
@@ -196,7 +197,7 @@ FromAgent = WardenPlan | WardenStart | Signal | Undefer | WardenStop
 
 
 class Spawned(WireLine, frozen=True, kw_only=True):
-    """A rank's process exists."""
+    """A rank's process has started."""
 
     round: int
     rank: int
@@ -215,34 +216,34 @@ class Gone(WireLine, frozen=True, kw_only=True):
     core_dumped: bool
     lasted_s: float
     told: bool = False
-    """It may have ended because it was told to."""
+    """The process may have ended because the agent has stopped it."""
 
 
 class Signalled(WireLine, frozen=True, kw_only=True):
     """A signal was sent."""
 
     unhandled: tuple[int, ...]
-    """The ranks that have no handler for it, and did not get it."""
+    """The ranks without a handler for it, which did not get it."""
 
 
 class AllStopped(WireLine, frozen=True, kw_only=True):
-    """Nothing of the round is left, but for `left`."""
+    """No process of the round is left, except `left`."""
 
     ranks: tuple[int, ...]
-    """Those that had not ended before."""
+    """The ranks that had not ended before."""
     killed: tuple[int, ...]
-    """Those of them that outlived the grace."""
+    """The ranks that outlived the grace period."""
     swept: int
-    """Other processes that the ranks had left behind."""
+    """The number of other processes that the ranks had left behind."""
     left: tuple[int, ...]
-    """Process ids that outlive even SIGKILL."""
+    """The ids of processes that have survived SIGKILL."""
     stop_s: float
     outlived: tuple[str, ...] = ()
-    """What was still there though all ranks had exited with 0: process id and command."""
+    """Processes that were left after all ranks had exited with 0: process id and command."""
 
 
 class StartFailed(WireLine, frozen=True, kw_only=True):
-    """The node could not make a process."""
+    """The node could not start a process."""
 
     round: int
     reason: str
@@ -254,9 +255,9 @@ class ForgeUp(WireLine, frozen=True, kw_only=True):
     took_s: float
     preloaded: tuple[str, ...]
     failed: tuple[str, ...] = ()
-    """Asked for, but could not be imported; each with the reason."""
+    """Modules that could not be imported, each with the reason."""
     left_out: tuple[str, ...] = ()
-    """Why something is imported by each rank for itself."""
+    """Reasons why ranks import some modules themselves."""
 
 
 class ForgeDown(WireLine, frozen=True, kw_only=True):
@@ -264,7 +265,7 @@ class ForgeDown(WireLine, frozen=True, kw_only=True):
 
     reason: str
     final: bool
-    """It is not tried again."""
+    """The warden does not start another forge."""
 
 
 FromWarden = Spawned | Gone | Signalled | AllStopped | StartFailed | ForgeUp | ForgeDown
@@ -276,16 +277,16 @@ class ForgePlan(WireLine, frozen=True, kw_only=True):
     """The first line to a forge."""
 
     warden: int
-    """The process that its ranks will belong to."""
+    """The warden's process, which will be the parent of the ranks."""
     command: RankCommand
     cwd: str
     preload: tuple[str, ...] | Literal["auto"]
     without: tuple[str, ...] = ()
     """Modules that made an earlier forge unfit."""
     besides: tuple[str, ...] = ()
-    """What those had imported, and is fit itself."""
+    """Modules that those had imported, and that are safe to import."""
     own: tuple[str, ...] = ()
-    """Variables that each rank has for itself, or each round."""
+    """The variables whose values differ between ranks or rounds."""
 
 
 class Fork(WireLine, frozen=True, kw_only=True):
@@ -296,21 +297,21 @@ class Fork(WireLine, frozen=True, kw_only=True):
 
 
 class Forked(WireLine, frozen=True, kw_only=True):
-    """They exist: process ids in the order of the request."""
+    """The ranks were forked: process ids in the order of the request."""
 
     pids: tuple[int, ...]
 
 
 class Unfit(WireLine, frozen=True, kw_only=True):
-    """It is not safe to fork here."""
+    """The forge cannot fork safely."""
 
     reason: str
     module: str = ""
-    """Whose import made it so, where that is known."""
+    """The module whose import is the reason, if known."""
     without: tuple[str, ...] = ()
-    """All that have to be left to the ranks, if it is more than that one."""
+    """All modules that must be left to the ranks, if there are several."""
     besides: tuple[str, ...] = ()
-    """What they have imported, and is fit itself."""
+    """Modules that they have imported, and that are safe to import."""
 
 
 ToForge = ForgePlan | Fork
@@ -331,15 +332,15 @@ class Channel(Generic[L]):
         self._early: list[L] = []
 
     def fileno(self) -> int:
-        """For selectors."""
+        """The descriptor of the socket, for selectors."""
         return self._wire.fileno()
 
     def send(self, line: WireLine) -> None:
-        """Send a whole line; OSError when the other side is gone or takes nothing."""
+        """Send a whole line; OSError if the peer is gone or does not read."""
         self._wire.sendall(encode(line))
 
     def receive(self) -> list[L]:
-        """What one read brings, waiting for it; EOFError when the other side is gone."""
+        """Wait for the next read, and return its lines; EOFError if the peer is gone."""
         if self._early:
             early, self._early = self._early, []
             return early
@@ -353,7 +354,7 @@ class Channel(Generic[L]):
         return [self._decoder.decode(line) for line in lines]
 
     def receive_first(self) -> L:
-        """The first line, waiting for it; what came with it is kept in `early`."""
+        """Wait for the first line, and return it; lines after it are kept for `receive`."""
         while True:
             lines = self.receive()
             if lines:
@@ -362,7 +363,7 @@ class Channel(Generic[L]):
 
     @property
     def early(self) -> bool:
-        """Whether lines were read already that a selector cannot know of."""
+        """Whether lines were read that `receive` has not returned; a selector cannot see them."""
         return bool(self._early)
 
     def close(self) -> None:
@@ -371,12 +372,12 @@ class Channel(Generic[L]):
 
 
 def encode(line: WireLine) -> bytes:
-    """One line, with its end."""
+    """The message as a line, with its end."""
     return msgspec.json.encode(line) + b"\n"
 
 
 def pack(environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment as JSON can carry it, whatever bytes it holds."""
+    """An environment as texts that JSON can carry, whatever bytes it has."""
     return {_latin(name): _latin(value) for name, value in environ.items()}
 
 

@@ -93,7 +93,7 @@ class Everstep:
         self.saves._saver.settle()
 
     def finish(self) -> None:
-        assert self.saves.maybe_finalize(blocking=True, within_s=600), "it came to nothing"
+        assert self.saves.maybe_finalize(blocking=True, within_s=600), "the save has failed"
 
     def place(self, path: Path) -> Path:  # noqa: ARG002 - it names them itself
         return self._root / f"step-{self._step:09d}"

@@ -20,13 +20,13 @@ MISSING = "missing.json"
 MAX_MEMBERS = 4096
 MAX_MEMBER_BYTES = 64 * 1024 * 1024
 MAX_BYTES = 512 * 1024 * 1024
-"""Of all members together."""
+"""The limit of all members together."""
 MAX_MISSING_BYTES = 1024 * 1024
 MAX_RATIO = 500
-"""Unpacked to packed; what compresses better is a bomb."""
+"""The largest ratio of unpacked to packed; above it, an archive is treated as a bomb."""
 
 _RATIO_FROM_BYTES = 4 * 1024 * 1024
-"""Small archives may compress as they like."""
+"""The ratio of archives below this size is not limited."""
 _BLOCK = 512
 _END = bytes(_BLOCK)
 _LEVEL = 3
@@ -57,11 +57,11 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """All of an archive, where it may be held at once."""
+    """The contents of an archive, all in memory."""
 
     members: tuple[Member, ...]
     missing: Mapping[int, str]
-    """Ranks that nothing is there of, and why."""
+    """Ranks without a file, and why."""
 
 
 def is_archive(data: bytes) -> bool:
@@ -70,7 +70,7 @@ def is_archive(data: bytes) -> bool:
 
 
 def pack(members: Iterable[Member], missing: Mapping[int, str]) -> bytes:
-    """The archive of these; equal members make equal bytes."""
+    """The archive of these members; equal members make equal bytes."""
     packed = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=_LEVEL, filename="", mtime=0) as out,
@@ -86,7 +86,7 @@ def pack(members: Iterable[Member], missing: Mapping[int, str]) -> bytes:
 
 
 def unpack(data: bytes | BinaryIO) -> Archive:
-    """All that an archive has; `BadArchiveError` where it is not one of ours."""
+    """The contents of an archive; raises `BadArchiveError` if it is not an archive of evidence."""
     members: list[Member] = []
     missing: Mapping[int, str] = {}
     for name, content in files(data):
@@ -149,22 +149,22 @@ def _header(block: bytes) -> tuple[str, int]:
 
 
 def _member(name: str, content: bytes) -> Member:
-    found = _NAME.fullmatch(name)
-    assert found is not None
-    rank = found["rank"]
-    return Member(None if rank is None else int(rank), found["suffix"], content)
+    match = _NAME.fullmatch(name)
+    assert match is not None
+    rank = match["rank"]
+    return Member(None if rank is None else int(rank), match["suffix"], content)
 
 
 def _reasons(content: bytes) -> Mapping[int, str]:
     try:
-        found = json.loads(content)
-        return {int(rank): str(reason) for rank, reason in found.items()}
+        reasons = json.loads(content)
+        return {int(rank): str(reason) for rank, reason in reasons.items()}
     except (ValueError, AttributeError, RecursionError) as error:
         raise BadArchiveError(f"{MISSING} of the archive is damaged: {error}") from error
 
 
 class _Unpacked:
-    """What gzip gives back, as much as an archive may hold."""
+    """The unpacked bytes, up to the limit of an archive."""
 
     def __init__(self, packed: BinaryIO) -> None:
         self._counted = _Counted(packed)
@@ -172,7 +172,7 @@ class _Unpacked:
         self._octets = 0
 
     def read(self, size: int) -> bytes:
-        """Exactly so many bytes."""
+        """Exactly this number of bytes."""
         self._octets += size
         if self._octets > MAX_BYTES:
             raise BadArchiveError(f"the archive has more than {MAX_BYTES} bytes unpacked")
@@ -197,7 +197,7 @@ class _Unpacked:
 
 
 class _Counted:
-    """A file that counts what was read of it."""
+    """A file that counts the bytes read from it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

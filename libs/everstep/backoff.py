@@ -7,7 +7,7 @@ _DOUBLINGS_MOST = 64
 
 
 def backoff_s(failures: int, first_s: float, most_s: float) -> float:
-    """The wait after so many failures in a row: `first_s` after the first of them."""
+    """The wait after a number of failures in a row: `first_s` after the first failure."""
     return min(first_s * 2.0 ** min(failures - 1, _DOUBLINGS_MOST), most_s)
 
 

@@ -13,18 +13,18 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 class BadNameError(EverstepError):
     """A job or node has a name that cannot be part of a subject, a path or a URL."""
 
-    def __init__(self, what: str, name: str) -> None:
+    def __init__(self, kind: str, name: str) -> None:
         super().__init__(
-            f"{name!r} cannot name a {what}: use 1 to 128 letters, digits, '_' and '-', "
+            f"{name!r} cannot name a {kind}: use 1 to 128 letters, digits, '_' and '-', "
             f"the first a letter or digit"
         )
         self.name = name
 
 
-def checked_name(what: str, name: str) -> str:
+def checked_name(kind: str, name: str) -> str:
     """The name itself, when it is safe in a subject, a file name and a URL."""
     if not _NAME.fullmatch(name):
-        raise BadNameError(what, name)
+        raise BadNameError(kind, name)
     return name
 
 

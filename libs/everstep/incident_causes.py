@@ -78,7 +78,7 @@ def _row(cause: IncidentCause) -> CauseMeaning:  # noqa: C901, PLR0911  a table,
             return CauseMeaning(fault=("script",), costs_restart=True, evidence="stall")
         case "node_lost":
             return CauseMeaning(fault=("node",), costs_restart=True, weight=NODE)
-        case "node_left":  # its agent said so: sent away by the scheduler, or by a person
+        case "node_left":  # its agent reported it: the scheduler or a person sent it away
             return CauseMeaning(fault=("scheduler", "operator"), costs_restart=True)
         case "preempted":
             return CauseMeaning(fault=("scheduler",), evidence="none")

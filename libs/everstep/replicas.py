@@ -1,4 +1,4 @@
-"""A replica of a service that meets the others on the bus, opened for whichever process runs it."""
+"""A replica of a service that meets the others on the bus, opened for its process."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -12,15 +12,15 @@ from everstep.runtime import Loop, Parts
 
 
 class Replica(Protocol):
-    """A service that keeps nothing which another replica could not go on from."""
+    """A service whose state another replica can continue from."""
 
     @property
     def loops(self) -> tuple[Loop, ...]:
-        """What is to be run."""
+        """The loops, checks and statistics of the replica."""
         ...
 
     def statistics(self) -> dict[str, float]:
-        """What it knows and counted so far, for metrics."""
+        """Its state and counts so far, for metrics."""
         ...
 
 
@@ -31,9 +31,9 @@ async def on_bus(
     make: Callable[[Bus, Clock], Replica],
     spool: Path | None = None,
 ) -> AsyncIterator[Parts]:
-    """A replica, open whether the bus is there or not.
+    """A replica, open whether or not the bus is there.
 
-    What it decided waits in `spool`, or below the `spool_dir` of the bus, for the stream.
+    Its decisions wait in `spool`, or below the `spool_dir` of the bus, for the stream.
     """
     async with connect(settings, name, spool=spool or settings.spool_for(name), wait=False) as bus:
         replica = make(bus, SystemClock())

@@ -1,4 +1,4 @@
-"""A process is whole or it is down: how one runs, stops, and says why."""
+"""The life of a process: it runs whole or not at all, stops in order, and reports why."""
 
 import asyncio
 import contextlib
@@ -29,24 +29,24 @@ Main = Callable[[asyncio.Event], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What an open service wants to be run, whichever process runs it."""
+    """The loops, checks and metrics of an open service, for the process that runs it."""
 
     loops: tuple[Loop, ...] = ()
     drains: tuple[Drain, ...] = ()
     checks: Mapping[str, Check] = field(default_factory=dict)
-    """What `/healthz` asks."""
+    """The checks that `/healthz` runs."""
     statistics: Mapping[str, Statistics] = field(default_factory=dict)
-    """What `/metrics` shows, by component."""
+    """The counts that `/metrics` shows, by component."""
     collectors: tuple[Collector, ...] = ()
-    """What `/metrics` shows besides, with labels."""
+    """Further metrics of `/metrics`, with labels."""
 
 
 class LoopEndedError(RuntimeError):
-    """A loop of a service returned although nobody had asked the process to stop."""
+    """A loop of a service returned although the process was not asked to stop."""
 
 
 class DrainTimeoutError(EverstepError):
-    """What was asked to finish did not within its bound, and was cut off."""
+    """A drain did not finish within its bound, and was cut off."""
 
     def __init__(self, names: Sequence[str], within_s: float) -> None:
         super().__init__(
@@ -57,7 +57,7 @@ class DrainTimeoutError(EverstepError):
 
 
 class _StopRequested(Exception):  # noqa: N818  not an error: it ends the task group
-    """Somebody asked the process to stop. Never leaves this module."""
+    """The process was asked to stop. Never leaves this module."""
 
 
 async def serve(
@@ -101,11 +101,11 @@ def run(name: str, main: Main, *, stop_within_s: float = 30.0) -> int:
     except EverstepError as error:
         return say(name, error)
     except BaseExceptionGroup as group:
-        known = list(_leaves(group))
-        if not all(isinstance(error, EverstepError) for error in known):
+        errors = list(_leaves(group))
+        if not all(isinstance(error, EverstepError) for error in errors):
             traceback.print_exception(group)
             return 1
-        for line in dict.fromkeys(one_line(error) for error in known):
+        for line in dict.fromkeys(one_line(error) for error in errors):
             sys.stderr.write(f"{name}: {line}\n")
         return 2
     except KeyboardInterrupt:
@@ -117,7 +117,7 @@ def run(name: str, main: Main, *, stop_within_s: float = 30.0) -> int:
 
 
 def say(name: str, error: EverstepError) -> int:
-    """Tell the operator in one line, and return the exit code for it."""
+    """Print an error as one line for the operator, and return its exit code."""
     sys.stderr.write(f"{name}: {one_line(error)}\n")
     return 2
 
@@ -177,7 +177,7 @@ def _signals(stop_within_s: float) -> Generator[Callable[[asyncio.Event], None]]
         seen.append(number)
         faulthandler.dump_traceback_later(stop_within_s, exit=True, file=sys.__stderr__ or 2)
         for loop, stop in attached:
-            with contextlib.suppress(RuntimeError):  # closed already: we are at the end
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
                 loop.call_soon_threadsafe(stop.set)
 
     numbers = (signal.SIGINT, signal.SIGTERM)
@@ -193,11 +193,11 @@ def _signals(stop_within_s: float) -> Generator[Callable[[asyncio.Event], None]]
 
 @contextlib.contextmanager
 def _woken_by_signals() -> Generator[socket.socket]:
-    """What is read from when a signal came: Python calls no handler while a loop waits."""
+    """A socket that becomes readable at a signal: Python calls no handler while a loop waits."""
     woken, waking = socket.socketpair()
     with woken, waking:
-        for one in (woken, waking):
-            one.setblocking(False)  # noqa: FBT003  it takes no keyword
+        for item in (woken, waking):
+            item.setblocking(False)  # noqa: FBT003  it takes no keyword
         before = signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)
         try:
             yield woken

@@ -8,7 +8,7 @@ FACTS = "es.fact.>"
 BLOBS = "es.blob.>"
 HEARD = "es.heard.>"
 CLUSTER = "_cluster"
-"""Stands where a job would, for what belongs to no job; no job can have this name."""
+"""Stands in place of a job in what belongs to no job; no job can have this name."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
@@ -45,7 +45,7 @@ def order(job: str, node: str | None = None) -> str:
 
 
 def injection(job: str, instance: str) -> str:
-    """Faults that one agent is to make; heard only where they are allowed."""
+    """Faults for one agent to inject; heard only where they are allowed."""
     return f"es.order.{_token(job)}.{_token(instance)}.inject"
 
 
@@ -55,7 +55,7 @@ def hail(job: str | None, node: str | None) -> str:
 
 
 def heard(job: str, inbox: str | None = None, token: str | None = None) -> str:
-    """Where agents of a job acknowledge an order; without an inbox, all that they may say there."""
+    """Where agents of a job acknowledge an order; without an inbox, the wildcard."""
     return f"es.heard.{_token(job)}.{_token(inbox)}.{_token(token)}"
 
 
@@ -65,7 +65,7 @@ def heard_by(inbox: str) -> str:
 
 
 def lost(job: str | None = None, node: str | None = None) -> str:
-    """Where health says again and again that a node is lost; without either, the wildcard."""
+    """Where health repeats that a node is lost; without a node or a job, the wildcard."""
     return f"es.lost.{_token(job)}.{_token(node)}"
 
 
@@ -100,12 +100,12 @@ def job_of(subject: str) -> str:
 
 
 def is_name(name: str) -> bool:
-    """Whether it may stand for a job or a node: those that cannot were never admitted."""
+    """Whether the text can be the name of a job or a node."""
     return _TOKEN.fullmatch(name) is not None
 
 
 def check_name(name: str) -> None:
-    """`BadSubjectError` unless it may stand for a job or a node."""
+    """Raise `BadSubjectError` unless the text can be the name of a job or a node."""
     _token(name)
 
 

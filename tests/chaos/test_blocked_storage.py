@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -15,7 +14,7 @@ import torch
 from tests.frozen_disk import freezable
 from tests.waiting import until
 from trainer_sdk.checkpoint import Checkpointer
-from trainer_sdk.checkpoint.events import Reporter
+from trainer_sdk.checkpoint.events import CheckpointEvent, DelayedEvent, Reporter
 
 LEAVING = Path(__file__).parents[1] / "integration" / "scripts" / "leaving.py"
 BLOCKED_S = 600.0
@@ -65,11 +64,11 @@ def test_ten_minutes_without_storage_cost_no_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps cost the same, the backlog is bounded, and the lag is recorded (A8.5)."""
-    told: list[dict[str, Any]] = []
+    told: list[DelayedEvent] = []
 
-    def report(_: Reporter, event: str, **body: Any) -> None:
-        if event == "delayed":
-            told.append(body)
+    def report(_: Reporter, event: CheckpointEvent) -> None:
+        if isinstance(event, DelayedEvent):
+            told.append(event)
 
     monkeypatch.setattr(Reporter, "report", report)
     with freezable(tmp_path) as disk:
@@ -83,11 +82,11 @@ def test_ten_minutes_without_storage_cost_no_step(
         assert training.paid_s / BLOCKED_S < MOST_SHARE
         assert late[0] < early[0] + MOST_GROWTH
         assert late[1:] == early[1:]
-        assert told[-1]["lag_s"] > BLOCKED_S / 3, "how late it is is told again as it grows"
+        assert told[-1].lag_s > BLOCKED_S / 3, "how late it is is told again as it grows"
         assert len(told) < 20, "and not all the time"
         disk.thaw()
         training.save_now()
-        assert told[-1]["waiting"] == 0
+        assert told[-1].waiting == 0
         training.saves.close()
 
 

@@ -59,7 +59,7 @@ def test_one_bit_flipped_is_found_and_the_file_named(storage: Storage, place: st
     flip(place, 100, at=at)
     one = look(storage, 100)
     assert one is not None
-    assert "__1_0.distcp is not what was saved" in verify(storage, one).flaw
+    assert "__1_0.distcp differs from what was saved" in verify(storage, one).flaw
 
 
 def test_a_file_that_is_missing_or_cut_short_is_named(storage: Storage, place: str) -> None:
@@ -155,7 +155,7 @@ def test_what_goes_while_it_is_read_is_not_called_corrupt(
         else:
             save(place, JOB, 100, size=5)
 
-    said = "was removed" if what == "removed" else "has made room"
+    said = "was removed" if what == "removed" else "was replaced"
     with pytest.raises(GoneError, match=said):
         verify(storage, one, goes)
     save(place, JOB, 100)
@@ -208,7 +208,7 @@ def test_a_flawed_checkpoint_is_not_seen_where_it_was_pulled_to(
     assert one is not None
     path, verdict = pull(storage, one, str(tmp_path / "pulled"))
     assert path == ""
-    assert "is not what was saved" in verdict.flaw
+    assert "differs from what was saved" in verdict.flaw
     assert stored_checkpoints(storage_for(str(tmp_path / "pulled"))) == []
 
 

@@ -72,7 +72,7 @@ def test_what_a_dead_save_has_left_is_found_and_goes(storage: Storage, place: st
         (100, f"step-000000100/{DEAD}", 10),
         (100, f".saving/{DEAD}", 10),
     ]
-    assert "came to nothing, and nothing has changed in it for 25 h" in left[0].reason
+    assert "its save has failed, and nothing has changed in it for 25 h" in left[0].reason
     assert [sweep(storage, one) for one in left] == [10, 10, 10, 10]
     assert leftovers(storage) == []
     (kept,) = stored_checkpoints(storage)

@@ -16,10 +16,10 @@ from starlette.types import ASGIApp
 from everstep.clock import Clock, SystemClock
 from everstep.messages import Fact
 from everstep.store.database import Database, open_database
-from everstep.store.instants import to_us
 from everstep.store.log import FactLog
-from everstep.store.reads import log_head
+from everstep.store.queries import log_head
 from everstep.store.schema import upgrade
+from everstep.store.times import to_us
 from everstep.store.tokens import Scope
 from everstep_services.history.api.app import create_app, make_context
 from everstep_services.history.api.context import Connectedness, Context

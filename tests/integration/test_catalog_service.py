@@ -80,7 +80,7 @@ async def test_a_flipped_bit_is_found_and_nobody_is_sent_to_it(bus: NatsBus, roo
         there = await bus.ask("catalog", "locate", ask, CheckpointsLocated, job=JOB, within_s=30)
         assert [one.step for one in there.places] == [100]
         assert [one.step for one in there.rejected] == [200]
-        assert "__1_0.distcp is not what was saved" in there.rejected[0].reason
+        assert "__1_0.distcp differs from what was saved" in there.rejected[0].reason
         one = await until_async(
             lambda: look(storage_for(root), 200),
             "the files say so, too",

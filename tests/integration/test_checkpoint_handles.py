@@ -109,7 +109,7 @@ def test_each_state_of_a_save_is_told_apart(folder: Path) -> None:
         assert repr(third).startswith("<SaveHandle step 3: failed, '")
     late = saves.save(4, STATE)
     assert (late.state, bool(late)) == ("failed", False)
-    assert "was closed before" in late.reason
+    assert "is closed" in late.reason
     assert late.error is not None
 
 

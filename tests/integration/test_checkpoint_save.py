@@ -179,11 +179,13 @@ def test_what_is_changed_without_its_optimizer_is_never_saved_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Training], None]
 ) -> None:
     """The save is refused, and the next one is right (A8.3)."""
-    training, go_on, copy_beside = Training(), threading.Event(), staging._copy_beside
+    training, go_on, copy_beside = Training(), threading.Event(), staging._copy_in_background
     with saving(tmp_path) as rank:
         rank.save(1, training.state)
         rank.finish()
-        monkeypatch.setattr(staging, "_copy_beside", lambda one: (go_on.wait(30), copy_beside(one)))
+        monkeypatch.setattr(
+            staging, "_copy_in_background", lambda one: (go_on.wait(30), copy_beside(one))
+        )
         rank.save(2, training.state)
         change(training)
         go_on.set()

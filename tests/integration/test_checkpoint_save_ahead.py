@@ -39,7 +39,7 @@ class Halfway:
         self.expected = {"weight": self.weight.detach().clone()}
         self.go_on = threading.Event()
         self._hidden = folder / "root" / ".saving"
-        plain = staging._copy_beside
+        plain = staging._copy_in_background
 
         def copy_beside(one: staging.TensorCopy) -> None:
             if one.begin > PIECE_BYTES:
@@ -47,7 +47,7 @@ class Halfway:
             plain(one)
 
         monkeypatch.setattr(staging, "_PIECE_BYTES", PIECE_BYTES)
-        monkeypatch.setattr(staging, "_copy_beside", copy_beside)
+        monkeypatch.setattr(staging, "_copy_in_background", copy_beside)
 
     def begin(self, rank: Saving, step: int) -> None:
         """Until it has stopped, and the writer has a file for it."""

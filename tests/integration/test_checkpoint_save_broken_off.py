@@ -105,13 +105,13 @@ def test_an_optimizer_in_a_fork_does_not_wait_for_the_copy_of_its_parent(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state, optimizer = lazy_state()
-    may_copy, copy_beside = threading.Event(), staging._copy_beside
+    may_copy, copy_beside = threading.Event(), staging._copy_in_background
 
     def copy_late(one: staging.TensorCopy) -> None:
         may_copy.wait(30)
         copy_beside(one)
 
-    monkeypatch.setattr(staging, "_copy_beside", copy_late)
+    monkeypatch.setattr(staging, "_copy_in_background", copy_late)
     with saving(folder, optimizers=(optimizer,)) as rank:
         rank.save(1, state)
         child = os.fork()
@@ -131,7 +131,7 @@ def test_a_save_that_was_broken_off_is_not_copied_into_the_next_one(
     """Its copy is under way when the next one begins, in the same memory."""
     state, optimizer = lazy_state()
     begun, may_copy = threading.Event(), threading.Event()
-    copy_beside, go_on, settle = staging._copy_beside, Stager.go_on, Stager.settle
+    copy_beside, go_on, settle = staging._copy_in_background, Stager.go_on, Stager.settle
 
     def copy_late(one: staging.TensorCopy) -> None:
         begun.set()
@@ -152,7 +152,7 @@ def test_a_save_that_was_broken_off_is_not_copied_into_the_next_one(
         rank.save(1, state)
         assert rank.finish() == [1]
         with monkeypatch.context() as patched:
-            patched.setattr(staging, "_copy_beside", copy_late)
+            patched.setattr(staging, "_copy_in_background", copy_late)
             patched.setattr(Stager, "settle", settle_late)
             _once(patched, Stager, "go_on", broken_off)
             with pytest.raises(KeyboardInterrupt):

@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "leaving.py"
 RANK = (str(Path(bootstrap.__file__).with_name("__main__.py")), "rank", "script")
 LAUNCHED = {"alone": (), "by us": RANK}
 THEIRS = 'KeyError: "the training\'s own"'
-OURS = "it was the last one, so the exit code is 1"
+OURS = "it was the last save, so the exit code is 1"
 
 
 @dataclass

@@ -91,7 +91,7 @@ def test_a_state_that_cannot_be_read_on_one_rank_is_fatal_on_all(folder: Path) -
         return str(raised.value)
 
     other, own = together(2, one)
-    assert "another rank has said why" in other
+    assert "another rank has reported why" in other
     assert "not initialised" in own
 
 
@@ -132,7 +132,7 @@ def test_what_comes_after_the_end_is_refused(
     saves.close()
     assert saves.save_last(5, STATE).state == "failed"
     assert (
-        "the save of step 5 failed at plan: its Checkpointer was closed" in capsys.readouterr().err
+        "the save of step 5 failed at plan: its Checkpointer is closed" in capsys.readouterr().err
     )
     assert not (folder / "root").exists()
 

@@ -75,7 +75,7 @@ def ranks_save(
     def one(group: RankGroup) -> Saving:
         with saving(folder, group, root=root, context=context_of(folder, round_), **how) as rank:
             own = state | {f"own{group.rank}": torch.full((9,), float(round_))}
-            rank.save(5, own, finalize=(lambda: rank.told.report("finalized"),))
+            rank.save(5, own, finalize=(lambda: rank.told.events.append(("finalized", {})),))
             rank.finish()
             return rank
 
@@ -153,7 +153,7 @@ def test_what_is_whole_and_stays_fails_the_save_of_every_rank(
     def one(group: RankGroup) -> tuple[Saving, str]:
         about, said = context_of(folder, 2), ""
         with saving(folder, group, root=root, context=about, on_error=on_error) as rank:
-            rank.save(5, SECOND, finalize=(lambda: rank.told.report("finalized"),))
+            rank.save(5, SECOND, finalize=(lambda: rank.told.events.append(("finalized", {})),))
             try:
                 rank.finish()
             except SaveError as error:
@@ -198,7 +198,7 @@ def test_the_same_content_need_not_be_saved_again(root: str, folder: Path) -> No
             assert rank.finish() == [1]
             warned += rank.told.warned
     (said,) = warned
-    assert "it is the same" in said
+    assert "with the same content" in said
     assert there_now(storage_for(root)) == (1, False)
 
 
@@ -209,7 +209,7 @@ def test_a_training_may_save_a_step_twice(root: str, folder: Path) -> None:
         assert rank.finish() == [1, 2]
     (said,) = rank.told.warned
     assert "round 1 has saved step 5 there" in said
-    assert "what has changed since is not in it" in said
+    assert "later changes are not in it" in said
     assert "the same" not in said, "its values differ"
 
 
@@ -246,7 +246,7 @@ def test_whoever_looks_meanwhile_sees_the_one_quarantined_or_the_other_good(
     place = place_of(root, "5-r2-0a-1", 5)
     octets = _moved(storage, there.manifest, place.before, place.inside)
     watched = Watched(storage, monkeypatch)
-    assert publication.makes_room(there, _order(root, there.manifest), place, octets)
+    assert publication.replace_quarantined(there, _order(root, there.manifest), place, octets)
     ops = [after for after, _ in watched.seen]
     moved = ops.index("exchange" if isinstance(storage, Folder) else "replace")
     assert all("is quarantined: the loss was NaN" in str(it) for _, it in watched.seen[:moved])
@@ -267,7 +267,7 @@ def test_who_comes_second_to_a_quarantined_step_leaves_what_is_there_now(
     assert quarantined.manifest is not None
     place = place_of(root, "5-r3-0a-1", 5)
     octets = _moved(storage, quarantined.manifest, place.before, place.inside)
-    assert not publication.makes_room(
+    assert not publication.replace_quarantined(
         quarantined, _order(root, quarantined.manifest), place, octets
     )
     assert there_now(storage) == (2, False)
@@ -297,7 +297,7 @@ def test_a_rank_that_looks_while_room_is_made_does_not_think_that_it_was_given_u
         if name == f"{step_name(5)}/{MANIFEST}":  # what it sees is of before the very move
             monkeypatch.setattr(Folder, "read", real)
             assert there is not None
-            assert publication.makes_room(there, order, place, octets)
+            assert publication.replace_quarantined(there, order, place, octets)
         return found
 
     monkeypatch.setattr(Folder, "read", read)
@@ -392,5 +392,5 @@ def test_with_fatal_a_training_does_not_end_well_on_a_step_it_has_not_saved(
     saves = begun(root)
     saves.restore({"a": torch.zeros(50)}, step=4)
     saves.save(5, {"a": torch.full((50,), 5.5)})
-    with pytest.raises(SaveError, match="what is visible is never replaced"):
+    with pytest.raises(SaveError, match="a visible checkpoint is never replaced"):
         saves.close()

@@ -78,7 +78,7 @@ def test_every_byte_is_read_back_and_one_bit_found(run: Run, root: str) -> None:
     code, out, _ = run("verify", root)
     assert code == Exit.ERROR
     assert [row[1] for row in lines(out)] == ["good", "NOT GOOD", "good"]
-    assert "__1_0.distcp is not what was saved" in out
+    assert "__1_0.distcp differs from what was saved" in out
     assert run("verify", root, "300")[0] == 0
     assert run("verify", f"{root}/step-000000200")[0] == Exit.ERROR
     record = json.loads(run("verify", root, "200", "-o", "json")[1])["items"][0]
@@ -142,10 +142,11 @@ def test_a_mark_stays_as_it_was_first_said(run: Run, root: str) -> None:
         ("pin", "unpin", "pinned.json"),
         ("quarantine", "release", "quarantined.json"),
     ):
-        assert "says so now" in run(action, root, "100", "--reason", "paper")[1]
+        assert "records that now" in run(action, root, "100", "--reason", "paper")[1]
         mark = (Path(root) / "step-000000100" / name).read_bytes()
         code, out, _ = run(action, root, "100")
-        assert (code, "says so already: paper; for another reason, " + undo in out) == (0, True)
+        already = "records that already: paper; for another reason, "
+        assert (code, already + undo in out) == (0, True)
         assert (Path(root) / "step-000000100" / name).read_bytes() == mark
         assert "is gone" in run(undo, root, "100")[1]
 
@@ -186,7 +187,7 @@ def test_a_clean_up_only_says_what_would_go_until_it_is_told_to(run: Run, root: 
         "200": "goes",
         "100": "stays",
     }
-    assert "__1_0.distcp is not what was saved" in err
+    assert "__1_0.distcp differs from what was saved" in err
     assert "nothing was deleted" in err
     assert steps(root) == [400, 300, 200, 100]
     assert run("gc", root, "--keep-last", "1", "--delete")[0] == 0
@@ -200,8 +201,8 @@ def test_a_clean_up_takes_what_dead_saves_have_left_and_no_other(run: Run, root:
     code, out, err = run("gc", root, "--keep-last", "3")
     assert code == 0
     assert [row[1] for row in lines(out)] == ["stays", "stays", "stays", "goes"]
-    assert "its save came to nothing, and nothing has changed in it for 25 h" in lines(out)[3][3]
-    assert "0 of 3 checkpoints and what 1 save left that came to nothing go, which would" in err
+    assert "its save has failed, and nothing has changed in it for 25 h" in lines(out)[3][3]
+    assert "0 of 3 checkpoints and what 1 save left unfinished go, which would" in err
     assert old.exists()
     assert run("gc", root, "--keep-last", "3", "--delete")[0] == 0
     assert (old.exists(), new.exists()) == (False, True)
@@ -217,7 +218,7 @@ def test_a_checkpoint_is_pulled_only_when_it_is_good(run: Run, root: str, tmp_pa
     flip(root, 300)
     code, _, err = run("pull", root, "300", to)
     assert code == Exit.ERROR
-    assert "is not what was saved" in err
+    assert "differs from what was saved" in err
     assert steps(to) == [200]
     assert not list((Path(to) / ".saving").iterdir())
     code, _, err = run("pull", root, "200", "s3://bucket/llama")
@@ -353,7 +354,7 @@ def test_a_jobs_marks_stay_as_they_were_first_said(asked: Run, root: str) -> Non
     assert "paper" in asked("show", JOB, "100")[1]
     code, out, _ = asked("quarantine", JOB, "300")
     assert (code, "300 is quarantined already (corrupt): " in out) == (0, True)
-    assert "is not what was saved" in asked("show", JOB, "300")[1]
+    assert "differs from what was saved" in asked("show", JOB, "300")[1]
 
 
 def test_what_goes_is_said_with_its_size_and_how_to_have_it_done(asked: Run, root: str) -> None:

@@ -214,4 +214,4 @@ def test_a_script_may_harm_itself_without_an_agent_where_it_says_so() -> None:
         cwd=ROOT,
     )
     assert (done.returncode, done.stdout) == (5, "1\n2\n")
-    assert "injecting exit: the process ends without a word" in done.stderr
+    assert "injecting exit: the process exits at once, without an error" in done.stderr

@@ -44,7 +44,7 @@ def watch() -> Iterator[testing.Watch]:
 @pytest.fixture(autouse=True)
 def said_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """What other tests were told once is told again."""
-    monkeypatch.setattr(sdk_log, "_said", set())
+    monkeypatch.setattr(sdk_log, "_printed", set())
 
 
 class Training:

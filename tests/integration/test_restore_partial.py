@@ -137,7 +137,7 @@ def test_values_without_a_place_are_reported_also_in_a_whole_load(tmp_path: Path
 
 def test_nothing_in_common_is_no_load(tmp_path: Path) -> None:
     save(tmp_path, [{"a": torch.ones(2)}])
-    with pytest.raises(RestoreError, match="it has nothing of what the state to load into has"):
+    with pytest.raises(RestoreError, match="it has no value of the state to load into"):
         restore(tmp_path, [{"b": torch.zeros(2)}], strict=False)
 
 

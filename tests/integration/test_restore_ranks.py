@@ -53,7 +53,7 @@ def test_a_flipped_bit_is_told_on_all_ranks(seen: Seen) -> None:
     for rank in range(2):
         [reason] = seen[3, rank]["passed"]
         assert "rank-1" in reason
-        assert "is not what was saved" in reason
+        assert "differs from what was saved" in reason
 
 
 @pytest.mark.timeout(120)

@@ -1,1 +1,1 @@
-"""What runs in every rank before the user's script; stdlib only, and little of that."""
+"""The code that runs in every rank before the user's script: little, and only stdlib."""

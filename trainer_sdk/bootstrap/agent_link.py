@@ -1,4 +1,4 @@
-"""A rank's ways to its agent: the page that it writes, and datagrams that nobody waits for."""
+"""A rank's link to its agent: the page that it writes, and datagrams that never block."""
 
 import _socket
 import mmap
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class DatagramSocket(Protocol):
-        """Takes a datagram or refuses it at once."""
+        """Accepts a datagram or refuses it at once."""
 
         def send(self, octets: bytes, /) -> int: ...
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 _LONGEST_SOCKET_PATH = 107
 
 bootstrap_link: "AgentLink | None" = None
-"""The one that the bootstrap has opened for this process."""
+"""The link that the bootstrap has opened for this process."""
 
 
 class AgentLink:
-    """Works without an agent, too: then it writes to memory of its own. It never raises."""
+    """The link of a rank. It never raises; without an agent it writes to private memory."""
 
     def __init__(self, environ: "Mapping[str, str]") -> None:
         self.words = private_page()
@@ -36,24 +36,24 @@ class AgentLink:
         self._open(environ)
 
     def up(self) -> None:
-        """Say that the script begins."""
+        """Report that the script begins."""
         self.words[layout.PHASE] = layout.PHASE_SCRIPT
         self.words[layout.SCRIPT_NS] = self.words[layout.PROGRESS_NS] = monotonic_ns()
-        self.say("up", f'"pid":{os.getpid()}')
+        self.send("up", f'"pid":{os.getpid()}')
 
     def first_step(self) -> None:
-        """Say that the first step is done."""
+        """Report that the first step is finished."""
         self.words[layout.FIRST_STEP_NS] = monotonic_ns()
-        self.say("stepped", f'"step":{self.words[layout.STEP]}')
+        self.send("stepped", f'"step":{self.words[layout.STEP]}')
 
     def ended(self, code: int, *, error: bool = False) -> None:
-        """Say that the script is over."""
+        """Report that the script has ended."""
         self.words[layout.PHASE] = layout.PHASE_ENDED
         self.words[layout.PROGRESS_NS] = monotonic_ns()
-        self.say("ended", f'"code":{code},"error":{"true" if error else "false"}')
+        self.send("ended", f'"code":{code},"error":{"true" if error else "false"}')
 
-    def say(self, kind: str, fields: str) -> None:
-        """Send a datagram whose fields are JSON already; one that cannot be sent is counted."""
+    def send(self, kind: str, fields: str) -> None:
+        """Send a datagram whose fields are JSON already; if that fails, it is counted."""
         if self._socket is None:
             return
         line = f'{{"type":"{kind}",{fields},"round":{self._round},"rank":{self._rank}}}'
@@ -68,7 +68,7 @@ class AgentLink:
             words = map_page(environ[layout.PAGE_VARIABLE])
             wire = connect_to(environ[layout.SOCKET_VARIABLE])
         except (KeyError, OSError, ValueError):
-            return  # no agent, or one that is gone: the script runs all the same
+            return  # no agent, or it is gone: the script runs all the same
         self.attach(words, wire, number, rank)
         # A process that the script forks is not the rank, and must not speak for it.
         os.register_at_fork(after_in_child=self.detach)
@@ -76,7 +76,7 @@ class AgentLink:
     def attach(
         self, words: "memoryview[int]", wire: "DatagramSocket", number: int, rank: int
     ) -> None:
-        """Speak for this rank of this round."""
+        """Write to this page and this socket, as this rank of this round."""
         self.words, self._socket = words, wire
         self._round, self._rank = number, rank
         self.attached = True
@@ -85,22 +85,22 @@ class AgentLink:
         self.words[layout.RANK] = self._rank
         self.words[layout.PHASE] = layout.PHASE_STARTING
         self.words[layout.PROGRESS_NS] = monotonic_ns()
-        self.words[layout.MAGIC_AT] = layout.MAGIC  # the last: the reader waits for it
+        self.words[layout.MAGIC_AT] = layout.MAGIC  # written last: the reader waits for it
 
     def detach(self) -> None:
-        """Write to memory of its own from now on, and say nothing."""
+        """Write to private memory from now on, and send nothing."""
         self.words = private_page()
         self.attached = False
         self._socket = None
 
 
 def private_page() -> "memoryview[int]":
-    """Memory of this process alone, in the form of a page."""
+    """Memory in the layout of a page that no other process sees."""
     return memoryview(bytearray(layout.PAGE_BYTES)).cast("q")
 
 
 def map_page(path: str) -> "memoryview[int]":
-    """The page that is there."""
+    """The page at this path, mapped."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         return memoryview(mmap.mmap(descriptor, layout.PAGE_BYTES)).cast("q")
@@ -109,21 +109,21 @@ def map_page(path: str) -> "memoryview[int]":
 
 
 def connect_to(path: str) -> _socket.socket:
-    """A socket whose datagrams go there; OSError when nobody listens."""
-    made = _socket.socket(
+    """A socket that sends datagrams to this path; OSError if nobody listens."""
+    opened = _socket.socket(
         _socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC
     )
     try:
         with ShortPath(path) as short:
-            made.connect(short)
+            opened.connect(short)
     except OSError:
-        made.close()
+        opened.close()
         raise
-    return made
+    return opened
 
 
 class ShortPath:
-    """A name that fits into a unix socket's address, for a path that may not."""
+    """Gives a path of any length a short name, which fits into a unix socket's address."""
 
     def __init__(self, path: str) -> None:
         self._path = path

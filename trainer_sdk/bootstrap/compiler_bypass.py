@@ -1,8 +1,9 @@
-"""A training that compiles nothing does not import torch's compiler, which takes as long as torch.
+"""Keeps torch's compiler from being imported by a training that does not compile.
 
-The base class of all optimizers has four methods that ask the compiler, each time they are called,
-to leave them alone; the first call imports it for that. Where it is not loaded nothing is compiled,
-so that they may run as they are.
+To import the compiler takes as long as to import torch. The base class of all optimizers has four
+methods that exclude themselves from compilation at each call, and the first call imports the
+compiler for that. While the compiler is not loaded, nothing is compiled, so the plain methods can
+run instead.
 """
 
 import sys
@@ -18,43 +19,45 @@ if TYPE_CHECKING:
 _DYNAMO = "torch._dynamo"
 
 
-def spare_compiler() -> None:
-    """Call those methods directly, until the compiler is imported for another reason."""
+def bypass_compiler() -> None:
+    """Call the four plain methods, until something else imports the compiler."""
     if _DYNAMO in sys.modules:
         return
     from torch.optim import Optimizer  # the script has imported torch
 
-    asks = _code_of_asking()
-    if asks is None:
-        return  # a torch that asks in another way: nothing is lost but the time
-    asking = {name: one for name, one in vars(Optimizer).items() if _code(one) is asks}
-    plain = {name: _plain(one) for name, one in asking.items()}
-    for name, one in plain.items():
-        setattr(Optimizer, name, one)
+    wrapper_code = _wrapper_code()
+    if wrapper_code is None:
+        return  # another release of torch: the import happens, and costs its time
+    wrapped = {
+        name: method for name, method in vars(Optimizer).items() if _code(method) is wrapper_code
+    }
+    plain = {name: _plain(method) for name, method in wrapped.items()}
+    for name, method in plain.items():
+        setattr(Optimizer, name, method)
 
     def restore() -> None:
-        for name, one in asking.items():
+        for name, method in wrapped.items():
             if vars(Optimizer).get(name) is plain[name]:
-                setattr(Optimizer, name, one)
+                setattr(Optimizer, name, method)
 
     when_imported(_DYNAMO, restore)
 
 
-def _plain(asking: "Callable[..., Any]") -> "Callable[..., Any]":
+def _plain(wrapped: "Callable[..., Any]") -> "Callable[..., Any]":
     from functools import wraps  # torch has loaded it
 
-    method = asking.__wrapped__  # type: ignore[attr-defined]
+    method = wrapped.__wrapped__  # type: ignore[attr-defined]
 
     @wraps(method)
     def run(*arguments: "Any", **named: "Any") -> "Any":
-        # Somebody may have kept this from before the compiler was there.
-        return (asking if _DYNAMO in sys.modules else method)(*arguments, **named)
+        # A caller may have kept this method from before the compiler was imported.
+        return (wrapped if _DYNAMO in sys.modules else method)(*arguments, **named)
 
     return run
 
 
-def _code_of_asking() -> "CodeType | None":
-    """Of what torch makes of each such method."""
+def _wrapper_code() -> "CodeType | None":
+    """The code of the wrapper that torch puts around each such method."""
     decorate = getattr(sys.modules.get("torch._compile"), "_disable_dynamo", None)
     return None if decorate is None else _code(decorate(lambda: None))
 

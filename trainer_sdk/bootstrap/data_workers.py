@@ -1,7 +1,7 @@
-"""Keeps the workers of a rank's data loaders alive when a signal is sent to all processes.
+"""Keeps the workers of a rank's data loaders alive when all processes get a signal.
 
-A loader whose worker dies raises in the rank, which then cannot save. Torch's workers end at any
-SIGTERM; these end when their loader ends them, when the rank has gone, or by SIGKILL.
+If a worker dies, its loader raises in the rank, which then cannot save. Torch's own workers end at
+any SIGTERM; guarded workers end when their loader ends them, when the rank is gone, or by SIGKILL.
 """
 
 import sys
@@ -14,7 +14,7 @@ _GUARDED = "_everstep_ignores_signals"
 
 
 def guard() -> None:
-    """Change how torch, whose module for it is loaded, prepares workers and ends them."""
+    """Change how torch prepares workers and ends them; its module for that is loaded already."""
     from multiprocessing import popen_fork, process  # torch has imported both
 
     handling: Any = sys.modules["torch.utils.data._utils.signal_handling"]

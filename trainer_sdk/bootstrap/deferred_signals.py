@@ -1,11 +1,11 @@
 """Defers signals that a scheduler sends to every process of a step, until the agent has decided.
 
 Slurm and systemd signal the ranks together with their agent. By default such a signal would end
-a rank before the agent can have it save. A handler of the script's own stays what it is; a script
-without one sees the default action in `signal.getsignal`, and its children have it.
+a rank before the agent can have it save. A handler of the script stays in place; a script without
+one sees the default action in `signal.getsignal`, and its child processes have the default action.
 
-The page names the signals that are deferred. The warden ends a rank by one of them only on its
-agent's order, or if nobody but the rank has got it.
+The page names the signals that are deferred. The warden ends a rank by such a signal only if the
+agent orders it, or if only the rank has received the signal.
 """
 
 import _signal  # type: ignore[import-not-found]  # `signal` imports more than all of this
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 DEFERRED = (_signal.SIGTERM, _signal.SIGHUP, _signal.SIGUSR1, _signal.SIGUSR2)
 HELD = (*DEFERRED, _signal.SIGINT)
-"""Blocked in a rank from its birth until it is armed."""
+"""Blocked in a rank from its fork until its bootstrap has deferred them."""
 
 _set, _get = _signal.signal, _signal.getsignal
 _link: "AgentLink | None" = None
 _masks: "dict[int, Any]" = {}
-"""What each thread that is forking had blocked before."""
+"""The signal mask of each forking thread before its fork."""
 _held: "set[int]" = set()
-"""Threads whose next child lets nothing in yet."""
+"""Threads whose next child keeps the signals blocked."""
 
 
 def defer(link: "AgentLink") -> None:
-    """Defer what would end this process by default, and let in what was held since its birth.
+    """Defer the signals that would end this process, and unblock those held since its fork.
 
-    In the main thread only, before the script runs.
+    Called only in the main thread, before the script runs.
     """
     global _link  # noqa: PLW0603 - a process has one
     if link.attached:
@@ -52,7 +52,7 @@ def defer(link: "AgentLink") -> None:
 
 
 def forking(fork: "Callable[[], None]") -> None:
-    """Have a child forked that lets no deferred signal in until it ignores them."""
+    """Call `fork`; its child keeps deferred signals blocked until it ignores them."""
     _held.add(get_ident())
     try:
         fork()
@@ -61,7 +61,7 @@ def forking(fork: "Callable[[], None]") -> None:
 
 
 def ignore_in_child() -> None:
-    """In a child of the rank: signals to all processes of the step do nothing to it, either."""
+    """In a child of the rank: ignore signals that go to all processes of the step."""
     for number in DEFERRED:
         _set(number, _do_nothing)
         _signal.siginterrupt(number, False)  # noqa: FBT003 - positional only
@@ -69,14 +69,14 @@ def ignore_in_child() -> None:
 
 
 def _defer(number: int) -> None:
-    _set(number, _came)
+    _set(number, _report_signal)
     _signal.siginterrupt(number, False)  # noqa: FBT003 - positional only
     _mark(number, is_deferred=True)
 
 
-def _came(number: int, _: object) -> None:
+def _report_signal(number: int, _: object) -> None:
     if _link is not None:
-        _link.say("deferred", f'"number":{number}')
+        _link.send("deferred", f'"number":{number}')
 
 
 def _do_nothing(*_: object) -> None:
@@ -84,19 +84,20 @@ def _do_nothing(*_: object) -> None:
 
 
 def _signal_set(number: "Any", handler: "Any", /) -> "Any":
-    """As `signal.signal`: the default action of a deferred signal is to be deferred."""
+    """`signal.signal`; to set the default action of such a signal defers it again."""
     before = _set(number, handler)
     if number in DEFERRED:
         if isinstance(handler, int) and handler == _signal.SIG_DFL:
             _defer(number)
         else:
             _mark(number, is_deferred=False)
-    return _signal.SIG_DFL if before is _came else before
+    return _signal.SIG_DFL if before is _report_signal else before
 
 
 def _signal_seen(number: "Any", /) -> "Any":
+    """`signal.getsignal`, which shows a deferred signal with its default action."""
     seen = _get(number)
-    return _signal.SIG_DFL if seen is _came else seen
+    return _signal.SIG_DFL if seen is _report_signal else seen
 
 
 def _mark(number: int, *, is_deferred: bool) -> None:
@@ -107,7 +108,7 @@ def _mark(number: int, *, is_deferred: bool) -> None:
 
 
 def _before_fork() -> None:
-    """What is sent to the child from its first moment on waits until the child has its own."""
+    """Block the signals, so that none reaches the child before it has its own handlers."""
     if _link is not None:
         _masks[get_ident()] = _signal.pthread_sigmask(_signal.SIG_BLOCK, DEFERRED)
 
@@ -119,12 +120,12 @@ def _after_fork() -> None:
 
 
 def _end_in_child() -> None:
-    """A process that the script forks is no rank: it ends as under any launcher."""
+    """In a process that the script forks, which is not a rank: restore the default actions."""
     global _link  # noqa: PLW0603 - as above
     _link = None
     _signal.signal, _signal.getsignal = _set, _get
     for number in DEFERRED:
-        if _get(number) is _came:
+        if _get(number) is _report_signal:
             _set(number, _signal.SIG_DFL)
     if get_ident() not in _held:
         _after_fork()

@@ -1,4 +1,4 @@
-"""The exception record: what ended a rank, in two files that outlive it."""
+"""The exception record: the exception that ended a rank, in two files that outlive it."""
 
 import json
 import os
@@ -17,7 +17,7 @@ _LONGEST_CHAIN = 16
 
 
 def write(error: BaseException, environ: Mapping[str, str], folder: str) -> None:
-    """Write our record and, unless the script has done it, torchelastic's. OSError if neither."""
+    """Write our record, and torchelastic's unless the script has; OSError if a write fails."""
     trace = "".join(traceback.format_exception(error))
     now = datetime.now(UTC)
     ours = {
@@ -37,10 +37,10 @@ def write(error: BaseException, environ: Mapping[str, str], folder: str) -> None
 
 
 def _replace(path: str, content: Mapping[str, object]) -> None:
-    beside = f"{path}.{os.getpid()}"
-    with open(beside, "w", encoding="utf-8", errors="backslashreplace") as file:
+    temporary = f"{path}.{os.getpid()}"
+    with open(temporary, "w", encoding="utf-8", errors="backslashreplace") as file:
         json.dump(content, file)
-    os.replace(beside, path)
+    os.replace(temporary, path)
 
 
 def _name(error: BaseException) -> str:
@@ -56,7 +56,7 @@ def _text(error: BaseException) -> str:
     try:
         text = str(error)
     except Exception as broken:  # noqa: BLE001 - the user's __str__ may raise anything
-        text = f"(its text cannot be had: {type(broken).__name__})"
+        text = f"(its text raised {type(broken).__name__})"
     return _octets(text)[:_TEXT_BYTES].decode(errors="ignore")
 
 
@@ -69,7 +69,7 @@ def _octets(text: str) -> bytes:
 
 
 def _chain(error: BaseException) -> list[str]:
-    """The classes of what it was raised from, outermost first."""
+    """The classes of the exceptions that it was raised from, outermost first."""
     chain: list[str] = []
     seen = {id(error)}
     before = _before(error)
@@ -87,7 +87,7 @@ def _before(error: BaseException) -> BaseException | None:
 
 
 def _place(error: BaseException) -> str:
-    """The innermost frame of the user's own code; of anybody's, if there is none."""
+    """The innermost frame of the user's code; the innermost of all frames, if there is none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{_short(error.filename)}:{error.lineno}"
     frames = list(_frames(error.__traceback__))
@@ -99,12 +99,12 @@ def _place(error: BaseException) -> str:
 
 
 def _frames(trace: TracebackType | None) -> "list[tuple[str, int, str]]":
-    found: list[tuple[str, int, str]] = []
+    frames: list[tuple[str, int, str]] = []
     while trace is not None:
         code = trace.tb_frame.f_code
-        found.append((code.co_filename, trace.tb_lineno, code.co_name))
+        frames.append((code.co_filename, trace.tb_lineno, code.co_name))
         trace = trace.tb_next
-    return found
+    return frames
 
 
 def _is_installed(path: str) -> bool:

@@ -1,6 +1,6 @@
-"""Ranks that are early wait for rank 0's store a few milliseconds, not torch's half second.
+"""Early ranks wait for rank 0's store in steps of milliseconds, not of torch's half second.
 
-torch's client sleeps before it asks a store again that did not listen yet. When ranks start within
+torch's client sleeps before it retries a store that does not listen yet. When ranks start within
 milliseconds of each other, that sleep is the longest part of a round's start.
 """
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 _FIRST_S = 0.002
 _MOST_S = 0.02
 _MOST_S_A_RANK = 20e-6
-"""So that a hundred thousand ranks do not knock more often than their host can answer."""
+"""Limits the connection rate, so that a host can answer a hundred thousand ranks."""
 _WITHIN_S = 60.0
-"""Then torch waits in its own way, and says in its own words for whom."""
+"""After that torch waits itself, and its own error names the store."""
 
 
-def meet_promptly() -> None:
-    """Before a rank asks for the store of its round, have it listen."""
+def wait_for_store_fast() -> None:
+    """Have every rank but rank 0 wait until the store listens before torch connects to it."""
     rendezvous = sys.modules.get("torch.distributed.rendezvous")
     create = getattr(rendezvous, "_create_c10d_store", None)
     if create is None:
-        return  # a torch that has moved it: nothing is lost but the time
+        return  # another release of torch: the start is slower, and nothing else changes
 
     def create_store(
         hostname: str, port: int, rank: int, world_size: int, timeout: "timedelta", *rest: "Any"
@@ -38,8 +38,8 @@ def meet_promptly() -> None:
 
 
 def wait_for_listener(host: str, port: int, world_size: int) -> bool:
-    """Return when somebody listens there; False when nobody did for long, or it is no address."""
-    import socket  # only where torch is, which needs it, too
+    """Wait until the address listens; False after a minute, or if it is not a valid address."""
+    import socket  # torch has imported it
 
     pause_s, until = _FIRST_S, monotonic() + _WITHIN_S
     longest_s = max(_MOST_S, world_size * _MOST_S_A_RANK)
@@ -50,7 +50,7 @@ def wait_for_listener(host: str, port: int, world_size: int) -> bool:
             sleep(pause_s)
             pause_s = min(2 * pause_s, longest_s)
         except OSError:
-            return False  # torch knows better what to say about it
+            return False  # torch reports this error better
         else:
             return True
     return False

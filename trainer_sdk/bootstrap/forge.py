@@ -1,12 +1,12 @@
 """The forge: a process that has imported torch, and forks ranks from it.
 
-A rank that is forked here differs from one that was started afresh, in ways that we know of:
+A forked rank differs from a freshly started process in these known ways:
 
-- `PYTHONHASHSEED` unset: fresh processes have a seed each, those forked share the forge's.
-- `/proc/PID/environ` shows the forge's environment; the rank itself has its own, in Python and C.
-- `sys.flags` are the forge's. Variables that Python or the loader read at their start (`PYTHON…`,
-  `LD_…`) therefore have to be the same: the warden starts ranks cold if they are not. Modules that
-  read at their import what each rank has for itself are left to the ranks: see `imports`.
+- Without `PYTHONHASHSEED`, fresh processes have a hash seed each; forked ranks share the forge's.
+- `/proc/PID/environ` shows the forge's environment; the rank has its own, in Python and in C.
+- `sys.flags` are the forge's. So variables that Python or the loader read at their start
+  (`PYTHON…`, `LD_…`) must be the same; if they differ, the warden starts the ranks cold. A module
+  that reads values of a single rank at its import is left to the ranks: see `import_watch`.
 - Files that an import has opened stay open, shared with the other ranks of the round.
 """
 
@@ -40,30 +40,30 @@ from trainer_sdk.wire import (
     unpack,
 )
 
-_DEAF_TO = (*HELD, signal.SIGQUIT)
+_BLOCKED = (*HELD, signal.SIGQUIT)
 _FAILED = 1
 
 
 def main(descriptor: int, environ: MutableMapping[str, str]) -> RankCommand | None:
     """Serve as a forge until the warden is gone.
 
-    Returns None then, and in each rank that is forked: what it has to run. So a rank's script
-    runs near the bottom of the stack, with nothing of the forge below it.
+    Returns None in the forge itself, and the command to run in each forked rank. So a rank's
+    script runs near the bottom of the stack, with no frame of the forge below it.
     """
     wire = socket.socket(fileno=descriptor)
     channel: Channel[ForgePlan | Fork] = Channel(wire, ToForge)
     began = time.monotonic()
     plan = channel.receive_first()
     assert isinstance(plan, ForgePlan), "the warden's first line"
-    # Whoever signals a whole job means its ranks. Blocked, not ignored: a rank that has just been
-    # forked gets what was sent to it as soon as it is armed.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _DEAF_TO)
+    # A signal to a whole job is meant for its ranks. The forge blocks it and does not ignore it: a
+    # rank that was just forked gets a pending signal once its bootstrap unblocks it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     process_setup.die_with(plan.warden, born_of=plan.warden)
     os.chdir(plan.cwd)
     imports = ImportWatch(plan.own, environ)
     done = preload(plan, imports)
     gc.collect()
-    gc.freeze()  # so that no collection in a rank writes to the pages that all share
+    gc.freeze()  # so that no collection in a rank writes to the shared memory pages
     if done.unfit is not None:
         channel.send(done.unfit)
         return None
@@ -72,7 +72,7 @@ def main(descriptor: int, environ: MutableMapping[str, str]) -> RankCommand | No
     entry = _serve(channel, plan, imports)
     if entry is None:
         return None
-    _become(entry, plan, environ, imports)
+    _become_rank(entry, plan, environ, imports)
     for warned in done.warned:
         warnings._showwarnmsg(warned)  # type: ignore[attr-defined]  # noqa: SLF001
     return plan.command
@@ -82,7 +82,7 @@ def _serve(
     channel: "Channel[ForgePlan | Fork]", plan: ForgePlan, imports: ImportWatch
 ) -> RankEntry | None:
     for request in _requests(channel):
-        unfit = _why_not(request, imports)
+        unfit = _why_unfit(request, imports)
         if unfit is not None:
             channel.send(unfit)
             continue
@@ -94,11 +94,11 @@ def _serve(
     return None
 
 
-def _why_not(request: Fork, imports: ImportWatch) -> Unfit | None:
+def _why_unfit(request: Fork, imports: ImportWatch) -> Unfit | None:
     if reason := why_unsafe():
         return Unfit(reason=reason)
-    found = (imports.why_unfit(unpack(entry.environ)) for entry in request.ranks)
-    return next((unfit for unfit in found if unfit is not None), None)
+    verdicts = (imports.why_unfit(unpack(entry.environ)) for entry in request.ranks)
+    return next((unfit for unfit in verdicts if unfit is not None), None)
 
 
 def _requests(channel: "Channel[ForgePlan | Fork]") -> Iterator[Fork]:
@@ -111,16 +111,16 @@ def _requests(channel: "Channel[ForgePlan | Fork]") -> Iterator[Fork]:
             return
 
 
-class _Born:
-    """In a rank: what it is to be, and who has to leave before it belongs to the warden."""
+class _ForkedRank:
+    """In a forked rank: its entry, and the parent that must exit before the warden adopts it."""
 
     def __init__(self, entry: RankEntry, parent: int) -> None:
         self.entry = entry
         self.parent = parent
 
 
-def _fork(request: Fork, channel: "Channel[ForgePlan | Fork]") -> _Born | None:
-    """Fork the ranks by way of a process that leaves at once: the warden inherits them."""
+def _fork(request: Fork, channel: "Channel[ForgePlan | Fork]") -> _ForkedRank | None:
+    """Fork the ranks through a process that exits at once, so that the warden adopts them."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     between = os.fork()
@@ -133,7 +133,7 @@ def _fork(request: Fork, channel: "Channel[ForgePlan | Fork]") -> _Born | None:
         for entry in request.ranks:
             pid = os.fork()
             if pid == 0:
-                return _Born(entry, parent)
+                return _ForkedRank(entry, parent)
             pids.append(pid)
     except OSError as error:
         for pid in pids:
@@ -144,7 +144,7 @@ def _fork(request: Fork, channel: "Channel[ForgePlan | Fork]") -> _Born | None:
     os._exit(0)
 
 
-def _become(
+def _become_rank(
     entry: RankEntry, plan: ForgePlan, environ: MutableMapping[str, str], imports: ImportWatch
 ) -> None:
     was, own = dict(environ), unpack(entry.environ)
@@ -163,13 +163,13 @@ def _become(
         process_setup.refuse(f"the rank cannot start: {error}")
     process_setup.python_signals()
     _draw_new_seeds(imports)
-    _begin_anew()
+    _reset_modules()
     process_title.show(plan.command, sys.executable)
     restore_threads(was, environ)
 
 
 def _draw_new_seeds(imports: ImportWatch) -> None:
-    """Fresh processes draw different numbers; forked ones would all draw the forge's."""
+    """Seed all generators anew: otherwise all forked ranks would draw the same numbers."""
     random.seed()
     for generator in imports.generators:
         generator.seed()
@@ -178,11 +178,11 @@ def _draw_new_seeds(imports: ImportWatch) -> None:
         numpy.random.seed()
     torch = sys.modules.get("torch")
     if torch is not None:
-        torch.default_generator.seed()  # CUDA's starts from a constant in every process
+        torch.default_generator.seed()  # CUDA's generator starts from a constant in every process
 
 
-def _begin_anew() -> None:
-    """What modules of Python's own have noted of the process, as if it had begun now."""
+def _reset_modules() -> None:
+    """Reset what modules of the standard library keep of the process: id, start time, secret."""
     threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # noqa: SLF001
     logging: Any = sys.modules.get("logging")
     if logging is not None:

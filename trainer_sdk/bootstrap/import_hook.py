@@ -1,4 +1,4 @@
-"""Does something once the script has imported a module, without importing it."""
+"""Calls a function once the script has imported a module, without importing it."""
 
 import sys
 
@@ -15,26 +15,26 @@ _COMPILER = "torch._dynamo.callback"
 
 
 def when_imported(name: str, then: "Callable[[], None]") -> None:
-    """Do it now if the module is loaded, else when it is; where that never happens, nothing."""
+    """Call `then` now if the module is loaded, else right after the script imports it, if ever."""
     if name in sys.modules:
         then()
     else:
-        sys.meta_path.insert(0, _WhenItComes(name, then))
+        sys.meta_path.insert(0, _ImportWaiter(name, then))
 
 
 def watch_compiling(link: "AgentLink") -> None:
-    """Show in the rank's page when torch compiles, as soon as it can."""
+    """Show on the rank's page when torch compiles, once its compiler is imported."""
 
     def listen() -> None:
-        from trainer_sdk import compilation  # most scripts compile nothing
+        from trainer_sdk import compilation  # most scripts do not compile
 
         compilation.listen(sys.modules[_COMPILER], link)
 
     when_imported(_COMPILER, listen)
 
 
-class _WhenItComes:
-    """Finds nothing; it lets the others find the module, and acts when its body has run."""
+class _ImportWaiter:
+    """A finder that finds nothing itself, and calls `then` when the module's body has run."""
 
     def __init__(self, name: str, then: "Callable[[], None]") -> None:
         self._name = name
@@ -73,4 +73,4 @@ def _call_after(loader: "Any", then: "Callable[[], None]") -> None:
     try:
         loader.exec_module = exec_module
     except AttributeError:
-        return  # a loader that cannot be changed: what was to be done is not, nothing else is lost
+        return  # the loader cannot be changed: `then` is never called, and nothing else fails

@@ -1,8 +1,8 @@
-"""What imports read of the process that ran them, where each rank would have read something else.
+"""Finds modules whose import depends on the process, so that each rank must import them itself.
 
-The forge imports once for all ranks. A module that asks at its import which rank it is, or that
-gives a name to a run from the process id or the time, would give the forge's answer to all of
-them. Such a module, and whatever imports it, is left to the ranks; the rest is imported here.
+The forge imports once for all ranks. A module that reads its rank at import, or that names a run
+after the process id or the time, would give the forge's value to all ranks. Such a module, and all
+modules that import it, are left to the ranks; the forge imports the rest.
 """
 
 import os
@@ -20,42 +20,42 @@ from trainer_sdk.wire import Unfit
 
 _Environ: Any = type(os.environb)
 _HANDLED = frozenset({"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS"})
-"""Read by libraries in C, too; a forked rank is given its own numbers of threads."""
+"""Libraries in C read these, too; `thread_counts` sets the rank's own values."""
 _LONGEST_NAME = 200
 _MOMENT = re.compile(
     r"20\d\d[-_.]?[01]\d[-_.]?[0-3]\d[-_ T.]{0,2}[0-2]\d[-_:.h]?[0-5]\d|(?<!\d)1\d{9}(?!\d)"
 )
-"""A day with its hour and minute, or seconds since 1970."""
+"""A date with hour and minute, or seconds since 1970."""
 _NAMED_MOST = 3
 
 
 @dataclass(frozen=True, slots=True)
 class ImportFinding:
-    """Something that a module did while it was imported."""
+    """Something that a module has done while it was imported."""
 
     modules: tuple[str, ...]
-    """The module, and those that were just importing it, the innermost first."""
-    what: str
+    """The module, then the modules that were importing it, the innermost first."""
+    action: str
 
 
 @dataclass(slots=True)
 class ImportWatch:
-    """Watches what is imported within `with`. It shows itself to nobody, and costs next to nothing.
+    """Watches the imports within its `with` block; imported code cannot notice it.
 
-    `os.environ` in C (`getenv`) is not seen, nor is a value that a module keeps where it is no
-    global of its own.
+    It does not see reads of the environment in C (`getenv`), nor values that a module keeps
+    anywhere but in its own globals.
     """
 
     own: Collection[str]
-    """Variables that each rank has for itself."""
+    """The variables whose values differ between ranks."""
     environ: Any
-    """`os.environ`: its class is another one meanwhile."""
-    found: list[ImportFinding] = field(default_factory=list)
+    """`os.environ`, whose class is replaced within the block."""
+    findings: list[ImportFinding] = field(default_factory=list)
     generators: list[random.Random] = field(default_factory=list)
-    """Those that were seeded by the system: another process would have drawn other numbers."""
+    """The generators that the system has seeded: another process would draw other numbers."""
     _read: dict[str, list[tuple[str, ...]]] = field(default_factory=dict)
     _iterated: set[str] = field(default_factory=set)
-    """Modules that have looked at the whole environment."""
+    """The modules that have iterated over the whole environment."""
     _asked_pid: set[str] = field(default_factory=set)
     _given: dict[int, str] = field(default_factory=dict)
     _seed: Any = random.Random.seed
@@ -82,22 +82,22 @@ class ImportWatch:
                 module.getpid = self._getpid  # type: ignore[attr-defined]
 
     def look(self, since: Collection[str]) -> None:
-        """Look at what modules keep that were not there before."""
+        """Inspect the globals of modules that were imported after `since`."""
         for name, module in list(sys.modules.items()):
             if name not in since and isinstance(module, ModuleType):
                 self._look_at(module)
 
     def why_unfit(self, rank: Mapping[str, str]) -> Unfit | None:
-        """Whether a rank with this environment would have imported something else."""
+        """Why a rank with this environment must import modules itself; None if not."""
         for name, readers in self._read.items():
             if name in _HANDLED or rank.get(name) == self._before.get(name):
                 continue
-            self.found += [ImportFinding(modules, f"reads {name}") for modules in readers]
+            self.findings += [ImportFinding(modules, f"reads {name}") for modules in readers]
         return self.verdict()
 
     def verdict(self) -> Unfit | None:
-        """What has to be left to the ranks, and what need not be."""
-        if not self.found:
+        """The modules that must be left to the ranks, and the others; None if all are fit."""
+        if not self.findings:
             return None
         tainted = self._tainted()
         named = sorted({_top(name, tainted) for name in tainted})
@@ -109,7 +109,7 @@ class ImportWatch:
         )
 
     def changes(self, rank: Mapping[str, str]) -> dict[str, str | None]:
-        """What imports have set in the environment, as far as the rank has no value of its own."""
+        """The variables that imports have changed, without those that the rank itself sets."""
         return {
             name: self._after.get(name)
             for name in self._before.keys() | self._after.keys()
@@ -117,26 +117,26 @@ class ImportWatch:
         }
 
     def new_modules(self) -> Iterator[ModuleType]:
-        """Those that have been imported since."""
+        """The modules that were imported since the block began."""
         for name, module in list(sys.modules.items()):
             if name not in self._known and isinstance(module, ModuleType):
                 yield module
 
-    # -- what is noted ---------------------------------------------------------------------------
+    # What imports do.
 
     def reads(self, name: str) -> None:
-        """A variable is asked for, or set, by its name."""
+        """Note that a variable is read or set by name."""
         if id(name) in self._given:
-            return  # by somebody who goes through all of them, and has to look at each
+            return  # by code that iterates over all variables
         modules = _importing()
         readers = self._read.setdefault(name, [])
         if modules and len(readers) < _NAMED_MOST:
             readers.append(modules)
         if modules and name in self.own:
-            self.found.append(ImportFinding(modules, f"reads {name}"))
+            self.findings.append(ImportFinding(modules, f"reads {name}"))
 
     def iterates(self, names: Iterable[str]) -> Iterator[str]:
-        """Somebody goes through all variables."""
+        """Note that a module iterates over all variables."""
         self._iterated.update(_importing()[:1])
         for name in names:
             self._given[id(name)] = name
@@ -152,30 +152,30 @@ class ImportWatch:
             if a is None:
                 self.generators.append(generator)
             else:
-                self.generators = [one for one in self.generators if one is not generator]
+                self.generators = [other for other in self.generators if other is not generator]
 
         return seeded
 
     def _look_at(self, module: ModuleType) -> None:
         asked_pid, pid = module.__name__ in self._asked_pid, str(self._getpid())
         for name, value in list(vars(module).items()):
-            what = ""
+            action = ""
             if isinstance(value, dict):
                 is_copy = module.__name__ in self._iterated and self._before.keys() <= value.keys()
-                what = f"keeps a copy of the environment ({name})" if is_copy else ""
+                action = f"keeps a copy of the environment ({name})" if is_copy else ""
             elif isinstance(value, str | PurePath) and len(str(value)) <= _LONGEST_NAME:
                 if asked_pid and re.search(rf"(?<!\d){pid}(?!\d)", str(value)):
-                    what = f"makes a name from the process id ({name})"
+                    action = f"makes a name from the process id ({name})"
                 elif _is_of_now(str(value)):
-                    what = f"makes a name from the time ({name})"
-            if what:
-                self.found.append(ImportFinding((module.__name__,), what))
+                    action = f"makes a name from the time ({name})"
+            if action:
+                self.findings.append(ImportFinding((module.__name__,), action))
 
-    # -- what follows ----------------------------------------------------------------------------
+    # What follows from it.
 
     def _tainted(self) -> set[str]:
-        """Those modules, and whatever holds something of theirs."""
-        tainted = {name for finding in self.found for name in finding.modules}
+        """The modules with findings, and all modules that hold an object of theirs."""
+        tainted = {name for finding in self.findings for name in finding.modules}
         modules = list(self.new_modules())
         while True:
             more = {
@@ -196,18 +196,20 @@ class ImportWatch:
                 yield name
 
     def _reason(self) -> str:
-        first = self.found[0].modules
-        deeds = dict.fromkeys(one.what for one in self.found if one.modules[0] == first[0])
-        shown = ", ".join(list(deeds)[:_NAMED_MOST]).replace(", reads ", ", ")
-        more = len({one.modules[0] for one in self.found}) - 1
-        others = f", and so do {more} more that come with it" if more else ""
+        first = self.findings[0].modules
+        actions = dict.fromkeys(
+            finding.action for finding in self.findings if finding.modules[0] == first[0]
+        )
+        shown = ", ".join(list(actions)[:_NAMED_MOST]).replace(", reads ", ", ")
+        more = len({finding.modules[0] for finding in self.findings}) - 1
+        others = f"; so do {more} other modules" if more else ""
         outer = first[-1].partition(".")[0]
         by = f", which {outer} imports," if outer != first[0] else ""
         return f"{first[0]}{by} {shown} while it is imported{others}"
 
 
 def _watched(imports: ImportWatch) -> Any:
-    """`os.environ`'s class, that tells who asks for what."""
+    """A class for `os.environ` that reports each read and write."""
 
     class Watched(_Environ):  # type: ignore[misc]
         def __getitem__(self, key: Any) -> Any:
@@ -229,27 +231,27 @@ def _watched(imports: ImportWatch) -> Any:
 
 
 def _importing() -> tuple[str, ...]:
-    """The modules whose bodies are running, the innermost first."""
-    found: list[str] = []
+    """The modules that are being imported, the innermost first."""
+    modules: list[str] = []
     frame = sys._getframe(2)  # noqa: SLF001
     while frame.f_back is not None:
         if frame.f_code.co_name == "<module>":
             name = str(frame.f_globals.get("__name__", ""))
             if name == "__main__":
-                break  # below it is the forge itself
+                break  # the frames below are the forge's
             if name in sys.modules:
-                found.append(name)
+                modules.append(name)
         frame = frame.f_back
-    return tuple(found)
+    return tuple(modules)
 
 
 def _is_of_now(text: str) -> bool:
-    """It has this very minute in it, or this second since 1970."""
+    """Whether the text has the present minute in it, or the present second since 1970."""
     match = _MOMENT.search(text)
     if match is None:
         return False
     digits = re.sub(r"\D", "", match[0])
-    now = time.time()  # noqa: TID251 - as the module has asked it
+    now = time.time()  # noqa: TID251 - the clock that the module has read
     moments = {str(int(now) - back) for back in range(120)}
     for local in (time.localtime, time.gmtime):
         moments |= {time.strftime("%Y%m%d%H%M", local(now - back)) for back in (0, 60, 120)}
@@ -265,7 +267,7 @@ def _is_below(name: str, packages: Collection[str]) -> bool:
 
 
 def _top(name: str, tainted: Collection[str]) -> str:
-    """The outermost of its packages that is tainted."""
+    """The outermost tainted package of a module."""
     parts = name.split(".")
     prefixes = (".".join(parts[:depth]) for depth in range(1, len(parts) + 1))
     return next(prefix for prefix in prefixes if prefix in tainted)

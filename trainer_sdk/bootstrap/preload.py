@@ -1,4 +1,4 @@
-"""What a forge imports before it forks, and whether it may still fork afterwards."""
+"""Imports modules in the forge before it forks, and checks whether it may still fork."""
 
 import gc
 import importlib
@@ -20,18 +20,18 @@ _DEVICES = ("/dev/nvidia", "/dev/kfd")
 
 @dataclass(slots=True)
 class Preloaded:
-    """What became of the imports."""
+    """The result of the imports."""
 
     names: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
-    """`name: why`."""
+    """Each as `name: reason`."""
     unfit: Unfit | None = None
     warned: list[warnings.WarningMessage] = field(default_factory=list)
-    """What a rank that imports all of this would have written to its stderr."""
+    """The warnings that a rank with these imports would have printed on its stderr."""
 
 
 def preload(plan: ForgePlan, imports: ImportWatch) -> Preloaded:
-    """Import torch and what the plan names; stop at the first that makes a fork unsafe."""
+    """Import torch and the plan's modules; stop at the first that makes a fork unsafe."""
     done = Preloaded()
     with imports, _warnings_kept(done.warned):
         _import_all(plan, imports, done)
@@ -43,22 +43,22 @@ def preload(plan: ForgePlan, imports: ImportWatch) -> Preloaded:
 def _import_all(plan: ForgePlan, imports: ImportWatch, done: Preloaded) -> None:
     script = read_script(plan.command, plan.cwd)
     names = script.imports() if plan.preload == "auto" else plan.preload
-    # A process's first optimizer, or first DDP, imports it, which takes as long as torch itself.
+    # The first optimizer or DDP imports dynamo, which takes as long as torch itself.
     ours = (_TORCH, _DYNAMO) if script.needs_dynamo() else (_TORCH,)
     sys.path.insert(0, script.folder)
     try:
         for name in dict.fromkeys((*ours, *names, *plan.besides)):
             if _is_left_out(name, plan.without):
                 continue
-            known = frozenset(sys.modules)
-            with _uncollected() if name in ours else nullcontext():
+            loaded = frozenset(sys.modules)
+            with _without_collection() if name in ours else nullcontext():
                 fit = _import(name, done, named=name in names)
             if name not in ours:
-                imports.look(known)
+                imports.look(loaded)
             if not fit:
                 break
     finally:
-        if script.folder in sys.path:  # a module may have taken it away
+        if script.folder in sys.path:  # a module may have removed it
             sys.path.remove(script.folder)
 
 
@@ -68,7 +68,7 @@ def _is_left_out(name: str, without: tuple[str, ...]) -> bool:
 
 @contextmanager
 def _warnings_kept(shown: list[warnings.WarningMessage]) -> Iterator[None]:
-    """Filters that a module adds, and what it puts in the place of `showwarning`, stay."""
+    """Collect warnings in `shown`; a module's own filters and `showwarning` stay."""
     module: Any = warnings
     show = module._showwarnmsg_impl  # noqa: SLF001
     module._showwarnmsg_impl = shown.append  # noqa: SLF001
@@ -79,8 +79,8 @@ def _warnings_kept(shown: list[warnings.WarningMessage]) -> Iterator[None]:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """Of what torch makes while it is imported nearly all stays: to look for garbage is a tenth."""
+def _without_collection() -> Iterator[None]:
+    """Collect no garbage: torch's import leaves almost none, and collection takes a tenth of it."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -93,7 +93,7 @@ def _uncollected() -> Iterator[None]:
 def _import(name: str, done: Preloaded, *, named: bool) -> bool:
     try:
         importlib.import_module(name)
-    # The script's own import says it again, where the user looks for it.
+    # The script's own import raises it again, where the user looks for it.
     except Exception as error:  # noqa: BLE001
         if named:
             done.failed.append(f"{name}: {type(error).__name__}: {error}")
@@ -107,10 +107,10 @@ def _import(name: str, done: Preloaded, *, named: bool) -> bool:
 
 
 def why_unsafe() -> str:
-    """Why a fork of this process would not be a sound rank; empty if it would.
+    """Why a fork of this process could not be a rank; empty if it could.
 
-    Only the forking thread lives on in a child: a lock that another one holds stays locked for
-    ever. A device that was opened here cannot be used there.
+    A forked child has only the forking thread: a lock that another thread holds stays locked for
+    ever. A child cannot use a device that its parent has opened.
     """
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
@@ -132,4 +132,4 @@ def _open_files() -> Iterator[str]:
         try:
             yield os.readlink(f"/proc/self/fd/{descriptor}")
         except OSError:
-            continue  # the one that listed the folder
+            continue  # the descriptor that listed the folder

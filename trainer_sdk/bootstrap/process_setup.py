@@ -1,4 +1,4 @@
-"""What a process does between its birth by fork and its life as a rank."""
+"""The steps that make a forked process a rank: session, signals, streams, death with its parent."""
 
 import os
 import signal
@@ -14,10 +14,10 @@ _NOT_OURS = 127
 
 
 def become_session(*, stdout: str, stderr: str, cwd: str, held: "Iterable[int]" = ()) -> None:
-    """Leave the parent's session, signals, output and folder behind. Input is that of the agent.
+    """Leave the parent's session, signals, output and working directory; stdin stays the agent's.
 
-    `held` are the signals that stay blocked: whoever this becomes lets them in when it is ready.
-    OSError if a file or the folder cannot be opened; what could be changed then is.
+    `held` are the signals that stay blocked until the rank unblocks them itself. OSError if a file
+    or the folder cannot be opened; changes before the error stay.
     """
     os.setsid()
     restore_signals(held)
@@ -27,7 +27,7 @@ def become_session(*, stdout: str, stderr: str, cwd: str, held: "Iterable[int]" 
 
 
 def restore_signals(held: "Iterable[int]" = ()) -> None:
-    """Every signal at its default and none blocked but `held`, as after exec from a plain shell."""
+    """Set every signal to its default and block only `held`, as after exec from a plain shell."""
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         if signal.getsignal(number) is not signal.SIG_DFL:
             signal.signal(number, signal.SIG_DFL)
@@ -36,14 +36,14 @@ def restore_signals(held: "Iterable[int]" = ()) -> None:
 
 
 def python_signals() -> None:
-    """What a fresh Python then sets itself."""
+    """Set the handlers that a fresh Python sets."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 
 def redirect(path: str, descriptor: int, flags: int) -> None:
-    """Open a file as one of the standard streams."""
+    """Open a file as a standard stream."""
     opened = os.open(path, flags | os.O_CLOEXEC, 0o640)
     if opened == descriptor:
         os.set_inheritable(descriptor, True)  # noqa: FBT003 - positional only
@@ -55,11 +55,11 @@ def redirect(path: str, descriptor: int, flags: int) -> None:
 def die_with(parent: int, *, born_of: int) -> None:
     """Have the kernel kill this process when `parent` dies; leave at once if it has.
 
-    A process that was forked by another waits here until that one has left, and `parent`,
-    as the nearest subreaper, has become its parent.
+    A process that `born_of` has forked waits here until `born_of` has exited and `parent`, the
+    nearest subreaper, has become its parent.
     """
     while os.getppid() == born_of != parent:
-        time.sleep(0.0005)  # only the kernel can say it, and it tells the parent, not the child
+        time.sleep(0.0005)  # the kernel notifies the new parent only, not the child
     _die_with_parent()
     if os.getppid() != parent:
         os._exit(_NOT_OURS)
@@ -72,7 +72,7 @@ def _die_with_parent() -> None:
 
 
 def refuse(text: str) -> None:
-    """Say on the rank's stderr why it cannot run, and end the process as a shell does."""
+    """Print on the rank's stderr why it cannot run, and exit with the code of a shell."""
     sys.stderr.write(f"everstep: {text}\n")
     sys.stderr.flush()
     os._exit(_NOT_OURS)

@@ -1,4 +1,4 @@
-"""What `ps` and `pkill -f` see of a forked rank: the user's command, not the forge's."""
+"""Shows `ps` and `pkill -f` the user's command in a forked rank, instead of the forge's."""
 
 import ctypes
 import struct
@@ -6,28 +6,28 @@ import struct
 from trainer_sdk.wire import RankCommand
 
 PADDING = "-" * 1024
-"""The forge's last argument: a title can be no longer than the arguments were."""
+"""The forge's last argument: a title cannot be longer than the original arguments."""
 
 _ARG_START = 45  # counted after the command's name in /proc/PID/stat
 _ARG_END = 46
 _PR_SET_MM = 35
 _PR_SET_MM_MAP = 14
 _FIELDS = (23, 24, 42, 43, 44, -1, 25, 45, 46, 47, 48)
-"""Where /proc/PID/stat has what the kernel wants to know; the end of the heap is not there."""
+"""The fields of /proc/PID/stat that the kernel needs; the end of the heap (-1) is not there."""
 _HEAP_END, _ARGUMENTS = 5, 7
 
 _kept: "ctypes.Array[ctypes.c_char] | None" = None
-"""What the kernel reads the title from."""
+"""The memory from which the kernel reads the title."""
 
 
 def show(command: RankCommand, python: str) -> None:
-    """Write the command over this process's own arguments, which nobody reads any more."""
+    """Show this command as the arguments of this process."""
     with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
         fields = file.read().rpartition(")")[2].split()
     start, end = int(fields[_ARG_START]), int(fields[_ARG_END])
     size = end - start
     if start == 0 or size < len(PADDING):
-        return  # not started as we start it: there is no room to write to
+        return  # the process was started without the padding: there is no room for a title
     module = ["-m"] if command.kind == "module" else []
     words = [python, *module, command.target, *command.arguments]
     text = "\0".join(words).encode(errors="surrogateescape")
@@ -36,7 +36,7 @@ def show(command: RankCommand, python: str) -> None:
 
 
 def _point_to(text: bytes, fields: list[str]) -> bool:
-    """Have the kernel take this for the arguments; False where it is not built to be told so."""
+    """Make the kernel read the arguments from `text`; False if the kernel does not support that."""
     global _kept  # noqa: PLW0603  as long as the process
     libc = ctypes.CDLL(None, use_errno=True)
     libc.sbrk.restype = ctypes.c_void_p

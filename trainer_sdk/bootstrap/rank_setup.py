@@ -1,4 +1,4 @@
-"""Arms a rank before the user's script: streams, fault handler, flight recorder, torch's hooks."""
+"""Sets a rank up before the user's script: streams, fault handler, flight recorder, torch hooks."""
 
 import os
 import sys
@@ -8,18 +8,18 @@ from trainer_sdk.bootstrap import agent_link as links
 from trainer_sdk.bootstrap.agent_link import AgentLink
 from trainer_sdk.bootstrap.deferred_signals import defer
 from trainer_sdk.bootstrap.recorder_settings import arm_flight_recorder
-from trainer_sdk.bootstrap.torch_hooks import arm_torch
+from trainer_sdk.bootstrap.torch_hooks import set_up_torch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
 
-def arm(environ: "MutableMapping[str, str]") -> AgentLink:
-    """Open the way to the agent, and prepare what tells later why a rank died.
+def set_up_rank(environ: "MutableMapping[str, str]") -> AgentLink:
+    """Open the link to the agent, and prepare the evidence for the case that the rank dies.
 
-    Nothing that the user has set is changed, no signal is taken from a script that handles it,
-    and nothing here may keep the script from running.
+    This changes nothing that the user has set, takes no signal from a script that handles it, and
+    never keeps the script from running.
     """
     _streams(environ)
     _fault_handler()
@@ -30,15 +30,15 @@ def arm(environ: "MutableMapping[str, str]") -> AgentLink:
         environ.setdefault(
             "TORCHELASTIC_ERROR_FILE", os.path.join(link.folder, layout.ELASTIC_ERROR_FILE)
         )
-    arm_torch(link, environ)
+    set_up_torch(link, environ)
     if link.folder and environ.get(layout.INJECTION_VARIABLE) == "1":
         _injection(environ, link)
     return link
 
 
 def _streams(environ: "MutableMapping[str, str]") -> None:
-    # They are files, which Python buffers by the block: a rank that is killed would take its
-    # last lines with it.
+    # stdout and stderr are files, which Python buffers in blocks: a killed rank would lose its
+    # last lines.
     at_once = bool(environ.get("PYTHONUNBUFFERED"))
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
@@ -47,16 +47,16 @@ def _streams(environ: "MutableMapping[str, str]") -> None:
 
 
 def _fault_handler() -> None:
-    import faulthandler  # after the streams are in place
+    import faulthandler  # imported after the streams are set
 
     if not faulthandler.is_enabled() and sys.stderr is not None:
         faulthandler.enable()
 
 
 def _injection(environ: "MutableMapping[str, str]", link: AgentLink) -> None:
-    from trainer_sdk import inject  # only where faults are allowed
+    from trainer_sdk import inject  # imported only where faults are allowed
 
     try:
         inject.arm(environ, link)
     except (OSError, ValueError) as error:
-        sys.stderr.write(f"everstep: faults cannot be injected as wished: {error}\n")
+        sys.stderr.write(f"everstep: faults cannot be injected as requested: {error}\n")

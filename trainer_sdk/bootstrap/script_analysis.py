@@ -1,4 +1,4 @@
-"""What can be known of a script before it runs, from its text alone."""
+"""Analyses a script before it runs, from its source text alone."""
 
 import ast
 import os
@@ -15,7 +15,7 @@ from trainer_sdk.wire import RankCommand
 
 _MOST_FILES = 20
 _MOST_BYTES = 2**20
-"""Of a script, and of all the user's modules that it imports: nobody waits for more to be read."""
+"""Limits the source that is read: of a script, and of the user's modules that it imports."""
 _TORCH, _OPTIM, _DDP = "torch", "optim", "DistributedDataParallel"
 _NEEDING = (
     "torch.optim.",
@@ -23,43 +23,44 @@ _NEEDING = (
     "torch.distributed.fsdp.",
     "torch.distributed.tensor.",
 )
-"""Modules that import dynamo once they are used, and what is in them."""
+"""Modules that import dynamo when they are used, and the names in them."""
 _BASE = "Optimizer"
-"""Of all optimizers; it does not need dynamo by itself (see `sparing`)."""
+"""The base of all optimizers, which itself does not need dynamo (see `compiler_bypass`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What the ranks will run. Without a text that can be read it imports nothing."""
+    """The script of the ranks. If its source cannot be read, it counts as empty."""
 
     folder: str
-    """What it will find first on its path."""
+    """The first folder on its module path."""
     package: str
-    """What its relative imports start from; empty where it may have none."""
+    """The package of its relative imports; empty if it may have none."""
     tree: ast.Module
 
     def imports(self) -> tuple[str, ...]:
-        """What it imports at its top level and an installer has put there.
+        """The installed modules that it imports at its top level.
 
-        The user's own modules are not among them: they may look at the rank's environment.
+        The user's own modules are left out: they may read the rank's environment.
         """
-        found = (name for name in _top_level(self.tree.body) if self._is_installed(name))
-        return tuple(dict.fromkeys(found))
+        installed = (name for name in _top_level(self.tree.body) if self._is_installed(name))
+        return tuple(dict.fromkeys(installed))
 
     def needs_dynamo(self) -> bool:
-        """Whether its ranks will import `torch._dynamo`, as far as the text tells.
+        """Whether its ranks will import `torch._dynamo`, as far as the source shows.
 
-        They do if its code, or that of a module of the user's that it imports, uses DDP, FSDP2,
-        DTensor, activation checkpoints, or more of `torch.optim` than the base class. What stands
-        in texts and comments, or only for a type checker, does not count.
+        They do if its code, or a module of the user that it imports, uses DDP, FSDP2, DTensor,
+        activation checkpoints, or more of `torch.optim` than the base class. Strings, comments and
+        code for type checkers do not count.
         """
-        return _needs_dynamo(self.tree) or any(_needs_dynamo(tree) for tree in self._beside())
+        return _needs_dynamo(self.tree) or any(_needs_dynamo(tree) for tree in self._own_modules())
 
-    def _beside(self) -> Iterator[ast.Module]:
+    def _own_modules(self) -> Iterator[ast.Module]:
+        """The user's own modules that it imports."""
         names = (name for node in _running(self.tree) for name in _imported(node, self.package))
         origins = dict.fromkeys(_origin(name, [self.folder]) for name in names)
         left = _MOST_BYTES
-        for path in islice((one for one in origins if one.endswith(".py")), _MOST_FILES):
+        for path in islice((origin for origin in origins if origin.endswith(".py")), _MOST_FILES):
             source = _source(path, left)
             left -= len(source)
             yield _parsed(source)
@@ -74,7 +75,7 @@ class Script:
 
 
 def read_script(command: RankCommand, cwd: str) -> Script:
-    """The script of a command. What is wrong with it the ranks will say."""
+    """The script of a command; its errors are left to the ranks, which report them."""
     if command.kind == "module":
         path, package = _module(command.target, cwd)
         return Script(cwd, package, _parsed(_source(path, _MOST_BYTES)))
@@ -84,7 +85,7 @@ def read_script(command: RankCommand, cwd: str) -> Script:
 
 
 def _module(target: str, cwd: str) -> tuple[str, str]:
-    """The file that `python -m` runs, and its package."""
+    """The file that `python -m` runs, and its package; empty if there is none."""
     for name in (target, f"{target}.__main__"):
         origin = _origin(name, [cwd, *sys.path])
         if origin and os.path.basename(origin) != "__init__.py":
@@ -93,7 +94,7 @@ def _module(target: str, cwd: str) -> tuple[str, str]:
 
 
 def _source(path: str, most: int) -> bytes:
-    """A file's text; empty where there is none to be read, or more than that."""
+    """A file's bytes; empty if it cannot be read or has more than `most`."""
     try:
         with open(path, "rb") as file:
             text = file.read(most + 1)
@@ -105,9 +106,9 @@ def _source(path: str, most: int) -> bytes:
 def _parsed(source: bytes) -> ast.Module:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about the text: each rank says it
+            warnings.simplefilter("ignore")  # about the source: each rank prints them
             return ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last: nested too deeply
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # MemoryError: nested too deeply
         return ast.Module([], [])
 
 
@@ -122,7 +123,7 @@ def _top_level(body: Sequence[ast.stmt]) -> Iterator[str]:
 
 
 def _running(tree: ast.Module) -> Iterator[ast.AST]:
-    """Each node of the code, but not what only a type checker reads."""
+    """Each node of the code, without the parts for type checkers."""
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
@@ -131,7 +132,7 @@ def _running(tree: ast.Module) -> Iterator[ast.AST]:
             if name in ("annotation", "returns") or (name == "body" and _is_for_types(node)):
                 continue
             values = value if isinstance(value, list) else [value]
-            waiting += [one for one in values if isinstance(one, ast.AST)]
+            waiting += [child for child in values if isinstance(child, ast.AST)]
 
 
 def _is_for_types(node: ast.AST) -> bool:
@@ -143,14 +144,14 @@ def _is_for_types(node: ast.AST) -> bool:
 
 
 def _imported(node: ast.AST, package: str) -> Iterator[str]:
-    """What an import names, in full; of `from x import y` both `x` and `x.y`: it may be either."""
+    """The full names in an import; for `from x import y` both `x` and `x.y`."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
         try:
             base = resolve_name("." * node.level + (node.module or ""), package)
         except ImportError:
-            return  # beyond its package
+            return  # it leads out of its package
         yield base
         yield from (f"{base}.{alias.name}" for alias in node.names)
 
@@ -168,12 +169,12 @@ def _needs_dynamo(tree: ast.Module) -> bool:
         id(node.value) for node in code if isinstance(node, ast.Attribute) and node.attr == _BASE
     }
     return any(
-        (_is_needing(node, torch) and id(node) not in bases) or _is_ddp(node) for node in code
+        (_uses_dynamo(node, torch) and id(node) not in bases) or _is_ddp(node) for node in code
     )
 
 
-def _is_needing(node: ast.AST, torch: set[str]) -> bool:
-    """Whether a node imports of such a module, or takes `optim` from what is torch in this file."""
+def _uses_dynamo(node: ast.AST, torch: set[str]) -> bool:
+    """Whether a node imports from such a module, or reads `optim` of a name bound to torch."""
     match node:
         case ast.Attribute():
             return (
@@ -193,14 +194,14 @@ def _is_ddp(node: ast.AST) -> bool:
 
 
 def _origin(name: str, path: Sequence[str]) -> str:
-    """Where a module is, found without running any of its parents."""
+    """The file of a module, found without running its parent packages; empty if none is found."""
     search: Sequence[str] = path
     spec = None
     for depth in range(1, name.count(".") + 2):
         try:
             spec = PathFinder.find_spec(".".join(name.split(".")[:depth]), search)
         except (ImportError, KeyError, ValueError):
-            return ""  # a part of a namespace package, for one, asks for a parent that was imported
+            return ""  # such as a namespace package, whose parent would have to be imported
         if spec is None:
             return ""
         search = spec.submodule_search_locations or ()

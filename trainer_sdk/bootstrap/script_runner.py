@@ -1,4 +1,4 @@
-"""Runs the user's script as the interpreter itself would, and notes how it ends."""
+"""Runs the user's script as the interpreter itself would, and reports how it ends."""
 
 import os
 import sys
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 _Module = type(sys)
 
 _OURS = os.path.dirname(os.path.abspath(__file__))
-_FileLoader: "Any" = type(__spec__.loader)  # that of any module of ours: importlib would cost more
+_FileLoader: "Any" = type(
+    __spec__.loader
+)  # the loader of this module: to import importlib would cost more
 _FAILED = 1
 _INTERRUPTED = 130
 
@@ -22,10 +24,10 @@ _INTERRUPTED = 130
 def run(
     kind: str, target: str, arguments: list[str], link: AgentLink, environ: "Mapping[str, str]"
 ) -> None:
-    """Run it to its end.
+    """Run the script to its end.
 
-    Returns when it has returned; SystemExit with the code that Python would have exited with
-    otherwise. The caller lets it through, so that threads are joined and exit handlers run.
+    Returns if the script returns; otherwise it raises SystemExit with the exit code that Python
+    would use. The caller lets the error pass, so that threads are joined and exit handlers run.
     """
     link.up()
     module = ["-m"] if kind == "module" else []
@@ -40,14 +42,14 @@ def run(
     except SystemExit as leaving:
         code = _code(leaving)
         _await_saves(code, link, environ)
-        _note(leaving if code else None, code, link, environ)
+        _report_end(leaving if code else None, code, link, environ)
         raise
-    except BaseException as error:  # whatever it is, Python would print it and exit
+    except BaseException as error:  # Python would print any of them and exit
         error.__traceback__ = _without_ours(error.__traceback__)
         interrupted = isinstance(error, KeyboardInterrupt)
         _print(error)
-        # After it was printed: who hears of it may look at what was written last.
-        _note(error, _INTERRUPTED if interrupted else _FAILED, link, environ)
+        # After the error was printed: the agent may read the last lines of the log.
+        _report_end(error, _INTERRUPTED if interrupted else _FAILED, link, environ)
         if interrupted:  # Python ends by the signal, after its exit handlers
             sys.excepthook = _print_nothing
             raise
@@ -92,10 +94,10 @@ def _run_container(path: str, arguments: list[str]) -> None:
 
 
 def _run_by_name(name: str, *, alter_argv: bool) -> None:
-    import runpy  # a script needs none of it
+    import runpy  # a plain script does not need it
 
     sys.modules["__main__"] = _Module("__main__")
-    # What `python -m` itself calls: the public ones give the module another name.
+    # `python -m` itself calls this; the public functions give the module another name.
     runpy._run_module_as_main(name, alter_argv=alter_argv)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
@@ -115,14 +117,14 @@ def _code(leaving: SystemExit) -> int:
     return leaving.code & 0xFF if isinstance(leaving.code, int) else _FAILED
 
 
-def _note(
+def _report_end(
     error: BaseException | None, code: int, link: AgentLink, environ: "Mapping[str, str]"
 ) -> None:
     if not link.attached:
         return
     written = False
     if error is not None and link.folder:
-        from trainer_sdk.bootstrap import exception_record  # only those that fail pay
+        from trainer_sdk.bootstrap import exception_record  # only failing ranks need it
 
         try:
             exception_record.write(error, environ, link.folder)
@@ -133,13 +135,13 @@ def _note(
 
 
 def _await_saves(code: int, link: AgentLink, environ: "Mapping[str, str]") -> None:
-    """A script that has succeeded ends when its saves are over, and fails if it must by them."""
+    """Wait for the saves of a script that has succeeded; SystemExit if one of them must fail it."""
     leaving = sys.modules.get("trainer_sdk.checkpoint.script_end")
     if leaving is None:
         return
     failure = leaving.script_ended(code)
     if failure is not None:
-        _note(failure, _FAILED, link, environ)
+        _report_end(failure, _FAILED, link, environ)
         raise SystemExit(_FAILED) from None
 
 
@@ -148,7 +150,7 @@ def _print(error: BaseException) -> None:
     sys.last_traceback = error.__traceback__
     try:
         sys.excepthook(type(error), error, error.__traceback__)
-    except Exception as broken:  # noqa: BLE001 - the user's hook; Python prints both, too
+    except Exception as broken:  # noqa: BLE001 - the user's hook; Python prints both errors, too
         sys.stderr.write("Error in sys.excepthook:\n")
         sys.__excepthook__(type(broken), broken, broken.__traceback__)
         sys.stderr.write("\nOriginal exception was:\n")
@@ -160,7 +162,7 @@ def _print_nothing(*_: object) -> None:
 
 
 def _without_ours(trace: "TracebackType | None") -> "TracebackType | None":
-    """From the first frame of the user's on: how we called it is no part of their error."""
+    """The traceback from the user's first frame on, without our frames that called it."""
     while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     return trace

@@ -1,4 +1,4 @@
-"""The numbers of threads that a fresh rank would have had, in one that was forked."""
+"""Gives a forked rank the numbers of threads that a fresh process would have."""
 
 import ctypes
 import os
@@ -10,7 +10,7 @@ _SUFFIXES = ("", "64_")
 
 
 def restore_threads(forge: Mapping[str, str], rank: Mapping[str, str]) -> None:
-    """Libraries read these variables once, in the forge; tell them the rank's own values."""
+    """Set the rank's own values in libraries, which have read the forge's variables."""
     torch = sys.modules.get("torch")
     wanted = _number(rank, "OMP_NUM_THREADS")
     if torch is not None and wanted and forge.get("OMP_NUM_THREADS") != rank["OMP_NUM_THREADS"]:
@@ -21,7 +21,7 @@ def restore_threads(forge: Mapping[str, str], rank: Mapping[str, str]) -> None:
         or wanted
         or len(os.sched_getaffinity(0))
     )
-    if blas > 1:  # the forge's is 1
+    if blas > 1:  # the forge has 1
         for path in _openblas():
             _set(path, blas)
 

@@ -1,4 +1,4 @@
-"""What is set up in torch once the script has imported it: counted steps, and a worker server."""
+"""Sets up torch once the script has imported it: counted steps, worker server, fast starts."""
 
 import os
 import sys
@@ -6,8 +6,8 @@ from time import monotonic_ns
 
 from trainer_sdk import layout
 from trainer_sdk.bootstrap.agent_link import AgentLink, ShortPath
-from trainer_sdk.bootstrap.compiler_bypass import spare_compiler
-from trainer_sdk.bootstrap.fast_store_wait import meet_promptly
+from trainer_sdk.bootstrap.compiler_bypass import bypass_compiler
+from trainer_sdk.bootstrap.fast_store_wait import wait_for_store_fast
 from trainer_sdk.bootstrap.import_hook import watch_compiling, when_imported
 from trainer_sdk.bootstrap.recorder_settings import OLD_NAMES
 
@@ -19,32 +19,32 @@ if TYPE_CHECKING:
 _RENAMED_IN = (2, 9)
 
 
-def arm_torch(link: AgentLink, environ: "MutableMapping[str, str]") -> None:
-    """Arm it now if it is loaded, else when it is; a script without torch pays nothing."""
-    when_imported("torch", lambda: _arm(link, environ))
+def set_up_torch(link: AgentLink, environ: "MutableMapping[str, str]") -> None:
+    """Set torch up when it is loaded; a script without torch pays nothing."""
+    when_imported("torch", lambda: _set_up(link, environ))
 
 
-def _arm(link: AgentLink, environ: "MutableMapping[str, str]") -> None:
+def _set_up(link: AgentLink, environ: "MutableMapping[str, str]") -> None:
     try:
         _use_old_names(environ)
         _count_steps(link)
         watch_compiling(link)
-        meet_promptly()
-        spare_compiler()
+        wait_for_store_fast()
+        bypass_compiler()
         if link.attached:
             when_imported("torch.utils.data._utils.signal_handling", _guard_data_workers)
         if link.folder:
             _serve(link.folder)
-    # A torch without distributed, a release that has moved a name, a folder that is gone: what
-    # we would like to know about a training must never end it.
+    # A torch without distributed, a release that has moved a name, a folder that is gone: to
+    # watch a training must never end it.
     except Exception as error:  # noqa: BLE001
-        sys.stderr.write(f"everstep: torch is not fully watched: {error}\n")
+        sys.stderr.write(f"everstep: torch cannot be watched completely: {error}\n")
 
 
 def serve_torch(folder: str) -> None:
-    """Have torch answer the agent's questions in a rank that another launcher has started.
+    """Start torch's worker server in a rank that another launcher has started.
 
-    Nothing is set in its environment: a torch that keeps no flight recorder by default keeps none.
+    This sets no environment variables: torch's flight recorder stays as the user has it.
     """
     when_imported("torch", lambda: _serve_attached(folder))
 
@@ -52,10 +52,10 @@ def serve_torch(folder: str) -> None:
 def _serve_attached(folder: str) -> None:
     try:
         if os.path.lexists(path := os.path.join(folder, layout.WORKER_SOCKET)):
-            os.unlink(path)  # of a process that was this rank before
+            os.unlink(path)  # of an earlier process of this rank
         _serve(folder)
-    except Exception as error:  # noqa: BLE001  as in `_arm`
-        sys.stderr.write(f"everstep: torch's collectives are not watched: {error}\n")
+    except Exception as error:  # noqa: BLE001  as in `_set_up`
+        sys.stderr.write(f"everstep: torch's collectives cannot be watched: {error}\n")
 
 
 def _guard_data_workers() -> None:
@@ -110,7 +110,7 @@ def _serve(folder: str) -> None:
 
     with ShortPath(os.path.join(folder, layout.WORKER_SOCKET)) as path, _Silence():
         server = _WorkerServer(path)
-    # It lives as long as the process: taking it down costs a line on stderr and gains nothing.
+    # It lives as long as the process: to stop it prints a line on stderr and gains nothing.
     _keep_for_ever(server)
 
 
@@ -121,7 +121,7 @@ def _keep_for_ever(thing: object) -> None:
 
 
 class _Silence:
-    """The server announces itself on stderr, in each rank of each round."""
+    """Discards stderr for a moment: the server prints a line in each rank of each round."""
 
     def __enter__(self) -> None:
         self._kept = os.dup(2)

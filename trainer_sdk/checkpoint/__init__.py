@@ -51,6 +51,6 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'trainer_sdk.checkpoint' has no attribute '{name}'")
     import importlib
 
-    found = getattr(importlib.import_module(f"trainer_sdk.checkpoint.{_HOMES[name]}"), name)
-    globals()[name] = found
-    return found
+    value = getattr(importlib.import_module(f"trainer_sdk.checkpoint.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

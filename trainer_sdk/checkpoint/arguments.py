@@ -79,22 +79,22 @@ def functions(name: str, value: object) -> tuple[Callable[[], None], ...]:
     """Functions without arguments."""
     if callable(value) or isinstance(value, str) or not isinstance(value, Iterable):
         raise TypeError(f"{name} must be a tuple of functions, as (done,), and is {shown(value)}")
-    found = tuple(value)
-    for one in found:
-        if not callable(one):
-            raise TypeError(f"{name} must be a tuple of functions, and has {shown(one)} in it")
-    return found
+    calls = tuple(value)
+    for call in calls:
+        if not callable(call):
+            raise TypeError(f"{name} must be a tuple of functions, and has {shown(call)} in it")
+    return calls
 
 
 def objects(name: str, value: object, method: str) -> tuple[Any, ...]:
     """Objects that have this method, in any collection of them."""
     if hasattr(value, method) or isinstance(value, str) or not isinstance(value, Iterable):
         raise TypeError(f"{name} must be a tuple, as (one,), and is {shown(value)}")
-    found = tuple(value)
-    for one in found:
-        if not callable(getattr(one, method, None)):
-            raise TypeError(f"{name} has {shown(one)} in it, which has no {method}")
-    return found
+    items = tuple(value)
+    for item in items:
+        if not callable(getattr(item, method, None)):
+            raise TypeError(f"{name} has {shown(item)} in it, which has no {method}")
+    return items
 
 
 def state(value: object, *, is_filled: bool = False) -> None:
@@ -110,10 +110,10 @@ def state(value: object, *, is_filled: bool = False) -> None:
 def path(name: str, value: object) -> str:
     """A path or URL as text."""
     as_path = getattr(type(value), "__fspath__", None)
-    found = value if as_path is None else as_path(value)
-    if not isinstance(found, str) or "\0" in found:
+    text = value if as_path is None else as_path(value)
+    if not isinstance(text, str) or "\0" in text:
         raise TypeError(f"{name} must be a path or a URL as text, and is {shown(value)}")
-    return found
+    return text
 
 
 def job(value: object) -> str:
@@ -126,6 +126,12 @@ def job(value: object) -> str:
             "first a letter or digit"
         )
     return value
+
+
+def wait(blocking: object, within_s: object) -> tuple[bool, float | None]:
+    """Whether to wait, and for how long; None for no limit."""
+    limit_s = None if within_s is None else seconds("within_s", within_s)
+    return truth("blocking", blocking), limit_s
 
 
 def shown(value: object) -> str:

@@ -1,4 +1,4 @@
-"""`Checkpointer`, the class that a training uses: saves that cost a copy or less, and restores."""
+"""`Checkpointer`, the class that a training uses to save and to restore its state."""
 
 import os
 from collections.abc import Callable, Mapping, MutableMapping
@@ -26,7 +26,7 @@ from trainer_sdk.checkpoint.save.request import (
     SaveRequest,
     Timeouts,
 )
-from trainer_sdk.checkpoint.save.save_queue import SaveQueue, waiting
+from trainer_sdk.checkpoint.save.save_queue import SaveQueue
 from trainer_sdk.checkpoint.save.saver import Saver
 from trainer_sdk.checkpoint.schedule.interval import parse_every
 from trainer_sdk.checkpoint.schedule.save_schedule import SaveSchedule
@@ -44,16 +44,16 @@ State = Mapping[str, Any]
 class Checkpointer:
     """The checkpoints of one training. All ranks make the same calls of it.
 
-    `root` is a folder or URL for the global tier; without one there are images in memory alone.
+    `root` is a folder or URL for the global tier; without it there are only images in memory.
     `every` is a number of steps, a time as "10min", or "auto": the interval that loses the least
     time to saves and failures, as measured.
-    `lazy` copies what an optimizer owns while forward and backward run, and has the optimizer wait
-    for the rest of the copy; the optimizers are found in the state, or given.
+    `lazy` copies the tensors of optimizers while forward and backward run, and the next step of an
+    optimizer waits for the rest of the copy; optimizers are taken from the state, or given.
     `memory_limit` is in bytes, for this rank: a larger state is written in waves, and the training
     waits for them.
     `write_bytes_per_s` limits how fast this rank writes the saves that are due by `every`; by
-    default a limit at which the measured steps hardly slow down; 0 is no limit. A save for which
-    the training waits has no limit.
+    default a limit at which the measured steps hardly slow down; 0 means without a limit. A save
+    for which the training waits is written without a limit.
     """
 
     def __init__(  # noqa: PLR0913 - each is a choice of the training
@@ -101,14 +101,14 @@ class Checkpointer:
         self._write_rate = WriteRate()
         self._saver = Saver(setup, self._queue, self._reporter, self._write_rate, optimizers)
         self._queue.warm()
-        # Without images of its own, it leaves those of another Checkpointer alone.
+        # Without its own images it must not read those of another Checkpointer.
         self._restorer = Restorer(about, group, self._reporter, root=self._root, has_images=keeps)
         self._schedule: SaveSchedule | None = None
         self._has_saved_to_stop = self._is_prepared = False
         self._exit_within_s = setup.timeouts.exit_within_s
         self._last_save: SaveHandle | None = None
         self._last_step: int | None = None
-        """The step of the newest save that was begun in the global tier."""
+        """The step of the newest save to the global tier that was begun."""
         self._step_counter = _StepCounter(self._session)
         self._pid = os.getpid()
         self._is_open = True
@@ -154,18 +154,21 @@ class Checkpointer:
         strict = arguments.truth("strict", strict)
         is_allowed = os.environ.get(layout.FRESH_VARIABLE) == "1"  # noqa: TID251 - as above
         is_allowed = arguments.truth("allow_fresh_start", allow_fresh_start) or is_allowed
-        with torch.inference_mode(mode=False), torch.no_grad():  # what is made is trained on
-            found = self._restorer.restore(
+        with (
+            torch.inference_mode(mode=False),
+            torch.no_grad(),
+        ):  # the training goes on with the tensors that are made here
+            restored = self._restorer.restore(
                 state, step=step, allow_fresh_start=is_allowed, strict=strict
             )
-        if found is not None:
-            if found.choice.published:
-                self._last_step, self._last_save = found.step, None
-            self._session.start_at(found.step)
+        if restored is not None:
+            if restored.choice.published:
+                self._last_step, self._last_save = restored.step, None
+            self._session.start_at(restored.step)
             self._is_prepared = True
             with torch.inference_mode(mode=False), torch.no_grad():
-                self._saver.prepare(state, found.choice.identity, self._restorer.round)
-        return found
+                self._saver.prepare(state, restored.choice.identity, self._restorer.round)
+        return restored
 
     def check_loss(self, loss: SupportsFloat) -> None:
         """Check the loss of a step: NaN soon after a restore quarantines what was loaded."""
@@ -174,8 +177,8 @@ class Checkpointer:
     def step(self, step: int, state: State) -> SaveHandle | None:
         """Call this after each step: it saves when a save is due, and when the training must stop.
 
-        Returns the save, or None if none was due. It waits for saves that a person has asked for
-        and for the save of a preemption, and for no others.
+        Returns the save, or None if none was due. It waits only for saves that a person has
+        requested, and for the save of a preemption.
 
         It also counts the step for the session, if the script does not call `session().step()`.
         """
@@ -235,8 +238,8 @@ class Checkpointer:
         *,
         waits: bool,
     ) -> SaveHandle:
-        if not self._is_open:  # nobody would wait for it
-            reason = "its Checkpointer was closed before: close it last"
+        if not self._is_open:  # nothing would wait for the save
+            reason = "its Checkpointer is closed: close it after the last save"
             return self._handle(self._queue.refuse(step, "plan", reason))
         request = SaveRequest(
             step=step,
@@ -251,8 +254,8 @@ class Checkpointer:
         with self._queue.beginning(step) as refused:
             if refused is not None:
                 return self._handle(refused)
-            self._restorer.close()  # the memory of what it has checked may be made anew
-            # Later saves need the memory of this one, whatever the mode is in which it is made.
+            self._restorer.close()  # the memory of images that it has verified may be replaced
+            # Later saves use the memory of this one, so it must not be made in inference mode.
             with torch.inference_mode(mode=False), torch.no_grad():
                 begun = self._saver.save(request, state)
         handle = self._handle(begun)
@@ -280,7 +283,7 @@ class Checkpointer:
 
     def maybe_finalize(self, blocking: bool = False, within_s: float | None = None) -> list[int]:
         """Call the `finalize` functions of saves that are durable; returns the saves' numbers."""
-        return self._queue.maybe_finalize(*waiting(blocking, within_s))
+        return self._queue.maybe_finalize(*arguments.wait(blocking, within_s))
 
     def close(self, abort: bool = False) -> None:
         """Wait for the last save, with a bound, or abandon it; then release all resources."""
@@ -316,7 +319,7 @@ class Checkpointer:
                 self._saver.prepare(state)
 
     def _is_due(self, step: int) -> bool:
-        if self._schedule is None:  # what a restore has found of earlier rounds counts
+        if self._schedule is None:  # the restore has read how often earlier rounds failed
             self._schedule = self._restorer.schedule(self._every)
         return self._schedule.is_due(step, is_saving=self._queue.unfinished > 0)
 
@@ -326,7 +329,7 @@ class Checkpointer:
         self._is_open = False
         script_end.forget(self._ending)
         self._restorer.close()
-        keeps_images = True  # also where what is called after a save fails
+        keeps_images = True  # also if a `finalize` function raises
         try:
             with self._wait_section("last save"):
                 self._saver.settle()
@@ -348,7 +351,7 @@ class Checkpointer:
 class _StepCounter:
     """Counts steps for the session, if the script does not count them itself.
 
-    Whether the script counts is known after one whole step: its call may come after ours.
+    Whether the script counts is known after a whole step: its call may come after ours.
     """
 
     def __init__(self, session: Session) -> None:

@@ -1,4 +1,4 @@
-"""Where the data and the random numbers go on, as parts of the state that is saved.
+"""The position in the data and the random numbers, as parts of the state that is saved.
 
 sampler = PositionedSampler(len(dataset), batch_size=8, seed=1)
 loader = DataLoader(dataset, batch_sampler=sampler, num_workers=4)
@@ -25,7 +25,7 @@ Batch = TypeVar("Batch")
 
 
 class Resumable(Protocol):
-    """Anything that knows its place, as a `StatefulDataLoader`."""
+    """An object that knows its position, as a `StatefulDataLoader`."""
 
     def state_dict(self) -> Any: ...
 
@@ -33,10 +33,10 @@ class Resumable(Protocol):
 
 
 class PerRank:
-    """A state that each rank has for itself, as that of a `StatefulDataLoader`; kept whole.
+    """A state that differs between ranks, as that of a `StatefulDataLoader`; saved as one value.
 
-    It fits ranks of the same world size only: with another one the checkpoint is refused, rather
-    than samples be lost or repeated.
+    It fits only the same world size: a restore with another world size is refused, as samples would
+    be lost or repeated.
     """
 
     of_one_world = True
@@ -50,18 +50,18 @@ class PerRank:
         self._key = _own_key()
 
     def state_dict(self) -> dict[str, Any]:
-        """Its state, as one value."""
+        """The state, as one value."""
         return {self._key: (self._inner.state_dict(),)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from this state."""
         self._inner.load_state_dict(state[self._key][0])
 
 
 class RngState:
     """The random numbers of Python, numpy, torch and the current CUDA device, on each rank.
 
-    With another world size they go on as the script has seeded them.
+    A restore with another world size keeps the generators as the script has seeded them.
     """
 
     may_be_absent = True
@@ -71,42 +71,42 @@ class RngState:
         self._asked: object = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Where they all are."""
-        found: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+        """The states of all generators."""
+        generators: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
         if "numpy" in sys.modules:
             name, keys, *rest = sys.modules["numpy"].random.get_state()
-            found["numpy"] = (name, keys.tobytes(), *rest)
+            generators["numpy"] = (name, keys.tobytes(), *rest)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            found["cuda"] = torch.cuda.get_rng_state()
-        self._asked = (found,)
+            generators["cuda"] = torch.cuda.get_rng_state()
+        self._asked = (generators,)
         return {self._key: self._asked}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from this state."""
         whole = state[self._key]
         if whole is self._asked:
             warn_once(
-                "random numbers go on as the script has seeded them: they were saved with another "
-                "world size"
+                "random numbers continue as the script has seeded them: they were saved with "
+                "another world size"
             )
             return
-        found = whole[0]
-        random.setstate(found["python"])
-        torch.set_rng_state(found["torch"])
-        if "numpy" in found and "numpy" in sys.modules:
+        generators = whole[0]
+        random.setstate(generators["python"])
+        torch.set_rng_state(generators["torch"])
+        if "numpy" in generators and "numpy" in sys.modules:
             numpy: Any = sys.modules["numpy"]
-            name, keys, *rest = found["numpy"]
+            name, keys, *rest = generators["numpy"]
             numpy.random.set_state((name, numpy.frombuffer(keys, dtype="uint32"), *rest))
-        if "cuda" in found and torch.cuda.is_available():
-            torch.cuda.set_rng_state(found["cuda"])
+        if "cuda" in generators and torch.cuda.is_available():
+            torch.cuda.set_rng_state(generators["cuda"])
 
 
 class PositionedSampler:
-    """Batches of one endless stream of samples: each epoch in an order of its own, none left out.
+    """Batches of one endless stream of samples: each epoch in its own order, without gaps.
 
-    All ranks share the stream, and its place is one number, so the samples that were used are the
-    same whether the training was interrupted or not, also with another world or batch size. Give
-    it to a `DataLoader` as `batch_sampler`.
+    All ranks share the stream, and the position is one number, so an interrupted training uses the
+    same samples as an uninterrupted one, also with another world or batch size. Give it to a
+    `DataLoader` as `batch_sampler`.
     """
 
     is_data_position = True
@@ -133,16 +133,16 @@ class PositionedSampler:
 
     @property
     def consumed(self) -> int:
-        """How many samples all ranks have used."""
+        """The number of samples that all ranks together have used."""
         return self._consumed
 
     @property
     def epoch(self) -> int:
-        """In which pass over the samples that is, from 0 up."""
+        """The present pass over the samples, from 0 up."""
         return self._consumed // self._size
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The batches of one rank, from where the training is; loaders take some in advance."""
+        """The batches of this rank from the present position; loaders take some in advance."""
         at = self._consumed
         while True:
             self._given += 1
@@ -150,17 +150,17 @@ class PositionedSampler:
             at += self._batch_size * self._world_size
 
     def counted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The loader's batches, each counted as used once it is handed out."""
+        """The loader's batches; each counts as used once it is yielded."""
         for batch in batches:
             self.advance()
             yield batch
 
     def advance(self) -> None:
-        """Each rank has used a batch."""
+        """Count a batch on each rank as used."""
         self._consumed += self._batch_size * self._world_size
 
     def state_dict(self) -> dict[str, Any]:
-        """The place in the stream, and what makes it the same stream."""
+        """The position in the stream, and the values that identify the stream."""
         if self._given and not self._consumed:
             warn_once(
                 "the sampler's batches are not counted, and a restart would repeat them: iterate "
@@ -169,37 +169,37 @@ class PositionedSampler:
         return {"place": (self._consumed, self._size, self._seed, self._shuffle)}
 
     def why_unfit(self, state: dict[str, Any]) -> str:
-        """Why it cannot go on from there, if so; a restore asks before it loads anything."""
+        """Why this sampler cannot continue from a state; empty if it can. A restore asks first."""
         saved, present = tuple(state["place"][1:]), (self._size, self._seed, self._shuffle)
         if saved == present:
             return ""
         return (
             f"the data was (size, seed, shuffle) = {saved} when it was saved, and is {present} "
-            "now: give the same, or leave the sampler out of the state to begin anew"
+            "now: give the same values, or leave the sampler out of the state to begin again"
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from this state."""
         why = self.why_unfit(state)
         if why:
             raise ValueError(why)
         self._consumed = state["place"][0]
 
     def _samples(self, at: int) -> list[int]:
-        found: list[int] = []
-        while len(found) < self._batch_size:
-            epoch, begin = divmod(at + len(found), self._size)
+        samples: list[int] = []
+        while len(samples) < self._batch_size:
+            epoch, begin = divmod(at + len(samples), self._size)
             if not self._shuffle:
-                end = min(self._size, begin + self._batch_size - len(found))
-                found += range(begin, end)
+                end = min(self._size, begin + self._batch_size - len(samples))
+                samples += range(begin, end)
             else:
                 order = self._order_of(epoch)
-                found += order[begin : begin + self._batch_size - len(found)].tolist()
-        return found
+                samples += order[begin : begin + self._batch_size - len(samples)].tolist()
+        return samples
 
     def _order_of(self, epoch: int) -> torch.Tensor:
         if self._order is None or self._order[0] != epoch:
-            # Torch's generator looks at 32 bits of its seed.
+            # Torch's generator uses 32 bits of its seed.
             mixed = xxhash.xxh32_intdigest(f"{self._seed}/{epoch}".encode())
             generator = torch.Generator("cpu").manual_seed(mixed)
             self._order = epoch, torch.randperm(self._size, generator=generator, device="cpu")
@@ -207,8 +207,8 @@ class PositionedSampler:
 
 
 def has_position(state: Iterable[object]) -> bool:
-    """Among these objects is one that says where the data goes on."""
-    return any(getattr(one, "is_data_position", False) for one in state)
+    """Whether any of these objects has the position in the data."""
+    return any(getattr(part, "is_data_position", False) for part in state)
 
 
 def _place() -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Single files in the background: what `torch.save` writes, without the wait for the disk."""
+"""Writes single files in the background, as `torch.save` does, without the wait for the disk."""
 
 import os
 import threading
@@ -20,7 +20,7 @@ from trainer_sdk.checkpoint.save.request import (
     SaveHandle,
     Timeouts,
 )
-from trainer_sdk.checkpoint.save.save_queue import SaveQueue, waiting
+from trainer_sdk.checkpoint.save.save_queue import SaveQueue
 from trainer_sdk.checkpoint.torch_format import SparseFile
 from trainer_sdk.checkpoint.writer.protocol import SaveFailed, WriteFile
 
@@ -41,7 +41,7 @@ class FileSaver:
         self._queue = SaveQueue(int(rank), Reporter(int(rank), None), on_error, self._timeouts)
         self._arena = Arena(in_flight)
         self._scheduling = threading.RLock()
-        """Threads that schedule have each a buffer of their own; a signal handler is refused."""
+        """Each scheduling thread has a separate buffer; a call by a signal handler is refused."""
         self._pid = os.getpid()
         self._is_closed = False
         self._ending = script_end.OpenSaver(
@@ -51,7 +51,7 @@ class FileSaver:
 
     @property
     def unfinished(self) -> int:
-        """How many were scheduled and are not finalized."""
+        """The number of files that were scheduled and are not finalized."""
         return self._queue.unfinished
 
     def schedule(
@@ -60,11 +60,10 @@ class FileSaver:
         path: "str | os.PathLike[str]",
         finalize: tuple[Callable[[], None], ...] = (),
     ) -> SaveHandle:
-        """Take the object as it is now, and write it later; the handle says what becomes of it.
+        """Copy the object now, and write it later; the handle shows the state of the save.
 
-        It waits while earlier ones have all the memory, and for the file itself after `close`, or
-        where an exit handler calls it. `finalize` is called by `maybe_finalize` once the file is
-        durable.
+        This waits while earlier files use all the memory. After `close`, and in exit handlers, it
+        waits for the file itself. `maybe_finalize` calls `finalize` once the file is durable.
         """
         where = arguments.path("path", path)
         finalize = arguments.functions("finalize", finalize)
@@ -72,7 +71,7 @@ class FileSaver:
         with self._scheduling, self._queue.beginning(None, where) as refused:
             if refused is not None:
                 return self._handle(refused)
-            with torch.inference_mode(mode=False):  # later files have this one's memory
+            with torch.inference_mode(mode=False):  # later files use the memory of this one
                 handle = self._handle(self._schedule(obj, where, finalize))
         if self._is_closed or not threading.main_thread().is_alive():
             self._close(abort=False)  # exit handlers have run already
@@ -80,7 +79,7 @@ class FileSaver:
 
     def maybe_finalize(self, blocking: bool = False, within_s: float | None = None) -> list[int]:
         """Call the `finalize` functions of files that are durable; returns the files' numbers."""
-        return self._queue.maybe_finalize(*waiting(blocking, within_s))
+        return self._queue.maybe_finalize(*arguments.wait(blocking, within_s))
 
     def close(self, abort: bool = False) -> None:
         """Wait for the last file, with a bound, or abandon it; then release all resources."""
@@ -116,13 +115,13 @@ class FileSaver:
             _fill(buffer, obj, size)
             save.stall_s = time.monotonic() - called_at
             self._queue.send(save, order)
-        except BaseException as error:  # also Ctrl-C: the end would wait for this save
+        except BaseException as error:  # also Ctrl-C: otherwise the end would wait for this save
             reason = f"{type(error).__name__}: {error}"
             failed = SaveFailed(
                 save=save.number, stage="copy", reason=reason, error="copy", place=where
             )
             self._queue.fail(save, failed)
-            if not isinstance(error, Exception):  # of the others, the policy says what follows
+            if not isinstance(error, Exception):  # only `Exception`s follow the policy
                 raise
         return save
 
@@ -161,7 +160,9 @@ class _Into:
         self._at = 0
 
     def write(self, octets: memoryview) -> int:
-        if self._at + len(octets) <= self._size:  # else it is too large, which is found at the end
+        if (
+            self._at + len(octets) <= self._size
+        ):  # beyond the size nothing is written; `_fill` raises at the end
             self._mapped[self._at : self._at + len(octets)] = octets
         self._at += len(octets)
         return len(octets)
@@ -170,7 +171,7 @@ class _Into:
         return self._at
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: there is no buffer."""
 
 
 def _file_at(path: str) -> str:
@@ -179,8 +180,8 @@ def _file_at(path: str) -> str:
     if os.path.islink(where):
         where = os.path.realpath(where)
     if os.path.lexists(where) and not os.path.isfile(where):
-        what = "leads to itself" if os.path.islink(where) else "is not a regular file"
-        raise ValueError(f"{path} {what}, and would be replaced: use torch.save, or another path")
+        flaw = "leads to itself" if os.path.islink(where) else "is not a regular file"
+        raise ValueError(f"{path} {flaw}, and would be replaced: use torch.save, or another path")
     return where
 
 
@@ -204,13 +205,13 @@ def async_save(obj: object, path: "str | os.PathLike[str]") -> SaveHandle:
 
 def wait_for_files(within_s: float | None = None) -> None:
     """Wait until all files of `async_save` are written."""
-    bound = waiting(blocking=True, within_s=within_s)
+    bound = arguments.wait(blocking=True, within_s=within_s)
     if _own is not None:
         _own.maybe_finalize(*bound)
 
 
 def _forget() -> None:
-    """In a forked child: the buffers of its parent are not its own."""
+    """Forget the parent's saver in a forked child."""
     global _own, _opening
     _own, _opening = None, threading.RLock()
 
@@ -235,4 +236,6 @@ def _fill(buffer: Buffer, obj: Any, size: int) -> None:
     finally:
         torch.serialization.set_crc32_options(had)
     if into.tell() != size:
-        raise ValueError(f"it has become {into.tell()} bytes while it was copied, and was {size}")
+        raise ValueError(
+            f"it grew or shrank to {into.tell()} bytes while it was copied, and had {size}"
+        )

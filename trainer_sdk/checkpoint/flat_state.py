@@ -22,8 +22,8 @@ Numbers = tuple[int, ...]
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, int, float, str, bool, type(None)})
 _DICTS = frozenset({dict, OrderedDict, defaultdict})
 _ALIGNED = 64
-# Torch looks for the end of a value from the end of its room, in blocks of 4 KiB and up to 64 KiB
-# back; in its second block it must not come to the beginning.
+# Torch searches the end of a value backwards from the end of its space, in blocks of 4 KiB and up
+# to 64 KiB; in its second block it must not reach the beginning.
 _MOST_SLACK = 32 << 10
 _MOST_SLACK_OF_SMALL = 4000
 _SMALL = 8192
@@ -38,7 +38,7 @@ class StatePiece(msgspec.Struct, frozen=True, array_like=True):
     length: int
     """Of its data, or of the space that is reserved for it."""
     is_bare: bool
-    """Its data is the tensor's own; otherwise the output of `torch.save`."""
+    """Whether its data are the tensor's own bytes; otherwise the output of `torch.save`."""
     dtype: str = ""
     """Empty for a value."""
     shape: Numbers = ()
@@ -59,7 +59,7 @@ class FlatState:
 
     @property
     def fingerprint(self) -> object:
-        """Changes when the plan must."""
+        """Compares equal while the plan still fits."""
         return [(key, _form(value)) for key, value in self.values.items()]
 
 
@@ -74,7 +74,7 @@ class LocalForm:
 
 
 def flatten(state: Mapping[str, Any]) -> FlatState:
-    """Flatten as torch does, ten times as fast; objects are asked for their `state_dict`."""
+    """Flatten as torch does, but ten times as fast; objects give their `state_dict`."""
     flat = FlatState({}, {})
     asked = {k: v.state_dict() if isinstance(v, Stateful) else v for k, v in state.items()}
     _collect("", (), asked, flat)
@@ -91,29 +91,29 @@ def read_form(flat: FlatState) -> LocalForm:
     )
 
 
-def is_bare(found: object) -> bool:
+def is_bare(value: object) -> bool:
     """Whether its bytes can be copied as they are."""
     return (
-        type(found) in (torch.Tensor, torch.nn.Parameter)
-        and isinstance(found, torch.Tensor)
-        and is_strided(found)
+        type(value) in (torch.Tensor, torch.nn.Parameter)
+        and isinstance(value, torch.Tensor)
+        and is_strided(value)
     )
 
 
 def found_at(flat: FlatState, index: MetadataIndex) -> Any:
     """The tensor of this rank, or the other value, at an index."""
-    found = flat.values[index.fqn]
-    if type(found) not in _PLAIN:
-        found = find_state_dict_object(flat.values, index)
-    return found.detach() if isinstance(found, torch.Tensor) and found.requires_grad else found
+    value = flat.values[index.fqn]
+    if type(value) not in _PLAIN:
+        value = find_state_dict_object(flat.values, index)
+    return value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value
 
 
-def as_bytes(found: object) -> bytes:
+def as_bytes(value: object) -> bytes:
     """The output of `torch.save` for this value."""
-    if isinstance(found, torch.Tensor):
-        found = found.cpu().clone()
+    if isinstance(value, torch.Tensor):
+        value = value.cpu().clone()
     octets = io.BytesIO()
-    torch.save(found, octets)
+    torch.save(value, octets)
     return octets.getvalue()
 
 
@@ -129,12 +129,12 @@ def fits(size: int, room: int) -> bool:
 
 
 def _piece(flat: FlatState, item: WriteItem) -> StatePiece:
-    found = found_at(flat, item.index)
+    value = found_at(flat, item.index)
     key, path = item.index.fqn, tuple(flat.paths[item.index.fqn])
-    bare = is_bare(found)
+    bare = is_bare(value)
     if not bare:
-        check_readable(key, found, as_bytes)
-    length = found.nbytes if bare else room_for(len(as_bytes(found)))
+        check_readable(key, value, as_bytes)
+    length = value.nbytes if bare else room_for(len(as_bytes(value)))
     if item.tensor_data is None:
         return StatePiece(key, path, length, bare)
     about = item.tensor_data
@@ -165,10 +165,10 @@ def _collect(
             _collect(f"{name}.", (*path, str(key)), value, into)
         else:
             values, paths = flatten_state_dict({str(key): value})
-            if twice := into.values.keys() & {prefix + one for one in values}:
+            if twice := into.values.keys() & {prefix + key for key in values}:
                 raise _called_alike(min(twice))
-            into.values.update({prefix + one: found for one, found in values.items()})
-            into.paths.update({prefix + one: (*path, *rest) for one, rest in paths.items()})
+            into.values.update({prefix + key: nested for key, nested in values.items()})
+            into.paths.update({prefix + key: (*path, *rest) for key, rest in paths.items()})
 
 
 def _called_alike(key: str) -> ValueError:

@@ -1,8 +1,8 @@
-"""The folder of images on a node: where each rank has them, which ones must not be restored.
+"""The folder of images on a node: the images of each rank, and which must not be restored.
 
 The index of a quarantined image is put aside, and put back when it is released. Images on a local
 disk are made durable before they count:
-<images>/disk    the agent's word that this folder is on a disk (`local_root`), not in memory
+<images>/disk    written by the agent if this folder is on a disk (`local_root`), not in memory
 """
 
 import ctypes
@@ -29,7 +29,7 @@ MARKED_INDEX = "index.quarantined.json"
 ASIDE_INDEX = "index.aside.json"
 """The index that was put aside. It is removed when another state is written over the image."""
 RESTORED = "restored.json"
-"""Next to a rank's own images: the state from which the training has gone on."""
+"""Next to a rank's own images: the state from which the training has continued."""
 ON_DISK = "disk"
 _PIECE_BYTES = 64 << 20
 _WRITE_AND_WAIT = 7
@@ -48,7 +48,7 @@ def sync_file(path: Path | str, going: Callable[[], None] = lambda: None) -> Non
     try:
         for at in range(0, os.fstat(file).st_size, _PIECE_BYTES):
             begin, length = ctypes.c_int64(at), ctypes.c_int64(_PIECE_BYTES)
-            # fsync reports what goes wrong here, and has the disk empty its cache.
+            # fsync reports errors of this call, and flushes the disk's cache.
             _library.sync_file_range(file, begin, length, ctypes.c_uint(_WRITE_AND_WAIT))
             going()
         os.fsync(file)
@@ -75,21 +75,21 @@ def put_durably(path: Path, octets: bytes) -> None:
 
 
 class MarkedImage(msgspec.Struct, frozen=True, kw_only=True):
-    """The mark of an image, and the state that it is about."""
+    """The mark of an image, and the identity of the marked state."""
 
     identity: Identity
     mark: Mark
 
 
 class RestoredState(msgspec.Struct, frozen=True, kw_only=True):
-    """The state from which the training has gone on."""
+    """The state from which the training has continued."""
 
     identity: Identity
     round: int
     """The round that has restored it."""
 
     def has_left(self, other: Identity) -> bool:
-        """Whether the training has left `other`: it is newer, and an earlier round saved it."""
+        """Whether the training has abandoned `other`: a newer state that an earlier round saved."""
         return other.round < self.round and other.age > self.identity.age
 
 

@@ -20,9 +20,9 @@ class JobContext:
     images: str
     """The folder of images on this node."""
     has_keeper: bool
-    """An agent keeps the images after the ranks have ended, and removes them with the job."""
+    """Whether an agent keeps the images after the ranks have ended, until the job ends."""
     is_counted: bool = True
-    """An agent counts rounds over all launches; other launchers begin again at each launch."""
+    """Whether an agent counts rounds over all launches; other launchers restart at each launch."""
     images_most_bytes: int = 0
     """The most memory that images may take; 0 for no limit."""
     restarts: int = 0
@@ -32,19 +32,19 @@ class JobContext:
 def read_job_context(environ: Mapping[str, str], job: str = "", root: str = "") -> JobContext:
     """Read the context from the environment; the script, the agent or the launcher names the job.
 
-    Jobs without a name are told apart by the place of their checkpoints: a name that a launcher
-    makes up differs at the next launch.
+    A job without a name is identified by the place of its checkpoints: a name that a launcher
+    generates differs at the next launch.
     """
     place = launchers.launched_rank(environ)
-    found = arguments.job(job or launchers.given_job_of(environ)) or _ALONE
+    name = arguments.job(job or launchers.given_job_of(environ)) or _ALONE
     counted = environ.get(layout.ROUND_VARIABLE)
     number = counted or (place.round if place is not None else 0)
     images = environ.get(layout.IMAGES_VARIABLE, "")
     restarts = place.restarts if place is not None else 0
     if not images:
-        images = _own_folder(found if found != _ALONE else f"{found}-{_short(root or os.getcwd())}")
+        images = _own_folder(name if name != _ALONE else f"{name}-{_short(root or os.getcwd())}")
         return JobContext(
-            found,
+            name,
             int(number),
             images,
             has_keeper=False,
@@ -52,7 +52,7 @@ def read_job_context(environ: Mapping[str, str], job: str = "", root: str = "") 
             restarts=restarts,
         )
     return JobContext(
-        found,
+        name,
         int(number),
         images,
         has_keeper=True,

@@ -1,7 +1,7 @@
-"""The documents of a checkpoint: whose state it is, which files it has, and the hash of each.
+"""The documents of a checkpoint: its identity, its files, and the hash of each file.
 
-A rank writes its `RankPart` beside its shard; a `Manifest` of all parts makes the checkpoint
-visible. An image, which is a rank's state in the memory of a node, has its `ImageIndex` beside it.
+A rank writes its `RankPart` next to its shard; a `Manifest` of all parts makes the checkpoint
+visible. An image, which is a rank's state in the memory of a node, has its `ImageIndex` next to it.
 """
 
 from typing import TypeVar
@@ -25,7 +25,7 @@ class BadManifestError(Exception):
 
 
 class NewerManifestError(BadManifestError):
-    """A newer release wrote the document: this release cannot read it, and it may be good."""
+    """A newer release wrote the document: this release cannot read it; it may be undamaged."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,17 +79,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """`interval`, `requested`, `preemption` or `end`."""
     has_data_position: bool = False
     user: dict[str, str] = {}
-    """Short texts that the training keeps for later."""
+    """Short texts that later rounds read."""
     saving: str = ""
     """The name of this save until it was visible: no other save has the same."""
     is_readable: bool = False
-    """Each value but tensors was read back, as a restore does it, before it was written."""
+    """Whether all values that are not tensors were read back, as a restore does."""
     version: int = VERSION
 
     @property
     def size_bytes(self) -> int:
         """Of all files."""
-        return sum(one.size_bytes for one in self.files)
+        return sum(file.size_bytes for file in self.files)
 
 
 class ImageEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -105,7 +105,7 @@ class ImageEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class ImageIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """The index of an image, which has all that one rank needs to go on."""
+    """The index of an image, which has the whole state of a rank."""
 
     identity: Identity
     rank: int
@@ -122,14 +122,14 @@ Document = TypeVar("Document", RankPart, Manifest, ImageIndex)
 
 def encode(document: RankPart | Manifest | ImageIndex) -> bytes:
     """The document as JSON, whose last field is the hash of all before it."""
-    said = msgspec.json.encode(document).removesuffix(b"}")
-    return said + _CHECK + hash_of(said).encode() + _END
+    body = msgspec.json.encode(document).removesuffix(b"}")
+    return body + _CHECK + hash_of(body).encode() + _END
 
 
 def decode(octets: bytes, of: type[Document], place: str) -> Document:
     """The document that was written; `BadManifestError` names `place` if it has changed."""
-    said, _, check = octets.rpartition(_CHECK)
-    if check != hash_of(said).encode() + _END:
+    body, _, check = octets.rpartition(_CHECK)
+    if check != hash_of(body).encode() + _END:
         raise BadManifestError(f"{place} is not what was written: it is cut short, or has changed")
     try:
         document = msgspec.json.decode(octets, type=of)

@@ -10,18 +10,18 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-Said = TypeVar("Said")
+Value = TypeVar("Value")
 
 
 class RankGroup:
-    """The ranks that agree. All of them make each call, in the same order."""
+    """The ranks that agree. All of them make each call together, in the same order."""
 
     def __init__(self, group: "ProcessGroup | None") -> None:
         self._group = group
         self.rank = 0 if group is None else group.rank()
         self.size = 1 if group is None else group.size()
 
-    def gather(self, own: Said, of: type[Said]) -> list[Said]:
+    def gather(self, own: Value, of: type[Value]) -> list[Value]:
         """The value of every rank, in the order of ranks."""
         if self._group is None:
             return [own]
@@ -31,34 +31,34 @@ class RankGroup:
         padded = torch.zeros(longest, dtype=torch.uint8, device="cpu")
         padded[: len(octets)] = torch.frombuffer(bytearray(octets), dtype=torch.uint8)
         return [
-            msgspec.json.decode(said[: int(length)].numpy().tobytes(), type=of)
-            for said, length in zip(self._all(padded), lengths, strict=True)
+            msgspec.json.decode(gathered[: int(length)].numpy().tobytes(), type=of)
+            for gathered, length in zip(self._all(padded), lengths, strict=True)
         ]
 
-    def follow(self, own: Said, of: type[Said]) -> Said:
+    def follow(self, own: Value, of: type[Value]) -> Value:
         """The value of rank 0, on all ranks."""
         if self._group is None:
             return own
         octets = bytearray(msgspec.json.encode(own))
         length = self._first(torch.tensor([len(octets)], device="cpu"))
-        said = torch.zeros(int(length), dtype=torch.uint8, device="cpu")
+        received = torch.zeros(int(length), dtype=torch.uint8, device="cpu")
         if self.rank == 0:
-            said = torch.frombuffer(octets, dtype=torch.uint8)
-        return msgspec.json.decode(self._first(said).numpy().tobytes(), type=of)
+            received = torch.frombuffer(octets, dtype=torch.uint8)
+        return msgspec.json.decode(self._first(received).numpy().tobytes(), type=of)
 
     def highest(self, own: Sequence[int]) -> list[int]:
         """The highest value over all ranks, for each of these numbers."""
         if self._group is None:
             return list(own)
-        said = torch.tensor(own, device="cpu")
-        dist.all_reduce(said, dist.ReduceOp.MAX, self._group)
-        return [int(one) for one in said]
+        numbers = torch.tensor(own, device="cpu")
+        dist.all_reduce(numbers, dist.ReduceOp.MAX, self._group)
+        return [int(number) for number in numbers]
 
     def _all(self, own: torch.Tensor) -> Sequence[torch.Tensor]:
         assert self._group is not None
-        heard = [torch.empty_like(own) for _ in range(self.size)]
-        self._group.allgather([heard], [own]).wait()
-        return heard
+        gathered = [torch.empty_like(own) for _ in range(self.size)]
+        self._group.allgather([gathered], [own]).wait()
+        return gathered
 
     def _first(self, own: torch.Tensor) -> torch.Tensor:
         assert self._group is not None

@@ -1,8 +1,8 @@
 """The end of a script: it waits for the last saves, and fails if one of them must be durable.
 
-Python has settled its exit code before exit handlers run. So our bootstrap asks here as soon as
-the script has ended, before anybody is told of it; where another launcher runs the script, the C
-library is given another code.
+Python fixes its exit code before exit handlers run. So our bootstrap asks this module as soon as
+the script has ended, before it reports the end; under another launcher, this module changes the
+exit code through the C library.
 """
 
 import atexit
@@ -27,7 +27,7 @@ _exit = sys.exit
 
 @dataclass(frozen=True, slots=True)
 class OpenSaver:
-    """What the end of a script calls on a saver that may still be saving."""
+    """The calls of the script's end to a saver that may still be saving."""
 
     await_all: "Callable[[], SaveError | None]"
     """Waits for the saves that were begun, with a bound; the failure that must end the training."""
@@ -43,7 +43,7 @@ _code: object = 0
 def remember(ending: OpenSaver) -> None:
     """Have the interpreter wait for this saver before it ends."""
     if links.bootstrap_link is None:
-        sys.exit = _exit_noted  # our bootstrap would tell it
+        sys.exit = _exit_noted  # our bootstrap would report the code
     _open.append(ending)
     atexit.unregister(_leave)
     atexit.register(_leave)
@@ -69,34 +69,34 @@ def script_ended(code: int) -> "SaveError | None":
     _code = code
     if code:
         return None
-    failures = [one.await_all() for one in _open]
+    failures = [saver.await_all() for saver in _open]
     failure = next(filter(None, failures), None)
     if failure is not None:
         _code = _FAILED
-        _say(failure)
+        _warn(failure)
     return failure
 
 
 def _leave() -> None:
     is_failing = bool(_code) or getattr(sys, "last_value", None) is not None
-    failures = [_left(one, is_failing=is_failing) for one in _open.copy()]
+    failures = [_left(saver, is_failing=is_failing) for saver in _open.copy()]
     failure = next(filter(None, failures), None)
     if failure is not None and not is_failing:
         sys.last_value = failure  # later exit handlers look there
-        _say(failure)
+        _warn(failure)
         _exit_with(_FAILED)
 
 
 def _left(ending: OpenSaver, *, is_failing: bool) -> "SaveError | None":
     try:
         return ending.leave(is_failing)
-    except Exception:  # noqa: BLE001 - what the training wanted to be called when a save is durable
+    except Exception:  # noqa: BLE001 - a `finalize` function of the training
         traceback.print_exc()
         return None
 
 
-def _say(failure: "SaveError") -> None:
-    warn(f"{failure}; it was the last one, so the exit code is {_FAILED}")
+def _warn(failure: "SaveError") -> None:
+    warn(f"{failure}; it was the last save, so the exit code is {_FAILED}")
 
 
 def _exit_noted(code: object = None, /) -> NoReturn:
@@ -108,7 +108,7 @@ def _exit_noted(code: object = None, /) -> NoReturn:
 
 
 def _exit_with(code: int) -> None:
-    """Exit with this code instead, after all other exit handlers have run.
+    """Exit with this code instead, after all other exit handlers.
 
     On Linux, the code of the last call of `exit` counts, also of one by an exit handler of C's.
     """

@@ -1,4 +1,4 @@
-"""The bytes that `torch.save` writes around a tensor's data; type and shape alone decide them."""
+"""The bytes that `torch.save` writes around a tensor's data, which depend on type and shape."""
 
 import math
 from functools import lru_cache

@@ -1,7 +1,7 @@
-"""Faults on purpose, to see what follows: `inject.now("hang", for_s=5)`.
+"""Injects faults on purpose, for tests of the recovery: `inject.now("hang", for_s=5)`.
 
-Only in a rank of a job that was started with `everstep run --allow-injection`, or where the
-script itself says `allow=True`. Nothing of it is imported anywhere else.
+It works only in a rank of a job that was started with `everstep run --allow-injection`, or where
+the script itself gives `allow=True`. Other ranks do not import this package.
 """
 
 import os
@@ -24,12 +24,12 @@ _armed = False
 
 
 class NotAllowedError(RuntimeError):
-    """Nobody has allowed faults here."""
+    """Faults are not allowed in this process."""
 
     def __init__(self) -> None:
         super().__init__(
-            "no faults may be injected: this job was not started with --allow-injection; a script "
-            "of its own may say allow=True"
+            "no faults may be injected: this job was not started with --allow-injection; a "
+            "script may give allow=True itself"
         )
 
 
@@ -41,7 +41,7 @@ def now(
     target: str = "",
     allow: bool = False,
 ) -> None:
-    """Make this fault here and now. `BadFaultError` if there is no such, or it cannot be made."""
+    """Make this fault here and now; `BadFaultError` if it is unknown or cannot be made."""
     wished = fault_request(fault, for_s=for_s, amount=amount, target=target)
     _inject(wished, _link(allow=allow))
 
@@ -61,7 +61,7 @@ def at_step(
 
 
 def arm(environ: Mapping[str, str], link: AgentLink) -> None:
-    """Before the script: be ready for faults, from outside and from the plan in `environ`."""
+    """Before the script: accept faults from the agent, and plan those that `environ` names."""
     from trainer_sdk.inject.fault_plan import planned
     from trainer_sdk.inject.listener import listen
 
@@ -79,7 +79,7 @@ def _link(*, allow: bool) -> AgentLink:
         return links.bootstrap_link
     from trainer_sdk.rank_session import session
 
-    return session()._link  # noqa: SLF001 - our own
+    return session()._link  # noqa: SLF001 - the same package
 
 
 def _take_signal() -> None:
@@ -98,11 +98,11 @@ def _inject(wished: FaultRequest, link: AgentLink) -> None:
 
 
 def _announce(wished: FaultRequest, link: AgentLink) -> None:
-    """First, so that nobody takes it for a real one."""
+    """Report the fault before it is made, so that it is not taken for a real one."""
     lasts = "null" if wished.for_s is None else f"{wished.for_s!r}"
     fields = f'"fault":"{wished.fault.name}","lasts_s":{lasts},"target":{quoted(wished.target)}'
-    link.say("injected", fields)
-    os.write(2, f"everstep: injecting {wished.fault.name}: {wished.fault.what}\n".encode())
+    link.send("injected", fields)
+    os.write(2, f"everstep: injecting {wished.fault.name}: {wished.fault.effect}\n".encode())
 
 
 def _at_step(step: int, wished: FaultRequest, link: AgentLink) -> None:
@@ -115,7 +115,7 @@ def _at_step(step: int, wished: FaultRequest, link: AgentLink) -> None:
             _inject(wished, link)
 
     after_step(step, act)
-    # Of a script without a session, torch's optimizer counts the steps.
+    # If the script has no session, torch's optimizer counts the steps.
     threading.Thread(target=_watch, args=(link, step, act, once), daemon=True).start()
 
 

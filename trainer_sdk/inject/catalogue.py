@@ -1,44 +1,44 @@
-"""The faults that can be injected: their names, where they are made, what can be said of them."""
+"""The faults that can be injected: their names, where they are made, and their options."""
 
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Literal
 
 FaultSite = Literal["rank", "process", "agent"]
-"""Made inside the rank; on the rank's process, from outside; in the agent of a node."""
+"""Where a fault is made: inside the rank; on its process, from outside; in a node's agent."""
 
 _DAY_S = 86400
 
 
 class BadFaultError(ValueError):
-    """There is no such fault, or it cannot be made in this way."""
+    """The fault is unknown, or cannot be made in this way."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultKind:
-    """One kind of fault."""
+    """A kind of fault."""
 
     name: str
     place: FaultSite
-    what: str
+    effect: str
     also: tuple[str, ...] = ()
     """Other names: NVRx's."""
     lasts: bool = False
-    """It ends by itself, and is undone then."""
+    """The fault lasts for a time, and is undone then."""
     default_s: float | None = None
-    """How long it lasts unless told otherwise; None for as long as its process."""
+    """How long it lasts by default; None for as long as its process."""
     amount: str = ""
-    """What the amount is, where it has one."""
+    """The meaning of its amount, if it has one."""
     default: int = 0
     least: int = 0
     most: int = 0
     target: str = ""
-    """What the target is, where it needs one."""
+    """The meaning of its target, if it needs one."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultRequest:
-    """One fault, with all that is to be known of it."""
+    """A fault with all its options."""
 
     fault: FaultKind
     for_s: float | None = None
@@ -51,11 +51,11 @@ _ALL = (
     FaultKind("async_exception", "rank", "the main thread raises, wherever it is", ("async_exc",)),
     FaultKind("signal_exception", "rank", "a signal handler raises", ("signal_exc",)),
     FaultKind("abort", "rank", "the process calls abort()", ("os_abort",)),
-    FaultKind("segfault", "rank", "the process reads an address that is not there"),
-    FaultKind("exit", "rank", "the process ends without a word",
+    FaultKind("segfault", "rank", "the process reads an unmapped address"),
+    FaultKind("exit", "rank", "the process exits at once, without an error",
               amount="exit code", default=1, most=255),
     FaultKind("hang", "rank", "the main thread stays where it is", lasts=True),
-    FaultKind("stall", "rank", "whoever next enters a section stays there",
+    FaultKind("stall", "rank", "the next thread that enters a section stays there",
               lasts=True, target="the section"),
     FaultKind("slow", "rank", "each step takes longer", lasts=True, default_s=10,
               amount="ms a step", default=100, least=1, most=60_000),
@@ -90,19 +90,19 @@ _NAMES = {name: fault for fault in _ALL for name in (fault.name, *fault.also)}
 
 
 def fault_named(text: str) -> FaultKind:
-    """The fault of this name, NVRx's name for it among them."""
-    found = _NAMES.get(text.strip().lower().replace("-", "_"))
-    if found is None:
+    """The fault of this name; NVRx's names count as well."""
+    fault = _NAMES.get(text.strip().lower().replace("-", "_"))
+    if fault is None:
         close = get_close_matches(text, _NAMES, n=1)
         near = f"; did you mean {close[0]}?" if close else f": there are {', '.join(FAULTS)}"
         raise BadFaultError(f"there is no fault {text!r}{near}")
-    return found
+    return fault
 
 
 def fault_request(
     text: str, *, for_s: float | None = None, amount: int | None = None, target: str = ""
 ) -> FaultRequest:
-    """A fault as it is asked for, with the defaults filled in. `BadFaultError` if it cannot be."""
+    """A request for a fault, with its defaults filled in; `BadFaultError` if it is not valid."""
     fault = fault_named(text)
     if for_s is not None:
         if not fault.lasts:

@@ -1,4 +1,4 @@
-"""Faults that a variable asks for: `exit@30:rank=1,amount=3; stall@50:target=forward,for=5`."""
+"""Faults that a variable plans: `exit@30:rank=1,amount=3; stall@50:target=forward,for=5`."""
 
 from collections.abc import Iterator, Mapping
 
@@ -10,30 +10,30 @@ _WORDS = ("rank", "round", "for", "amount", "target")
 
 
 def planned(environ: Mapping[str, str]) -> Iterator[tuple[int, FaultRequest]]:
-    """What this rank is to do to itself, after which step; in the first round if none is named."""
+    """The faults of this rank, each with its step; of the first round if no round is named."""
     for text in environ.get(VARIABLE, "").split(";"):
         if text.strip():
-            found = _read(text.strip(), environ)
-            if found is not None:
-                yield found
+            planned_fault = _read(text.strip(), environ)
+            if planned_fault is not None:
+                yield planned_fault
 
 
 def _read(text: str, environ: Mapping[str, str]) -> tuple[int, FaultRequest] | None:
     head, _, tail = text.partition(":")
     name, _, step = head.partition("@")
-    said = dict(_pair(text, part) for part in tail.split(",") if part)
+    options = dict(_pair(text, part) for part in tail.split(",") if part)
     try:
         wished = fault_request(
             name,
-            for_s=float(said["for"]) if "for" in said else None,
-            amount=int(said["amount"]) if "amount" in said else None,
-            target=said.get("target", ""),
+            for_s=float(options["for"]) if "for" in options else None,
+            amount=int(options["amount"]) if "amount" in options else None,
+            target=options.get("target", ""),
         )
-        here = int(said.get("rank", environ.get("RANK", "0"))) == int(environ.get("RANK", "0"))
-        now = int(said.get("round", "1")) == int(environ.get(layout.ROUND_VARIABLE, "1"))
+        here = int(options.get("rank", environ.get("RANK", "0"))) == int(environ.get("RANK", "0"))
+        now = int(options.get("round", "1")) == int(environ.get(layout.ROUND_VARIABLE, "1"))
         return (int(step), wished) if here and now else None
     except ValueError as error:
-        raise BadFaultError(f"{VARIABLE}: {text!r} is no FAULT@STEP:…: {error}") from error
+        raise BadFaultError(f"{VARIABLE}: {text!r} is not FAULT@STEP:…: {error}") from error
 
 
 def _pair(text: str, part: str) -> tuple[str, str]:

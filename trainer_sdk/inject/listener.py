@@ -1,7 +1,7 @@
-"""One thread of a rank that waits for faults from its agent, on a socket in the rank's folder.
+"""A thread of a rank that receives faults from its agent, on a socket in the rank's folder.
 
-The agent sends a line; the rank says whether it can have that fault; the agent records it, and
-says `go`. Only the user of the job can reach the folder.
+The agent sends a line; the rank answers whether it can make that fault; the agent records the
+fault, and sends `go`. Only the user of the job can reach the folder.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _WITHIN_S = 10.0
 
 
 def listen(link: AgentLink) -> None:
-    """Until the process ends, or forks: a child does not listen."""
+    """Listen until the process ends; a forked child does not listen."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     with ShortPath(os.path.join(link.folder, layout.INJECTION_SOCKET)) as path:
         server.bind(path)
@@ -33,16 +33,16 @@ def listen(link: AgentLink) -> None:
 
 
 def _serve(server: socket.socket, link: AgentLink) -> None:
-    # Signals are for the main thread; here they would cut short what a fault waits for.
+    # The main thread handles signals; in this thread they would interrupt a fault that waits.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FOR_THREADS_ONLY)
     while True:
         peer, _ = server.accept()
         with peer, contextlib.suppress(OSError):
             peer.settimeout(_WITHIN_S)
-            _hear(peer, link)
+            _answer(peer, link)
 
 
-def _hear(peer: socket.socket, link: AgentLink) -> None:
+def _answer(peer: socket.socket, link: AgentLink) -> None:
     try:
         asked: dict[str, Any] = json.loads(peer.recv(_MOST_BYTES))
         wished = fault_request(

@@ -1,4 +1,4 @@
-"""Has something run in the main thread, wherever that is: by a signal that nobody else uses."""
+"""Runs a function in the main thread, by a signal that is rarely used."""
 
 import signal
 import threading
@@ -11,15 +11,15 @@ _waiting: deque[Callable[[], None]] = deque()
 
 
 def take_signal() -> None:
-    """Call it once, in the main thread: no other may set a handler."""
+    """Set the handler; called once, in the main thread, as only that may set handlers."""
     signal.signal(_SIGNAL, _handle)
     signal.siginterrupt(_SIGNAL, False)  # noqa: FBT003 - positional only
 
 
 def in_main_thread(act: Callable[[], None]) -> None:
-    """Have it run there, between two instructions of the script; what it raises is raised there.
+    """Run `act` in the main thread, between two instructions of the script; its errors rise there.
 
-    A main thread that waits outside of Python comes to it when it is back.
+    If the main thread is outside of Python, `act` runs when it returns.
     """
     _waiting.append(act)
     ident = threading.main_thread().ident

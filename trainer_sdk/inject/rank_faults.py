@@ -1,4 +1,4 @@
-"""The faults that a process makes in itself. Each may be called from any of its threads."""
+"""The faults that a process makes in itself; each may be made from any thread."""
 
 import ctypes
 import os
@@ -26,23 +26,23 @@ PageWords = Callable[[], "memoryview[int]"]
 
 
 class InjectedError(RuntimeError):
-    """Raised on purpose, to test what follows."""
+    """Raised on purpose, as an injected fault."""
 
     def __init__(self, text: str = "a fault that was injected on purpose") -> None:
         super().__init__(text)
 
 
 def check(wish: FaultRequest) -> None:
-    """`BadFaultError` if this process cannot have this fault."""
+    """`BadFaultError` if this process cannot make this fault."""
     name = wish.fault.name
     if wish.fault.place == "agent":
         raise BadFaultError(f"{name} is made by an agent: use `everstep inject {name}`")
     if name in {"exception", "stall"}:
         session = sys.modules.get("trainer_sdk.rank_session")
-        if session is None or session._own is None:  # noqa: SLF001 - it would open one
+        if session is None or session._own is None:  # noqa: SLF001 - `session()` would open one
             raise BadFaultError(
                 f"{name} needs a script that has opened its session (trainer_sdk.session()); "
-                f"others can have async_exception or hang"
+                f"without a session, use async_exception or hang"
             )
     if name in {"gpu_sleep", "gpu_error"}:
         torch = sys.modules.get("torch")
@@ -51,7 +51,7 @@ def check(wish: FaultRequest) -> None:
 
 
 def make(wish: FaultRequest, words: PageWords) -> None:
-    """Make the fault. Returns when it is made, where anything returns; it then ends by itself."""
+    """Make the fault, and return unless it ends the process; it ends by itself after its time."""
     for_s = _FOR_EVER_S if wish.for_s is None else wish.for_s
     number = _SIGNALS.get(wish.fault.name)
     if number is not None:
@@ -61,9 +61,9 @@ def make(wish: FaultRequest, words: PageWords) -> None:
         case "exception" | "stall":
             _at_session(wish, for_s)
         case "slow":
-            _beside(_slow, words, wish.amount / 1000, for_s)
+            _in_thread(_slow, words, wish.amount / 1000, for_s)
         case "memory_leak":
-            _beside(_grow, wish.amount, for_s)
+            _in_thread(_grow, wish.amount, for_s)
         case "gpu_sleep" | "gpu_error":
             _harm_gpu(wish.fault.name, for_s)
         case "exit":
@@ -79,7 +79,7 @@ def _raise() -> None:
 
 
 def _at_session(wish: FaultRequest, for_s: float) -> None:
-    from trainer_sdk.inject import session_hooks  # a script without a session needs none of it
+    from trainer_sdk.inject import session_hooks  # a script without a session does not need it
 
     if wish.target:
         session_hooks.inside_next(wish.target, lambda: time.sleep(for_s))
@@ -94,7 +94,7 @@ def _raise_in_main_thread() -> None:
     )
 
 
-def _beside(target: Callable[..., None], *arguments: object) -> None:
+def _in_thread(target: Callable[..., None], *arguments: object) -> None:
     threading.Thread(target=target, args=arguments, name="everstep-fault", daemon=True).start()
 
 
@@ -113,7 +113,7 @@ class _Span(ctypes.Structure):
 
 
 def _hold_gil(for_s: float) -> None:
-    """A call into C that does not let go of the lock. A signal may cut it short: call again."""
+    """Sleep in C without releasing the GIL; after a signal, sleep for the rest."""
     wait = ctypes.PyDLL(None).nanosleep
     left = _Span(int(for_s), int(for_s % 1 * 1e9))
     while wait(ctypes.byref(left), ctypes.byref(left)):
@@ -121,9 +121,9 @@ def _hold_gil(for_s: float) -> None:
 
 
 def _wait_in_kernel(for_s: float) -> None:
-    """As a parent does in vfork: uninterruptible, until a child that shares its memory ends.
+    """Wait as a parent does in vfork: uninterruptibly, until a child that shares its memory ends.
 
-    The child runs nothing but C's `sleep`, on a stack of its own. A kill ends the wait.
+    The child only runs C's `sleep`, on a separate stack. SIGKILL ends the wait.
     """
     libc = ctypes.CDLL(None)
     stack = ctypes.create_string_buffer(_STACK_BYTES)
@@ -145,7 +145,7 @@ def _grow(mb_a_second: int, for_s: float) -> None:
     leaked: list[bytes] = []
     while (now := time.monotonic()) < ends:
         while len(leaked) < min(most, mb_a_second * (now - began)):
-            leaked.append(b"\1" * _MB)  # written to: what is only zero takes no memory
+            leaked.append(b"\1" * _MB)  # pages of zeros alone would take no memory
         time.sleep(_GROW_EVERY_S)
 
 
@@ -155,11 +155,11 @@ def _free_mb() -> int:
 
 
 def _stop(for_s: float | None) -> None:
-    """Somebody else has to wake it up."""
+    """Stop this process; another process wakes it up after the time."""
     rank = os.getpid()
     if for_s is not None:
         words = ["sh", "-c", f"sleep {for_s:g}; kill -CONT {rank}"]
-        os.posix_spawnp("sh", words, os.environ)  # noqa: TID251 - that of the rank
+        os.posix_spawnp("sh", words, os.environ)  # noqa: TID251 - the rank's environment
     os.kill(rank, signal.SIGSTOP)
 
 

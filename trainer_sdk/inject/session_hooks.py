@@ -1,6 +1,6 @@
-"""Runs something at a step or a section of the session, by taking the place of its calls.
+"""Calls a function at a step or a section of the session, by replacing the session's methods.
 
-They are in place only while something waits for them: else a session is as fast as ever.
+The methods are replaced only while a function waits, so that a session stays as fast as before.
 """
 
 import threading
@@ -27,17 +27,17 @@ _originals: list[tuple[type, str, Callable[..., Any]]] = []
 
 
 def before_next(act: _Act) -> None:
-    """Once, before the next step is noted or section entered, in the thread that does it."""
+    """Call `act` once, before the next step or section begins, in the thread that begins it."""
     _wait(lambda moment, _: moment.startswith("before"), act)
 
 
 def inside_next(section: str, act: _Act) -> None:
-    """Once, inside the next section of this name, in the thread that has entered it."""
+    """Call `act` once, inside the next section of this name, in the thread that has entered it."""
     _wait(lambda moment, this: moment == "in section" and bool(this.name == section), act)
 
 
 def after_step(number: int, act: _Act) -> None:
-    """Once, when this step or a later one was made, in the thread that makes them."""
+    """Call `act` once, after this step or a later one, in the thread that makes the steps."""
     _wait(lambda moment, this: moment == "after step" and bool(this.steps_made >= number), act)
 
 
@@ -53,17 +53,17 @@ def _replace(owner: type, names: tuple[str, ...], before: _Moment, after: _Momen
     original = getattr(owner, names[0])
 
     def called(this: Any, *args: Any, **kwargs: Any) -> Any:
-        _comes(before, this)
-        found = original(this, *args, **kwargs)
-        _comes(after, this)
-        return found
+        _run_due(before, this)
+        result = original(this, *args, **kwargs)
+        _run_due(after, this)
+        return result
 
     for name in names:
         _originals.append((owner, name, getattr(owner, name)))
         setattr(owner, name, called)
 
 
-def _comes(moment: _Moment, this: Any) -> None:
+def _run_due(moment: _Moment, this: Any) -> None:
     with _lock:
         due = [waiting for waiting in _waiting if waiting.is_due(moment, this)]
         for waiting in due:

@@ -59,7 +59,7 @@ class Fact(Message, frozen=True, kw_only=True, omit_defaults=True):
     at: Time
     """The sender's wall clock, in UTC: shown to people, never compared."""
     source: Name
-    """Who says so: a service or agent, as `health` or `agent/node-07`."""
+    """The sender: a service or an agent, as `health` or `agent/node-07`."""
     round: Count | None = None
     """The round that it belongs to, where there is one."""
 
@@ -72,7 +72,7 @@ class RoundFact(Fact, frozen=True, kw_only=True):
 
 
 class Order(Message, frozen=True, kw_only=True):
-    """What an agent is told to do. It does so once, and only while the round is the newest.
+    """An instruction to an agent, which follows it once, and only while the round is the newest.
 
     Orders travel without storage: an agent that may have missed one reads the round's
     document again.

@@ -26,7 +26,7 @@ _DECODER: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(Union[CATALOGU
 
 
 class BadMessageError(EverstepError):
-    """Bytes that are no message of ours, or a message that cannot become bytes."""
+    """Bytes that are not a message of ours, or a message that cannot be encoded."""
 
     def __init__(self, problem: str, data: bytes = b"") -> None:
         shown = f"; first bytes: {data[:SHOWN_BYTES]!r}" if data else ""
@@ -44,12 +44,12 @@ class UnknownMessageError(BadMessageError):
         self.tag = tag
 
 
-class MessageTooLargeError(BadMessageError):
+class EncodingTooLargeError(BadMessageError):
     """A message past `MAX_MESSAGE_BYTES`. What is that large belongs into a blob."""
 
-    def __init__(self, what: str, size_bytes: int, data: bytes) -> None:
+    def __init__(self, subject: str, size_bytes: int, data: bytes) -> None:
         super().__init__(
-            f"{what} has {size_bytes} bytes, and {MAX_MESSAGE_BYTES} is the limit: "
+            f"{subject} has {size_bytes} bytes, and {MAX_MESSAGE_BYTES} is the limit: "
             f"keep large content in a blob and refer to it",
             data,
         )
@@ -86,7 +86,7 @@ def encode(message: Message) -> bytes:
     if b"null" in data:
         _refuse_non_finite(message)
     if len(data) > MAX_MESSAGE_BYTES:
-        raise MessageTooLargeError(tag_of(message), len(data), data)
+        raise EncodingTooLargeError(tag_of(message), len(data), data)
     return data
 
 
@@ -108,7 +108,7 @@ def envelope(data: bytes) -> Envelope:
 
 def _decoded(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
     if len(data) > MAX_MESSAGE_BYTES:
-        raise MessageTooLargeError("it", len(data), data)
+        raise EncodingTooLargeError("it", len(data), data)
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, ValueError, OverflowError) as error:

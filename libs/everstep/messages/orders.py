@@ -1,4 +1,4 @@
-"""What agents are told to do: small, each with its round, never the whole table."""
+"""Orders to agents: small, each with its round, never the whole table."""
 
 from everstep.messages.base import Count, Int, Name, Order, Part
 from everstep.messages.beats.progress import WardenPlace
@@ -22,7 +22,7 @@ class StandBy(Order, frozen=True, kw_only=True, tag="stand_by.v1"):
 
 
 class AwaitRound(Order, frozen=True, kw_only=True, tag="await_round.v1"):
-    """No round runs, and none forms yet: stay joined, and say why to whoever watches.
+    """No round runs, and none forms yet: stay joined, and show the reason on the console.
 
     Rendezvous sends it to all, when it waits for nodes or for the backoff of a crash loop; its
     reason says for how long.
@@ -62,7 +62,7 @@ class StartRanks(Order, frozen=True, kw_only=True, tag="start_ranks.v1"):
     replica_key: str = ""
     """What agents of the job prove to each other that they have. Secret."""
     replica_parts_needed: Int = 1
-    """So many of the parts that its peers hold give the state back; 1 where each has all of it."""
+    """How many of the parts that its peers hold give the state back; 1 where each has all of it."""
 
     def __repr__(self) -> str:
         where = f"round={self.round}, slot={self.slot}, slots={self.slots}"
@@ -80,11 +80,11 @@ class StopRanks(Order, frozen=True, kw_only=True, tag="stop_ranks.v1"):
     incident: Name | None = None
     """The incident that the evidence belongs to."""
     evidence_s: float = 0.0
-    """Evidence may take so long; 0 for none."""
+    """How long the agent may collect evidence; 0 for none."""
     grace_s: float = 0.0
     """From SIGTERM to SIGKILL."""
     cause_within_s: float = 0.0
-    """Ranks may end by themselves for so long before SIGTERM: only consequences are known yet.
+    """How long ranks may end by themselves before SIGTERM: only consequences are known yet.
 
     The same order comes with 0 when the cause is known.
     """
@@ -146,7 +146,7 @@ class SaveCheckpoint(Order, frozen=True, kw_only=True, tag="save_checkpoint.v1")
     after_step: Int | None = None
     """The step after which every rank saves; None while it is still being agreed."""
     then_stop: bool = False
-    """The script is told that it should stop."""
+    """Tell the script that it should stop."""
     then_leave: bool = False
     """All nodes go: the agent passes the notice on to ranks that count no steps by the SDK, and
     leaves when they have ended."""
@@ -158,7 +158,7 @@ class RunChecks(Order, frozen=True, kw_only=True, tag="run_checks.v1"):
     """Examine the node now and record what was found; on behalf of health or an operator."""
 
     checks: tuple[str, ...] = ()
-    """Which; empty for all that may run beside a training."""
+    """The checks to run; empty for all that may run during a training."""
     occasion: Name = "operator"
     """As in `node_check_finished`."""
     within_s: float = 60.0
@@ -188,7 +188,7 @@ class MeasureNetwork(Order, frozen=True, kw_only=True, tag="measure_network.v1")
     token: str
     """What both ends prove to each other that they have; made for this test only, and secret."""
     turns: Int
-    """How many turns: so many partners has each node, or one fewer."""
+    """How many turns there are: each node has as many partners, or one fewer."""
     turn_s: float
     """How long a turn is."""
 
@@ -200,17 +200,17 @@ class CopyReplica(Order, frozen=True, kw_only=True, tag="copy_replica.v1"):
     """Send what you hold of a slot's state to another node; on behalf of the catalog."""
 
     owner_slot: Count
-    """Whose state."""
+    """The slot whose state it is."""
     step: Count
-    """Of which step."""
+    """The step."""
     to: Peer
-    """Who shall have it."""
+    """The node that receives it."""
 
 
 class ReleaseImages(Order, frozen=True, kw_only=True, tag="release_images.v1"):
     """Let the states of a step in your memory be restored again that were quarantined.
 
-    On behalf of an operator. Who had some says so in `checkpoint_released`.
+    On behalf of an operator. An agent that had such a state reports it in `checkpoint_released`.
     """
 
     step: Count
@@ -239,7 +239,7 @@ class InjectFault(Order, frozen=True, kw_only=True, tag="inject_fault.v1"):
     amount: Int | None = None
     """How much, in a unit that depends on the fault; None for what is usual for it."""
     target: str = ""
-    """What it hits, where it needs to be said: a section, a folder."""
+    """What it hits, where the fault needs it: a section, a folder."""
 
 
 class LeaveJob(Order, frozen=True, kw_only=True, tag="leave_job.v1"):

@@ -1,1 +1,1 @@
-"""What a process tells about itself: logs, metrics, and whether it is healthy."""
+"""What a process shows of itself: logs, metrics, and its health."""

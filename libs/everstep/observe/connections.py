@@ -5,7 +5,7 @@
                    └─────────┴─▶ cut: too late, or the longest silent when there are too many
 
 Clients without a token get no further than this. A process keeps file descriptors for its own
-connections, whoever connects to it.
+connections, from any client.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _MOST_DESCRIPTORS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What a server allows its clients, before any of them has shown a token."""
+    """The limits of a server for its clients, before they have sent a token."""
 
     most: int = 200
     """Open connections. One more cuts the one that has been silent longest."""
@@ -62,7 +62,7 @@ class _Open(Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """No request of it is being answered."""
+        """Whether no request on it is being answered."""
         ...
 
     def cut(self) -> None:
@@ -71,7 +71,7 @@ class _Open(Protocol):
 
 
 class Connections:
-    """Those of one server: first those that have asked nothing yet, the longest silent first."""
+    """The connections of one server: first those without a request, the longest silent first."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
@@ -82,7 +82,7 @@ class Connections:
         self._said_at: float | None = None
 
     def admit(self, connection: _Open) -> bool:
-        """Whether it may stay; if need be the oldest that asks nothing goes."""
+        """Whether it may stay; if there are too many, the oldest without a request is closed."""
         if len(self._new) + len(self._answered) >= self.most and not self.cut_oldest():
             self.note_cut("all connections are being answered")
             return False
@@ -90,18 +90,18 @@ class Connections:
         return True
 
     def answered(self, connection: _Open) -> None:
-        """It has asked something, and has its answer."""
+        """Its request was answered."""
         self.forget(connection)
         self._answered[connection] = None
 
     def forget(self, connection: _Open) -> None:
-        """It is closed."""
+        """It was closed."""
         self._new.pop(connection, None)
         self._answered.pop(connection, None)
 
     def cut_oldest(self) -> bool:
         """Close the connection that has been without a request longest; False if there is none."""
-        idle = next((one for one in chain(self._new, self._answered) if one.is_idle), None)
+        idle = next((item for item in chain(self._new, self._answered) if item.is_idle), None)
         if idle is None:
             return False
         self.forget(idle)
@@ -121,7 +121,7 @@ class Connections:
 
 
 class BoundedConnection(H11Protocol):
-    """uvicorn's, with a limit for each thing that a client can be slow at."""
+    """uvicorn's protocol, with a limit for each thing that a client can be slow at."""
 
     def __init__(self, *args: Any, among: Connections, **named: Any) -> None:
         super().__init__(*args, **named)
@@ -132,7 +132,7 @@ class BoundedConnection(H11Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """No request of it is being answered."""
+        """Whether no request on it is being answered."""
         cycle: Any = self.cycle  # None before the first request
         return cycle is None or bool(cycle.response_complete)
 
@@ -175,7 +175,7 @@ class BoundedConnection(H11Protocol):
             self._untaken.cancel()
 
     def _watch(self) -> None:
-        """Time what is waited for; a byte now and then gives no more time."""
+        """Start a timer for the part that is due; single bytes do not extend it."""
         state, limits = self.conn.their_state, self._among.limits
         name = {h11.IDLE: "headers", h11.SEND_BODY: "body"}.get(state, "")
         if (name, self.cycle) == self._phase:
@@ -194,7 +194,7 @@ class BoundedConnection(H11Protocol):
 
 
 class Acceptor:
-    """Takes connections from a listening socket, and never spins when it cannot."""
+    """Accepts connections from a listening socket, and does not spin when it cannot."""
 
     def __init__(
         self,
@@ -211,7 +211,7 @@ class Acceptor:
         self._listen()
 
     def close(self) -> None:
-        """Take no more. Before the socket is closed."""
+        """Stop accepting, before the socket is closed."""
         self._is_open = False
         if self._again is not None:
             self._again.cancel()

@@ -1,4 +1,4 @@
-"""Is this process able to do its work? Each check answers, with a reason."""
+"""Whether this process can do its work: the results of its checks, with reasons."""
 
 import asyncio
 import logging
@@ -14,10 +14,10 @@ from everstep.observe.redaction import redact
 log = logging.getLogger(__name__)
 
 Check = Callable[[], Awaitable[None]]
-"""Returns when all is well; an `EverstepError` says what is not."""
+"""Returns when the check passes; raises an `EverstepError` with the reason when it fails."""
 
 
-class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
+class HealthCheckResult(msgspec.Struct, frozen=True, kw_only=True):
     ok: bool
     reason: str = ""
     took_ms: float
@@ -27,11 +27,11 @@ class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
     status: Literal["ok", "failing"]
     service: str
     version: str
-    checks: dict[str, CheckResult]
+    checks: dict[str, HealthCheckResult]
 
 
 class Health:
-    """Runs the checks, all at once, when somebody asks; at most once every `keep_s`."""
+    """Runs all checks at once, when requested; at most once every `keep_s`."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Health:
 
     async def report(self) -> HealthReport:
         """The answer of every check, at most `keep_s` old. Never raises."""
-        # Under the lock, so that a thousand askers still are one question to the bus.
+        # Under the lock, so that a thousand requests still cause one question to the bus.
         async with self._lock:
             if self._last is not None and self._clock.now() - self._last[0] < self._keep_s:
                 return self._last[1]
@@ -73,7 +73,7 @@ class Health:
             self._last = (self._clock.now(), report)
             return report
 
-    async def _result(self, name: str, check: Check) -> CheckResult:
+    async def _result(self, name: str, check: Check) -> HealthCheckResult:
         began = self._clock.now()
         reason = ""
         try:
@@ -87,4 +87,4 @@ class Health:
             log.exception("check_failed check=%s", name)
             reason = "the check itself failed; see the log of this process"
         took_ms = round((self._clock.now() - began) * 1000, 1)
-        return CheckResult(ok=not reason, reason=reason, took_ms=took_ms)
+        return HealthCheckResult(ok=not reason, reason=reason, took_ms=took_ms)

@@ -20,7 +20,7 @@ from everstep.observe.connections import (
     Connections,
 )
 from everstep.observe.health import Health
-from everstep.observe.metrics import CONTENT_TYPE, Metrics
+from everstep.observe.metrics import CONTENT_TYPE, MetricRegistry
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -36,14 +36,14 @@ _WARNINGS_MOST = 100
 
 
 class _Seldom(logging.Filter):
-    """Passes what uvicorn warns of a client once a minute: anybody can make it warn."""
+    """Passes warnings of uvicorn about clients once a minute: any client can cause them."""
 
     def __init__(self) -> None:
         super().__init__()
         self._said_at: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        # uvicorn shows the requests that we end ourselves as errors of the application.
+        # uvicorn logs requests that this server ends as errors of the application.
         if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
             return False
         if record.levelno != logging.WARNING:
@@ -104,7 +104,7 @@ async def serve_asgi(
 ) -> None:
     """Serve until `stop`, then let requests finish for `drain_within_s`, then cut them off.
 
-    Owns the socket. The application's lifespan is not run: whoever calls this owns what the
+    Owns the socket. The application's lifespan is not run: the caller owns what the
     application needs.
     """
     server = _Server(_config(app, drain_within_s), Connections(limits or ConnectionLimits()))
@@ -123,8 +123,8 @@ async def serve_asgi(
             await server.cut_off()
 
 
-def observe_app(health: Health, metrics: Metrics) -> AsgiApp:
-    """`/healthz`: can it work, and if not, why. `/livez`: does its loop turn. `/metrics`."""
+def observe_app(health: Health, metrics: MetricRegistry) -> AsgiApp:
+    """`/healthz`: whether it can work, or why not. `/livez`: whether its loop runs. `/metrics`."""
 
     async def healthz() -> tuple[int, str, bytes]:
         report = await health.report()
@@ -182,7 +182,7 @@ def _config(app: AsgiApp, drain_within_s: float) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, with an accept loop of ours: asyncio's spins, and fills the log, on `EMFILE`."""
+    """uvicorn's server with our own accept loop: asyncio's spins and fills the log on `EMFILE`."""
 
     adopting: asyncio.TaskGroup
 

@@ -1,4 +1,4 @@
-"""Logs: one event a line, for people on a terminal, as JSON for programs."""
+"""Logs: one event a line, as columns on a terminal and as JSON for programs."""
 
 import logging
 import re
@@ -102,7 +102,7 @@ class ConsoleFormatter(logging.Formatter):
 
 
 def service_of(record: logging.LogRecord, default: str) -> str:
-    """Whose record it is: one process may run several services."""
+    """The service that a record belongs to: one process may run several."""
     package, _, rest = record.name.partition(".")
     return rest.partition(".")[0] if package == "everstep_services" and rest else default
 
@@ -116,14 +116,14 @@ def fields(record: logging.LogRecord) -> dict[str, object]:
     values = _values(rest, args)
     if values is None or not _EVENT.match(event):
         return {"event": "log", "text": _short(_text(record))}
-    found: dict[str, object] = {"event": event}
+    entry: dict[str, object] = {"event": event}
     for key, value in values.items():
-        found[f"{key}_" if key in _RESERVED else key] = _short(value)
-    return found
+        entry[f"{key}_" if key in _RESERVED else key] = _short(value)
+    return entry
 
 
 def _values(template: str, given: list[object]) -> dict[str, object] | None:
-    """What the `key=%x` pairs of a template stand for; None when it holds anything else."""
+    """The keys of the `key=%x` pairs of a template; None when it holds anything else."""
     values: dict[str, object] = {}
     for pair in _PAIR.finditer(template):
         written = pair["value"]
@@ -149,7 +149,7 @@ def _plain(value: object) -> str:
 
 
 def _short(value: object) -> object:
-    """A value as it may be written: text is cut, what JSON does not know becomes text."""
+    """A value as it is written: long text is cut, values that JSON lacks become text."""
     if value is None or isinstance(value, bool | int | float):
         return value
     text = value if isinstance(value, str) else str(value)

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: about the process, and from what each component counts."""
+"""The metrics of a process for Prometheus: its own, and those that each component counts."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ from everstep.clock import Clock
 log = logging.getLogger(__name__)
 
 Statistics = Callable[[], Mapping[str, float]]
-"""What a component counted so far; names that end in `_total` are of what only grows."""
+"""The counts of a component so far; values whose names end in `_total` only grow."""
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 LAG_WARNING_S = 1.0
@@ -31,7 +31,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _LAG_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30)
 
 
-class Metrics:
+class MetricRegistry:
     """The metrics of one process, all with the prefix `everstep_` except `process_*`."""
 
     def __init__(self, service: str) -> None:
@@ -63,14 +63,14 @@ class Metrics:
         Where several services in one process have such a component, `of` says whose it is: it
         becomes the label `of`.
         """
-        known = self._watched.get(component)
-        if known is None:
-            known = self._watched[component] = _Statistics(component)
-            self.registry.register(known)
-        known.sources.append((of, statistics))
+        collector = self._watched.get(component)
+        if collector is None:
+            collector = self._watched[component] = _Statistics(component)
+            self.registry.register(collector)
+        collector.sources.append((of, statistics))
 
     def collect(self, collectors: Iterable[Collector]) -> None:
-        """Publish what these have, read when asked."""
+        """Publish the metrics of these collectors, read at each request."""
         for collector in collectors:
             self.registry.register(collector)
 
@@ -81,8 +81,8 @@ class Metrics:
         return process + generate_latest(self.registry)
 
 
-async def measure_loop_lag(metrics: Metrics, clock: Clock, *, every_s: float = 0.5) -> None:
-    """A loop that measures how late it is itself: what blocks the event loop shows here."""
+async def measure_loop_lag(metrics: MetricRegistry, clock: Clock, *, every_s: float = 0.5) -> None:
+    """A loop that measures its own lateness: a blocked event loop shows here."""
     while True:
         due = clock.now() + every_s
         await clock.sleep(every_s)

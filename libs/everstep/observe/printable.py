@@ -1,4 +1,4 @@
-"""Text from outside, without anything that a terminal obeys: names, reasons, lines of logs."""
+"""Text from outside without control sequences of terminals: names, reasons, lines of logs."""
 
 import re
 
@@ -18,7 +18,7 @@ def printable(text: str) -> str:
 
 
 def printable_line(text: str) -> str:
-    """A line of a log: colours stay, what else a terminal obeys is replaced."""
+    """A line of a log: colours stay, other control sequences are replaced."""
     return _UNPRINTABLE_IN_LINES.sub("\ufffd", text)
 
 

@@ -15,7 +15,7 @@ _ISSUED = re.compile(
     r"\b(?:hf_|gh[opsu]_|github_pat_|glpat-|xox[abprs]-|sk-|S[UAOXC](?=[A-Z2-7]{56}\b)|AKIA|ASIA)"
     r"[A-Za-z0-9_-]{12,}"
 )
-"""Tokens whose first letters tell who issued them."""
+"""Tokens whose first letters show their issuer."""
 _NAMED = re.compile(
     r"(?i)((?:api[_-]?key|access[_-]?key|secret|passw(?:or)?d|auth_?token)[\"']?\s?[=:]\s?[\"']?)[^\s\"',;&]{4,}"
 )
@@ -26,7 +26,7 @@ _PRIVATE_KEY = re.compile(
 
 
 def redact(text: str) -> str:
-    """The text without what looks like a token, a password or a private key.
+    """The text without anything that looks like a token, a password or a private key.
 
     Whatever this process has read as a secret is masked, too.
     """

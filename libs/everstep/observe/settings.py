@@ -1,4 +1,4 @@
-"""The [log] and [observe] sections: what is written, and where a process can be asked."""
+"""The [log] and [observe] sections: what is logged, and where a process serves its health."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ class LogSettings(Settings, frozen=True, kw_only=True):
     """What is logged, and in which form."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least important event that is still written."""
+    """The least important level that is logged."""
     format: Literal["auto", "console", "json"] = "auto"
     """`json` has one object a line; `auto` is `console` on a terminal and `json` elsewhere."""
 
@@ -18,7 +18,7 @@ class ObserveSettings(Settings, frozen=True, kw_only=True):
     """Where a process answers `/healthz`, `/livez` and `/metrics`."""
 
     host: str = "127.0.0.1"
-    """The address to listen on. Nothing there asks for a token: keep it inside."""
+    """The address to listen on. It needs no token: keep it inside your network."""
     port: int = 9464
     """The port to listen on; 0 takes any free one."""
     check_within_s: float = 2.0

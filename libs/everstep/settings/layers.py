@@ -1,4 +1,4 @@
-"""Where settings come from, which one wins, and what is refused on the way."""
+"""The layers of settings: their order, and what is refused in them."""
 
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,19 +30,19 @@ KNOWN_SECTIONS = frozenset(
         *["state", "straggler"],
     ]
 )
-"""Sections that somebody reads. A process passes over those that are not its own."""
+"""Sections that some process reads. A process ignores those of others."""
 
 _PREFIX = "EVERSTEP_"
 _PLAIN_VARIABLES = frozenset({"EVERSTEP_CONFIG", "EVERSTEP_STATE_DIR"})
 
 S = TypeVar("S", bound=Settings)
 Given = tuple[str, object, str]
-"""A key, what was written, and where."""
+"""A key, its value as written, and where it was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """What the command line said about one setting; a value of None is a flag not given."""
+    """The value of one setting on the command line; None for a flag that was not given."""
 
     name: str
     """As typed, for instance `--api-port`."""
@@ -64,7 +64,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Every section that was asked for, and where each value came from."""
+    """Every requested section, and the origin of each value."""
 
     sections: Mapping[str, Settings]
     origins: Mapping[str, str]
@@ -125,18 +125,18 @@ def load(
     environ: Mapping[str, str],
     flags: Iterable[Flag] = (),
 ) -> Loaded:
-    """Read every layer once. Raises `SettingsError`, one line, at the first thing amiss.
+    """Read every layer once. Raises `SettingsError`, one line, at the first mistake.
 
-    A section of another service is passed over, wherever it is set; everything else that is
-    not known is refused.
+    A section of another service is ignored, wherever it is set; everything else that is not known
+    is refused.
     """
-    known = {leaf.key: leaf for name, of in sections.items() for leaf in leaves(of, name)}
-    _refuse_inline_secrets(known.values())
+    leaves_by_key = {leaf.key: leaf for name, of in sections.items() for leaf in leaves(of, name)}
+    _refuse_inline_secrets(leaves_by_key.values())
     values: dict[str, object] = {}
-    origins = dict.fromkeys(known, DEFAULT)
-    for key, given, origin in _given(sections, known, files, environ, flags):
+    origins = dict.fromkeys(leaves_by_key, DEFAULT)
+    for key, given, origin in _given(sections, leaves_by_key, files, environ, flags):
         is_text = origin.startswith("environment ")
-        values[key] = converted(known[key], given, origin, is_text=is_text)
+        values[key] = converted(leaves_by_key[key], given, origin, is_text=is_text)
         origins[key] = origin
     built = {name: _built(name, of, values, origins) for name, of in sections.items()}
     return Loaded(built, origins, tuple(files))
@@ -144,49 +144,49 @@ def load(
 
 def _given(
     sections: Mapping[str, type[Settings]],
-    known: Mapping[str, Leaf],
+    leaves_by_key: Mapping[str, Leaf],
     files: Sequence[Path],
     environ: Mapping[str, str],
     flags: Iterable[Flag],
 ) -> Iterator[Given]:
-    """What each layer says, the weakest first."""
+    """The values of each layer, the weakest first."""
     for path in files:
         for name, table in _read(path).items():
             if name not in KNOWN_SECTIONS.union(sections):
                 near = _did_you_mean(name, KNOWN_SECTIONS.union(sections))
-                raise SettingsError(f"{path}: [{name}] is no section{near}")
+                raise SettingsError(f"{path}: [{name}] is not a section{near}")
             if not isinstance(table, dict):
                 raise SettingsError(f"{path}: {name} is a section: write [{name}]")
             if name in sections:
-                yield from _from_table(known, path, name, table)
-    yield from _from_environment(sections, known, environ)
+                yield from _from_table(leaves_by_key, path, name, table)
+    yield from _from_environment(sections, leaves_by_key, environ)
     for flag in flags:
         if flag.value is not None:
             yield flag.key, flag.value, f"flag {flag.name}"
 
 
 def _from_table(
-    known: Mapping[str, Leaf], path: Path, prefix: str, table: Mapping[str, object]
+    leaves_by_key: Mapping[str, Leaf], path: Path, prefix: str, table: Mapping[str, object]
 ) -> Iterator[Given]:
     for name, value in table.items():
         key = f"{prefix}.{name}"
-        if key in known:
+        if key in leaves_by_key:
             yield key, value, f"file {path}"
-        elif any(other.startswith(f"{key}.") for other in known):
+        elif any(other.startswith(f"{key}.") for other in leaves_by_key):
             if not isinstance(value, dict):
                 raise SettingsError(f"{path}: {key} is a section: write [{key}]")
-            yield from _from_table(known, path, key, value)
+            yield from _from_table(leaves_by_key, path, key, value)
         else:
-            raise SettingsError(f"{path}: {key} is no setting{_hint(key, known)}")
+            raise SettingsError(f"{path}: {key} is not a setting{_hint(key, leaves_by_key)}")
 
 
 def _from_environment(
     sections: Mapping[str, type[Settings]],
-    known: Mapping[str, Leaf],
+    leaves_by_key: Mapping[str, Leaf],
     environ: Mapping[str, str],
 ) -> Iterator[Given]:
-    variables = {leaf.variable: leaf for leaf in known.values()}
-    # EVERSTEP_BUS_URL looks right, and would be passed over in silence.
+    variables = {leaf.variable: leaf for leaf in leaves_by_key.values()}
+    # EVERSTEP_BUS_URL looks right, and would be ignored silently.
     misspelt = {name.replace("__", "_"): name for name in variables}
     for name, value in sorted(environ.items()):
         if not name.startswith(_PREFIX) or name in _PLAIN_VARIABLES:
@@ -195,23 +195,23 @@ def _from_environment(
         if name in variables:
             yield variables[name].key, value, f"environment {name}"
         elif name in misspelt:
-            raise SettingsError(f"{name} is no setting; did you mean {misspelt[name]}?")
+            raise SettingsError(f"{name} is not a setting; did you mean {misspelt[name]}?")
         elif double and section in sections:
             key = name.removeprefix(_PREFIX).lower().replace("__", ".")
             near = {leaf.key: variable for variable, leaf in variables.items()}
-            raise SettingsError(f"{name} is no setting{_hint(key, known, spelled=near)}")
+            raise SettingsError(f"{name} is not a setting{_hint(key, leaves_by_key, spelled=near)}")
         elif double and section not in KNOWN_SECTIONS:
             hint = _did_you_mean(section, KNOWN_SECTIONS.union(sections))
-            raise SettingsError(f"{name}: [{section}] is no section{hint}")
+            raise SettingsError(f"{name}: [{section}] is not a section{hint}")
 
 
-def _hint(key: str, known: Iterable[str], *, spelled: Mapping[str, str] | None = None) -> str:
-    """What the writer of an unknown key probably wanted, spelled as it must be there."""
-    spelled = spelled or {name: name for name in known}
+def _hint(key: str, keys: Iterable[str], *, spelled: Mapping[str, str] | None = None) -> str:
+    """The key that was probably meant, spelled as it must be there."""
+    spelled = spelled or {name: name for name in keys}
     if is_secret(key):
         in_file = spelled.get(f"{key}_file")
         return "; a secret is read from a file" + (f": set {in_file}" if in_file else "")
-    return _did_you_mean(key, known, spelled)
+    return _did_you_mean(key, keys, spelled)
 
 
 def _did_you_mean(name: str, names: Iterable[str], spelled: Mapping[str, str] | None = None) -> str:
@@ -247,7 +247,7 @@ def _is_there(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
-        return True  # reading it will say what is wrong
+        return True  # reading it raises the error
     return True
 
 
@@ -279,7 +279,7 @@ def _value(settings: Settings, leaf: Leaf) -> object:
     return value
 
 
-def _refuse_inline_secrets(known: Iterable[Leaf]) -> None:
-    for leaf in known:
+def _refuse_inline_secrets(every_leaf: Iterable[Leaf]) -> None:
+    for leaf in every_leaf:
         if is_secret(leaf.key) and without_none(leaf.type)[0] is str:
             raise TypeError(f"{leaf.key} would hold a secret: make it {leaf.key}_file, a path")

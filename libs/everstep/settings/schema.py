@@ -1,4 +1,4 @@
-"""What a section is: its settings, their help, and how a value is shown."""
+"""A section of the settings: its fields, their help, and how a value is shown."""
 
 import functools
 import re
@@ -48,20 +48,20 @@ class Leaf:
 
     @property
     def help(self) -> str:
-        """What it means, from the source."""
+        """Its meaning, from the string in the source."""
         return field_help(self.owner).get(self.path[-1], "")
 
 
 def leaves(of: type[Settings], prefix: str, path: tuple[str, ...] = ()) -> list[Leaf]:
     """Each setting of a section, nested ones included, in the order of definition."""
-    found: list[Leaf] = []
+    leaves_found: list[Leaf] = []
     for field in msgspec.structs.fields(of):
         key, inner = f"{prefix}.{field.encode_name}", (*path, field.name)
         if is_section(field.type):
-            found += leaves(field.type, key, inner)
+            leaves_found += leaves(field.type, key, inner)
         else:
-            found.append(Leaf(key, inner, field.type, of))
-    return found
+            leaves_found.append(Leaf(key, inner, field.type, of))
+    return leaves_found
 
 
 def is_section(of: object) -> bool:

@@ -1,4 +1,4 @@
-"""Secrets: read from files, and kept out of whatever is written for people."""
+"""Secrets: read from files, and masked in all text for people."""
 
 from pathlib import Path
 
@@ -12,17 +12,17 @@ _known: set[str] = set()
 
 
 def remember_secret(text: str) -> None:
-    """Have each of its lines masked wherever it would be shown, for the life of the process."""
+    """Mask each line of the secret wherever it would be shown, until the process ends."""
     _known.update(line for line in map(str.strip, text.splitlines()) if len(line) >= _SHORTEST)
 
 
 def known_secrets() -> list[str]:
-    """What is to be masked, the longest first: one may be part of another."""
+    """The values to mask, the longest first: one value may be part of another."""
     return sorted(_known.copy(), key=len, reverse=True)
 
 
 def read_secret(path: Path) -> str:
-    """What a `*_file` setting points to, without the space around it. Never empty, never shown."""
+    """The content of the file of a `*_file` setting, stripped. Never empty, never shown."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_SECRET_BYTES + 1).decode().strip()
@@ -39,7 +39,7 @@ def read_secret(path: Path) -> str:
 
 
 def wrong_mode(path: Path) -> str | None:
-    """What is wrong with a secret file's mode, if others may read it."""
+    """The problem of a secret file that others may read; None if its mode is right."""
     mode = path.stat().st_mode & 0o777
     if mode & 0o077:
         return f"{path} can be read by others (mode {mode:o}): chmod 600 {path}"

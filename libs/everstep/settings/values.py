@@ -1,4 +1,4 @@
-"""How what was written becomes a value of the right type, or words for what is expected."""
+"""Converts written values to the types of settings, and describes the values expected."""
 
 import types
 from pathlib import Path
@@ -49,7 +49,7 @@ def without_none(of: Any) -> tuple[Any, bool]:
 
 
 def _read(of: Any, text: str) -> object:
-    """What the text means for this type. ValueError when it means nothing."""
+    """The value of this text for a type. Raises ValueError when it has none."""
     base, optional = without_none(of)
     text = text.strip()
     if optional and text.lower() in {"", "none"}:

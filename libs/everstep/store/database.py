@@ -15,7 +15,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool
 
-from everstep.store.diagnosis import named_errors
+from everstep.store.driver_errors import named_errors
 from everstep.store.errors import (
     BadDatabaseUrlError,
     DatabaseUnavailableError,
@@ -55,7 +55,7 @@ class Database:
 
     @property
     def dialect(self) -> Dialect:
-        """How this database wants its statements."""
+        """The SQL dialect of this database."""
         return self._writer.dialect
 
     @asynccontextmanager
@@ -71,7 +71,7 @@ class Database:
             yield connection
 
     async def close(self) -> None:
-        """Give every connection back."""
+        """Close every connection."""
         await self._reader.dispose()
         await self._writer.dispose()
 
@@ -117,18 +117,18 @@ def parse_url(url: str) -> tuple[URL, Kind]:
         parsed = make_url(url)
     except (exc.ArgumentError, ValueError) as error:
         raise BadDatabaseUrlError(_without_password(url), "it cannot be parsed") from error
-    said = parsed.render_as_string(hide_password=True)
+    shown = parsed.render_as_string(hide_password=True)
     match parsed.drivername:
         case "sqlite" | "sqlite+aiosqlite":
             kind: Kind = "sqlite"
             if parsed.database in {None, "", ":memory:"} or parsed.host:
-                raise BadDatabaseUrlError(said, "it needs a file, sqlite:///PATH")
+                raise BadDatabaseUrlError(shown, "it needs a file, sqlite:///PATH")
         case "postgresql" | "postgres" | "postgresql+asyncpg":
             kind = "postgresql"
             if not parsed.database:
-                raise BadDatabaseUrlError(said, "it names no database")
+                raise BadDatabaseUrlError(shown, "it names no database")
         case other:
-            raise BadDatabaseUrlError(said, f"{other!r} is not supported")
+            raise BadDatabaseUrlError(shown, f"{other!r} is not supported")
     return parsed.set(drivername=_DRIVERS[kind][0]), kind
 
 
@@ -150,7 +150,7 @@ def _engine(url: URL, kind: Kind, limits: StoreLimits, *, for_reading: bool) -> 
             connect_args=_postgres_arguments(limits, within_s, for_reading=for_reading),
             **options,
         )
-    # Without the driver's own idea of when a transaction begins: see `_begin`.
+    # The driver must not begin transactions by itself: see `_begin`.
     arguments = {"isolation_level": None, "timeout": limits.lock_within_s}
     engine = create_async_engine(url, connect_args=arguments, **options)
     _tame_sqlite(engine.sync_engine, limits, for_reading=for_reading)

@@ -1,4 +1,4 @@
-"""What can go wrong with the database, each with its remedy."""
+"""Errors of the database, each with its remedy."""
 
 from everstep.errors import EverstepError
 
@@ -12,7 +12,7 @@ class BadDatabaseUrlError(StoreError):
 
     def __init__(self, url: str, reason: str) -> None:
         super().__init__(
-            f"{url!r} is no database URL: {reason}; "
+            f"{url!r} is not a database URL: {reason}; "
             f"use sqlite:////var/lib/everstep/history.db or postgresql://user@host/database"
         )
 
@@ -51,7 +51,7 @@ class DatabaseLockedError(StoreError):
 
 
 class DatabaseDamagedError(StoreError):
-    """The file is no database, or a broken one."""
+    """The file is not a database, or is damaged."""
 
     def __init__(self, place: str, reason: str) -> None:
         super().__init__(
@@ -70,12 +70,12 @@ class QueryTooLongError(StoreError):
 class SchemaTooNewError(StoreError):
     """A newer Everstep has already migrated this database."""
 
-    def __init__(self, place: str, found: str, known: str) -> None:
+    def __init__(self, place: str, schema: str, newest: str) -> None:
         super().__init__(
-            f"{place} has schema {found}, this version knows only {known}: "
+            f"{place} has schema {schema}, this version knows only {newest}: "
             f"install the newer everstep, or use another database"
         )
-        self.found = found
+        self.schema = schema
 
 
 class SchemaTooOldError(StoreError):

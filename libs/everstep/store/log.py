@@ -12,10 +12,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from everstep.messages import Fact, kind_of
 from everstep.messages.codec import BadMessageError, UnknownMessageError, decode
 from everstep.store import tables
-from everstep.store.changes import Changes, Recorded
 from everstep.store.database import Database
 from everstep.store.errors import SchemaTooNewError
-from everstep.store.shapes import VERSION
+from everstep.store.projected.catalogue import VERSION
+from everstep.store.projected.changes import Changes, LoggedFact
 from everstep.store.upserts import Insert, Row, Upsert
 
 log = logging.getLogger(__name__)
@@ -38,12 +38,12 @@ class NewFact(NamedTuple):
     fact: Fact | None
 
 
-Fold = Callable[[Iterable[Recorded]], Changes]
+Fold = Callable[[Iterable[LoggedFact]], Changes]
 
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """What came of a batch."""
+    """The outcome of a batch."""
 
     last_n: int
     """The newest fact of the log, whether or not it was in this batch."""
@@ -52,7 +52,7 @@ class Appended:
     is_projected: bool
     """False while a rebuild has not reached the end of the log: `catch_up` will."""
     unprojected: int = 0
-    """Facts of the batch that are in the log, and whose claims failed."""
+    """Facts of the batch that are in the log, and whose projection failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +87,10 @@ class FactLog:
         sequence: int,
         received_us: int,
     ) -> Appended:
-        """Write what is new of a batch, what follows from it, and the position, or nothing.
+        """Write the new facts of a batch, what follows from them, and the position; or nothing.
 
         `sequence` is the position after the batch; messages that could not be read are
-        passed by it. What is known by its id is skipped, whatever its sequence: streams are
+        passed by it. A fact whose id is known is skipped, whatever its sequence: streams are
         wiped, set back and filled again.
         """
         before = self._unprojected
@@ -159,29 +159,29 @@ class FactLog:
             await self._insert.run(connection, rows(new))
         return new
 
-    async def _project(self, connection: AsyncConnection, recorded: Iterable[Recorded]) -> None:
+    async def _project(self, connection: AsyncConnection, recorded: Iterable[LoggedFact]) -> None:
         for shape, rows in self._changes(list(recorded)):
             await self._upserts[shape].run(connection, rows)
 
-    def _changes(self, recorded: Sequence[Recorded]) -> Changes:
-        """What the facts change; one whose claims fail changes nothing, and stays in the log."""
+    def _changes(self, recorded: Sequence[LoggedFact]) -> Changes:
+        """What the facts change; one whose projection fails changes nothing."""
         try:
             return self._fold(recorded)
         except Exception:  # noqa: BLE001  one fact must not keep all others from the tables
-            return self._fold([one for one in recorded if self._can_fold(one)])
+            return self._fold([item for item in recorded if self._can_fold(item)])
 
-    def _can_fold(self, one: Recorded) -> bool:
+    def _can_fold(self, entry: LoggedFact) -> bool:
         try:
-            self._fold([one])
+            self._fold([entry])
         except Exception:
             self._unprojected += 1
-            log.exception("fact_unprojected kind=%s id=%s", kind_of(one.fact), one.fact.id)
+            log.exception("fact_unprojected kind=%s id=%s", kind_of(entry.fact), entry.fact.id)
             return False
         return True
 
 
 async def _after(connection: AsyncConnection, n: int, most: int) -> Sequence[Any]:
-    """The next facts to project: at most so many, and not much more than `_AT_ONCE_BYTES`."""
+    """The next facts to project: at most `most`, and not much more than `_AT_ONCE_BYTES`."""
     facts = tables.facts.c
     sizes = select(facts.n, facts.size).where(facts.n > n).order_by(facts.n).limit(most)
     end, room = n, _AT_ONCE_BYTES
@@ -231,17 +231,17 @@ def _row(stream: str, n: int, received_us: int, fact: NewFact) -> Row:
     )
 
 
-def _recorded(new: Sequence[NewFact], before: int, received_us: int) -> Iterable[Recorded]:
+def _recorded(new: Sequence[NewFact], before: int, received_us: int) -> Iterable[LoggedFact]:
     for n, fact in enumerate(new, before + 1):
         if fact.fact is not None:
-            yield Recorded(n, received_us, fact.fact)
+            yield LoggedFact(n, received_us, fact.fact)
 
 
-def _decoded(rows: Iterable[Any]) -> Iterable[Recorded]:
+def _decoded(rows: Iterable[Any]) -> Iterable[LoggedFact]:
     for n, received_us, body in rows:
         try:
             message = decode(body.encode())
         except (BadMessageError, UnknownMessageError):
             continue
         if isinstance(message, Fact):
-            yield Recorded(n, received_us, message)
+            yield LoggedFact(n, received_us, message)

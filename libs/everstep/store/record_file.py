@@ -17,8 +17,8 @@ from everstep.store.errors import (
     SchemaTooNewError,
     SchemaTooOldError,
 )
+from everstep.store.projected.catalogue import VERSION
 from everstep.store.schema import current_revision, head, known_revisions
-from everstep.store.shapes import VERSION
 
 
 class RecordFile(Database):
@@ -50,16 +50,15 @@ class RecordFile(Database):
         """Raise the `StoreError` that says why this version cannot read the file."""
         newest, revisions = await asyncio.to_thread(lambda: (head(), known_revisions()))
         async with self.read() as connection:
-            found = await connection.run_sync(current_revision)
-            if found is None:
+            revision = await connection.run_sync(current_revision)
+            if revision is None:
                 raise DatabaseUnavailableError(self.place, "nothing was ever recorded in it")
-            if found not in revisions:
-                raise SchemaTooNewError(self.place, found, newest)
+            if revision not in revisions:
+                raise SchemaTooNewError(self.place, revision, newest)
             projection = (await connection.execute(select(tables.meta.c.projection))).scalar_one()
         if projection > VERSION:
-            known = f"projection {VERSION}"
-            raise SchemaTooNewError(self.place, f"projection {projection}", known)
-        if found != newest or projection < VERSION:
+            raise SchemaTooNewError(self.place, f"projection {projection}", f"projection {VERSION}")
+        if revision != newest or projection < VERSION:
             raise SchemaTooOldError(self.place)
 
 

@@ -1,4 +1,4 @@
-"""Brings a database to the schema of this version, once, whoever comes first.
+"""Brings a database to the schema of this version; of several replicas, the first one does it.
 
 What cannot be made again (the log, positions, tokens) changes by alembic's steps. What is
 projected from the log has a version instead: a newer one makes the tables anew, empty, and
@@ -21,7 +21,7 @@ from everstep.ids import new_id
 from everstep.store import tables
 from everstep.store.database import Database
 from everstep.store.errors import SchemaTooNewError
-from everstep.store.shapes import VERSION
+from everstep.store.projected.catalogue import VERSION
 
 log = logging.getLogger(__name__)
 logging.getLogger("alembic").setLevel(logging.WARNING)  # what it does, we say in one event
@@ -68,21 +68,21 @@ def _scripts() -> ScriptDirectory:
 
 
 def _upgrade(connection: Connection, scripts: ScriptDirectory, place: str) -> None:
-    found = current_revision(connection)
+    revision = current_revision(connection)
     newest = scripts.get_current_head()
-    if found is not None and found not in known_revisions():
-        raise SchemaTooNewError(place, found, str(newest))
+    if revision is not None and revision not in known_revisions():
+        raise SchemaTooNewError(place, revision, str(newest))
 
-    def missing(revision: object, context: MigrationContext) -> list[StampStep | RevisionStep]:
+    def missing(current: object, context: MigrationContext) -> list[StampStep | RevisionStep]:
         del context
-        steps = scripts._upgrade_revs("head", revision)  # type: ignore[arg-type]  # noqa: SLF001  the documented way
+        steps = scripts._upgrade_revs("head", current)  # type: ignore[arg-type]  # noqa: SLF001  the documented way
         return list(steps)
 
-    if found != newest:
+    if revision != newest:
         with EnvironmentContext(_config(scripts), scripts) as environment:
             environment.configure(connection=connection, fn=missing, render_as_batch=True)
             environment.run_migrations()
-        log.info("schema_upgraded database=%s found=%s now=%s", place, found, newest)
+        log.info("schema_upgraded database=%s found=%s now=%s", place, revision, newest)
     _ensure_meta(connection)
     _ensure_projected(connection, place)
 
@@ -109,13 +109,13 @@ def _ensure_meta(connection: Connection) -> None:
 
 
 def _ensure_projected(connection: Connection, place: str) -> None:
-    found = connection.execute(select(tables.meta.c.projection)).scalar_one()
-    if found > VERSION:
-        raise SchemaTooNewError(place, f"projection {found}", f"projection {VERSION}")
-    if found < VERSION:
+    version = connection.execute(select(tables.meta.c.projection)).scalar_one()
+    if version > VERSION:
+        raise SchemaTooNewError(place, f"projection {version}", f"projection {VERSION}")
+    if version < VERSION:
         projected = list(tables.projected.values())
         tables.metadata.drop_all(connection, tables=projected)
         tables.metadata.create_all(connection, tables=projected)
         fresh = {"projection": VERSION, "projected_n": 0}
         connection.execute(update(tables.meta).values(fresh))
-        log.info("projection_emptied database=%s found=%d now=%d", place, found, VERSION)
+        log.info("projection_emptied database=%s found=%d now=%d", place, version, VERSION)

@@ -19,8 +19,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-from everstep.store.changes import Shape, Type
-from everstep.store.shapes import PROJECTED
+from everstep.store.projected.catalogue import PROJECTED
+from everstep.store.projected.changes import ProjectedTable, Type
 
 metadata = MetaData(
     naming_convention={
@@ -123,7 +123,7 @@ kept_blobs = Table(
 `body` is compressed by zlib, and null where `absent` says why there is no copy."""
 
 
-def _projected(shape: Shape) -> Table:
+def _projected(shape: ProjectedTable) -> Table:
     keys = [
         Column(name, _TYPES[type_], primary_key=True, autoincrement=False)
         for name, type_ in shape.key.items()
@@ -132,7 +132,7 @@ def _projected(shape: Shape) -> Table:
     return Table(shape.name, metadata, *keys, *columns)
 
 
-projected: Mapping[Shape, Table] = {shape: _projected(shape) for shape in PROJECTED}
+projected: Mapping[ProjectedTable, Table] = {shape: _projected(shape) for shape in PROJECTED}
 (
     jobs,
     allocations,

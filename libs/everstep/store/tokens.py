@@ -23,7 +23,7 @@ _NOBODY = "0" * 64
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What is known of a token; its secret is not."""
+    """A token without its secret, which is not stored."""
 
     id: str
     name: str
@@ -47,7 +47,7 @@ class Tokens:
     async def make(
         self, name: str, scope: Scope, *, now_us: int, expires_us: int | None = None
     ) -> tuple[Token, str]:
-        """A new token and its text, which cannot be had again."""
+        """A new token and its text, which cannot be read again."""
         token = Token(secrets.token_hex(6), name, scope, now_us, expires_us)
         secret = secrets.token_hex(32)
         row = {
@@ -63,7 +63,7 @@ class Tokens:
         return token, f"evs_{token.id}_{secret}"
 
     async def find(self, text: str) -> Token | None:
-        """The token with this text, be it good or not; None when there is none."""
+        """The token with this text, valid or not; None when there is none."""
         match = _TOKEN.fullmatch(text)
         if match is None:
             return None
@@ -77,7 +77,7 @@ class Tokens:
         return _token(row) if row is not None and is_it else None
 
     async def by_id(self, id_: str) -> Token | None:
-        """What is known of a token."""
+        """The token with this id."""
         async with self._database.read() as connection:
             query = select(tokens).where(tokens.c.id == id_)
             row = (await connection.execute(query)).mappings().one_or_none()
@@ -90,7 +90,7 @@ class Tokens:
             return bool((await connection.execute(query)).scalar_one())
 
     async def revoke(self, id_: str, *, now_us: int) -> bool:
-        """From now on it is bad; False when there is none, or it was revoked before."""
+        """Revoke a token; False when there is none, or it was revoked before."""
         here = (tokens.c.id == id_) & tokens.c.revoked_us.is_(None)
         async with self._database.write() as connection:
             done = await connection.execute(update(tokens).where(here).values(revoked_us=now_us))

@@ -10,7 +10,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
-from everstep.store.changes import Column, Key, Rule, Shape, Type, Value
+from everstep.store.projected.changes import Column, Key, MergeRule, ProjectedTable, Type, Value
 
 Row = tuple[Any, ...]
 Columns = ReadOnlyColumnCollection[str, Any]
@@ -55,7 +55,7 @@ class Upsert:
     Rows are grouped by the columns that they change: most facts change few of many.
     """
 
-    def __init__(self, shape: Shape, table: Table, dialect: Dialect) -> None:
+    def __init__(self, shape: ProjectedTable, table: Table, dialect: Dialect) -> None:
         self._shape = shape
         self._table = table
         self._dialect = dialect
@@ -133,14 +133,14 @@ def _compiled(insert: sqlite.Insert | postgresql.Insert, names: list[str], diale
 def _merged(column: Column, name: str, table: Columns, excluded: Columns) -> ColumnElement[Any]:
     old, new = table[name], excluded[name]
     match column.rule:
-        case Rule.SUM:
+        case MergeRule.SUM:
             nothing: ColumnElement[int] = literal_column("0")
             return func.coalesce(old, nothing) + func.coalesce(new, nothing)
-        case Rule.LEAST:
+        case MergeRule.LEAST:
             return case((or_(old.is_(None), new < old), new), else_=old)
-        case Rule.GREATEST:
+        case MergeRule.GREATEST:
             return case((or_(old.is_(None), new > old), new), else_=old)
-        case Rule.FOLLOW:
+        case MergeRule.FOLLOW:
             assert column.leader is not None
             was, now = table[column.leader], excluded[column.leader]
             return case((or_(was.is_(None), now > was), new), else_=old)

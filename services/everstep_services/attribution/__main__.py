@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager
 
 from everstep.bus import BusSettings
 from everstep.runtime import Parts
-from everstep.serving import main
+from everstep.service_process import main
 from everstep.settings import Loaded, Settings
 from everstep_services.attribution.replica import opened
 from everstep_services.attribution.settings import AttributionSettings

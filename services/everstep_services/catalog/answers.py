@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from functools import partial
-from typing import assert_never
+from typing import Literal, assert_never
 
 from everstep.bus.errors import BusError
 from everstep.bus.ports import Bus, Handler
@@ -17,13 +17,14 @@ from everstep.messages import (
     CheckpointsLocated,
     CollectCheckpoints,
     Done,
+    FactStamp,
     JudgedCheckpoint,
     ListCheckpoints,
     LocateCheckpoint,
     Message,
-    OperatorActed,
     RequestRelease,
     ScanCheckpoints,
+    operator_acted,
 )
 from everstep.sizes import size
 from everstep_services.catalog.domain.places import listed, located
@@ -198,22 +199,11 @@ class CatalogAnswers:
             return Done(text=text)
         return Done(text="too many requests wait already: ask again later", is_refused=True)
 
-    async def _record(self, question: Request, outcome: str, reason: str) -> None:
-        action, target = _named(question)
-        await self._bus.record(
-            OperatorActed(
-                id=new_id(),
-                job=question.job,
-                at=self._clock.wall(),
-                source=_CATALOG,
-                by=question.by,
-                action=action,
-                target=target,
-                outcome=outcome,
-                reason=reason,
-                origin=question.origin,
-            )
-        )
+    async def _record(
+        self, question: Request, outcome: Literal["accepted", "refused"], reason: str
+    ) -> None:
+        head = FactStamp(self._clock.wall(), new_id, _CATALOG).head(question.job)
+        await self._bus.record(operator_acted(head, question, _named(question), outcome, reason))
 
 
 def _row(decision: RetentionDecision) -> JudgedCheckpoint:

@@ -1,27 +1,73 @@
 """Text for people: columns that line up, times and sizes in few characters."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
-from everstep_services.cli.output import cell
+import msgspec
+
+from everstep.observe.printable import printable
 
 Record = Mapping[str, Any]
+V = TypeVar("V")
 
 SHORT_ID = 12
-"""So many characters of an incident's id are shown, and enough to name it."""
+"""The length of an incident's id as tables show it, which is enough to name it."""
 _BAR = 30
+_BLANKS = re.compile(r"[\t\n\v\f\r\x1c-\x1f\x85\u2028\u2029]+")
+_INSTANT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?Z")
+_WIDEST = 1 << 20
+"""Columns, so that no line is wrapped or cut."""
+
+
+def cell(value: object) -> str:
+    """A value on one line, without anything that a terminal would obey."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(cell, value))
+    if isinstance(value, dict):
+        value = msgspec.json.encode(value).decode()
+    return printable(_BLANKS.sub(" ", str(value)))
+
+
+def short_cell(value: object) -> str:
+    """A value for a table: times to the second, all else as in `cell`."""
+    text = cell(value)
+    match = _INSTANT.fullmatch(text)
+    return f"{match[1]} {match[2]}" if match else text
+
+
+def blank_or(show: Callable[[V], str], value: V | None) -> str:
+    """A value as shown by a function; empty where there is none."""
+    return "" if value is None else show(value)
+
+
+def listed(names: Sequence[object], most: int) -> str:
+    """`a, b and 3 more`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return cell(list(names[:most])) + more
 
 
 def aligned(rows: Iterable[Sequence[object]], indent: int = 2) -> Iterator[str]:
-    """Lines whose columns line up; the last column is as long as it is."""
-    texts = [[cell(one) for one in row] for row in rows]
-    if not texts:
+    """Lines whose columns line up; the last column is as long as it is. Never cut, no colour."""
+    from rich.console import Console
+    from rich.segment import Segment
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    for row in rows:
+        table.add_row(*(Text(cell(value), no_wrap=True, overflow="ignore") for value in row))
+    if not table.row_count:
         return
-    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-    for row in texts:
-        padded = (f"{text:<{width}}" for text, width in zip(row, widths, strict=True))
-        yield (" " * indent + "  ".join(padded)).rstrip()
+    console = Console(width=_WIDEST, color_system=None, legacy_windows=False)
+    for line in console.render_lines(table, pad=False):
+        text = "".join(segment.text for segment in Segment.filter_control(line))
+        yield (" " * indent + text).rstrip()
 
 
 def clean_lines(text: str) -> list[str]:
@@ -70,9 +116,9 @@ def wall_s(incident: Record) -> float | None:
     return None if ledger is None else float(ledger["wall_s"])
 
 
-def counted(count: int, one: str) -> str:
+def counted(count: int, noun: str) -> str:
     """`1 rank`, `4 ranks`."""
-    return f"{count} {one}" if count == 1 else f"{count} {one}s"
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def ending(exit_: Record) -> str:
@@ -87,11 +133,11 @@ def ending(exit_: Record) -> str:
     return str(exit_["how"])
 
 
-def slow_rank(found: Record) -> str:
+def slow_rank(finding: Record) -> str:
     """A finding in a few words: `rank 3 (node-2, input, +30 %)`."""
-    slower = found["slower_ratio"]
-    about = (found["node"], found["cause"], None if slower is None else percent(slower))
-    return f"rank {cell(found['rank'])} ({', '.join(cell(one) for one in about if one)})"
+    slower = finding["slower_ratio"]
+    about = (finding["node"], finding["cause"], None if slower is None else percent(slower))
+    return f"rank {cell(finding['rank'])} ({', '.join(cell(part) for part in about if part)})"
 
 
 def percent(ratio: float) -> str:
@@ -104,7 +150,9 @@ def percent(ratio: float) -> str:
 
 def budgets(budgets_: Iterable[Record] | None) -> str:
     """`restarts 9 of 10, restarts_per_hour 3 of 4`."""
-    return ", ".join(f"{one['name']} {one['left']} of {one['limit']}" for one in budgets_ or ())
+    return ", ".join(
+        f"{budget['name']} {budget['left']} of {budget['limit']}" for budget in budgets_ or ()
+    )
 
 
 def _parsed(text: object) -> datetime:

@@ -6,7 +6,7 @@ import pwd
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import quote
 
 import click
@@ -18,15 +18,18 @@ from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation, with_api_options
 from everstep_services.cli.output import echo, print_record, say
 
+if TYPE_CHECKING:
+    from everstep_services.history.operator_requests import Verb
+
 F = TypeVar("F", bound=Callable[..., Any])
 NO_REASON = "no reason given"
 
 
 @dataclass(frozen=True, slots=True)
 class CommandRequest:
-    """What is to be done, and why."""
+    """What a person wants done, and why."""
 
-    verb: str
+    verb: "Verb"
     reason: str
     job: str | None = None
     """None for the one that the node takes part in: the API finds out which. `CLUSTER` for none."""
@@ -52,7 +55,7 @@ class CommandRequest:
 
 @dataclass(frozen=True, slots=True)
 class LimitRequest(CommandRequest):
-    """A limit that is to hold; one of 0 s is to be learned again."""
+    """A limit to set; 0 s has it learned again."""
 
     def tell(self, api: Api) -> Any:
         """Ask the API for it."""
@@ -65,7 +68,7 @@ class LimitRequest(CommandRequest):
 
 @dataclass(frozen=True, slots=True)
 class ControlRequest(CommandRequest):
-    """Switches that are to be changed, of a job or of all."""
+    """Switches to change, of one job or of all."""
 
     def tell(self, api: Api) -> Any:
         """Ask the API for it."""
@@ -84,9 +87,9 @@ class CheckpointRequest(CommandRequest):
 
     def tell(self, api: Api) -> Any:
         """Ask the API for it."""
-        what = f"{self.details['step']}:{self.details['action']}"
+        action = f"{self.details['step']}:{self.details['action']}"
         body = {"reason": self.reason, "user": asker(), "tier": self.details["tier"]}
-        return api.post(f"jobs/{quoted(self.job)}/checkpoints/{what}", body)
+        return api.post(f"jobs/{quoted(self.job)}/checkpoints/{action}", body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +183,11 @@ async def _over_the_bus(invocation: Invocation, wish: CommandRequest) -> dict[st
             text = await operator_requests.carry_out(bus, request)
         except operator_requests.NoSuchJobError as error:
             try:
-                known = await bus.documents("ROUNDS").keys()
+                jobs = await bus.documents("ROUNDS").keys()
             except BusError:  # the login of one job's agents may not list the others
-                known = []
+                jobs = []
             raise CliError(
-                f"{error}{operator_requests.similar_names(request.job, known)}", Exit.NOT_FOUND
+                f"{error}{operator_requests.similar_names(request.job, jobs)}", Exit.NOT_FOUND
             ) from error
         except operator_requests.RequestRefusedError as error:
             about = wish.job if wish.job != CLUSTER else wish.node or "the cluster"

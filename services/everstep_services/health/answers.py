@@ -1,7 +1,7 @@
 """The questions that people and services may ask health."""
 
 import asyncio
-from typing import assert_never
+from typing import Literal, assert_never
 
 from everstep.bus.facts.recorder import Recorder
 from everstep.bus.ports import Bus, Handler
@@ -12,6 +12,7 @@ from everstep.ids import new_id
 from everstep.messages import (
     Done,
     ExcludeNode,
+    FactStamp,
     IncludeNode,
     Message,
     NodeStandings,
@@ -20,6 +21,7 @@ from everstep.messages import (
     SetLimit,
     ShowLimits,
     ShowNodes,
+    operator_acted,
 )
 from everstep.subjects import CLUSTER
 from everstep_services.health.learned_limits import LearnedLimits
@@ -119,20 +121,11 @@ class HealthAnswers:
             case _:
                 assert_never(question)
 
-    def _acted(self, question: Request, outcome: str, reason: str) -> OperatorActed:
-        action, target = _named(question)
-        return OperatorActed(
-            id=new_id(),
-            job=question.job,
-            at=self._clock.wall(),
-            source=_HEALTH,
-            by=question.by,
-            action=action,
-            target=target,
-            outcome=outcome,
-            reason=reason,
-            origin=question.origin,
-        )
+    def _acted(
+        self, question: Request, outcome: Literal["accepted", "refused"], reason: str
+    ) -> OperatorActed:
+        head = FactStamp(self._clock.wall(), new_id, _HEALTH).head(question.job)
+        return operator_acted(head, question, _named(question), outcome, reason)
 
 
 def _named(question: Request) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from everstep.observe.http import listen
 from everstep.observe.logs import configure
 from everstep.observe.settings import LogSettings, ObserveSettings
 from everstep.runtime import run, say
-from everstep.serving import serve_parts
+from everstep.service_process import serve_parts
 from everstep.settings import Loaded, SettingsError, config_files, load
 from everstep.store.log import FactLog
 from everstep_services.history.commands import make_token, rebuild

@@ -1,4 +1,4 @@
-"""What agents said last: how their ranks are now. Nobody keeps it, and every replica hears it."""
+"""The last beat of each agent: how ranks are now. Every replica hears beats; none stores them."""
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
@@ -11,9 +11,9 @@ from everstep.clock import Clock
 from everstep.messages import NodeBeat, RankBeat, SectionLimit
 
 STALE_S = 3.0
-"""Agents speak once a second: whoever has not for so long is shown as it was."""
+"""Agents send a beat each second: after this silence a node is shown as stale."""
 _LIMITS_LAST_S = 30.0
-"""Agents tell their limits every ten seconds."""
+"""Agents send their limits every ten seconds."""
 _FORGET_S = 900.0
 _CAPACITY = 32_768
 
@@ -27,20 +27,20 @@ class HeardBeat:
 
     @property
     def is_stale(self) -> bool:
-        """It may be another by now."""
+        """The beat is too old to show the present state."""
         return self.age_s >= STALE_S
 
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """The nodes of one job, as they were heard last."""
+    """The nodes of one job, by their last beats."""
 
     nodes: Sequence[HeardBeat]
     """Those that were heard within a quarter of an hour, by name."""
     round: int | None
     """The newest round that one of them takes part in."""
     ranks: Mapping[int, tuple[RankBeat, HeardBeat]]
-    """Of that round."""
+    """The ranks of that round, each with the beat of its node."""
 
 
 class Beats:
@@ -77,7 +77,7 @@ class Beats:
                     self.hear(beat)
 
     def hear(self, beat: NodeBeat) -> None:
-        """A beat; those that nobody has followed for long make room."""
+        """Take in a beat; nodes that were silent for long are forgotten."""
         now, key = self._clock.now(), (beat.job, beat.node)
         if beat.state == "leaving":
             self._forget(key)
@@ -91,16 +91,18 @@ class Beats:
             self._forget(oldest)
 
     def view(self, job: str) -> JobView:
-        """How the job is."""
-        known = self._jobs.get(job, {})
-        nodes = [self._heard(*known[name]) for name in sorted(known)]
-        nodes = [one for one in nodes if one.age_s <= _FORGET_S]
-        fresh = [one for one in nodes if not one.is_stale] or nodes
-        rounds = [one.beat.round for one in fresh if one.beat.round is not None and one.beat.ranks]
+        """The nodes and ranks of the job, by their last beats."""
+        nodes_of_job = self._jobs.get(job, {})
+        nodes = [self._heard(*nodes_of_job[name]) for name in sorted(nodes_of_job)]
+        nodes = [node for node in nodes if node.age_s <= _FORGET_S]
+        fresh = [node for node in nodes if not node.is_stale] or nodes
+        rounds = [
+            heard.beat.round for heard in fresh if heard.beat.round is not None and heard.beat.ranks
+        ]
         newest = max(rounds, default=None)
-        here = [one for one in nodes if one.beat.round == newest]
+        here = [node for node in nodes if node.beat.round == newest]
         return JobView(
-            nodes, newest, {rank.rank: (rank, one) for one in here for rank in one.beat.ranks}
+            nodes, newest, {rank.rank: (rank, heard) for heard in here for rank in heard.beat.ranks}
         )
 
     def limits(self, job: str) -> tuple[SectionLimit, ...]:
@@ -111,9 +113,9 @@ class Beats:
         return beat.limits
 
     def node(self, name: str) -> HeardBeat | None:
-        """The newest beat of a node, whichever its job."""
-        found = [self._heard(*known[name]) for known in self._jobs.values() if name in known]
-        return min(found, key=lambda one: one.age_s, default=None)
+        """The newest beat of a node, in any job."""
+        beats = [self._heard(*nodes[name]) for nodes in self._jobs.values() if name in nodes]
+        return min(beats, key=lambda one: one.age_s, default=None)
 
     def _heard(self, beat: NodeBeat, at: float) -> HeardBeat:
         return HeardBeat(beat, max(0.0, self._clock.now() - at))

@@ -1,4 +1,4 @@
-"""What an operator asks for once: a rebuild, or a token."""
+"""What an operator does once: rebuild the tables, or make a token."""
 
 import asyncio
 import errno
@@ -9,8 +9,8 @@ from pathlib import Path
 from everstep.clock import Clock
 from everstep.errors import EverstepError
 from everstep.store.database import Database
-from everstep.store.instants import to_us
 from everstep.store.log import FactLog
+from everstep.store.times import to_us
 from everstep.store.tokens import Scope, Tokens
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class TokenFileError(EverstepError):
 async def rebuild(fact_log: FactLog, most: int = 2000) -> int:
     """Make the projected tables again from the log; how many facts it has.
 
-    May run beside the service, and may be cut off: whoever writes next goes on with it.
+    It may run while the service does, and may be cut off: the next writer continues it.
     """
     facts = await fact_log.start_rebuild()
     while remaining := await fact_log.catch_up(most):
@@ -56,8 +56,8 @@ async def make_first_token(database: Database, path: Path, clock: Clock) -> bool
     """When there is no token yet, make one for an administrator, for this user's eyes only."""
     if await Tokens(database).any():
         return False
-    # A file before the token: one that nobody could read would be the only one for ever. It gets
-    # its name when it is whole: somebody may wait for it.
+    # The file comes before the token: a token that nobody could read would be the only one for
+    # ever. The file gets its name when it is whole: a process may wait for it.
     fresh = await asyncio.to_thread(_make_file, path)
     text = await make_token(database, "first", "admin", clock)
     await asyncio.to_thread(_write, fresh, path, text)

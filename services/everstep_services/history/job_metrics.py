@@ -13,8 +13,8 @@ from everstep.clock import Clock
 from everstep.store import tables
 from everstep.store.database import Database
 from everstep.store.errors import StoreError
-from everstep.store.instants import to_us
-from everstep.store.reads import Record, is_begun, is_over, job_state
+from everstep.store.queries import Record, is_begun, is_over, job_state
+from everstep.store.times import to_us
 from everstep_services.history.goodput.ledger import Segment, seconds
 from everstep_services.history.goodput.reader import GoodputReader
 

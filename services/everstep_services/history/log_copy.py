@@ -10,8 +10,8 @@ from everstep.bus.ports import Blobs
 from everstep.clock import Clock
 from everstep.messages import BlobRef
 from everstep.store.errors import StoreError
-from everstep.store.instants import to_us
-from everstep.store.kept import KeptBlobs
+from everstep.store.evidence_copies import EvidenceCopies
+from everstep.store.times import to_us
 from everstep.subjects import BadSubjectError
 from everstep_services.history.notifier import LogNotifier
 
@@ -23,13 +23,19 @@ _FETCH_WITHIN_S = 10.0
 
 
 class LogCopier:
-    """Of all replicas, the one that projects facts also keeps what they refer to.
+    """Copies what facts refer to, in the replica that projects them.
 
-    Should two of them do it for a moment, they write the same.
+    If two replicas do it for a moment, they write the same.
     """
 
     def __init__(
-        self, kept: KeptBlobs, blobs: Blobs, notifier: LogNotifier, *, clock: Clock, most_bytes: int
+        self,
+        kept: EvidenceCopies,
+        blobs: Blobs,
+        notifier: LogNotifier,
+        *,
+        clock: Clock,
+        most_bytes: int,
     ) -> None:
         self._copies = kept
         self._blobs = blobs
@@ -41,7 +47,7 @@ class LogCopier:
         self._contained = Containment("copies of logs")
 
     async def copy_for_ever(self, *, is_mine: Callable[[], bool]) -> None:
-        """Look whenever the log has grown; what fails is tried again."""
+        """Copy whenever the log has grown; a copy that fails is tried again."""
         while True:
             seen = self._notifier.last_n
             is_wanted = self._most_bytes and is_mine() and not self._notifier.is_closed
@@ -51,7 +57,7 @@ class LogCopier:
                 await self._clock.sleep(_LOOK_EVERY_S)
 
     async def copy_all(self) -> int:
-        """Copy all that is referred to and not copied yet; how many were tried."""
+        """Copy each blob that a fact refers to and that was not tried yet; how many were tried."""
         tried = 0
         while True:
             wanted = await self._copies.wanted(self._n, most=_AT_ONCE)
@@ -77,7 +83,7 @@ class LogCopier:
         await self._copies.keep(ref, data, absent=absent, now_us=now_us)
 
     async def _copied(self) -> bool:
-        """False when it could not be done now."""
+        """Whether all copies could be made; False when it must be tried again."""
         try:
             await self.copy_all()
         except (BusError, StoreError, TimeoutError) as error:

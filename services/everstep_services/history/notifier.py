@@ -1,4 +1,4 @@
-"""Wakes those who wait for the log to grow."""
+"""Notifies tasks that wait for the log to grow."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ class LogNotifier:
         self._changed = asyncio.Event()
         self.is_closed = False
         self.waiting = 0
-        """How many wait now: nobody needs to look for new facts while it is 0."""
+        """How many tasks wait now: while it is 0, no poll is needed."""
 
     @property
     def last_n(self) -> int:
@@ -25,7 +25,7 @@ class LogNotifier:
             self._wake()
 
     def close(self) -> None:
-        """There will be no more: whoever waits stops waiting."""
+        """There will be no more facts: all waits end."""
         self.is_closed = True
         self._wake()
 

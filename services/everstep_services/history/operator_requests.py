@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from everstep.bus.errors import AskRefusedError, AskTimeoutError, BusDeniedError, BusError
 from everstep.bus.ports import Bus
@@ -35,19 +35,36 @@ from everstep.messages.facts.incidents import CAPTURE
 from everstep.subjects import CLUSTER
 
 WITHIN_S = 12.0
-"""For one answer: two of them are had before a client of the API gives up."""
+"""The wait for one answer: two such waits fit into the patience of a client of the API."""
 LOOK_WITHIN_S = 1.5
-"""For an answer without which one can do."""
+"""The wait for an answer that the caller can do without."""
 
 M = TypeVar("M", bound=Message)
+Verb = Literal[
+    "capture",
+    "stop",
+    "restart",
+    "save",
+    "drain",
+    "check",
+    "measure",
+    "exclude",
+    "include",
+    "set_limit",
+    "control",
+    "change",
+    "correct",
+    "scan",
+]
+"""The actions that a person can request."""
 
 
 class RequestError(EverstepError):
-    """It was not done, or nobody can say whether it was."""
+    """The request was not carried out, or its outcome is unknown."""
 
 
 class NoSuchJobError(RequestError):
-    """Whoever was asked knows of no such job."""
+    """The service knows no job of this name."""
 
     def __init__(self, job: str) -> None:
         super().__init__(f"there is no job {job}")
@@ -55,18 +72,18 @@ class NoSuchJobError(RequestError):
 
 
 class RequestRefusedError(RequestError):
-    """The state of things does not allow it."""
+    """The service refused the request in the present state."""
 
 
 class ServiceUnavailableError(RequestError):
-    """The bus or the service is away, or too slow."""
+    """The bus or the service cannot be reached, or does not answer in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorRequest:
-    """One thing that somebody wants done."""
+    """One action that a person requests."""
 
-    verb: str
+    verb: Verb
     job: str
     """`everstep.subjects.CLUSTER` for what is about no job."""
     by: str
@@ -77,19 +94,19 @@ class OperatorRequest:
 
     @property
     def service(self) -> str:
-        """Who does it."""
+        """The service that carries it out."""
         return _WAYS[self.verb].service
 
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """Who is asked, with what, and what shows whether it was done."""
+    """The service, the question to it, and the command that shows the outcome."""
 
     service: str
     question: Callable[..., Question]
     see: str
     asks: str = ""
-    """The service's own word for it, where it has another."""
+    """The service's own verb, where it differs."""
 
 
 def _set_limit(*, section: str, limit_s: float, **rest: Any) -> SetLimit:
@@ -109,7 +126,7 @@ def _capture(*, capture: str | None, **rest: Any) -> RequestEvidence:
     return RequestEvidence(incident=f"{CAPTURE}{capture or new_id()}", **rest)
 
 
-_WAYS: Mapping[str, _Way] = {
+_WAYS: Mapping[Verb, _Way] = {
     "capture": _Way(
         "rendezvous", _capture, "facts --job {job} --kind evidence_collected", "evidence"
     ),
@@ -130,7 +147,7 @@ _WAYS: Mapping[str, _Way] = {
 
 
 async def carry_out(bus: Bus, deed: OperatorRequest) -> str:
-    """What is done about it, in the service's words. A `RequestError` when nothing is."""
+    """Send the request; return the service's answer, or raise `RequestError`."""
     way, details = _WAYS[deed.verb], dict(deed.details)
     see = way.see.format(job=deed.job, node=details.get("node"))
     if deed.verb == "restart" and details.get("round") is None:
@@ -156,7 +173,7 @@ async def ask(  # noqa: PLR0913  what to ask of whom, and for how long
     see: str,
     within_s: float = WITHIN_S,
 ) -> M:
-    """The answer. A `RequestError` says why there is none; `see` shows what became of it."""
+    """The answer, or a `RequestError`; `see` is the command that shows the outcome."""
     try:
         return await bus.ask(service, verb, question, of, job=question.job, within_s=within_s)
     except BusDeniedError:
@@ -168,16 +185,16 @@ async def ask(  # noqa: PLR0913  what to ask of whom, and for how long
             raise RequestRefusedError(error.text) from error
         raise ServiceUnavailableError(f"{service} cannot do it now: {error.text}") from error
     except AskTimeoutError as error:
-        # It may have been done all the same, or be done yet.
+        # The service may have done it, or may do it later.
         text = f"{error}; see everstep {see} before you ask again"
         raise ServiceUnavailableError(text) from error
     except BusError as error:
         raise ServiceUnavailableError(f"{service} cannot be asked: {error}") from error
 
 
-def similar_names(name: str, known: Iterable[str]) -> str:
-    """Which of these names may have been meant, as the end of a sentence."""
-    names = list(known)
+def similar_names(name: str, candidates: Iterable[str]) -> str:
+    """The names that are close to this one, as the end of a sentence."""
+    names = list(candidates)
     if name in names:
         why = "it is over, or another launcher runs it"
         return f", only a record of one: {why}; see everstep job show {name}"

@@ -13,9 +13,9 @@ from everstep.bus.ports import Bus, Delivered, Held, StreamPosition
 from everstep.clock import Clock
 from everstep.store.database import Database
 from everstep.store.errors import SchemaTooNewError, StoreError, UnstorableError
-from everstep.store.instants import to_us
 from everstep.store.log import FactLog, NewFact
-from everstep.store.reads import log_head, stream_position
+from everstep.store.queries import log_head, stream_position
+from everstep.store.times import to_us
 from everstep_services.history.fact_decoder import decode_batch
 from everstep_services.history.notifier import LogNotifier
 from everstep_services.history.settings import HistorySettings
@@ -61,7 +61,7 @@ class Projector:
 
     @property
     def is_projecting(self) -> bool:
-        """It has the lease. Another one may have taken over without its knowing yet."""
+        """Whether it has the lease. Another replica may have taken it over meanwhile, unnoticed."""
         return self._held is not None
 
     def statistics(self) -> dict[str, float]:
@@ -82,7 +82,7 @@ class Projector:
         return {**counts, "projecting": float(self.is_projecting), "last_n": self._notifier.last_n}
 
     async def project_for_ever(self) -> None:
-        """Whenever the lease is free, take it and write; survive the bus and the database."""
+        """Take the lease whenever it is free, and write; survive bus and database failures."""
         while True:
             try:
                 await self._bus.wait_connected()
@@ -99,7 +99,7 @@ class Projector:
                 self._held = None
 
     async def poll_for_ever(self) -> None:
-        """Notice what another replica has written, while somebody here waits for it."""
+        """Look for facts that another replica has written, while a task here waits for them."""
         while True:
             await self._clock.sleep(self._settings.poll_every_s)
             if self._notifier.waiting and not self.is_projecting:
@@ -131,8 +131,8 @@ class Projector:
             await self._release()
 
     async def _read_on(self) -> None:
-        known = await stream_position(self._database)
-        after = None if known is None else StreamPosition(*known)
+        position = await stream_position(self._database)
+        after = None if position is None else StreamPosition(*position)
         async with self._bus.facts(after) as reader:
             while True:
                 # Longer than the reader's own patience: this ends only one that is stuck.
@@ -162,7 +162,7 @@ class Projector:
         self._failures = 0
 
     async def _append(self, stream: str, facts: Sequence[NewFact], sequence: int) -> None:
-        """Write the facts; split them if one cannot be stored, to pass over that one alone."""
+        """Write the facts; if one cannot be stored, split the batch to skip only that fact."""
         self.last_commit = self._clock.wall()
         try:
             appended = await self._log.append(
@@ -192,7 +192,7 @@ class Projector:
         await self._append(stream, facts[middle:], sequence)
 
     async def _catch_up(self) -> None:
-        """Finish a rebuild that somebody began."""
+        """Finish a rebuild that was begun."""
         remaining = await self._log.catch_up()
         if not remaining:
             return
@@ -230,16 +230,16 @@ class Projector:
         log.warning("projector_waits error=%s wait_s=%.1f", text, wait_s)
         await self._clock.sleep(wait_s)
 
-    def _complain(self, what: str, subject: str, reason: str, times: int = 1) -> None:
-        self._counts[what] += times
-        key = (f"{what} {subject}", reason[:80])
+    def _complain(self, problem: str, subject: str, reason: str, times: int = 1) -> None:
+        self._counts[problem] += times
+        key = (f"{problem} {subject}", reason[:80])
         if key not in self._complaints and len(self._complaints) < _SEEN_MOST:
             self._complaints.add(key)
-            log.warning("fact_%s what=%s reason=%s", what, subject, reason)
+            log.warning("fact_%s what=%s reason=%s", problem, subject, reason)
 
 
 def _is_of_a_fact(error: Exception) -> bool:
-    """It would come again, whatever is done to the database."""
+    """Whether the error comes from a fact, and would come again with any database."""
     if isinstance(error, UnstorableError):
         return True
     return not isinstance(error, StoreError | BusError | TimeoutError | OSError)

@@ -1,4 +1,4 @@
-"""The history service, opened: its database, its place on the bus, and what is to be run."""
+"""Composes a replica of the history service: its database, its bus, its loops and its API."""
 
 import asyncio
 import contextlib
@@ -15,9 +15,9 @@ from everstep.observe.connections import ConnectionLimits
 from everstep.observe.http import serve_asgi
 from everstep.runtime import Parts
 from everstep.store.database import Database, StoreLimits, open_database
-from everstep.store.kept import KeptBlobs
+from everstep.store.evidence_copies import EvidenceCopies
 from everstep.store.log import FactLog
-from everstep.store.reads import log_head
+from everstep.store.queries import log_head
 from everstep.store.schema import upgrade
 from everstep_services.history.api.app import create_app, make_context
 from everstep_services.history.api.context import Connectedness
@@ -55,7 +55,7 @@ async def opened(
         most_bytes = settings.keep_log_bytes
         job_metrics = JobMetrics(database, context.goodput, clock)
         copier = LogCopier(
-            KeptBlobs(database), bus.blobs, notifier, clock=clock, most_bytes=most_bytes
+            EvidenceCopies(database), bus.blobs, notifier, clock=clock, most_bytes=most_bytes
         )
 
         limits = ConnectionLimits(

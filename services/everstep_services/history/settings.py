@@ -39,8 +39,8 @@ class HistorySettings(Settings, frozen=True, kw_only=True):
     """The longest wait between two attempts."""
     keep_log_bytes: int = 256 << 20
     """The ends of failed ranks' logs, and evidence up to 128 KiB a piece, are copied into the
-    database, up to so much, compressed: then the oldest go. 0 copies none; they can be read as long
-    as the bus has them."""
+    database, up to this compressed size: then the oldest go. 0 copies none; they can be read as
+    long as the bus has them."""
     poll_every_s: float = 0.5
     """How often a replica that does not write looks for what another has written."""
 
@@ -104,7 +104,7 @@ class ApiSettings(Settings, frozen=True, kw_only=True):
     keep_alive_s: float = 15.0
     """How often a silent live stream says that it is alive, and its token is checked."""
     slow_client_s: float = 20.0
-    """A live stream whose client takes nothing for so long is cut."""
+    """A live stream is cut when its client takes nothing for this time."""
     failed_logins_per_minute: int = 30
     """Bad tokens from one address before it is refused unheard."""
     token_cache_s: float = 5.0

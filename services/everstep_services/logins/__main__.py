@@ -8,7 +8,7 @@ from everstep.bus import BusSettings
 from everstep.bus.auth.accounts import Signers
 from everstep.bus.errors import BusConfigError
 from everstep.runtime import Parts
-from everstep.serving import main
+from everstep.service_process import main
 from everstep.settings import Loaded, Settings
 from everstep_services.logins.service import opened
 from everstep_services.logins.settings import LoginSettings

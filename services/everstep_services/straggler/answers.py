@@ -24,7 +24,7 @@ from everstep.messages import (
     SwitchTable,
     TimingTable,
 )
-from everstep.messages.codec import BadMessageError, MessageTooLargeError, decode_as, encode
+from everstep.messages.codec import BadMessageError, EncodingTooLargeError, decode_as, encode
 from everstep.subjects import CLUSTER
 from everstep_services.straggler.jobs import Jobs, TrackedJob
 from everstep_services.straggler.turns import Judge, Turns
@@ -151,7 +151,7 @@ def _fitting(make: Callable[[int], M], most: int) -> M:
         reply = make(most)
         try:
             encode(reply)
-        except MessageTooLargeError:
+        except EncodingTooLargeError:
             if most <= 1:
                 raise
             most //= 2

@@ -70,7 +70,7 @@ def remember(step: int) -> None:
     (place / f".{INDEX}").rename(place / INDEX)
     body = msgspec.json.encode({"step": step, "size_bytes": len(octets)}).decode()
     assert agent_link.bootstrap_link is not None
-    agent_link.bootstrap_link.say("checkpointed", f'"event":"image","body":{body}')
+    agent_link.bootstrap_link.send("checkpointed", f'"event":"image","body":{body}')
 
 
 while not offered():

@@ -12,7 +12,7 @@ from everstep.bus.ports import Blobs
 from everstep.bus.server.dev_server import DevServer
 from everstep.messages import BlobRef
 from everstep.store.database import Database
-from everstep.store.kept import Kept, KeptBlobs
+from everstep.store.evidence_copies import EvidenceCopies, EvidenceCopy
 from everstep_services.history.log_copy import LogCopier
 from tests.fakes.bus import MemoryBlobs
 from tests.fakes.clock import NotedClock
@@ -29,7 +29,7 @@ async def copying(
 ) -> AsyncIterator[NotedClock]:
     clock = NotedClock(most_s=0.01)
     copier = LogCopier(
-        KeptBlobs(api.database), blobs, api.notifier, clock=clock, most_bytes=most_bytes
+        EvidenceCopies(api.database), blobs, api.notifier, clock=clock, most_bytes=most_bytes
     )
     async with asyncio.TaskGroup() as tasks:
         loop = copier.copy_for_ever(is_mine=lambda: api.is_projecting)
@@ -38,8 +38,8 @@ async def copying(
         task.cancel()
 
 
-async def until_copied(database: Database, ref: BlobRef) -> Kept:
-    return await until_async(lambda: KeptBlobs(database).find(ref.id), f"a copy of {ref.id}")
+async def until_copied(database: Database, ref: BlobRef) -> EvidenceCopy:
+    return await until_async(lambda: EvidenceCopies(database).find(ref.id), f"a copy of {ref.id}")
 
 
 async def test_what_real_agents_store_is_copied(api: Api, shared_nats: DevServer, job: str) -> None:
@@ -52,7 +52,7 @@ async def test_what_real_agents_store_is_copied(api: Api, shared_nats: DevServer
         lost = BlobRef(job=job, id="0" * 32, size_bytes=5, parts=1)
         await api.add(make("rank_exited", job=job, log=ref))
         await api.add(make("evidence_collected", job=job, blob=lost))
-        assert await until_copied(api.database, ref) == Kept(TAIL.encode(), None)
+        assert await until_copied(api.database, ref) == EvidenceCopy(TAIL.encode(), None)
         absent = (await until_copied(api.database, lost)).absent
     assert absent is not None
     assert "maximum age" in absent
@@ -81,6 +81,6 @@ async def test_who_does_not_project_copies_nothing(api: Api) -> None:
     await api.add(make("rank_exited", log=ref))
     async with copying(api, api.bus.blobs) as clock:
         await until_async(lambda: len(clock.waits) >= 3, "it has looked three times")
-        assert await KeptBlobs(api.database).find(ref.id) is None
+        assert await EvidenceCopies(api.database).find(ref.id) is None
         api.is_projecting = True
         assert (await until_copied(api.database, ref)).data == TAIL.encode()

@@ -15,12 +15,12 @@ from everstep.bus.ports import Bus, Delivered
 from everstep.bus.server.dev_server import DevServer
 from everstep.messages import Fact
 from everstep.store import tables
-from everstep.store.changes import Changes, Recorded
 from everstep.store.database import Database, StoreLimits, open_database
 from everstep.store.log import FactLog, Fold
-from everstep.store.reads import stream_position
+from everstep.store.projected.changes import Changes, LoggedFact
+from everstep.store.projected.jobs import JOBS
+from everstep.store.queries import stream_position
 from everstep.store.schema import upgrade
-from everstep.store.shapes import JOBS
 from everstep_services.history.commands import rebuild
 from everstep_services.history.notifier import LogNotifier
 from everstep_services.history.projections.fold import fold
@@ -206,7 +206,7 @@ async def test_a_value_that_cannot_be_stored_stops_only_its_own_fact(
 ) -> None:
     poison = make("round_started", round=1)
 
-    def claims_too_much(recorded: Iterable[Recorded]) -> Changes:
+    def claims_too_much(recorded: Iterable[LoggedFact]) -> Changes:
         recorded = list(recorded)
         changes = fold(recorded)
         if any(one.fact.id == poison.id for one in recorded):
@@ -227,7 +227,7 @@ async def test_a_fact_whose_claims_fail_is_in_the_log_and_stops_no_other(
 ) -> None:
     poison = make("round_started", round=1)
 
-    def fails(recorded: Iterable[Recorded]) -> Changes:
+    def fails(recorded: Iterable[LoggedFact]) -> Changes:
         recorded = list(recorded)
         assert all(one.fact.id != poison.id for one in recorded)
         return fold(recorded)

@@ -31,7 +31,7 @@ def root(tmp_path: Path) -> str:
 
 @pytest.fixture
 async def operator(api: Api, root: str) -> AsyncIterator[httpx2.AsyncClient]:
-    """Three checkpoints, of which 300 is not what was saved."""
+    """Three checkpoints, of which 300 differs from what was saved."""
     facts = [committed(JOB, root, step, save(root, JOB, step)) for step in (100, 200, 300)]
     flip(root, 300)
     await api.add(make("job_started", job=JOB, round=None), *facts)
@@ -70,7 +70,7 @@ async def test_a_jobs_checkpoints_are_listed_the_newest_first(
     found = (await operator.get(f"jobs/{JOB}/checkpoints", params={"limit": 2})).json()
     assert (found["job"], found["is_live"], found["note"]) == (JOB, True, None)
     assert [one["step"] for one in found["items"]] == [300, 200]
-    assert "__1_0.distcp is not what was saved" in found["items"][0]["note"]
+    assert "__1_0.distcp differs from what was saved" in found["items"][0]["note"]
     one = (await operator.get(f"jobs/{JOB}/checkpoints/200")).json()
     assert one["path"] == f"{root}/step-000000200"
     assert (one["world_size"], one["shards"], one["is_verified"]) == (2, 3, True)

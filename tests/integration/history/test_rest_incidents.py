@@ -10,7 +10,7 @@ import pytest
 
 from everstep.bus.errors import BusUnreachableError
 from everstep.messages import BlobRef, EvidenceCollected, Fact, RankExited, VerdictReached
-from everstep.store.kept import LARGEST, KeptBlobs
+from everstep.store.evidence_copies import LARGEST, EvidenceCopies
 from everstep_services.history.log_copy import LogCopier
 from tests.fakes.bus import MemoryBlobs
 from tests.integration.conftest import Api
@@ -47,7 +47,11 @@ async def stored(api: Api, text: str = TAIL) -> BlobRef:
 
 def copier(api: Api, most_bytes: int = 1 << 20) -> LogCopier:
     return LogCopier(
-        KeptBlobs(api.database), api.bus.blobs, api.notifier, clock=api.clock, most_bytes=most_bytes
+        EvidenceCopies(api.database),
+        api.bus.blobs,
+        api.notifier,
+        clock=api.clock,
+        most_bytes=most_bytes,
     )
 
 
@@ -397,7 +401,7 @@ async def test_what_is_not_there_says_why(api: Api, reader: httpx2.AsyncClient) 
 async def test_only_so_much_is_kept_and_the_oldest_goes_first(api: Api) -> None:
     noise = random.Random(5)
     refs = [await stored(api, noise.randbytes(4000).hex()) for _ in range(4)]
-    kept = KeptBlobs(api.database)
+    kept = EvidenceCopies(api.database)
     for n, ref in enumerate(refs):
         await kept.keep(ref, await api.bus.blobs.get(ref), absent=None, now_us=n)
     assert await kept.make_room(10_000, absent="too much") == 2
@@ -422,7 +426,7 @@ async def test_every_reference_is_seen_however_few_are_looked_at_at_once(api: Ap
         make("evidence_collected", job=JOB, blob=large),
         *(make("evidence_collected", job=JOB, blob=ref) for ref in refs[2:]),
     )
-    kept, seen, n = KeptBlobs(api.database), set(), 0
+    kept, seen, n = EvidenceCopies(api.database), set(), 0
     while True:
         wanted = await kept.wanted(n, most=2)
         seen |= {ref.id for ref in wanted.refs}

@@ -10,8 +10,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from everstep.messages import RankExited, RoundEnded
 from everstep.store.database import Database, StoreLimits, open_database
-from everstep.store.instants import to_us
 from everstep.store.schema import upgrade
+from everstep.store.times import to_us
 from everstep.store.tokens import Token, Tokens
 from everstep_services.history.api.app import create_app
 from everstep_services.history.api.http.auth import TokenAuth

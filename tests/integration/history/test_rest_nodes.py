@@ -119,7 +119,7 @@ async def test_a_node_says_how_it_stands_and_what_was_found_last(
         other = await get(reader, "nodes/n2")
     assert (found["standing"]["state"], found["strikes"]) == ("suspect", 2)
     assert found["standing"]["failing"][0]["reason"] == "XID 79"
-    assert (other["standing"], other["standing_missing"]) == (None, "health has never heard of n2")
+    assert (other["standing"], other["standing_missing"]) == (None, "health does not know n2")
 
 
 async def test_checks_of_a_node_are_listed_newest_first(

@@ -143,7 +143,7 @@ async def test_tokens_and_rebuilds_are_commands(
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"EVERSTEP_HISTORY__DATABASE_URL": "mysql://u:hunter2@h/d"}, "is no database URL"),
+        ({"EVERSTEP_HISTORY__DATABASE_URL": "mysql://u:hunter2@h/d"}, "is not a database URL"),
         ({"EVERSTEP_HISTORY__DATABASE_UR": "x"}, "did you mean"),
         ({"EVERSTEP_HISTORY__LEASE_TTL_S": "1"}, "three times fetch_within_s"),
         ({"EVERSTEP_HISTORY__DATABASE_URL": "sqlite:////proc/none/h.db"}, "cannot use"),

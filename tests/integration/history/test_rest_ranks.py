@@ -260,7 +260,7 @@ async def test_each_limit_says_which_rule_set_it_and_from_which_numbers(
          "the least that a limit may be: the longest on any rank took 1.5 s, seen 900 times"),
         ("data", 150.0, "learned",
          "5 times the longest: the longest on any rank took 30 s, seen 1 time"),
-        ("eval", 60.0, "configured", "set by somebody; it was never seen to end"),
+        ("eval", 60.0, "configured", "set by an operator; it was never seen to end"),
     ]  # fmt: skip
 
 

@@ -83,7 +83,7 @@ class Telling:
         self._counter = count(1)
         self._last = last
         self._amid = amid
-        hear, filled = SaveQueue._hear, SaveQueue.filled
+        hear, filled = SaveQueue._receive, SaveQueue.filled
 
         def hear_and_count(queue: SaveQueue, line: Any) -> None:
             save = queue._saves.get(line.save)
@@ -103,7 +103,7 @@ class Telling:
                 self.tell("amid", save.step or 0)
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        SaveQueue._hear = hear_and_count  # type: ignore[assignment,method-assign]
+        SaveQueue._receive = hear_and_count  # type: ignore[assignment,method-assign]
         SaveQueue.filled = fill_and_count  # type: ignore[assignment,method-assign]
 
     def tell(self, what: str, step: int, more: str = "") -> None:

@@ -26,9 +26,9 @@ from everstep.store.errors import (
     StoreError,
 )
 from everstep.store.log import FactLog
-from everstep.store.reads import log_head
+from everstep.store.projected.catalogue import VERSION
+from everstep.store.queries import log_head
 from everstep.store.schema import upgrade
-from everstep.store.shapes import VERSION
 from everstep_services.history.projections.fold import fold
 from tests.waiting import until_async
 

@@ -12,12 +12,13 @@ from sqlalchemy import delete, select
 
 from everstep.messages import Fact
 from everstep.store import tables
-from everstep.store.changes import Changes, Recorded, Value
 from everstep.store.database import Database
 from everstep.store.errors import UnstorableError
 from everstep.store.log import FactLog, NewFact
-from everstep.store.reads import log_head, stream_position
-from everstep.store.shapes import JOBS, PROJECTED
+from everstep.store.projected.catalogue import PROJECTED
+from everstep.store.projected.changes import Changes, LoggedFact, Value
+from everstep.store.projected.jobs import JOBS
+from everstep.store.queries import log_head, stream_position
 from everstep_services.history.fact_decoder import decode_batch
 from everstep_services.history.projections.fold import fold
 from tests.unit.history.facts import delivered, facts, make
@@ -125,7 +126,7 @@ async def test_what_fails_in_the_transaction_leaves_neither_facts_nor_position(
     class CrashError(BaseException):
         pass
 
-    def crash(recorded: Iterable[Recorded]) -> Changes:
+    def crash(recorded: Iterable[LoggedFact]) -> Changes:
         for _ in recorded:
             raise CrashError
         return Changes()
@@ -195,7 +196,7 @@ async def test_a_kind_from_the_future_is_kept_as_it_is(database: Database, log: 
 
 
 async def test_a_number_that_no_database_holds_is_named(database: Database, log: FactLog) -> None:
-    def too_much(_: Iterable[Recorded]) -> Changes:
+    def too_much(_: Iterable[LoggedFact]) -> Changes:
         changes = Changes()
         changes.merge(JOBS, ("j",), restarts=2**70)
         return changes

@@ -14,10 +14,11 @@ import pytest
 from everstep import __version__
 from everstep.errors import EverstepError
 from everstep_services.cli.__main__ import main
+from everstep_services.cli.cells import cell
 from everstep_services.cli.errors import CliError, Exit, exit_code
 from everstep_services.cli.group import command_files, everstep, summary
 from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.output import cell, print_record, print_records
+from everstep_services.cli.output import print_record, print_records
 
 NAMES = list(command_files())
 HEAVY = ("fastapi", "sqlalchemy", "nats", "pydantic", "uvicorn", "rich", "httpx2", "asyncio")
@@ -300,7 +301,7 @@ def test_config_validate(home: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["config", "validate", str(bad)]) == 1
     assert capsys.readouterr() == (
         "",
-        f"everstep: {bad}: log.levll is no setting; did you mean log.level?\n",
+        f"everstep: {bad}: log.levll is not a setting; did you mean log.level?\n",
     )
     assert main(["config", "validate"]) == 0
     assert capsys.readouterr().err == "valid: no file, only defaults\n"
@@ -322,7 +323,7 @@ def test_wrong_settings_end_any_command_in_one_line(
     monkeypatch.setenv("EVERSTEP_BUS__URI", "x")
     assert main(["bus", "info"]) == 2
     assert capsys.readouterr().err == (
-        "everstep: EVERSTEP_BUS__URI is no setting; did you mean EVERSTEP_BUS__URL?\n"
+        "everstep: EVERSTEP_BUS__URI is not a setting; did you mean EVERSTEP_BUS__URL?\n"
     )
 
 

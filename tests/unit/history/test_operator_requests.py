@@ -28,6 +28,7 @@ from everstep_services.history.operator_requests import (
     RequestError,
     RequestRefusedError,
     ServiceUnavailableError,
+    Verb,
     carry_out,
     similar_names,
 )
@@ -61,7 +62,7 @@ async def done(deed: OperatorRequest, rendezvous: Rendezvous) -> str:
         return await carry_out(bus, deed)
 
 
-def deed(verb: str, **details: object) -> OperatorRequest:
+def deed(verb: Verb, **details: object) -> OperatorRequest:
     return OperatorRequest(verb, "j", "ann", "enough", "cli", details)
 
 
@@ -133,7 +134,7 @@ async def test_an_answer_that_does_not_come_may_mean_that_it_was_done(
 async def test_health_is_asked_what_is_healths() -> None:
     health = Rendezvous(Done(text="it is done"))
     bus = MemoryBus(MemoryServer())
-    about: dict[str, dict[str, Any]] = {
+    about: dict[Verb, dict[str, object]] = {
         "exclude": {"node": "n1", "ttl_s": None},
         "include": {"node": "n1"},
         "set_limit": {"section": "data", "limit_s": 30.0},

@@ -9,11 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.messages import FACTS, Fact, kind_of
-from everstep.store.changes import Changes, Key, Recorded, Shape, Value, merge_row
-from everstep.store.health_shapes import LIMITS, LOCATED, NODE_CHECKS, NODES, STALLS, WATCHES
-from everstep.store.incident_shapes import ACTIONS, EVIDENCE, INCIDENTS
-from everstep.store.shapes import EXITS, JOBS, MEMBERS, PROJECTED, ROUNDS, VERSION
-from everstep.store.straggler_shapes import STEP_SHIFTS, STRAGGLERS
+from everstep.store.projected.catalogue import PROJECTED, VERSION
+from everstep.store.projected.changes import (
+    Changes,
+    Key,
+    LoggedFact,
+    ProjectedTable,
+    Value,
+    merge_row,
+)
+from everstep.store.projected.incidents import ACTIONS, EVIDENCE, INCIDENTS
+from everstep.store.projected.jobs import EXITS, JOBS, MEMBERS, ROUNDS
+from everstep.store.projected.nodes import LIMITS, LOCATED, NODE_CHECKS, NODES, STALLS, WATCHES
+from everstep.store.projected.stragglers import STEP_SHIFTS, STRAGGLERS
 from everstep_services.history.projections.fold import PROJECTIONS, fold
 from tests.unit.history.facts import PROJECTED_KINDS, facts, make
 
@@ -25,7 +33,7 @@ def tables_of(batches: Iterable[Sequence[Fact]]) -> Tables:
     tables: Tables = {shape.name: {} for shape in PROJECTED}
     n = 0
     for batch in batches:
-        changes = fold(Recorded(n + i, 7, fact) for i, fact in enumerate(batch, 1))
+        changes = fold(LoggedFact(n + i, 7, fact) for i, fact in enumerate(batch, 1))
         n += len(batch)
         for shape, rows in changes:
             table = tables[shape.name]
@@ -34,11 +42,11 @@ def tables_of(batches: Iterable[Sequence[Fact]]) -> Tables:
     return tables
 
 
-def row(shape: Shape, key: Key, *given_facts: Fact) -> dict[str, Value]:
+def row(shape: ProjectedTable, key: Key, *given_facts: Fact) -> dict[str, Value]:
     return tables_of([given_facts])[shape.name][key]
 
 
-def depends_on_the_log(shape: Shape, name: str) -> bool:
+def depends_on_the_log(shape: ProjectedTable, name: str) -> bool:
     leader = shape.columns[name].leader or name
     return leader.endswith("_n") or leader == "n"
 
@@ -83,14 +91,14 @@ def test_every_kind_can_be_folded_and_counts_for_its_job(fact: type[Fact]) -> No
     assert row(ROUNDS, ("j", 3), one)["facts"] == 1
 
 
-def test_every_kind_that_has_a_claim_is_in_the_properties_above() -> None:
-    claimed = {kind_of(fact) for fact in PROJECTIONS}
-    assert claimed == {*PROJECTED_KINDS, "job_changed"}
+def test_every_projected_kind_is_in_the_properties_above() -> None:
+    projected = {kind_of(fact) for fact in PROJECTIONS}
+    assert projected == {*PROJECTED_KINDS, "job_changed"}
 
 
 @pytest.mark.parametrize("fact", FACTS, ids=kind_of)
 def test_a_leader_comes_with_all_its_followers_and_they_only_with_it(fact: type[Fact]) -> None:
-    for shape, rows in fold([Recorded(1, 7, make(kind_of(fact), round=3))]):
+    for shape, rows in fold([LoggedFact(1, 7, make(kind_of(fact), round=3))]):
         for values in rows.values():
             assert set(values) <= set(shape.columns)
             for leader, followers in shape.followers.items():
@@ -237,7 +245,7 @@ def test_an_exclusion_ends_with_its_time() -> None:
 
 def test_an_absent_value_never_replaces_one() -> None:
     changes = Changes()
-    shape = Shape("t", {"k": "text"}, {"a": JOBS.columns["round"]})
+    shape = ProjectedTable("t", {"k": "text"}, {"a": JOBS.columns["round"]})
     changes.merge(shape, ("x",), a=3)
     changes.merge(shape, ("x",), a=None)
     assert [dict(rows) for _, rows in changes] == [{("x",): {"a": 3}}]
@@ -291,7 +299,7 @@ def test_the_end_of_a_log_is_of_a_stream(kind: str, summary: str, stream: str | 
 
 
 def test_shapes_only_change_with_their_version() -> None:
-    """If this fails: raise `shapes.VERSION`, and write the new fingerprint here."""
+    """If this fails: raise `projected.catalogue.VERSION`, and write the new fingerprint here."""
     said = repr(
         [
             (

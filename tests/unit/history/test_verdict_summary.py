@@ -21,7 +21,7 @@ NONE: dict[str, Any] = {
             {"cause": "user_code", "cause_kind": "python_exception", "culprit_ranks": [2]},
             "user_code, python exception (92 % sure)",
         ),
-        ({"cause": "host", "is_corrected": True}, "host (a person said so)"),
+        ({"cause": "host", "is_corrected": True}, "host (a person decided)"),
         (
             {"cause_kind": "killed", "culprit_ranks": [2]},
             "cause unknown: killed by SIGKILL, and nobody on record sent it; "
@@ -37,7 +37,7 @@ NONE: dict[str, Any] = {
             "confidence 92 % that ranks 0, 1, 2, 3, 4, 5 and 3 more are the culprits",
         ),
         ({}, "cause unknown; confidence 92 %"),
-        ({"is_corrected": True}, "cause unknown, a person said so"),
+        ({"is_corrected": True}, "cause unknown, a person decided"),
     ],
 )
 def test_an_unknown_cause_is_no_contradiction(verdict: dict[str, Any], line: str) -> None:

@@ -15,10 +15,10 @@ from everstep.messages import (
     MAX_MESSAGE_BYTES,
     BadMessageError,
     Done,
+    EncodingTooLargeError,
     Fact,
     Member,
     Message,
-    MessageTooLargeError,
     NodeLost,
     RankExited,
     RoundFormed,
@@ -239,10 +239,10 @@ def test_a_message_past_the_limit_is_refused_before_it_is_looked_at() -> None:
     """The error has the size (A13.3)."""
     data = b'{"type":"done.v1","text":"' + b"x" * MAX_MESSAGE_BYTES + b'"}'
     for read in (decode, envelope):
-        with pytest.raises(MessageTooLargeError) as caught:
+        with pytest.raises(EncodingTooLargeError) as caught:
             read(data)
         assert caught.value.size_bytes == len(data)
-    with pytest.raises(MessageTooLargeError):
+    with pytest.raises(EncodingTooLargeError):
         encode(Done(text="x" * MAX_MESSAGE_BYTES))
 
 

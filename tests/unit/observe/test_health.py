@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from everstep import __version__
-from everstep.observe.metrics import Metrics, measure_loop_lag
+from everstep.observe.metrics import MetricRegistry, measure_loop_lag
 from everstep.observe.settings import ObserveSettings
 from tests.unit.observed import HandClock, broken, buggy, fine, hanging, health_of
 from tests.waiting import turns
 
 
 async def test_metrics_name_the_build_and_what_components_count() -> None:
-    metrics = Metrics("history")
+    metrics = MetricRegistry("history")
     counted = {"sent_total": 3.0, "waiting": 2, "Bad-Name": 1}
     metrics.watch("bus", lambda: counted)
     text = (await metrics.exposition()).decode()
@@ -28,7 +28,7 @@ async def test_metrics_name_the_build_and_what_components_count() -> None:
 
 async def test_a_blocked_loop_shows_in_the_metrics(caplog: pytest.LogCaptureFixture) -> None:
     """A metric and a line have the lag (A14.6)."""
-    metrics, clock = Metrics("history"), HandClock(late_s=2.5)
+    metrics, clock = MetricRegistry("history"), HandClock(late_s=2.5)
     async with asyncio.TaskGroup() as tasks:
         measuring = tasks.create_task(measure_loop_lag(metrics, clock, every_s=0.5))
         await clock.third_sleep.wait()

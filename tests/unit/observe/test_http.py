@@ -23,7 +23,7 @@ from everstep.observe.http import (
     serve_asgi,
     url_of,
 )
-from everstep.observe.metrics import Metrics
+from everstep.observe.metrics import MetricRegistry
 from everstep.runtime import serve
 from tests.unit.observed import HandClock, broken, buggy, fine, health_of
 from tests.waiting import turns, until_async
@@ -48,7 +48,7 @@ async def served(app: AsgiApp, drain_within_s: float = 3.0):  # type: ignore[no-
 
 
 async def test_the_three_pages_and_nothing_else() -> None:
-    app = observe_app(health_of(HandClock(), bus=fine), Metrics("history"))
+    app = observe_app(health_of(HandClock(), bus=fine), MetricRegistry("history"))
     async with served(app) as (client, _):
         healthy = await client.get("/healthz")
         assert (healthy.status_code, healthy.json()["status"]) == (200, "ok")
@@ -69,7 +69,7 @@ async def test_the_three_pages_and_nothing_else() -> None:
 
 
 async def test_a_failing_check_is_503_with_the_reason() -> None:
-    app = observe_app(health_of(HandClock(), bus=broken, disk=buggy), Metrics("history"))
+    app = observe_app(health_of(HandClock(), bus=broken, disk=buggy), MetricRegistry("history"))
     async with served(app) as (client, _):
         answer = await client.get("/healthz")
         assert answer.status_code == 503

@@ -213,33 +213,33 @@ def test_text_from_the_environment_becomes_the_type(
         ),
         (
             {"EVERSTEP_BUS__TRIESS": "1"},
-            "EVERSTEP_BUS__TRIESS is no setting; did you mean EVERSTEP_BUS__TRIES?",
+            "EVERSTEP_BUS__TRIESS is not a setting; did you mean EVERSTEP_BUS__TRIES?",
         ),
         (
             {"EVERSTEP_BUS__KEEP__EVENT_DAYS": "1"},
-            "EVERSTEP_BUS__KEEP__EVENT_DAYS is no setting; "
+            "EVERSTEP_BUS__KEEP__EVENT_DAYS is not a setting; "
             "did you mean EVERSTEP_BUS__KEEP__EVENTS_DAYS?",
         ),
         (
             {"EVERSTEP_BUS__ZZZ": "1"},
-            "EVERSTEP_BUS__ZZZ is no setting",
+            "EVERSTEP_BUS__ZZZ is not a setting",
         ),
         (
             {"EVERSTEP_BUS_TRIES": "1"},
-            "EVERSTEP_BUS_TRIES is no setting; did you mean EVERSTEP_BUS__TRIES?",
+            "EVERSTEP_BUS_TRIES is not a setting; did you mean EVERSTEP_BUS__TRIES?",
         ),
         (
             {"EVERSTEP_BUZ__TRIES": "1"},
-            "EVERSTEP_BUZ__TRIES: [buz] is no section; did you mean bus?",
+            "EVERSTEP_BUZ__TRIES: [buz] is not a section; did you mean bus?",
         ),
         (
             {"EVERSTEP_BUS__PASSWORD": "hunter22"},
-            "EVERSTEP_BUS__PASSWORD is no setting; a secret is read from a file: "
+            "EVERSTEP_BUS__PASSWORD is not a setting; a secret is read from a file: "
             "set EVERSTEP_BUS__PASSWORD_FILE",
         ),
         (
             {"EVERSTEP_BUS__TOKEN": "hunter22"},
-            "EVERSTEP_BUS__TOKEN is no setting; a secret is read from a file",
+            "EVERSTEP_BUS__TOKEN is not a setting; a secret is read from a file",
         ),
     ],
 )
@@ -259,14 +259,14 @@ def test_a_mistake_in_the_environment_is_one_clear_line(
         ("[bus]\nurl = 1", "bus.url = '1' (file {file}): expected text"),
         ("[bus]\nfolder = ''", "bus.folder = '' (file {file}): expected a path, or nothing"),
         ("[bus]\nnames = 'a'", "bus.names = 'a' (file {file}): expected a list, each text"),
-        ("[bus]\ntriess = 1", "{file}: bus.triess is no setting; did you mean bus.tries?"),
-        ("[bus.keep]\nraw = 1", "{file}: bus.keep.raw is no setting; "
+        ("[bus]\ntriess = 1", "{file}: bus.triess is not a setting; did you mean bus.tries?"),
+        ("[bus.keep]\nraw = 1", "{file}: bus.keep.raw is not a setting; "
          "did you mean bus.keep.raw_days?"),
         ("[bus]\nkeep = 1", "{file}: bus.keep is a section: write [bus.keep]"),
         ("bus = 1", "{file}: bus is a section: write [bus]"),
-        ("[bsu]\na = 1", "{file}: [bsu] is no section; did you mean bus?"),
-        ("[zzz]\na = 1", "{file}: [zzz] is no section"),
-        ("[bus]\npassword = 'hunter22'", "{file}: bus.password is no setting; "
+        ("[bsu]\na = 1", "{file}: [bsu] is not a section; did you mean bus?"),
+        ("[zzz]\na = 1", "{file}: [zzz] is not a section"),
+        ("[bus]\npassword = 'hunter22'", "{file}: bus.password is not a setting; "
          "a secret is read from a file: set bus.password_file"),
         ("[bus", "{file} is not TOML: Expected ']' at the end of a table declaration "
          "(at end of document)"),

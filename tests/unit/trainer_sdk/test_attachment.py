@@ -103,7 +103,7 @@ def test_a_restart_is_found_as_the_next_round(launcher: Launcher) -> None:
 
 
 @pytest.mark.usefixtures("watched")
-def test_a_page_that_was_cut_is_passed_over(launcher: Launcher) -> None:
+def test_a_truncated_page_is_ignored(launcher: Launcher) -> None:
     with launcher.start("-c", BEGIN + "print(1, flush=True)\nsys.stdin.read()") as rank:
         assert rank.stdout is not None
         rank.stdout.readline()
@@ -143,14 +143,14 @@ CHILD = "import trainer_sdk; print(trainer_sdk.session().is_watched)"
     ],
     ids=["spawned", "forked"],
 )
-def test_what_a_rank_starts_is_no_rank(launcher: Launcher, start: str) -> None:
+def test_a_process_that_a_rank_starts_is_not_a_rank(launcher: Launcher, start: str) -> None:
     out, err = launcher.run(f"{BEGIN}CHILD = {CHILD!r}\n{start}\nassert run.is_watched")
     assert (out, err) == ("False", "")
 
 
 @pytest.mark.usefixtures("watched")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_worker_of_a_rank_without_session_is_no_rank(
+def test_a_worker_of_a_rank_without_a_session_is_not_taken_for_a_rank(
     launcher: Launcher, tmp_path: Path, method: str
 ) -> None:
     script = tmp_path / "train.py"
@@ -167,13 +167,13 @@ def test_a_worker_of_a_rank_without_session_is_no_rank(
 
 
 @pytest.mark.usefixtures("watched")
-def test_a_script_that_starts_itself_anew_stays_the_rank(launcher: Launcher) -> None:
+def test_a_script_that_executes_itself_again_stays_the_rank(launcher: Launcher) -> None:
     again = "import os, sys, trainer_sdk\nprint(trainer_sdk.session().is_watched)"
     out, err = launcher.run(f"{BEGIN}os.execv(sys.executable, [sys.executable, '-c', {again!r}])")
     assert (out, err) == ("True", "")
 
 
-def test_it_may_be_turned_off(launcher: Launcher) -> None:
+def test_attachment_may_be_turned_off(launcher: Launcher) -> None:
     out, err = launcher.run(BEGIN + "print(run.is_watched)", EVERSTEP_ATTACH="off")
     assert (out, err) == ("False", "")
     assert not launcher.folder.exists()
@@ -213,7 +213,7 @@ def held(lock: Path) -> int:
 @pytest.mark.parametrize(
     ("error", "is_left"), [(None, False), (EverstepError("no bus"), False), (KeyError("x"), True)]
 )
-def test_an_agent_removes_the_folder_where_nobody_needs_it(
+def test_an_agent_removes_a_folder_that_is_not_in_use(
     tmp_path: Path, error: Exception | None, is_left: bool
 ) -> None:
     folder = tmp_path / "attached-job"

@@ -37,7 +37,7 @@ def page(watch: Watch) -> PageView:
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     cuda = Cuda()
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    monkeypatch.setattr(sdk_log, "_said", set())
+    monkeypatch.setattr(sdk_log, "_printed", set())
     return cuda
 
 
@@ -58,7 +58,7 @@ def dropped(run: Session) -> int:
     return timer.dropped
 
 
-def test_times_come_once_the_accelerator_is_done_and_nothing_waits(
+def test_times_are_read_once_the_accelerator_is_done_without_a_wait(
     run: Session, page: PageView, cuda: Cuda
 ) -> None:
     assert run.time_device()
@@ -79,7 +79,7 @@ def test_times_come_once_the_accelerator_is_done_and_nothing_waits(
     assert len(cuda.events) == 4, "events are used again"
 
 
-def test_nested_sections_and_threads_have_times_of_their_own(
+def test_nested_sections_and_threads_have_separate_times(
     run: Session, page: PageView, cuda: Cuda
 ) -> None:
     run.time_device()
@@ -115,7 +115,7 @@ def test_processor_and_accelerator_are_measured_at_once(
     assert taken.device_counts == {1: EACH_STEP + 1}, "a few of each step"
 
 
-def test_sections_open_while_it_begins_deep_long_or_ended_askew_do_no_harm(
+def test_unusual_sections_do_not_break_device_timing(
     run: Session, page: PageView, cuda: Cuda
 ) -> None:
     run.begin("open")
@@ -173,7 +173,7 @@ def test_a_section_that_ends_on_another_stream_has_no_time(
     assert dropped(run) == 2
 
 
-def test_an_accelerator_that_lags_costs_times_and_no_memory(
+def test_an_accelerator_that_lags_loses_times_and_takes_no_more_memory(
     run: Session, page: PageView, cuda: Cuda
 ) -> None:
     run.time_device()
@@ -194,7 +194,7 @@ def test_an_accelerator_that_lags_costs_times_and_no_memory(
 
 
 @pytest.mark.parametrize("when", ["begin", "end", "step"])
-def test_an_error_switches_it_off_with_one_line(
+def test_an_error_switches_the_timer_off_with_one_warning(
     run: Session, page: PageView, cuda: Cuda, when: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run.time_device()
@@ -222,7 +222,7 @@ def test_without_initialised_cuda_it_is_not_begun(
     assert type(run.section("forward")) is Section
 
 
-def test_it_is_not_begun_where_nobody_looks_and_ends_in_a_fork(run: Session, cuda: Cuda) -> None:
+def test_device_timing_needs_an_agent_and_ends_in_a_fork(run: Session, cuda: Cuda) -> None:
     assert run.time_device()
     run._detach()
     assert type(run.section("forward")) is Section
@@ -247,7 +247,7 @@ def test_absurd_times_and_counts_are_reported(
         device_times(page, 1)
 
 
-def test_the_agent_makes_a_sketch_of_them(run: Session, watch: Watch, cuda: Cuda) -> None:
+def test_the_agent_makes_a_sketch_of_the_durations(run: Session, watch: Watch, cuda: Cuda) -> None:
     pages = RankPage()
     run.time_device()
     for step in range(1, 7):

@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.cupti import ActivityKind, Cupti, Kernel
 from tests.waiting import until
 from trainer_sdk import layout
-from trainer_sdk.kernels import KERNELS_MOST, NAME_MOST, TOLD_MOST, KernelTrace
+from trainer_sdk.kernels import KERNELS_MOST, NAME_MOST, REPORTED_MOST, KernelTrace
 
 Install = Callable[[Cupti | None], None]
 
@@ -51,7 +51,7 @@ def test_figures_are_those_of_nvrx(install: Install, tmp_path: Path) -> None:
     assert not cupti.enabled
 
 
-def test_they_are_written_for_the_agent(install: Install, tmp_path: Path) -> None:
+def test_kernel_figures_are_written_for_the_agent(install: Install, tmp_path: Path) -> None:
     cupti = Cupti()
     install(cupti)
     trace = KernelTrace(str(tmp_path), every_s=3600)
@@ -65,7 +65,7 @@ def test_they_are_written_for_the_agent(install: Install, tmp_path: Path) -> Non
     assert (told["count"], told["median_s"]) == (1, 10e-6)
 
 
-def test_they_are_written_every_so_often(install: Install, tmp_path: Path) -> None:
+def test_kernel_figures_are_written_at_intervals(install: Install, tmp_path: Path) -> None:
     install(Cupti())
     trace = KernelTrace(str(tmp_path), every_s=0.01)
     trace.start()
@@ -74,7 +74,7 @@ def test_they_are_written_every_so_often(install: Install, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("has_driver", [True, False], ids=["no-package", "no-driver"])
-def test_without_cupti_nothing_is_traced_and_nothing_raised(
+def test_without_cupti_kernels_are_not_traced(
     install: Install, tmp_path: Path, has_driver: bool
 ) -> None:
     install(None if has_driver else Cupti(has_driver=False))
@@ -85,7 +85,7 @@ def test_without_cupti_nothing_is_traced_and_nothing_raised(
     assert trace.statistics() == []
 
 
-def test_records_that_make_no_sense_are_counted(install: Install, tmp_path: Path) -> None:
+def test_impossible_records_are_counted(install: Install, tmp_path: Path) -> None:
     cupti = Cupti()
     install(cupti)
     trace = KernelTrace(str(tmp_path), every_s=3600)
@@ -97,7 +97,7 @@ def test_records_that_make_no_sense_are_counted(install: Install, tmp_path: Path
     trace.stop()
 
 
-def test_it_is_bounded(install: Install, tmp_path: Path) -> None:
+def test_a_kernel_trace_is_bounded(install: Install, tmp_path: Path) -> None:
     cupti = Cupti()
     install(cupti)
     trace = KernelTrace(str(tmp_path), every_s=3600)
@@ -106,7 +106,7 @@ def test_it_is_bounded(install: Install, tmp_path: Path) -> None:
     cupti.ran(*(kernel(name, 5) for name in names))
     cupti.activity_flush_all(0)
     figures = trace.statistics()
-    assert len(figures) == TOLD_MOST
+    assert len(figures) == REPORTED_MOST
     assert trace.dropped == 10
     assert max(len(one["kernel"]) for one in figures) <= NAME_MOST
     trace.stop()

@@ -60,11 +60,11 @@ def test_each_launcher_is_known(environ: dict[str, str], place: LaunchedRank) ->
     ],
     ids=["nothing", "no local rank", "no number", "negative", "a batch script"],
 )
-def test_everything_else_is_no_rank(environ: dict[str, str]) -> None:
+def test_a_process_without_a_launcher_is_not_a_rank(environ: dict[str, str]) -> None:
     assert launched_rank(environ) is None
 
 
-def test_a_restart_is_another_round() -> None:
+def test_a_restart_by_the_launcher_is_the_next_round() -> None:
     place = launched_rank(TORCHRUN)
     assert place is not None
     assert place.round == 3

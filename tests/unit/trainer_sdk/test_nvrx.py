@@ -18,7 +18,7 @@ REQUIRED = inspect.Parameter.empty
 
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
-    monkeypatch.setattr(sdk_log, "_said", set())
+    monkeypatch.setattr(sdk_log, "_printed", set())
     with watched() as watch:
         yield watch
 
@@ -35,7 +35,7 @@ def opened(watch: Watch) -> tuple[str, ...]:
     return names
 
 
-def test_the_flow_of_their_documentation(watch: Watch) -> None:
+def test_the_calls_of_nvrxs_documentation_work(watch: Watch) -> None:
     client = RankMonitorClient()
     assert (client.hb_timeouts, client.section_timeouts, client.cfg) == (None, None, None)
     client.load_state_dict({"current_timeouts": {}})
@@ -89,7 +89,7 @@ def test_sections_may_overlap(watch: Watch, client: RankMonitorClient) -> None:
     assert not watch.misuses
 
 
-def test_what_nvrx_refuses_is_said_once_and_does_no_harm(
+def test_calls_that_nvrx_refuses_are_reported_once_and_ignored(
     watch: Watch, client: RankMonitorClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(2):
@@ -188,7 +188,7 @@ def test_names_and_parameters_are_those_of_nvrx(name: str) -> None:
     assert REQUIRED not in list(ours.values())[len(theirs) :]
 
 
-def test_what_else_an_integration_reads_is_there() -> None:
+def test_other_names_of_nvrx_exist() -> None:
     client = RankMonitorClient()
     for name in ("is_initialized", "cfg", "hb_timeouts", "section_timeouts"):
         assert hasattr(client, name), name
@@ -201,7 +201,7 @@ def test_what_else_an_integration_reads_is_there() -> None:
     assert issubclass(nvrx.RankMonitorClientError, Exception)
 
 
-def test_what_is_installed_is_what_was_written_down() -> None:
+def test_the_installed_nvrx_matches_its_recorded_names() -> None:
     theirs: Any = pytest.importorskip("nvidia_resiliency_ext.fault_tolerance.rank_monitor_client")
     if metadata.version("nvidia-resiliency-ext") == "0.4.1":
         assert calls_of(theirs.RankMonitorClient) == NVRX_0_4_1

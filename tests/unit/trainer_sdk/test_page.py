@@ -66,7 +66,7 @@ class Expected:
 
 @settings(deadline=None, max_examples=200)
 @given(st.lists(EVENTS, max_size=60))
-def test_whatever_the_order_of_calls_the_page_says_what_happened(events: list[Event]) -> None:
+def test_the_page_is_right_for_each_order_of_calls(events: list[Event]) -> None:
     with watched() as watch:
         run, expected = session(), Expected()
         for kind, name in events:
@@ -115,7 +115,7 @@ def rank(tmp_path: Path) -> Iterator[ScriptRank]:
         yield rank
 
 
-def test_a_reader_never_meets_what_cannot_be(rank: ScriptRank) -> None:
+def test_a_concurrent_reader_never_sees_an_impossible_page(rank: ScriptRank) -> None:
     steps = ends = 0
     with rank.start("-c", BUSY) as process:
         until(rank.page.read, "the session")
@@ -183,7 +183,7 @@ def test_random_words_are_read_or_reported(tmp_path: Path, seed: int) -> None:
     assert reported
 
 
-def test_a_page_that_was_cut_is_reported(tmp_path: Path) -> None:
+def test_a_truncated_page_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "page"
     view = make_page(str(path))
     os.truncate(path, 4096)
@@ -194,7 +194,7 @@ def test_a_page_that_was_cut_is_reported(tmp_path: Path) -> None:
         view.ask_to_stop(3)
 
 
-def test_a_page_that_begins_otherwise_is_not_trusted(tmp_path: Path) -> None:
+def test_a_page_with_another_magic_is_rejected(tmp_path: Path) -> None:
     view = make_page(str(tmp_path / "page"))
     assert view.read() is None
     map_page(str(tmp_path / "page"))[layout.MAGIC_AT] = 5
@@ -202,7 +202,7 @@ def test_a_page_that_begins_otherwise_is_not_trusted(tmp_path: Path) -> None:
         view.read()
 
 
-def test_a_new_page_is_another_file_than_the_one_before(tmp_path: Path) -> None:
+def test_a_new_page_is_a_new_file(tmp_path: Path) -> None:
     """A rank of an earlier round cannot write into the page of the next (A3.3)."""
     path = str(tmp_path / "page")
     make_page(path)

@@ -85,7 +85,7 @@ def test_deep_sections_and_sections_of_long_phases_have_instants_too(
         assert ending.ended_s is not None
 
 
-def test_steps_have_instants_whoever_counts_them(run: Session, page: PageView) -> None:
+def test_steps_have_instants_under_each_counter(run: Session, page: PageView) -> None:
     for _ in range(3):
         run.step()
     made = page.take(0, {}, {}, {}).steps
@@ -122,7 +122,7 @@ def test_processor_times_are_measured_while_the_agent_wants_them(
     assert counts(page) == {1: 106, 2: 1}
 
 
-def test_time_that_a_thread_waits_is_no_processor_time(run: Session, page: PageView) -> None:
+def test_waiting_takes_no_processor_time(run: Session, page: PageView) -> None:
     page.time_cpu(is_wanted=True)
     run.step()
     with run.section("waits"):
@@ -135,7 +135,7 @@ def test_time_that_a_thread_waits_is_no_processor_time(run: Session, page: PageV
     assert most <= cpu_s < ending.took_s
 
 
-def test_a_section_that_was_open_when_it_was_switched_is_not_measured(
+def test_a_section_that_is_open_when_timing_is_switched_is_not_measured(
     run: Session, page: PageView
 ) -> None:
     run.begin("open")

@@ -17,7 +17,7 @@ from trainer_sdk.wire import Paused, Requested, Resumed, Stepped, StopSeen, Up
 
 @pytest.fixture(autouse=True)
 def nothing_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sdk_log, "_said", set())
+    monkeypatch.setattr(sdk_log, "_printed", set())
 
 
 @pytest.fixture
@@ -45,7 +45,9 @@ def test_steps_are_counted_or_numbered_by_the_script(watch: Watch, run: Session)
     assert watch.reading.total_steps == 900
 
 
-def test_an_agent_hears_of_the_beginning_and_of_the_first_step(watch: Watch, run: Session) -> None:
+def test_an_agent_gets_messages_of_the_beginning_and_the_first_step(
+    watch: Watch, run: Session
+) -> None:
     run.start_at(40)
     for _ in range(3):
         run.step()
@@ -71,7 +73,7 @@ def test_the_optimizer_counts_until_the_script_does(watch: Watch, run: Session) 
 
 
 @pytest.mark.parametrize("number", [None, -1, 1 << 70, math.nan, "x", [], object(), 1j])
-def test_what_is_no_number_of_a_step_counts_as_the_next(
+def test_an_invalid_step_number_counts_as_the_next_step(
     watch: Watch, run: Session, number: object
 ) -> None:
     run.step(7)
@@ -81,7 +83,7 @@ def test_what_is_no_number_of_a_step_counts_as_the_next(
     assert run.step() == watch.step == 9
 
 
-def test_sections_nest_and_end_with_what_they_enclose(watch: Watch, run: Session) -> None:
+def test_sections_nest_and_end_with_their_inner_sections(watch: Watch, run: Session) -> None:
     with run.section("forward"), run.section("attention"):
         assert opened(watch) == ("forward", "attention")
         with run.section("forward"):
@@ -94,13 +96,13 @@ def test_sections_nest_and_end_with_what_they_enclose(watch: Watch, run: Session
     assert watch.sections["forward"].longest_s > 0
 
 
-def test_a_section_is_left_when_an_exception_passes(watch: Watch, run: Session) -> None:
+def test_an_exception_ends_a_section(watch: Watch, run: Session) -> None:
     with pytest.raises(ZeroDivisionError), run.section("forward"):
         raise ZeroDivisionError
     assert not watch.open
 
 
-def test_an_end_ends_what_was_left_open_inside(watch: Watch, run: Session) -> None:
+def test_the_end_of_a_section_ends_the_open_sections_inside(watch: Watch, run: Session) -> None:
     run.begin("epoch")
     run.begin("data")
     run.begin("augment")
@@ -113,7 +115,7 @@ def test_an_end_ends_what_was_left_open_inside(watch: Watch, run: Session) -> No
     }
 
 
-def test_an_end_without_a_beginning_ends_nothing_else(
+def test_an_end_without_a_beginning_ends_no_other_section(
     watch: Watch, run: Session, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run.section("data")
@@ -146,9 +148,7 @@ def test_generators_that_end_their_sections_late_leave_nothing_open(
     assert watch.sections["forward"].count == 1
 
 
-def test_sections_that_are_begun_again_and_again_do_not_grow_for_ever(
-    watch: Watch, run: Session
-) -> None:
+def test_sections_that_are_never_left_are_bounded(watch: Watch, run: Session) -> None:
     """Open sections take a bounded amount of memory (A6.4)."""
     for _ in range(5000):
         run.begin("skipped")
@@ -171,7 +171,7 @@ def test_deep_sections_are_timed_though_only_the_outer_are_shown(
     assert not watch.misuses
 
 
-def test_names_that_there_is_no_room_for_count_as_one(
+def test_names_beyond_the_limit_share_a_section(
     watch: Watch, run: Session, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Names of sections take a bounded amount of memory (A6.4)."""
@@ -217,14 +217,14 @@ def test_any_name_can_be_shown(watch: Watch, run: Session, name: object, shown: 
         ("unsaved", SectionKind.PLAIN),
     ],
 )
-def test_the_name_tells_what_a_section_is_for(
+def test_the_kind_of_a_section_follows_from_its_name(
     watch: Watch, run: Session, name: str, kind: SectionKind
 ) -> None:
     run.section(name)
     assert {one.name: one.kind for one in watch._page.sections()}[name] is kind
 
 
-def test_the_kind_can_be_given(watch: Watch, run: Session) -> None:
+def test_the_kind_of_a_section_can_be_given(watch: Watch, run: Session) -> None:
     run.section("publish", kind="checkpoint")
     run.section("odd", kind="nonsense")
     kinds = {one.name: one.kind for one in watch._page.sections()}
@@ -261,7 +261,7 @@ def test_pauses_nest_and_end_when_the_last_one_does(watch: Watch, run: Session) 
     assert resumed == Resumed(round=1, rank=0, step=0)
 
 
-def test_of_two_pauses_the_later_end_counts(watch: Watch, run: Session) -> None:
+def test_the_later_end_of_two_pauses_counts(watch: Watch, run: Session) -> None:
     run.pause(for_s=1000)
     long = watch.reading.paused_until_s
     run.pause(for_s=10)
@@ -281,7 +281,9 @@ def test_a_pause_that_has_ended_by_itself_is_forgotten(watch: Watch, run: Sessio
 
 
 @pytest.mark.parametrize("for_s", [math.nan, -1, "x", [], 1j])
-def test_a_pause_of_no_length_has_no_end(watch: Watch, run: Session, for_s: float) -> None:
+def test_a_pause_with_an_invalid_time_ends_only_by_resume(
+    watch: Watch, run: Session, for_s: float
+) -> None:
     with run.pause(for_s=for_s, reason=3):  # type: ignore[arg-type]
         assert watch.reading.paused_until_s == 0
         assert watch.is_paused
@@ -302,13 +304,15 @@ def test_the_latest_value_is_shown(watch: Watch, run: Session) -> None:
 
 
 @pytest.mark.parametrize("value", [None, "x", [], 10**400, 1j])
-def test_what_is_no_number_is_not_shown(watch: Watch, run: Session, value: float) -> None:
+def test_a_metric_that_is_not_a_number_is_not_shown(
+    watch: Watch, run: Session, value: float
+) -> None:
     run.report("loss", value)
     assert not watch.values
     assert watch.misuses == 1
 
 
-def test_a_value_on_a_gpu_is_not_waited_for(watch: Watch, run: Session) -> None:
+def test_a_metric_on_a_gpu_is_refused_without_a_wait(watch: Watch, run: Session) -> None:
     class OnGpu:
         is_cuda = True
 
@@ -319,7 +323,7 @@ def test_a_value_on_a_gpu_is_not_waited_for(watch: Watch, run: Session) -> None:
     assert not watch.values
 
 
-def test_values_that_there_is_no_room_for_are_not_shown(watch: Watch, run: Session) -> None:
+def test_metrics_beyond_the_limit_are_not_shown(watch: Watch, run: Session) -> None:
     for number in range(30):
         run.report(f"value {number}", number)
         run.report("value 0", -number)
@@ -363,13 +367,13 @@ def test_a_request_is_passed_on(watch: Watch, run: Session) -> None:
     assert watch.messages[-1] == Requested(round=1, rank=0, kind="exclude", reason='it says "no"')
 
 
-def test_the_end_of_the_session_leaves_its_sections(watch: Watch, run: Session) -> None:
+def test_the_end_of_the_session_ends_its_sections(watch: Watch, run: Session) -> None:
     with run:
         run.begin("epoch")
     assert not watch.open
 
 
-def test_what_began_before_the_first_step_is_not_typical(watch: Watch, run: Session) -> None:
+def test_durations_before_the_first_step_are_not_typical(watch: Watch, run: Session) -> None:
     with run.section("compile"):
         pass
     run.begin("epoch")
@@ -396,7 +400,7 @@ def test_the_latest_durations_of_steps_are_known(watch: Watch, run: Session) -> 
     assert 0 < max(took) <= watch.reading.longest_step_s + 1e-6
 
 
-def test_a_session_without_an_agent_says_so_once(
+def test_a_session_without_an_agent_warns_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without a launcher every call works, and one line is printed (A1.4)."""
@@ -415,6 +419,6 @@ def test_a_session_without_an_agent_says_so_once(
     own_link({"LOCAL_RANK": "1"})
     (line,) = capsys.readouterr().err.splitlines()
     assert "everstep run" in line
-    monkeypatch.setattr(sdk_log, "_said", set())
+    monkeypatch.setattr(sdk_log, "_printed", set())
     monkeypatch.setattr(sys, "stderr", None)
     own_link({})

@@ -24,7 +24,7 @@ class Heard(logging.Handler):
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heard]:
     """A handler of the script's own."""
-    monkeypatch.setattr(sdk_log, "_said", set())
+    monkeypatch.setattr(sdk_log, "_printed", set())
     monkeypatch.setattr(sdk_log, "_configured_logger", CONFIGURED_LOGGER)
     logger, handler = logging.getLogger("trainer_sdk"), Heard()
     logger.addHandler(handler)
@@ -32,7 +32,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heard]:
     logger.removeHandler(handler)
 
 
-def test_a_script_that_has_configured_logging_hears_it_there(
+def test_a_script_that_has_configured_logging_gets_the_warnings_there(
     heard: Heard, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sdk_log.warn_once("a call made no sense: 100 %s")
@@ -44,7 +44,7 @@ def test_a_script_that_has_configured_logging_hears_it_there(
     assert capsys.readouterr().err == ""
 
 
-def test_a_handler_that_fails_is_no_failure_of_the_training(
+def test_a_log_handler_that_fails_does_not_fail_the_training(
     heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def emit(_: logging.LogRecord) -> None:

@@ -244,7 +244,7 @@ signal.setitimer(signal.ITIMER_REAL, 0)
     assert not any(lane.frames for lane in rank.page.lanes())
 
 
-def test_an_agent_that_is_gone_changes_nothing(rank: ScriptRank) -> None:
+def test_an_agent_that_is_gone_does_not_affect_the_script(rank: ScriptRank) -> None:
     rank._wire.close()
     out = rank.run(BEGIN + "run.step()\nprint(run.is_watched)")
     assert out == "False\n"
@@ -265,7 +265,7 @@ def test_a_handler_of_the_script_stays(rank: ScriptRank) -> None:
     assert out == "heard\n"
 
 
-def test_a_session_imports_little(rank: ScriptRank) -> None:
+def test_a_session_imports_few_modules(rank: ScriptRank) -> None:
     program = "import sys\nbefore = set(sys.modules)\n{}\nprint(*set(sys.modules) - before)"
     rank.environ["PYTHONPATH"] = ":".join(path for path in sys.path if path)
     ours = set(

@@ -44,7 +44,7 @@ def train(run: Session, steps: int) -> None:
         run.step()
 
 
-def test_each_time_only_what_is_new_is_handed_on() -> None:
+def test_a_tracker_passes_on_only_new_figures() -> None:
     sink = Notes()
     with testing.watched():
         run = session()
@@ -80,7 +80,7 @@ def test_medians_are_of_the_durations_on_the_page() -> None:
     assert figures["everstep/step_s"] == 5.5, "the first step has no beginning"
 
 
-def test_a_sink_that_fails_is_said_once_and_ends_nothing(
+def test_a_sink_that_fails_is_reported_once_and_the_training_goes_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     sink = Notes(error="the disk of this very test is full")
@@ -96,7 +96,7 @@ def test_a_sink_that_fails_is_said_once_and_ends_nothing(
     assert capsys.readouterr().err.count(line) == 1
 
 
-def test_without_tensorboard_a_line_says_so_and_the_training_goes_on(
+def test_without_tensorboard_a_warning_names_the_package(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard.summary", None)
@@ -108,7 +108,7 @@ def test_without_tensorboard_a_line_says_so_and_the_training_goes_on(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_no_run_of_wandb_is_refused() -> None:
+def test_an_object_that_is_not_a_run_of_wandb_is_refused() -> None:
     with testing.watched():
         assert not session().report_to_wandb("llama")
 
@@ -184,7 +184,7 @@ def rows(folder: Path) -> list[dict[str, float]]:
     return found
 
 
-def test_a_run_of_wandb_keeps_its_own_rows_and_has_ours(tmp_path: Path) -> None:
+def test_a_run_of_wandb_keeps_its_rows_and_gets_our_figures(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="the extra `wandb` is not installed")
     done = subprocess.run(
         [sys.executable, "-c", _WANDB, str(tmp_path)],

@@ -1,6 +1,6 @@
-"""Ranks agree on a state: what each sees, what all have, and what each has verified.
+"""Ranks agree on a state to load: a state that all ranks have, and that each has verified.
 
-Every rank runs this at once, and each call to the group is made by all of them.
+All ranks run this at the same time, and make each call to the group together.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ from trainer_sdk.checkpoint.save.plan import layout_of
 from trainer_sdk.checkpoint.storage import StorageError
 
 _PAGE = 8
-"""How many steps of the global tier are looked at in one go."""
+"""The number of steps of the global tier that are read together."""
 
 _NAMED = 8
 
@@ -55,7 +55,7 @@ class _Unfit(msgspec.Struct, frozen=True):
 
 
 class Agreement:
-    """One rank's part in the choice."""
+    """A rank's part in the agreement."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Agreement:
         self.failed_at: set[int] = set()
         """Steps whose loss was not finite after other loads."""
         self.last_round = 0
-        """The latest round of which a rank has seen a state."""
+        """The latest round that has saved a state which any rank has seen."""
         self.unsure = ""
         """Why other nodes may have states in memory that cannot be fetched."""
         self.past = JobPast()
@@ -94,18 +94,20 @@ class Agreement:
     def look(self) -> StateOffers:
         """All offers of all ranks."""
         sights = self._group.gather(self._own_sight(), Sight)
-        for one in sights:
-            rounds = (each.round for each in (*(of.identity for of in one.offers), *one.suspect))
+        for sight in sights:
+            rounds = (
+                each.round for each in (*(of.identity for of in sight.offers), *sight.suspect)
+            )
             self.last_round = max(self.last_round, *rounds, 0)
-            # Ranks of one node say the same of what its memory has lost.
-            self.passed += [each for each in one.passed if each not in self.passed]
-            self.failed_at |= set(one.failed_at)
-            self.past = max(self.past, one.past)
-            self.unsure = self.unsure or one.unsure
+            # Ranks of the same node report the same losses of its memory.
+            self.passed += [each for each in sight.passed if each not in self.passed]
+            self.failed_at |= set(sight.failed_at)
+            self.past = max(self.past, sight.past)
+            self.unsure = self.unsure or sight.unsure
         return StateOffers.of(sights, self._step)
 
     def newest(self, field: StateOffers) -> RestoreChoice | None:
-        """The newest state that every rank seems to have; it is neither read nor compared."""
+        """The newest state that every rank seems to have; its data are not read."""
         return self._chosen(field)[1]
 
     def _chosen(self, field: StateOffers) -> tuple[StateOffers, RestoreChoice | None]:
@@ -116,25 +118,31 @@ class Agreement:
         return field, choice
 
     def agree(self, field: StateOffers, target: Target) -> RestoreChoice | None:
-        """The newest state that all ranks have verified and that fits the live one; else None."""
+        """The newest state that all ranks have verified and that fits the live state; else None."""
         target.of_all = self._keys_of_all(target)
         field = self._of_this_layout(field, target)
         while True:
             field, choice = self._chosen(field)
-            known = {one.step for one in self.passed}
-            self.passed += [one for one in missing(field, choice) if one.step not in known]
+            rejected_steps = {rejected.step for rejected in self.passed}
+            self.passed += [
+                rejected
+                for rejected in missing(field, choice)
+                if rejected.step not in rejected_steps
+            ]
             if choice is None:
                 return None
             verdicts = self._group.gather(self._judge(choice, target), tuple[_Unfit, ...])
-            unfit = [(rank, one) for rank, each in enumerate(verdicts) for one in each]
+            unfit = [
+                (rank, unfit_offer) for rank, each in enumerate(verdicts) for unfit_offer in each
+            ]
             if not unfit:
                 return choice
             self._pass_over(unfit)
-            field = field.without([(rank, one.offer) for rank, one in unfit])
+            field = field.without([(rank, unfit_offer.offer) for rank, unfit_offer in unfit])
 
     def newer(self, step: int) -> list[int]:
         """The later steps that this rank has seen."""
-        return sorted(one for one in self._steps if one > step)
+        return sorted(later for later in self._steps if later > step)
 
     def others(self) -> str:
         """The steps that this rank has seen, in words."""
@@ -142,10 +150,10 @@ class Agreement:
         return f"there are {', '.join(map(str, newest))}" if newest else "there are no others"
 
     def source(self, offer: StateOffer) -> StoredImage | StoredShards:
-        """The verified state of an offer; of the global tier, this rank's share is verified."""
-        known = self._sources.get(offer)
-        if known is not None:
-            return known
+        """The verified state of an offer; in the global tier each rank verifies its share."""
+        source = self._sources.get(offer)
+        if source is not None:
+            return source
         if offer.tier != GLOBAL:
             return self._sources.setdefault(offer, self._image(offer))
         assert self._context.storage is not None
@@ -161,30 +169,30 @@ class Agreement:
         return image
 
     def _pass_over(self, unfit: Sequence[tuple[int, _Unfit]]) -> None:
-        """Reject these; damage in a file is reported once, by the first rank that found it."""
-        told = set()
-        for rank, one in sorted(unfit, key=lambda each: not each[1].is_corrupt):
-            if one.offer in told:
+        """Reject these offers; a damaged file is reported once, by the first rank that found it."""
+        reported = set()
+        for rank, unfit_offer in sorted(unfit, key=lambda each: not each[1].is_corrupt):
+            if unfit_offer.offer in reported:
                 continue
-            identity, tier, path = one.offer.identity, one.offer.tier, ""
-            is_corrupt = one.is_corrupt and tier == GLOBAL
+            identity, tier, path = unfit_offer.offer.identity, unfit_offer.offer.tier, ""
+            is_corrupt = unfit_offer.is_corrupt and tier == GLOBAL
             if tier == GLOBAL:
-                told.add(one.offer)
-                path = self._path(one.offer.place)
+                reported.add(unfit_offer.offer)
+                path = self._path(unfit_offer.offer.place)
             if is_corrupt and rank == self._group.rank:
-                self._condemn(one.offer.place, identity, one.reason)
+                self._quarantine(unfit_offer.offer.place, identity, unfit_offer.reason)
             self.passed.append(
                 RejectedState(
                     step=identity.step,
                     tier=tier,
                     rank=rank,
-                    reason=one.reason,
+                    reason=unfit_offer.reason,
                     path=path,
                     is_corrupt=is_corrupt,
                 )
             )
 
-    def _condemn(self, name: str, identity: Identity | None, reason: str) -> None:
+    def _quarantine(self, name: str, identity: Identity | None, reason: str) -> None:
         assert self._context.storage is not None
         quarantine_corrupt(
             self._context.storage, name, identity, reason, self._group.rank, self._reporter
@@ -198,30 +206,30 @@ class Agreement:
         """Close all files."""
         if self._early is not None:
             self._early.close()
-        for one in self._sources.values():
-            one.close()
+        for source in self._sources.values():
+            source.close()
 
     def _own_sight(self) -> Sight:
         late = wait_for_agent(self._context)
         try:
             sight, self._forms = see_images(self._context)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must hear of it
-            sight = Sight().with_passed(0, MEMORY, self._group.rank, _said(error))
-        self._steps |= {one.identity.step for one in sight.offers}
+        except Exception as error:  # noqa: BLE001 - the other ranks must receive any error
+            sight = Sight().with_passed(0, MEMORY, self._group.rank, _text_of(error))
+        self._steps |= {offer.identity.step for offer in sight.offers}
         if not sight.offers:
             sight = sight.with_more(lost_images(self._context))
         return sight.with_more(Sight(unsure=late)).with_more(self._published())
 
     def _published(self) -> Sight:
-        """Rank 0 looks for all ranks: thousands that list one folder would load the storage."""
+        """The sight of rank 0, for all ranks: thousands of listings would load the storage."""
         if self._context.storage is None or self._group.rank:
             return Sight()
         try:
             names = published_steps(self._context.storage)
-        except Exception as error:  # noqa: BLE001 - likewise
-            return Sight().with_passed(0, GLOBAL, 0, _said(error))
-        self._steps |= {step for one in names if (step := step_of(one)) is not None}
-        self._names = [one for one in names if self._step in (None, step_of(one))]
+        except Exception as error:  # noqa: BLE001 - as above
+            return Sight().with_passed(0, GLOBAL, 0, _text_of(error))
+        self._steps |= {step for name in names if (step := step_of(name)) is not None}
+        self._names = [name for name in names if self._step in (None, step_of(name))]
         return self._next_page()
 
     def _next_page(self) -> Sight:
@@ -230,15 +238,15 @@ class Agreement:
             return Sight()
         try:
             seen = see_published(self._context.storage, self._context.job, page)
-        except Exception as error:  # noqa: BLE001 - likewise
-            return Sight().with_passed(step_of(page[0]) or 0, GLOBAL, 0, _said(error))
-        for one in seen.passed:
-            if one.is_corrupt:
-                self._condemn(step_name(one.step), None, one.reason)
+        except Exception as error:  # noqa: BLE001 - as above
+            return Sight().with_passed(step_of(page[0]) or 0, GLOBAL, 0, _text_of(error))
+        for rejected in seen.passed:
+            if rejected.is_corrupt:
+                self._quarantine(step_name(rejected.step), None, rejected.reason)
         return seen
 
     def _older(self) -> tuple[StateOffer, ...]:
-        """The next offers of the global tier; none when all have been looked at."""
+        """The next older offers of the global tier; none if all were read."""
         while True:
             page = self._group.follow(self._next_page(), Sight)
             self.passed += page.passed
@@ -246,7 +254,7 @@ class Agreement:
                 return page.offers
 
     def _keys_of_all(self, target: Target) -> frozenset[str]:
-        """The keys that the state of any rank has; ranks send them only if their hashes differ."""
+        """The keys of all ranks' states; ranks send their keys only if the hashes differ."""
         own = sorted(target.values)
         hashes = self._group.gather(hash_of(msgspec.json.encode(own)), str)
         if len(set(hashes)) == 1:
@@ -278,13 +286,13 @@ class Agreement:
                 source = self.source(offer)
                 if offer == own:
                     source.fit(target)
-            except Exception as error:  # noqa: BLE001 - likewise
-                unfit.append(_Unfit(offer, _said(error), isinstance(error, CorruptError)))
+            except Exception as error:  # noqa: BLE001 - as above
+                unfit.append(_Unfit(offer, _text_of(error), isinstance(error, CorruptError)))
         return tuple(unfit)
 
 
-def _said(error: Exception) -> str:
-    """The text of an error; ours need no class name."""
+def _text_of(error: Exception) -> str:
+    """The text of an error, with its class unless it is an error of ours."""
     if isinstance(error, (UnfitError, StorageError)):
         return str(error)
     return f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Which checkpoint all ranks load. Pure: every rank decides alike, from the same inputs."""
+"""Chooses the checkpoint that all ranks load. Pure: all ranks choose alike from equal inputs."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -41,7 +41,7 @@ class JobPast(msgspec.Struct, frozen=True, order=True, omit_defaults=True):
     """The past of a job when a checkpoint was saved; the later, the greater."""
 
     ran_s: float = 0.0
-    """How long the job had been running, in all its rounds."""
+    """The time that the job had run, in all its rounds."""
     failures: int = 0
     """How often the job had failed by then, in all its launches."""
     restarts: int = 0
@@ -57,7 +57,7 @@ class JobPast(msgspec.Struct, frozen=True, order=True, omit_defaults=True):
 
 
 class Sight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a rank sees in the memory of its node; rank 0 also in the global tier."""
+    """The states that a rank sees in the memory of its node; rank 0 also in the global tier."""
 
     offers: tuple[StateOffer, ...] = ()
     passed: tuple[RejectedState, ...] = ()
@@ -66,7 +66,7 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     unsure: str = ""
     """Why other nodes may have states in memory that cannot be fetched; empty if none may."""
     past: JobPast = JobPast()
-    """The past of the job when the newest of these was saved."""
+    """The past of the job when the newest of these states was saved."""
     failed_at: tuple[int, ...] = ()
     """Steps whose loss led to a quarantine."""
 
@@ -89,7 +89,7 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class RestoreChoice:
-    """One state for all ranks, and from where each loads it."""
+    """A state for all ranks, and the offer from which each rank loads it."""
 
     identity: Identity
     offers: tuple[StateOffer, ...]
@@ -97,7 +97,7 @@ class RestoreChoice:
     @property
     def published(self) -> tuple[StateOffer, ...]:
         """The offer of the global tier, if a rank loads from it: all ranks verify it together."""
-        return tuple({one for one in self.offers if one.tier == GLOBAL})
+        return tuple({offer for offer in self.offers if offer.tier == GLOBAL})
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,27 +105,27 @@ class StateOffers:
     """All states that ranks could load."""
 
     images: tuple[tuple[StateOffer, ...], ...]
-    """Those of each rank."""
+    """The offers of each rank."""
     published: tuple[StateOffer, ...]
-    """The global tier's, for all ranks."""
+    """The offers of the global tier, for all ranks."""
 
     @classmethod
     def of(cls, sights: Sequence[Sight], step: int | None = None) -> "StateOffers":
         """The offers of all ranks, or those of one step, without quarantined images."""
-        suspect = {one for sight in sights for one in sight.suspect}
+        suspect = {identity for sight in sights for identity in sight.suspect}
 
         def chosen(sight: Sight, *, is_global: bool) -> tuple[StateOffer, ...]:
             return tuple(
-                one
-                for one in sight.offers
-                if (one.tier == GLOBAL) == is_global
-                and (is_global or one.identity not in suspect)
-                and step in (None, one.identity.step)
+                offer
+                for offer in sight.offers
+                if (offer.tier == GLOBAL) == is_global
+                and (is_global or offer.identity not in suspect)
+                and step in (None, offer.identity.step)
             )
 
         return cls(
             tuple(chosen(sight, is_global=False) for sight in sights),
-            tuple(one for sight in sights for one in chosen(sight, is_global=True)),
+            tuple(offer for sight in sights for offer in chosen(sight, is_global=True)),
         )
 
     @property
@@ -140,54 +140,63 @@ class StateOffers:
     def without(self, passed: Sequence[tuple[int, StateOffer]]) -> "StateOffers":
         """The same without offers that failed on these ranks; a global one goes for all ranks."""
         gone = set(passed)
-        lost = {one for _, one in passed if one.tier == GLOBAL}
+        lost = {offer for _, offer in passed if offer.tier == GLOBAL}
         return StateOffers(
             tuple(
-                tuple(one for one in own if (rank, one) not in gone)
+                tuple(offer for offer in own if (rank, offer) not in gone)
                 for rank, own in enumerate(self.images)
             ),
-            tuple(one for one in self.published if one not in lost),
+            tuple(offer for offer in self.published if offer not in lost),
         )
 
     def of_layout(self, layout: str) -> tuple["StateOffers", list[RejectedState]]:
         """The same without images of other layouts, and the rejected ones."""
-        return self._without_images(lambda one: one.identity.layout != layout)
+        return self._without_images(lambda offer: offer.identity.layout != layout)
 
     def without_images_of(self, identity: Identity) -> tuple["StateOffers", list[RejectedState]]:
         """The same without images of this state, whose layout is another, and the rejected ones."""
-        return self._without_images(lambda one: one.identity == identity)
+        return self._without_images(lambda offer: offer.identity == identity)
 
     def _without_images(
         self, is_other: Callable[[StateOffer], bool]
     ) -> tuple["StateOffers", list[RejectedState]]:
         others = [
-            (rank, one) for rank, own in enumerate(self.images) for one in own if is_other(one)
+            (rank, offer)
+            for rank, own in enumerate(self.images)
+            for offer in own
+            if is_other(offer)
         ]
         reason = "it was saved with other tensors, or with tensors that were sharded otherwise"
         passed = [
-            RejectedState(step=one.identity.step, tier=one.tier, rank=rank, reason=reason)
-            for rank, one in others
+            RejectedState(step=offer.identity.step, tier=offer.tier, rank=rank, reason=reason)
+            for rank, offer in others
         ]
         return self.without(others), passed
 
     def newest_first(self) -> Iterator[Identity]:
         """All states that some rank has, newest first; of one step, the latest round first."""
-        found = {one.identity for own in (*self.images, self.published) for one in own}
-        return iter(sorted(found, key=lambda one: (one.step, one.round, one.layout), reverse=True))
+        identities = {offer.identity for own in (*self.images, self.published) for offer in own}
+        return iter(
+            sorted(
+                identities,
+                key=lambda identity: (identity.step, identity.round, identity.layout),
+                reverse=True,
+            )
+        )
 
 
 def choose(field: StateOffers) -> RestoreChoice | None:
-    """The newest state that every rank has, each from its nearest tier."""
+    """The newest state that every rank has; each rank loads it from its nearest tier."""
     for identity in field.newest_first():
         offers = [_nearest(own, field.published, identity) for own in field.images]
         if None not in offers:
-            return RestoreChoice(identity, tuple(one for one in offers if one is not None))
+            return RestoreChoice(identity, tuple(offer for offer in offers if offer is not None))
     return None
 
 
 def missing(field: StateOffers, chosen: RestoreChoice | None) -> list[RejectedState]:
     """The newer states that were not chosen, as some rank lacks them."""
-    found = []
+    rejected = []
     for identity in field.newest_first():
         if chosen is not None and identity.step <= chosen.identity.step:
             break
@@ -197,8 +206,8 @@ def missing(field: StateOffers, chosen: RestoreChoice | None) -> list[RejectedSt
             if _nearest(own, field.published, identity) is None
         ]
         if without:
-            found.append(_incomplete(identity, without, len(field.images)))
-    return found
+            rejected.append(_incomplete(identity, without, len(field.images)))
+    return rejected
 
 
 def _incomplete(identity: Identity, without: Sequence[int], world_size: int) -> RejectedState:
@@ -217,5 +226,5 @@ def _incomplete(identity: Identity, without: Sequence[int], world_size: int) -> 
 def _nearest(
     own: Sequence[StateOffer], published: Sequence[StateOffer], wanted: Identity
 ) -> StateOffer | None:
-    fitting = [one for one in (*own, *published) if one.identity == wanted]
-    return min(fitting, key=lambda one: NEAREST_FIRST.index(one.tier), default=None)
+    fitting = [offer for offer in (*own, *published) if offer.identity == wanted]
+    return min(fitting, key=lambda offer: NEAREST_FIRST.index(offer.tier), default=None)

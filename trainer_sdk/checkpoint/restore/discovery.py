@@ -1,4 +1,4 @@
-"""What there is to restore: images in the memory of this node, manifests in the global tier."""
+"""Finds the states that can be restored: images on this node, manifests in the global tier."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -43,10 +43,10 @@ from trainer_sdk.checkpoint.storage.port import MissingError
 OFFER = "offer.json"
 """The agent writes it when it has fetched what it can."""
 RAN_S, FAILURES, RESTARTS = "ran_s", "failures", "restarts"
-"""Among a manifest's texts: what the job had been through, as `JobPast` has it."""
+"""The names of the texts in a manifest that have the job's past, as in `JobPast`."""
 _LOOK_EVERY_S = 0.02
 _MOST = 2
-"""The newest may not have reached the other nodes: then all load the one before."""
+"""The number of images to verify early: other nodes may lack the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +88,11 @@ def wait_for_agent(context: RestoreContext, is_over: Event | None = None) -> str
     deadline = monotonic() + context.agent_within_s
     while context.images is not None and context.agent_within_s:
         try:
-            said = msgspec.json.decode((context.images / OFFER).read_bytes(), type=_Offering)
+            offering = msgspec.json.decode((context.images / OFFER).read_bytes(), type=_Offering)
         except (OSError, msgspec.DecodeError):
-            said = None
-        if said is not None and said.round >= context.round:
-            return "" if said.complete or said.is_sure else said.reason
+            offering = None
+        if offering is not None and offering.round >= context.round:
+            return "" if offering.complete or offering.is_sure else offering.reason
         if monotonic() > deadline:
             return f"the agent has fetched nothing within {context.agent_within_s:g} s"
         if is_over.wait(_LOOK_EVERY_S):
@@ -105,24 +105,26 @@ Forms = Mapping[str, Form | None]
 
 
 def lost_images(context: RestoreContext) -> Sight:
-    """What the node's agent knows to have been in its memory, and is lost."""
+    """The state that was in this node's memory and is lost, as its agent reports."""
     if context.images is None or not context.agent_within_s:
         return Sight()
     try:
-        said = msgspec.json.decode((context.images / OFFER).read_bytes(), type=_Offering)
+        offering = msgspec.json.decode((context.images / OFFER).read_bytes(), type=_Offering)
     except (OSError, msgspec.DecodeError):
         return Sight()
-    if said.complete or said.lost is None:
+    if offering.complete or offering.lost is None:
         return Sight()
     return Sight(
         passed=(
-            RejectedState(step=said.lost.step, tier=_own_tier(context), reason=said.lost.reason),
+            RejectedState(
+                step=offering.lost.step, tier=_own_tier(context), reason=offering.lost.reason
+            ),
         )
     )
 
 
 def see_images(context: RestoreContext) -> tuple[Sight, dict[Identity, Forms]]:
-    """A rank's images on this node, and the forms of what is in each."""
+    """A rank's images on this node, and the forms of their tensors."""
     forms: dict[Identity, Forms] = {}
     offers, passed, suspect, failed_at = [], [], [], []
     for kept, folder in image_folders(context.images, context.rank):
@@ -135,7 +137,7 @@ def see_images(context: RestoreContext) -> tuple[Sight, dict[Identity, Forms]]:
             passed.append(RejectedState(step=step, tier=tier, rank=context.rank, reason=reason))
         index = _index(folder / INDEX)
         if index is None:
-            continue  # it is being filled
+            continue  # the image is being written
         try:
             offers.append(_offer(context, tier, folder, index))
             if isinstance(index, ImageIndex):
@@ -147,7 +149,7 @@ def see_images(context: RestoreContext) -> tuple[Sight, dict[Identity, Forms]]:
         offers=tuple(offers),
         passed=tuple(passed),
         suspect=tuple(suspect),
-        failed_at=tuple(one for one in failed_at if one is not None),
+        failed_at=tuple(step for step in failed_at if step is not None),
     )
     return sight, forms
 
@@ -159,12 +161,12 @@ def _own_tier(context: RestoreContext) -> Tier:
 
 def published_steps(storage: Storage) -> list[str]:
     """The names of all steps in the global tier, newest first."""
-    found = [(step, name) for name in storage.folders() if (step := step_of(name)) is not None]
-    return [name for _, name in sorted(found, reverse=True)]
+    steps = [(step, name) for name in storage.folders() if (step := step_of(name)) is not None]
+    return [name for _, name in sorted(steps, reverse=True)]
 
 
 def see_published(storage: Storage, job: str, names: Sequence[str]) -> Sight:
-    """Which of these steps may be loaded, and why the others may not."""
+    """Which of these steps can be loaded, and why the others cannot."""
     sight = Sight()
     for name in names:
         try:
@@ -199,10 +201,10 @@ def _passed(storage: Storage, name: str, reason: str, *, is_corrupt: bool = Fals
 
 
 def _past(manifest: Manifest) -> JobPast:
-    said = manifest.user
+    texts = manifest.user
     try:
         return JobPast(
-            float(said.get(RAN_S, 0.0)), int(said.get(FAILURES, 0)), int(said.get(RESTARTS, 0))
+            float(texts.get(RAN_S, 0.0)), int(texts.get(FAILURES, 0)), int(texts.get(RESTARTS, 0))
         )
     except ValueError:
         return JobPast()
@@ -260,14 +262,14 @@ def _offer(
     if isinstance(index, str):
         raise UnfitError(index)
     identity = index.identity
-    told = (
+    fields = (
         ("job", identity.job, context.job),
         ("rank", index.rank, context.rank),
         ("a world of size", identity.world_size, context.world_size),
     )
-    for what, saved, wanted in told:
+    for field, saved, wanted in fields:
         if saved != wanted:
-            raise UnfitError(f"{folder} is of {what} {saved}, and this is {what} {wanted}")
+            raise UnfitError(f"{folder} is of {field} {saved}, and this is {field} {wanted}")
     if context.round and identity.round > context.round:
         raise UnfitError(
             f"{folder} is of round {identity.round}, and this is round {context.round}"
@@ -282,9 +284,9 @@ def _offer(
 
 
 class EarlyVerification:
-    """Verifies a rank's newest images in a thread, until the choice is made.
+    """Verifies a rank's newest images in a thread, until the ranks choose one.
 
-    It begins when the agent has fetched what it can, while the training is still being built.
+    It begins when the agent has fetched its images, while the script still builds the model.
     """
 
     def __init__(self, context: RestoreContext) -> None:
@@ -297,9 +299,9 @@ class EarlyVerification:
         self._thread.start()
 
     def image(self, offer: StateOffer) -> StoredImage | None:
-        """The chosen image, if it was verified; from now on the caller closes it.
+        """The chosen image, if it was verified; the caller must close it.
 
-        This waits if the image is being verified, and ends all other verification.
+        If the image is being verified, this waits for the result. It ends all other verification.
         """
         with self._news:
             if self._checking != offer:
@@ -309,7 +311,7 @@ class EarlyVerification:
             return self._found.pop(offer, None)
 
     def close(self) -> None:
-        """Close the images that were not taken."""
+        """End the verification, and close the images that `image` has not returned."""
         self._is_over.set()
         self._thread.join()
         for image in self._found.values():
@@ -319,7 +321,7 @@ class EarlyVerification:
     def _verify(self) -> None:
         wait_for_agent(self._context, self._is_over)
         sight, _ = see_images(self._context)
-        newest = sorted(sight.offers, key=lambda one: one.identity.age, reverse=True)
+        newest = sorted(sight.offers, key=lambda offer: offer.identity.age, reverse=True)
         for offer in newest[:_MOST]:
             with self._news:
                 if self._is_over.is_set():
@@ -327,7 +329,7 @@ class EarlyVerification:
                 self._checking = offer
             try:
                 self._check(offer)
-            finally:  # whatever happens, the restore waits for it
+            finally:  # the restore waits for this
                 with self._news:
                     self._checking = None
                     self._news.notify_all()
@@ -337,6 +339,6 @@ class EarlyVerification:
         try:
             image.verify(self._is_over)
         except UnfitError:
-            image.close()  # the restore finds it again, and reports it
+            image.close()  # the restore finds the damage again, and reports it
         else:
             self._found[offer] = image

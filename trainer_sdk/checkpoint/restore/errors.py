@@ -6,8 +6,8 @@ class RestoreError(Exception):
 
 
 class UnfitError(Exception):
-    """One checkpoint must not be loaded; another one may."""
+    """A checkpoint that must not be loaded; others may be."""
 
 
 class CorruptError(UnfitError):
-    """The files are not what was saved: no rank may load them, and they need not stay."""
+    """The files differ from what was saved: no rank may load them, and a save may replace them."""

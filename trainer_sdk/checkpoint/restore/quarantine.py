@@ -1,9 +1,9 @@
-"""A loss that is no number, soon after a load: the checkpoint is not to be loaded again.
+"""Quarantines a checkpoint if the loss is not finite soon after it was loaded.
 
-What was saved since that load comes from it, and is marked, too; also what is still on its way,
-as soon as it can be seen. Nothing is deleted, and a checkpoint is marked at most once. If the loss
-fails again at the same step of the training, after another checkpoint, then the training is to
-blame, and nothing more is marked.
+States that were saved since that load come from the checkpoint, so they are quarantined as well,
+also saves in progress once they are visible. Nothing is deleted, and a checkpoint is marked at most
+once. If the loss is not finite again at the same step after another checkpoint was loaded, the
+training itself is at fault, and nothing more is quarantined.
 """
 
 import math
@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import SupportsFloat
+from typing import Final, SupportsFloat
 
-from trainer_sdk.checkpoint.events import Reporter
+from trainer_sdk.checkpoint.events import QuarantineEvent, Reporter
 from trainer_sdk.checkpoint.image_folder import image_folders, mark_image
 from trainer_sdk.checkpoint.manifest import (
     INDEX,
@@ -29,8 +29,8 @@ from trainer_sdk.checkpoint.storage import Storage, StorageError
 from trainer_sdk.checkpoint.storage.checkpoints import Mark, look, quarantine
 
 WITHIN_STEPS = 20
-_CAUSE = "nan_after_load"
-_CORRUPT = "corrupt"
+_CAUSE: Final = "nan_after_load"
+_CORRUPT: Final = "corrupt"
 
 
 class BadLossError(Exception):
@@ -39,12 +39,12 @@ class BadLossError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LoadedState:
-    """What this rank has loaded, and where later states are saved."""
+    """The state that this rank has loaded, and where later states are saved."""
 
     identity: Identity
     tier: Tier
     round: int
-    """The present one."""
+    """The present round."""
     images: Path | None
     """The base folder of images on this node."""
     storage: Storage | None
@@ -67,26 +67,28 @@ class LossWatch:
     def see(self, loss: SupportsFloat, await_saves: Callable[[], object]) -> None:
         """Check the loss of the next step; `BadLossError` if it is not finite.
 
-        Before the error it waits for saves on their way: the process may end at the error.
+        Before the error it waits for saves in progress: the process may end at the error.
         """
-        self._mark = None  # the script has caught the error, and trains on
+        self._mark = None  # the script has caught the error, and the training goes on
         if not self._left:
             return
         self._left -= 1
         self._step += 1
-        value = float(getattr(loss, "detach", lambda: loss)())  # torch warns of a conversion
+        value = float(
+            getattr(loss, "detach", lambda: loss)()
+        )  # torch warns about the conversion of a tensor with gradients
         if math.isfinite(value):
             return
         self._left = 0
         step, tier = self._loaded.identity.step, self._loaded.tier
-        said = f"the loss is {value} at step {self._step}"
+        finding = f"the loss is {value} at step {self._step}"
         if self._step in self._loaded.failed_before:
             raise BadLossError(
-                f"{said}, as it was after another checkpoint: look at the data of that step and "
-                "at the learning rate; no checkpoint is to blame, and none is quarantined"
+                f"{finding}, as it was after another checkpoint: look at the data of that step and "
+                "at the learning rate; no checkpoint is at fault, and none is quarantined"
             )
         after = self._step - step
-        reason = f"{said}, {after} step{'s' if after > 1 else ''} after loading step {step}"
+        reason = f"{finding}, {after} step{'s' if after > 1 else ''} after loading step {step}"
         self._mark = Mark(by=self._by, reason=reason, cause=_CAUSE, at=_now(), failed_at=self._step)
         self.mark()
         if self._loaded.round:
@@ -116,15 +118,15 @@ class LossWatch:
         try:
             names = own.storage.folders()
         except StorageError as error:
-            self._reporter.warn(f"what was saved since the load cannot be quarantined: {error}")
+            self._reporter.warn(f"states saved since the load cannot be quarantined: {error}")
             return []
-        return [one for one in names if (step_of(one) or 0) > own.identity.step]
+        return [name for name in names if (step_of(name) or 0) > own.identity.step]
 
     def _mark_image(self, folder: Path, mark: Mark) -> None:
         try:
             index = decode((folder / INDEX).read_bytes(), ImageIndex, str(folder))
         except (OSError, BadManifestError):
-            return  # there is nothing that anybody could load
+            return  # there is nothing to load
         if self._is_tainted(index.identity):
             mark_image(folder, index.identity, mark)
             self._tell(index.identity.step, MEMORY, str(folder), mark)
@@ -135,7 +137,7 @@ class LossWatch:
         try:
             there = look(storage, step_of(name) or 0)
             if there is None or there.manifest is None:
-                return  # there is nothing that anybody could load
+                return  # there is nothing to load
             if self._is_tainted(there.manifest.identity) and quarantine(storage, there, mark):
                 self._tell(there.step, GLOBAL, there.path, mark)
         except StorageError as error:
@@ -150,13 +152,14 @@ class LossWatch:
 
     def _tell(self, step: int, tier: Tier, path: str, mark: Mark) -> None:
         self._reporter.report(
-            "quarantine",
-            step=step,
-            tier=tier,
-            cause=_CAUSE,
-            reason=mark.reason,
-            path=path,
-            by=self._by,
+            QuarantineEvent(
+                step=step,
+                tier=tier,
+                cause=_CAUSE,
+                reason=mark.reason,
+                path=path,
+                by=self._by,
+            )
         )
 
 
@@ -192,11 +195,12 @@ def quarantine_corrupt(
         return
     reporter.warn(f"{there.path} is quarantined, and no restore loads it: {reason}")
     reporter.report(
-        "quarantine",
-        step=step,
-        tier=GLOBAL,
-        cause=_CORRUPT,
-        reason=reason,
-        path=there.path,
-        by=by,
+        QuarantineEvent(
+            step=step,
+            tier=GLOBAL,
+            cause=_CORRUPT,
+            reason=reason,
+            path=there.path,
+            by=by,
+        )
     )

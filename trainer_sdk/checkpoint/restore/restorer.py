@@ -1,14 +1,20 @@
-"""The course of a restore: look, agree, verify, agree again, load. All ranks call it together."""
+"""A restore, step by step: discover, agree, verify, load. All ranks call it together."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import SupportsFloat, TypeVar
+from typing import Literal, SupportsFloat, TypeVar
 
 import msgspec
 
-from trainer_sdk.checkpoint.events import Reporter
+from trainer_sdk.checkpoint.events import (
+    FreshEvent,
+    Reporter,
+    RestoredEvent,
+    RestoreFailedEvent,
+    TierUse,
+)
 from trainer_sdk.checkpoint.image_folder import is_on_disk
 from trainer_sdk.checkpoint.job_context import JobContext
 from trainer_sdk.checkpoint.rank_group import RankGroup
@@ -38,7 +44,7 @@ from trainer_sdk.checkpoint.storage.adoption import offer
 Made = TypeVar("Made")
 _MOST = 32
 """The most rejected states that a fact names."""
-_SAID = 4
+_NAMED = 4
 """The most rejected states that a line names."""
 _AGENT_WITHIN_S = 900.0
 """Longer than an agent takes; a rank that has lost its agent is killed by its warden."""
@@ -51,9 +57,9 @@ class Restored:
     """The state that was loaded."""
 
     step: int
-    """The training goes on after it."""
+    """The training continues after this step."""
     tier: Tier
-    """From where this rank has loaded it: `memory`, `disk`, `peer` or `global`."""
+    """The tier from which this rank has loaded it: `memory`, `disk`, `peer` or `global`."""
     choice: RestoreChoice = field(repr=False)
     kept: tuple[str, ...] = field(repr=False)
     """The keys that were not loaded on this rank; empty with `strict`."""
@@ -63,11 +69,11 @@ class Restored:
     """The rejected states of this step and of newer ones, each with its reason."""
     took_s: float
     past: JobPast = field(repr=False)
-    """The past of the job, as its files have it."""
+    """The past of the job, as its files describe it."""
     failed_at: frozenset[int] = field(repr=False)
     """Steps whose loss was not finite after other loads."""
     last_round: int = field(default=0, repr=False)
-    """The latest round of which a rank has seen a state."""
+    """The latest round that has saved a state which any rank has seen."""
 
 
 class _Read(msgspec.Struct, frozen=True):
@@ -76,7 +82,7 @@ class _Read(msgspec.Struct, frozen=True):
 
 
 class Restore:
-    """One restore of one rank."""
+    """A single restore of a rank."""
 
     def __init__(
         self,
@@ -117,7 +123,7 @@ class Restore:
         if choice is not None:
             return self._load(choice, target)
         target.undo()
-        # One node may have been told that it is allowed, and others not: rank 0's word counts.
+        # The setting may differ between nodes: rank 0 decides.
         is_allowed = self._group.follow(allow_fresh_start, bool)
         if self._step is not None or not is_allowed:
             raise self._failed()
@@ -127,15 +133,15 @@ class Restore:
     def _check_asked(self) -> None:
         """`RestoreError` unless all ranks ask for the same."""
         asked = self._group.gather((self._step, self._is_strict), tuple[int | None, bool])
-        for rank, one in enumerate(asked):
-            if one != asked[0]:
+        for rank, wish in enumerate(asked):
+            if wish != asked[0]:
                 raise RestoreError(
                     f"rank 0 restores with step={asked[0][0]} and strict={asked[0][1]}, and rank "
-                    f"{rank} with step={one[0]} and strict={one[1]}: give all ranks the same"
+                    f"{rank} with step={wish[0]} and strict={wish[1]}: give all ranks the same"
                 )
 
     def _has_never_been_one(self) -> bool:
-        """Whether there was never a checkpoint; without a global tier, lost nodes may have one."""
+        """Whether there was never a checkpoint; lost nodes may have had one in memory only."""
         is_sure = self._context.storage is not None or not self._agreement.unsure
         return is_sure and not self._agreement.passed
 
@@ -150,11 +156,13 @@ class Restore:
         own = self._together(f"loading step {choice.identity.step} broke off", read)
         reads = self._group.gather(own, _Read)
         took_s = monotonic() - self._began
-        passed = [one for one in self._agreement.passed if one.step >= choice.identity.step]
-        self._say_restored(choice, passed, reads, took_s)
+        passed = [
+            rejected for rejected in self._agreement.passed if rejected.step >= choice.identity.step
+        ]
+        self._report_restored(choice, passed, reads, took_s)
         offer = choice.offers[self._group.rank]
         kept, ignored = target.kept, self._agreement.source(offer).ignored
-        self._say_partial(choice.identity.step, kept, ignored)
+        self._report_partial(choice.identity.step, kept, ignored)
         return Restored(
             step=choice.identity.step,
             tier=offer.tier,
@@ -168,21 +176,21 @@ class Restore:
             last_round=self._agreement.last_round,
         )
 
-    def _say_partial(self, step: int, kept: tuple[str, ...], ignored: tuple[str, ...]) -> None:
+    def _report_partial(self, step: int, kept: tuple[str, ...], ignored: tuple[str, ...]) -> None:
         if not self._is_strict:
             every = self._group.gather(kept, tuple[str, ...])
             kept = tuple({key for own in every for key in own})
-        said = []
+        parts = []
         if kept:
-            said.append(f"{len(kept)} stay as the training has them ({named(kept)})")
+            parts.append(f"{len(kept)} stay as the training has them ({named(kept)})")
         if ignored:
-            said.append(
+            parts.append(
                 f"{len(ignored)} have no place in the state to load into ({named(ignored)})"
             )
-        if said and not self._group.rank:
-            self._reporter.warn(f"step {step} is restored in part: {'; '.join(said)}")
+        if parts and not self._group.rank:
+            self._reporter.warn(f"step {step} is restored in part: {'; '.join(parts)}")
 
-    def _say_restored(
+    def _report_restored(
         self,
         choice: RestoreChoice,
         passed: list[RejectedState],
@@ -199,18 +207,19 @@ class Restore:
             )
         saved = choice.identity.world_size
         self._reporter.report(
-            "restored",
-            step=choice.identity.step,
-            world_size=self._group.size,
-            tiers=_by_tier(choice, reads),
-            reason=_why(passed),
-            took_s=took_s,
-            rejected=passed[:_MOST],
-            saved_world_size=None if saved == self._group.size else saved,
-            path=next((self._path(one.place) for one in choice.published), ""),
+            RestoredEvent(
+                step=choice.identity.step,
+                world_size=self._group.size,
+                tiers=_by_tier(choice, reads),
+                reason=_why(passed),
+                took_s=took_s,
+                rejected=passed[:_MOST],
+                saved_world_size=None if saved == self._group.size else saved,
+                path=next((self._path(published.place) for published in choice.published), ""),
+            )
         )
 
-    def _start_fresh(self, cause: str) -> None:
+    def _start_fresh(self, cause: Literal["no_checkpoints", "allowed"]) -> None:
         passed = self._agreement.passed
         unsure = self._agreement.unsure
         reason = f"there has never been a checkpoint in {self._places()}"
@@ -219,7 +228,7 @@ class Restore:
         if cause == "allowed":
             reason = f"no checkpoint can be used, and a fresh start is allowed; {_list(passed)}"
         if not self._group.rank:
-            self._reporter.report("fresh", cause=cause, reason=reason, rejected=passed[:_MOST])
+            self._reporter.report(FreshEvent(cause=cause, reason=reason, rejected=passed[:_MOST]))
             self._reporter.warn(f"starting from scratch: {reason}")
 
     def _failed(self) -> RestoreError:
@@ -235,9 +244,9 @@ class Restore:
             reason = f"step {self._step} cannot be restored from {self._places()}: "
             reason += _list(passed) if passed else f"there is none; {self._agreement.others()}"
         reason += f"; {plain}" if (plain := self._plain()) else ""
-        if not self._group.rank:  # before the others know: the first that raises ends the round
+        if not self._group.rank:  # before the others raise: the first error ends the round
             self._reporter.report(
-                "restore_failed", reason=reason, wanted_step=self._step, rejected=passed[:_MOST]
+                RestoreFailedEvent(reason=reason, wanted_step=self._step, rejected=passed[:_MOST])
             )
         return RestoreError(self._group.follow(reason, str))
 
@@ -248,22 +257,22 @@ class Restore:
         try:
             return offer(self._context.storage)
         except StorageError:
-            return ""  # the listing of our own failed, too, and was reported
+            return ""  # the listing of checkpoints has failed before, and was reported
 
-    def _together(self, what: str, work: Callable[[], Made]) -> Made:
-        """Do this on all ranks; if it fails on one rank, all raise `RestoreError`."""
+    def _together(self, failure: str, work: Callable[[], Made]) -> Made:
+        """Call `work` on all ranks; if it fails on any rank, all ranks raise `RestoreError`."""
         made: Made | None = None
         cause: Exception | None = None
         try:
             made = work()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must hear of it
+        except Exception as error:  # noqa: BLE001 - the other ranks must receive any error
             cause = error
-        said = "" if cause is None else f"{type(cause).__name__}: {cause}"
-        errors = self._group.gather(said, str)
-        broken = [f"rank {rank}: {one}" for rank, one in enumerate(errors) if one]
+        error_text = "" if cause is None else f"{type(cause).__name__}: {cause}"
+        errors = self._group.gather(error_text, str)
+        broken = [f"rank {rank}: {text}" for rank, text in enumerate(errors) if text]
         if broken:
             raise RestoreError(
-                f"{what}, on {len(broken)} of {len(errors)} ranks: {broken[0]}"
+                f"{failure}, on {len(broken)} of {len(errors)} ranks: {broken[0]}"
             ) from cause
         assert made is not None
         return made
@@ -273,28 +282,28 @@ class Restore:
         return f"{self._context.storage.url}/{name}"
 
     def _places(self) -> str:
-        found = [] if self._context.storage is None else [self._context.storage.url]
+        places = [] if self._context.storage is None else [self._context.storage.url]
         if self._context.images is not None:
-            found.append(
+            places.append(
                 f"the {'disks' if is_on_disk(self._context.images) else 'memory'} of the nodes"
             )
-        return " and ".join(found)
+        return " and ".join(places)
 
 
-def _by_tier(choice: RestoreChoice, reads: Sequence[_Read]) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = []
+def _by_tier(choice: RestoreChoice, reads: Sequence[_Read]) -> list[TierUse]:
+    tiers: list[TierUse] = []
     for tier in NEAREST_FIRST:
-        own = [read for one, read in zip(choice.offers, reads, strict=True) if one.tier == tier]
+        own = [read for offer, read in zip(choice.offers, reads, strict=True) if offer.tier == tier]
         if own:
-            found.append(
-                {
-                    "tier": tier,
-                    "ranks": len(own),
-                    "size_bytes": sum(one.size_bytes for one in own),
-                    "read_s": max(one.read_s for one in own),
-                }
+            tiers.append(
+                TierUse(
+                    tier=tier,
+                    ranks=len(own),
+                    size_bytes=sum(read.size_bytes for read in own),
+                    read_s=max(read.read_s for read in own),
+                )
             )
-    return found
+    return tiers
 
 
 def _why(passed: Sequence[RejectedState]) -> str:
@@ -302,10 +311,10 @@ def _why(passed: Sequence[RejectedState]) -> str:
 
 
 def _list(passed: Sequence[RejectedState]) -> str:
-    """A few rejected states, in words."""
-    said = "; ".join(f"step {one.step}: {one.reason}" for one in passed[:_SAID])
-    more = len(passed) - _SAID
-    return f"{said}; and {more} more" if more > 0 else said
+    """The first rejected states, as text."""
+    text = "; ".join(f"step {rejected.step}: {rejected.reason}" for rejected in passed[:_NAMED])
+    more = len(passed) - _NAMED
+    return f"{text}; and {more} more" if more > 0 else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,11 +323,11 @@ class Latest:
 
     step: int
     tier: Tier
-    """Where this rank would have it from: `memory`, `peer` or `global`."""
+    """The tier from which this rank would load it: `memory`, `disk`, `peer` or `global`."""
 
 
 class Restorer:
-    """Restores the state of a training, and watches the losses after it."""
+    """Restores the state of a training, and checks the losses after the restore."""
 
     def __init__(
         self,
@@ -353,10 +362,10 @@ class Restorer:
 
     @property
     def round(self) -> int:
-        """The present round; where no agent counts rounds, later than all that a restore has seen.
+        """The present round; if no agent counts rounds, a later one than any restore has seen.
 
-        Also than what another `Checkpointer` of this process has seen in the same root: the saves
-        of an earlier round are taken for those of a launch that is over.
+        It is also later than the rounds that other `Checkpointer`s of this process have seen in the
+        same root: saves of an earlier round count as saves of a finished launch.
         """
         return max(self._round, _rounds.get(self._root, 0))
 
@@ -375,27 +384,27 @@ class Restorer:
         self, state: LiveState, *, step: int | None, allow_fresh_start: bool, strict: bool
     ) -> Restored | None:
         """Load the newest state that all ranks have, or this step. All ranks call it together."""
-        one = Restore(
+        restore = Restore(
             self._context, self._group, self._reporter, step, self._early, is_strict=strict
         )
         self._early = None
-        found = one.restore(state, allow_fresh_start=allow_fresh_start)
-        if found is not None:
-            self._past = found.past
+        restored = restore.restore(state, allow_fresh_start=allow_fresh_start)
+        if restored is not None:
+            self._past = restored.past
             if not self._is_counted:
-                self._round = max(self.round, found.last_round + 1)
+                self._round = max(self.round, restored.last_round + 1)
                 if self._root:
                     _rounds[self._root] = self._round
             loaded = LoadedState(
-                identity=found.choice.identity,
-                tier=found.tier,
+                identity=restored.choice.identity,
+                tier=restored.tier,
                 round=self.round,
                 images=self._context.images,
                 storage=self._context.storage,
-                failed_before=found.failed_at,
+                failed_before=restored.failed_at,
             )
             self._watch = LossWatch(loaded, self._reporter, self._group.rank, WITHIN_STEPS)
-        return found
+        return restored
 
     def see_loss(self, loss: SupportsFloat, await_saves: Callable[[], object]) -> None:
         """Check the loss of a step; NaN soon after a load quarantines what was loaded."""
@@ -403,7 +412,7 @@ class Restorer:
             self._watch.see(loss, await_saves)
 
     def saves_are_over(self) -> None:
-        """Quarantine also what has become visible since a loss was not finite."""
+        """After a loss that is not finite: quarantine states that have become visible since."""
         if self._watch is not None:
             self._watch.mark()
 

@@ -1,8 +1,8 @@
 """An image in the memory of this node: checked whole, then copied into the live tensors.
 
-It is mapped, so that to check it and to load it reads it where it is, as a copy does. Nobody may
-shorten it meanwhile: that would be the death of this process. Whoever saves closes it before.
-Whoever writes another state over it takes its index away first: so that is looked at once more.
+The image is mapped, so the check and the load read the memory directly. If the file were shortened
+meanwhile, this process would die, so a save closes the image before. A process that overwrites the
+image removes its index first, so the index is checked once more after the load.
 """
 
 import mmap
@@ -47,8 +47,8 @@ class StoredImage:
         self._folder = Path(folder)
         self._identity = identity
         self._index: ImageIndex | None = None
-        self._told = b""
-        """The index as it is written."""
+        self._index_octets = b""
+        """The bytes of the index."""
         self._mapping: mmap.mmap | None = None
         self._octets: torch.Tensor | None = None
         self._values: dict[str, object] = {}
@@ -56,11 +56,11 @@ class StoredImage:
         """The keys that no rank has a place for."""
 
     def verify(self, is_over: threading.Event | None = None) -> None:
-        """Compare every byte with what was saved; `UnfitError` if one differs, or `is_over`."""
+        """Check the hash of all bytes; `UnfitError` if it differs, or `is_over` is set."""
         path = self._folder / IMAGE
         try:
-            told = (self._folder / INDEX).read_bytes()
-            index = decode(told, ImageIndex, str(self._folder))
+            index_octets = (self._folder / INDEX).read_bytes()
+            index = decode(index_octets, ImageIndex, str(self._folder))
             mapping = _mapped(path, index.size_bytes)
         except (OSError, BadManifestError) as error:
             raise UnfitError(f"{self._folder} cannot be read: {error}") from error
@@ -69,18 +69,19 @@ class StoredImage:
         octets = torch.empty(0, dtype=torch.uint8, device="cpu")
         if mapping is not None:
             octets = torch.frombuffer(mapping, dtype=torch.uint8)
-        found = _hash(octets.numpy().data, is_over)
-        if found != index.hash:
+        content_hash = _hash(octets.numpy().data, is_over)
+        if content_hash != index.hash:
             raise UnfitError(
-                f"{path} is not what was saved: its hash is {found}, and was {index.hash}"
+                f"{path} differs from what was saved: its hash is {content_hash}, and was "
+                f"{index.hash}"
             )
-        self._index, self._told = index, told
+        self._index, self._index_octets = index, index_octets
         self._mapping, self._octets = mapping, octets
 
     def fit(self, target: Target) -> None:
-        """Compare it with the live state, and read the values that are not tensors."""
+        """Compare the image with the live state, and read the values that are not tensors."""
         assert self._index is not None
-        self._check_index()  # it may have been verified a while ago
+        self._check_index()  # it may have changed since it was verified
         for key, live in target.tensors.items():
             if isinstance(live, ShardedTensor):
                 raise UnfitError(
@@ -89,13 +90,13 @@ class StoredImage:
                 )
         forms = forms_of(self._index)
         saved = {key: form for key, form in forms.items() if form is not None}
-        others = {one.key: one for one in self._index.entries if not one.dtype}
+        others = {entry.key: entry for entry in self._index.entries if not entry.dtype}
         self._values.clear()
         target.begin_with(forms)
         wanted = {
-            key: (one.dtype, tuple(local(one).shape))
-            for key, one in target.tensors.items()
-            if key not in others  # a sparse or quantized one, which torch has written
+            key: (tensor.dtype, tuple(local(tensor).shape))
+            for key, tensor in target.tensors.items()
+            if key not in others  # a sparse or quantized tensor is among the other values
         }
         self.ignored = check_fit(target, wanted, saved, others)
         for key, entry in others.items():
@@ -105,7 +106,7 @@ class StoredImage:
         check_parameters(target, self._values)
 
     def load(self, target: Target) -> int:
-        """Copy it into the live state; returns its size."""
+        """Copy the image into the live state; returns its size."""
         assert self._index is not None
         tensors = target.tensors
         for entry in self._index.entries:
@@ -117,7 +118,7 @@ class StoredImage:
         return self._index.size_bytes
 
     def close(self) -> None:
-        """Unmap the image in a thread, as that takes a while."""
+        """Unmap the image in a thread, as that takes time."""
         mapping, self._mapping, self._octets = self._mapping, None, None
         if mapping is not None:
             threading.Thread(
@@ -126,23 +127,25 @@ class StoredImage:
 
     def _check_index(self) -> None:
         try:
-            found = (self._folder / INDEX).read_bytes()
+            present = (self._folder / INDEX).read_bytes()
         except OSError as error:
             raise self._overwritten() from error
-        if found != self._told:
+        if present != self._index_octets:
             raise self._overwritten()
 
     def _overwritten(self) -> UnfitError:
-        return UnfitError(f"{self._folder} has become another state meanwhile")
+        return UnfitError(f"{self._folder} was overwritten by another state meanwhile")
 
     def _copy(self, entry: ImageEntry, live: torch.Tensor) -> None:
         is_direct = live.is_cpu and live.is_contiguous()
-        found = live
+        filled = live
         if not is_direct:
-            found = torch.empty(live.shape, dtype=live.dtype, device="cpu", pin_memory=live.is_cuda)
-        fill(found.view(-1).view(torch.uint8), self._bytes(entry))
+            filled = torch.empty(
+                live.shape, dtype=live.dtype, device="cpu", pin_memory=live.is_cuda
+            )
+        fill(filled.view(-1).view(torch.uint8), self._bytes(entry))
         if not is_direct:
-            fill(live, found)
+            fill(live, filled)
 
     def _bytes(self, entry: ImageEntry) -> torch.Tensor:
         assert self._octets is not None
@@ -153,7 +156,7 @@ class StoredImage:
             if target.is_kept(key):
                 continue
             if key in tensors and isinstance(value, torch.Tensor):
-                # A sparse one that is detached has values of its own once it is copied into.
+                # A copy into a detached sparse tensor would not reach the original.
                 is_sparse = value.layout != torch.strided
                 fill(tensors[key] if is_sparse else local(tensors[key]), value)
                 target.loaded(key)
@@ -163,7 +166,7 @@ class StoredImage:
 
 def forms_of(index: ImageIndex) -> dict[str, Form | None]:
     """The form of each tensor in an image, and None for each other value."""
-    return {one.key: _form(one) if one.dtype else None for one in index.entries}
+    return {entry.key: _form(entry) if entry.dtype else None for entry in index.entries}
 
 
 def _hash(octets: memoryview, is_over: threading.Event | None) -> str:
@@ -186,10 +189,10 @@ def _mapped(path: Path, size: int) -> mmap.mmap | None:
 
 
 def _unmap(mapping: mmap.mmap) -> None:
-    """Unmap piece by piece: meanwhile no other thread of this process gets memory."""
+    """Unmap piece by piece, as other threads cannot allocate memory during a call."""
     for at in range(0, len(mapping), _PIECE_BYTES):
         mapping.madvise(mmap.MADV_DONTNEED, at, min(_PIECE_BYTES, len(mapping) - at))
-        time.sleep(0)  # leaves the interpreter to others, too
+        time.sleep(0)  # lets other threads run
     mapping.close()
 
 

@@ -1,8 +1,8 @@
-"""A checkpoint of the global tier: its files checked by all ranks together, then read by each."""
+"""A checkpoint of the global tier: all ranks verify its files together, and each reads its part."""
 
 import io
 import pathlib
-import pickle  # noqa: TID251 - nothing but the classes below is ever called
+import pickle  # noqa: TID251 - only the classes below are ever called
 from collections import OrderedDict
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -69,27 +69,27 @@ _PLAIN: dict[tuple[str, str], Any] = {
 
 class _OnlyDescriptions(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        found = _PLAIN.get((module, name))
+        allowed = _PLAIN.get((module, name))
         if (
-            found is None
+            allowed is None
             and module == "torch"
             and isinstance(getattr(torch, name, None), torch.dtype)
         ):
-            found = getattr(torch, name)
-        if found is None:
+            allowed = getattr(torch, name)
+        if allowed is None:
             raise pickle.UnpicklingError(f"it names {module}.{name}, which describes no tensor")
-        return found
+        return allowed
 
 
 def read_metadata(octets: bytes, place: str) -> metadata.Metadata:
     """Unpickle torch's metadata; only torch's own descriptions are allowed."""
     try:
-        found = _OnlyDescriptions(io.BytesIO(octets)).load()
+        described = _OnlyDescriptions(io.BytesIO(octets)).load()
     except Exception as error:
         raise UnfitError(f"{place} cannot be read: {error}") from error
-    if not isinstance(found, metadata.Metadata) or not isinstance(found.storage_data, dict):
+    if not isinstance(described, metadata.Metadata) or not isinstance(described.storage_data, dict):
         raise UnfitError(f"{place} is not what torch writes there")
-    return found
+    return described
 
 
 class StoredShards:
@@ -111,7 +111,7 @@ class StoredShards:
         """The keys that no rank has a place for."""
 
     def verify(self, rank: int, world_size: int) -> None:
-        """Read a rank's share of the files, and compare it with what was saved."""
+        """Verify a rank's share of the files."""
         try:
             octets = self._storage.read(f"{self._name}/{MANIFEST}")
             manifest = decode(octets, Manifest, f"{self._place}/{MANIFEST}")
@@ -122,31 +122,33 @@ class StoredShards:
         except StorageError as error:
             raise UnfitError(str(error)) from error
         if manifest.identity != self._identity:
-            raise UnfitError(f"{self._place} has become another checkpoint meanwhile")
+            raise UnfitError(f"{self._place} was replaced by another checkpoint meanwhile")
         self._manifest = octets
-        self._files = {one.name: one for one in manifest.files}
+        self._files = {file.name: file for file in manifest.files}
         with self._unless_gone():
             for file in share(manifest.files, rank, world_size):
                 self._check(file)
 
     def fit(self, target: Target) -> None:
-        """Compare it with the live state, and read the values that are not tensors."""
+        """Compare the checkpoint with the live state, and read the values that are not tensors."""
         with self._unless_gone():
             described = self._read_metadata()
         kinds = described.state_dict_metadata
         self._values.clear()
         saved = {
-            key: (one.properties.dtype, tuple(one.size))
-            for key, one in kinds.items()
-            if isinstance(one, TensorStorageMetadata)
+            key: (description.properties.dtype, tuple(description.size))
+            for key, description in kinds.items()
+            if isinstance(description, TensorStorageMetadata)
         }
         target.begin_with({key: saved.get(key) for key in kinds})
-        wanted = {key: (one.dtype, tuple(one.shape)) for key, one in target.tensors.items()}
+        wanted = {
+            key: (tensor.dtype, tuple(tensor.shape)) for key, tensor in target.tensors.items()
+        }
         self.ignored = check_fit(target, wanted, saved, kinds.keys() - saved.keys())
-        asked = {key: one for key, one in target.values.items() if not target.is_kept(key)}
+        asked = {key: value for key, value in target.values.items() if not target.is_kept(key)}
         self._planner.set_up_planner(asked, described)
         plan = self._planner.finish_plan(self._planner.create_local_plan())
-        values = [one for one in plan.items if one.type == LoadItemType.BYTE_IO]
+        values = [item for item in plan.items if item.type == LoadItemType.BYTE_IO]
         for item, octets in self._read(values):
             key = item.dest_index.fqn
             self._values[key] = read_value(bytes(octets), key)
@@ -155,12 +157,12 @@ class StoredShards:
         self._metadata, self._plan = described, plan
 
     def load(self, target: Target) -> int:
-        """Read it into the live state; returns how many bytes were read."""
+        """Read the checkpoint into the live state; returns the number of bytes read."""
         size = 0
         tensors = [
-            one
-            for one in self._plan.items
-            if one.type != LoadItemType.BYTE_IO and not target.is_kept(one.dest_index.fqn)
+            item
+            for item in self._plan.items
+            if item.type != LoadItemType.BYTE_IO and not target.is_kept(item.dest_index.fqn)
         ]
         for item, octets in self._read(tensors):
             size += len(octets)
@@ -190,27 +192,29 @@ class StoredShards:
                 raise UnfitError(str(gone)) from error
             if there != self._manifest:
                 raise UnfitError(
-                    f"{self._place} has become another checkpoint meanwhile"
+                    f"{self._place} was replaced by another checkpoint meanwhile"
                 ) from error
             raise
 
     def _check(self, file: ShardFile) -> None:
         place = f"{self._place}/{file.name}"
-        found = Hasher()
+        hasher = Hasher()
         try:
             size = self._storage.size(f"{self._name}/{file.name}")
             if size != file.size_bytes:
                 raise CorruptError(f"{place} has {size or 0} of {file.size_bytes} bytes")
             for start in range(0, file.size_bytes, _BLOCK_BYTES):
                 length = min(_BLOCK_BYTES, file.size_bytes - start)
-                found.update(self._storage.read(f"{self._name}/{file.name}", start, length))
+                hasher.update(self._storage.read(f"{self._name}/{file.name}", start, length))
         except StorageError as error:
             raise UnfitError(str(error)) from error
-        _compare(place, found.hexdigest(), file)
+        _compare(place, hasher.hexdigest(), file)
 
     def _read_metadata(self) -> Metadata:
         """Read torch's metadata; every rank needs it, and verifies it."""
-        file = next((one for one in self._files.values() if _is_metadata(one)), None)
+        file = next(
+            (candidate for candidate in self._files.values() if _is_metadata(candidate)), None
+        )
         if file is None:
             raise UnfitError(f"{self._place}/{METADATA} is not in the manifest")
         place = f"{self._place}/{file.name}"
@@ -219,14 +223,14 @@ class StoredShards:
         except StorageError as error:
             raise UnfitError(str(error)) from error
         _compare(place, hash_of(octets), file)
-        # In an object store the files of a save are in a folder of their own.
+        # In an object store the files of a save are in a separate folder.
         self._inside = file.name.removesuffix(METADATA)
         self._metadata = read_metadata(octets, place)
         return self._metadata
 
     def _read(self, items: Sequence[ReadItem]) -> Iterator[tuple[ReadItem, memoryview]]:
         """The saved bytes of each item, in the order of the files."""
-        ranges = [self._range(one) for one in items]
+        ranges = [self._range(item) for item in items]
         try:
             for number, octets in read_ranges(self._storage, ranges):
                 yield items[number], octets
@@ -238,9 +242,9 @@ class StoredShards:
         assert self._metadata is not None
         at, about = item.storage_index, self._metadata.state_dict_metadata[item.storage_index.fqn]
         assert isinstance(about, TensorStorageMetadata)
-        chunk = about.chunks[at.index or 0]  # where the planner has found it
+        chunk = about.chunks[at.index or 0]  # the planner's index
         if chunk.offsets != at.offset:
-            chunk = next(one for one in about.chunks if one.offsets == at.offset)
+            chunk = next(other for other in about.chunks if other.offsets == at.offset)
         return about.properties.dtype, tuple(chunk.sizes)
 
     def _range(self, item: ReadItem) -> ByteRange:
@@ -260,7 +264,7 @@ def share(files: Sequence[ShardFile], rank: int, world_size: int) -> list[ShardF
     """The files that this rank verifies: largest first, each to the rank with the least bytes."""
     laden = [(0, number) for number in range(world_size)]
     own = []
-    for file in sorted(files, key=lambda one: (-one.size_bytes, one.name)):
+    for file in sorted(files, key=lambda candidate: (-candidate.size_bytes, candidate.name)):
         size, least = laden[0]
         heapreplace(laden, (size + file.size_bytes + 1, least))
         if least == rank:
@@ -272,8 +276,8 @@ def _is_metadata(file: ShardFile) -> bool:
     return file.name.rpartition("/")[2] == METADATA
 
 
-def _compare(place: str, found: str, file: ShardFile) -> None:
-    if found != file.hash:
+def _compare(place: str, content_hash: str, file: ShardFile) -> None:
+    if content_hash != file.hash:
         raise CorruptError(
-            f"{place} is not what was saved: its hash is {found}, and was {file.hash}"
+            f"{place} differs from what was saved: its hash is {content_hash}, and was {file.hash}"
         )

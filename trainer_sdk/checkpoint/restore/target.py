@@ -25,16 +25,16 @@ def is_blank(value: object) -> bool:
 
 
 def give_state(optimizer: Optimizer) -> bool:
-    """Let it make its state by a step of zero gradients and no rate, which changes nothing else.
+    """Make an optimizer's state by a step with zero gradients and rates, which changes no value.
 
-    False where its step needs an argument, or fails: it has no state then. Hooks are passed by:
-    nobody may take it for a step of the training. Gradients stay as they are.
+    False if the step needs an argument or fails; then the optimizer has no state. Hooks are not
+    called, as this is not a step of the training. Gradients stay as they are.
     """
     step: Any = type(optimizer).step
     try:
         with _at_rest(optimizer):
             getattr(step, "__wrapped__", step)(optimizer)
-    except Exception:  # noqa: BLE001 - a step of the user's may raise anything
+    except Exception:  # noqa: BLE001 - the user's own step may raise anything
         optimizer.state.clear()
         return False
     return True
@@ -45,7 +45,7 @@ def _at_rest(optimizer: Optimizer) -> Generator[None]:
     """Set rates and gradients to zero, and restore them afterwards."""
     groups: list[dict[str, Any]] = optimizer.param_groups
     rates = [group.get("lr") for group in groups]
-    gradients = [(one, one.grad) for one in _parameters(optimizer)]
+    gradients = [(parameter, parameter.grad) for parameter in _parameters(optimizer)]
     try:
         for parameter, _ in gradients:
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
@@ -62,28 +62,28 @@ def _at_rest(optimizer: Optimizer) -> Generator[None]:
 
 
 def state_like(optimizer: Optimizer, saved: Mapping[str, Form | None]) -> dict[int, dict[str, Any]]:
-    """A state as `state_dict` has it, to load into, from the keys that were saved in one.
+    """A state in the form of `state_dict` to load into, made from the saved keys.
 
     `saved` has the form of each tensor, and None for another value.
     """
     parameters = _parameters(optimizer)
     tree: dict[Any, Any] = {}
     for key, form in saved.items():
-        number, *path = (int(one) if one.isdigit() else one for one in key.split("."))
+        number, *path = (int(part) if part.isdigit() else part for part in key.split("."))
         if not isinstance(number, int) or number >= len(parameters) or not path:
             continue
         holder = tree.setdefault(number, {})
-        for one in path[:-1]:
-            holder = holder.setdefault(one, {})
+        for part in path[:-1]:
+            holder = holder.setdefault(part, {})
         holder[path[-1]] = None if form is None else _zeros(form, parameters[number])
     return {
-        number: {name: _with_lists(one) for name, one in values.items()}
+        number: {name: _with_lists(value) for name, value in values.items()}
         for number, values in tree.items()
     }
 
 
 def _zeros(form: Form, parameter: torch.Tensor) -> torch.Tensor:
-    """Sharded as its parameter where it has the same shape."""
+    """Zeros of this form, sharded as the parameter if they have its shape."""
     dtype, shape = form
     if isinstance(parameter, DTensor):
         local = parameter.to_local()
@@ -96,21 +96,21 @@ def _zeros(form: Form, parameter: torch.Tensor) -> torch.Tensor:
 def _with_lists(values: Any) -> Any:
     if not isinstance(values, dict):
         return values
-    inner = {name: _with_lists(one) for name, one in values.items()}
+    inner = {name: _with_lists(inner_values) for name, inner_values in values.items()}
     if inner.keys() == set(range(len(inner))):
         return [inner[number] for number in range(len(inner))]
     return inner
 
 
 def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
-    return [one for group in optimizer.param_groups for one in group["params"]]
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 class Target:
-    """What every rank gives to `restore`: tensors, nested dicts, and objects with a `state_dict`.
+    """The state that a rank gives to `restore`: tensors, nested dicts, objects with `state_dict`.
 
-    An optimizer has no state before its first step; it is given one, of zeros, to load into. What
-    is optional counts as a part of it only if it is among the `saved` keys, where these are known.
+    An optimizer has no state before its first step, so it gets a state of zeros to load into.
+    Optional values count only if they are among the `saved` keys, if these are known.
     """
 
     def __init__(
@@ -118,18 +118,22 @@ class Target:
     ) -> None:
         self._state = state
         self.is_strict = is_strict
-        """All of it must be among what was saved, and the other way round."""
-        self._made = {name: one for name, one in state.items() if is_blank(one)}
-        self._open = {name: one for name, one in self._made.items() if not give_state(one)}
-        """Optimizers whose state is made as the checkpoint has it."""
+        """Whether live and saved state must have the same keys."""
+        self._made = {name: part for name, part in state.items() if is_blank(part)}
+        self._open = {
+            name: optimizer for name, optimizer in self._made.items() if not give_state(optimizer)
+        }
+        """Optimizers whose state gets the form that the checkpoint has."""
         self._optional = [f"{name}.state." for name in self._made]
-        self._optional += [f"{name}." for name, one in state.items() if _says(one, "may_be_absent")]
+        self._optional += [
+            f"{name}." for name, part in state.items() if _has_flag(part, "may_be_absent")
+        ]
         self._of_one_world = [
-            f"{name}." for name, one in state.items() if _says(one, "of_one_world")
+            f"{name}." for name, part in state.items() if _has_flag(part, "of_one_world")
         ]
         self._dicts = {
-            name: one.state_dict() if isinstance(one, Stateful) else one
-            for name, one in state.items()
+            name: part.state_dict() if isinstance(part, Stateful) else part
+            for name, part in state.items()
         }
         self._saved = saved
         self._loaded: set[str] = set()
@@ -137,7 +141,7 @@ class Target:
         self._slots: dict[str, tuple[Any, Any]] = {}
         self._find_slots()
         self.of_all: frozenset[str] = frozenset(self._slots)
-        """The keys that the state of any rank has."""
+        """The keys of all ranks' states."""
 
     def _find_slots(self) -> None:
         self._slots.clear()
@@ -152,7 +156,7 @@ class Target:
         return bool(self._open)
 
     def begin_with(self, saved: Mapping[str, Form | None]) -> None:
-        """Begin with a checkpoint: what is open becomes as it was saved, and nothing is kept.
+        """Begin with a checkpoint: open parts get its form, and no key is kept.
 
         `saved` has the form of each tensor, and None for another value.
         """
@@ -171,7 +175,7 @@ class Target:
     @property
     def optimizers(self) -> dict[str, Optimizer]:
         """By the name of the part."""
-        return {name: one for name, one in self._state.items() if isinstance(one, Optimizer)}
+        return {name: part for name, part in self._state.items() if isinstance(part, Optimizer)}
 
     @property
     def values(self) -> dict[str, Any]:
@@ -181,19 +185,19 @@ class Target:
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors, which are filled in place."""
-        return {key: one for key, one in self.values.items() if isinstance(one, torch.Tensor)}
+        return {key: value for key, value in self.values.items() if isinstance(value, torch.Tensor)}
 
     def tensors_of(self, name: str) -> Iterator[torch.Tensor]:
         """The tensors of one part."""
         inside = f"{name}."
-        return (one for key, one in self.tensors.items() if key.startswith(inside))
+        return (tensor for key, tensor in self.tensors.items() if key.startswith(inside))
 
     @property
     def pieces(self) -> tuple[StatePiece, ...]:
         """The form of its tensors, as ranks send it to each other."""
         tensors = {
-            key: one
-            for key, one in self.tensors.items()
+            key: tensor
+            for key, tensor in self.tensors.items()
             if not self._saved or key in self._saved or not self.is_optional(key)
         }
         return read_form(FlatState(tensors, dict.fromkeys(tensors, ()))).pieces
@@ -203,24 +207,24 @@ class Target:
         return key.startswith(tuple(self._optional))
 
     def is_of_rank(self, key: str) -> bool:
-        """A rank of the world that saved has it for itself, as its random numbers."""
+        """Whether each rank that saved has its own value, as for random numbers."""
         return key.startswith((*self._optional, *self._of_one_world))
 
     def is_of_one_world(self, key: str) -> bool:
-        """Each rank has its own, which fits the same number of ranks only."""
+        """Whether each rank has its own value, which fits only the same number of ranks."""
         return key.startswith(tuple(self._of_one_world))
 
     def why_unfit(self, values: Mapping[str, object]) -> str:
-        """Why one of its objects cannot go on from these values, if there is one that says so."""
-        for name, one in self._state.items():
-            if hasattr(one, "why_unfit"):
+        """Why an object of the state cannot continue from these values; empty if all can."""
+        for name, part in self._state.items():
+            if hasattr(part, "why_unfit"):
                 inside = f"{name}."
                 own = {
                     key.removeprefix(inside): value
                     for key, value in values.items()
                     if key.startswith(inside)
                 }
-                why = one.why_unfit(own)
+                why = part.why_unfit(own)
                 if why:
                     return f"{name}: {why}"
         return ""
@@ -249,31 +253,34 @@ class Target:
         return key in self._kept
 
     def finish(self) -> None:
-        """Hand the loaded state to the objects that it came from."""
+        """Pass the loaded state to its objects."""
         self._prune()
-        for name, one in self._state.items():
+        for name, part in self._state.items():
             if self._is_kept_whole(name):
                 if name in self._made:
                     self._made[name].state.clear()
-            elif isinstance(one, Stateful):
-                if not _is_filled(one, self._dicts[name]):
+            elif isinstance(part, Stateful):
+                if not _is_filled(part, self._dicts[name]):
                     with _as_made(self.tensors_of(name)):
-                        one.load_state_dict(self._dicts[name])
+                        part.load_state_dict(self._dicts[name])
             else:
                 self._state[name] = self._dicts[name]
 
     def _is_kept_whole(self, name: str) -> bool:
-        """No value of this part was loaded, and there are some that could have been."""
+        """Whether no value of this part was loaded, although it has values."""
         inside = f"{name}."
         own = [key for key in self._slots if key == name or key.startswith(inside)]
         return bool(self._kept) and bool(own) and self._loaded.isdisjoint(own)
 
     def _prune(self) -> None:
-        """A parameter that never had a gradient had no state when it was saved, and has none."""
+        """Remove states that were not saved: of parameters that never had a gradient."""
         for name in self._made.keys() - self._open.keys():
             states = self._dicts[name]["state"]
             for number, values in list(states.items()):
-                if any(f"{name}.state.{number}.{one}" not in self._loaded for one in values):
+                if any(
+                    f"{name}.state.{number}.{value_name}" not in self._loaded
+                    for value_name in values
+                ):
                     del states[number]
 
     def undo(self) -> None:
@@ -283,14 +290,14 @@ class Target:
 
 
 def fill(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Copy into a tensor of the training, also into one that was made for inference alone."""
+    """Copy into a tensor of the training, even if it was made in inference mode."""
     with _as_made([tensor]):
         tensor.copy_(values)
 
 
 def _as_made(tensors: Iterable[torch.Tensor]) -> Any:
-    """The mode in which tensors may be changed; elsewhere torch refuses those for inference."""
-    return torch.inference_mode(any(one.is_inference() for one in tensors))
+    """The mode in which these tensors may be changed: torch has a rule for inference tensors."""
+    return torch.inference_mode(any(tensor.is_inference() for tensor in tensors))
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -298,31 +305,31 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
-def _is_filled(one: object, values: Any) -> bool:
-    """Its own tensors were loaded into, and nothing of it wants to know: all is done.
+def _is_filled(part: object, values: Any) -> bool:
+    """Whether the tensors of a module were loaded in place, and it has no hooks to call.
 
-    A module would copy every parameter onto itself, which takes as long as loading it.
+    Then `load_state_dict` would only copy each parameter onto itself, as slowly as a load.
     """
-    if not isinstance(one, Module):
+    if not isinstance(part, Module):
         return False
-    if type(one).load_state_dict is not Module.load_state_dict:
+    if type(part).load_state_dict is not Module.load_state_dict:
         return False
-    for inner in one.modules():
+    for inner in part.modules():
         if inner._load_state_dict_pre_hooks or inner._load_state_dict_post_hooks:  # noqa: SLF001 - torch has no public way to know
             return False
-    own = {local(tensor).data_ptr() for tensor in (*one.parameters(), *one.buffers())}
+    own = {local(tensor).data_ptr() for tensor in (*part.parameters(), *part.buffers())}
     return all(
         isinstance(value, torch.Tensor) and local(value).data_ptr() in own
         for value in values.values()
     )
 
 
-def _says(one: object, name: str) -> bool:
-    return bool(getattr(one, name, False))
+def _has_flag(part: object, name: str) -> bool:
+    return bool(getattr(part, name, False))
 
 
 def _leaves(holder: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Each value with its key, where it is, and under which name; by torch's rules."""
+    """Each value's key, container and name, by torch's rules."""
     entries = holder.items() if isinstance(holder, Mapping) else enumerate(holder)
     for name, value in entries:
         key = f"{path}.{name}" if path else str(name)
@@ -335,24 +342,25 @@ def _leaves(holder: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
 def _is_whole(values: list[Any]) -> bool:
     """Torch keeps a list as one value unless there are tensors or dicts somewhere in it."""
     return not any(
-        isinstance(one, (torch.Tensor, Mapping)) or (isinstance(one, list) and not _is_whole(one))
-        for one in values
+        isinstance(value, (torch.Tensor, Mapping))
+        or (isinstance(value, list) and not _is_whole(value))
+        for value in values
     )
 
 
 def check_fit(
     target: Target, wanted: Mapping[str, Form], saved: Mapping[str, Form], others: Collection[str]
 ) -> tuple[str, ...]:
-    """Every value of the live state has its like among those saved, and no tensor is left over.
+    """Check that the live state matches the saved one; returns the saved keys without a place.
 
-    A tensor that the state of another rank has is not left over. `others` are the saved values that
-    are no tensors; those that no rank has a place for are returned. Where the state may differ,
-    what has no like is kept as it is, and the tensors that are left over are returned, too.
+    `others` are the keys of saved values that are not tensors. Strict: `UnfitError` if a live value
+    is not saved in the same form, or if no rank has a place for a saved tensor. Not strict: live
+    values without a match are kept as they are.
     """
     lacking = _lacking(target, wanted, saved, others)
     unlike = [key for key, form in wanted.items() if key in saved and saved[key] != form]
-    left_over = [one for one in saved if one not in target.of_all and one not in wanted]
-    unread = [one for one in others if one not in target.of_all and not target.is_of_rank(one)]
+    left_over = [key for key in saved if key not in target.of_all and key not in wanted]
+    unread = [key for key in others if key not in target.of_all and not target.is_of_rank(key)]
     if target.is_strict:
         _refuse("lacks", lacking)
         _refuse("has, and the state to load into lacks,", left_over)
@@ -360,7 +368,7 @@ def check_fit(
             raise UnfitError(f"{key} is {_words(saved[key])} there, and {_words(wanted[key])} here")
         return tuple(sorted(unread))
     if len(lacking) + len(unlike) == len(target.values):
-        raise UnfitError("it has nothing of what the state to load into has")
+        raise UnfitError("it has no value of the state to load into")
     target.keep((*lacking, *unlike))
     _keep_optimizers(target, {*lacking, *unlike, *left_over})
     return tuple(sorted((*left_over, *unread)))
@@ -370,24 +378,24 @@ def _lacking(
     target: Target, wanted: Mapping[str, Form], saved: Mapping[str, Form], others: Collection[str]
 ) -> list[str]:
     plain = target.values.keys() - target.tensors.keys()
-    lacking = [one for one in wanted if one not in saved and not target.is_optional(one)]
-    lacking += [one for one in plain if one not in others and not target.is_optional(one)]
+    lacking = [key for key in wanted if key not in saved and not target.is_optional(key)]
+    lacking += [key for key in plain if key not in others and not target.is_optional(key)]
     for key in lacking:
         if target.is_of_one_world(key):
             raise UnfitError(
                 f"{key.partition('.')[0]} has a place for each rank, and was saved by another "
                 "number of ranks: restore with that number, use PositionedSampler, or leave it "
-                "out of the state to begin the data anew"
+                "out of the state to begin the data again"
             )
     return lacking
 
 
 def _keep_optimizers(target: Target, differing: Collection[str]) -> None:
-    """One whose parameters are others is loaded whole or not at all: it knows them by number."""
+    """Keep an optimizer whole if a value of it differs: it numbers its parameters."""
     for name in target.optimizers:
         inside = f"{name}."
-        if any(one.startswith(inside) for one in differing):
-            target.keep([one for one in target.values if one.startswith(inside)])
+        if any(key.startswith(inside) for key in differing):
+            target.keep([key for key in target.values if key.startswith(inside)])
 
 
 def check_parameters(target: Target, values: Mapping[str, object]) -> None:
@@ -403,15 +411,15 @@ def check_parameters(target: Target, values: Mapping[str, object]) -> None:
 
 
 def check_values(target: Target, values: Mapping[str, object]) -> None:
-    """Every object of the live state that can tell may go on from these."""
-    why = target.why_unfit({key: one for key, one in values.items() if not target.is_kept(key)})
+    """`UnfitError` if an object of the live state cannot continue from these values."""
+    why = target.why_unfit({key: value for key, value in values.items() if not target.is_kept(key)})
     if why:
         raise UnfitError(why)
 
 
-def _refuse(what: str, keys: list[str]) -> None:
+def _refuse(difference: str, keys: list[str]) -> None:
     if keys:
-        raise UnfitError(f"it {what} {named(keys)} (strict=False loads the rest)")
+        raise UnfitError(f"it {difference} {named(keys)} (strict=False loads the rest)")
 
 
 def named(keys: Collection[str]) -> str:

@@ -1,4 +1,4 @@
-"""Values that are not tensors: read without calling anything, and checked when they are saved."""
+"""Values that are not tensors: reads them without calling code, and checks them at the save."""
 
 import importlib
 import io
@@ -28,14 +28,14 @@ class UnreadableValueError(Exception):
 def read_value(octets: bytes | bytearray, key: str) -> Any:
     """Unpickle a value that consists of plain data and tensors; `UnfitError` otherwise."""
     try:
-        # What torch allows is allowed for the whole process meanwhile.
+        # torch keeps the allowed names for the whole process.
         with _reading, torch.serialization.safe_globals(_allowed(b"numpy" in octets)):
             return torch.load(io.BytesIO(octets), map_location="cpu", weights_only=True)
     except Exception as error:
-        said = why_unread(bytes(octets)) or str(error).strip().partition("\n")[0]
+        reason = why_unread(bytes(octets)) or str(error).strip().partition("\n")[0]
         raise UnfitError(
-            f"{key} cannot be read: {said}; numbers, texts, lists, dicts, arrays and tensors can "
-            "be, objects of other classes are never"
+            f"{key} cannot be read: {reason}; numbers, texts, lists, dicts, arrays and tensors can "
+            "be read, and objects of other classes never"
         ) from error
 
 
@@ -43,7 +43,7 @@ AsBytes = Callable[[object], bytes]
 
 
 def check_readable(key: str, value: object, as_bytes: AsBytes, octets: bytes | None = None) -> None:
-    """`UnreadableValueError` if a restore would not read what is saved of this value."""
+    """`UnreadableValueError` if a restore would refuse this value."""
     if is_plain(value):
         return
     try:
@@ -72,7 +72,7 @@ def is_plain(value: object) -> bool:
     if kind in _CONTAINERS:
         return all(map(is_plain, value))  # type: ignore[call-overload]
     if kind is dict:
-        return all(is_plain(name) and is_plain(one) for name, one in value.items())  # type: ignore[attr-defined]
+        return all(is_plain(name) and is_plain(member) for name, member in value.items())  # type: ignore[attr-defined]
     if kind is torch.Tensor:
         return is_strided(value)  # type: ignore[arg-type]
     return kind in _PLAIN
@@ -90,17 +90,17 @@ def is_strided(tensor: torch.Tensor) -> bool:
 def _is_of_second_hour(value: object) -> bool:
     """Whether a time has `fold` set, which torch's files lose."""
     return bool(getattr(value, "fold", 0)) or any(
-        _is_of_second_hour(one) for _, one in _parts(value)
+        _is_of_second_hour(part) for _, part in _parts(value)
     )
 
 
 def _culprit(key: str, value: object, as_bytes: AsBytes) -> tuple[str, object]:
     """The innermost part that a restore would refuse, and its key."""
-    for name, one in _parts(value):
+    for name, part in _parts(value):
         try:
-            check_readable(f"{key}[{name!r}]", one, as_bytes)
+            check_readable(f"{key}[{name!r}]", part, as_bytes)
         except UnreadableValueError:
-            return _culprit(f"{key}[{name!r}]", one, as_bytes)
+            return _culprit(f"{key}[{name!r}]", part, as_bytes)
     return key, value
 
 
@@ -110,7 +110,7 @@ def _parts(value: object) -> Iterator[tuple[object, object]]:
     elif type(value) in (list, tuple):
         yield from enumerate(value)  # type: ignore[arg-type]
     elif type(value) in (set, frozenset):
-        yield from ((one, one) for one in value)  # type: ignore[attr-defined]
+        yield from ((member, member) for member in value)  # type: ignore[attr-defined]
 
 
 def _words(value: object) -> str:
@@ -130,16 +130,19 @@ def _remedy(value: object) -> str:
 
 _REMEDIES: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (
-        lambda one: hasattr(one, "state_dict") and hasattr(one, "load_state_dict"),
+        lambda value: hasattr(value, "state_dict") and hasattr(value, "load_state_dict"),
         "give it a name of its own at the top of the state: state_dict is not called deeper",
     ),
-    (lambda one: type(one) is int, "save str(…) of so large a number"),
-    (lambda one: isinstance(one, Enum), "save its .value"),
-    (lambda one: hasattr(one, "__dataclass_fields__"), "save dataclasses.asdict(…) of it"),
-    (lambda one: hasattr(one, "_asdict"), "save tuple(…) or its _asdict()"),
-    (lambda one: isinstance(one, Mapping), "save dict(…) of it"),
-    (lambda one: isinstance(one, torch.Generator), "save its get_state()"),
-    (lambda one: bool(getattr(one, "fold", 0)), "save its timestamp(), as its fold would be lost"),
+    (lambda value: type(value) is int, "save str(…) of so large a number"),
+    (lambda value: isinstance(value, Enum), "save its .value"),
+    (lambda value: hasattr(value, "__dataclass_fields__"), "save dataclasses.asdict(…) of it"),
+    (lambda value: hasattr(value, "_asdict"), "save tuple(…) or its _asdict()"),
+    (lambda value: isinstance(value, Mapping), "save dict(…) of it"),
+    (lambda value: isinstance(value, torch.Generator), "save its get_state()"),
+    (
+        lambda value: bool(getattr(value, "fold", 0)),
+        "save its timestamp(), as its fold would be lost",
+    ),
     (
         lambda _: True,
         "save numbers, texts, lists, dicts, arrays and tensors instead, or an object with "
@@ -150,16 +153,16 @@ _REMEDIES: tuple[tuple[Callable[[Any], bool], str], ...] = (
 
 @lru_cache(maxsize=2)
 def _allowed(with_numpy: bool) -> list[Any]:
-    """The allowed names as torch takes them: each with its name in the file."""
-    found: list[Any] = []
+    """The allowed objects in torch's form: each with its name in the file."""
+    allowed: list[Any] = []
     for named in sorted(DATA):
         module, _, name = named.rpartition(".")
         if module.startswith("numpy") and not with_numpy:
             continue
-        found.append((getattr(_module(module), name), named))
+        allowed.append((getattr(_module(module), name), named))
     if with_numpy:
-        found += _types_of_numpy()
-    return found
+        allowed += _types_of_numpy()
+    return allowed
 
 
 def _module(name: str) -> Any:
@@ -170,8 +173,8 @@ def _module(name: str) -> Any:
 
 
 def _types_of_numpy() -> list[Any]:
-    """The classes of its data types, which have a state of their own."""
+    """The classes of numpy's data types."""
     import numpy as np
 
     kinds: set[Any] = set(np.sctypeDict.values())
-    return list({type(np.dtype(one)) for one in kinds})
+    return list({type(np.dtype(kind)) for kind in kinds})

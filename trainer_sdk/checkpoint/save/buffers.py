@@ -1,7 +1,7 @@
-"""The memory that a rank's state is copied into, save after save: shared with the writer, mapped.
+"""The memory that each save copies a rank's state into; it is mapped, and shared with the writer.
 
-Fresh memory costs thirty times what a copy costs, so it is made once and used again. Where images
-are kept, it outlives the process, and the next one of the same rank has the state that it holds.
+To allocate fresh memory takes thirty times as long as a copy, so it is allocated once and reused.
+If images are kept, the memory outlives the process, and the next process of the rank has its state.
 """
 
 import ctypes
@@ -64,12 +64,12 @@ def _of_machine() -> int:
     except OSError:
         return _NEVER
     return next(
-        (int(one.split()[1]) << 10 for one in lines if one.startswith("MemAvailable")), _NEVER
+        (int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable")), _NEVER
     )
 
 
 def _of_group() -> int:
-    """What the limit of the container leaves; its inactive page cache counts as free."""
+    """The memory below the container's limit; its inactive page cache counts as free."""
     try:
         most = (_CGROUP / "memory.max").read_text().strip()
         used = int((_CGROUP / "memory.current").read_text())
@@ -78,16 +78,16 @@ def _of_group() -> int:
         return _NEVER
     if most == "max":
         return _NEVER
-    cache = sum(int(one.split()[1]) for one in details if one.startswith(("inactive_file ",)))
+    cache = sum(int(line.split()[1]) for line in details if line.startswith(("inactive_file ",)))
     return max(0, int(most) - used + cache)
 
 
 class NoRoomError(Exception):
     """There is not enough memory for a save; nothing was begun."""
 
-    def __init__(self, place: str, needed_bytes: int, room_bytes: int, said: str = "") -> None:
+    def __init__(self, place: str, needed_bytes: int, room_bytes: int, reason: str = "") -> None:
         super().__init__(
-            said
+            reason
             or f"{place} has {room_bytes >> 20} MiB left, and the save needs "
             f"{-(-needed_bytes >> 20)} MiB there: give more (--shm-size or --memory of a "
             "container), or memory_limit to save in waves"
@@ -113,11 +113,11 @@ class Buffer:
         self.filled_for: object = None
         """The plan whose fixed parts are in the buffer."""
         self.targets: list[torch.Tensor] = []
-        """The places of that plan's pieces."""
+        """The places of that plan's pieces in the buffer."""
         self.holds = _held_in(folder)
-        """The state whose whole image it holds; None if there is none."""
+        """The identity of the complete image in the buffer; None if there is none."""
         self.is_left = False
-        """The training has gone back to an older state."""
+        """Whether the training has gone back to an older state than this image."""
         self.is_free = True
         self._descriptor = -1
         self._octets: torch.Tensor | None = None
@@ -200,18 +200,18 @@ class Buffer:
         return available_bytes(self._descriptor if self.folder else None)
 
     def _no_room(self, place: str, size: int, room: int) -> NoRoomError:
-        said = (
+        reason = (
             f"the disk of {place} has {room >> 20} MiB left, and the save needs "
             f"{-(-size >> 20)} MiB there: free some space, or have local_root on a larger disk"
         )
-        return NoRoomError(place, size, room, said if self._is_on_disk else "")
+        return NoRoomError(place, size, room, reason if self._is_on_disk else "")
 
     def _open(self, size: int) -> int:
         if self.folder:
             os.makedirs(self.folder, mode=0o700, exist_ok=True)
             with suppress(FileNotFoundError):
                 if os.stat(self.path).st_size > size:
-                    os.unlink(self.path)  # truncated, it would kill whatever has it mapped
+                    os.unlink(self.path)  # to truncate it would kill processes that have it mapped
             return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         descriptor = os.memfd_create("everstep-save", os.MFD_CLOEXEC)
         self.path = f"/proc/{os.getpid()}/fd/{descriptor}"
@@ -227,15 +227,16 @@ class Arena:
         names = _NAMES[:count]
         on_disk = bool(folder) and is_on_disk(os.path.dirname(os.path.dirname(folder)))
         self.buffers = [
-            Buffer(os.path.join(folder, one) if folder else "", is_on_disk=on_disk) for one in names
+            Buffer(os.path.join(folder, name) if folder else "", is_on_disk=on_disk)
+            for name in names
         ]
 
     def restored(self, state: RestoredState) -> None:
         """Note the state that was restored: newer images are overwritten first."""
-        for one in self.buffers:
-            one.is_left = one.holds is not None and one.holds.age > state.identity.age
+        for buffer in self.buffers:
+            buffer.is_left = buffer.holds is not None and buffer.holds.age > state.identity.age
         if self._folder:
-            with suppress(OSError):  # the agent will send what nobody needs, no more
+            with suppress(OSError):  # then the agent only sends images that are not needed
                 mark_restored(Path(self._folder), state)
 
     def next(self) -> Buffer | None:
@@ -243,27 +244,29 @@ class Arena:
         return min(self.spare(), key=_age, default=None)
 
     def spare(self) -> list[Buffer]:
-        """Those that may be filled. The newest whole image stays until there is a newer one.
+        """The buffers that may be filled. The newest complete image stays until a newer one exists.
 
-        What the training has left does not count: another rank may not have it.
+        Images that the training has abandoned do not count: another rank may lack them.
         """
-        whole = [one for one in self.buffers if one.holds is not None and not one.is_left]
+        whole = [
+            buffer for buffer in self.buffers if buffer.holds is not None and not buffer.is_left
+        ]
         newest = max(whole, key=_age, default=None) if self._folder else None
-        return [one for one in self.buffers if one.is_free and one is not newest]
+        return [buffer for buffer in self.buffers if buffer.is_free and buffer is not newest]
 
     def close(self, *, keeps_images: bool) -> None:
         """Release the memory; images stay with `keeps_images`."""
-        for one in self.buffers:
+        for buffer in self.buffers:
             if keeps_images:
-                one.close()
+                buffer.close()
             else:
-                one.remove()
+                buffer.remove()
         if self._lock < 0:
             return
         if not keeps_images:
             _unlink(self._folder, RESTORED, _LOCK)
             _remove_empty(self._folder)
-        if self._lock in _locks:  # else we are a fork of whoever holds it
+        if self._lock in _locks:  # otherwise this process is a fork of the holder
             _locks.remove(self._lock)
             os.close(self._lock)
         self._lock = -1
@@ -288,7 +291,7 @@ def _held_in(folder: str) -> Identity | None:
 
 
 def _locked(folder: str) -> int:
-    """Lock the folder while this process lives; the previous process may just be ending."""
+    """Lock the folder while this process lives; waits while a former process is ending."""
     if _is_held_here(folder):
         raise TakenError(
             f"another Checkpointer of this process has the images in {folder}, and there is one "
@@ -297,7 +300,7 @@ def _locked(folder: str) -> int:
         )
     deadline = time.monotonic() + _WITHIN_S
     while True:
-        with suppress(FileNotFoundError):  # the last one has just removed all of it
+        with suppress(FileNotFoundError):  # a former process has just removed the folder
             os.makedirs(folder, mode=0o700, exist_ok=True)
             held = _lock_in(folder)
             if held is not None:
@@ -332,14 +335,14 @@ def _is_held_here(folder: str) -> bool:
     """Whether this process has the lock."""
     with suppress(FileNotFoundError):
         there = os.stat(os.path.join(folder, _LOCK))
-        return any(os.path.samestat(os.fstat(one), there) for one in _locks)
+        return any(os.path.samestat(os.fstat(lock), there) for lock in _locks)
     return False
 
 
 def _let_go() -> None:
-    """In a forked child, as of a data loader: it may outlive its rank for seconds."""
-    for one in _locks:
-        os.close(one)
+    """Release the locks in a forked child, such as a data worker: it may outlive its rank."""
+    for lock in _locks:
+        os.close(lock)
     _locks.clear()
 
 

@@ -1,7 +1,8 @@
-"""Which rank saves what, and where it is in that rank's image; made once, and used while it fits.
+"""The plan of a save: which rank saves which tensors, and their places in its image.
 
-Every rank tells all others what it has, and each makes the same plan from that: by torch's own
-planner, so that what is saved is what `torch.distributed.checkpoint` reads.
+Every rank describes its state to all others, and each makes the same plan from the descriptions, by
+torch's own planner, so that `torch.distributed.checkpoint` can read the files. A plan is used again
+while it fits.
 """
 
 import io
@@ -40,8 +41,8 @@ PAGE_BYTES = 4096
 _ALIGNED = 64
 
 
-class _Told(msgspec.Struct, frozen=True):
-    """What a rank sends to the others."""
+class _Description(msgspec.Struct, frozen=True):
+    """The description that a rank sends to the others."""
 
     pieces: tuple[StatePiece, ...]
     mark: str
@@ -67,7 +68,7 @@ class PlacedPiece:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a rank writes at each save, and where."""
+    """The pieces that a rank writes at each save, and their places."""
 
     local: LocalForm
     """The form of the states that the plan fits."""
@@ -86,30 +87,33 @@ class Plan:
     """A random mark of rank 0, the same on all ranks."""
 
     @property
-    def beside(self) -> bytes:
-        """What the writer needs in addition, after the image."""
+    def extra(self) -> bytes:
+        """Metadata and entries, which follow the image in the buffer."""
         return self.metadata + self.entries
 
     @property
     def arena_bytes(self) -> int:
-        """The size of image and `beside`."""
-        return self.image_bytes + self.beside_bytes
+        """The size of image and `extra`."""
+        return self.image_bytes + self.extra_bytes
 
     @property
-    def beside_bytes(self) -> int:
-        """The size of `beside`, in whole pages."""
+    def extra_bytes(self) -> int:
+        """The size of `extra`, in whole pages."""
         return _up(len(self.metadata) + len(self.entries), PAGE_BYTES)
 
 
 def make_plan(flat: FlatState, group: RankGroup, mark: str, *, with_all: bool) -> Plan:
-    """Plan with all ranks, which all call it; `with_all` puts a rank's whole state in its image."""
+    """Plan together with all ranks; `with_all` puts a rank's whole state into its image."""
     local, error = _form_of(flat)
-    told = group.gather(_Told(local.pieces, mark, error), _Told)
-    for rank, one in enumerate(told):
-        if one.error:
-            raise PlanError(f"rank {rank} has a state that cannot be saved: {one.error}")
+    told = group.gather(_Description(local.pieces, mark, error), _Description)
+    for rank, description in enumerate(told):
+        if description.error:
+            raise PlanError(f"rank {rank} has a state that cannot be saved: {description.error}")
     planner = DefaultSavePlanner()
-    plans, metadata = planner._create_global_plan([_as_torch(one.pieces) for one in told])  # noqa: SLF001 - the public one keeps plans for the whole process
+    # The public one keeps plans for the whole process.
+    plans, metadata = planner._create_global_plan(  # noqa: SLF001
+        [_as_torch(description.pieces) for description in told]
+    )
     mine = _kept(local.pieces, plans[group.rank])
     placed, file_bytes = _place(local.pieces, mine, 0)
     file_bytes = _up(file_bytes, PAGE_BYTES)
@@ -130,7 +134,7 @@ def make_plan(flat: FlatState, group: RankGroup, mark: str, *, with_all: bool) -
         image_bytes=image_bytes,
         entries=msgspec.json.encode(_entries(local.pieces, placed)) if with_all else b"",
         metadata=_pickled(metadata) if group.rank == 0 else b"",
-        layout=layout_of([one.pieces for one in told]),
+        layout=layout_of([description.pieces for description in told]),
         mark=told[0].mark,
     )
 
@@ -142,27 +146,31 @@ def shard_name(rank: int) -> str:
 
 def layout_of(pieces: Sequence[Sequence[StatePiece]]) -> str:
     """The hash of keys, shapes, dtypes and shardings of all ranks."""
-    said = [
-        [(one.key, one.dtype, one.shape, one.offsets, one.sizes) for one in rank if one.dtype]
+    forms = [
+        [
+            (piece.key, piece.dtype, piece.shape, piece.offsets, piece.sizes)
+            for piece in rank
+            if piece.dtype
+        ]
         for rank in pieces
     ]
-    return hash_of(msgspec.json.encode(said))
+    return hash_of(msgspec.json.encode(forms))
 
 
 def _form_of(flat: FlatState) -> tuple[LocalForm, str]:
-    """The form of a state, and what is wrong with it: the other ranks wait for that."""
+    """The form of a state, and its error, if any: the other ranks wait for the answer."""
     try:
         return read_form(flat), ""
     except UnreadableValueError as error:
         return LocalForm((), (), ()), str(error)
-    except Exception as error:  # noqa: BLE001 - what a class of the user's may raise
+    except Exception as error:  # noqa: BLE001 - a class of the user may raise anything
         return LocalForm((), (), ()), f"{type(error).__name__}: {error}"
 
 
 def _as_torch(pieces: Sequence[StatePiece]) -> SavePlan:
     return SavePlan(
-        [_write_item(one) for one in pieces],
-        planner_data={one.key: one.path for one in pieces},
+        [_write_item(piece) for piece in pieces],
+        planner_data={piece.key: piece.path for piece in pieces},
     )
 
 
@@ -184,7 +192,7 @@ def _write_item(piece: StatePiece) -> WriteItem:
 
 def _kept(pieces: Sequence[StatePiece], plan: SavePlan) -> list[int]:
     wanted = {item.index for item in plan.items}
-    return [number for number, one in enumerate(pieces) if _index(one) in wanted]
+    return [number for number, piece in enumerate(pieces) if _index(piece) in wanted]
 
 
 def _index(piece: StatePiece) -> MetadataIndex:
@@ -219,21 +227,21 @@ def _place_bare(
 
 
 def _storage_data(
-    told: Sequence[_Told], plans: Sequence[SavePlan]
+    told: Sequence[_Description], plans: Sequence[SavePlan]
 ) -> dict[MetadataIndex, _StorageInfo]:
-    found = {}
-    for rank, (one, plan) in enumerate(zip(told, plans, strict=True)):
-        for placed in _place(one.pieces, _kept(one.pieces, plan), 0)[0]:
+    places = {}
+    for rank, (description, plan) in enumerate(zip(told, plans, strict=True)):
+        for placed in _place(description.pieces, _kept(description.pieces, plan), 0)[0]:
             begin = placed.offset - len(placed.head)
             length = len(placed.head) + placed.length + len(placed.tail)
-            index = _index(one.pieces[placed.number])
-            found[index] = _StorageInfo(shard_name(rank), begin, length)
-    return found
+            index = _index(description.pieces[placed.number])
+            places[index] = _StorageInfo(shard_name(rank), begin, length)
+    return places
 
 
 def _entries(pieces: Sequence[StatePiece], placed: Sequence[PlacedPiece]) -> tuple[ImageEntry, ...]:
-    times = Counter(one.key for one in pieces)
-    return tuple(_entry(pieces[one.number], one, times) for one in placed)
+    times = Counter(piece.key for piece in pieces)
+    return tuple(_entry(pieces[place.number], place, times) for place in placed)
 
 
 def _entry(piece: StatePiece, placed: PlacedPiece, times: Mapping[str, int]) -> ImageEntry:
@@ -261,12 +269,12 @@ def fill(buffer: Buffer, plan: Plan) -> None:
     """Write the parts of a buffer that are the same at each save."""
     octets, pieces = buffer.octets, plan.local.pieces
     buffer.targets = []
-    for one in plan.placed:
-        end = one.offset + one.length
-        put(buffer, one.offset - len(one.head), one.head, len(one.head))
-        put(buffer, end, one.tail, len(one.tail))
-        buffer.targets.append(_as_tensor(octets[one.offset : end], pieces[one.number]))
-    put(buffer, plan.image_bytes, plan.beside, plan.beside_bytes)
+    for placed in plan.placed:
+        end = placed.offset + placed.length
+        put(buffer, placed.offset - len(placed.head), placed.head, len(placed.head))
+        put(buffer, end, placed.tail, len(placed.tail))
+        buffer.targets.append(_as_tensor(octets[placed.offset : end], pieces[placed.number]))
+    put(buffer, plan.image_bytes, plan.extra, plan.extra_bytes)
     buffer.filled_for = plan
 
 
@@ -298,33 +306,35 @@ class FileStretch:
 
 
 def window_for(plan: Plan, limit_bytes: int) -> int:
-    """How many bytes of the file fit into the memory, with what the writer needs in addition."""
-    return (limit_bytes - plan.beside_bytes) // PAGE_BYTES * PAGE_BYTES
+    """The size of a window of the file, so that window and `extra` fit into the memory."""
+    return (limit_bytes - plan.extra_bytes) // PAGE_BYTES * PAGE_BYTES
 
 
 def stretches(plan: Plan, flat: FlatState, values: dict[int, bytes]) -> list[FileStretch]:
     """The stretches of the whole file."""
-    found = []
+    whole = []
     for placed in plan.placed:
         octets = values.get(placed.number)
-        found.append(_of_bytes(placed.offset - len(placed.head), placed.head))
+        whole.append(_of_bytes(placed.offset - len(placed.head), placed.head))
         if octets is None:
             bare = partial(_bare, flat, plan.local.indices[placed.number])
-            found.append(FileStretch(placed.offset, placed.length, bare))
+            whole.append(FileStretch(placed.offset, placed.length, bare))
         else:
-            found.append(_of_bytes(placed.offset, octets))
-        found.append(_of_bytes(placed.offset + placed.length, placed.tail))
-    return [one for one in found if one.length]
+            whole.append(_of_bytes(placed.offset, octets))
+        whole.append(_of_bytes(placed.offset + placed.length, placed.tail))
+    return [stretch for stretch in whole if stretch.length]
 
 
 def fill_window(window: torch.Tensor, at: int, whole: list[FileStretch]) -> None:
     """Fill a window that begins at `at`."""
     end = at + len(window)
     window.zero_()
-    for one in whole:
-        first, last = max(one.begin, at), min(one.begin + one.length, end)
+    for stretch in whole:
+        first, last = max(stretch.begin, at), min(stretch.begin + stretch.length, end)
         if first < last:
-            window[first - at : last - at].copy_(one.make()[first - one.begin : last - one.begin])
+            window[first - at : last - at].copy_(
+                stretch.make()[first - stretch.begin : last - stretch.begin]
+            )
 
 
 def windows(size: int, window: int) -> Iterator[tuple[int, int]]:
@@ -339,5 +349,5 @@ def _of_bytes(begin: int, octets: bytes) -> FileStretch:
 
 
 def _bare(flat: FlatState, index: MetadataIndex) -> torch.Tensor:
-    found: torch.Tensor = found_at(flat, index)
-    return found.contiguous().reshape(-1).view(torch.uint8)
+    tensor: torch.Tensor = found_at(flat, index)
+    return tensor.contiguous().reshape(-1).view(torch.uint8)

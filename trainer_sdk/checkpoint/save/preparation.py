@@ -1,4 +1,4 @@
-"""Before a rank copies its state: the plan, the memory, and whether all ranks have both."""
+"""Prepares a save: the plan, the memory, and the agreement of all ranks that both are there."""
 
 import os
 import threading
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from trainer_sdk.checkpoint.events import Reporter
+from trainer_sdk.checkpoint.events import FailedEvent, RefusedEvent, Reporter
 from trainer_sdk.checkpoint.flat_state import FlatState, as_bytes, fits, flatten, found_at
 from trainer_sdk.checkpoint.image_folder import RestoredState
 from trainer_sdk.checkpoint.job_context import JobContext
@@ -36,7 +36,7 @@ _LOOK_EVERY_S = 0.005
 
 
 class _Hindrance(IntEnum):
-    """Why a save is not begun; the highest value over all ranks decides for all."""
+    """Why a save is not begun; the highest value over all ranks decides for all ranks."""
 
     NONE = 0
     BUSY = 1
@@ -52,21 +52,21 @@ class SaverSetup:
     group: RankGroup
     root: str
     keeps: bool
-    """Images are kept in the memory of the node."""
+    """Whether images are kept in the memory of the node."""
     is_lazy: bool
     buffers: int
     memory_limit: int
-    """Of all buffers; 0 for none."""
+    """The limit for all buffers together; 0 for none."""
     write_bytes_per_s: int | None
-    """For a save that nobody waits for; 0 for no limit, None for a limit by the measured steps."""
+    """The limit for saves in the background; 0: none, None: by the measured steps."""
     timeouts: Timeouts
     waiting: WaitContext = nullcontext
-    """The context in which the training waits for a copy, so that it is not taken for a stall."""
+    """The context in which the training waits for a copy, so that the wait is not a stall."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedSave:
-    """All that is needed to copy a state."""
+    """The parts that the copy of a state needs."""
 
     plan: Plan
     flat: FlatState
@@ -74,11 +74,11 @@ class PreparedSave:
     """The pieces that are copied as bytes, by number."""
     buffer: Buffer
     window: int
-    """How many bytes of the file fit into the buffer, if not all; else 0."""
+    """The bytes of the file that fit into the buffer at once; 0 if all fit."""
 
 
 class Preparation:
-    """Prepares the saves of a rank, together with all others. One thread calls it."""
+    """Prepares the saves of a rank together with all ranks. Only one thread calls it."""
 
     def __init__(self, setup: SaverSetup, queue: SaveQueue, reporter: Reporter) -> None:
         self._setup = setup
@@ -91,12 +91,12 @@ class Preparation:
         )
         self._keeps = setup.keeps
         self._former: Arena | None = None
-        """The arena of images that are not kept any more."""
+        """The arena of earlier images, once images are not kept any more."""
         self.plan: Plan | None = None
         self._mark = os.urandom(4).hex()
         self._no_room: NoRoomError | None = None
         self._placeless = "there is no place for it: give a root, or keep_memory=True"
-        self._is_placeless_said = False
+        self._is_placeless_printed = False
         self._broken = ""
         self._fitting = threading.Lock()
         self._making: threading.Thread | None = None
@@ -112,7 +112,7 @@ class Preparation:
         flat = self._flatten(state)
         if self._group.highest([flat is None]) == [1] or flat is None:
             return
-        with suppress(PlanError):  # the first save says it
+        with suppress(PlanError):  # the first save reports it
             plan = make_plan(flat, self._group, self._mark, with_all=self._keeps)
             if self._may_keep(plan):
                 self.plan = plan
@@ -128,20 +128,20 @@ class Preparation:
             self._former.close(keeps_images=keeps)
 
     def ready(self, request: SaveRequest, state: Mapping[str, Any]) -> PreparedSave | NotBegun:
-        """Prepare a save on all ranks, or on none; then the reason was reported."""
+        """Prepare a save on all ranks, or on none; if on none, the reason was reported."""
         if self._has_no_place(request):
-            _, _, *said = self._together([0, 0, *_bounds(request)], None)
-            return self._refused(request, said) or self._refused_a_place(request)
+            _, _, *highest = self._together([0, 0, *_bounds(request)], None)
+            return self._refused(request, highest) or self._refused_a_place(request)
         flat = self._flatten(state)
         plan = self.plan
         values = self._values(plan, flat) if plan is not None and flat is not None else None
         buffer, hindrance = None, _Hindrance.NONE if flat is not None else _Hindrance.BROKEN
         if plan is not None and values is not None:
             buffer, hindrance = self._buffer(request, plan)
-        is_new, worst, *said = self._together(
+        is_new, worst, *highest = self._together(
             [values is None, hindrance, *_bounds(request)], buffer
         )
-        if (refused := self._refused(request, said)) is not None:
+        if (refused := self._refused(request, highest)) is not None:
             _release(buffer)
             return refused
         if is_new and worst != _Hindrance.BROKEN and flat is not None:
@@ -171,23 +171,22 @@ class Preparation:
             raise
 
     def _planned(self, flat: FlatState, request: SaveRequest) -> Plan:
-        """Plan with all ranks; without images from now on, if those of any rank are too large."""
+        """Plan with all ranks; if the images of any rank are too large, stop keeping images."""
         plan = make_plan(flat, self._group, self._mark, with_all=self._keeps)
         if self._may_keep(plan):
             return plan
         self._keeps = False
         self._placeless = (
             "there is no place for it: its states would take more memory than "
-            "agent.checkpoints.own_most_bytes, and there is no root: raise the one, or give the "
-            "other"
+            "agent.checkpoints.own_most_bytes, and there is no root: raise that, or give a root"
         )
         self._former, self.arena = self.arena, Arena(max(self._setup.buffers - 1, 1))
         if self._is_too_large(plan):
-            self._say_too_large(plan, request)
+            self._report_too_large(plan, request)
         return make_plan(flat, self._group, self._mark, with_all=False)
 
     def _may_keep(self, plan: Plan) -> bool:
-        """Whether no rank's images are larger than allowed. All ranks call it together."""
+        """Whether no rank's images are larger than allowed. All ranks call this together."""
         return not self._keeps or self._group.highest([self._is_too_large(plan)]) == [0]
 
     def _is_too_large(self, plan: Plan) -> bool:
@@ -195,22 +194,22 @@ class Preparation:
         return 0 < most < plan.arena_bytes * self._setup.buffers
 
     def _refused(self, request: SaveRequest, highest: Sequence[int]) -> NotBegun | None:
-        """Refuse the save on all ranks if they do not save the same; None if they do."""
-        unlike = _unlike(highest)
-        return self._queue.refuse(request.step, "plan", unlike) if unlike else None
+        """Refuse the save on all ranks if they disagree on step or place; None if they agree."""
+        disagreement = _disagreement(highest)
+        return self._queue.refuse(request.step, "plan", disagreement) if disagreement else None
 
     def _has_no_place(self, request: SaveRequest) -> bool:
         return not request.to_root and not self._keeps
 
     def _refused_a_place(self, request: SaveRequest) -> NotBegun:
-        """Refuse the save on all ranks, as it has no place; printed once."""
-        is_known, self._is_placeless_said = self._is_placeless_said, True
-        return self._queue.refuse(request.step, "keep", self._placeless, is_known=is_known)
+        """Refuse the save on all ranks, as there is no place for it; printed once."""
+        is_printed, self._is_placeless_printed = self._is_placeless_printed, True
+        return self._queue.refuse(request.step, "keep", self._placeless, is_printed=is_printed)
 
     def _flatten(self, state: Mapping[str, Any]) -> FlatState | None:
         try:
             return flatten(state)
-        except Exception as error:  # noqa: BLE001 - what a `state_dict` of the user's may raise
+        except Exception as error:  # noqa: BLE001 - a `state_dict` of the user may raise anything
             self._broken = f"its state cannot be read: {type(error).__name__}: {error}"
             return None
 
@@ -218,20 +217,20 @@ class Preparation:
         """The pieces that are copied as bytes, by number; None if the plan does not fit."""
         if plan.local.fingerprint != flat.fingerprint:
             return None
-        found = {}
+        values = {}
         for number in plan.values:
             index = plan.local.indices[number]
             try:
                 value = found_at(flat, index)
                 octets = as_bytes(value)
-                if not isinstance(value, torch.Tensor):  # the plan has checked those of this form
+                if not isinstance(value, torch.Tensor):  # the plan has checked tensors of this form
                     check_readable(index.fqn, value, as_bytes, octets)
-            except Exception:  # noqa: BLE001 - the next plan says what it is
+            except Exception:  # noqa: BLE001 - the next plan reports the error
                 return None
             if not fits(len(octets), plan.local.pieces[number].length):
                 return None
-            found[number] = octets
-        return found
+            values[number] = octets
+        return values
 
     def _buffer(self, request: SaveRequest, plan: Plan) -> tuple[Buffer | None, _Hindrance]:
         deadline = time.monotonic() + (self._setup.timeouts.exit_within_s if request.wait else 0.0)
@@ -249,19 +248,19 @@ class Preparation:
         return buffer, _Hindrance.NONE
 
     def _size_for(self, plan: Plan) -> int:
-        size = (self._window(plan) or plan.image_bytes) + plan.beside_bytes
+        size = (self._window(plan) or plan.image_bytes) + plan.extra_bytes
         return max(size, 1)  # a rank that writes nothing has a buffer as well
 
     def _make_memory(self, plan: Plan) -> None:
         """Allocate the memory of all spare buffers, in a thread."""
 
         def make() -> None:
-            for one in self.arena.spare():
+            for buffer in self.arena.spare():
                 with self._fitting, suppress(NoRoomError):
-                    if self.plan is plan and one.is_free:
-                        one.fit(self._size_for(plan))
-                        if one.holds is None and not self._window(plan):
-                            fill(one, plan)
+                    if self.plan is plan and buffer.is_free:
+                        buffer.fit(self._size_for(plan))
+                        if buffer.holds is None and not self._window(plan):
+                            fill(buffer, plan)
 
         self._making = threading.Thread(target=make, name="everstep-memory", daemon=True)
         self._making.start()
@@ -274,7 +273,7 @@ class Preparation:
         if self._keeps:
             raise self._too_limited(plan.arena_bytes, "a state that is kept in memory is whole")
         if window <= 0:
-            raise self._too_limited(plan.beside_bytes + PAGE_BYTES, "metadata and index do not fit")
+            raise self._too_limited(plan.extra_bytes + PAGE_BYTES, "metadata and index do not fit")
         return window
 
     def _too_limited(self, each_bytes: int, why: str) -> NoRoomError:
@@ -294,37 +293,40 @@ class Preparation:
             if not of_other:
                 return self._queue.skip(request.step)
             return NotBegun(request.step, "an earlier save of another rank is not durable yet")
-        if of_other:  # the rank that it is about says it; what follows is the same on all
-            reason = "another rank has said why, and no rank saves alone"
-            return self._queue.refuse(request.step, stage, reason, is_known=True)
+        if of_other:  # the affected rank reports the reason; the result is the same on all ranks
+            reason = "another rank has reported why, and no rank saves alone"
+            return self._queue.refuse(request.step, stage, reason, is_printed=True)
         if hindrance is _Hindrance.BROKEN:
             return self._queue.refuse(request.step, stage, self._broken)
         assert self._no_room is not None
-        self._tell_refused(request, self._no_room)
-        return self._queue.refuse(request.step, stage, str(self._no_room), is_told=True)
+        self._report_refused(request, self._no_room)
+        return self._queue.refuse(request.step, stage, str(self._no_room), is_reported=True)
 
-    def _tell_refused(self, request: SaveRequest, error: NoRoomError) -> None:
+    def _report_refused(self, request: SaveRequest, error: NoRoomError) -> None:
         self._reporter.report(
-            "refused",
-            step=request.step,
-            reason=str(error),
-            needed_bytes=error.needed_bytes,
-            available_bytes=error.available_bytes,
-            place=error.place,
+            RefusedEvent(
+                step=request.step,
+                reason=str(error),
+                needed_bytes=error.needed_bytes,
+                available_bytes=error.available_bytes,
+                place=error.place,
+            )
         )
 
-    def _say_too_large(self, plan: Plan, request: SaveRequest) -> None:
+    def _report_too_large(self, plan: Plan, request: SaveRequest) -> None:
         count, most = self._setup.buffers, self._setup.context.images_most_bytes
         root = self._setup.root
         reason = (
-            f"its state is not kept in memory: {count} of them need "
-            f"{-(-plan.arena_bytes * count >> 20)} MiB, and it may take {most >> 20} MiB: raise "
+            f"its state is not kept in memory: {count} copies need "
+            f"{-(-plan.arena_bytes * count >> 20)} MiB, and the limit is {most >> 20} MiB: raise "
             f"agent.checkpoints.own_most_bytes; "
             + (f"saves to {root} go on" if root else "nothing is saved, as there is no other place")
         )
         self._reporter.warn(reason)
         self._reporter.report(
-            "failed", step=request.step, tier="memory", stage="keep", reason=reason, error="quota"
+            FailedEvent(
+                step=request.step, tier="memory", stage="keep", reason=reason, error="quota"
+            )
         )
 
 
@@ -334,12 +336,12 @@ def _release(buffer: Buffer | None) -> None:
 
 
 def _bounds(request: SaveRequest) -> list[int]:
-    """Numbers whose highest values over all ranks show whether all ranks save the same."""
+    """Numbers whose highest values over all ranks show whether all ranks agree."""
     return [request.step, -request.step, request.to_root, -request.to_root]
 
 
-def _unlike(highest: Sequence[int]) -> str:
-    """Why the ranks do not save the same; empty if they do."""
+def _disagreement(highest: Sequence[int]) -> str:
+    """How the ranks disagree on the save; empty if they agree."""
     step, least_step, to_root, least_to_root = highest
     if step != -least_step:
         return (

@@ -1,15 +1,16 @@
-"""One save: its state, how long it may take, its failure, and the handle that a script is given."""
+"""A save: its request, its state, its timeouts, its failure, and the handle for the script."""
 
 import os
 import queue
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from trainer_sdk.checkpoint import arguments
 from trainer_sdk.checkpoint.save.buffers import Buffer
+from trainer_sdk.checkpoint.save.staging import WaitContext
 from trainer_sdk.checkpoint.writer.protocol import (
     SaveDone,
     SaveFailed,
@@ -27,22 +28,20 @@ SaveState = Literal["skipped", "staged", "written", "committed", "failed"]
 - `staged`: it has the values at the call; they are being written.
 - `written`: this rank's part is durable; other ranks' parts may be missing.
 - `committed`: it can be restored. Without a global tier: this rank's state is whole in memory.
-  If a checkpoint of this step was there before, that one stays, and `reason` says so.
+  If the step had a checkpoint before, that checkpoint stays, and `reason` names it.
 - `failed`: there will be no checkpoint of this save; `error` says why.
 """
 SAVE_STATES: tuple[SaveState, ...] = get_args(SaveState)
-
-WaitContext = Callable[[], AbstractContextManager[object]]
 
 
 class SaveError(Exception):
     """A save has failed; earlier checkpoints are untouched."""
 
     def __init__(self, rank: int, step: int | None, failed: SaveFailed) -> None:
-        what = "a file" if step is None else f"step {step}"
+        subject = "a file" if step is None else f"step {step}"
         where = f" of {failed.place}" if failed.place else ""
         super().__init__(
-            f"rank {rank}: the save of {what} failed at {failed.stage}{where}: {failed.reason}"
+            f"rank {rank}: the save of {subject} failed at {failed.stage}{where}: {failed.reason}"
         )
         self.failed = failed
 
@@ -54,38 +53,38 @@ class NotBegun:
     step: int | None
     reason: str
     error: SaveError | None = None
-    """None where nothing has failed: earlier saves use all buffers, or there is nothing to save."""
+    """None if nothing has failed: earlier saves use all buffers, or there is nothing to save."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long things may take."""
+    """The time limits of saves."""
 
     delayed_after_s: float = 10.0
-    """Without progress, until a delay is reported; again each time that the delay has doubled."""
+    """The time without progress until a delay is reported; then again at each doubling."""
     write_within_s: float = 1800.0
-    """For the writer, until it is killed; then as long again for the other ranks."""
+    """The time until a writer that is not done is killed; other ranks get as long again."""
     exit_within_s: float = 600.0
-    """For the last save, when the training ends."""
+    """The time for the last save, when the training ends."""
 
     def __post_init__(self) -> None:
         for name in ("delayed_after_s", "write_within_s", "exit_within_s"):
-            found = arguments.seconds(name, getattr(self, name))
-            object.__setattr__(self, name, found)
+            seconds = arguments.seconds(name, getattr(self, name))
+            object.__setattr__(self, name, seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class SaveRequest:
-    """What the script has asked for."""
+    """A save as the script has requested it."""
 
     step: int
     to_root: bool
-    """Save it in the global tier, too."""
+    """Whether it goes to the global tier, too."""
     round: int | None = None
     """None for the round in which the process was started."""
     occasion: str = "interval"
     wait: bool = False
-    """Wait for a free buffer, rather than skip the save."""
+    """Whether to wait for a free buffer instead of skipping the save."""
     has_data_position: bool = False
     user: tuple[tuple[str, str], ...] = ()
     finalize: tuple[Callable[[], None], ...] = ()
@@ -93,7 +92,7 @@ class SaveRequest:
 
 @dataclass(slots=True)
 class Save:
-    """A save on its way. `SaveQueue` changes it, under its lock."""
+    """A save that was begun. Only `SaveQueue` changes it, under its lock."""
 
     number: int
     step: int | None
@@ -105,7 +104,7 @@ class Save:
     sent_at: float = 0.0
     stage: SaveStage = "copy"
     is_written: bool = False
-    """This rank's part is durable."""
+    """Whether this rank's part is durable."""
     waits_for: tuple[int, ...] = ()
     stall_s: float = 0.0
     settle_s: float = 0.0
@@ -114,16 +113,22 @@ class Save:
     attempts: int = 1
     retry_at: float | None = None
     is_urgent: bool = False
-    """The training waits for it."""
+    """Whether the training waits for it."""
     is_delayed: bool = False
-    told_lag_s: float = 0.0
-    """The lag when it was reported last."""
+    reported_lag_s: float = 0.0
+    """The lag at its last report."""
     result: SaveDone | SaveError | None = None
     has_buffer: bool = True
-    """No other save uses its buffer yet."""
+    """Whether its buffer is still reserved for it."""
     windows: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
-    """Has an item when the next window may be filled, or the save is over."""
+    """Gets an item when the next window may be filled, and when the save is over."""
     over: threading.Event = field(default_factory=threading.Event)
+
+    def failure(self, reason: str, error: str) -> SaveFailed:
+        """A failure of this save at its present stage."""
+        return SaveFailed(
+            save=self.number, stage=self.stage, reason=reason, error=error, place=self.place
+        )
 
     def leave_buffer(self) -> None:
         """Free the buffer for another save, once."""
@@ -132,34 +137,34 @@ class Save:
 
     @property
     def is_sent(self) -> bool:
-        """The writer works on it."""
+        """Whether the writer works on it."""
         return self.sent_at > 0 and self.result is None and self.retry_at is None
 
     @property
     def least_s(self) -> float:
-        """The least time that writing takes at its limit of bytes a second."""
+        """The least time of the write, by its limit of bytes a second."""
         if not isinstance(self.order, WriteState) or not self.order.bytes_per_s:
             return 0.0
         return self.order.file_bytes / self.order.bytes_per_s
 
     @property
     def lasts(self) -> bool:
-        """It outlives the node."""
+        """Whether it outlives the node."""
         return not isinstance(self.order, WriteState) or bool(self.order.root)
 
     @property
     def is_filling(self) -> bool:
-        """The writer has its order, and the buffer is still being filled."""
+        """Whether the writer has its order while the buffer is still being filled."""
         return isinstance(self.order, WriteState) and self.order.is_filling
 
     @property
     def is_in_waves(self) -> bool:
-        """Its buffer never has the whole state, so the save cannot be sent again."""
+        """Whether its buffer never has the whole state; then it cannot be retried."""
         return isinstance(self.order, WriteState) and self.order.window_bytes > 0
 
     @property
     def place(self) -> str:
-        """Where it goes."""
+        """The path or URL of the result."""
         match self.order:
             case WriteFile():
                 return self.order.path
@@ -170,7 +175,7 @@ class Save:
 
 
 class SaveHandle:
-    """One save: true if it was begun. Its properties never wait; any thread may read them."""
+    """The handle of a save; true if it was begun. Any thread may read it, without waiting."""
 
     def __init__(
         self,
@@ -185,17 +190,17 @@ class SaveHandle:
 
     @property
     def step(self) -> int | None:
-        """The step that it saves; None for a single file."""
+        """The step of the save; None for a single file."""
         return self._save.step
 
     @property
     def number(self) -> int:
-        """Its number among the saves of this rank, as `maybe_finalize` returns it; 0: not begun."""
+        """The number of the save on this rank, as in `maybe_finalize`; 0 if it was not begun."""
         return self._save.number if isinstance(self._save, Save) else 0
 
     @property
     def state(self) -> SaveState:
-        """The state of the save now."""
+        """The present state of the save."""
         if isinstance(self._save, NotBegun):
             return "skipped" if self._save.error is None else "failed"
         if isinstance(self._save.result, SaveError):
@@ -218,7 +223,7 @@ class SaveHandle:
 
     @property
     def reason(self) -> str:
-        """Why it was skipped or has failed, or which checkpoint has its place; else empty."""
+        """Why it was skipped, or failed, or which checkpoint stays in its place; else empty."""
         if isinstance(self._save, NotBegun):
             return self._save.reason
         result = self._save.result
@@ -227,10 +232,10 @@ class SaveHandle:
         return result.given_up if result is not None else ""
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it is committed, or never will be; whether it is `durable`.
+        """Wait until the save is committed or has failed; returns whether it is `durable`.
 
         From now on the save is written without a limit of bytes a second. Without `timeout_s`, the
-        bounds of `Timeouts` end each save. The agent does not take this wait for a stall.
+        limits of `Timeouts` end the save. The agent does not count this wait as a stall.
         """
         timeout_s = None if timeout_s is None else arguments.seconds("timeout_s", timeout_s)
         save = self._save
@@ -245,5 +250,5 @@ class SaveHandle:
 
     def __repr__(self) -> str:
         about = f", {self.reason!r}" if self.reason else ""
-        what = "file" if self.step is None else f"step {self.step}"
-        return f"<SaveHandle {what}: {self.state}{about}>"
+        subject = "file" if self.step is None else f"step {self.step}"
+        return f"<SaveHandle {subject}: {self.state}{about}>"

@@ -1,7 +1,7 @@
-"""The saves of a rank: begun, given to its writer, waited for, finalized in their order.
+"""The queue of a rank's saves: begins them, passes them to the writer, finalizes them in order.
 
-One queue a rank. The training calls it, and so does a thread that hears the writer. Its calls
-return at once, but for those that are asked to wait.
+The training's thread calls it, and the thread that reads the writer's messages. Calls return at
+once, unless the caller asks to wait.
 """
 
 import math
@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 
 import msgspec
 
-from trainer_sdk.checkpoint import arguments
 from trainer_sdk.checkpoint.events import Reporter, SaveEvents
 from trainer_sdk.checkpoint.restore.choice import Tier
 from trainer_sdk.checkpoint.save.buffers import Buffer
@@ -39,7 +38,7 @@ from trainer_sdk.checkpoint.writer.publication import abandon
 
 _BUSY = "an earlier save was not durable yet"
 _MOST_ATTEMPTS = 3
-_IN_VAIN = frozenset(
+_NEVER_RETRIED = frozenset(
     {"other_owner", "other_launch", "taken", "other_rank", "changed", "copy", "late", "no_writer"}
 )
 _GONE_WITHIN_S = 5.0
@@ -62,30 +61,30 @@ class SaveQueue:
         self._last = 0
         self._is_skipping = False
         self._failure: SaveError | None = None
-        """That of the last save, where the script has not been given it."""
+        """The failure of the last save, while the script has not received it."""
         self._beginner: int | None = None
-        """The thread that is beginning a save."""
+        """The thread that is beginning a save now."""
         self._writer: WriterProcess | None = None
         self._abandoning: threading.Thread | None = None
         self._lock = threading.RLock()
-        """Held while several saves are looked at."""
+        """Held while saves are read or changed."""
         self._saves: dict[int, Save] = {}
-        """By their numbers, the oldest first; until they are finalized."""
+        """The saves that are not finalized, by number, the oldest first."""
         self.last_good: int | None = None
-        """The newest step that this rank knows to be visible."""
+        """The newest step whose checkpoint is visible, as far as this rank knows."""
 
     @property
     def unfinished(self) -> int:
-        """How many were begun and are not finalized."""
+        """The number of saves that were begun and are not finalized."""
         return len(self._saves)
 
     @contextmanager
     def beginning(self, step: int | None, place: str = "") -> Generator[NotBegun | None]:
-        """None if a save may begin; a save that interrupts another would wait for it for ever."""
+        """Yield None if a save may begin; else the refusal: a nested save would wait for ever."""
         if self._beginner == threading.get_ident():
             reason = (
                 "it interrupts another save, as a signal handler does: have the handler set a "
-                "flag, and save when that one has returned"
+                "flag, and save after the interrupted save"
             )
             yield self.refuse(step, "copy", reason, place=place)
             return
@@ -120,35 +119,35 @@ class SaveQueue:
         reason: str,
         *,
         place: str = "",
-        is_told: bool = False,
-        is_known: bool = False,
+        is_reported: bool = False,
+        is_printed: bool = False,
     ) -> NotBegun:
-        """Refuse a save; `on_error` decides what follows.
+        """Refuse a save, and follow `on_error`.
 
-        `is_told`: the agent has heard of it already; `is_known`: people have, too.
+        `is_reported`: the agent has the reason already; `is_printed`: it was also printed.
         """
         failed = SaveFailed(save=0, stage=stage, reason=reason, place=place)
-        if not (is_told or is_known):
+        if not (is_reported or is_printed):
             last_good = self.last_good
             self._events.failed(step, failed, tier="global", attempt=1, last_good=last_good)
         error = SaveError(self._rank, step, failed)
         if self._on_error == "fatal":
             raise error
         self._failure = error
-        if not is_known:
+        if not is_printed:
             self._events.given_up(error)
         return NotBegun(step, reason, error)
 
     def waiting_places(self) -> list[str]:
         """The places of the saves that are not durable yet."""
         with self._lock:
-            return [one.place for one in self._saves.values() if one.result is None]
+            return [save.place for save in self._saves.values() if save.result is None]
 
     def skip(self, step: int) -> NotBegun:
-        """Skip a save, as earlier ones use all buffers; reported once until a save begins."""
+        """Skip a save, as earlier saves use all buffers; reported once until a save begins."""
         self.hurry()
         with self._lock:
-            waiting = [one for one in self._saves.values() if one.result is None]
+            waiting = [save for save in self._saves.values() if save.result is None]
             if waiting and not self._is_skipping:
                 self._is_skipping = True
                 self._events.skipped(step, waiting)
@@ -165,25 +164,25 @@ class SaveQueue:
         return writer.pid if writer is not None and writer.is_alive else None
 
     def warm(self) -> None:
-        """Have a writer ready."""
+        """Start a writer in advance."""
         with self._lock, suppress(WriterGoneError):
             self._ready_writer()
 
     def send_ahead(self, save: Save, order: WriteState) -> None:
-        """Send a save that is still being copied: a writer that is there begins with that."""
+        """Send a save that is still being copied, if a writer runs, so that it begins."""
         with self._lock:
             if save.result is None and self.writer_pid is not None:
                 save.order = msgspec.structs.replace(order, is_filling=True)
                 self._send(save)
 
     def filled(self, save: Save, end: int) -> None:
-        """Tell the writer that all bytes before `end` are, or were, in the buffer."""
+        """Tell the writer that all bytes before `end` have been in the buffer."""
         with self._lock:
             save.news_at = time.monotonic()
             self._tell_of(save, BufferFilled(save=save.number, end=end))
 
     def send(self, save: Save, order: WriteState | WriteFile) -> None:
-        """Have a save written whose buffer, or first window, is complete; unless it is over."""
+        """Have a save written whose buffer, or first window, is full; unless it has failed."""
         with self._lock:
             is_begun, save.order = save.is_filling and save.is_sent, order
             if is_begun and isinstance(order, WriteState):
@@ -193,10 +192,12 @@ class SaveQueue:
                 self._send(save)
 
     def hurry(self) -> None:
-        """The training waits: have all saves written without a limit of bytes a second."""
+        """Have all saves written without a limit of bytes a second, as the training waits."""
         with self._lock:
             for save in self._saves.values():
-                if not save.is_urgent:  # once: a writer that takes no word would hold us up
+                if (
+                    not save.is_urgent
+                ):  # only once: a writer that does not read would block this call
                     save.is_urgent = True
                     self._tell_of(save, HurrySave(save=save.number))
 
@@ -207,17 +208,17 @@ class SaveQueue:
                 self._fail(save, failed)
 
     def fail_late(self, save: Save, within_s: float) -> None:
-        """Fail a save for which the end of the training has waited long enough."""
+        """Fail a save that is not durable at the end of `exit_within_s`."""
         late = f"it was not durable within {within_s:g} s of the end of the training"
         with self._lock:
             if save.is_sent and save.has_buffer and not save.is_filling:
-                self._kill_writer()  # it would write what the next save has in the same memory
-            self._fail(save, _failed(save, late, "late"), is_stuck=True)
+                self._kill_writer()  # it would write bytes of the next save in this memory
+            self._fail(save, save.failure(late, "late"), is_stuck=True)
 
     # The ends of saves.
 
     def maybe_finalize(self, blocking: bool = False, within_s: float | None = None) -> list[int]:
-        """Call the `finalize` functions of saves that are over, in order; the saves' numbers.
+        """Call the `finalize` functions of finished saves, in order; returns the saves' numbers.
 
         A failed save raises here if `on_error` is "fatal". With `blocking`, wait for all saves.
         """
@@ -234,7 +235,7 @@ class SaveQueue:
             if not isinstance(save.result, SaveError):
                 finalized.append(save.number)
             elif self._on_error == "fatal":
-                self._failure = None  # the caller is given it
+                self._failure = None  # the caller receives it
                 raise save.result
         return finalized
 
@@ -251,13 +252,13 @@ class SaveQueue:
         for save in list(self._saves.values()):
             if not save.over.wait(max(0.0, deadline - time.monotonic())):
                 self.fail_late(save, within_s)
-            failure = self._unsaid_after(save, failure)
+            failure = self._failure_after(save, failure)
         return None if self._on_error == "warn" else failure
 
     def close(self, abort: bool = False) -> SaveError | None:
         """Wait for unfinished saves, or abandon them; then end the writer.
 
-        All `finalize` functions are called; the first error of theirs is raised at the end.
+        All `finalize` functions are called; the first of their errors is raised at the end.
         """
         failure = None if abort else self.await_all()
         self._end_writer()
@@ -265,7 +266,7 @@ class SaveQueue:
         for save in list(self._saves.values()):
             try:
                 self._finalize(save)
-            except Exception as error:  # noqa: BLE001 - it is the training's
+            except Exception as error:  # noqa: BLE001 - a `finalize` function may raise anything
                 raised.append(error)
         self._failure = None
         if raised:
@@ -276,32 +277,32 @@ class SaveQueue:
         with self._lock:
             if self._saves.pop(save.number, None) is None:
                 return  # by another thread
-        self._failure = self._unsaid_after(save, self._failure)
+        self._failure = self._failure_after(save, self._failure)
         if not isinstance(save.result, SaveError):
             for call in save.finalize:
                 call()
 
-    def _unsaid_after(self, save: Save, failure: SaveError | None) -> SaveError | None:
+    def _failure_after(self, save: Save, failure: SaveError | None) -> SaveError | None:
         if isinstance(save.result, SaveError):
             return save.result
         return None if save.lasts and self._on_error == "retry" else failure
 
     def _end_writer(self) -> None:
-        """End the writer, and abandon the saves that it still has."""
+        """End the writer, and fail the saves that it still has."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
         with self._lock:
             for save in self._saves.values():
                 if save.result is None:
-                    failed = _failed(save, "the training has abandoned it", "aborted")
+                    failed = save.failure("the training has abandoned it", "aborted")
                     self._settle(save, SaveError(self._rank, save.step, failed))
         if self._abandoning is not None:
             self._abandoning.join(_GONE_WITHIN_S)
 
-    # The writer's lines, in the thread that hears it.
+    # The writer's messages, in the thread that reads them.
 
-    def _hear(self, line: FromWriter) -> None:
+    def _receive(self, line: FromWriter) -> None:
         with self._lock:
             save = self._saves.get(line.save)
             if save is None or save.result is not None:
@@ -348,33 +349,33 @@ class SaveQueue:
 
     # Delays and timeouts.
 
-    def _look(self, now: float) -> None:
-        """Look at all saves; called about once a second while there is a writer."""
+    def _check_limits(self, now: float) -> None:
+        """Check the time limits of all saves; called about once a second while a writer runs."""
         with self._lock:
             for save in list(self._saves.values()):
                 if save.retry_at is not None and now >= save.retry_at:
                     self._send(save)
                 elif save.is_sent:
-                    self._look_at(save, now)
+                    self._check_limits_of(save, now)
 
-    def _look_at(self, save: Save, now: float) -> None:
+    def _check_limits_of(self, save: Save, now: float) -> None:
         within_s = self._timeouts.write_within_s + save.least_s
-        # The writer itself gives up the other ranks after as long; then there is a rest for it.
+        # The writer waits as long for other ranks, and then needs some time to report it.
         most_s = 2 * within_s + self._timeouts.delayed_after_s
         if now - save.sent_at > (most_s if save.stage == "publish" else within_s):
             self._kill_writer()
             self._fail_sent(f"the writer was not done within {now - save.sent_at:.0f} s", "timeout")
-        elif now >= self._next_word_at(save):
-            save.told_lag_s = now - save.called_at
+        elif now >= self._next_report_at(save):
+            save.reported_lag_s = now - save.called_at
             is_first, save.is_delayed = not save.is_delayed, True
-            waiting = [one for one in self._saves.values() if one.is_sent]
+            waiting = [other for other in self._saves.values() if other.is_sent]
             self._events.delayed(save, waiting, is_first=is_first)
 
-    def _next_word_at(self, save: Save) -> float:
+    def _next_report_at(self, save: Save) -> float:
         """When its delay is reported next: after `delayed_after_s`, then at each doubling."""
         if save.is_delayed:
-            return save.called_at + 2 * save.told_lag_s
-        # While it waits for others, there is news all the time, but no progress.
+            return save.called_at + 2 * save.reported_lag_s
+        # While it waits for other ranks, messages arrive all the time, without progress.
         since = save.sent_at if save.waits_for else save.news_at
         return since + self._timeouts.delayed_after_s
 
@@ -396,7 +397,7 @@ class SaveQueue:
             if save.is_urgent:
                 writer.send(HurrySave(save=save.number))
         except WriterGoneError as error:
-            self._fail(save, _failed(save, str(error), "no_writer"))
+            self._fail(save, save.failure(str(error), "no_writer"))
 
     def _tell_of(self, save: Save, line: ToWriter) -> None:
         """Send a line about a save, if the writer works on it."""
@@ -405,11 +406,14 @@ class SaveQueue:
 
     def _ready_writer(self) -> WriterProcess:
         if self._writer is None or not self._writer.is_alive:
-            self._writer = WriterProcess(self._hear, self._lost, self._look)
+            self._writer = WriterProcess(self._receive, self._lost, self._check_limits)
         return self._writer
 
     def _kill_writer(self) -> None:
-        writer, self._writer = self._writer, None  # it may hang where even SIGKILL waits
+        writer, self._writer = (
+            self._writer,
+            None,
+        )  # do not wait: it may hang in the kernel, even after SIGKILL
         if writer is not None:
             writer.kill()
 
@@ -419,11 +423,11 @@ class SaveQueue:
 
     def _fail_sent(self, reason: str, error: str) -> None:
         """Fail all saves that the writer had."""
-        for save in [one for one in self._saves.values() if one.is_sent]:
-            self._fail(save, _failed(save, reason, error), is_stuck=error == "timeout")
+        for save in [sent for sent in self._saves.values() if sent.is_sent]:
+            self._fail(save, save.failure(reason, error), is_stuck=error == "timeout")
 
     def _fail(self, save: Save, failed: SaveFailed, *, is_stuck: bool = False) -> None:
-        """Fail a save, or retry it. `is_stuck`: the storage hangs, and would hang this rank."""
+        """Fail a save, or retry it. `is_stuck`: a call to the storage would hang this rank."""
         if save.result is not None:
             return
         order = save.order
@@ -431,7 +435,7 @@ class SaveQueue:
         self._events.failed(
             save.step, failed, tier=tier, attempt=save.attempts, last_good=self.last_good
         )
-        may_retry = self._on_error == "retry" and failed.error not in _IN_VAIN
+        may_retry = self._on_error == "retry" and failed.error not in _NEVER_RETRIED
         if may_retry and not save.is_in_waves and save.attempts < _MOST_ATTEMPTS:
             self._retry(save, failed)
             return
@@ -444,9 +448,9 @@ class SaveQueue:
     def _retry(self, save: Save, failed: SaveFailed) -> None:
         save.attempts += 1
         if save.is_filling:
-            save.retry_at = math.inf  # when it is whole
+            save.retry_at = math.inf  # it is sent again once the buffer is full
         elif failed.error in ("writer_died", "timeout"):
-            self._send(save)  # now, as the writer's thread ends
+            self._send(save)  # at once, as the writer's thread ends and calls no more
         else:
             save.retry_at = time.monotonic() + save.attempts
 
@@ -461,27 +465,15 @@ class SaveQueue:
         save.windows.put(None)
 
     def _abandon(self, order: WriteState, reason: str) -> None:
-        """Tell the other ranks, by a file; if the storage refuses it, they wait for a timeout."""
+        """Tell the other ranks by a file; if the write fails, they wait for their timeout."""
         if order.identity.world_size == 1:
             return
 
-        def tell() -> None:
+        def notify() -> None:
             with suppress(StorageError):
                 abandon(order.root, order.saving, order.identity.step, order.rank, reason)
 
-        telling = threading.Thread(target=tell, name="everstep-abandon", daemon=True)
-        with suppress(RuntimeError):  # at the end of the interpreter no thread is to be had
-            telling.start()
-            self._abandoning = telling
-
-
-def _failed(save: Save, reason: str, error: str) -> SaveFailed:
-    return SaveFailed(
-        save=save.number, stage=save.stage, reason=reason, error=error, place=save.place
-    )
-
-
-def waiting(blocking: object, within_s: object) -> tuple[bool, float | None]:
-    """Check the arguments of a wait."""
-    bound = None if within_s is None else arguments.seconds("within_s", within_s)
-    return arguments.truth("blocking", blocking), bound
+        notifying = threading.Thread(target=notify, name="everstep-abandon", daemon=True)
+        with suppress(RuntimeError):  # at the end of the interpreter no thread can start
+            notifying.start()
+            self._abandoning = notifying

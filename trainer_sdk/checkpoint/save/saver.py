@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from trainer_sdk.checkpoint.events import Reporter
+from trainer_sdk.checkpoint.events import Reporter, SaveStartedEvent
 from trainer_sdk.checkpoint.flat_state import found_at
 from trainer_sdk.checkpoint.manifest import Identity
 from trainer_sdk.checkpoint.save.plan import fill, fill_window, put, shard_name, stretches, windows
@@ -34,10 +34,10 @@ from trainer_sdk.checkpoint.storage.names import saving_name
 from trainer_sdk.checkpoint.writer.protocol import SaveFailed, WriteState
 
 _ALONE = 0.6
-"""The share that is copied before the writer begins, if the training waits for the copy."""
-_TOLD_SETTLE_S = 0.05
+"""The share of the file that is copied before the writer begins, if the training waits."""
+_REPORTED_SETTLE_S = 0.05
 _MOST_WORDS = 64
-"""Lines about progress, for each save: a writer that reads none must not block the rank."""
+"""Progress lines for each save: a writer that does not read them must not block the rank."""
 
 
 class Saver:
@@ -65,7 +65,7 @@ class Saver:
         self._count = 0
 
     def save(self, request: SaveRequest, state: Mapping[str, Any]) -> Save | NotBegun:
-        """Begin a save; if it is not begun, the reason was reported."""
+        """Begin a save. If it is not begun, its reason was reported already."""
         called_at = monotonic()
         self._stager.settle()
         self._watch(optimizers_in(state.values()))
@@ -79,18 +79,16 @@ class Saver:
         save = self._queue.begin(request.step, ready.buffer, request.finalize, called_at)
         try:
             self._begin(request, ready, save)
-        except BaseException as error:  # also Ctrl-C: the end would wait for this save
+        except BaseException as error:  # also Ctrl-C: otherwise the end would wait for this save
             self._fail(save, f"{type(error).__name__}: {error}", "copy")
-            if not isinstance(error, Exception):  # of the others, the policy says what follows
+            if not isinstance(error, Exception):  # only `Exception`s follow the policy
                 raise
         return save
 
     def _begin(self, request: SaveRequest, ready: PreparedSave, save: Save) -> None:
         save.order = order = self._order(request, ready, save)
         if order.root and not self._group.rank:
-            self._reporter.report(
-                "save_started", step=request.step, tier="global", occasion=request.occasion
-            )
+            self._reporter.report(SaveStartedEvent(step=request.step, occasion=request.occasion))
         if order.window_bytes:
             self._copy_in_waves(ready, save, order)
         else:
@@ -101,7 +99,7 @@ class Saver:
     ) -> None:
         """Plan with all ranks, and allocate memory in the background, for the first save.
 
-        The image that was restored stays until there is a newer one that comes from it.
+        The restored image stays until a later save of the training is complete.
         """
         self._preparation.prepare(state, restored, self._round_of(round_))
 
@@ -117,20 +115,20 @@ class Saver:
             fill(buffer, ready.plan)
 
         now, later = self._copies(ready)
-        is_on_host = all(one.source.is_cpu for one in (*now, *later))
-        # A copy is slower while the disk reads: if the training waits, the writer begins later.
+        is_on_host = all(copy.source.is_cpu for copy in (*now, *later))
+        # The writer slows the copy down: if the training waits for it, the writer begins later.
         next_at = 0.0 if later else _ALONE * order.file_bytes
 
-        def there(end: int) -> None:
+        def copied(end: int) -> None:
             nonlocal next_at
             if not is_on_host or not order.root or not next_at <= end < order.file_bytes:
-                return  # the end of the file comes with the whole, once that is checked
+                return  # the end is sent with the whole file, once the copy is checked
             next_at = end + order.file_bytes / _MOST_WORDS
             if not save.is_filling:
                 self._queue.send_ahead(save, order)
             self._queue.filled(save, end)
 
-        def then(error: Exception | None) -> None:
+        def finish(error: Exception | None) -> None:
             if error is None:
                 self._queue.send(save, msgspec.structs.replace(order, stall_s=save.stall_s))
                 return
@@ -138,7 +136,7 @@ class Saver:
             self._is_lazy = self._is_lazy and not is_changed
             self._fail(save, str(error), "changed" if is_changed else "copy")
 
-        staging = Staging(later, then, there, partial(self._waited, save))
+        staging = Staging(later, finish, copied, partial(self._waited, save))
         try:
             self._stager.copy(now, staging)
             save.stall_s = monotonic() - save.called_at
@@ -150,7 +148,7 @@ class Saver:
     def _copy_in_waves(self, ready: PreparedSave, save: Save, order: WriteState) -> None:
         plan, octets = ready.plan, save.buffer.octets
         save.buffer.filled_for = None
-        put(save.buffer, order.window_bytes, plan.beside, plan.beside_bytes)
+        put(save.buffer, order.window_bytes, plan.extra, plan.extra_bytes)
         whole = stretches(plan, ready.flat, ready.values)
         for at, size in windows(plan.file_bytes, order.window_bytes):
             if at:
@@ -166,12 +164,12 @@ class Saver:
 
     def _waited(self, save: Save, for_s: float) -> None:
         save.settle_s += for_s
-        if for_s >= _TOLD_SETTLE_S and not self._is_wait_told:
+        if for_s >= _REPORTED_SETTLE_S and not self._is_wait_told:
             self._is_wait_told = True
             self._reporter.warn(
                 f"the optimizer waited {for_s:.2g} s for the copy of step {save.step}: forward and "
-                "backward take less time than the copy, so saves cost steps that much; settle_s "
-                "of the fact shards_written has it for each save"
+                "backward take less time than the copy, so each save delays a step; settle_s of "
+                "the fact shards_written has the delay of each save"
             )
 
     def settle(self) -> None:
@@ -211,7 +209,7 @@ class Saver:
             world_size=self._group.size,
             layout=plan.layout,
         )
-        beside = ready.window or plan.image_bytes
+        end = ready.window or plan.image_bytes
         return WriteState(
             save=save.number,
             image=save.buffer.path,
@@ -220,8 +218,8 @@ class Saver:
             rank=rank,
             file_bytes=plan.file_bytes,
             image_bytes=plan.image_bytes,
-            metadata=(beside, len(plan.metadata)),
-            entries=(beside + len(plan.metadata), len(plan.entries)),
+            metadata=(end, len(plan.metadata)),
+            entries=(end + len(plan.metadata), len(plan.entries)),
             window_bytes=ready.window,
             root=self._setup.root if request.to_root else "",
             launch="" if context.is_counted else _launch(),

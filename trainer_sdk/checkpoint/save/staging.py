@@ -1,8 +1,9 @@
-"""Copies a state into an arena: at once, or beside the training until an optimizer's next step.
+"""Copies a state into an arena: at once, or while the training runs until an optimizer's next step.
 
-What only an optimizer changes is the same from `save` until its next step. So it may be copied
-while forward and backward run, if the optimizer waits for what is left. Whoever changes it all the
-same is found out: by torch's count of changes, and for those that torch does not count by samples.
+A tensor that only an optimizer changes stays the same from `save` until the optimizer's next step.
+So it can be copied while forward and backward run, if the optimizer waits for the rest of the copy.
+Other changes are detected by torch's count of changes, and, as torch does not count all changes, by
+samples of the values.
 """
 
 import ctypes
@@ -19,25 +20,25 @@ from typing import Any
 import torch
 
 _PIECE_BYTES = 32 << 20
-There = Callable[[int], None]
-"""Called with the end of what is filled in the arena."""
+OnCopied = Callable[[int], None]
+"""Called with the end of the filled part of the arena."""
 
 
 WaitContext = Callable[[], AbstractContextManager[object]]
 """The context in which the training waits for a copy."""
 POINTS = 16
-"""Of each tensor, from its first value to about its last."""
+"""The number of samples of a tensor, from its first value to about its last."""
 SMALL_BYTES = 32 << 10
-"""A tensor of this size is copied as fast as it is sampled."""
+"""Up to this size a tensor is copied as fast as it is sampled."""
 _JOINED = frozenset(
     {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool, torch.uint8}
     | {torch.int8, torch.int16, torch.int32, torch.int64, torch.complex64, torch.complex128}
 )
-"""The types that torch can join on every device; others are sampled as bytes."""
+"""The types that torch can join on every device; tensors of other types are sampled as bytes."""
 
 
 class OwnedTensors:
-    """The tensors that only optimizers change. It has weak references to the optimizers."""
+    """The tensors that only optimizers change. It holds the optimizers weakly."""
 
     def __init__(self) -> None:
         self._optimizers: list[weakref.ref[Any]] = []
@@ -46,56 +47,62 @@ class OwnedTensors:
         self._storages: set[int] | None = None
 
     def add(self, optimizers: Iterable[Any]) -> list[Any]:
-        """Add optimizers; those that are new."""
+        """Add optimizers; returns the new ones."""
         alive = self._alive()
-        new = [one for one in optimizers if not any(one is known for known in alive)]
+        new = [
+            optimizer for optimizer in optimizers if not any(optimizer is other for other in alive)
+        ]
         if new or len(alive) < len(self._optimizers):
-            self._known.clear()  # also of memory that is another tensor's now
-        self._optimizers = [weakref.ref(one) for one in (*alive, *new)]
+            self._known.clear()  # an address may belong to another tensor by now
+        self._optimizers = [weakref.ref(optimizer) for optimizer in (*alive, *new)]
         self._storages = None
         return new
 
     def has(self, key: str, source: torch.Tensor) -> bool:
-        """Whether an optimizer owns a tensor, and any other change of it would be seen."""
+        """Whether an optimizer owns a tensor, and torch counts other changes of it."""
         address = source.data_ptr()
         before = self._known.get(key)
         if before is not None and before[0] == address:
             return before[1]
         if self._storages is None:
             self._storages = _storages_of(self._alive())
-        found = not source.is_inference() and _storage(source) in self._storages
-        self._known[key] = address, found
-        return found
+        is_owned = not source.is_inference() and _storage(source) in self._storages
+        self._known[key] = address, is_owned
+        return is_owned
 
     def _alive(self) -> list[Any]:
-        return [one for known in self._optimizers if (one := known()) is not None]
+        return [
+            optimizer for reference in self._optimizers if (optimizer := reference()) is not None
+        ]
 
 
 def _storages_of(optimizers: Iterable[Any]) -> set[int]:
-    found: set[int] = set()
+    storages: set[int] = set()
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            found.update(_storage(one) for one in group["params"])
+            storages.update(_storage(parameter) for parameter in group["params"])
         for state in optimizer.state.values():
-            found.update(_storage(one) for one in state.values() if isinstance(one, torch.Tensor))
-    return found
+            storages.update(
+                _storage(value) for value in state.values() if isinstance(value, torch.Tensor)
+            )
+    return storages
 
 
 def optimizers_in(state: Iterable[object]) -> list[Any]:
-    """The optimizers among these objects; not what is around one and takes no hooks itself."""
-    return [one for one in state if _takes_hooks(one)]
+    """The optimizers among these objects; not wrappers that do not accept hooks."""
+    return [part for part in state if _takes_hooks(part)]
 
 
-def _takes_hooks(found: Any) -> bool:
+def _takes_hooks(part: Any) -> bool:
     try:
-        found.register_step_pre_hook(_nothing).remove()
+        part.register_step_pre_hook(_nothing).remove()
     except AttributeError:
         return False
     return True
 
 
 def _nothing(*_: object) -> None:
-    """A hook."""
+    """Do nothing, as a hook."""
 
 
 def _storage(tensor: Any) -> int:
@@ -108,11 +115,11 @@ class Samples:
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._numbers: dict[torch.dtype, list[int]] = {}
-        for number, one in enumerate(tensors):
-            self._numbers.setdefault(one.dtype, []).append(number)
+        for number, tensor in enumerate(tensors):
+            self._numbers.setdefault(tensor.dtype, []).append(number)
         with torch.no_grad():
             self._values = {
-                kind: torch.cat([_some(tensors[one]) for one in numbers])
+                kind: torch.cat([_some(tensors[number]) for number in numbers])
                 for kind, numbers in self._numbers.items()
             }
 
@@ -126,8 +133,8 @@ class Samples:
         """The number of the first tensor whose samples differ, bit by bit. Both are on the host."""
         for kind, numbers in self._numbers.items():
             ours, theirs = (
-                one._values[kind].view(torch.uint8).view(len(numbers), -1)  # noqa: SLF001 - ours
-                for one in (self, other)
+                samples._values[kind].view(torch.uint8).view(len(numbers), -1)  # noqa: SLF001 - ours
+                for samples in (self, other)
             )
             if not torch.equal(ours, theirs):
                 return numbers[int((ours != theirs).any(1).nonzero()[0])]
@@ -135,12 +142,12 @@ class Samples:
 
 
 def _some(tensor: torch.Tensor) -> torch.Tensor:
-    found = tensor if tensor.dtype in _JOINED else tensor.view(torch.uint8)
-    step = (found.numel() - 1) // (POINTS - 1)
-    if found.is_contiguous():
-        return found.as_strided((POINTS,), (step,))
-    at = torch.arange(POINTS, device=found.device) * step
-    return found[torch.unravel_index(at, found.shape)]
+    values = tensor if tensor.dtype in _JOINED else tensor.view(torch.uint8)
+    step = (values.numel() - 1) // (POINTS - 1)
+    if values.is_contiguous():
+        return values.as_strided((POINTS,), (step,))
+    at = torch.arange(POINTS, device=values.device) * step
+    return values[torch.unravel_index(at, values.shape)]
 
 
 class ChangedError(Exception):
@@ -149,7 +156,7 @@ class ChangedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TensorCopy:
-    """A tensor, and where its bytes go."""
+    """A tensor, and the target of its copy."""
 
     key: str
     source: torch.Tensor
@@ -168,31 +175,31 @@ class TensorCopy:
 
 @dataclass(slots=True)
 class DeviceCopies:
-    """The tensors of one device that are copied later, and samples to see whether they changed."""
+    """The tensors of a device that are copied later, and samples that reveal changes."""
 
     copies: Sequence[TensorCopy]
     before: Samples
-    """Samples of the sources, at the call."""
+    """Samples of the sources, at the call of `save`."""
     after: Samples | None = None
     """Samples of the sources, once they are copied."""
 
 
 @dataclass(slots=True)
 class Staging:
-    """A state on its way into the arena."""
+    """A state that is being copied into the arena."""
 
     later: Sequence[TensorCopy]
-    then: Callable[[Exception | None], None]
-    """Called from another thread when all is copied, or with the error."""
-    there: There = lambda _: None
-    """Called while the host copies, in the arena's order."""
+    finish: Callable[[Exception | None], None]
+    """Called by another thread when all is copied, with the error if there is one."""
+    copied: OnCopied = lambda _: None
+    """Called while the host copies, in the order of the arena."""
     waited: Callable[[float], None] = lambda _: None
     """Called with the time that the training has waited for the copy."""
     events: list[Any] = field(default_factory=list)
     """The events of GPU copies."""
     watched: list[DeviceCopies] = field(default_factory=list)
     is_dropped: bool = False
-    """The save has failed: nothing follows."""
+    """Whether the save has failed: then `finish` is not called."""
     left: threading.Event = field(default_factory=threading.Event)
     """Set once the host has read all tensors of the training."""
     is_checked: bool = False
@@ -200,7 +207,7 @@ class Staging:
 
 
 class Stager:
-    """Copies tensors: some at once, the others in a thread of its own."""
+    """Copies tensors: some at once, the others in a separate thread."""
 
     def __init__(self, waiting: WaitContext = nullcontext) -> None:
         self._waiting = waiting
@@ -213,40 +220,44 @@ class Stager:
         _stagers.add(self)
 
     def watch(self, optimizers: Iterable[Any]) -> None:
-        """Have these optimizers wait until all is copied, before they change anything."""
-        self._hooks += [one.register_step_pre_hook(self._before_step) for one in optimizers]
+        """Have the next step of these optimizers wait until their tensors are copied."""
+        self._hooks += [
+            optimizer.register_step_pre_hook(self._before_step) for optimizer in optimizers
+        ]
 
     def copy(self, now: Sequence[TensorCopy], staging: Staging) -> None:
-        """Copy `now`, and remember the rest."""
+        """Copy the tensors of `now`, and remember those of `staging.later`."""
         self.settle()
         self._present = staging
-        for one in now:
-            if not one.source.is_cpu:
+        for copy in now:
+            if not copy.source.is_cpu:
                 continue
-            for piece in _pieces(one):
+            for piece in _pieces(copy):
                 piece.target.copy_(piece.source)
                 if not staging.later:
-                    staging.there(piece.end)
+                    staging.copied(piece.end)
         staging.watched = _by_device(staging.later)
         for copies in _on_gpus(now):
             event = self._on_device(copies)
-            torch.cuda.current_stream(event.device).wait_event(event)  # the host goes on at once
+            torch.cuda.current_stream(event.device).wait_event(
+                event
+            )  # only the stream waits, not the host
             staging.events.append(event)
         for watched in staging.watched:
             if not _is_on_host(watched):
                 staging.events.append(self._on_device(watched.copies, watched))
 
     def go_on(self, staging: Staging) -> None:
-        """Begin with the rest, and return."""
+        """Begin to copy the rest in the thread, and return."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="everstep-stage", daemon=True)
             self._thread.start()
         self._work.put(staging)
 
     def drop(self, staging: Staging) -> None:
-        """Abandon a staging, whether the rest of it was begun or not."""
+        """Abandon a staging, at any point."""
         staging.is_dropped = True
-        self.go_on(staging)  # whoever waits for it is told by the thread, and by nobody else
+        self.go_on(staging)  # the thread wakes those who wait for it
 
     def settle(self) -> None:
         """Wait until the saved tensors may be changed."""
@@ -261,7 +272,7 @@ class Stager:
                 staging.left.wait()
             staging.waited(monotonic() - began)
         self._check_devices(staging)
-        if self._present is staging:  # until now another thread waits for it, too
+        if self._present is staging:  # other threads may wait for it until now
             self._present = None
 
     def close(self) -> None:
@@ -283,19 +294,19 @@ class Stager:
             if not staging.is_dropped:
                 try:
                     self._copy_later(staging)
-                except Exception as error:  # noqa: BLE001 - the training waits for this thread
+                except Exception as error:  # noqa: BLE001 - the training waits for this thread, so it must not die
                     staging.error = error
             staging.left.set()
             if not staging.is_dropped:
-                staging.then(staging.error)
+                staging.finish(staging.error)
 
     def _copy_later(self, staging: Staging) -> None:
         for watched in filter(_is_on_host, staging.watched):
-            for one in watched.copies:
-                for piece in _pieces(one):
-                    _copy_beside(piece)
-                    staging.there(piece.end)
-            watched.after = Samples([one.source for one in watched.copies])
+            for copy in watched.copies:
+                for piece in _pieces(copy):
+                    _copy_in_background(piece)
+                    staging.copied(piece.end)
+            watched.after = Samples([copy.source for copy in watched.copies])
             staging.error = _recounted(watched.copies) or _resampled(watched)
         staging.left.set()
         for event in staging.events:
@@ -306,24 +317,24 @@ class Stager:
                 staging.error = _resampled(watched)
 
     def _check_devices(self, staging: Staging) -> None:
-        """Check torch's counts before an optimizer's step, which may precede the thread's end."""
+        """Check torch's counts, before an optimizer's step changes them."""
         with self._checking:
             if not staging.is_checked:
                 staging.is_checked = True
-                others = [one for one in staging.later if not one.source.is_cpu]
+                others = [copy for copy in staging.later if not copy.source.is_cpu]
                 staging.error = staging.error or _recounted(others)
 
     def _on_device(self, copies: Sequence[TensorCopy], watched: DeviceCopies | None = None) -> Any:
-        """Have a GPU copy in a stream of its own, after all that it has been given so far."""
+        """Have a GPU copy in a separate stream, after all work that it was given so far."""
         device = copies[0].source.device
         stream = self._streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
-            for one in copies:
-                one.target.copy_(one.source, non_blocking=True)
-                one.source.record_stream(stream)
+            for copy in copies:
+                copy.target.copy_(copy.source, non_blocking=True)
+                copy.source.record_stream(stream)
             if watched is not None:
-                watched.after = Samples([one.source for one in copies])
+                watched.after = Samples([copy.source for copy in copies])
                 watched.after.go_to_host(stream)
                 watched.before.go_to_host(stream)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -335,26 +346,26 @@ _stagers: "weakref.WeakSet[Stager]" = weakref.WeakSet()
 
 
 def _let_go() -> None:
-    """In a forked child, which copies nothing."""
-    for one in _stagers:
-        one._present = one._thread = None  # noqa: SLF001 - of this module
+    """Stop all stagers in a forked child, which copies nothing."""
+    for stager in _stagers:
+        stager._present = stager._thread = None  # noqa: SLF001 - of this module
 
 
 os.register_at_fork(after_in_child=_let_go)
 
 
 def _on_gpus(copies: Sequence[TensorCopy]) -> list[list[TensorCopy]]:
-    found: dict[torch.device, list[TensorCopy]] = {}
-    for one in copies:
-        if not one.source.is_cpu:
-            found.setdefault(one.source.device, []).append(one)
-    return list(found.values())
+    by_device: dict[torch.device, list[TensorCopy]] = {}
+    for copy in copies:
+        if not copy.source.is_cpu:
+            by_device.setdefault(copy.source.device, []).append(copy)
+    return list(by_device.values())
 
 
 def _by_device(copies: Sequence[TensorCopy]) -> list[DeviceCopies]:
-    on_host = [one for one in copies if one.source.is_cpu]
+    on_host = [copy for copy in copies if copy.source.is_cpu]
     each = [*([on_host] if on_host else []), *_on_gpus(copies)]
-    return [DeviceCopies(some, Samples([one.source for one in some])) for some in each]
+    return [DeviceCopies(some, Samples([copy.source for copy in some])) for some in each]
 
 
 def _is_on_host(watched: DeviceCopies) -> bool:
@@ -363,15 +374,15 @@ def _is_on_host(watched: DeviceCopies) -> bool:
 
 def _recounted(copies: Sequence[TensorCopy]) -> ChangedError | None:
     """An error if torch has counted a change."""
-    for one in copies:
-        if one.source._version != one.version:  # noqa: SLF001 - torch has no public name for it
-            return _changed(one)
+    for copy in copies:
+        if copy.source._version != copy.version:  # noqa: SLF001 - torch has no public name for it
+            return _changed(copy)
     return None
 
 
 def _resampled(watched: DeviceCopies) -> ChangedError | None:
-    """An error if sampled values differ, in the copy or in the source since."""
-    copied = Samples([one.target for one in watched.copies])
+    """An error if sampled values differ in the copy, or have changed in the source since."""
+    copied = Samples([copy.target for copy in watched.copies])
     for now in (copied, watched.after):
         number = None if now is None else watched.before.first_other(now)
         if number is not None:
@@ -379,28 +390,28 @@ def _resampled(watched: DeviceCopies) -> ChangedError | None:
     return None
 
 
-def _changed(one: TensorCopy) -> ChangedError:
+def _changed(copy: TensorCopy) -> ChangedError:
     return ChangedError(
-        f"{one.key} was changed before the optimizer's step, while it was being copied: "
-        "lazy=False copies it at once, as all saves from now on do"
+        f"{copy.key} was changed before the optimizer's step, while it was being copied: "
+        "lazy=False copies it at once, as all later saves do"
     )
 
 
-def _pieces(one: TensorCopy) -> Iterator[TensorCopy]:
-    """Split a large tensor, so that progress is known."""
-    is_plain = type(one.source) in (torch.Tensor, torch.nn.Parameter)
-    if one.source.nbytes <= _PIECE_BYTES or not (is_plain and one.source.is_contiguous()):
-        yield one
+def _pieces(copy: TensorCopy) -> Iterator[TensorCopy]:
+    """Split a large tensor, so that progress is reported."""
+    is_plain = type(copy.source) in (torch.Tensor, torch.nn.Parameter)
+    if copy.source.nbytes <= _PIECE_BYTES or not (is_plain and copy.source.is_contiguous()):
+        yield copy
         return
-    count, each = _PIECE_BYTES // one.source.itemsize, one.source.itemsize
-    sources, targets = (torch.split(whole.view(-1), count) for whole in (one.source, one.target))
+    count, each = _PIECE_BYTES // copy.source.itemsize, copy.source.itemsize
+    sources, targets = (torch.split(whole.view(-1), count) for whole in (copy.source, copy.target))
     for number, (source, target) in enumerate(zip(sources, targets, strict=True)):
-        yield TensorCopy(one.key, source, target, one.begin + number * count * each)
+        yield TensorCopy(copy.key, source, target, copy.begin + number * count * each)
 
 
-def _copy_beside(one: TensorCopy) -> None:
-    """Copy with one thread, and without the GIL: the training has the other cores."""
-    if one.source.is_contiguous():
-        ctypes.memmove(one.target.data_ptr(), one.source.data_ptr(), one.source.nbytes)
+def _copy_in_background(copy: TensorCopy) -> None:
+    """Copy with a single thread and without the GIL, which leaves the cores to the training."""
+    if copy.source.is_contiguous():
+        ctypes.memmove(copy.target.data_ptr(), copy.source.data_ptr(), copy.source.nbytes)
     else:
-        one.target.copy_(one.source)
+        copy.target.copy_(copy.source)

@@ -1,4 +1,4 @@
-"""The writer process of a rank: started when needed, and its death is noticed at once."""
+"""The writer process of a rank: it starts when needed, and its death is detected at once."""
 
 import os
 import queue
@@ -23,24 +23,24 @@ _ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *3 * [os.pardir]
 
 
 class WriterGoneError(Exception):
-    """There is no writer, or it has died; the text says how."""
+    """The writer could not start, or has died; the text has the cause."""
 
 
 class WriterProcess:
-    """The writer process, and the thread that hears it.
+    """The writer process, and the thread that reads its messages.
 
-    The process dies with that thread, which lives as long as the rank or the process does.
+    The process dies with that thread, which lives until the rank or the writer ends.
     """
 
     def __init__(
         self,
-        hear: Callable[[FromWriter], None],
+        receive: Callable[[FromWriter], None],
         lost: Callable[[WriterGoneError], None],
-        look: Callable[[float], None],
+        check: Callable[[float], None],
     ) -> None:
-        self._hear = hear
+        self._receive = receive
         self._lost = lost
-        self._look = look
+        self._check = check
         self._begun: queue.SimpleQueue[Channel[FromWriter] | Exception] = queue.SimpleQueue()
         self._sending = threading.Lock()
         self._is_wanted = True
@@ -50,7 +50,7 @@ class WriterProcess:
         try:
             self._thread.start()
             begun = self._begun.get()
-        except RuntimeError as error:  # no thread is to be had, as at the end of the interpreter
+        except RuntimeError as error:  # no thread can start at the end of the interpreter
             begun = error
         if isinstance(begun, Exception):
             raise WriterGoneError(f"the writer cannot be started: {begun}") from begun
@@ -64,11 +64,11 @@ class WriterProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it takes orders."""
+        """Whether it accepts orders."""
         return self._thread.is_alive() and self._is_wanted
 
     def send(self, order: ToWriter) -> None:
-        """Send it an order. If it has died, `lost` is called."""
+        """Send an order. If the writer has died, its thread calls `lost`."""
         with self._sending, suppress(OSError):
             self._channel.send(order)
 
@@ -79,12 +79,12 @@ class WriterProcess:
             self._process.kill()
 
     def close(self) -> None:
-        """Kill it, and wait a few seconds until it has exited: it may hang in the kernel."""
+        """Kill it, and wait at most a few seconds for its exit: it may hang in the kernel."""
         self.kill()
         self._thread.join(_GONE_WITHIN_S)
 
     def _run(self) -> None:
-        # This thread's alone: the writer has them blocked from its birth until it ignores them.
+        # Only in this thread: the writer inherits the mask, until it ignores the signals.
         signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
         try:
             ours, self._process = _started()
@@ -97,8 +97,8 @@ class WriterProcess:
             while True:
                 if select.select([ours], [], [], _LOOK_EVERY_S)[0]:
                     for line in channel.receive():
-                        self._hear(line)
-                self._look(time.monotonic())
+                        self._receive(line)
+                self._check(time.monotonic())
         gone = _how(self._process)
         was_wanted, self._is_wanted = self._is_wanted, False
         if was_wanted:
@@ -116,9 +116,9 @@ def _started() -> "tuple[socket.socket, subprocess.Popen[bytes]]":
 
 
 def _spawn(descriptor: int) -> "subprocess.Popen[bytes]":
-    environ = dict(os.environ)  # noqa: TID251 - the writer has that of its rank
+    environ = dict(os.environ)  # noqa: TID251 - the writer has its rank's environment
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_ROOT, environ.get("PYTHONPATH", "")]))
-    return subprocess.Popen(  # noqa: S603 - our own module
+    return subprocess.Popen(  # noqa: S603 - a module of ours
         [sys.executable, "-P", "-m", _MODULE, str(descriptor), str(os.getpid())],
         env=environ,
         pass_fds=[descriptor],
@@ -135,5 +135,5 @@ def _how(process: "subprocess.Popen[bytes]") -> WriterGoneError:
         process.wait()
     code = process.returncode
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    hint = "; signal 9 without a reason is often the kernel, out of memory" if code == -9 else ""
+    hint = "; signal 9 often means that the kernel was out of memory" if code == -9 else ""
     return WriterGoneError(f"the writer (process {process.pid}) died by {how}{hint}")

@@ -1,1 +1,1 @@
-"""When a training saves, and how fast a save is written."""
+"""When a training saves, and at which rate a save is written."""

@@ -1,7 +1,7 @@
-"""How often to save. Pure: steps and times come in, the next step to look at goes out.
+"""Computes how often to save. Pure: steps and times are the input, the decision is the output.
 
-`auto` is the interval of Young and Daly: it weighs what a save costs the training against what a
-failure loses of it. The cost is the stall, and what the steps take longer while a save is written.
+`auto` is the interval of Young and Daly, which balances the cost of saves against the work that a
+failure loses. The cost of a save is its stall, and the slowdown of steps while it is written.
 """
 
 import math
@@ -25,7 +25,7 @@ _PRIOR_S = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """The user's choice: a number of steps, or of seconds; neither means `auto`."""
+    """The user's choice: a number of steps, or of seconds; without either it is `auto`."""
 
     steps: int | None = None
     seconds: float | None = None
@@ -51,7 +51,7 @@ class SaveDecision(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """How often to save, and why; the fields of the fact `IntervalChosen`."""
+    """The chosen interval, and why; the fields of the fact `IntervalChosen`."""
 
     every_steps: int
     every_s: float
@@ -66,13 +66,13 @@ def parse_every(every: int | str) -> Every:
         return Every()
     with suppress(TypeError, ValueError):
         return Every(steps=whole("every", every, 1))
-    found = _TIME.fullmatch(every.strip()) if isinstance(every, str) else None
-    if found is None or not float(found[1]):
+    match = _TIME.fullmatch(every.strip()) if isinstance(every, str) else None
+    if match is None or not float(match[1]):
         raise ValueError(
             f"every={every!r} is not an interval: give a number of steps, a time as '10min', '90s' "
             "or '2h', or 'auto'"
         )
-    return Every(seconds=float(found[1]) * _UNITS[found[2]])
+    return Every(seconds=float(match[1]) * _UNITS[match[2]])
 
 
 def mtbf_s(failures: int, ran_s: float) -> float:
@@ -81,7 +81,7 @@ def mtbf_s(failures: int, ran_s: float) -> float:
 
 
 def best_interval_s(cost_s: float, mtbf: float) -> float:
-    """The interval that loses the least time, by Daly: Young's, with more terms."""
+    """The interval that loses the least time, by Daly's formula, which refines Young's."""
     if cost_s >= 2 * mtbf:
         return mtbf
     ratio = cost_s / (2 * mtbf)
@@ -107,7 +107,7 @@ class IntervalEstimate:
         self._slowdown_s = 0.0
         self._drain_s = 0.0
         self._draining = (0.0, 0.0)
-        self._told: Interval | None = None
+        self._reported: Interval | None = None
 
     def stepped(self, now: float, *, is_saving: bool) -> None:
         """Note a finished step; `is_saving` if the last save is still being written."""
@@ -135,7 +135,7 @@ class IntervalEstimate:
         self._last_save = self._stepped = now
 
     def look(self, step: int, now: float) -> SaveDecision:
-        """Whether to save after this step, and when to ask again."""
+        """Whether to save after this step, and the step at which to ask again."""
         step_s = self._quiet_step_s
         if step_s is None or self._last_save is None:
             return SaveDecision(is_due=False, next_step=step + 1, step=step)
@@ -143,12 +143,12 @@ class IntervalEstimate:
         left_s = wanted_s - (now - self._last_save)
         is_due = left_s < step_s / 2
         ahead = int((wanted_s if is_due else left_s) / step_s)
-        # A step time that was measured over few steps is not trusted for many.
+        # A step time from few steps is not extrapolated to many.
         next_step = step + max(1, min(ahead, self._steps))
         return SaveDecision(is_due=is_due, next_step=next_step, step=step)
 
     def interval(self, now: float) -> Interval:
-        """How often to save, by the present measurements."""
+        """The interval by the present measurements."""
         step_s = self._quiet_step_s or 0.0
         if self._every.seconds is not None:
             return _interval(self._every.seconds, step_s, "as configured")
@@ -171,11 +171,14 @@ class IntervalEstimate:
 
     def news(self, now: float) -> Interval | None:
         """The interval, if it has changed since the last report."""
-        found, told = self.interval(now), self._told
-        if told is not None and abs(found.every_s - told.every_s) <= _CHANGED * told.every_s:
+        interval, reported = self.interval(now), self._reported
+        if (
+            reported is not None
+            and abs(interval.every_s - reported.every_s) <= _CHANGED * reported.every_s
+        ):
             return None
-        self._told = found
-        return found
+        self._reported = interval
+        return interval
 
 
 def _interval(

@@ -1,9 +1,9 @@
-"""When to save: all ranks decide alike, by the step, or by rank 0's decision at some steps."""
+"""Decides when to save: all ranks alike, by the step number, or by rank 0's decision."""
 
 from dataclasses import asdict
 from time import monotonic
 
-from trainer_sdk.checkpoint.events import Reporter
+from trainer_sdk.checkpoint.events import IntervalEvent, Reporter
 from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.schedule.interval import Every, IntervalEstimate, SaveDecision
 
@@ -45,7 +45,7 @@ class SaveSchedule:
             return
         news = self._estimate.news(now)
         if news is not None:
-            self._reporter.report("interval", tier="global", **asdict(news))
+            self._reporter.report(IntervalEvent(**asdict(news)))
             self._reporter.warn(
                 f"saving every {news.every_s:.4g} s, {news.every_steps} steps: {news.reason}"
             )

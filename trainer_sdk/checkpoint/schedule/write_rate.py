@@ -1,7 +1,7 @@
-"""How fast a save is written, so that the steps meanwhile hardly slow down; and the limit itself.
+"""Limits the rate at which a save is written, so that it hardly slows the steps down.
 
-To write a state costs processor time and memory bandwidth, the same in a short or a long time; over
-more steps, each step pays less. The slowdown of steps is measured; without one there is no limit.
+To write a state takes a fixed amount of processor time and memory bandwidth. Spread over more
+steps, it slows each step less. The slowdown is measured; without a slowdown there is no limit.
 """
 
 import threading
@@ -10,19 +10,19 @@ from collections import deque
 from collections.abc import Collection
 
 _MOST, _AIM, _LEAST = 0.04, 0.03, 0.01
-"""The most by which steps may take longer, the aim, and below which a save may be faster."""
+"""The most slowdown of steps, the aim, and the slowdown below which a save may be faster."""
 _FEWEST = 4
 """The least number of steps to judge by."""
 _SHARE = 0.25
 """The most of the time between two saves that a save may take."""
 _QUICKER = 1.5
-_TOLD_ANEW = 2.0
+_REPORTED_AGAIN = 2.0
 LEAST_BYTES_PER_S = 4 << 20
 """A slower save looks like one that hangs."""
 
 
 class Throttle:
-    """Limits bytes a second of one work, for all its threads, from the first bytes on."""
+    """Limits the bytes a second of a write, for all its threads together."""
 
     def __init__(self, bytes_per_s: int) -> None:
         self._bytes_per_s = bytes_per_s
@@ -52,7 +52,7 @@ class Throttle:
 
 
 class WriteRate:
-    """How fast the saves of a rank are written."""
+    """The rate at which the saves of a rank are written, by the measured slowdown of steps."""
 
     def __init__(self) -> None:
         self.lasts_s = 0.0
@@ -67,7 +67,7 @@ class WriteRate:
         self._unslowed_s = 0.0
         """How long a save takes without a limit."""
         self._is_paced = False
-        self._told_s = 0.0
+        self._reported_s = 0.0
 
     def bytes_per_s(self, size: int) -> int:
         """The limit for the next save of this size; 0 for no limit."""
@@ -75,15 +75,17 @@ class WriteRate:
 
     def news(self) -> str | None:
         """A line for people, if the limit has changed much since the last one."""
-        lasts_s, told_s = self.lasts_s, self._told_s
-        if lasts_s == told_s or (lasts_s and 1 / _TOLD_ANEW < told_s / lasts_s < _TOLD_ANEW):
+        lasts_s, reported_s = self.lasts_s, self._reported_s
+        if lasts_s == reported_s or (
+            lasts_s and 1 / _REPORTED_AGAIN < reported_s / lasts_s < _REPORTED_AGAIN
+        ):
             return None
-        self._told_s = lasts_s
+        self._reported_s = lasts_s
         if not lasts_s:
-            return "saves are written as fast as can be again: steps do not notice it"
+            return "saves are written without a limit again: steps do not slow down"
         return (
-            f"saves are written within {lasts_s:.2g} s from now on, and no faster: steps took "
-            f"{self.slower:.2f} times as long meanwhile (write_bytes_per_s=0: as fast as can be)"
+            f"saves are written over {lasts_s:.2g} s from now on: steps took {self.slower:.2f} "
+            "times as long during a save (write_bytes_per_s=0: no limit)"
         )
 
     def stepped(self, now: float, *, is_saving: bool) -> None:
@@ -98,11 +100,11 @@ class WriteRate:
             self._quiet.append(now - before)
 
     def saved(self, now: float, *, is_paced: bool) -> None:
-        """Note that a save begins, with a limit or not. The one before is over, or has none now."""
+        """Note that a save begins, with a limit or not; the former save is over, or unlimited."""
         between_s = now - self._saved if self._saved is not None else 0.0
         if self._is_paced and min(len(self._quiet), len(self._meanwhile)) >= _FEWEST:
             self._judge(_SHARE * between_s)
-        # The next step waits for what is still being copied, and says nothing of the writing.
+        # The next step waits for the copy, so its time does not measure the write.
         self._saved, self._stepped, self._is_paced = now, None, is_paced
         self._meanwhile.clear()
         self._lasted_s = 0.0
@@ -122,7 +124,7 @@ class WriteRate:
 
 
 def _usual(steps: Collection[float]) -> float:
-    """The mean of the middle half: an evaluation or a burst of writes does not count."""
+    """The mean of the middle half, without outliers such as evaluations."""
     ordered = sorted(steps)
     aside = len(ordered) // 4
     middle = ordered[aside : len(ordered) - aside]

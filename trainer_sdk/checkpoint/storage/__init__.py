@@ -40,11 +40,11 @@ def lasting(place: str) -> str:
     """The place as an absolute path or URL; an error if it does not outlive this process."""
     if place.startswith(f"{_OF_A_PROCESS}://"):
         raise StorageError(
-            f"{place} is in the memory of one process, and a writer of its own saves: nothing "
-            "would be left. Give a folder or the URL of a store; for states in the memory of "
+            f"{place} is in the memory of one process, and the writer is another process: nothing "
+            "would be saved. Give a folder or the URL of a store; for states in the memory of "
             "nodes, no root and keep_memory=True"
         )
-    if any("\ud800" <= one <= "\udfff" for one in place):
+    if any("\ud800" <= character <= "\udfff" for character in place):
         raise StorageError(f"{place!r} is not valid UTF-8, as a place must be")
     return os.path.abspath(place) if place and "://" not in place else place
 

@@ -1,7 +1,7 @@
 """Finds and adopts plain checkpoints of torch.distributed.checkpoint, without a manifest.
 
-A plain one has torch's metadata and no manifest, so nobody knows whether it is whole; nothing takes
-it over unasked.
+A plain checkpoint has torch's metadata and no manifest, so it may be incomplete; it is adopted only
+on request.
 """
 
 import os
@@ -22,7 +22,7 @@ from trainer_sdk.checkpoint.manifest import (
     encode,
     step_name,
 )
-from trainer_sdk.checkpoint.storage.checkpoints import OWNER, owner_of
+from trainer_sdk.checkpoint.storage.checkpoints import OWNER, RootOwner, owner_of
 from trainer_sdk.checkpoint.storage.folder import Folder, sync_folder
 from trainer_sdk.checkpoint.storage.names import SAVING, pulling_name
 from trainer_sdk.checkpoint.storage.pickled_values import (
@@ -37,21 +37,21 @@ _READ_BYTES = 8 << 20
 _MOST = 64
 
 
-def plain_ones(storage: Storage) -> list[str]:
+def plain_checkpoints(storage: Storage) -> list[str]:
     """The places of plain checkpoints: this place itself, and the folders in it."""
-    found = [storage.url] if storage.size(METADATA) is not None else []
+    places = [storage.url] if storage.size(METADATA) is not None else []
     names = sorted(storage.folders())[-_MOST:]
-    return found + [f"{storage.url}/{one}" for one in names if _is_plain(storage, one)]
+    return places + [f"{storage.url}/{name}" for name in names if _is_plain(storage, name)]
 
 
 def offer(storage: Storage) -> str:
     """A line about how to adopt the plain checkpoints there; empty if there are none."""
-    found = plain_ones(storage)
-    if not found:
+    places = plain_checkpoints(storage)
+    if not places:
         return ""
-    newest = found[-1]
+    newest = places[-1]
     step = _step_in(newest)
-    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    more = f" and {len(places) - 1} more" if len(places) > 1 else ""
     return (
         f"{newest}{more} has a checkpoint of torch.distributed.checkpoint without a manifest: "
         f"everstep ckpt adopt {newest} {storage.url} --step {step} takes it over"
@@ -59,21 +59,21 @@ def offer(storage: Storage) -> str:
 
 
 def adopt(source: str, root: str, step: int, job: str) -> tuple[str, int]:
-    """Make a checkpoint of the root from a plain one; returns its place and size.
+    """Make a checkpoint of the root from a plain checkpoint; returns its place and size.
 
-    Its files are hashed as they stand, and linked, or copied to another file system; the source
-    stays. A value in it that no restore reads refuses it.
+    Its files are hashed, and linked, or copied to another file system; the source stays. A plain
+    checkpoint with a value that no restore reads is refused.
     """
     folder, name, names = Folder(root), step_name(step), _files_of(source)
     _check_values(source)
-    if not folder.put_if_absent(OWNER, msgspec.json.encode({"job": job})):
+    if not folder.put_if_absent(OWNER, msgspec.json.encode(RootOwner(job))):
         raise StorageError(f"{folder.path} has checkpoints of {owner_of(folder)}: give that --job")
     hidden = f"{SAVING}/{pulling_name(name)}"
     inside = os.path.join(folder.path, hidden)
     try:
-        with _told(source):
+        with _clear_errors(source):
             os.makedirs(inside, exist_ok=True)
-            files = tuple(_taken(source, inside, one) for one in names)
+            files = tuple(_taken(source, inside, file_name) for file_name in names)
         identity = Identity(job=job, round=0, step=step, world_size=_ranks(names), layout="adopted")
         manifest = Manifest(
             identity=identity,
@@ -97,8 +97,8 @@ def _is_plain(storage: Storage, name: str) -> bool:
 
 
 def _files_of(source: str) -> list[str]:
-    with _told(source):
-        names = sorted(one for one in os.listdir(source) if one.endswith(_SHARD))
+    with _clear_errors(source):
+        names = sorted(name for name in os.listdir(source) if name.endswith(_SHARD))
     if not names or not os.path.isfile(os.path.join(source, METADATA)):
         raise StorageError(
             f"{source} is not a checkpoint of torch.distributed.checkpoint: it needs {METADATA} "
@@ -136,11 +136,11 @@ def _taken(source: str, inside: str, name: str) -> ShardFile:
 
 def _ranks(names: list[str]) -> int:
     """The number of ranks that have saved it, by the names of torch's files."""
-    return max(1, len({one.split("_")[2] for one in names if one.startswith("__")}))
+    return max(1, len({name.split("_")[2] for name in names if name.startswith("__")}))
 
 
 @contextmanager
-def _told(place: str) -> Generator[None]:
+def _clear_errors(place: str) -> Generator[None]:
     try:
         yield
     except OSError as error:

@@ -1,6 +1,6 @@
-"""The checkpoints of the global tier in one storage: which there are, and whether they are good.
+"""The checkpoints in a storage of the global tier: lists, verifies, marks and copies them.
 
-Needs no service and no torch: the files say everything.
+It needs neither a service nor torch: the files have all information.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -60,14 +60,16 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     failed_at: int | None = None
     """The step whose loss was not finite, if a training has quarantined it."""
     manifest_hash: str = ""
-    """The mark is about the checkpoint with this manifest; empty: about whichever is there."""
+    """The hash of the marked manifest; empty if the mark is valid for any manifest."""
 
     def is_about(self, manifest_hash: str) -> bool:
-        """Whether it is about the checkpoint with this manifest."""
+        """Whether the mark applies to the checkpoint with this manifest."""
         return self.manifest_hash in ("", manifest_hash)
 
 
-class _Owner(msgspec.Struct, frozen=True):
+class RootOwner(msgspec.Struct, frozen=True):
+    """The job that owns a place of checkpoints."""
+
     job: str
 
 
@@ -87,7 +89,7 @@ class StoredCheckpoint:
 
     @property
     def saved_at(self) -> datetime | None:
-        """When its manifest says that it was saved, if it says so with a zone."""
+        """When it was saved, by its manifest; None without a time zone."""
         try:
             at = datetime.fromisoformat(self.manifest.saved_at if self.manifest else "")
         except ValueError:
@@ -96,7 +98,7 @@ class StoredCheckpoint:
 
 
 class GoneError(MissingError):
-    """It was removed while it was read, or has made room for another: nobody can say more."""
+    """The checkpoint was removed or replaced while it was read, so its state is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,22 +118,26 @@ class Verification:
 
 def owner_of(storage: Storage) -> str | None:
     """The job that owns the storage; None if it has no owner."""
-    mark = _read(storage, OWNER, _Owner)
+    mark = _read(storage, OWNER, RootOwner)
     return None if mark is None else mark.job
 
 
 def stored_checkpoints(storage: Storage) -> Sequence[StoredCheckpoint]:
     """All visible checkpoints, the newest first."""
     steps = ((step_of(name), name) for name in storage.folders())
-    found = (look(storage, step) for step, name in steps if step is not None and name)
-    return sorted((one for one in found if one is not None), key=lambda one: one.step, reverse=True)
+    checkpoints = (look(storage, step) for step, name in steps if step is not None and name)
+    return sorted(
+        (checkpoint for checkpoint in checkpoints if checkpoint is not None),
+        key=lambda checkpoint: checkpoint.step,
+        reverse=True,
+    )
 
 
 def look(storage: Storage, step: int) -> StoredCheckpoint | None:
     """The visible checkpoint of a step; None if there is none.
 
-    Its marks are read before its manifest: a checkpoint that replaces it voids them first, and
-    removes them later.
+    Its marks are read before its manifest: a save that replaces the checkpoint first invalidates
+    its marks, and removes them later.
     """
     folder = step_name(step)
     place = f"{storage.url}/{folder}"
@@ -155,33 +161,37 @@ def look(storage: Storage, step: int) -> StoredCheckpoint | None:
     return StoredCheckpoint(step, place, manifest, hash_, flaw, pinned, quarantined)
 
 
-def verify(storage: Storage, one: StoredCheckpoint, pace: Pace = lambda _: None) -> Verification:
-    """Read every byte again and compare. `GoneError` if it is removed meanwhile: not damage.
+def verify(
+    storage: Storage, checkpoint: StoredCheckpoint, pace: Pace = lambda _: None
+) -> Verification:
+    """Read and verify every byte. `GoneError` if it is removed meanwhile, which is not damage.
 
     Earlier releases did not check values when they saved: those are checked here, and a value that
     a restore would refuse is damage.
     """
-    if one.manifest is None or one.flaw:
-        return Verification(one.flaw, 0)
+    if checkpoint.manifest is None or checkpoint.flaw:
+        return Verification(checkpoint.flaw, 0)
     read = 0
-    for file in one.manifest.files:
-        flaw, size = _verify_file(storage, one.step, file, pace)
+    for file in checkpoint.manifest.files:
+        flaw, size = _verify_file(storage, checkpoint.step, file, pace)
         read += size
         if flaw:
-            _still_there(storage, one)
+            _still_there(storage, checkpoint)
             return Verification(flaw, read)
-    if not one.manifest.is_readable and (flaw := _unread(storage, one, one.manifest)):
-        _still_there(storage, one)
+    if not checkpoint.manifest.is_readable and (
+        flaw := _unread(storage, checkpoint, checkpoint.manifest)
+    ):
+        _still_there(storage, checkpoint)
         return Verification(flaw, read)
     return Verification("", read)
 
 
-def _unread(storage: Storage, one: StoredCheckpoint, manifest: Manifest) -> str:
-    """The first value of it that a restore would refuse."""
+def _unread(storage: Storage, checkpoint: StoredCheckpoint, manifest: Manifest) -> str:
+    """Why a restore would refuse a value of it; empty if it would not."""
     described = next((file.name for file in manifest.files if _flat(file.name) == METADATA), "")
     if not described:
-        return f"{one.path} has no {METADATA}"
-    folder = step_name(one.step)
+        return f"{checkpoint.path} has no {METADATA}"
+    folder = step_name(checkpoint.step)
     inside = described.removesuffix(METADATA)
     try:
         values = [*values_in(storage.read(f"{folder}/{described}"))]
@@ -189,31 +199,36 @@ def _unread(storage: Storage, one: StoredCheckpoint, manifest: Manifest) -> str:
         for number, octets in read_ranges(storage, ranges):
             why = why_unread(bytes(octets))
             if why:
-                return f"{values[number][0]} of {one.path} cannot be restored: {why}"
+                return f"{values[number][0]} of {checkpoint.path} cannot be restored: {why}"
     except UnreadablePickleError as error:
-        return f"{one.path}/{described} cannot be read by a restore: {error}"
+        return f"{checkpoint.path}/{described} cannot be read by a restore: {error}"
     except StorageError as error:
         return str(error)
     return ""
 
 
-def mark(storage: Storage, step: int, name: str, what: Mark) -> None:
+def mark(storage: Storage, step: int, name: str, content: Mark) -> None:
     """Write a mark next to the manifest; the checkpoint itself is not changed.
 
-    `MissingError` if its folder is gone: a new folder would block the name for a later save.
+    `MissingError` if its folder is gone: a new folder would block the name for later saves.
     """
-    storage.put_beside(f"{step_name(step)}/{name}", msgspec.json.encode(what))
+    storage.put_beside(f"{step_name(step)}/{name}", msgspec.json.encode(content))
 
 
-def quarantine(storage: Storage, one: StoredCheckpoint, what: Mark) -> bool:
+def quarantine(storage: Storage, checkpoint: StoredCheckpoint, reason: Mark) -> bool:
     """Quarantine a checkpoint; False if it was quarantined already.
 
     Also False if the mark is about another manifest, or the checkpoint is gone.
     """
-    if one.quarantined is not None or not what.is_about(one.manifest_hash):
+    if checkpoint.quarantined is not None or not reason.is_about(checkpoint.manifest_hash):
         return False
     try:
-        mark(storage, one.step, QUARANTINED, replace(what, manifest_hash=one.manifest_hash))
+        mark(
+            storage,
+            checkpoint.step,
+            QUARANTINED,
+            replace(reason, manifest_hash=checkpoint.manifest_hash),
+        )
     except MissingError:
         return False
     return True
@@ -225,31 +240,31 @@ def unmark(storage: Storage, step: int, name: str) -> None:
 
 
 def pull(
-    storage: Storage, one: StoredCheckpoint, to: str, pace: Pace = lambda _: None
+    storage: Storage, checkpoint: StoredCheckpoint, to: str, pace: Pace = lambda _: None
 ) -> tuple[str, Verification]:
     """Copy a checkpoint into a local folder, comparing every byte; returns its path there.
 
     It is visible there only once it is whole and good. `GoneError` if it is removed meanwhile.
     """
-    folder, name = Folder(to), step_name(one.step)
-    if one.manifest is None or one.flaw:
-        return "", Verification(one.flaw, 0)
+    folder, name = Folder(to), step_name(checkpoint.step)
+    if checkpoint.manifest is None or checkpoint.flaw:
+        return "", Verification(checkpoint.flaw, 0)
     if folder.size(f"{name}/{MANIFEST}") is not None:
         raise StorageError(f"{folder.path}/{name} is there already: remove it, or pull elsewhere")
-    job = one.manifest.identity.job
-    if not folder.put_if_absent(OWNER, msgspec.json.encode(_Owner(job))):
+    job = checkpoint.manifest.identity.job
+    if not folder.put_if_absent(OWNER, msgspec.json.encode(RootOwner(job))):
         raise StorageError(f"{folder.path} has checkpoints of {owner_of(folder)}, not of {job}")
     hidden, read = f"{SAVING}/{pulling_name(name)}", 0
     try:
-        for file in one.manifest.files:
+        for file in checkpoint.manifest.files:
             source = _Hashed(storage, f"{name}/{file.name}", file, pace)
             read += folder.put(f"{hidden}/{_flat(file.name)}", source.parts())
             if source.flaw:
-                _still_there(storage, one)
+                _still_there(storage, checkpoint)
                 return "", Verification(source.flaw, read)
-        folder.put(f"{hidden}/{MANIFEST}", (_flat_manifest(storage, one.manifest, name),))
+        folder.put(f"{hidden}/{MANIFEST}", (_flat_manifest(storage, checkpoint.manifest, name),))
         if not folder.publish(hidden, name):
-            raise StorageError(f"{folder.path}/{name} came meanwhile: nothing was changed")
+            raise StorageError(f"{folder.path}/{name} was made meanwhile: nothing was changed")
     finally:
         folder.remove(hidden)
     return f"{folder.path}/{name}", Verification("", read)
@@ -261,18 +276,18 @@ def _flat(name: str) -> str:
 
 
 def _flat_manifest(storage: Storage, manifest: Manifest, folder: str) -> bytes:
-    if all(one.name == _flat(one.name) for one in manifest.files):
+    if all(file.name == _flat(file.name) for file in manifest.files):
         return storage.read(f"{folder}/{MANIFEST}")
-    files = (msgspec.structs.replace(one, name=_flat(one.name)) for one in manifest.files)
+    files = (msgspec.structs.replace(file, name=_flat(file.name)) for file in manifest.files)
     return encode(msgspec.structs.replace(manifest, files=tuple(files)))
 
 
-def _still_there(storage: Storage, one: StoredCheckpoint) -> None:
+def _still_there(storage: Storage, checkpoint: StoredCheckpoint) -> None:
     """`GoneError` if the checkpoint was removed or replaced; both change its manifest first."""
-    there = look(storage, one.step)
-    if there is None or there.manifest_hash != one.manifest_hash:
-        what = "was removed" if there is None else "has made room for another"
-        raise GoneError(f"{one.path} {what} while it was read")
+    there = look(storage, checkpoint.step)
+    if there is None or there.manifest_hash != checkpoint.manifest_hash:
+        event = "was removed" if there is None else "was replaced by another"
+        raise GoneError(f"{checkpoint.path} {event} while it was read")
 
 
 class _Hashed:
@@ -309,8 +324,8 @@ class _Hashed:
             return
         if hasher.hexdigest() != self._file.hash:
             self.flaw = (
-                f"{place} is not what was saved: its {ALGORITHM} is {hasher.hexdigest()}, and "
-                f"{self._file.hash} was written down"
+                f"{place} differs from what was saved: its {ALGORITHM} is {hasher.hexdigest()}, "
+                f"and {self._file.hash} was recorded"
             )
 
 

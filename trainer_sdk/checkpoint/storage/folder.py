@@ -1,4 +1,4 @@
-"""Checkpoints in a folder of a file system: written beside their name, synced, and renamed."""
+"""Checkpoints in a folder of a file system: written under temporary names, synced, and renamed."""
 
 import ctypes
 import errno
@@ -19,11 +19,11 @@ from trainer_sdk.checkpoint.storage.port import (
 
 _REMOVING = ".removing"
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-_MODE = 0o666  # what the user's umask leaves of it, as for every file that a training writes
+_MODE = 0o666  # the user's umask applies, as to every file of a training
 
 
 class Folder:
-    """One folder. It is made when something is put into it."""
+    """A folder, which is created at the first write."""
 
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
@@ -36,7 +36,7 @@ class Folder:
     def put(self, name: str, parts: Iterable[Octets]) -> int:
         """Write a file, or replace it; returns its size."""
         path = self._at(name)
-        with _told(path, "written"), _beside(path) as temporary:
+        with _clear_errors(path, "written"), _temporary_name(path) as temporary:
             size = _write(temporary, parts)
             os.replace(temporary, path)
             sync_folder(os.path.dirname(path))
@@ -45,7 +45,7 @@ class Folder:
     def put_beside(self, name: str, data: bytes) -> None:
         """Write a file in a folder that exists."""
         path = self._at(name)
-        with _told(path, "written"), _beside(path, makes_folder=False) as temporary:
+        with _clear_errors(path, "written"), _temporary_name(path, makes_folder=False) as temporary:
             _write(temporary, (data,))
             os.replace(temporary, path)
             sync_folder(os.path.dirname(path))
@@ -53,7 +53,7 @@ class Folder:
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Write a file unless there is one: of several writers, one wins."""
         path = self._at(name)
-        with _told(path, "written"), _beside(path) as temporary:
+        with _clear_errors(path, "written"), _temporary_name(path) as temporary:
             _write(temporary, (data,))
             try:
                 os.link(temporary, path)
@@ -65,7 +65,7 @@ class Folder:
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         """Read `length` bytes, or all."""
         path = self._at(name)
-        with _told(path, "read"), open(path, "rb", buffering=0) as file:
+        with _clear_errors(path, "read"), open(path, "rb", buffering=0) as file:
             file.seek(start)
             left = os.fstat(file.fileno()).st_size - start if length is None else length
             buffer = bytearray(max(left, 0))
@@ -82,7 +82,7 @@ class Folder:
 
     def size(self, name: str) -> int | None:
         """The size of a file; None if it does not exist."""
-        with _told(self._at(name), "read"):
+        with _clear_errors(self._at(name), "read"):
             try:
                 return os.stat(self._at(name)).st_size
             except (FileNotFoundError, NotADirectoryError):
@@ -91,7 +91,7 @@ class Folder:
     def folders(self, inside: str = "") -> Sequence[str]:
         """The names of its folders, or of those in `inside`, sorted; none begins with a dot."""
         path = self._at(inside) if inside else self.path
-        with _told(path, "listed"):
+        with _clear_errors(path, "listed"):
             try:
                 entries = list(os.scandir(path))
             except FileNotFoundError:
@@ -101,32 +101,32 @@ class Folder:
     def files(self, folder: str) -> Sequence[StoredFile]:
         """All files below a folder, sorted by name."""
         top = self._at(folder)
-        found: list[StoredFile] = []
-        with _told(top, "listed"):
+        files: list[StoredFile] = []
+        with _clear_errors(top, "listed"):
             for where, _, names in os.walk(top):
                 for name in names:
                     path = os.path.join(where, name)
-                    with suppress(FileNotFoundError):  # it went meanwhile
+                    with suppress(FileNotFoundError):  # it was removed meanwhile
                         about = os.stat(path)
-                        found.append(
+                        files.append(
                             StoredFile(
                                 os.path.relpath(path, self.path), about.st_size, _changed(about)
                             )
                         )
-        return sorted(found, key=lambda one: one.name)
+        return sorted(files, key=lambda file: file.name)
 
     def delete(self, name: str) -> None:
         """Remove a file, if it exists."""
-        with _told(self._at(name), "removed"), suppress(FileNotFoundError):
+        with _clear_errors(self._at(name), "removed"), suppress(FileNotFoundError):
             os.unlink(self._at(name))
 
     def remove(self, folder: str) -> int:
         """Remove a folder; one rename hides it at once."""
         path = self._at(folder)
-        freed = sum(one.size_bytes for one in self.files(folder))
+        freed = sum(file.size_bytes for file in self.files(folder))
         hidden = os.path.join(self.path, _REMOVING, f"{os.path.basename(path)}-{uuid.uuid4().hex}")
-        with _told(path, "removed"):
-            while os.path.lexists(path):  # another may just have cleared the place for it away
+        with _clear_errors(path, "removed"):
+            while os.path.lexists(path):  # another process may just have removed the target folder
                 with suppress(FileNotFoundError, FileExistsError):
                     os.makedirs(os.path.dirname(hidden), exist_ok=True)
                     os.rename(path, hidden)
@@ -137,7 +137,7 @@ class Folder:
     def now(self) -> datetime:
         """The time by the clock of the file system, which may be a server's."""
         path = self._at("clock")
-        with _told(path, "written"), _beside(path) as temporary:
+        with _clear_errors(path, "written"), _temporary_name(path) as temporary:
             _write(temporary, (b"",))
             return _changed(os.stat(temporary))
 
@@ -147,7 +147,7 @@ class Folder:
         Its files must be synced already.
         """
         path = self._at(name)
-        with _told(path, "published"):
+        with _clear_errors(path, "published"):
             sync_folder(self._at(hidden))
             try:
                 os.rename(self._at(hidden), path)
@@ -161,23 +161,23 @@ class Folder:
     def exchange(self, hidden: str, name: str) -> None:
         """Exchange the names of a hidden and a visible folder, durably.
 
-        A reader sees one of them; or neither for a moment, where the file system cannot exchange.
+        A reader sees either of them; or neither for a moment, if the file system cannot exchange.
         """
-        one, other = self._at(hidden), self._at(name)
-        with _told(other, "published"):
-            sync_folder(one)
-            if not _exchanged(one, other):
-                aside = f"{one}.aside"
+        hidden_path, other = self._at(hidden), self._at(name)
+        with _clear_errors(other, "published"):
+            sync_folder(hidden_path)
+            if not _exchanged(hidden_path, other):
+                aside = f"{hidden_path}.aside"
                 os.rename(other, aside)
-                os.rename(one, other)
-                os.rename(aside, one)
-            sync_folder(os.path.dirname(one))
+                os.rename(hidden_path, other)
+                os.rename(aside, hidden_path)
+            sync_folder(os.path.dirname(hidden_path))
             sync_folder(self.path)
 
     def put_aside(self, hidden: str, name: str) -> None:
         """Rename a hidden folder."""
         path = self._at(name)
-        with _told(path, "written"):
+        with _clear_errors(path, "written"):
             os.makedirs(os.path.dirname(path), exist_ok=True)
             os.rename(self._at(hidden), path)
 
@@ -194,14 +194,14 @@ def sync_folder(path: str) -> None:
         os.close(folder)
 
 
-def _exchanged(one: str, other: str) -> bool:
-    """Exchange two names in one call; False where the system cannot."""
+def _exchanged(first: str, other: str) -> bool:
+    """Exchange two names in a single call; False if the system cannot."""
     library = ctypes.CDLL(None, use_errno=True)
     move = getattr(library, "renameat2", None)  # of Linux and its C library
     if move is None:
         return False
     here = ctypes.c_int(_HERE)
-    if not move(here, os.fsencode(one), here, os.fsencode(other), ctypes.c_uint(_EXCHANGE)):
+    if not move(here, os.fsencode(first), here, os.fsencode(other), ctypes.c_uint(_EXCHANGE)):
         return True
     number = ctypes.get_errno()
     if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
@@ -226,7 +226,7 @@ def _write(path: str, parts: Iterable[Octets]) -> int:
 
 
 @contextmanager
-def _beside(path: str, *, makes_folder: bool = True) -> Generator[str]:
+def _temporary_name(path: str, *, makes_folder: bool = True) -> Generator[str]:
     """A temporary name in the same folder; its file is removed at the end."""
     folder, name = os.path.split(path)
     if makes_folder:
@@ -240,8 +240,8 @@ def _beside(path: str, *, makes_folder: bool = True) -> Generator[str]:
 
 
 @contextmanager
-def _told(path: str, done: str) -> Generator[None]:
-    """Turn an error of the system into one that names path and remedy."""
+def _clear_errors(path: str, done: str) -> Generator[None]:
+    """Turn an error of the system into a `StorageError` with path and remedy."""
     try:
         yield
     except FileNotFoundError as error:
@@ -255,8 +255,8 @@ _REMEDIES = {
     errno.ENOSPC: "free some space, or keep fewer checkpoints",
     errno.EDQUOT: "have the quota raised, or keep fewer checkpoints",
     errno.EACCES: "let the user of the training write there",
-    errno.EPERM: "let the user of the training write there; a file system without hard links, as "
-    "one in front of an object store, cannot be used: give that store's URL",
+    errno.EPERM: "let the user of the training write there; a file system without hard links, "
+    "such as a mounted object store, cannot be used: give that store's URL",
     errno.EROFS: "give a folder that may be written",
     errno.ENOTDIR: "give a folder",
     errno.EEXIST: "give a folder",

@@ -1,8 +1,7 @@
 """Leftovers: files of failed saves, and quarantined checkpoints that were replaced.
 
-Nobody who restores sees any of it. A save that is still being written looks the same, so only
-what has not changed for long counts, by the clock of the storage itself, and only under names
-that nobody but a save, or a copy, gives.
+No restore reads them. A save in progress looks the same, so only files count that have not changed
+for long, by the clock of the storage itself, and whose names only saves and copies use.
 """
 
 from collections.abc import Generator
@@ -29,7 +28,7 @@ from trainer_sdk.checkpoint.storage.port import MissingError, Storage
 ABANDONED_S = 86_400.0
 """Longer than any save may take: files that have not changed since are not in use."""
 _REPLACED_S = 7 * 86_400.0
-_NOTHING = "its save came to nothing"
+_NOTHING = "its save has failed"
 _MADE_ROOM = "it was quarantined, and another save has its place"
 
 
@@ -57,28 +56,28 @@ class _Found:
 def leftovers(
     storage: Storage, *, after_s: float = ABANDONED_S, live_round: int | None = None
 ) -> list[Leftover]:
-    """What to remove: unchanged for `after_s`, and not of a running round. Reads no shard."""
-    found: list[Leftover] = []
+    """The leftovers: unchanged for `after_s`, and not of a running round. Reads no shard."""
+    remains: list[Leftover] = []
     now: datetime | None = None
-    for one in _candidates(storage, after_s, live_round):
-        files = storage.files(one.folder)
+    for candidate in _candidates(storage, after_s, live_round):
+        files = storage.files(candidate.folder)
         if not files:
             continue
         now = now or storage.now()
         changed_at = max(file.changed_at for file in files)
         idle_s = (now - changed_at).total_seconds()
-        if idle_s > one.after_s:
+        if idle_s > candidate.after_s:
             size = sum(file.size_bytes for file in files)
-            reason = f"{one.reason}, and nothing has changed in it for {idle_s / 3600:.0f} h"
-            found.append(Leftover(one.step, one.folder, size, changed_at, reason))
-    return sorted(found, key=lambda one: (one.step, one.folder), reverse=True)
+            reason = f"{candidate.reason}, and nothing has changed in it for {idle_s / 3600:.0f} h"
+            remains.append(Leftover(candidate.step, candidate.folder, size, changed_at, reason))
+    return sorted(remains, key=lambda leftover: (leftover.step, leftover.folder), reverse=True)
 
 
-def sweep(storage: Storage, one: Leftover) -> int | None:
+def sweep(storage: Storage, leftover: Leftover) -> int | None:
     """Remove a leftover; returns the freed bytes. None if a file in it has changed meanwhile."""
-    if any(file.changed_at > one.changed_at for file in storage.files(one.folder)):
+    if any(file.changed_at > leftover.changed_at for file in storage.files(leftover.folder)):
         return None
-    return storage.remove(one.folder)
+    return storage.remove(leftover.folder)
 
 
 def _candidates(storage: Storage, after_s: float, live_round: int | None) -> Generator[_Found]:
@@ -103,10 +102,10 @@ def _below(
     storage: Storage, step: int, name: str, after_s: float, live_round: int | None
 ) -> Generator[_Found]:
     """The hidden saves of a step in an object store."""
-    savings = [(one, saving_of(one)) for one in storage.folders(name)]
+    savings = [(folder, saving_of(folder)) for folder in storage.folders(name)]
     ours = [
-        one
-        for one, saving in savings
+        folder
+        for folder, saving in savings
         if saving is not None and saving.step == step and not _is_live(saving.round, live_round)
     ]
     if not ours:
@@ -117,11 +116,11 @@ def _below(
     except MissingError:
         files = ()
     except BadManifestError:
-        return  # nobody can say what belongs to it
+        return  # its files are unknown
     needed = {file.name.partition("/")[0] for file in files}
-    for one in ours:
-        folder = f"{name}/{one}"
-        if one in needed:
+    for hidden in ours:
+        folder = f"{name}/{hidden}"
+        if hidden in needed:
             continue
         if storage.size(f"{folder}/{MANIFEST}") is None:
             yield _Found(step, folder, after_s)

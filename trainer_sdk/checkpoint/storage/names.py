@@ -8,9 +8,9 @@ from trainer_sdk.checkpoint.manifest import step_of
 SAVING = ".saving"
 """The folder of saves in progress; an object store has them below their step."""
 REPLACED = ".replaced"
-"""In a folder, what was quarantined and had to make room for another save of its step.
+"""The folder of quarantined checkpoints that another save of their step has replaced.
 
-In an object store that stays where it was, below its step, and its manifest goes there, too.
+In an object store their files stay below the step, and the old manifest is moved there.
 """
 _SAVING = re.compile(r"(\d+)-r(\d+)-([0-9a-z]+)-(\d+)")
 _PULLING, _BEFORE = "pull-", "-before-"
@@ -35,10 +35,10 @@ def saving_name(step: int, round_: int, mark: str, count: int) -> str:
 
 def saving_of(name: str) -> SavingName | None:
     """The parts of such a name; None if it is another name."""
-    found = _SAVING.fullmatch(name)
-    if found is None:
+    match = _SAVING.fullmatch(name)
+    if match is None:
         return None
-    step, round_, mark, count = found.groups()
+    step, round_, mark, count = match.groups()
     return SavingName(int(step), int(round_), mark, int(count))
 
 

@@ -1,6 +1,6 @@
-"""Checkpoints in an object store, by obstore: S3, Google, Azure, or the memory of this process.
+"""Checkpoints in an object store, through obstore: S3, Google, Azure, or memory of this process.
 
-Credentials and endpoints come from the environment of the cloud's own tools (`AWS_…`, `GOOGLE_…`,
+Credentials and endpoints come from the variables of the cloud's own tools (`AWS_…`, `GOOGLE_…`,
 `AZURE_…`) or from the machine's role, never from the URL.
 """
 
@@ -40,14 +40,14 @@ RETRIES: "RetryConfig" = {"max_retries": 10, "retry_timeout": timedelta(minutes=
 _PART_BYTES = 16 << 20
 _AT_ONCE = 8
 _LISTED_AT_ONCE = 1000
-_SAID_MOST = 400
+_TEXT_MOST = 400
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 _memory: dict[str, MemoryStore] = {}
 _memory_lock = threading.Lock()
 
 
 class Objects:
-    """One prefix of a bucket. It is not contacted before it is used."""
+    """A prefix of a bucket. It is not contacted before its first use."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -67,7 +67,7 @@ class Objects:
     def put(self, name: str, parts: Iterable[Octets]) -> int:
         """Write an object, or replace it; returns its size."""
         counted = _Counted(parts)
-        with self._told(name, "written"):
+        with self._clear_errors(name, "written"):
             obstore.put(
                 self._store,
                 checked(name),
@@ -79,20 +79,20 @@ class Objects:
         return counted.size
 
     def put_beside(self, name: str, data: bytes) -> None:
-        """Write an object; there are no folders that could be gone."""
+        """Write an object; an object store has no folders."""
         self.put(name, (data,))
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        """Write an object unless there is one: the store itself decides which writer wins."""
-        with self._told(name, "written"):
+        """Write an object unless it exists: the store itself decides which writer wins."""
+        with self._clear_errors(name, "written"):
             try:
                 obstore.put(self._store, checked(name), data, mode="create", use_multipart=False)
             except AlreadyExistsError:
-                return self.read(name) == data  # an answer that was lost is asked for again
+                return self.read(name) == data  # true if an earlier answer was lost
             except NotSupportedError as error:
                 raise StorageError(
-                    f"{self._url} cannot keep an object only if there is none (If-None-Match), and "
-                    "two jobs could write over each other: use a store that can"
+                    f"{self._url} cannot write an object only if it is absent (If-None-Match), "
+                    "so two jobs could overwrite each other: use a store that can"
                 ) from error
         return True
 
@@ -102,26 +102,26 @@ class Objects:
         True if the object has the new bytes, also if it had them already. The store itself decides
         (If-Match), and a reader sees the old or the new bytes.
         """
-        with self._told(name, "written"):
-            found = obstore.get(self._store, checked(name))
-            version = _version(found.meta)
-            there = found.bytes().to_bytes()
+        with self._clear_errors(name, "written"):
+            response = obstore.get(self._store, checked(name))
+            version = _version(response.meta)
+            there = response.bytes().to_bytes()
             if there != before:
                 return there == data
             try:
                 obstore.put(self._store, name, data, mode=version, use_multipart=False)
             except PreconditionError:
-                return self.read(name) == data  # an answer that was lost is asked for again
+                return self.read(name) == data  # true if an earlier answer was lost
             except NotSupportedError as error:
                 raise StorageError(
-                    f"{self._url} cannot keep an object only in the place of a known one "
-                    "(If-Match), and two jobs could write over each other: use a store that can"
+                    f"{self._url} cannot replace only a known version of an object (If-Match), "
+                    "so two jobs could overwrite each other: use a store that can"
                 ) from error
         return True
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         """Read `length` bytes, or all."""
-        with self._told(name, "read"):
+        with self._clear_errors(name, "read"):
             if length is None and not start:
                 return obstore.get(self._store, checked(name)).bytes().to_bytes()
             size = self._size(name)
@@ -138,33 +138,33 @@ class Objects:
     def size(self, name: str) -> int | None:
         """The size of an object; None if it does not exist."""
         try:
-            with self._told(name, "read"):
+            with self._clear_errors(name, "read"):
                 return self._size(name)
         except MissingError:
             return None
 
     def folders(self, inside: str = "") -> Sequence[str]:
         """The first parts of all names, or of those in `inside`; none that begins with a dot."""
-        with self._told(inside, "listed"):
+        with self._clear_errors(inside, "listed"):
             prefix = checked(inside) if inside else None
-            found = obstore.list_with_delimiter(self._store, prefix)["common_prefixes"]
-        names = (one.rstrip("/").rpartition("/")[2] for one in found)
-        return sorted(one for one in names if not one.startswith("."))
+            prefixes = obstore.list_with_delimiter(self._store, prefix)["common_prefixes"]
+        names = (prefix.rstrip("/").rpartition("/")[2] for prefix in prefixes)
+        return sorted(name for name in names if not name.startswith("."))
 
     def files(self, folder: str) -> Sequence[StoredFile]:
         """All objects below a folder, sorted by name."""
-        with self._told(folder, "listed"):
+        with self._clear_errors(folder, "listed"):
             pages = obstore.list(self._store, checked(folder), chunk_size=_LISTED_AT_ONCE)
-            found = [
-                StoredFile(one["path"], one["size"], one["last_modified"])
+            objects = [
+                StoredFile(item["path"], item["size"], item["last_modified"])
                 for page in pages
-                for one in page
+                for item in page
             ]
-        return sorted(found, key=lambda one: one.name)
+        return sorted(objects, key=lambda item: item.name)
 
     def delete(self, name: str) -> None:
         """Remove an object, if it exists."""
-        with self._told(name, "removed"):
+        with self._clear_errors(name, "removed"):
             try:
                 obstore.delete(self._store, checked(name))
             except FileNotFoundError:
@@ -172,18 +172,18 @@ class Objects:
 
     def remove(self, folder: str) -> int:
         """Remove all objects below a folder, its manifest first."""
-        found, manifest = self.files(folder), f"{folder}/{MANIFEST}"
+        objects, manifest = self.files(folder), f"{folder}/{MANIFEST}"
         self.delete(manifest)
-        rest = [one.name for one in found if one.name != manifest]
-        with self._told(folder, "removed"):
+        rest = [item.name for item in objects if item.name != manifest]
+        with self._clear_errors(folder, "removed"):
             for at in range(0, len(rest), _LISTED_AT_ONCE):
                 self._delete_all(rest[at : at + _LISTED_AT_ONCE])
-        return sum(one.size_bytes for one in found)
+        return sum(item.size_bytes for item in objects)
 
     def now(self) -> datetime:
         """The time by the store's clock."""
         name = f".clock/{uuid.uuid4().hex}"
-        with self._told(name, "written"):
+        with self._clear_errors(name, "written"):
             obstore.put(self._store, name, b"now", use_multipart=False)
             try:
                 return obstore.head(self._store, name)["last_modified"]
@@ -193,7 +193,7 @@ class Objects:
     def _delete_all(self, names: list[str]) -> None:
         try:
             obstore.delete(self._store, names)
-        except FileNotFoundError:  # somebody else removes the same; S3 alone does not mind
+        except FileNotFoundError:  # another process removes the same; only S3 ignores that
             for name in names:
                 self.delete(name)
 
@@ -201,22 +201,22 @@ class Objects:
         return obstore.head(self._store, checked(name))["size"]
 
     @contextmanager
-    def _told(self, name: str, done: str) -> Generator[None]:
-        """Turn a client's error, which may quote a page of XML, into one line with the place."""
+    def _clear_errors(self, name: str, done: str) -> Generator[None]:
+        """Turn a client's error, which may contain XML, into one line with the place."""
         place = f"{self._url}/{name}".rstrip("/")
         try:
             yield
         except (BaseError, OSError, ValueError) as error:
             if any(code in str(error) for code in _NO_BUCKET):
                 raise StorageError(
-                    f"{place} cannot be {done}: there is no bucket of this name: make it, or look "
-                    "at the URL, its account and its endpoint"
+                    f"{place} cannot be {done}: there is no bucket of this name: make it, or check "
+                    "the URL, the account and the endpoint"
                 ) from error
             if isinstance(error, FileNotFoundError):
                 raise MissingError(f"{place} is not there") from error
             raise StorageError(
-                f"{place} cannot be {done}: {_said(error)}; look at its credentials, its endpoint "
-                "and the way to it"
+                f"{place} cannot be {done}: {_one_line(error)}; check its credentials, its "
+                "endpoint and the network"
             ) from error
 
 
@@ -234,21 +234,21 @@ class _Counted:
             yield view
 
 
-def _said(error: Exception) -> str:
-    """The client's text in one line, with code and message of the server's XML."""
+def _one_line(error: Exception) -> str:
+    """The client's text in one line, with code and message from the server's XML."""
     own, _, theirs = str(error).partition("Debug source:")[0].partition("<?xml")
-    found = re.findall(r"<(?:Code|Message)>([^<]*)<", theirs)
-    return " ".join(f"{own}{': '.join(found)}".split())[:_SAID_MOST].rstrip(": ")
+    details = re.findall(r"<(?:Code|Message)>([^<]*)<", theirs)
+    return " ".join(f"{own}{': '.join(details)}".split())[:_TEXT_MOST].rstrip(": ")
 
 
 def _version(about: "ObjectMeta") -> "UpdateVersion":
     """The version of an object, by which the store detects that it was replaced."""
-    found: UpdateVersion = {}
+    version: UpdateVersion = {}
     if about["e_tag"]:
-        found["e_tag"] = about["e_tag"]
+        version["e_tag"] = about["e_tag"]
     if about["version"]:
-        found["version"] = about["version"]
-    return found
+        version["version"] = about["version"]
+    return version
 
 
 def _opened(url: str, scheme: str) -> "ObjectStore":
@@ -258,4 +258,6 @@ def _opened(url: str, scheme: str) -> "ObjectStore":
     try:
         return from_url(url, retry_config=RETRIES)
     except (BaseError, ValueError) as error:
-        raise StorageError(f"{url} is not a place in an object store: {_said(error)}") from error
+        raise StorageError(
+            f"{url} is not a place in an object store: {_one_line(error)}"
+        ) from error

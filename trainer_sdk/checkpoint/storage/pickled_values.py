@@ -1,12 +1,12 @@
-"""Which pickled values of a checkpoint a restore reads, judged by names; needs no torch.
+"""Decides by names which pickled values of a checkpoint a restore reads; needs no torch.
 
-Values that are no tensors are pickles, and a pickle may call whatever it names. A restore calls
-nothing but the names below, which make data and do nothing else.
+Values that are not tensors are pickles, and a pickle may call any function that it names. A restore
+calls only the names below, which construct data and do nothing else.
 """
 
 import _compat_pickle
 import io
-import pickle  # noqa: TID251 - of what is read, nothing but the stand-ins below is ever called
+import pickle  # noqa: TID251 - only the stand-ins below are ever called
 import pickletools
 import zipfile
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ DATA = frozenset(
         "uuid.UUID",
     }
 )
-"""What a restore reads in addition to torch with `weights_only=True`."""
+"""The names that a restore allows in addition to torch's `weights_only=True`."""
 _OF_TORCH = frozenset(
     {
         "_codecs.encode",
@@ -63,9 +63,9 @@ class Described:
         self.values = values
 
     def __setstate__(self, state: Any) -> None:
-        for one in state if isinstance(state, tuple) else (state,):
-            if isinstance(one, dict):
-                self.__dict__.update(one)
+        for part in state if isinstance(state, tuple) else (state,):
+            if isinstance(part, dict):
+                self.__dict__.update(part)
 
     def __hash__(self) -> int:
         return hash(str(self.__dict__.get("fqn")))
@@ -81,8 +81,8 @@ class Bytes(Described):
 def values_in(metadata: bytes) -> Iterator[tuple[str, str, int, int]]:
     """For each value that is not a tensor: its key, file, offset and length."""
     try:
-        found = _Reader(io.BytesIO(metadata)).load()
-        kinds, places = found.state_dict_metadata, found.storage_data
+        described = _Reader(io.BytesIO(metadata)).load()
+        kinds, places = described.state_dict_metadata, described.storage_data
         for index, place in places.items():
             if isinstance(kinds.get(index.fqn), Bytes):
                 yield index.fqn, str(place.relative_path), int(place.offset), int(place.length)
@@ -96,7 +96,7 @@ def why_unread(octets: bytes) -> str:
     """Why a restore refuses this value; empty if it reads it."""
     try:
         with zipfile.ZipFile(io.BytesIO(octets)) as archive:
-            name = next(one for one in archive.namelist() if one.endswith("/data.pkl"))
+            name = next(member for member in archive.namelist() if member.endswith("/data.pkl"))
             pickled = archive.read(name)
         for opcode, argument, _ in pickletools.genops(pickled):
             if opcode.name in _UNREAD_OPCODES:

@@ -1,7 +1,7 @@
-"""The operations that checkpoints need of a storage; and reads of many ranges at once.
+"""The operations of a storage of checkpoints, and reads of many ranges at once.
 
-Names are relative to the storage's place, with `/` between their parts. A name that would lead out
-of it is refused, because names come from manifests, and manifests from outside.
+Names are relative to the storage's place, with `/` between their parts. A name that leads out of
+the place is refused, because names come from manifests, which are input from outside.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ Octets = bytes | bytearray | memoryview
 _MOST_BYTES = 16 << 20
 """The most bytes of ranges that are read at once."""
 _MOST_BETWEEN_BYTES = 256 << 10
-"""A gap of this size is read, too, as that is faster than another request."""
+"""A gap up to this size is read as well, as that is faster than another request."""
 
 
 class StorageError(Exception):
@@ -98,7 +98,7 @@ class Storage(Protocol):
 
 def checked(name: str) -> str:
     """The name; `StorageError` if it leads out of the storage."""
-    if not name or name.startswith("/") or any(one in ("", ".", "..") for one in name.split("/")):
+    if not name or name.startswith("/") or any(part in ("", ".", "..") for part in name.split("/")):
         raise StorageError(f"{name!r} is not a name in a checkpoint: it may lead out of its folder")
     return name
 
@@ -126,8 +126,8 @@ def read_ranges(storage: Storage, ranges: Sequence[ByteRange]) -> Iterator[tuple
         end = max(ranges[number].end for number in numbers)
         octets = memoryview(storage.read(file, begin, end - begin))
         for number in numbers:
-            one = ranges[number]
-            yield number, octets[one.offset - begin : one.end - begin]
+            piece = ranges[number]
+            yield number, octets[piece.offset - begin : piece.end - begin]
 
 
 def _near(ranges: Sequence[ByteRange]) -> Iterator[list[int]]:
@@ -135,19 +135,19 @@ def _near(ranges: Sequence[ByteRange]) -> Iterator[list[int]]:
     near: list[int] = []
     begin = end = 0
     for number in sorted(range(len(ranges)), key=ranges.__getitem__):
-        one = ranges[number]
+        piece = ranges[number]
         is_near = (
             bool(near)
-            and one.file == ranges[near[0]].file
-            and one.offset - end <= _MOST_BETWEEN_BYTES
-            and one.end - begin <= _MOST_BYTES
+            and piece.file == ranges[near[0]].file
+            and piece.offset - end <= _MOST_BETWEEN_BYTES
+            and piece.end - begin <= _MOST_BYTES
         )
         if near and not is_near:
             yield near
             near = []
         if not near:
-            begin = end = one.offset
+            begin = end = piece.offset
         near.append(number)
-        end = max(end, one.end)
+        end = max(end, piece.end)
     if near:
         yield near

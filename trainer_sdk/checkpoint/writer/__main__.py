@@ -22,7 +22,7 @@ _POINTS = ("open", "write", "pwrite", "fsync", "link", "rename", "replace", "unl
 
 
 def arm(environ: Mapping[str, str]) -> None:
-    """For tests: kill this process before its n-th such call, if the environment has the number."""
+    """For tests: kill this process before its n-th file call, if the environment has n."""
     if KILL_AT not in environ:
         return
     counter, last = itertools.count(1), int(environ[KILL_AT])
@@ -46,17 +46,19 @@ def main() -> None:
     if os.getppid() != parent:
         return
     for number in (*HELD, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)  # for the rank, which waits for its last save
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # they are meant for the rank, which waits for its last save
     os.nice(_NICER)
     arm(os.environ)
     channel: Channel[ToWriter] = Channel(socket.socket(fileno=int(sys.argv[1])), ToWriter)
-    telling = threading.Lock()
+    sending = threading.Lock()
 
-    def tell(line: FromWriter) -> None:
-        with telling:
+    def send(line: FromWriter) -> None:
+        with sending:
             channel.send(line)
 
-    service = WriterService(tell)
+    service = WriterService(send)
     try:
         while True:
             for order in channel.receive():

@@ -1,4 +1,4 @@
-"""Large writes past the page cache, hashed in parallel, as soon as bytes are there, at a limit."""
+"""Large writes past the page cache: hashed in parallel, while the buffer is filled, at a limit."""
 
 import errno
 import os
@@ -13,54 +13,54 @@ from trainer_sdk.checkpoint.schedule.write_rate import Throttle
 CHUNK_BYTES = 16 << 20
 _MOST_CHUNK_BYTES = 64 << 20
 _SHORT_S, _LONG_S = 0.25, 1.0
-_THREADS = 2  # one writes while the other is on its way into the kernel; more gain nothing
+_THREADS = 2  # one writes while the other enters the kernel; more threads gain nothing
 
 Going = Callable[[], None]
 
 
 class GivenUpByRankError(Exception):
-    """The rest of a state will not come."""
+    """The rank has given up: the rest of the state will not arrive."""
 
 
 class WriteGate:
-    """When bytes of a state may be written: once in the buffer, and at most at the limit."""
+    """Decides when bytes may be written: once they are in the buffer, and at the limited rate."""
 
     def __init__(self, there: int, stall_s: float = 0.0, bytes_per_s: int = 0) -> None:
         self._there = there
-        """All bytes before this one are in the buffer."""
+        """All bytes before this offset are in the buffer."""
         self.stall_s = stall_s
-        """How long the training has waited; known once all has come."""
+        """How long the training has waited; known once all bytes have arrived."""
         self._is_given_up = False
         self._news = threading.Condition()
         self._throttle = Throttle(bytes_per_s)
 
-    def come(self, end: int, stall_s: float) -> None:
-        """Note that all before `end` is, or was, in the buffer."""
+    def arrived(self, end: int, stall_s: float) -> None:
+        """Note that all bytes before `end` have been in the buffer."""
         with self._news:
             self._there, self.stall_s = max(self._there, end), stall_s
             self._news.notify_all()
 
     def give_up(self) -> None:
-        """Note that nothing more comes."""
+        """Note that no more bytes arrive."""
         with self._news:
             self._is_given_up = True
             self._news.notify_all()
 
     def wait_for(self, end: int) -> None:
-        """Wait until all bytes before `end` have come."""
+        """Wait until all bytes before `end` have arrived."""
         with self._news:
             self._news.wait_for(lambda: self._is_given_up or self._there >= end)
             if self._there < end:
                 raise GivenUpByRankError
 
     def let(self, begin: int, end: int) -> None:
-        """Wait until this stretch may be written or sent."""
+        """Wait until these bytes may be written."""
         self.wait_for(end)
         self._throttle.let(begin)
 
     @property
     def is_throttled(self) -> bool:
-        """Whether a limit holds."""
+        """Whether there is a limit now."""
         return not self._throttle.is_lifted
 
     def hurry(self) -> None:
@@ -69,7 +69,7 @@ class WriteGate:
 
 
 class StreamHash:
-    """The hash of `size` bytes as they come; `then` is called with it once all have come."""
+    """The hash of `size` bytes in the order of arrival; `then` is called with it at the end."""
 
     def __init__(self, size: int, then: Callable[[Hasher], None]) -> None:
         self._left = size
@@ -103,27 +103,27 @@ def write_hashed(
     try:
         _check_room(descriptor, size)
         for octets in windows:
-            _write(_Line(descriptor, at, octets, gate), hashing, going)
+            _write(_ChunkQueue(descriptor, at, octets, gate), hashing, going)
             at += len(octets)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _write(line: "_Line", hashing: StreamHash | None, going: Going) -> None:
+def _write(chunks: "_ChunkQueue", hashing: StreamHash | None, going: Going) -> None:
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="write") as pool:
-        writing = [pool.submit(line.work) for _ in range(_THREADS)]
+        writing = [pool.submit(chunks.work) for _ in range(_THREADS)]
         try:
             if hashing is not None:
-                hash_in_parts(line.once_all_is_there(), hashing, going)
+                hash_in_parts(chunks.all_octets(), hashing, going)
             while wait(writing, timeout=1.0, return_when=FIRST_EXCEPTION).not_done:
-                line.news_for(going)
-                if any(one.done() and one.exception() for one in writing):
+                chunks.report_to(going)
+                if any(task.done() and task.exception() for task in writing):
                     break
         finally:
-            line.stop()
-        for one in writing:
-            one.result()
+            chunks.stop()
+        for task in writing:
+            task.result()
 
 
 def hash_in_parts(octets: memoryview, hashing: StreamHash | Hasher, going: Going) -> None:
@@ -133,8 +133,8 @@ def hash_in_parts(octets: memoryview, hashing: StreamHash | Hasher, going: Going
         going()
 
 
-class _Line:
-    """Chunks that wait to be written; one thread takes each."""
+class _ChunkQueue:
+    """Chunks that wait to be written, each by a single thread."""
 
     def __init__(self, descriptor: int, begin: int, octets: memoryview, gate: WriteGate) -> None:
         self._descriptor = descriptor
@@ -143,7 +143,7 @@ class _Line:
         self._gate = gate
         self._taken, self._chunk = 0, CHUNK_BYTES
         self._taking = threading.Lock()
-        self._written = self._told = 0
+        self._written = self._reported = 0
 
     def work(self) -> None:
         """Write chunks until none is left."""
@@ -156,8 +156,8 @@ class _Line:
             self._written += 1
             self._adapt(time.monotonic() - began)
 
-    def once_all_is_there(self) -> memoryview:
-        """All bytes for the hash, once they are there: until then the copy has the processor."""
+    def all_octets(self) -> memoryview:
+        """Wait for all bytes, and return them for the hash: it must not slow the copy down."""
         self._gate.wait_for(self._begin + len(self._octets))
         return self._octets
 
@@ -167,10 +167,10 @@ class _Line:
             self._taken = len(self._octets)
         self._gate.hurry()
 
-    def news_for(self, going: Going) -> None:
+    def report_to(self, going: Going) -> None:
         """Call `going` if there was progress."""
-        if self._written != self._told:
-            self._told = self._written
+        if self._written != self._reported:
+            self._reported = self._written
             going()
 
     def _take(self) -> tuple[int, int] | None:
@@ -193,7 +193,7 @@ def _open(path: str) -> int:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        return os.open(path, flags, 0o666)  # a file system that has no other way than its cache
+        return os.open(path, flags, 0o666)  # the file system does not support direct writes
 
 
 def _check_room(descriptor: int, needed: int) -> None:

@@ -1,4 +1,4 @@
-"""The files that a writer makes durable: a rank's shard and its part, an image, a single file."""
+"""Makes files durable: a rank's shard and its part, an image, a single file."""
 
 import fcntl
 import mmap
@@ -42,12 +42,12 @@ from trainer_sdk.checkpoint.writer.disk import (
 from trainer_sdk.checkpoint.writer.protocol import WriteState
 
 _ABOVE_RANK = 2
-"""Folders between a rank's own and the one that its agent has made: own/, and that itself."""
+"""The number of folders to sync above a rank's folder: `own/`, and the folder of its agent."""
 _SAVING = ".everstep-saving"
 _MOST_OF_NAME = 50
-"""Characters of at most four bytes each: with what is added, it is a name, however long it was."""
+"""The characters, of at most four bytes each, that a temporary name keeps of the file's name."""
 _LEFT_S = 3600.0
-"""The least age of a file to remove, as locks may not reach other nodes."""
+"""The least age of a file to remove, as locks may not work across nodes."""
 _cleared: set[str] = set()
 
 
@@ -100,10 +100,10 @@ def visible(place: SavePlace) -> tuple[Manifest, str] | None:
     name = f"{place.step}/{MANIFEST}"
     try:
         octets = place.storage.read(name)
-        found = decode(octets, Manifest, f"{place.storage.url}/{name}")
+        manifest = decode(octets, Manifest, f"{place.storage.url}/{name}")
     except (MissingError, BadManifestError):
         return None
-    return found, hash_of(octets)
+    return manifest, hash_of(octets)
 
 
 def is_ours(there: Manifest, order: WriteState) -> bool:
@@ -130,7 +130,7 @@ def write_shard(
         with _whole(os.path.join(place.storage.path, place.before), order) as path:
             write_hashed(path, order.file_bytes, windows, hashing, gate, going)
     else:
-        if order.keep:  # its image is needed sooner than all of it can be sent
+        if order.keep:  # hash the image first: it is needed sooner than the upload ends
             windows = tuple(windows)
             _hash(windows, hashing, gate, going)
         parts = _parts(windows, gate, going)
@@ -152,8 +152,8 @@ def _is_durable(order: WriteState, place: SavePlace) -> bool:
     """Whether an earlier attempt has written this rank's part, which may be published already."""
     if part_of(place, order.rank) is not None:
         return True
-    found = visible(place)
-    return found is not None and is_ours(found[0], order)
+    published = visible(place)
+    return published is not None and is_ours(published[0], order)
 
 
 @contextmanager
@@ -165,14 +165,14 @@ def _whole(folder: str, order: WriteState) -> Generator[str]:
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, f".{order.shard}")
     with suppress(FileNotFoundError):
-        os.unlink(path)  # that writer may still have it
+        os.unlink(path)  # an earlier writer may still write to it
     try:
         yield path
         os.replace(path, os.path.join(folder, order.shard))
     except BaseException:
         with suppress(OSError):
             os.unlink(path)
-            # Another rank may be about to say in it that it fails.
+            # Keep the folder for several ranks: another may be about to report its failure in it.
             if order.identity.world_size == 1:
                 os.rmdir(folder)
         raise
@@ -189,7 +189,7 @@ def keep_image(order: WriteState, octets: memoryview, hasher: Hasher, going: Goi
         hash=hasher.hexdigest(),
         entries=msgspec.json.decode(octets[begin : begin + length], type=tuple[ImageEntry, ...]),
     )
-    sync_file(order.image, going)  # whoever sees the index may rely on all of it
+    sync_file(order.image, going)  # a process that sees the index may rely on the whole image
     put_durably(Path(order.folder) / INDEX, encode(index))
     sync_names(os.path.dirname(order.folder), _ABOVE_RANK)
     return index.hash
@@ -204,7 +204,7 @@ def _hash(
 
 
 def _parts(windows: Iterable[memoryview], gate: WriteGate, going: Going) -> Iterator[bytes]:
-    """The chunks, copied: the client may use one after the window has changed."""
+    """The chunks as copies: the client may still read a chunk after the window has changed."""
     passed = 0
     for octets in windows:
         for at in range(0, len(octets), CHUNK_BYTES):
@@ -227,13 +227,13 @@ def write_file(path: str, octets: memoryview, size: int, going: Going) -> None:
         parts = (octets[at : min(at + CHUNK_BYTES, size)] for at in range(0, size, CHUNK_BYTES))
         storage_for(lasting(folder)).put(name, parts)
         return
-    with _held(f"{folder}/.{name[:_MOST_OF_NAME]}.{os.getpid()}{_SAVING}") as beside:
-        _clear(folder or "/", os.stat(beside).st_mtime)
+    with _held(f"{folder}/.{name[:_MOST_OF_NAME]}.{os.getpid()}{_SAVING}") as temporary:
+        _clear(folder or "/", os.stat(temporary).st_mtime)
         whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        write_hashed(beside, whole, (octets[:whole],), None, WriteGate(whole), going)
-        _cut(beside, size)
-        _liken(beside, path)
-        os.replace(beside, path)
+        write_hashed(temporary, whole, (octets[:whole],), None, WriteGate(whole), going)
+        _cut(temporary, size)
+        _liken(temporary, path)
+        os.replace(temporary, path)
         sync_folder(folder or "/")
 
 
@@ -242,12 +242,12 @@ def _held(path: str) -> Generator[str]:
     """Create a temporary file, whose lock shows that its writer lives."""
     while True:
         held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        with suppress(OSError):  # a file system without locks, where nothing is cleared away
+        with suppress(OSError):  # a file system without locks, on which nothing is removed
             fcntl.flock(held, fcntl.LOCK_EX)
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(held), os.stat(path)):
                 break
-        os.close(held)  # somebody has just cleared it away
+        os.close(held)  # another writer has just removed it
     try:
         yield path
     finally:
@@ -262,8 +262,8 @@ def _clear(folder: str, now: float) -> None:
         return
     _cleared.add(folder)
     with os.scandir(folder) as entries:
-        names = [one.name for one in entries if one.name.endswith(_SAVING)]
-    for path in (os.path.join(folder, one) for one in names if one.startswith(".")):
+        names = [entry.name for entry in entries if entry.name.endswith(_SAVING)]
+    for path in (os.path.join(folder, name) for name in names if name.startswith(".")):
         with suppress(OSError), open(path, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if now - os.fstat(file.fileno()).st_mtime > _LEFT_S:

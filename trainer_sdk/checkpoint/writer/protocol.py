@@ -8,7 +8,7 @@ from trainer_sdk.checkpoint.manifest import Identity
 from trainer_sdk.wire import WireLine
 
 SaveStage = Literal["plan", "memory", "keep", "copy", "write", "hash", "publish"]
-"""How far a save is, or where it has failed: up to `copy` in the rank, then in its writer."""
+"""The stages of a save, where it is or has failed: up to `copy` in the rank, then in its writer."""
 Region = tuple[int, int]
 """Offset and length in a buffer."""
 
@@ -24,7 +24,7 @@ class WriteState(WireLine, frozen=True, kw_only=True):
     identity: Identity
     rank: int
     file_bytes: int
-    """How much of the buffer is the shard file."""
+    """The size of the shard file, from the start of the buffer."""
     image_bytes: int
     metadata: Region
     """For torch's loader; only rank 0 has it."""
@@ -35,7 +35,7 @@ class WriteState(WireLine, frozen=True, kw_only=True):
     launch: str = ""
     """The process that saves, where no agent counts launches: no other may save into the root."""
     saving: str = ""
-    """The folder's name until it is visible."""
+    """The name of its folder until it is visible."""
     shard: str = ""
     keep: bool = False
     """The image is kept in the memory of the node."""
@@ -58,12 +58,12 @@ class BufferFilled(WireLine, frozen=True, kw_only=True, tag="filled"):
 
     save: int
     end: int
-    """All bytes before this one are there; the end of the image once the copy is checked."""
+    """All bytes before this offset are there; the image's end once the copy is checked."""
     stall_s: float = 0.0
 
 
 class GiveUpSave(WireLine, frozen=True, kw_only=True, tag="giveup"):
-    """The rest of a state will not come."""
+    """The rank gives up: the rest of the state will not arrive."""
 
     save: int
 
@@ -87,7 +87,7 @@ ToWriter = WriteState | BufferFilled | GiveUpSave | HurrySave | WriteFile
 
 
 class SaveProgress(WireLine, frozen=True, kw_only=True, tag="going"):
-    """The writer makes progress, or waits for these ranks."""
+    """The writer makes progress, or waits for the parts of these ranks."""
 
     save: int
     stage: SaveStage
@@ -101,7 +101,7 @@ class NextWindow(WireLine, frozen=True, kw_only=True, tag="nextwave"):
 
 
 class ImageKept(WireLine, frozen=True, kw_only=True, tag="kept"):
-    """The image is whole, and has its index."""
+    """The image is complete, and has its index."""
 
     save: int
     hash: str
@@ -124,7 +124,7 @@ class SaveDone(WireLine, frozen=True, kw_only=True, tag="done"):
     shards: int = 0
     manifest_hash: str = ""
     given_up: str = ""
-    """Why another checkpoint, which is whole, has its place; empty if none has."""
+    """Why another complete checkpoint stays in its place; empty if this save is visible."""
 
 
 class SaveFailed(WireLine, frozen=True, kw_only=True, tag="failed"):

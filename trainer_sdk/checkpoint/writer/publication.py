@@ -1,6 +1,6 @@
-"""From parts to a visible checkpoint: rank 0's writer publishes it, the others watch.
+"""Makes a visible checkpoint of the ranks' parts: rank 0's writer publishes it, the others wait.
 
-Ranks meet in files alone, so that nothing here needs the training or the control plane.
+Ranks communicate only by files, so publication needs neither the training nor the control plane.
 """
 
 import json
@@ -61,7 +61,7 @@ _LOOK_FIRST_S = 0.005
 _LOOK_LAST_S = 2.0
 _MOST_LOOKS = 3
 _LOOK_SLOWER = 1.1
-"""So much longer from look to look: what is waited for is seen late by a tenth of the wait."""
+"""The growth of the pause between two looks: an event is seen at most a tenth of the wait late."""
 
 Seen = TypeVar("Seen")
 ReportMissing = Callable[[Sequence[int]], None]
@@ -69,35 +69,35 @@ ReportMissing = Callable[[Sequence[int]], None]
 
 
 class StepTakenError(Exception):
-    """Another checkpoint has the name of the step, and stays."""
+    """Another checkpoint of this step exists, and is not replaced."""
 
 
 def why_given_up(there: StoredCheckpoint, order: WriteState, ours: Manifest) -> str:
-    """Why this save is not needed; empty if something would be lost without it."""
-    found = there.manifest
-    if found is None or found.identity.job != order.identity.job:
+    """Why this save is not needed; empty if it is needed."""
+    manifest = there.manifest
+    if manifest is None or manifest.identity.job != order.identity.job:
         return ""
-    identity, step = found.identity, order.identity.step
+    identity, step = manifest.identity, order.identity.step
     if identity.round > order.identity.round:
         return (
-            f"round {identity.round} has saved step {step} there, whole, and what is visible is "
-            "never replaced"
+            f"round {identity.round} has saved step {step} there completely, and a visible "
+            "checkpoint is never replaced"
         )
     if there.quarantined is not None:
         return ""
-    before = f"round {identity.round} has saved step {step} there, whole"
-    if _content(found) == _content(ours):
-        return f"{before}, and it is the same"
-    if _is_of_one_trainer(found, order):
+    before = f"round {identity.round} has saved step {step} there completely"
+    if _content(manifest) == _content(ours):
+        return f"{before}, with the same content"
+    if _is_of_one_trainer(manifest, order):
         return (
-            f"{before}, as this training did, and what is visible is never replaced: what has "
-            "changed since is not in it"
+            f"{before}, as this training did, and a visible checkpoint is never replaced: later "
+            "changes are not in it"
         )
     return ""
 
 
 def taken(there: StoredCheckpoint | None, order: WriteState, place: SavePlace) -> StepTakenError:
-    """The error for a name that is taken: why, and what to do."""
+    """The error for a step whose name is taken: why, and what to do."""
     where = f"{place.storage.url}/{place.step}"
     if there is None:
         return StepTakenError(
@@ -111,12 +111,14 @@ def taken(there: StoredCheckpoint | None, order: WriteState, place: SavePlace) -
         if identity.job != order.identity.job:
             whose = f"is of job {identity.job}"
     return StepTakenError(
-        f"{where} {whose}, and what is visible is never replaced: to let go of it, "
-        f"say everstep ckpt quarantine {place.storage.url} {order.identity.step}; or save elsewhere"
+        f"{where} {whose}, and a visible checkpoint is never replaced: to give it up, run "
+        f"everstep ckpt quarantine {place.storage.url} {order.identity.step}; or save elsewhere"
     )
 
 
-def makes_room(there: StoredCheckpoint, order: WriteState, place: SavePlace, octets: bytes) -> bool:
+def replace_quarantined(
+    there: StoredCheckpoint, order: WriteState, place: SavePlace, octets: bytes
+) -> bool:
     """Replace a quarantined checkpoint by this one; False if it has changed."""
     if isinstance(place.storage, Folder):
         return _exchanged(place.storage, there, order, place)
@@ -128,14 +130,14 @@ def _exchanged(
 ) -> bool:
     storage.exchange(place.before, place.step)
     if hash_of(storage.read(f"{place.before}/{MANIFEST}")) != there.manifest_hash:
-        storage.exchange(place.before, place.step)  # another save was quicker
+        storage.exchange(place.before, place.step)  # another save has replaced it first
         return False
     storage.put_aside(place.before, f"{REPLACED}/{replaced_name(place.step, order.saving)}")
     return True
 
 
 def _replaced(storage: Storage, there: StoredCheckpoint, octets: bytes) -> bool:
-    """Replace a quarantined manifest; first its mark names that manifest, never the new one."""
+    """Replace a quarantined manifest; its mark gets the hash of that manifest first."""
     from trainer_sdk.checkpoint.storage.objects import Objects
 
     assert isinstance(storage, Objects)
@@ -160,30 +162,30 @@ def _replaced(storage: Storage, there: StoredCheckpoint, octets: bytes) -> bool:
     return True
 
 
-def _folder_of(found: Manifest | None) -> str:
+def _folder_of(manifest: Manifest | None) -> str:
     """The folder of its files, below its step."""
-    inside = "" if found is None else found.files[0].name.rpartition("/")[0]
+    inside = "" if manifest is None else manifest.files[0].name.rpartition("/")[0]
     return inside if saving_of(inside) is not None else ""
 
 
-def _is_of_one_trainer(found: Manifest, order: WriteState) -> bool:
+def _is_of_one_trainer(manifest: Manifest, order: WriteState) -> bool:
     """Whether the training that saves now has saved it, in the same form."""
-    theirs, own = saving_of(found.saving), saving_of(order.saving)
+    theirs, own = saving_of(manifest.saving), saving_of(order.saving)
     if theirs is None or own is None or theirs.mark != own.mark:
         return False
-    return found.identity == order.identity
+    return manifest.identity == order.identity
 
 
-def _content(found: Manifest) -> tuple[object, ...]:
-    """A key that is the same for two saves of the same state, byte for byte."""
-    names = ((one.name.rpartition("/")[2], one.size_bytes, one.hash) for one in found.files)
-    shards = sorted(one for one in names if one[0] != METADATA)
-    identity = found.identity
+def _content(manifest: Manifest) -> tuple[object, ...]:
+    """A key that is equal for two saves of the same state, byte for byte."""
+    names = ((file.name.rpartition("/")[2], file.size_bytes, file.hash) for file in manifest.files)
+    shards = sorted(shard for shard in names if shard[0] != METADATA)
+    identity = manifest.identity
     return identity.job, identity.world_size, identity.layout, shards
 
 
 class GivenUpError(Exception):
-    """Another rank has failed, or is late."""
+    """Another rank has failed, or is too late."""
 
     def __init__(self, text: str, *, is_late: bool = False) -> None:
         super().__init__(text)
@@ -194,16 +196,16 @@ def settle(order: WriteState, metadata: bytes, waiting: ReportMissing) -> SaveDo
     """Wait until the checkpoint is visible; rank 0's writer publishes it."""
     place = place_of(order.root, order.saving, order.identity.step)
     if order.rank:
-        return _look_on(order, place, waiting)
+        return _wait_for_rank_0(order, place, waiting)
     parts, done = _all_parts(order, place, waiting)
     if done is not None:
         return _cleaned(order, place, done)
     place.storage.put(f"{place.before}/{METADATA}", (metadata,))
     about = ShardFile(name=METADATA, size_bytes=len(metadata), hash=hash_of(metadata))
-    files = [*(one for part in parts for one in part.files), about]
+    files = [*(file for part in parts for file in part.files), about]
     manifest = Manifest(
         identity=order.identity,
-        files=tuple(msgspec.structs.replace(one, name=place.inside + one.name) for one in files),
+        files=tuple(msgspec.structs.replace(file, name=place.inside + file.name) for file in files),
         saved_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         occasion=order.occasion,
         has_data_position=order.has_data_position,
@@ -224,20 +226,20 @@ def _all_parts(
     order: WriteState, place: SavePlace, waiting: ReportMissing
 ) -> tuple[list[RankPart], SaveDone | None]:
     """The parts of all ranks; or the result, if an earlier attempt has published them."""
-    found: dict[int, RankPart] = {}
+    parts_by_rank: dict[int, RankPart] = {}
 
     def parts() -> tuple[list[RankPart], SaveDone | None] | None:
         for rank in range(order.identity.world_size):
-            if rank not in found and (part := part_of(place, rank)) is not None:
+            if rank not in parts_by_rank and (part := part_of(place, rank)) is not None:
                 _check(part, order.identity, place)
-                found[rank] = part
-        if len(found) == order.identity.world_size:
-            return list(found.values()), None
+                parts_by_rank[rank] = part
+        if len(parts_by_rank) == order.identity.world_size:
+            return list(parts_by_rank.values()), None
         there = visible(place)
         return ([], _done(order, place, *there)) if there and is_ours(there[0], order) else None
 
     def missing() -> list[int]:
-        return [rank for rank in range(order.identity.world_size) if rank not in found]
+        return [rank for rank in range(order.identity.world_size) if rank not in parts_by_rank]
 
     return _until(parts, missing, order, place, waiting)
 
@@ -245,10 +247,12 @@ def _all_parts(
 def _check(part: RankPart, identity: Identity, place: SavePlace) -> None:
     if part.identity != identity:
         raise BadManifestError(f"the part of rank {part.rank} is of another save: {part.identity}")
-    for one in part.files:
-        size = place.storage.size(f"{place.before}/{one.name}")
-        if size != one.size_bytes:
-            raise BadManifestError(f"{place.path(one.name)} has {size} bytes, not {one.size_bytes}")
+    for file in part.files:
+        size = place.storage.size(f"{place.before}/{file.name}")
+        if size != file.size_bytes:
+            raise BadManifestError(
+                f"{place.path(file.name)} has {size} bytes, not {file.size_bytes}"
+            )
 
 
 def _publish(order: WriteState, place: SavePlace, manifest: Manifest) -> SaveDone:
@@ -276,15 +280,17 @@ def _made_visible(
             return done
         there = look(place.storage, order.identity.step)
         if there is None:
-            continue  # it has just gone, or is no checkpoint
+            continue  # it was just removed, or is not a checkpoint
         if there.manifest is not None and is_ours(there.manifest, order):
-            return _done(order, place, there.manifest, there.manifest_hash)  # an answer was lost
+            return _done(
+                order, place, there.manifest, there.manifest_hash
+            )  # it was published before, and the answer was lost
         why = why_given_up(there, order, manifest)
         if there.manifest is not None and why:
             return _done(order, place, there.manifest, there.manifest_hash, why)
         if there.quarantined is None:
             break
-        if makes_room(there, order, place, octets):
+        if replace_quarantined(there, order, place, octets):
             return done
     error = taken(there, order, place)
     _withdraw(order, place, str(error))
@@ -310,18 +316,18 @@ def _done(
     )
 
 
-def _look_on(order: WriteState, place: SavePlace, waiting: ReportMissing) -> SaveDone:
-    """Watch the files of rank 0, which decides."""
+def _wait_for_rank_0(order: WriteState, place: SavePlace, waiting: ReportMissing) -> SaveDone:
+    """Wait for the files of rank 0, which decides."""
 
     def seen() -> SaveDone | None:
-        if (found := visible(place)) is None:
+        if (published := visible(place)) is None:
             return None
-        if not is_ours(found[0], order):
+        if not is_ours(published[0], order):
             if part_of(place, order.rank) is not None:
-                return None  # rank 0 has not looked yet
-            # Where ours makes room, its parts go with the very same move.
-            found = visible(place) or found
-        manifest, hash_ = found
+                return None  # rank 0 has not decided yet
+            # A replaced checkpoint vanishes with its parts in a single rename: read again.
+            published = visible(place) or published
+        manifest, hash_ = published
         if is_ours(manifest, order):
             return _done(order, place, manifest, hash_)
         _raise_failure(place, [0])
@@ -333,7 +339,7 @@ def _look_on(order: WriteState, place: SavePlace, waiting: ReportMissing) -> Sav
 
 @dataclass(slots=True)
 class _Wait:
-    """The wait until the next look, which grows, as thousands may look at one server."""
+    """The pause until the next look; it grows, as thousands may load the same server."""
 
     next_s: float = _LOOK_FIRST_S
 
@@ -350,7 +356,7 @@ def _until(
     waiting: ReportMissing,
 ) -> Seen:
     wait, deadline = _Wait(), time.monotonic() + order.within_s
-    while (found := look()) is None:
+    while (seen := look()) is None:
         _raise_failure(place, missing())
         if time.monotonic() > deadline:
             ranks = ", ".join(map(str, missing()))
@@ -359,7 +365,7 @@ def _until(
             )
         waiting(missing())
         wait.pause()
-    return found
+    return seen
 
 
 def _raise_failure(place: SavePlace, ranks: Sequence[int]) -> None:
@@ -370,13 +376,13 @@ def _raise_failure(place: SavePlace, ranks: Sequence[int]) -> None:
 
 
 def _withdraw(order: WriteState, place: SavePlace, reason: str = "") -> None:
-    """Remove the files of a save that stays hidden; the reason is left for the other ranks."""
+    """Remove the files of a save that stays hidden, but leave the reason for the other ranks."""
     kept = f"{place.before}/{failure_name(order.rank)}"
     if reason and order.identity.world_size > 1:
         abandon(order.root, order.saving, order.identity.step, order.rank, reason)
-    for one in place.storage.files(place.before):
-        if one.name != kept:
-            place.storage.delete(one.name)
+    for file in place.storage.files(place.before):
+        if file.name != kept:
+            place.storage.delete(file.name)
     if isinstance(place.storage, Folder) and order.identity.world_size == 1:
         _clean(place.storage, order.saving)
 
@@ -384,7 +390,7 @@ def _withdraw(order: WriteState, place: SavePlace, reason: str = "") -> None:
 def _clean(storage: Folder, saving: str) -> None:
     """Remove the files of failed saves, and of this one, if it stays hidden.
 
-    The folder itself stays: the next save may just have found that it is there.
+    The folder itself stays: the next save may just have found it.
     """
     base = os.path.join(storage.path, SAVING)
     for name in os.listdir(base):
@@ -396,7 +402,7 @@ def _clean(storage: Folder, saving: str) -> None:
 
 
 def _is_left(theirs: SavingName | None, ours: SavingName | None, changed_at: float) -> bool:
-    """Whether no process can still write it, by its name and age."""
+    """Whether it is abandoned, by its name and age: no process can still write it."""
     if theirs is None or ours is None:
         return False
     if theirs.round != ours.round:

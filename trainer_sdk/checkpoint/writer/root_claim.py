@@ -1,4 +1,4 @@
-"""A root belongs to one job, stays on one device, and one launch at a time saves there."""
+"""Claims a root: it belongs to one job, stays on one device, and has a single saving launch."""
 
 import errno
 import fcntl
@@ -7,7 +7,7 @@ import time
 
 import msgspec
 
-from trainer_sdk.checkpoint.storage.checkpoints import OWNER, owner_of
+from trainer_sdk.checkpoint.storage.checkpoints import OWNER, RootOwner, owner_of
 from trainer_sdk.checkpoint.storage.folder import Folder
 from trainer_sdk.checkpoint.storage.port import Storage
 
@@ -22,17 +22,11 @@ class OtherOwnerError(Exception):
 
 
 class OtherLaunchError(Exception):
-    """Another launch of the job saves there now."""
+    """Another launch of the job saves to the root now."""
 
 
 class VanishedError(Exception):
-    """The folder of earlier saves is gone."""
-
-
-class Owner(msgspec.Struct, frozen=True):
-    """The job whose checkpoints are in a place."""
-
-    job: str
+    """The folder of earlier saves has vanished."""
 
 
 class RootClaim:
@@ -45,7 +39,7 @@ class RootClaim:
         self._lock = -1
 
     def claim(self, job: str, launch: str = "") -> None:
-        """Claim the root for the job, before each save; an error if it is another's, or gone.
+        """Claim the root for the job before each save; an error if it is another job's, or gone.
 
         `launch` names the process that saves, where no agent counts launches: no other may.
         """
@@ -58,7 +52,7 @@ class RootClaim:
         self._device, self._is_claimed = device_of(self._storage), True
 
     def _hold(self, path: str, launch: str) -> None:
-        """Lock the file while this process lives; the last launch may just be ending."""
+        """Lock the file while this process lives; waits while a former launch is ending."""
         if self._lock >= 0 and _is_at(path, self._lock):
             return
         if self._lock >= 0:
@@ -79,7 +73,7 @@ class RootClaim:
         try:
             self._lock = _locked(path, launch)
         except BlockingIOError:
-            return _launch_at(path) == launch  # another writer of the same process has it
+            return _launch_at(path) == launch  # another writer of the same launch has it
         except OSError as error:
             if error.errno not in _WITHOUT_LOCKS:
                 raise
@@ -87,20 +81,20 @@ class RootClaim:
 
 
 _WITHOUT_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EACCES})
-"""A file system has none, or the file is another user's, who has let this one save there."""
+"""The file system has no locks, or another user owns the file and lets this user save there."""
 
 
 def claim(storage: Storage, job: str) -> None:
     """Claim a place for the job; `OtherOwnerError` if it is another job's."""
     if storage.size(OWNER) is None and storage.put_if_absent(
-        OWNER, msgspec.json.encode(Owner(job))
+        OWNER, msgspec.json.encode(RootOwner(job))
     ):
         return
     owner = owner_of(storage)
     if owner != job:
         raise OtherOwnerError(
             f"{storage.url} has the checkpoints of job {owner}, and this is {job}: give another "
-            "place, or this job the other's name"
+            "place, or give this job that name"
         )
 
 
@@ -117,10 +111,10 @@ def check_there(storage: Storage, before: int | None) -> None:
     there = device_of(storage)
     if before is None or there == before:
         return
-    what = "is gone" if there is None else "is on another device, as where a mount has gone"
+    change = "is gone" if there is None else "is on another device, as after an unmount"
     raise VanishedError(
-        f"{storage.url} was there at the last save, and {what}: mount it again, or make the folder "
-        "with its owner and mode, and the next save goes on"
+        f"{storage.url} was there at the last save, and {change}: mount it again, or make the "
+        "folder with its owner and mode, and the next save goes on"
     )
 
 

@@ -1,6 +1,6 @@
-"""Takes orders from a rank; each has a thread, and one writes at a time.
+"""Carries out the orders of a rank; each order has a thread, and one thread writes at a time.
 
-An image is kept as soon as it is hashed, whatever becomes of its way to the global tier.
+An image is kept as soon as it is hashed, even if the write to the global tier fails.
 """
 
 import errno
@@ -55,7 +55,7 @@ _REMEDIES = {
     errno.EACCES: "let the user of the training write there",
     errno.EROFS: "give a folder that may be written",
     errno.EIO: "the disk has failed: save elsewhere",
-    errno.ENOENT: "somebody has removed the folder meanwhile",
+    errno.ENOENT: "the folder was removed meanwhile",
 }
 
 
@@ -68,7 +68,7 @@ class WriterService:
         self._roots: dict[str, RootClaim] = {}
         self._mappings = _Mappings()
         self._gates: dict[int, WriteGate] = {}
-        """The gates of the saves that are being written, or wait for it."""
+        """The gates of the saves that are being written or waiting."""
 
     def take(self, order: ToWriter) -> None:
         """Begin an order, or pass a line on to its save; lines about an old save are ignored."""
@@ -81,7 +81,7 @@ class WriterService:
             case _ if gate is None:
                 pass
             case BufferFilled():
-                gate.come(order.end, order.stall_s)
+                gate.arrived(order.end, order.stall_s)
             case GiveUpSave():
                 gate.give_up()
             case HurrySave():
@@ -97,11 +97,11 @@ class WriterService:
                 case WriteFile():
                     self._write_file(order, stage)
         except GivenUpByRankError:
-            pass  # the rank itself has said so
-        # Whatever it is, the rank must hear of it: it holds memory for this save.
+            pass  # the rank has reported it itself
+        # The rank must receive any error: it holds memory for this save.
         except Exception as error:  # noqa: BLE001
             failed = _failed(order, stage.name, error)
-        self._gates.pop(order.save, None)  # before the rank hears, which may send it again
+        self._gates.pop(order.save, None)  # before the report: the rank may send the order again
         if failed is not None:
             self._tell(failed)
 
@@ -141,7 +141,7 @@ class WriterService:
     def _windows(
         self, order: WriteState, octets: memoryview, gate: WriteGate
     ) -> Generator[memoryview]:
-        """The windows of the shard file, as they come; one window if it is not in waves."""
+        """The windows of the shard file, as they arrive; a single window if it is not in waves."""
         size = order.window_bytes or order.file_bytes or 1  # a rank may have nothing to write
         for at in range(0, order.file_bytes, size):
             end = min(at + size, order.file_bytes)
@@ -168,7 +168,7 @@ class WriterService:
 
 
 class _Stage:
-    """The present stage, for the report if it fails."""
+    """The present stage, for the report of a failure."""
 
     name: SaveStage = "write"
 
@@ -179,7 +179,7 @@ def _gate(order: WriteState) -> WriteGate:
 
 
 class _Mappings:
-    """The mapped buffers; to map one again costs a tenth of writing it."""
+    """The mapped buffers: to map a buffer takes a tenth of the time of its write."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -187,7 +187,7 @@ class _Mappings:
         self._views: dict[tuple[int, int], memoryview] = {}
 
     def of(self, image: str) -> memoryview:
-        """The bytes of a buffer. Mappings of another size were replaced, and are dropped."""
+        """The bytes of a buffer. Mappings of another size are of replaced buffers: dropped."""
         descriptor = os.open(image, os.O_RDONLY | os.O_CLOEXEC)
         try:
             about = os.fstat(descriptor)
@@ -219,7 +219,7 @@ _NAMES: dict[type[Exception], str] = {
     StepTakenError: "taken",
     VanishedError: "ENOENT",
 }
-"""The names of errors that only a person can repair."""
+"""The names of errors that only a person can resolve."""
 
 
 def _failed(order: WriteState | WriteFile, stage: SaveStage, error: Exception) -> SaveFailed:

@@ -1,11 +1,11 @@
-"""What agents say all the time and nobody keeps: how far their ranks are."""
+"""What agents send once a second and no service keeps: the progress of their ranks."""
 
 from everstep.messages.base import Count, Int, Message, Name, Part, Time
 from everstep.messages.facts.health import SectionLimit
 
 
 class RankBeat(Part, frozen=True, kw_only=True):
-    """How far one rank is, as its page shows: a stuck rank has one, too."""
+    """The progress of one rank, as its page shows it: a stuck rank has a page, too."""
 
     rank: Count
     """Its global rank."""
@@ -58,7 +58,7 @@ class WardenPlace(Part, frozen=True, kw_only=True):
     port: Count
     """Of datagrams."""
     token: Name
-    """What is to be said to it; it does not answer anything else."""
+    """What a question to it must contain; it answers nothing else."""
 
 
 class NodeBeat(Message, frozen=True, kw_only=True, tag="node_beat.v1"):
@@ -105,4 +105,4 @@ class NodeBeat(Message, frozen=True, kw_only=True, tag="node_beat.v1"):
     facts_waiting: Int = 0
     """Facts in its spool that the stream has not acknowledged."""
     datagrams_dropped: Int = 0
-    """What its ranks could not deliver to it, since it started."""
+    """Datagrams that its ranks could not deliver to it, since it started."""

@@ -11,7 +11,7 @@ from everstep.messages.documents.stragglers import StragglersDocument
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class BucketContents:
     """A bucket, what its keys are, and what each holds."""
 
     name: str
@@ -20,12 +20,12 @@ class Bucket:
 
 
 BUCKETS = (
-    Bucket("ROUNDS", "<job>", RoundDocument),
-    Bucket("LIMITS", "<job>", LimitsDocument),
-    Bucket("STRAGGLERS", "<job>", StragglersDocument),
-    Bucket("CONTROL", "<job> or _cluster", ControlDocument),
-    Bucket("NODES", "_cluster", NodesDocument),
-    Bucket("CHECKPOINTS", "<job> or _cluster", CheckpointsDocument),
-    Bucket("CASES", "<job> or _cluster", CasesDocument),
+    BucketContents("ROUNDS", "<job>", RoundDocument),
+    BucketContents("LIMITS", "<job>", LimitsDocument),
+    BucketContents("STRAGGLERS", "<job>", StragglersDocument),
+    BucketContents("CONTROL", "<job> or _cluster", ControlDocument),
+    BucketContents("NODES", "_cluster", NodesDocument),
+    BucketContents("CHECKPOINTS", "<job> or _cluster", CheckpointsDocument),
+    BucketContents("CASES", "<job> or _cluster", CasesDocument),
 )
 """Every bucket of documents on the bus."""

@@ -97,7 +97,7 @@ class LocatedStall(Part, frozen=True, kw_only=True):
 
 
 class NodeSign(Part, frozen=True, kw_only=True):
-    """Something that was said about a node."""
+    """A sign about the condition of a node."""
 
     node: Name
     """The node."""
@@ -106,7 +106,7 @@ class NodeSign(Part, frozen=True, kw_only=True):
     reason: str
     """What was measured or seen."""
     fact: Name
-    """The id of the fact that says so."""
+    """The id of the fact that reported it."""
     at: Time
     """When, by the clock of its sender."""
     check: Name = ""
@@ -129,7 +129,7 @@ class OutsideAct(Part, frozen=True, kw_only=True):
     reason: str
     """In their words."""
     fact: Name
-    """The id of the fact that says so."""
+    """The id of the fact that reported it."""
     node: Name | None = None
     """The node that it is about; None for the whole job."""
 
@@ -138,7 +138,7 @@ class SaveFailure(Part, frozen=True, kw_only=True):
     """A save or a restore that failed."""
 
     fact: Name
-    """The id of the fact that says so."""
+    """The id of the fact that reported it."""
     stage: Name
     """Where it failed, as in `checkpoint_failed`; `restore` for a restore."""
     reason: str
@@ -205,7 +205,7 @@ class PastIncident(Part, frozen=True, kw_only=True):
     step: Count | None = None
     """The last step that the training had finished."""
     is_corrected: bool = False
-    """A person said so."""
+    """A person gave this verdict."""
 
 
 class Case(Part, frozen=True, kw_only=True):
@@ -242,17 +242,17 @@ class Case(Part, frozen=True, kw_only=True):
     ends: tuple[RankEnd, ...] = ()
     """Ranks that ended other than well, in the order in which they were heard."""
     more_ends: Count = 0
-    """How many more ended than are told of."""
+    """How many more ended than are listed."""
     done: tuple[RankEnd, ...] = ()
     """Ranks that ended well, in the order in which they were heard."""
     more_done: Count = 0
-    """How many more did than are told of."""
+    """How many more ended well than are listed."""
     stalls: tuple[Stall, ...] = ()
     """Ranks that stalled."""
     located: LocatedStall | None = None
     """Who stopped first."""
     nodes: tuple[NodeSign, ...] = ()
-    """What was said about its nodes, the oldest first."""
+    """Signs about its nodes, the oldest first."""
     outside: tuple[OutsideAct, ...] = ()
     """What people and schedulers did."""
     saves: tuple[SaveFailure, ...] = ()
@@ -281,18 +281,18 @@ class Case(Part, frozen=True, kw_only=True):
 
     def ranks_of(self, node: str) -> tuple[int, ...]:
         """The ranks of a node, as far as they are known."""
-        found = {end.rank for end in self.ends if end.node == node}
+        ranks = {end.rank for end in self.ends if end.node == node}
         for member in self.members:
             if member.node == node:
-                found.update(range(member.first_rank, member.first_rank + member.ranks))
-        return tuple(sorted(found))
+                ranks.update(range(member.first_rank, member.first_rank + member.ranks))
+        return tuple(sorted(ranks))
 
 
 class CasesDocument(DocumentBody, frozen=True, kw_only=True, tag="cases_document.v1"):
     """What attribution knows of a job's incidents: any replica can go on from it.
 
-    Key: the job; `everstep.subjects.CLUSTER` says how far the facts of all jobs were read, and
-    what was said about nodes and incidents of all jobs.
+    Key: the job; `everstep.subjects.CLUSTER` holds how far the facts of all jobs were read, and
+    what is known of nodes and incidents of all jobs.
     """
 
     cases: tuple[Case, ...] = ()

@@ -25,7 +25,7 @@ class KnownCheckpoint(Part, frozen=True, kw_only=True):
     manifest_hash: str = ""
     """The xxh3-128 of the manifest that is there."""
     committed_hash: str = ""
-    """That of the manifest that was committed there last; empty when nobody has told of it."""
+    """That of the manifest that was committed there last; empty when no fact has named it."""
     has_data_position: bool = False
     """It says where the data and the random numbers go on."""
     verified_at: Time | None = None
@@ -43,7 +43,7 @@ class KnownCheckpoint(Part, frozen=True, kw_only=True):
     pin_reason: str = ""
     """Why."""
     missing_since: Time | None = None
-    """Its files are gone, and nobody has told us that they were removed."""
+    """Its files are gone, and no fact reported that they were removed."""
 
     @property
     def is_good(self) -> bool:
@@ -53,12 +53,12 @@ class KnownCheckpoint(Part, frozen=True, kw_only=True):
 
     @property
     def is_as_committed(self) -> bool:
-        """Its manifest is the one that was committed, as far as anybody has told."""
+        """Its manifest is the one that was committed, as far as facts have reported."""
         return self.committed_hash in ("", self.manifest_hash)
 
     @property
     def may_be_restored(self) -> bool:
-        """Nothing is known that speaks against it."""
+        """It is neither quarantined nor missing."""
         return not self.quarantined_for and self.missing_since is None
 
 
@@ -73,7 +73,7 @@ class Holding(Part, frozen=True, kw_only=True, array_like=True):
     holder: Name
     """The node that has it; a slot's own node has it whole."""
     step: Count
-    """Of this step, or of a later one: not every step is told."""
+    """Of this step, or of a later one: not every step is reported."""
     round: Count
     """The round in which it came there."""
     part: Count = 0

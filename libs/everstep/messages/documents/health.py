@@ -38,7 +38,7 @@ class Exclusion(Part, frozen=True, kw_only=True):
     reason: str
     """Why."""
     until: Time | None = None
-    """When it ends, by the wall clock of whoever decides; None for no end."""
+    """When it ends, by the wall clock of the service that decides; None for no end."""
 
 
 class ControlDocument(DocumentBody, frozen=True, kw_only=True, tag="control_document.v1"):
@@ -67,16 +67,16 @@ class ControlDocument(DocumentBody, frozen=True, kw_only=True, tag="control_docu
 
 
 class Strike(Part, frozen=True, kw_only=True):
-    """Something that speaks against a node, counted once however often it is told."""
+    """Evidence against a node, counted once however often it is reported."""
 
     key: str
-    """The incident that it is about, else the fact: another one with this key takes its place."""
+    """The incident that it is about, else the fact: a later strike with this key replaces it."""
     at: Time
-    """When it happened, by the clock of whoever said so; never later than it was read."""
+    """When it happened, by the clock of its reporter; never later than it was read."""
     fact: str
-    """The id of the fact that says so."""
+    """The id of the fact that reported it."""
     reason: str
-    """What it says."""
+    """The evidence, in words."""
     check: Name = ""
     """The check that failed, if it is about one."""
     revision: Count = 0
@@ -95,7 +95,7 @@ class FailingCheck(Part, frozen=True, kw_only=True):
     windows: Int = 1
     """In how many windows it was seen to fail, without having passed in between."""
     fact: str = ""
-    """The id of the fact that said so last."""
+    """The id of the fact that reported it last."""
 
 
 class Exile(Part, frozen=True, kw_only=True):
@@ -131,7 +131,7 @@ class NodeRecord(Part, frozen=True, kw_only=True):
     cause: Name = ""
     """Its cause, as in `node_suspected`."""
     reason: str = ""
-    """What it says."""
+    """The evidence, in words."""
     is_undecided: bool = False
     """Something new speaks against it, and nothing was decided about that yet."""
     exiles: tuple[Exile, ...] = ()
@@ -152,7 +152,7 @@ class NodesDocument(DocumentBody, frozen=True, kw_only=True, tag="nodes_document
     sequence: Int = 0
     """How far it was read."""
     distrusted: tuple[str, ...] = ()
-    """Checks that fail on so many nodes that they count against nobody."""
+    """Checks that fail on too many nodes to count against any of them."""
     breaker_opened_at: Time | None = None
     """Since when health excludes no more nodes by itself; None while it may."""
     breaker_closed_at: Time | None = None

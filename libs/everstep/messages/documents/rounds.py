@@ -35,7 +35,7 @@ class Seat(Part, frozen=True, kw_only=True, array_like=True):
     with 0), `stopping` (ordered to, and not back yet), `absent` (it did not come back in time) or
     `gone` (only its slot is still remembered)."""
     instance: Name = ""
-    """The agent's own id: whoever comes with another one is somebody else."""
+    """The agent's own id: a process with another id is another agent."""
     allocation: Name = ""
     """The allocation that it came with; empty for the document's."""
     failure_domain: Name = ""
@@ -43,7 +43,7 @@ class Seat(Part, frozen=True, kw_only=True, array_like=True):
     master_port: Int | None = None
     """A port that it keeps free, for ranks to meet at."""
     is_leaving: bool = False
-    """It is to be replaced: drained, or about to be taken away."""
+    """It should be replaced: it was drained, or is about to be taken away."""
 
 
 class OpenIncident(Part, frozen=True, kw_only=True):
@@ -96,7 +96,7 @@ class OpenIncident(Part, frozen=True, kw_only=True):
 
 
 class OpenDecision(Part, frozen=True, kw_only=True):
-    """What was decided, and has not come to its end."""
+    """A decision whose action has not finished."""
 
     id: Name
     """The id of the `action_decided`."""
@@ -145,9 +145,9 @@ class AgreedSave(Part, frozen=True, kw_only=True):
     after_step: Int | None = None
     """The step that was agreed on; 0 for at once, where nobody counts steps."""
     plan: str = ""
-    """As in `preemption_planned`, once that was said."""
+    """As in `preemption_planned`, once that was sent."""
     has_stopped: bool = False
-    """Ranks have ended because they were told to."""
+    """Ranks have ended because the agent asked them to."""
 
 
 class OpenStall(Part, frozen=True, kw_only=True):
@@ -221,7 +221,7 @@ class RoundDocument(DocumentBody, frozen=True, kw_only=True, tag="round_document
     seats: tuple[Seat, ...] = ()
     """Every node that has joined, and those whose slot is not given to another yet."""
     former: tuple[Name, ...] = ()
-    """Nodes that have a seat no more, whoever left last at the end: the newest 1024, or as many as
+    """Nodes that no longer have a seat, the latest at the end: the newest 1024, or as many as
     the round has slots. They stay when the job is over."""
     slots: Int = 0
     """Slots of this round."""
@@ -248,7 +248,7 @@ class RoundDocument(DocumentBody, frozen=True, kw_only=True, tag="round_document
     restore_s: float = 0.0
     """How long its ranks took to have their state back."""
     round_step: Int | None = None
-    """The highest step that it reached, as far as it was said."""
+    """The highest step that it reached, as far as agents have reported."""
     incident: OpenIncident | None = None
     """The incident that is open, if any."""
     planned: PlannedEnd | None = None
@@ -280,7 +280,7 @@ class RoundDocument(DocumentBody, frozen=True, kw_only=True, tag="round_document
     allocations: tuple[str, ...] = ()
     """Those whose agents are here."""
     waiting: str = ""
-    """What was said last about why no round forms."""
+    """The reason sent last for why no round forms."""
     refused: tuple[str, ...] = ()
     """`node cause` of each refusal that is on record, at most 1000."""
     outbox: tuple[str, ...] = ()

@@ -51,7 +51,7 @@ class StragglersDocument(DocumentBody, frozen=True, kw_only=True, tag="straggler
     is_on: bool
     """Agents send timings."""
     window_steps: Count
-    """So many steps are one window: windows begin after multiples of it."""
+    """Steps of one window: windows begin after multiples of this number."""
     is_cpu_timed: bool = True
     """The SDK measures the processor time of sections, too."""
     round: Count | None = None

@@ -38,7 +38,7 @@ class ShardsWritten(RoundFact, frozen=True, kw_only=True, tag="shards_written.v1
     stall_s: float = 0.0
     """What the training step paid, on the slowest rank of the node."""
     settle_s: float = 0.0
-    """An optimizer waited so long for the rest of the copy, on the slowest rank."""
+    """How long an optimizer waited for the rest of the copy, on the slowest rank."""
     hash_s: float = 0.0
     """Spent hashing."""
     write_s: float = 0.0
@@ -80,7 +80,7 @@ class CheckpointCommitted(RoundFact, frozen=True, kw_only=True, tag="checkpoint_
 
 
 class CheckpointFailed(RoundFact, frozen=True, kw_only=True, tag="checkpoint_failed.v1"):
-    """A save came to nothing; the agent of the rank that failed sends it.
+    """A save failed; the agent of the rank that failed sends it.
 
     The checkpoints before it are untouched.
     """
@@ -170,11 +170,11 @@ class CheckpointVerified(Fact, frozen=True, kw_only=True, tag="checkpoint_verifi
     took_s: float = 0.0
     """How long it took."""
     manifest_hash: str = ""
-    """The xxh3-128 of its manifest; nothing is said of another one in its place. Empty: of any."""
+    """The xxh3-128 of the verified manifest, and of no other one; empty where it is not known."""
 
 
 class CheckpointQuarantined(Fact, frozen=True, kw_only=True, tag="checkpoint_quarantined.v1"):
-    """A checkpoint is not to be restored, and not deleted.
+    """A checkpoint must not be restored, and is not deleted.
 
     The catalog sends it, or the agent of a rank that has found it so.
     """
@@ -293,7 +293,7 @@ class FreshStarted(RoundFact, frozen=True, kw_only=True, tag="fresh_started.v1")
 
 
 class CheckpointDeleted(Fact, frozen=True, kw_only=True, tag="checkpoint_deleted.v1"):
-    """Retention or an operator removed a checkpoint; whoever did it sends it."""
+    """Retention or an operator removed a checkpoint; the service that removed it sends this."""
 
     step: Count
     """The step."""
@@ -310,7 +310,7 @@ class CheckpointDeleted(Fact, frozen=True, kw_only=True, tag="checkpoint_deleted
 
 
 class DeletionRefused(Fact, frozen=True, kw_only=True, tag="deletion_refused.v1"):
-    """A checkpoint was to be deleted and must not be; the catalog sends it."""
+    """The catalog refused to delete a checkpoint that must stay; it sends this."""
 
     step: Count
     """The step."""

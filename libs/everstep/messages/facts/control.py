@@ -1,12 +1,15 @@
-"""Who changed what at run time: operators, services, and those who test us."""
+"""Changes at run time: by operators, by services, and by fault injection."""
+
+from typing import Literal, Protocol
 
 from everstep.messages.base import Count, Fact, Name, Time
+from everstep.messages.facts.stamp import FactHead
 
 
 class ControlChanged(Fact, frozen=True, kw_only=True, tag="control_changed.v1"):
     """A switch or a setting changed while the system ran.
 
-    Whoever wrote it down sends it, one for each name.
+    The service that wrote the document sends one for each name.
     """
 
     name: str
@@ -20,9 +23,9 @@ class ControlChanged(Fact, frozen=True, kw_only=True, tag="control_changed.v1"):
     reason: str
     """Why, in their words."""
     origin: Name = ""
-    """By which way: `rest`, `cli` or `service`."""
+    """The interface: `rest`, `cli` or `service`."""
     revision: Count | None = None
-    """The revision of the document in `CONTROL` that says so."""
+    """The revision of the document in `CONTROL` that holds the change."""
 
 
 class OperatorActed(Fact, frozen=True, kw_only=True, tag="operator_acted.v1"):
@@ -42,13 +45,45 @@ class OperatorActed(Fact, frozen=True, kw_only=True, tag="operator_acted.v1"):
     reason: str
     """Why they asked, and why it was refused if so."""
     origin: Name = ""
-    """By which way: `rest`, `cli` or `script`."""
+    """The interface: `rest`, `cli` or `script`."""
+
+
+class OperatorQuestion(Protocol):
+    """A question that a person asks: it names the person and the interface."""
+
+    @property
+    def by(self) -> str:
+        """The person, as authenticated."""
+
+    @property
+    def origin(self) -> str:
+        """The interface, as in `operator_acted`."""
+
+
+def operator_acted(
+    head: FactHead,
+    question: OperatorQuestion,
+    subject: tuple[str, str],
+    outcome: Literal["accepted", "refused"],
+    reason: str,
+) -> OperatorActed:
+    """The fact about a person's question; `subject` is the action and its target."""
+    action, target = subject
+    return OperatorActed(
+        **head,
+        by=question.by,
+        action=action,
+        target=target,
+        outcome=outcome,
+        reason=reason,
+        origin=question.origin,
+    )
 
 
 class FaultInjected(Fact, frozen=True, kw_only=True, tag="fault_injected.v1"):
     """A fault was made on purpose, to test.
 
-    Whoever injects it sends this first, so that it is never mistaken for a real one.
+    The process that injects it sends this first: the fault must not be mistaken for a real one.
     """
 
     fault: str
@@ -65,34 +100,6 @@ class FaultInjected(Fact, frozen=True, kw_only=True, tag="fault_injected.v1"):
     """For how long; None for once and for all."""
     expected: str = ""
     """What should follow from it."""
-
-
-class ServiceStarted(Fact, frozen=True, kw_only=True, tag="service_started.v1"):
-    """A process of ours is ready; it sends it. `source` says which."""
-
-    service: Name
-    """`agent`, `rendezvous`, `health` …"""
-    version: Name
-    """Its release."""
-    host: Name
-    """Where it runs."""
-    pid: Count
-    """Its process id there."""
-    instance: Name = ""
-    """Its own id, another for each replica and start."""
-
-
-class ServiceStopped(Fact, frozen=True, kw_only=True, tag="service_stopped.v1"):
-    """A process of ours goes down in good order; it sends it last."""
-
-    service: Name
-    """`agent`, `rendezvous`, `health` …"""
-    reason: str
-    """The signal, or the error."""
-    instance: Name = ""
-    """As in its `service_started`."""
-    ran_s: float = 0.0
-    """For how long it ran."""
 
 
 class FactsLost(Fact, frozen=True, kw_only=True, tag="facts_lost.v1"):

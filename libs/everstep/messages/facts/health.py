@@ -4,7 +4,7 @@ from everstep.messages.base import Count, Fact, Int, Name, Part, RoundFact
 
 
 class CheckResult(Part, frozen=True, kw_only=True):
-    """What one check said about one thing."""
+    """The result of one check of one part of a node."""
 
     check: Name
     """Its name, as in `everstep check <name>`: `gpu`, `nvlink`, `nic`, `storage`, `host`."""
@@ -18,7 +18,7 @@ class CheckResult(Part, frozen=True, kw_only=True):
     failure_class: Name = ""
     """What would help: `reset`, `reboot`, `replace`, `drain`, `watch` or `report`."""
     code: str = ""
-    """The part's own word for it: `XID 79`, `GPU_RECOVERY_ACTION=NODE_REBOOT`."""
+    """The part's own code for it: `XID 79`, `GPU_RECOVERY_ACTION=NODE_REBOOT`."""
     took_s: float = 0.0
     """How long it ran."""
 
@@ -39,8 +39,7 @@ class SectionLimit(Part, frozen=True, kw_only=True):
     kind: Name = ""
     """`plain`, `checkpoint`, `evaluation` or `heartbeat`; empty while it was never seen."""
     origin: Name = ""
-    """Where somebody has set it: an option, a setting, `everstep limits`; and what else is to be
-    known of it."""
+    """Where it was set: an option, a setting, `everstep limits`; and further remarks about it."""
 
 
 class NodeLost(Fact, frozen=True, kw_only=True, tag="node_lost.v1"):
@@ -64,7 +63,7 @@ class NodeLost(Fact, frozen=True, kw_only=True, tag="node_lost.v1"):
     last_step: Count | None = None
     """The last step that it reported."""
     is_confirmed: bool = False
-    """The scheduler or its host says so, too."""
+    """The scheduler or its host confirms it."""
 
 
 class NodeReturned(Fact, frozen=True, kw_only=True, tag="node_returned.v1"):
@@ -172,7 +171,7 @@ class NetworkMeasured(Fact, frozen=True, kw_only=True, tag="network_measured.v1"
 
 
 class CheckDistrusted(Fact, frozen=True, kw_only=True, tag="check_distrusted.v1"):
-    """A finding: a check fails on so many nodes at once that the check is to blame.
+    """A finding: a check fails on too many nodes at once, so the check is to blame.
 
     Health sends it, and lets the check count against nobody.
     """

@@ -3,7 +3,7 @@
 from everstep.messages.base import BlobRef, Count, Fact, Int, Name, Part, Time
 
 CAPTURE = "capture-"
-"""What stands in place of an incident's id begins so where nothing has happened."""
+"""The prefix of a capture's id, which stands in place of an incident's id."""
 
 
 def is_capture(incident: str) -> bool:
@@ -82,7 +82,7 @@ class EvidenceCollected(IncidentFact, frozen=True, kw_only=True, tag="evidence_c
 
     @property
     def is_of_capture(self) -> bool:
-        """A person has asked for it: there is no incident."""
+        """A person requested it: it belongs to no incident."""
         return is_capture(self.incident)
 
 
@@ -92,7 +92,7 @@ class EvidenceItem(Part, frozen=True, kw_only=True):
     says: str
     """What it says, in words: `rank 7 never entered all_reduce 1204`."""
     analyzer: str = ""
-    """Who read it out: `flight_recorder`, `stacks`, `logs`, `health`, `history`."""
+    """The analyzer that found it: `flight_recorder`, `stacks`, `logs`, `health`, `history`."""
     fact: str | None = None
     """The fact that it comes from."""
     blob: BlobRef | None = None
@@ -144,11 +144,11 @@ class VerdictReached(IncidentFact, frozen=True, kw_only=True, tag="verdict_reach
     """`restart`, `restart_without` (the culprit nodes), `stop`, `wait` (until nodes or a quota are
     back) or `inform` (a person must act first); empty for none."""
     is_transient: bool | None = None
-    """The same run may succeed next time; None when that cannot be told."""
+    """The same run may succeed next time; None when that is not known."""
     fingerprint: str = ""
     """A hash of the failure without its accidents: equal for the same bug."""
     analyzers: tuple[str, ...] = ()
-    """Those that had something to say."""
+    """The analyzers that contributed evidence."""
     revision: Count = 0
     """Grows when later evidence changes the verdict; the highest holds."""
     took_s: float = 0.0
@@ -158,7 +158,7 @@ class VerdictReached(IncidentFact, frozen=True, kw_only=True, tag="verdict_reach
     is_inconclusive: bool = False
     """No explanation is probable enough; the likeliest ones are among the alternatives."""
     is_corrected: bool = False
-    """A person said so: it holds, whatever else is found."""
+    """A person gave this verdict: it holds over all later evidence."""
     explanation: str = ""
     """The same in the words of a language model, where one is asked; it decides nothing."""
 
@@ -186,7 +186,7 @@ class VerdictCorrected(IncidentFact, frozen=True, kw_only=True, tag="verdict_cor
     is_confirmation: bool = False
     """That verdict had said the same: a person has confirmed it."""
     origin: Name = ""
-    """By which way: `rest` or `cli`."""
+    """The interface: `rest` or `cli`."""
 
 
 class Option(Part, frozen=True, kw_only=True):
@@ -210,7 +210,7 @@ class Budget(Part, frozen=True, kw_only=True):
 
 
 class ActionDecided(Fact, frozen=True, kw_only=True, tag="action_decided.v1"):
-    """What will be done, and why that; whoever owns the decision sends it beforehand."""
+    """An action that will be carried out, and why; the service that decides sends it first."""
 
     action: Name
     """`restart`, `wait`, `stop`, `exclude`, `shrink`, `grow`, `replace`, `save`, `end` …"""
@@ -219,7 +219,7 @@ class ActionDecided(Fact, frozen=True, kw_only=True, tag="action_decided.v1"):
     rule: str
     """The id of the rule that decided: `restart.budget_left`."""
     mode: Name = "enforce"
-    """`enforce`, or `observe`: it is only said, not done."""
+    """`enforce`, or `observe`: it is only recorded, not done."""
     incident: Name | None = None
     """The incident that it answers, if any."""
     evidence: tuple[str, ...] = ()
@@ -241,14 +241,14 @@ class ActionDecided(Fact, frozen=True, kw_only=True, tag="action_decided.v1"):
 
 
 class ActionTaken(Fact, frozen=True, kw_only=True, tag="action_taken.v1"):
-    """What came of a decision; whoever carried it out sends it."""
+    """The outcome of a decision; the process that carried it out sends it."""
 
     decision: Name
     """The id of the `action_decided`."""
     action: Name
     """The action."""
     outcome: Name
-    """`done`, `failed`, `observed` (only said) or `overtaken` (by a later round)."""
+    """`done`, `failed`, `observed` (only recorded) or `overtaken` (by a later round)."""
     reason: str
     """What happened."""
     incident: Name | None = None

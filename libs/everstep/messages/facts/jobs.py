@@ -1,4 +1,4 @@
-"""Which jobs there are, what they run, and how their allocations come and go."""
+"""Jobs, what they run, and when their allocations begin and end."""
 
 from collections.abc import Mapping
 
@@ -25,7 +25,7 @@ class JobSpec(Part, frozen=True, kw_only=True):
     spares: Int = 0
     """Nodes wanted beyond `nodes_max`, joined and warm."""
     slots_per_unit: Int = 1
-    """The world grows and shrinks by whole units of so many slots."""
+    """The world grows and shrinks by whole units of this number of slots."""
     max_restarts: Int | None = None
     """The restart budget as configured; None for no limit."""
     max_restarts_per_hour: Int | None = None
@@ -33,14 +33,14 @@ class JobSpec(Part, frozen=True, kw_only=True):
     no_progress_limit: Int | None = None
     """Rounds in a row that may end without a new step; None for no limit."""
     slots_per_segment: Int = 1
-    """So many slots, next to each other, must be in one network domain."""
+    """This number of adjacent slots must be in one network domain."""
     join_within_s: float | None = None
     """How long a round may take to form; None for what rendezvous is set to."""
     stop_grace_s: float = 3.0
     """From SIGTERM to SIGKILL in a round that is broken."""
     enforce: tuple[str, ...] = ()
-    """What acts for this job instead of only being said: `stop` (whatever makes another failure
-    probable), `no_progress` (that limit alone)."""
+    """Rules that act for this job instead of only being recorded: `stop` (all that make another
+    failure probable), `no_progress` (that limit alone)."""
 
 
 class JobStarted(Fact, frozen=True, kw_only=True, tag="job_started.v1"):
@@ -98,7 +98,7 @@ class AllocationStarted(Fact, frozen=True, kw_only=True, tag="allocation_started
     scheduler: Name
     """Who started the agents: `slurm`, `kubernetes`, `none` (a person), or another's name."""
     scheduler_job: Name = ""
-    """The scheduler's own id of it; empty without a scheduler."""
+    """The scheduler's own id of the allocation; empty without a scheduler."""
     attempt: Count = 0
     """How often the scheduler had requeued the job before."""
     nodes: tuple[Name, ...] = ()
@@ -119,7 +119,7 @@ class AllocationEnded(Fact, frozen=True, kw_only=True, tag="allocation_ended.v1"
     state: Name
     """`done`, `failed`, `stopped`, `preempted`, `requeued`, or `lost` (it fell silent)."""
     reason: str
-    """Why, and who said so."""
+    """Why, and who reported it."""
     exit_code: Int | None = None
     """What its agents exited with; None when they vanished."""
     lasted_s: float | None = None

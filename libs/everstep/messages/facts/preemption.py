@@ -75,12 +75,3 @@ class PreemptionMissed(RoundFact, frozen=True, kw_only=True, tag="preemption_mis
     """The newest step that is safe."""
     over_s: float = 0.0
     """How much more time it would have needed, estimated."""
-
-
-class PreemptionCancelled(Fact, frozen=True, kw_only=True, tag="preemption_cancelled.v1"):
-    """The notice was withdrawn, or its time passed and nothing happened; the agent sends it."""
-
-    node: Name
-    """The node."""
-    reason: str
-    """Who withdrew it, or how long ago it should have happened."""

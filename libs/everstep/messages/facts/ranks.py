@@ -1,4 +1,4 @@
-"""What became of the processes of a round: started, stalled, exited, and how far they got."""
+"""The processes of a round: started, stalled, exited, and their progress."""
 
 from everstep.messages.base import BlobRef, Count, Fact, Int, Name, Part, RoundFact, Time
 
@@ -104,7 +104,7 @@ class RankStalled(RankFact, frozen=True, kw_only=True, tag="rank_stalled.v1"):
     pid: Count | None = None
     """Its process id on the node."""
     blocked_in: str = ""
-    """Where it waits, where that can be told: a frame, a system call, a collective."""
+    """Where it waits, if that is known: a frame, a system call, a collective."""
     process_state: str = ""
     """The kernel's letter for it: `S` sleeping, `D` in the kernel, `T` stopped, `R` running."""
     is_fatal: bool = True
@@ -148,11 +148,11 @@ class RanksStopped(RoundFact, frozen=True, kw_only=True, tag="ranks_stopped.v1")
     device_held_bytes: Int = 0
     """Accelerator memory that was still held when it stopped waiting."""
     held_by: str = ""
-    """Which processes hold it, where that can be told."""
+    """The processes that hold it, if that is known."""
 
 
 class ProgressMade(RoundFact, frozen=True, kw_only=True, tag="progress_made.v1"):
-    """The training got further.
+    """The training made progress.
 
     Slot 0's agent sends it on the first step of a round, then once a minute while steps
     are made, and with the last.
@@ -161,7 +161,7 @@ class ProgressMade(RoundFact, frozen=True, kw_only=True, tag="progress_made.v1")
     step: Count
     """The last step that its first rank finished."""
     node: Name = ""
-    """The node that says so."""
+    """The node that reports it."""
     is_first: bool = False
     """It is the round's first step: the training is back."""
     steps_s: float = 0.0
@@ -171,13 +171,13 @@ class ProgressMade(RoundFact, frozen=True, kw_only=True, tag="progress_made.v1")
     step_p50_s: float | None = None
     """The median step in that time."""
     total_steps: Count | None = None
-    """Where the training ends, if the script said so."""
+    """The last step of the training, if the script declared it."""
     lost_steps: Count = 0
     """On the first step only: steps made before that had to be made again."""
 
 
 class WatchChanged(Fact, frozen=True, kw_only=True, tag="watch_changed.v1"):
-    """Whether stalls are being looked for on a node, and why not; its agent sends it."""
+    """Stall detection on a node was switched on or off; its agent sends it, with the reason."""
 
     node: Name
     """The node."""

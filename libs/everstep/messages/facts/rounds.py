@@ -1,4 +1,4 @@
-"""Who trains with whom: nodes that come and go, and the rounds that they form."""
+"""Nodes that join and leave, and the rounds that they form."""
 
 from everstep.messages.base import Count, Fact, Int, Name, Part, RoundFact
 
@@ -70,7 +70,7 @@ class NodeRefused(Fact, frozen=True, kw_only=True, tag="node_refused.v1"):
     """`unhealthy`, `excluded`, `duplicate` (another node has its id), `different_job` (not
     the job's spec), `wrong_version`, `misconfigured`, `stale` or `job_over`."""
     reason: str
-    """Why, and what would make it welcome."""
+    """Why, and what would let it join."""
     checks: tuple[str, ...] = ()
     """The checks that failed, for `unhealthy`."""
     retry_after_s: float | None = None
@@ -78,7 +78,7 @@ class NodeRefused(Fact, frozen=True, kw_only=True, tag="node_refused.v1"):
 
 
 class NodeLeft(Fact, frozen=True, kw_only=True, tag="node_left.v1"):
-    """An agent took leave; rendezvous sends it. One that merely fell silent is `node_lost`."""
+    """An agent left; rendezvous sends it. An agent that only fell silent is `node_lost`."""
 
     node: Name
     """The node's id."""
@@ -110,7 +110,7 @@ class RoundWaiting(RoundFact, frozen=True, kw_only=True, tag="round_waiting.v1")
 
 
 class RoundFormed(RoundFact, frozen=True, kw_only=True, tag="round_formed.v1"):
-    """Who trains in a round is settled; rendezvous sends it after its compare-and-set."""
+    """The members of a round are decided; rendezvous sends it after its compare-and-set."""
 
     members: tuple[Member, ...]
     """Every slot, in order."""
@@ -135,7 +135,7 @@ class RoundFormed(RoundFact, frozen=True, kw_only=True, tag="round_formed.v1"):
 
 
 class RoundStarted(RoundFact, frozen=True, kw_only=True, tag="round_started.v1"):
-    """All ranks of a round run; rendezvous sends it when the last agent has said so."""
+    """All ranks of a round run; rendezvous sends it when the last agent has reported it."""
 
     start_s: float
     """From the orders until the last rank ran."""
@@ -154,7 +154,7 @@ class RoundEnded(RoundFact, frozen=True, kw_only=True, tag="round_ended.v1"):
 
     cause: Name
     """`done`, `rank_exited`, `rank_stalled`, `node_lost`, `node_left`, `preempted`,
-    `operator`, `straggler`, `grow`, `start_failed`, `document_lost` or `not_formed`."""
+    `operator`, `grow`, `start_failed` or `document_lost`."""
     reason: str
     """What happened, to whom, past which limit."""
     lasted_s: float | None = None

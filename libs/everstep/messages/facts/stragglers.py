@@ -1,4 +1,4 @@
-"""Which ranks are slow, by how much, and why."""
+"""Slow ranks: by how much, why, and what was requested about them."""
 
 from everstep.messages.base import Count, Int, Name, Part, RoundFact
 
@@ -79,7 +79,7 @@ class StepTimeShifted(RoundFact, frozen=True, kw_only=True, tag="step_time_shift
     step: Count
     """Where it changed."""
     reason: str
-    """What changed along with it, where that can be told."""
+    """What changed at the same time, if that is known."""
     section: Name | None = None
     """The section in which most of the change is."""
 

@@ -1,4 +1,4 @@
-"""What attribution may be asked: for a verdict, what evidence says, to take a correction down."""
+"""Questions to attribution: for a verdict, about evidence, and to record a correction."""
 
 from everstep.messages.base import Count, Int, Name, Part, Question, Reply
 from everstep.messages.documents.cases import EvidencePiece
@@ -29,7 +29,7 @@ class CorrectVerdict(Question, frozen=True, kw_only=True, tag="correct_verdict.v
     culprit_nodes: tuple[Name, ...] = ()
     """The nodes that caused it."""
     origin: Name = ""
-    """By which way: `rest` or `cli`."""
+    """The interface: `rest` or `cli`."""
 
 
 class ReadEvidence(Question, frozen=True, kw_only=True, tag="read_evidence.v1"):
@@ -85,7 +85,7 @@ class OpenCollective(Part, frozen=True, kw_only=True):
     never_joined: tuple[Count, ...] = ()
     """Ranks that have not called it."""
     no_dump: tuple[Count, ...] = ()
-    """Ranks of which there is no recorder."""
+    """Ranks without a flight recorder."""
     scheduled: tuple[Count, ...] = ()
     """Ranks that have called it, and whose device has not begun."""
     started: tuple[Count, ...] = ()
@@ -104,13 +104,13 @@ class CollectivesRead(Reply, frozen=True, kw_only=True, tag="collectives_read.v1
     ranks: Count
     """How many ranks the job has, as far as it is known."""
     dumps: Count
-    """Of how many there is a recorder."""
+    """How many ranks have a recorder."""
     faults: tuple[CollectiveFault, ...] = ()
     """What is wrong, the surest first."""
     collectives: tuple[OpenCollective, ...] = ()
     """Those that are not over, the oldest first, at most 64."""
     without_dump: tuple[Count, ...] = ()
-    """Ranks that others know of, and of which there is no recorder."""
+    """Ranks that other recorders name, and that have none themselves."""
     notes: tuple[str, ...] = ()
     """What could not be read, and why."""
     is_cut: bool = False

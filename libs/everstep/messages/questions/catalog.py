@@ -1,4 +1,4 @@
-"""What the catalog may be asked about checkpoints, and what it answers."""
+"""Questions to the catalog about checkpoints, and their replies."""
 
 from everstep.messages.base import Count, Int, Name, Part, Question, Reply, Time
 from everstep.messages.facts.checkpoints import RejectedStep
@@ -52,9 +52,9 @@ class CheckpointPlace(Part, frozen=True, kw_only=True):
     is_pinned: bool = False
     """Retention may not have it."""
     is_quarantined: bool = False
-    """It is not to be restored."""
+    """It must not be restored."""
     is_missing: bool = False
-    """Its files are gone, and nobody has told us that they were removed."""
+    """Its files are gone, and no fact reported that they were removed."""
     verified_at: Time | None = None
     """When it was last read back, if ever."""
     round: Count | None = None
@@ -68,7 +68,7 @@ class CheckpointPlace(Part, frozen=True, kw_only=True):
     manifest_hash: str = ""
     """The xxh3-128 of the manifest that is there, for the global tier."""
     committed_hash: str = ""
-    """That of the manifest that was committed; empty when nobody has told of it."""
+    """That of the manifest that was committed; empty when no fact has named it."""
 
 
 class CheckpointsLocated(Reply, frozen=True, kw_only=True, tag="checkpoints_located.v1"):
@@ -87,7 +87,7 @@ class ListCheckpoints(Question, frozen=True, kw_only=True, tag="list_checkpoints
     """
 
     most: Int = 100
-    """The newest so many."""
+    """At most this number of the newest."""
     tier: Name = ""
     """Only those in this tier; empty for all."""
 
@@ -106,7 +106,7 @@ class ChangeCheckpoint(Question, frozen=True, kw_only=True, tag="change_checkpoi
     tier: Name = "global"
     """Where."""
     origin: Name = ""
-    """By which way: `rest` or `cli`."""
+    """The interface: `rest` or `cli`."""
 
 
 class ScanCheckpoints(Question, frozen=True, kw_only=True, tag="scan_checkpoints.v1"):
@@ -119,7 +119,7 @@ class ScanCheckpoints(Question, frozen=True, kw_only=True, tag="scan_checkpoints
     root: str = ""
     """A folder or URL that may not be known yet; empty for all that are."""
     origin: Name = ""
-    """By which way: `rest` or `cli`."""
+    """The interface: `rest` or `cli`."""
 
 
 class CollectCheckpoints(Question, frozen=True, kw_only=True, tag="collect_checkpoints.v1"):
@@ -133,13 +133,13 @@ class CollectCheckpoints(Question, frozen=True, kw_only=True, tag="collect_check
     reason: str
     """Why."""
     keep_last: Int | None = None
-    """Keep the newest so many; None for the catalog's own setting."""
+    """How many of the newest to keep; None for the catalog's own setting."""
     keep_every_steps: Int | None = None
     """Keep each step that is a multiple of this; None for the catalog's own setting."""
     is_dry_run: bool = True
     """Only say what would be deleted."""
     origin: Name = ""
-    """By which way: `rest` or `cli`."""
+    """The interface: `rest` or `cli`."""
 
 
 class JudgedCheckpoint(Part, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""What health may be asked about limits, nodes and switches, and what it answers."""
+"""Questions to health about limits, nodes and switches, and their replies."""
 
 from collections.abc import Mapping
 
@@ -21,7 +21,7 @@ class SetLimit(Question, frozen=True, kw_only=True, tag="set_limit.v1"):
     reason: str
     """Why."""
     origin: Name = ""
-    """By which way: `rest` or `cli`."""
+    """The interface: `rest` or `cli`."""
 
 
 class NodeStanding(Part, frozen=True, kw_only=True):
@@ -69,7 +69,7 @@ class ExcludeNode(Question, frozen=True, kw_only=True, tag="exclude_node.v1"):
     ttl_s: float | None = None
     """How long; None for the configured time, 0 until somebody includes it again."""
     origin: Name = ""
-    """By which way: `rest` or `cli`."""
+    """The interface: `rest` or `cli`."""
 
 
 class IncludeNode(Question, frozen=True, kw_only=True, tag="include_node.v1"):
@@ -82,7 +82,7 @@ class IncludeNode(Question, frozen=True, kw_only=True, tag="include_node.v1"):
     reason: str
     """Why."""
     origin: Name = ""
-    """By which way: `rest` or `cli`."""
+    """The interface: `rest` or `cli`."""
 
 
 class SetControl(Question, frozen=True, kw_only=True, tag="set_control.v1"):
@@ -96,4 +96,4 @@ class SetControl(Question, frozen=True, kw_only=True, tag="set_control.v1"):
     reason: str
     """Why."""
     origin: Name = ""
-    """By which way: `rest` or `cli`."""
+    """The interface: `rest` or `cli`."""

@@ -1,10 +1,10 @@
-"""What the holder of the keys may be asked about logins to the bus."""
+"""Questions to logins, the process that signs logins to the bus."""
 
 from everstep.messages.base import Question, Reply
 
 
 class RenewLogin(Question, frozen=True, kw_only=True, tag="renew_login.v1"):
-    """Give this login a later end. Whoever is logged in asks logins, days before it expires."""
+    """Extend this login. Its holder asks logins, days before the login expires."""
 
     token: str
     """The token (JWT) of the login as it is; without its seed it is not secret."""

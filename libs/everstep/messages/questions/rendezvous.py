@@ -1,4 +1,4 @@
-"""What rendezvous may be asked, by agents, people and services, and what it answers."""
+"""Questions of agents, people and services to rendezvous, and their replies."""
 
 from everstep.messages.base import Count, Int, Name, Question, Reply
 from everstep.messages.facts.health import CheckResult
@@ -53,8 +53,8 @@ class Join(Question, frozen=True, kw_only=True, tag="join.v1"):
     """What it was ordered to run, and still runs, when it was cut off and is back: from this a lost
     document is made again. None says that it runs none: those of `last_round` are gone."""
     running_state: str = ""
-    """Of those ranks: `finished`, when all have exited with 0, `stopped`, when they did so since
-    they were told to, `failed`, when one has not; empty while they run or start."""
+    """Of those ranks: `finished`, when all have exited with 0, `stopped`, when they did after
+    the agent asked them to, `failed`, when one has not; empty while they run or start."""
     master_port: Int | None = None
     """A port that it keeps free, for ranks to meet at should it get slot 0."""
     evidence_s: float = 0.0
@@ -76,7 +76,7 @@ class Joined(Reply, frozen=True, kw_only=True, tag="joined.v1"):
     """Whether an agent may take part. Its order follows when a round forms."""
 
     round: Count
-    """The newest round of the job: older orders are to be refused from now on."""
+    """The newest round of the job: older orders must be refused from now on."""
     is_accepted: bool
     """It may."""
     reason: str
@@ -88,7 +88,7 @@ class Joined(Reply, frozen=True, kw_only=True, tag="joined.v1"):
     slot: Count | None = None
     """Its slot, for a member of the round that runs."""
     retry_after_s: float | None = None
-    """Ask again after so long; None for not unless something changes."""
+    """Ask again after this time; None: only when something changes."""
     exit_code: Int | None = None
     """Exit with this: the job is over, or the node will never be welcome."""
     order: StartRanks | StopRanks | StandBy | AwaitRound | None = None
@@ -123,8 +123,8 @@ class Report(Question, frozen=True, kw_only=True, tag="report.v1"):
     """The round that it happened in."""
     event: str
     """`started` (all ranks run), `rank_exited`, `rank_stalled`, `rank_recovered`,
-    `start_failed`, `finished` (all ranks exited with 0), `stopped` (all ranks exited with 0 since
-    they were told to), `preempted`, `first_step`,
+    `start_failed`, `finished` (all ranks exited with 0), `stopped` (all ranks exited with 0 after
+    the agent asked them to), `preempted`, `first_step`,
     `excused` (the answer to `name_excuse`) or `reached` (the answer to `save_checkpoint`
     without a step)."""
     reason: str
@@ -140,7 +140,7 @@ class Report(Question, frozen=True, kw_only=True, tag="report.v1"):
     exit_code: Int | None = None
     """The rank's, where there is one."""
     age_s: float = 0.0
-    """How long ago it happened, when the agent could not say so before."""
+    """How long ago it happened, when the agent could not report it earlier."""
     last_progress_age_s: float | None = None
     """How long ago the node's ranks last moved."""
     grace_s: float | None = None
@@ -194,7 +194,7 @@ class StopJob(Question, frozen=True, kw_only=True, tag="stop_job.v1"):
     save_first: bool = True
     """Save at the next step boundary before stopping."""
     origin: Name = ""
-    """By which way: `rest`, `cli` or `script`."""
+    """The interface: `rest`, `cli` or `script`."""
 
 
 class RestartJob(Question, frozen=True, kw_only=True, tag="restart_job.v1"):
@@ -211,7 +211,7 @@ class RestartJob(Question, frozen=True, kw_only=True, tag="restart_job.v1"):
     save_first: bool = False
     """Save at the next step boundary before stopping."""
     origin: Name = ""
-    """By which way: `rest` or `cli`."""
+    """The interface: `rest` or `cli`."""
 
 
 class RequestSave(Question, frozen=True, kw_only=True, tag="request_save.v1"):
@@ -222,7 +222,7 @@ class RequestSave(Question, frozen=True, kw_only=True, tag="request_save.v1"):
     reason: str
     """Why."""
     origin: Name = ""
-    """By which way: `rest` or `cli`."""
+    """The interface: `rest` or `cli`."""
 
 
 class DrainNode(Question, frozen=True, kw_only=True, tag="drain_node.v1"):
@@ -240,7 +240,7 @@ class DrainNode(Question, frozen=True, kw_only=True, tag="drain_node.v1"):
     within_s: float | None = None
     """After this long it goes without a save."""
     origin: Name = ""
-    """By which way: `rest`, `cli` or `script`."""
+    """The interface: `rest`, `cli` or `script`."""
 
 
 class RequestEvidence(Question, frozen=True, kw_only=True, tag="request_evidence.v1"):
@@ -266,7 +266,7 @@ class RequestEvidence(Question, frozen=True, kw_only=True, tag="request_evidence
     by: Name = "attribution"
     """The person, as authenticated, or the service."""
     origin: Name = ""
-    """By which way: `rest` or `cli`; empty for a service."""
+    """The interface: `rest` or `cli`; empty for a service."""
 
 
 class RequestChecks(Question, frozen=True, kw_only=True, tag="request_checks.v1"):
@@ -279,9 +279,9 @@ class RequestChecks(Question, frozen=True, kw_only=True, tag="request_checks.v1"
     reason: str
     """Why."""
     checks: tuple[str, ...] = ()
-    """Which; empty for all that may run beside a training."""
+    """The checks to run; empty for all that may run during a training."""
     origin: Name = ""
-    """By which way: `rest` or `cli`; empty for a service."""
+    """The interface: `rest` or `cli`; empty for a service."""
 
 
 class RequestMeasurement(Question, frozen=True, kw_only=True, tag="request_measurement.v1"):
@@ -291,7 +291,7 @@ class RequestMeasurement(Question, frozen=True, kw_only=True, tag="request_measu
     """
 
     test: str
-    """The id that the test is to have, made by whoever asks."""
+    """The id that the test is to have, made by the caller."""
     by: Name
     """The person, as authenticated."""
     reason: str
@@ -303,7 +303,7 @@ class RequestMeasurement(Question, frozen=True, kw_only=True, tag="request_measu
     is_beside_training: bool = False
     """Also on nodes whose ranks run, which slows them."""
     origin: Name = ""
-    """By which way: `rest` or `cli`."""
+    """The interface: `rest` or `cli`."""
 
 
 class RequestRelease(Question, frozen=True, kw_only=True, tag="request_release.v1"):
@@ -313,7 +313,7 @@ class RequestRelease(Question, frozen=True, kw_only=True, tag="request_release.v
     """
 
     step: Count
-    """Of which step."""
+    """The step."""
     by: Name
     """The person, as authenticated."""
     reason: str
@@ -326,12 +326,12 @@ class RequestCopy(Question, frozen=True, kw_only=True, tag="request_copy.v1"):
     round: Count
     """The round that it is about."""
     owner_slot: Count
-    """Whose state."""
+    """The slot whose state it is."""
     step: Count
-    """Of which step."""
+    """The step."""
     holder: Name
     """The node that has it."""
     to: str
-    """The node that shall have it."""
+    """The node that receives it."""
     reason: str
     """Why."""

@@ -1,4 +1,4 @@
-"""What straggler may be asked, and what it answers."""
+"""Questions to straggler, and their replies."""
 
 from everstep.messages.base import Count, Int, Name, Part, Question, Reply
 from everstep.messages.facts.stragglers import Score
@@ -47,7 +47,7 @@ class ShowScores(Question, frozen=True, kw_only=True, tag="show_scores.v1"):
     """How do the ranks compare? Anyone asks straggler."""
 
     most: Int = 100
-    """The slowest so many."""
+    """How many of the slowest ranks."""
     role: str = ""
     """Only this role group; empty for all."""
 
@@ -76,9 +76,9 @@ class RankScoreTable(Reply, frozen=True, kw_only=True, tag="rank_score_table.v1"
     is_on: bool = True
     """Timings are switched on."""
     ranks_missing: Int = 0
-    """Ranks of the round of which nothing was heard in the window."""
+    """Ranks of the round that sent nothing in the window."""
     said: str = ""
-    """Why nothing, or not everything, can be told."""
+    """Why nothing, or not everything, is known."""
     is_by_time: bool = False
     """Nobody counts steps: a step is a second since 1970."""
 
@@ -91,11 +91,11 @@ class ShowTimings(Question, frozen=True, kw_only=True, tag="show_timings.v1"):
     section: str = ""
     """Which section, if `section`."""
     first_rank: Int = 0
-    """The first rank to tell."""
+    """The first rank to show."""
     most_ranks: Int = 512
-    """So many ranks at most."""
+    """The most ranks to show."""
     most_windows: Int = 60
-    """So many of the latest windows."""
+    """The most windows to show, the latest."""
 
 
 class TimingRow(Part, frozen=True, kw_only=True, array_like=True):

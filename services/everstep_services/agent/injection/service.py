@@ -45,7 +45,7 @@ class RankChannel:
                 reader, writer = await asyncio.open_unix_connection(path)
         except OSError as error:
             raise BadFaultError(
-                f"rank {rank} does not listen for faults: it is no Python script, or not there "
+                f"rank {rank} does not listen for faults: it is not a Python script, or not there "
                 f"yet, or gone"
             ) from error
         try:
@@ -228,11 +228,11 @@ class FaultInjector:
             rank=order.rank,
             target=wished.target,
             lasts_s=wished.for_s,
-            expected=wished.fault.what,
+            expected=wished.fault.effect,
         )
         await self._bus.record(fact)
         where = self._plan.node if order.rank is None else f"rank {order.rank}"
-        self._say(f"{order.by} injects {wished.fault.name} into {where}: {wished.fault.what}")
+        self._say(f"{order.by} injects {wished.fault.name} into {where}: {wished.fault.effect}")
         with contextlib.suppress(BusError, TimeoutError):
             await self._bus.flush(_TOLD_WITHIN_S)
 

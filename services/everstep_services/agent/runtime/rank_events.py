@@ -233,7 +233,7 @@ class RankEvents:
                 asked = RankExit(code=event.code, error=error)
                 self._leaving[event.round, event.rank] = asked
             return
-        # A rank that raised before it was told to end may be the cause, even if others were heard
+        # A rank that raised before the order to end may be the cause, even if others were heard
         # first: its process may hang as it exits, and then nothing else reports it.
         if event.was_told or not self._is_ours(event.round):
             return
@@ -338,7 +338,7 @@ class RankEvents:
         self, within_s: float, *, may_pause: bool = False, only: Collection[int] = ()
     ) -> Scene:
         watch, order = self.work.keeper.watch, self._agent.order
-        ranks = [one for one in watch.seen() if not only or one.rank in only]
+        ranks = [seen for seen in watch.seen() if not only or seen.rank in only]
         environs = {} if order is None else self._workdir.environs(order, ranks)
         return Scene(
             ranks, within_s, watch.began_s, environs,

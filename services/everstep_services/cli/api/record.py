@@ -12,7 +12,7 @@ from everstep.bus.errors import BusUnreachableError, NobodyAnswersError
 from everstep.bus.facts.spool import unsent_bytes
 from everstep.clock import SystemClock
 from everstep.store.errors import StoreError
-from everstep.store.reads import log_head
+from everstep.store.queries import log_head
 from everstep.store.record_file import RecordFile, has_log
 from everstep.store.tokens import Token
 from everstep_services.cli.api.client import Api

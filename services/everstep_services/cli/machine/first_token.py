@@ -6,8 +6,8 @@ from typing import Any, cast
 
 from everstep.clock import SystemClock
 from everstep.store.database import open_database
-from everstep.store.instants import from_us, to_us
 from everstep.store.schema import upgrade
+from everstep.store.times import from_us, to_us
 from everstep.store.tokens import Scope, Tokens
 
 

@@ -17,7 +17,7 @@ from everstep.clock import SystemClock
 from everstep.errors import EverstepError
 from everstep.observe.health import Check, Health
 from everstep.observe.http import AsgiApp, observe_app, serve_asgi, url_of
-from everstep.observe.metrics import Metrics, measure_loop_lag
+from everstep.observe.metrics import MetricRegistry, measure_loop_lag
 from everstep.observe.settings import ObserveSettings
 from everstep.runtime import Parts, serve
 from everstep.settings import Loaded
@@ -41,7 +41,7 @@ class NotReadyError(EverstepError):
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What is told once all of it works."""
+    """What people and other commands learn once all of it works."""
 
     running: RunningServices
     has_new_token: bool
@@ -104,7 +104,7 @@ class _Stack:
         self._had_token = ground.state.token_file.exists()
         self._opened: dict[str, Parts] = {}
         self._all_are_open = asyncio.Event()
-        self.metrics = Metrics("up")
+        self.metrics = MetricRegistry("up")
 
     async def open_services(self, stop: asyncio.Event) -> None:
         """Open one by one. Each serves at once, while the next is still being imported."""
@@ -136,7 +136,7 @@ class _Stack:
             await stop.wait()
 
     async def let_observe(self, stop: asyncio.Event) -> None:
-        """Answer whoever asks how all of them are."""
+        """Answer questions about the health of all services."""
         await self._all_are_open.wait()
         app = _observed(self._ground, self.metrics, self._opened)
         await serve_asgi(app, self._ground.observe, stop)
@@ -146,7 +146,7 @@ async def _serve(parts: Parts, stop: asyncio.Event) -> None:
     await serve(*parts.loops, stop=stop, drains=parts.drains, drain_within_s=_DRAIN_WITHIN_S)
 
 
-def _observed(ground: StackPlan, metrics: Metrics, opened: Mapping[str, Parts]) -> AsgiApp:
+def _observed(ground: StackPlan, metrics: MetricRegistry, opened: Mapping[str, Parts]) -> AsgiApp:
     checks: dict[str, Check] = {}
     for name, parts in opened.items():
         checks |= {f"{name}.{check}": ask for check, ask in parts.checks.items()}
@@ -182,7 +182,7 @@ def _running(
 
 
 async def _wait_ready(listener: socket) -> None:
-    """Until the API answers a request: a socket that listens is no promise."""
+    """Wait until the API answers a request: a socket that listens proves nothing."""
     host, port = listener.getsockname()[:2]
     try:
         async with asyncio.timeout(_READY_WITHIN_S):

@@ -11,8 +11,8 @@ from everstep import __version__
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.store.database import Database
-from everstep.store.kept import KeptBlobs
-from everstep.store.reads import log_head
+from everstep.store.evidence_copies import EvidenceCopies
+from everstep.store.queries import log_head
 from everstep.store.schema import head
 from everstep.store.tokens import Tokens
 from everstep_services.history.api.context import Connectedness, Context
@@ -22,8 +22,10 @@ from everstep_services.history.api.endpoints import (
     evidence,
     facts,
     goodput,
+    heat_map,
     incidents,
     jobs,
+    login_codes,
     logs,
     nodes,
     operators,
@@ -37,8 +39,10 @@ from everstep_services.history.api.http.auth import TokenAuth
 from everstep_services.history.api.http.cursors import Cursors
 from everstep_services.history.api.http.feed import Feed
 from everstep_services.history.api.http.middleware import RequestLimits
-from everstep_services.history.api.http.problems import Problem, handle, pattern_of
+from everstep_services.history.api.http.problems import ProblemAnswer, handle, pattern_of
 from everstep_services.history.beats import Beats
+from everstep_services.history.dashboard.session import LoginCodes
+from everstep_services.history.dashboard.site import Dashboard
 from everstep_services.history.evidence_retention import EvidenceRetention
 from everstep_services.history.goodput.reader import GoodputReader
 from everstep_services.history.notifier import LogNotifier
@@ -51,6 +55,7 @@ PARTS = (
         ranks,
         stall_limits,
         stragglers,
+        heat_map,
         goodput,
         checkpoints,
         incidents,
@@ -58,7 +63,7 @@ PARTS = (
         logs,
         nodes,
     ),
-    *(operators, control, facts, tokens, status),
+    *(operators, control, facts, tokens, login_codes, status),
 )
 """The modules with endpoints, in the order in which they are described."""
 _DESCRIPTION = """\
@@ -80,7 +85,7 @@ async def make_context(
     clock: Clock,
     bus: Bus,
 ) -> Context:
-    """What the endpoints share. The database must have its schema already."""
+    """The collaborators of the endpoints. The database must have its schema already."""
     now = await log_head(database)
     made = Tokens(database)
     return Context(
@@ -89,7 +94,7 @@ async def make_context(
         tokens=made,
         auth=TokenAuth(settings, made, clock),
         feed=Feed(database, notifier),
-        kept=KeptBlobs(database),
+        kept=EvidenceCopies(database),
         bus=bus,
         beats=Beats(bus, clock),
         goodput=GoodputReader(database),
@@ -99,12 +104,14 @@ async def make_context(
         epoch=now.epoch,
         schema=await asyncio.to_thread(head),
         connectedness=connectedness,
+        login_codes=LoginCodes(clock),
     )
 
 
 def create_app(context: Context) -> ASGIApp:
-    """The interface as one ASGI application, all its limits included."""
-    return RequestLimits(create_api(context), context.settings, context.auth)
+    """Pages for people and REST as one ASGI application, all limits included."""
+    rest = RequestLimits(create_api(context), context.settings, context.auth)
+    return Dashboard(rest, context.clock, context.login_codes)
 
 
 def create_api(context: Context) -> FastAPI:
@@ -118,7 +125,7 @@ def create_api(context: Context) -> FastAPI:
         docs_url=None,  # its scripts come from other sites
         redoc_url=None,
         redirect_slashes=False,
-        telemetry={"logs": False},  # they would repeat what an exception says, secrets and all
+        telemetry={"logs": False},  # they would repeat the texts of exceptions, secrets included
         generate_unique_id_function=lambda route: route.name,
     )
     api.state.context = context
@@ -136,13 +143,13 @@ def create_api(context: Context) -> FastAPI:
 
 
 def _describe_problems(api: FastAPI) -> None:
-    """Put `Problem` among the schemas, to which every endpoint refers."""
+    """Add `Problem` to the schemas: every endpoint refers to it."""
     made = api.openapi
 
     def described() -> dict[str, Any]:
         if api.openapi_schema is None:
             schemas = made()["components"]["schemas"]
-            problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+            problem = ProblemAnswer.model_json_schema(ref_template="#/components/schemas/{model}")
             schemas.update(problem.pop("$defs", {}))
             schemas["Problem"] = problem
         assert api.openapi_schema is not None

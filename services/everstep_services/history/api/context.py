@@ -1,4 +1,4 @@
-"""What the endpoints share, and how they reach it."""
+"""The collaborators that all endpoints share, and the tokens that they require."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,13 +10,14 @@ from fastapi.security import HTTPBearer
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.store.database import Database
-from everstep.store.kept import KeptBlobs
+from everstep.store.evidence_copies import EvidenceCopies
 from everstep.store.tokens import Scope, Token, Tokens, allows
 from everstep_services.history.api.http.auth import TokenAuth
 from everstep_services.history.api.http.cursors import Cursors
 from everstep_services.history.api.http.feed import Feed
 from everstep_services.history.api.http.problems import ProblemError
 from everstep_services.history.beats import Beats
+from everstep_services.history.dashboard.session import LoginCodes
 from everstep_services.history.evidence_retention import EvidenceRetention
 from everstep_services.history.goodput.reader import GoodputReader
 from everstep_services.history.settings import ApiSettings
@@ -24,7 +25,7 @@ from everstep_services.history.settings import ApiSettings
 
 @dataclass(frozen=True, slots=True)
 class Connectedness:
-    """What a replica knows of itself, asked at each `/status`."""
+    """The state of this replica, read at each `/status`."""
 
     is_projecting: Callable[[], bool]
     is_bus_connected: Callable[[], bool]
@@ -39,7 +40,7 @@ class Context:
     tokens: Tokens
     auth: TokenAuth
     feed: Feed
-    kept: KeptBlobs
+    kept: EvidenceCopies
     bus: Bus
     beats: Beats
     goodput: GoodputReader
@@ -49,12 +50,13 @@ class Context:
     epoch: str
     schema: str
     connectedness: Connectedness
+    login_codes: LoginCodes
 
 
 _bearer = HTTPBearer(
     scheme_name="token",
     bearerFormat="evs_<id>_<secret>",
-    description="A token with the scope `read`, `operate` or `admin`, each of which allows what "
+    description="A token with the scope `read`, `operate` or `admin`, and each allows what "
     "those before it allow. Make one with `python -m everstep_services.history token`.",
     auto_error=False,
 )

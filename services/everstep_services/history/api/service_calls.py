@@ -1,4 +1,4 @@
-"""What people ask for, carried to the service whose it is: who asked, what came of it."""
+"""Forwards requests of people to the service that carries them out, and logs who asked."""
 
 import logging
 from typing import Any
@@ -7,7 +7,7 @@ from sqlalchemy import exists, or_, select
 
 from everstep.bus.errors import BusDeniedError
 from everstep.store import tables
-from everstep.store.reads import Order, is_begun, is_over, page
+from everstep.store.queries import SortOrder, is_begun, is_over, page
 from everstep.store.tokens import Token
 from everstep.subjects import CLUSTER
 from everstep_services.history.api.context import Context
@@ -18,6 +18,7 @@ from everstep_services.history.operator_requests import (
     OperatorRequest,
     RequestRefusedError,
     ServiceUnavailableError,
+    Verb,
     carry_out,
     similar_names,
 )
@@ -28,9 +29,9 @@ _NAMES_MOST = 1000
 
 
 async def do(
-    context: Context, by: Token, verb: str, job: str | None, wanted: RequestBody, **more: Any
+    context: Context, by: Token, verb: Verb, job: str | None, wanted: RequestBody, **more: Any
 ) -> Decided:
-    """Have it done. Without a job it is about all of them; `more` is what the path says."""
+    """Forward a request. Without a job it is about all jobs; `more` has the names in the path."""
     who = asker(by, wanted)
     deed = OperatorRequest(
         verb, job or CLUSTER, who, wanted.reason, "rest", wanted.details() | more
@@ -49,26 +50,26 @@ async def do(
 
 
 def asker(by: Token, wanted: RequestBody) -> str:
-    """The person, as it goes on record."""
+    """The name of the person for the record."""
     return by.name if wanted.user is None else f"{wanted.user} ({by.name})"
 
 
 def unavailable(service: str, error: Exception) -> ProblemError:
-    """The service cannot be asked now."""
+    """The problem of a service that cannot be reached now."""
     later = {"Retry-After": "5"}
     return ProblemError(503, f"{service}_unavailable", str(error), headers=later)
 
 
 async def job_of(context: Context, node: str) -> str:
-    """The one job that this node takes part in, as far as the record goes."""
+    """The only job that this node takes part in, according to the record."""
     jobs, members, nodes = tables.jobs.c, tables.round_members.c, tables.nodes.c
     has_slot = exists().where(
         members.job == jobs.job, members.round == jobs.round, members.node == node
     )
     has_joined = exists().where(nodes.node == node, nodes.job == jobs.job, nodes.state == "joined")
     query = select(jobs.job).where(is_begun(), ~is_over(), or_(has_slot, has_joined))
-    found = await page(context.database, query, Order((jobs.job,)), None, _NAMES_MOST)
-    names = [str(row["job"]) for row in found.rows]
+    listing = await page(context.database, query, SortOrder((jobs.job,)), None, _NAMES_MOST)
+    names = [str(row["job"]) for row in listing.rows]
     if not names:
         raise not_found(f"job that node {node} takes part in")
     if len(names) > 1:
@@ -79,7 +80,7 @@ async def job_of(context: Context, node: str) -> str:
 
 async def _names(context: Context) -> list[str]:
     jobs = tables.jobs.c
-    newest = Order((jobs.first_n,), is_descending=True)
+    newest = SortOrder((jobs.first_n,), is_descending=True)
     query = select(jobs.job, jobs.first_n).where(is_begun())
-    found = await page(context.database, query, newest, None, _NAMES_MOST)
-    return [str(row["job"]) for row in found.rows]
+    listing = await page(context.database, query, newest, None, _NAMES_MOST)
+    return [str(row["job"]) for row in listing.rows]

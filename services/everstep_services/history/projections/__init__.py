@@ -1,1 +1,1 @@
-"""What each kind of fact claims about the tables, a module an area of the catalogue. Pure."""
+"""What each kind of fact changes in the tables, a module for each area of the catalogue. Pure."""

@@ -1,7 +1,6 @@
-"""What facts about checkpoints claim: how saving goes, and what the newest round began from."""
+"""Projects checkpoints: how saving goes, and what the newest round was restored from."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from everstep.messages import (
     CheckpointCommitted,
@@ -18,17 +17,17 @@ from everstep.messages import (
     SaveRefused,
     SavesDelayed,
 )
-from everstep.store.changes import Changes, Recorded
-from everstep.store.instants import to_us
-from everstep.store.save_shapes import DELAYS, RESTORES, SAVES
+from everstep.store.projected.changes import Changes, LoggedFact, Value
+from everstep.store.projected.saves import DELAYS, RESTORES, SAVES
+from everstep.store.times import to_us
 from everstep_services.history.projections.common import Projection, parts
 
 
-def _committed(changes: Changes, one: Recorded, fact: CheckpointCommitted) -> None:
+def _committed(changes: Changes, entry: LoggedFact, fact: CheckpointCommitted) -> None:
     changes.merge(
         SAVES,
         (fact.job, fact.tier),
-        committed_n=one.n,
+        committed_n=entry.n,
         committed_step=fact.step,
         committed_us=to_us(fact.at),
         committed_round=fact.round,
@@ -43,11 +42,11 @@ def _committed(changes: Changes, one: Recorded, fact: CheckpointCommitted) -> No
     )
 
 
-def _failed(changes: Changes, one: Recorded, fact: CheckpointFailed) -> None:
+def _failed(changes: Changes, entry: LoggedFact, fact: CheckpointFailed) -> None:
     changes.merge(
         SAVES,
         (fact.job, fact.tier),
-        failed_n=one.n,
+        failed_n=entry.n,
         failed_us=to_us(fact.at),
         failed_step=fact.step,
         failed_node=fact.node,
@@ -57,30 +56,30 @@ def _failed(changes: Changes, one: Recorded, fact: CheckpointFailed) -> None:
     )
 
 
-def _interval(changes: Changes, one: Recorded, fact: IntervalChosen) -> None:
+def _interval(changes: Changes, entry: LoggedFact, fact: IntervalChosen) -> None:
     changes.merge(
         SAVES,
         (fact.job, fact.tier),
-        interval_n=one.n,
+        interval_n=entry.n,
         every_steps=fact.every_steps,
         every_s=fact.every_s,
         interval_reason=fact.reason,
     )
 
 
-def _quarantined(changes: Changes, _one: Recorded, fact: CheckpointQuarantined) -> None:
+def _quarantined(changes: Changes, _one: LoggedFact, fact: CheckpointQuarantined) -> None:
     changes.merge(SAVES, (fact.job, fact.tier), bad_found=1)
 
 
-def _deleted(changes: Changes, _one: Recorded, fact: CheckpointDeleted) -> None:
+def _deleted(changes: Changes, _one: LoggedFact, fact: CheckpointDeleted) -> None:
     changes.merge(SAVES, (fact.job, fact.tier), deleted=1)
 
 
-def _delayed(changes: Changes, one: Recorded, fact: SavesDelayed) -> None:
+def _delayed(changes: Changes, entry: LoggedFact, fact: SavesDelayed) -> None:
     changes.merge(
         DELAYS,
         (fact.job, fact.node),
-        delay_n=one.n,
+        delay_n=entry.n,
         delay_us=to_us(fact.at),
         delay_lag_s=fact.lag_s,
         waiting=fact.waiting,
@@ -89,11 +88,11 @@ def _delayed(changes: Changes, one: Recorded, fact: SavesDelayed) -> None:
     )
 
 
-def _refused(changes: Changes, one: Recorded, fact: SaveRefused) -> None:
+def _refused(changes: Changes, entry: LoggedFact, fact: SaveRefused) -> None:
     changes.merge(
         DELAYS,
         (fact.job, fact.node),
-        refusal_n=one.n,
+        refusal_n=entry.n,
         refusal_us=to_us(fact.at),
         refusal_step=fact.step,
         refusal_reason=fact.reason,
@@ -104,10 +103,10 @@ def _refused(changes: Changes, one: Recorded, fact: SaveRefused) -> None:
     )
 
 
-def _restored(changes: Changes, one: Recorded, fact: CheckpointRestored) -> None:
+def _restored(changes: Changes, entry: LoggedFact, fact: CheckpointRestored) -> None:
     _began(
         changes,
-        one,
+        entry,
         fact,
         outcome="restored",
         restored_step=fact.step,
@@ -117,11 +116,11 @@ def _restored(changes: Changes, one: Recorded, fact: CheckpointRestored) -> None
     )
 
 
-def _without_state(changes: Changes, one: Recorded, fact: FreshStarted | RestoreFailed) -> None:
+def _without_state(changes: Changes, entry: LoggedFact, fact: FreshStarted | RestoreFailed) -> None:
     is_fresh = isinstance(fact, FreshStarted)
     _began(
         changes,
-        one,
+        entry,
         fact,
         outcome="fresh" if is_fresh else "failed",
         restored_step=None,
@@ -134,14 +133,14 @@ def _without_state(changes: Changes, one: Recorded, fact: FreshStarted | Restore
 
 def _began(
     changes: Changes,
-    one: Recorded,
+    entry: LoggedFact,
     fact: CheckpointRestored | FreshStarted | RestoreFailed,
-    **values: Any,
+    **values: Value,
 ) -> None:
     changes.merge(
         RESTORES,
         (fact.job,),
-        restored_n=one.n,
+        restored_n=entry.n,
         restored_us=to_us(fact.at),
         restored_round=fact.round,
         restored_reason=fact.reason,
@@ -151,13 +150,13 @@ def _began(
 
 
 def _copies(
-    changes: Changes, one: Recorded, fact: ReplicationDegraded | ReplicationRestored
+    changes: Changes, entry: LoggedFact, fact: ReplicationDegraded | ReplicationRestored
 ) -> None:
     is_degraded = isinstance(fact, ReplicationDegraded)
     changes.merge(
         RESTORES,
         (fact.job,),
-        copies_n=one.n,
+        copies_n=entry.n,
         copies_us=to_us(fact.at),
         survivable_losses=fact.survivable_losses,
         is_degraded=is_degraded,

@@ -1,4 +1,4 @@
-"""What every claim looks like."""
+"""What all projections share."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,23 +6,25 @@ from typing import Any
 import msgspec
 
 from everstep.messages import BlobRef
-from everstep.store.changes import Changes, Recorded, compact
-from everstep.store.health_shapes import NODES
+from everstep.store.projected.changes import Changes, LoggedFact, Value, compact
+from everstep.store.projected.nodes import NODES
 
-Projection = Callable[[Changes, Recorded, Any], None]
-"""Says what one fact changes. The fact is given once more, for its type."""
+Projection = Callable[[Changes, LoggedFact, Any], None]
+"""Adds the changes of one fact. The fact is passed once more, for its type."""
 
 
-def update_node(changes: Changes, one: Recorded, node: str, **values: Any) -> None:
-    """Change a node's row, and note that it was heard of."""
-    changes.merge(NODES, (node,), first_n=one.n, last_n=one.n, updated_us=one.received_us, **values)
+def update_node(changes: Changes, entry: LoggedFact, node: str, **values: Value) -> None:
+    """Change a node's row, and note the fact in it."""
+    changes.merge(
+        NODES, (node,), first_n=entry.n, last_n=entry.n, updated_us=entry.received_us, **values
+    )
 
 
 def parts(of: Sequence[msgspec.Struct]) -> str:
-    """Pieces of a message, as they stand in a column."""
+    """Parts of a message as the text of a column."""
     return compact([msgspec.structs.asdict(part) for part in of])
 
 
 def blob_text(blob: BlobRef | None) -> str | None:
-    """Where a blob is, as it stands in a column; `BlobRef` reads it back."""
+    """A reference to a blob as the text of a column; `BlobRef` decodes it."""
     return None if blob is None else compact(msgspec.structs.asdict(blob))

@@ -1,8 +1,8 @@
 """What a batch of facts changes in the projected tables.
 
 Pure. Facts come in stream order, but senders overtake each other: a round may end before it
-starts. So nothing here looks at what was there before; it only says what a fact claims, and
-each column's rule decides between claims (`everstep.store.shapes`).
+starts. So a projection does not read the tables: it only returns the values that a fact gives to
+columns, and each column's rule merges two values (`everstep.store.projected`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,11 +20,10 @@ from everstep.messages import (
     NodeJoined,
 )
 from everstep.messages.base import RoundFact
-from everstep.store.changes import Changes, Recorded
-from everstep.store.shapes import JOBS, ROUNDS
+from everstep.store.projected.changes import Changes, LoggedFact
+from everstep.store.projected.jobs import JOBS, ROUNDS
 from everstep.subjects import CLUSTER
 from everstep_services.history.projections import (
-    actions,
     checkpoints,
     health,
     incidents,
@@ -36,8 +35,8 @@ from everstep_services.history.projections import (
 )
 from everstep_services.history.projections.common import Projection
 
-_Heard = list[int]
-"""The first and last place in the log, when the last was received, and how many."""
+_Counts = list[int]
+"""The first and last place in the log, the time of the last receipt, and the number of facts."""
 
 PROJECTIONS: Mapping[type[Fact], Projection] = {
     **jobs.PROJECTIONS,
@@ -46,7 +45,6 @@ PROJECTIONS: Mapping[type[Fact], Projection] = {
     **nodes.PROJECTIONS,
     **health.PROJECTIONS,
     **incidents.PROJECTIONS,
-    **actions.PROJECTIONS,
     **checkpoints.PROJECTIONS,
     **stragglers.PROJECTIONS,
 }
@@ -59,24 +57,24 @@ _OPENING = frozenset(
         *(NodeJoined, IncidentOpened, ActionDecided),
     }
 )
-"""Kinds that say by themselves that there is a job: all facts of a round, and what rendezvous
-decides. What people ask and services answer may name jobs that there never were."""
+"""Kinds that prove that a job exists: all facts of a round, and what rendezvous decides. Requests
+of people, and the answers of services, may name jobs that never existed."""
 
 
-def fold(recorded: Iterable[Recorded]) -> Changes:
-    """All that these facts change, given in the order of the log, and each once."""
+def fold(recorded: Iterable[LoggedFact]) -> Changes:
+    """All that these facts change. They come in the order of the log, and each comes once."""
     changes = Changes()
-    heard: dict[tuple[str, int | None], _Heard] = {}
-    for one in recorded:
-        fact = one.fact
+    counts: dict[tuple[str, int | None], _Counts] = {}
+    for entry in recorded:
+        fact = entry.fact
         if fact.job != CLUSTER:
-            _hear(heard, (fact.job, fact.round), one)
+            _count(counts, (fact.job, fact.round), entry)
             if type(fact) in _OPENING:
-                changes.merge(JOBS, (fact.job,), opened_n=one.n)
-        claim = PROJECTIONS.get(type(fact))
-        if claim is not None:
-            claim(changes, one, fact)
-    for (job, number), (first, last, updated_us, count) in heard.items():
+                changes.merge(JOBS, (fact.job,), opened_n=entry.n)
+        project = PROJECTIONS.get(type(fact))
+        if project is not None:
+            project(changes, entry, fact)
+    for (job, number), (first, last, updated_us, count) in counts.items():
         changes.merge(
             JOBS,
             (job,),
@@ -91,14 +89,14 @@ def fold(recorded: Iterable[Recorded]) -> Changes:
     return changes
 
 
-def _hear(
-    heard: dict[tuple[str, int | None], _Heard], key: tuple[str, int | None], one: Recorded
+def _count(
+    counts: dict[tuple[str, int | None], _Counts], key: tuple[str, int | None], entry: LoggedFact
 ) -> None:
-    """Count a fact for its job or round. Apart from the claims: every fact pays for it."""
-    entry = heard.get(key)
-    if entry is None:
-        heard[key] = [one.n, one.n, one.received_us, 1]
+    """Count a fact for its job or round; this runs for every fact."""
+    row_counts = counts.get(key)
+    if row_counts is None:
+        counts[key] = [entry.n, entry.n, entry.received_us, 1]
     else:
-        entry[1] = one.n
-        entry[2] = max(entry[2], one.received_us)
-        entry[3] += 1
+        row_counts[1] = entry.n
+        row_counts[2] = max(row_counts[2], entry.received_us)
+        row_counts[3] += 1

@@ -1,19 +1,19 @@
-"""What facts about stalls claim: whether they are looked for, past which limits, who was first."""
+"""Projects stall detection: its state, its limits, and which rank stopped first."""
 
 from collections.abc import Mapping
 
 from everstep.messages import Fact, LimitsLearned, StallLocated, WatchChanged
-from everstep.store.changes import Changes, Recorded, compact
-from everstep.store.health_shapes import LIMITS, LOCATED, WATCHES
-from everstep.store.instants import to_us
+from everstep.store.projected.changes import Changes, LoggedFact, compact
+from everstep.store.projected.nodes import LIMITS, LOCATED, WATCHES
+from everstep.store.times import to_us
 from everstep_services.history.projections.common import Projection, parts
 
 
-def _watch_changed(changes: Changes, one: Recorded, fact: WatchChanged) -> None:
+def _watch_changed(changes: Changes, entry: LoggedFact, fact: WatchChanged) -> None:
     changes.merge(
         WATCHES,
         (fact.job, fact.node),
-        watch_n=one.n,
+        watch_n=entry.n,
         watch_state=fact.state,
         watch_reason=fact.reason,
         watch_us=to_us(fact.at),
@@ -22,11 +22,11 @@ def _watch_changed(changes: Changes, one: Recorded, fact: WatchChanged) -> None:
     )
 
 
-def _limits_learned(changes: Changes, one: Recorded, fact: LimitsLearned) -> None:
+def _limits_learned(changes: Changes, entry: LoggedFact, fact: LimitsLearned) -> None:
     changes.merge(
         LIMITS,
         (fact.job,),
-        limits_n=one.n,
+        limits_n=entry.n,
         limits=parts(fact.limits),
         limits_reason=fact.reason,
         limits_us=to_us(fact.at),
@@ -34,11 +34,11 @@ def _limits_learned(changes: Changes, one: Recorded, fact: LimitsLearned) -> Non
     )
 
 
-def _stall_located(changes: Changes, one: Recorded, fact: StallLocated) -> None:
+def _stall_located(changes: Changes, entry: LoggedFact, fact: StallLocated) -> None:
     changes.merge(
         LOCATED,
         (fact.id,),
-        n=one.n,
+        n=entry.n,
         job=fact.job,
         round=fact.round,
         at_us=to_us(fact.at),

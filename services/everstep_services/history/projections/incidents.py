@@ -1,4 +1,4 @@
-"""What facts about incidents claim: opened, extended, examined, judged, closed."""
+"""Projects incidents, their evidence and verdicts, and what was decided and done about them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,6 +6,8 @@ from typing import Any
 import msgspec
 
 from everstep.messages import (
+    ActionDecided,
+    ActionTaken,
     EvidenceCollected,
     EvidenceItem,
     Fact,
@@ -16,19 +18,19 @@ from everstep.messages import (
     VerdictCorrected,
     VerdictReached,
 )
-from everstep.store.changes import Changes, Recorded, compact
-from everstep.store.incident_shapes import CORRECTIONS, EVIDENCE, INCIDENTS, VERDICTS
-from everstep.store.instants import to_us
-from everstep.store.shapes import JOBS
+from everstep.store.projected.changes import Changes, LoggedFact, Value, compact
+from everstep.store.projected.incidents import ACTIONS, CORRECTIONS, EVIDENCE, INCIDENTS, VERDICTS
+from everstep.store.projected.jobs import JOBS
+from everstep.store.times import to_us
 from everstep_services.history.projections.common import Projection, blob_text, parts
 
 
-def _opened(changes: Changes, one: Recorded, fact: IncidentOpened) -> None:
+def _opened(changes: Changes, entry: LoggedFact, fact: IncidentOpened) -> None:
     changes.merge(JOBS, (fact.job,), incidents=1)
     progress = fact.last_progress_at
     _about(
         changes,
-        one,
+        entry,
         fact,
         opened_fact=fact.id,
         opened_us=to_us(fact.at),
@@ -46,10 +48,10 @@ def _opened(changes: Changes, one: Recorded, fact: IncidentOpened) -> None:
     )
 
 
-def _extended(changes: Changes, one: Recorded, fact: IncidentExtended) -> None:
+def _extended(changes: Changes, entry: LoggedFact, fact: IncidentExtended) -> None:
     _about(
         changes,
-        one,
+        entry,
         fact,
         extended_fact=fact.id,
         extended_reason=fact.reason or None,
@@ -58,13 +60,13 @@ def _extended(changes: Changes, one: Recorded, fact: IncidentExtended) -> None:
     )
 
 
-def _evidence(changes: Changes, one: Recorded, fact: EvidenceCollected) -> None:
+def _evidence(changes: Changes, entry: LoggedFact, fact: EvidenceCollected) -> None:
     if not fact.is_of_capture:
-        _about(changes, one, fact)
+        _about(changes, entry, fact)
     changes.merge(
         EVIDENCE,
         (fact.id,),
-        n=one.n,
+        n=entry.n,
         job=fact.job,
         incident=fact.incident,
         round=fact.round,
@@ -81,13 +83,13 @@ def _evidence(changes: Changes, one: Recorded, fact: EvidenceCollected) -> None:
 
 
 def _stream(fact: EvidenceCollected) -> str | None:
-    """Of which stream it is the end; None when it is none, or nobody can tell."""
-    said = fact.summary.partition(":")[0] if fact.evidence == "log" else fact.evidence
-    return said if said in {"stdout", "stderr"} else None
+    """The stream whose end it is; None when it is not of a stream, or of an unknown one."""
+    stream = fact.summary.partition(":")[0] if fact.evidence == "log" else fact.evidence
+    return stream if stream in {"stdout", "stderr"} else None
 
 
-def _verdict(changes: Changes, one: Recorded, fact: VerdictReached) -> None:
-    said: dict[str, Any] = {
+def _verdict(changes: Changes, entry: LoggedFact, fact: VerdictReached) -> None:
+    shared: dict[str, Value] = {
         "verdict_us": to_us(fact.at),
         "verdict_reason": fact.reason,
         "cause": fact.cause,
@@ -100,11 +102,11 @@ def _verdict(changes: Changes, one: Recorded, fact: VerdictReached) -> None:
         "is_inconclusive": fact.is_inconclusive,
     }
     order = f"{fact.is_corrected:d}/{fact.revision:020d}/{fact.id}"
-    _about(changes, one, fact, verdict_order=order, verdict_fact=fact.id, **said)
+    _about(changes, entry, fact, verdict_order=order, verdict_fact=fact.id, **shared)
     changes.merge(
         VERDICTS,
         (fact.id,),
-        n=one.n,
+        n=entry.n,
         job=fact.job,
         incident=fact.incident,
         revision=fact.revision,
@@ -116,7 +118,7 @@ def _verdict(changes: Changes, one: Recorded, fact: VerdictReached) -> None:
         analyzers=compact(fact.analyzers),
         explanation=fact.explanation or None,
         took_s=fact.took_s,
-        **said,
+        **shared,
     )
 
 
@@ -126,12 +128,12 @@ def _ground(item: EvidenceItem) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _corrected(changes: Changes, one: Recorded, fact: VerdictCorrected) -> None:
-    _about(changes, one, fact)
+def _corrected(changes: Changes, entry: LoggedFact, fact: VerdictCorrected) -> None:
+    _about(changes, entry, fact)
     changes.merge(
         CORRECTIONS,
         (fact.id,),
-        n=one.n,
+        n=entry.n,
         job=fact.job,
         incident=fact.incident,
         corrected_us=to_us(fact.at),
@@ -145,11 +147,11 @@ def _corrected(changes: Changes, one: Recorded, fact: VerdictCorrected) -> None:
     )
 
 
-def _closed(changes: Changes, one: Recorded, fact: IncidentClosed) -> None:
+def _closed(changes: Changes, entry: LoggedFact, fact: IncidentClosed) -> None:
     if fact.trigger:
         _about(
             changes,
-            one,
+            entry,
             fact,
             cause_order=f"1/{fact.id}",
             trigger=fact.trigger,
@@ -160,7 +162,7 @@ def _closed(changes: Changes, one: Recorded, fact: IncidentClosed) -> None:
         )
     _about(
         changes,
-        one,
+        entry,
         fact,
         closed_fact=fact.id,
         closed_us=to_us(fact.at),
@@ -178,13 +180,57 @@ def _closed(changes: Changes, one: Recorded, fact: IncidentClosed) -> None:
     )
 
 
+def _decided(changes: Changes, entry: LoggedFact, fact: ActionDecided) -> None:
+    budgets = parts(fact.budgets)
+    if fact.budgets:
+        changes.merge(JOBS, (fact.job,), budgets_n=entry.n, budgets=budgets)
+    changes.merge(
+        ACTIONS,
+        (fact.id,),
+        n=entry.n,
+        job=fact.job,
+        incident=fact.incident,
+        action=fact.action,
+        round=fact.round,
+        decided_us=to_us(fact.at),
+        decided_by=fact.source,
+        rule=fact.rule,
+        mode=fact.mode,
+        reason=fact.reason,
+        budgets=budgets,
+        considered=parts(fact.considered),
+        unknowns=compact(fact.missing),
+        rests_on=compact(fact.evidence),
+        nodes_out=compact(fact.nodes_out),
+        nodes_in=compact(fact.nodes_in),
+        delay_s=fact.delay_s,
+        decide_s=fact.took_s,
+    )
+
+
+def _taken(changes: Changes, entry: LoggedFact, fact: ActionTaken) -> None:
+    changes.merge(
+        ACTIONS,
+        (fact.decision,),
+        n=entry.n,
+        job=fact.job,
+        incident=fact.incident,
+        action=fact.action,
+        taken_fact=fact.id,
+        taken_us=to_us(fact.at),
+        outcome=fact.outcome,
+        outcome_reason=fact.reason,
+        took_s=fact.took_s,
+    )
+
+
 def _about(
     changes: Changes,
-    one: Recorded,
+    entry: LoggedFact,
     fact: IncidentFact,
-    **values: Any,
+    **values: Value,
 ) -> None:
-    changes.merge(INCIDENTS, (fact.job, fact.incident), first_n=one.n, last_n=one.n, **values)
+    changes.merge(INCIDENTS, (fact.job, fact.incident), first_n=entry.n, last_n=entry.n, **values)
 
 
 PROJECTIONS: Mapping[type[Fact], Projection] = {
@@ -194,4 +240,6 @@ PROJECTIONS: Mapping[type[Fact], Projection] = {
     VerdictReached: _verdict,
     VerdictCorrected: _corrected,
     IncidentClosed: _closed,
+    ActionDecided: _decided,
+    ActionTaken: _taken,
 }

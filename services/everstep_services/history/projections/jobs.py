@@ -1,4 +1,4 @@
-"""What facts about jobs and their allocations claim."""
+"""Projects jobs and their allocations."""
 
 from collections.abc import Mapping
 
@@ -11,13 +11,13 @@ from everstep.messages import (
     JobSpec,
     JobStarted,
 )
-from everstep.store.changes import Changes, Recorded, compact
-from everstep.store.instants import to_us
-from everstep.store.shapes import ALLOCATIONS, JOBS
+from everstep.store.projected.changes import Changes, LoggedFact, compact
+from everstep.store.projected.jobs import ALLOCATIONS, JOBS
+from everstep.store.times import to_us
 from everstep_services.history.projections.common import Projection
 
 
-def _job_started(changes: Changes, _one: Recorded, fact: JobStarted) -> None:
+def _job_started(changes: Changes, _one: LoggedFact, fact: JobStarted) -> None:
     # 0: whatever a `job_changed` said holds, however late the start is heard of.
     _spec(changes, fact.job, 0, fact.spec)
     changes.merge(
@@ -29,8 +29,8 @@ def _job_started(changes: Changes, _one: Recorded, fact: JobStarted) -> None:
     )
 
 
-def _job_changed(changes: Changes, one: Recorded, fact: JobChanged) -> None:
-    _spec(changes, fact.job, one.n, fact.spec)
+def _job_changed(changes: Changes, entry: LoggedFact, fact: JobChanged) -> None:
+    _spec(changes, fact.job, entry.n, fact.spec)
 
 
 def _spec(changes: Changes, job: str, n: int, spec: JobSpec) -> None:
@@ -52,7 +52,7 @@ def _spec(changes: Changes, job: str, n: int, spec: JobSpec) -> None:
     )
 
 
-def _job_ended(changes: Changes, _one: Recorded, fact: JobEnded) -> None:
+def _job_ended(changes: Changes, _one: LoggedFact, fact: JobEnded) -> None:
     changes.merge(
         JOBS,
         (fact.job,),
@@ -66,12 +66,12 @@ def _job_ended(changes: Changes, _one: Recorded, fact: JobEnded) -> None:
     )
 
 
-def _allocation_started(changes: Changes, one: Recorded, fact: AllocationStarted) -> None:
+def _allocation_started(changes: Changes, entry: LoggedFact, fact: AllocationStarted) -> None:
     changes.merge(JOBS, (fact.job,), live_allocations=1, begun_fact=fact.id)
     changes.merge(
         ALLOCATIONS,
         (fact.job, fact.allocation),
-        first_n=one.n,
+        first_n=entry.n,
         started_fact=fact.id,
         started_us=to_us(fact.at),
         scheduler=fact.scheduler,
@@ -83,12 +83,12 @@ def _allocation_started(changes: Changes, one: Recorded, fact: AllocationStarted
     )
 
 
-def _allocation_ended(changes: Changes, one: Recorded, fact: AllocationEnded) -> None:
+def _allocation_ended(changes: Changes, entry: LoggedFact, fact: AllocationEnded) -> None:
     changes.merge(JOBS, (fact.job,), live_allocations=-1)
     changes.merge(
         ALLOCATIONS,
         (fact.job, fact.allocation),
-        first_n=one.n,
+        first_n=entry.n,
         ended_fact=fact.id,
         ended_us=to_us(fact.at),
         end_state=fact.state,

@@ -1,7 +1,6 @@
-"""What facts about nodes claim: there, healthy, suspect, excluded."""
+"""Projects nodes: joined or left, healthy, suspect, excluded."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from everstep.messages import (
     Fact,
@@ -16,22 +15,22 @@ from everstep.messages import (
     NodeReturned,
     NodeSuspected,
 )
-from everstep.store.changes import Changes, Recorded, compact
-from everstep.store.health_shapes import NODE_CHECKS
-from everstep.store.instants import to_us
-from everstep.store.shapes import ALLOCATIONS, JOBS
+from everstep.store.projected.changes import Changes, LoggedFact, Value, compact
+from everstep.store.projected.jobs import ALLOCATIONS, JOBS
+from everstep.store.projected.nodes import NODE_CHECKS
+from everstep.store.times import to_us
 from everstep.subjects import CLUSTER
 from everstep_services.history.projections.common import Projection, parts, update_node
 
 
-def _node_joined(changes: Changes, one: Recorded, fact: NodeJoined) -> None:
-    changes.merge(ALLOCATIONS, (fact.job, fact.allocation), first_n=one.n, nodes_joined=1)
+def _node_joined(changes: Changes, entry: LoggedFact, fact: NodeJoined) -> None:
+    changes.merge(ALLOCATIONS, (fact.job, fact.allocation), first_n=entry.n, nodes_joined=1)
     update_node(
         changes,
-        one,
+        entry,
         fact.node,
-        **_state("joined", one, None),
-        joined_n=one.n,
+        **_state("joined", entry, None),
+        joined_n=entry.n,
         job=fact.job,
         allocation=fact.allocation,
         joined_us=to_us(fact.at),
@@ -45,39 +44,39 @@ def _node_joined(changes: Changes, one: Recorded, fact: NodeJoined) -> None:
     )
 
 
-def _node_refused(changes: Changes, one: Recorded, fact: NodeRefused) -> None:
+def _node_refused(changes: Changes, entry: LoggedFact, fact: NodeRefused) -> None:
     update_node(
         changes,
-        one,
+        entry,
         fact.node,
         refusals=1,
-        refused_n=one.n,
+        refused_n=entry.n,
         refused_us=to_us(fact.at),
         refused_cause=fact.cause,
         refused_reason=fact.reason,
     )
 
 
-def _node_left(changes: Changes, one: Recorded, fact: NodeLeft) -> None:
-    update_node(changes, one, fact.node, **_state("left", one, fact.reason))
+def _node_left(changes: Changes, entry: LoggedFact, fact: NodeLeft) -> None:
+    update_node(changes, entry, fact.node, **_state("left", entry, fact.reason))
 
 
-def _node_lost(changes: Changes, one: Recorded, fact: NodeLost) -> None:
+def _node_lost(changes: Changes, entry: LoggedFact, fact: NodeLost) -> None:
     if fact.job != CLUSTER:
         changes.merge(JOBS, (fact.job,), nodes_lost=1)
-    update_node(changes, one, fact.node, **_state("lost", one, fact.reason), losses=1)
+    update_node(changes, entry, fact.node, **_state("lost", entry, fact.reason), losses=1)
 
 
-def _node_returned(changes: Changes, one: Recorded, fact: NodeReturned) -> None:
-    update_node(changes, one, fact.node, **_state("joined", one, fact.reason or None))
+def _node_returned(changes: Changes, entry: LoggedFact, fact: NodeReturned) -> None:
+    update_node(changes, entry, fact.node, **_state("joined", entry, fact.reason or None))
 
 
-def _node_suspected(changes: Changes, one: Recorded, fact: NodeSuspected) -> None:
+def _node_suspected(changes: Changes, entry: LoggedFact, fact: NodeSuspected) -> None:
     update_node(
         changes,
-        one,
+        entry,
         fact.node,
-        suspicion_n=one.n,
+        suspicion_n=entry.n,
         is_suspect=True,
         suspect_us=to_us(fact.at),
         suspect_cause=fact.cause,
@@ -89,12 +88,12 @@ def _node_suspected(changes: Changes, one: Recorded, fact: NodeSuspected) -> Non
     )
 
 
-def _node_cleared(changes: Changes, one: Recorded, fact: NodeCleared) -> None:
+def _node_cleared(changes: Changes, entry: LoggedFact, fact: NodeCleared) -> None:
     update_node(
         changes,
-        one,
+        entry,
         fact.node,
-        suspicion_n=one.n,
+        suspicion_n=entry.n,
         is_suspect=False,
         suspect_us=to_us(fact.at),
         suspect_cause=None,
@@ -102,27 +101,27 @@ def _node_cleared(changes: Changes, one: Recorded, fact: NodeCleared) -> None:
         suspect_class=None,
         strikes=None,
         strikes_limit=None,
-        spared_n=one.n,
+        spared_n=entry.n,
         spared_us=None,
         spared_reason=None,
     )
 
 
-def _node_checked(changes: Changes, one: Recorded, fact: NodeCheckFinished) -> None:
+def _node_checked(changes: Changes, entry: LoggedFact, fact: NodeCheckFinished) -> None:
     failed = [result for result in fact.results if result.state == "failed"]
-    said = "; ".join(f"{result.check}: {result.reason}" for result in failed)
+    reasons = "; ".join(f"{result.check}: {result.reason}" for result in failed)
     update_node(
         changes,
-        one,
+        entry,
         fact.node,
-        health_n=one.n,
+        health_n=entry.n,
         is_healthy=fact.is_healthy,
         health_us=to_us(fact.at),
-        health_reason=said or None,
+        health_reason=reasons or None,
     )
     changes.merge(
         NODE_CHECKS,
-        (one.n,),
+        (entry.n,),
         id=fact.id,
         node=fact.node,
         job=fact.job,
@@ -135,22 +134,28 @@ def _node_checked(changes: Changes, one: Recorded, fact: NodeCheckFinished) -> N
     )
 
 
-def _node_excluded(changes: Changes, one: Recorded, fact: NodeExcluded) -> None:
-    if fact.mode == "observe":  # it was only said
-        spared = {"spared_us": to_us(fact.at), "spared_reason": fact.reason}
-        update_node(changes, one, fact.node, spared_n=one.n, **spared)
+def _node_excluded(changes: Changes, entry: LoggedFact, fact: NodeExcluded) -> None:
+    if fact.mode == "observe":  # it was only recorded
+        update_node(
+            changes,
+            entry,
+            fact.node,
+            spared_n=entry.n,
+            spared_us=to_us(fact.at),
+            spared_reason=fact.reason,
+        )
         return
     until_us = None if fact.ttl_s is None else to_us(fact.at) + int(fact.ttl_s * 1e6)
-    _exclusion(changes, one, fact, is_excluded=True, until_us=until_us)
+    _exclusion(changes, entry, fact, is_excluded=True, until_us=until_us)
 
 
-def _node_included(changes: Changes, one: Recorded, fact: NodeIncluded) -> None:
-    _exclusion(changes, one, fact, is_excluded=False, until_us=None)
+def _node_included(changes: Changes, entry: LoggedFact, fact: NodeIncluded) -> None:
+    _exclusion(changes, entry, fact, is_excluded=False, until_us=None)
 
 
 def _exclusion(
     changes: Changes,
-    one: Recorded,
+    entry: LoggedFact,
     fact: NodeExcluded | NodeIncluded,
     *,
     is_excluded: bool,
@@ -158,9 +163,9 @@ def _exclusion(
 ) -> None:
     update_node(
         changes,
-        one,
+        entry,
         fact.node,
-        exclusion_n=one.n,
+        exclusion_n=entry.n,
         is_excluded=is_excluded,
         excluded_us=to_us(fact.at),
         excluded_until_us=until_us,
@@ -169,9 +174,9 @@ def _exclusion(
     )
 
 
-def _state(state: str, one: Recorded, reason: str | None) -> dict[str, Any]:
-    at_us = to_us(one.fact.at)
-    return {"state_n": one.n, "state": state, "state_us": at_us, "state_reason": reason}
+def _state(state: str, entry: LoggedFact, reason: str | None) -> dict[str, Value]:
+    at_us = to_us(entry.fact.at)
+    return {"state_n": entry.n, "state": state, "state_us": at_us, "state_reason": reason}
 
 
 PROJECTIONS: Mapping[type[Fact], Projection] = {

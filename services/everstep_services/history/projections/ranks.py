@@ -1,4 +1,4 @@
-"""What facts about ranks and their progress claim."""
+"""Projects ranks and their progress."""
 
 from collections.abc import Mapping
 
@@ -12,31 +12,31 @@ from everstep.messages import (
     RankStalled,
     RankStarted,
 )
-from everstep.store.changes import Changes, Recorded, compact
-from everstep.store.health_shapes import STALLS
-from everstep.store.instants import to_us
-from everstep.store.shapes import EXITS, JOBS, MEMBERS, ROUNDS
+from everstep.store.projected.changes import Changes, LoggedFact, compact
+from everstep.store.projected.jobs import EXITS, JOBS, MEMBERS, ROUNDS
+from everstep.store.projected.nodes import STALLS
+from everstep.store.times import to_us
 from everstep_services.history.projections.common import Projection, blob_text, update_node
 
 FAILURES = frozenset({"error", "signal", "out_of_memory", "no_device"})
-"""How a rank fails. A word from a later release is no failure, until this one knows it."""
+"""How a rank fails. A word from a later release does not count as a failure."""
 _TRACEBACK = 8000
-"""So much of a traceback's end is in the table; the log has it whole."""
+"""How much of a traceback's end is in the table; the log has all of it."""
 
 
-def _rank_started(changes: Changes, _one: Recorded, fact: RankStarted) -> None:
+def _rank_started(changes: Changes, _one: LoggedFact, fact: RankStarted) -> None:
     changes.merge(ROUNDS, (fact.job, fact.round), ranks_started=1)
 
 
-def _rank_exited(changes: Changes, one: Recorded, fact: RankExited) -> None:
+def _rank_exited(changes: Changes, entry: LoggedFact, fact: RankExited) -> None:
     is_failure = fact.how in FAILURES
     failed = int(is_failure)
     changes.merge(JOBS, (fact.job,), ranks_failed=failed, last_step=fact.step)
     changes.merge(ROUNDS, (fact.job, fact.round), ranks_exited=1, ranks_failed=failed)
-    update_node(changes, one, fact.node, ranks_failed=failed)
+    update_node(changes, entry, fact.node, ranks_failed=failed)
     changes.merge(
         EXITS,
-        (one.n,),
+        (entry.n,),
         id=fact.id,
         job=fact.job,
         round=fact.round,
@@ -77,14 +77,14 @@ def _error(error: ErrorRecord | None) -> dict[str, str | None]:
     }
 
 
-def _rank_stalled(changes: Changes, one: Recorded, fact: RankStalled) -> None:
+def _rank_stalled(changes: Changes, entry: LoggedFact, fact: RankStalled) -> None:
     changes.merge(JOBS, (fact.job,), stalls=1)
     changes.merge(ROUNDS, (fact.job, fact.round), stalls=1)
-    update_node(changes, one, fact.node, stalls=1)
+    update_node(changes, entry, fact.node, stalls=1)
     changes.merge(
         STALLS,
         (fact.id,),
-        n=one.n,
+        n=entry.n,
         job=fact.job,
         round=fact.round,
         rank=fact.rank,
@@ -103,7 +103,7 @@ def _rank_stalled(changes: Changes, one: Recorded, fact: RankStalled) -> None:
     )
 
 
-def _rank_recovered(changes: Changes, _one: Recorded, fact: RankRecovered) -> None:
+def _rank_recovered(changes: Changes, _one: LoggedFact, fact: RankRecovered) -> None:
     changes.merge(
         STALLS,
         (fact.stall,),
@@ -116,7 +116,7 @@ def _rank_recovered(changes: Changes, _one: Recorded, fact: RankRecovered) -> No
     )
 
 
-def _ranks_stopped(changes: Changes, _one: Recorded, fact: RanksStopped) -> None:
+def _ranks_stopped(changes: Changes, _one: LoggedFact, fact: RanksStopped) -> None:
     stopped, killed = len(fact.ranks), len(fact.killed)
     changes.merge(ROUNDS, (fact.job, fact.round), ranks_stopped=stopped, ranks_killed=killed)
     changes.merge(
@@ -134,7 +134,7 @@ def _ranks_stopped(changes: Changes, _one: Recorded, fact: RanksStopped) -> None
     )
 
 
-def _progress_made(changes: Changes, _one: Recorded, fact: ProgressMade) -> None:
+def _progress_made(changes: Changes, _one: LoggedFact, fact: ProgressMade) -> None:
     changes.merge(
         JOBS,
         (fact.job,),

@@ -1,11 +1,10 @@
-"""What facts about rounds claim."""
+"""Projects rounds."""
 
 from collections.abc import Mapping
 
 from everstep.messages import Fact, RoundEnded, RoundFormed, RoundStarted, RoundWaiting
-from everstep.store.changes import Changes, Recorded
-from everstep.store.instants import to_us
-from everstep.store.shapes import (
+from everstep.store.projected.changes import Changes, LoggedFact
+from everstep.store.projected.jobs import (
     ALLOCATIONS,
     ENDED,
     FORMED,
@@ -16,25 +15,26 @@ from everstep.store.shapes import (
     STARTED,
     WAITING,
 )
+from everstep.store.times import to_us
 from everstep_services.history.projections.common import Projection
 
 
-def _round_waiting(changes: Changes, one: Recorded, fact: RoundWaiting) -> None:
+def _round_waiting(changes: Changes, entry: LoggedFact, fact: RoundWaiting) -> None:
     _phase(changes, fact, WAITING)
     changes.merge(
         ROUNDS,
         (fact.job, fact.round),
-        waiting_n=one.n,
+        waiting_n=entry.n,
         nodes_waiting=fact.joined,
         nodes_needed=fact.needed,
         waiting_reason=fact.reason or None,
     )
 
 
-def _round_formed(changes: Changes, one: Recorded, fact: RoundFormed) -> None:
+def _round_formed(changes: Changes, entry: LoggedFact, fact: RoundFormed) -> None:
     _phase(changes, fact, FORMED)
     changes.merge(JOBS, (fact.job,), rounds=1, restarts=fact.restarts, world_size=fact.world_size)
-    changes.merge(ALLOCATIONS, (fact.job, fact.allocation), first_n=one.n, rounds=1)
+    changes.merge(ALLOCATIONS, (fact.job, fact.allocation), first_n=entry.n, rounds=1)
     changes.merge(
         ROUNDS,
         (fact.job, fact.round),
@@ -62,7 +62,7 @@ def _round_formed(changes: Changes, one: Recorded, fact: RoundFormed) -> None:
         )
 
 
-def _round_started(changes: Changes, _one: Recorded, fact: RoundStarted) -> None:
+def _round_started(changes: Changes, _one: LoggedFact, fact: RoundStarted) -> None:
     _phase(changes, fact, STARTED)
     changes.merge(
         ROUNDS,
@@ -77,7 +77,7 @@ def _round_started(changes: Changes, _one: Recorded, fact: RoundStarted) -> None
     )
 
 
-def _round_ended(changes: Changes, _one: Recorded, fact: RoundEnded) -> None:
+def _round_ended(changes: Changes, _one: LoggedFact, fact: RoundEnded) -> None:
     _phase(changes, fact, ENDED)
     changes.merge(JOBS, (fact.job,), last_step=fact.last_step)
     changes.merge(

@@ -1,4 +1,4 @@
-"""What facts about slow ranks claim: found, cleared, acted upon; and about steps that changed."""
+"""Projects slow ranks (found, cleared, acted upon), and changes of the step time of a job."""
 
 from collections.abc import Mapping
 
@@ -9,17 +9,17 @@ from everstep.messages import (
     StragglerCleared,
     StragglerFound,
 )
-from everstep.store.changes import Changes, Recorded, Value
-from everstep.store.instants import to_us
-from everstep.store.straggler_shapes import ACTIONS, STEP_SHIFTS, STRAGGLERS
+from everstep.store.projected.changes import Changes, LoggedFact, Value
+from everstep.store.projected.stragglers import ACTIONS, STEP_SHIFTS, STRAGGLERS
+from everstep.store.times import to_us
 from everstep_services.history.projections.common import Projection, parts
 
 
-def _found(changes: Changes, one: Recorded, fact: StragglerFound) -> None:
+def _found(changes: Changes, entry: LoggedFact, fact: StragglerFound) -> None:
     changes.merge(
         STRAGGLERS,
         (fact.id,),
-        n=one.n,
+        n=entry.n,
         job=fact.job,
         round=fact.round,
         rank=fact.rank,
@@ -39,7 +39,7 @@ def _found(changes: Changes, one: Recorded, fact: StragglerFound) -> None:
     )
 
 
-def _cleared(changes: Changes, _one: Recorded, fact: StragglerCleared) -> None:
+def _cleared(changes: Changes, _one: LoggedFact, fact: StragglerCleared) -> None:
     changes.merge(
         STRAGGLERS,
         (fact.finding,),
@@ -51,7 +51,7 @@ def _cleared(changes: Changes, _one: Recorded, fact: StragglerCleared) -> None:
     )
 
 
-def _acted(changes: Changes, _one: Recorded, fact: StragglerActed) -> None:
+def _acted(changes: Changes, _one: LoggedFact, fact: StragglerActed) -> None:
     changes.merge(
         STRAGGLERS,
         (fact.finding,),
@@ -71,11 +71,11 @@ def _acted(changes: Changes, _one: Recorded, fact: StragglerActed) -> None:
         changes.merge(STRAGGLERS, (fact.finding,), **values)
 
 
-def _shifted(changes: Changes, one: Recorded, fact: StepTimeShifted) -> None:
+def _shifted(changes: Changes, entry: LoggedFact, fact: StepTimeShifted) -> None:
     changes.merge(
         STEP_SHIFTS,
         (fact.id,),
-        n=one.n,
+        n=entry.n,
         job=fact.job,
         round=fact.round,
         at_us=to_us(fact.at),

@@ -13,7 +13,6 @@ from everstep.messages import (
     LeaveJob,
     MeasureNetwork,
     NetworkPeer,
-    OperatorActed,
     Peer,
     ReleaseImages,
     RequestChecks,
@@ -26,6 +25,7 @@ from everstep.messages import (
     RunChecks,
     Seat,
     StopJob,
+    operator_acted,
 )
 from everstep.messages.documents.rounds import PlannedEnd
 from everstep_services.rendezvous.domain import agreed_save
@@ -331,17 +331,8 @@ def _refused(batch: Batch, ask: OperatorRequest, why: str) -> Done:
 def _say(
     batch: Batch, ask: OperatorRequest, outcome: Literal["accepted", "refused"], reason: str
 ) -> None:
-    batch.record(
-        OperatorActed(
-            **batch.head(),
-            by=ask.by,
-            action=_ACTIONS[type(ask)],
-            target=_target(ask),
-            outcome=outcome,
-            reason=reason,
-            origin=ask.origin,
-        )
-    )
+    subject = (_ACTIONS[type(ask)], _target(ask))
+    batch.record(operator_acted(batch.head(), ask, subject, outcome, reason))
 
 
 def _target(ask: OperatorRequest) -> str:

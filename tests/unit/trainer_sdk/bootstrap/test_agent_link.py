@@ -13,7 +13,7 @@ from trainer_sdk.wire import ScriptFinished, Stepped, Up, encode, pack, unpack
 MAIN = Path(bootstrap.__file__).with_name("__main__.py")
 
 
-def test_a_rank_imports_little_before_its_script(tmp_path: Path) -> None:
+def test_a_rank_imports_few_modules_before_its_script(tmp_path: Path) -> None:
     (tmp_path / "count.py").write_text("import sys; print(*sys.modules)\n")
     ours = loaded(MAIN, "rank", "script", "count.py", cwd=tmp_path)
     more = ours - loaded(tmp_path / "count.py", cwd=tmp_path)
@@ -29,7 +29,7 @@ def loaded(*arguments: str | Path, cwd: Path) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_a_page_says_what_its_rank_wrote(tmp_path: Path) -> None:
+def test_a_page_shows_what_its_rank_wrote(tmp_path: Path) -> None:
     view = make_page(str(tmp_path / "page"))
     assert view.read() is None
     environ = {"RANK": "3", layout.ROUND_VARIABLE: "7"}
@@ -39,7 +39,7 @@ def test_a_page_says_what_its_rank_wrote(tmp_path: Path) -> None:
     view.close()
 
 
-def test_a_link_without_an_agent_takes_everything_and_says_nothing() -> None:
+def test_a_link_without_an_agent_accepts_all_calls_and_sends_nothing() -> None:
     link = AgentLink({})
     link.up()
     link.first_step()

@@ -55,7 +55,7 @@ READ = [
 
 
 @pytest.mark.parametrize("source", READ)
-def test_a_module_that_reads_what_is_a_ranks_own_is_left_to_the_ranks(
+def test_a_module_that_reads_values_of_a_rank_is_left_to_the_ranks(
     folder: Path, source: str
 ) -> None:
     unfit = imported(folder, reader=source).verdict()
@@ -77,9 +77,7 @@ HARMLESS = [
 
 
 @pytest.mark.parametrize("source", HARMLESS)
-def test_what_is_the_same_in_all_ranks_or_notes_only_how_long_something_took_is_fit(
-    folder: Path, source: str
-) -> None:
+def test_modules_with_harmless_values_are_fit(folder: Path, source: str) -> None:
     assert imported(folder, reader=source).verdict() is None
 
 
@@ -92,7 +90,7 @@ PACKAGE = {
 }
 
 
-def test_whatever_imports_the_reader_is_left_to_the_ranks_and_the_rest_is_not(folder: Path) -> None:
+def test_importers_of_a_rank_reader_are_left_to_the_ranks(folder: Path) -> None:
     sources = {"heavy____init__": "", **PACKAGE}
     sources["heavy____init__"] = sources.pop("heavy")
     for name, text in sources.items():
@@ -108,7 +106,7 @@ def test_whatever_imports_the_reader_is_left_to_the_ranks_and_the_rest_is_not(fo
     assert unfit.reason == "heavy.zero, which heavy imports, reads RANK while it is imported"
 
 
-def test_a_variable_that_a_rank_turns_out_to_have_is_seen_when_it_is_forked(folder: Path) -> None:
+def test_a_variable_that_only_the_rank_has_is_detected_at_its_fork(folder: Path) -> None:
     imports = imported(folder, reader="import os; level = os.environ.get('SOME_LEVEL')")
     here = dict(os.environ)
     assert imports.why_unfit(here) is None
@@ -117,7 +115,7 @@ def test_a_variable_that_a_rank_turns_out_to_have_is_seen_when_it_is_forked(fold
     assert unfit.without == ("reader",)
 
 
-def test_what_imports_set_is_set_in_ranks_that_have_no_value_of_their_own(
+def test_variables_that_imports_set_are_set_in_ranks_without_a_value(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TAKEN_AWAY", "1")
@@ -131,13 +129,13 @@ def test_what_imports_set_is_set_in_ranks_that_have_no_value_of_their_own(
     assert imports.changes({**own, "NEW_TO_ALL": "8"}) == {"TAKEN_AWAY": None}
 
 
-def test_generators_that_the_system_has_seeded_are_known(folder: Path) -> None:
+def test_generators_that_the_system_has_seeded_are_found(folder: Path) -> None:
     source = "import random; drawn = random.Random(); given = random.Random(7)"
     imports = imported(folder, reader=source)
     assert imports.generators == [sys.modules["reader"].drawn]
 
 
-def test_nothing_is_left_of_the_watching(folder: Path) -> None:
+def test_the_import_watch_restores_everything(folder: Path) -> None:
     here = (type(os.environ), type(os.environb), os.getpid, random.Random.seed)
     imported(folder, reader="from os import getpid; known = getpid()")
     assert (type(os.environ), type(os.environb), os.getpid, random.Random.seed) == here

@@ -45,20 +45,20 @@ def test_only_installed_modules_of_the_top_level_are_imported(tmp_path: Path) ->
         "import torch.optim; " + "(" * 10_000,
     ],
 )
-def test_a_script_that_cannot_be_read_names_nothing(tmp_path: Path, text: str) -> None:
+def test_an_unreadable_script_imports_nothing(tmp_path: Path, text: str) -> None:
     write(tmp_path, train=text)
     assert imports(tmp_path) == ()
     assert not needs_dynamo(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["script", "module"])
-def test_a_script_that_is_not_there_names_nothing(tmp_path: Path, kind: str) -> None:
+def test_a_missing_script_imports_nothing(tmp_path: Path, kind: str) -> None:
     command = RankCommand(kind="script" if kind == "script" else "module", target="nowhere")
     assert imports(tmp_path, command) == ()
     assert not needs_dynamo(tmp_path, command)
 
 
-def test_a_text_that_python_warns_about_is_read_in_silence(tmp_path: Path) -> None:
+def test_a_script_that_python_warns_about_is_read_without_warnings(tmp_path: Path) -> None:
     write(tmp_path, train="import numpy\npattern = '\\d'\n")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -130,7 +130,9 @@ def test_a_script_that_uses_torch_optim_needs_dynamo(tmp_path: Path, text: str) 
         "optim = torch = 1",
     ],
 )
-def test_a_script_that_only_has_the_word_does_not_need_it(tmp_path: Path, text: str) -> None:
+def test_a_script_that_only_mentions_an_optimizer_does_not_need_dynamo(
+    tmp_path: Path, text: str
+) -> None:
     write(tmp_path, train=text)
     assert not needs_dynamo(tmp_path)
 
@@ -145,7 +147,7 @@ def test_a_script_that_only_has_the_word_does_not_need_it(tmp_path: Path, text: 
         "from tools.making import make",
     ],
 )
-def test_modules_beside_the_script_are_read(tmp_path: Path, text: str) -> None:
+def test_own_modules_of_a_script_are_read(tmp_path: Path, text: str) -> None:
     (tmp_path / "tools").mkdir()
     for folder in (tmp_path, tmp_path / "tools"):
         write(folder, making="import torch\ndef make(of): return torch.optim.SGD(of)")
@@ -156,7 +158,7 @@ def test_modules_beside_the_script_are_read(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["from . import making", "from .making import make", "from mine.making import make"]
 )
-def test_modules_beside_a_module_are_read(tmp_path: Path, text: str) -> None:
+def test_own_modules_of_a_module_are_read(tmp_path: Path, text: str) -> None:
     package = tmp_path / "mine"
     package.mkdir()
     write(package, __init__="", making="from torch import optim", train=text)
@@ -165,7 +167,7 @@ def test_modules_beside_a_module_are_read(tmp_path: Path, text: str) -> None:
     assert not needs_dynamo(tmp_path, script), "it has no package, and another folder"
 
 
-def test_what_those_modules_import_is_not_followed(tmp_path: Path) -> None:
+def test_imports_of_own_modules_are_not_followed(tmp_path: Path) -> None:
     write(tmp_path, train="import middle", middle="import making", making="import torch.optim")
     assert not needs_dynamo(tmp_path)
 
@@ -175,7 +177,7 @@ def test_installed_modules_are_not_read(tmp_path: Path) -> None:
     assert not needs_dynamo(tmp_path)
 
 
-def test_reading_has_an_end(tmp_path: Path) -> None:
+def test_the_source_that_is_read_is_limited(tmp_path: Path) -> None:
     write(tmp_path, making="import torch.optim", big="#" * 2**20)
     many = [f"m{number}" for number in range(20)]
     write(tmp_path, train=f"import {','.join(many)}, making", **dict.fromkeys(many, ""))

@@ -13,12 +13,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import torch
 import xxhash
 from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from trainer_sdk.checkpoint.events import Reporter
+from trainer_sdk.checkpoint.events import CheckpointEvent, Reporter
 from trainer_sdk.checkpoint.flat_state import StatePiece
 from trainer_sdk.checkpoint.manifest import (
     IMAGE,
@@ -52,8 +53,10 @@ class Told(Reporter):
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.warned: list[str] = []
 
-    def report(self, event: str, **body: object) -> None:
-        self.events.append((event, body))
+    def report(self, event: CheckpointEvent) -> None:
+        fields = msgspec.structs.asdict(event).items()
+        body = {name: value for name, value in fields if value is not msgspec.UNSET}
+        self.events.append((event.name, body))
 
     def warn(self, text: str) -> None:
         self.warned.append(text)

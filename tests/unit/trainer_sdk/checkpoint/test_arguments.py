@@ -56,7 +56,7 @@ def test_ranks_that_were_launched_together_need_a_process_group(
     Checkpointer(tmp_path / "root").close()
 
 
-def test_a_wrong_step_is_refused_and_the_next_save_is_good(tmp_path: Path) -> None:
+def test_a_wrong_step_is_refused_and_the_next_save_succeeds(tmp_path: Path) -> None:
     with Checkpointer(tmp_path / "root", on_error="fatal") as saves:
         writer = saves._queue.writer_pid
         for step in WRONG_STEPS:
@@ -154,7 +154,7 @@ def test_arguments_of_files_are_checked(tmp_path: Path) -> None:
     files.close()
 
 
-def test_a_save_in_inference_mode_leaves_the_next_ones_good(tmp_path: Path) -> None:
+def test_a_save_in_inference_mode_does_not_break_later_saves(tmp_path: Path) -> None:
     model = torch.nn.Linear(300, 300)
     optimizer = torch.optim.AdamW(model.parameters())
     state = {"model": model, "optimizer": optimizer}

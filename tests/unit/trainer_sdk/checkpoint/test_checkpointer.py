@@ -49,7 +49,7 @@ def test_steps_that_the_script_counts_are_counted_once(
     assert watch.reading.steps == 5
 
 
-def test_a_script_that_counts_no_steps_is_stopped_all_the_same(
+def test_a_script_that_counts_no_steps_is_asked_to_stop_as_well(
     saves: trainer_sdk.Checkpointer, watch: Watch, tmp_path: Path
 ) -> None:
     watch.ask_to_stop(after_step=3)

@@ -23,7 +23,7 @@ from trainer_sdk.checkpoint.restore.errors import RestoreError
 def said(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """What was said once is said anew."""
     lines: set[str] = set()
-    monkeypatch.setattr(sdk_log, "_said", lines)
+    monkeypatch.setattr(sdk_log, "_printed", lines)
     return lines
 
 
@@ -112,7 +112,7 @@ def test_data_that_has_changed_is_refused_before_anything_is_loaded(
     assert sampler.consumed == 0
 
 
-def test_batches_that_nobody_counts_are_said(said: set[str]) -> None:
+def test_batches_that_are_not_counted_cause_a_warning(said: set[str]) -> None:
     [sampler] = ranks(1, 100, 4)
     next(iter(sampler))
     sampler.state_dict()
@@ -124,7 +124,7 @@ def test_a_sampler_without_samples_is_refused() -> None:
         PositionedSampler(0, batch_size=4)
 
 
-def test_workers_that_read_ahead_do_not_move_the_place(tmp_path: Path) -> None:
+def test_workers_that_read_ahead_do_not_move_the_position(tmp_path: Path) -> None:
     dataset = torch.utils.data.TensorDataset(torch.arange(40))
     sampler = PositionedSampler(40, batch_size=4, shuffle=False)
     loader = torch.utils.data.DataLoader(dataset, batch_sampler=sampler, num_workers=1)
@@ -153,7 +153,7 @@ class Loader:
 
 
 @pytest.mark.parametrize("tier", ["memory", "global"])
-def test_a_loader_that_keeps_its_place_goes_on_from_there(tmp_path: Path, tier: str) -> None:
+def test_a_stateful_loader_continues_from_its_saved_position(tmp_path: Path, tier: str) -> None:
     """The position of a data loader is restored (A8.10)."""
     place = Place(tmp_path)
     loader = Loader(3)
@@ -189,7 +189,7 @@ def draw() -> list[Any]:
 
 
 @pytest.mark.parametrize("tier", ["memory", "global"])
-def test_random_numbers_go_on_where_they_were(tmp_path: Path, tier: str) -> None:
+def test_random_numbers_continue_where_they_were_saved(tmp_path: Path, tier: str) -> None:
     """Generators are restored from memory and from files (A8.10)."""
     place = Place(tmp_path)
     state = {"random": RngState(), "weights": torch.ones(2)}
@@ -222,7 +222,7 @@ def test_random_numbers_of_another_world_size_are_left_as_the_script_seeds_them(
     assert any("saved with another world size" in line for line in said)
 
 
-def test_a_manifest_can_say_that_it_has_a_position() -> None:
+def test_a_manifest_shows_whether_it_has_a_data_position() -> None:
     """A sampler and a loader have one, and generators have none (A8.10)."""
     assert has_position([torch.zeros(1), PositionedSampler(4, batch_size=1)])
     assert has_position([PerRank(Loader())])

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from trainer_sdk.bootstrap.agent_link import AgentLink, private_page
-from trainer_sdk.checkpoint.events import Reporter
+from trainer_sdk.checkpoint.events import FailedEvent, Reporter, SaveStartedEvent
 from trainer_sdk.wire import Checkpointed, Datagram
 
 
@@ -21,23 +21,38 @@ class Wire:
         return len(octets)
 
 
-def test_an_agent_reads_what_is_told() -> None:
+def test_an_agent_decodes_the_events_of_a_reporter() -> None:
     link, wire = AgentLink({}), Wire()
     link.attach(private_page(), wire, 3, 1)
-    Reporter(1, link).report("committed", step=9, path="/ckpt/step-9", shards=2)
+    Reporter(1, link).report(SaveStartedEvent(step=9, occasion="interval"))
     assert wire.sent == [
         Checkpointed(
             round=3,
             rank=1,
-            event="committed",
-            body={"step": 9, "path": "/ckpt/step-9", "shards": 2},
+            event="save_started",
+            body={"step": 9, "tier": "global", "occasion": "interval"},
         )
     ]
 
 
-def test_without_an_agent_only_people_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_field_that_is_unknown_is_left_out() -> None:
+    link, wire = AgentLink({}), Wire()
+    link.attach(private_page(), wire, 3, 1)
+    failed = FailedEvent(step=9, tier="memory", stage="keep", reason="too large", error="quota")
+    Reporter(1, link).report(failed)
+    (line,) = wire.sent
+    assert line.body == {
+        "step": 9,
+        "tier": "memory",
+        "stage": "keep",
+        "reason": "too large",
+        "error": "quota",
+    }
+
+
+def test_without_an_agent_only_lines_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     reporter = Reporter(4, None)
-    reporter.report("committed", step=9)
+    reporter.report(SaveStartedEvent(step=9, occasion="interval"))
     reporter.warn("step 9 was not saved")
     assert capsys.readouterr().err == "everstep: rank 4: step 9 was not saved\n"
 

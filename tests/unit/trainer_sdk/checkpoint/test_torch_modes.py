@@ -42,7 +42,7 @@ AROUND: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize("tier", ["memory", "global"])
-def test_what_torch_is_set_to_around_a_save_or_restore_changes_nothing(
+def test_modes_of_torch_do_not_affect_saves_and_restores(
     around: str, tier: str, tmp_path: Path
 ) -> None:
     state, other = training(), training()

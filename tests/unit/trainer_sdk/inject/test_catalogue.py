@@ -31,7 +31,7 @@ def test_names_may_be_written_with_hyphens() -> None:
     assert fault_named("hold-gil") is FAULTS["hold_gil"]
 
 
-def test_what_is_not_said_is_as_usual() -> None:
+def test_options_that_are_not_given_have_defaults() -> None:
     slow = fault_request("slow")
     assert (slow.for_s, slow.amount) == (10, 100)
     assert fault_request("hang").for_s is None
@@ -54,14 +54,14 @@ def test_what_is_not_said_is_as_usual() -> None:
         ({"text": "kill", "target": "x"}, "kill has no target, but 'x' is given"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(asked: dict[str, float], text: str) -> None:
+def test_an_invalid_fault_is_refused_in_one_line(asked: dict[str, float], text: str) -> None:
     with pytest.raises(BadFaultError) as error:
         fault_request(**asked)  # type: ignore[arg-type]
     assert str(error.value).startswith(text)
     assert "\n" not in str(error.value)
 
 
-def test_a_script_may_not_where_nobody_has_allowed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_cannot_inject_faults_without_permission(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EVERSTEP_INJECTION", raising=False)
     with pytest.raises(injecting.NotAllowedError, match="not started with --allow-injection"):
         injecting.now("exit")
@@ -77,6 +77,6 @@ def test_a_plan_is_for_one_rank_and_one_round() -> None:
 
 
 @pytest.mark.parametrize("text", ["exit", "exit@x", "exit@3:when=2", "exit@3:amount=", "no@3"])
-def test_a_plan_that_cannot_be_read_names_itself(text: str) -> None:
+def test_an_unreadable_fault_plan_is_named_in_the_error(text: str) -> None:
     with pytest.raises(BadFaultError, match="EVERSTEP_INJECT: "):
         list(planned({"EVERSTEP_INJECT": text}))

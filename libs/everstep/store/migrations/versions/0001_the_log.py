@@ -72,7 +72,7 @@ def _make_facts() -> None:
     op.create_index("ix_facts_job_n", "facts", ["job", "n"])
     op.create_index("ix_facts_kind_n", "facts", ["kind", "n"])
     op.create_index("ix_facts_at_us_n", "facts", ["at_us", "n"])
-    known = sa.text("node IS NOT NULL")
+    has_node = sa.text("node IS NOT NULL")
     op.create_index(
-        "ix_facts_node_n", "facts", ["node", "n"], sqlite_where=known, postgresql_where=known
+        "ix_facts_node_n", "facts", ["node", "n"], sqlite_where=has_node, postgresql_where=has_node
     )

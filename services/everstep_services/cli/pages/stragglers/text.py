@@ -5,8 +5,7 @@ from typing import Any
 
 import msgspec
 
-from everstep_services.cli.cells import aligned, counted, span
-from everstep_services.cli.output import cell
+from everstep_services.cli.cells import aligned, cell, counted, listed, span
 from everstep_services.straggler.domain.report import Design, Finding, RankRow, Report
 
 _CAUSES = {
@@ -19,17 +18,18 @@ _CAUSES = {
 }
 _MOST_STEPS = 5
 _MOST_PARTS = 10
+_RANKS_SHOWN = 8
 
 
 def record(report: Report, notes: Sequence[str]) -> dict[str, Any]:
     """Everything, for programs."""
-    found: dict[str, Any] = msgspec.to_builtins(report)
-    found["notes"] = [*notes, *report.notes]
-    return found
+    answer: dict[str, Any] = msgspec.to_builtins(report)
+    answer["notes"] = [*notes, *report.notes]
+    return answer
 
 
 def lines(report: Report, top: int, notes: Sequence[str]) -> Iterator[str]:
-    """The report for people, with so many of the best and the worst ranks."""
+    """The report for people, with the `top` best and worst ranks."""
     yield from verdict(report)
     yield ""
     yield from _summary(report)
@@ -79,19 +79,16 @@ def who(finding: Finding) -> str:
     hosts = f" ({', '.join(cell(host) for host in finding.hosts[:4])})" if finding.hosts else ""
     if len(finding.ranks) == 1:
         return f"rank {finding.ranks[0]}{hosts}"
-    return f"the group of ranks {numbers(finding.ranks)}{hosts}"
-
-
-def numbers(ranks: Sequence[int], most: int = 8) -> str:
-    shown = ", ".join(map(str, ranks[:most]))
-    return shown if len(ranks) <= most else f"{shown} and {len(ranks) - most} more"
+    return f"the group of ranks {listed(finding.ranks, _RANKS_SHOWN)}{hosts}"
 
 
 def design_line(design: Design) -> str:
     price = "" if design.price_ratio is None else (
         f"; evenly the job would be {percent(design.price_ratio)} faster"
     )  # fmt: skip
-    of = f" ({cell(design.role)}, ranks {numbers(design.ranks)})" if design.role else ""
+    of = (
+        f" ({cell(design.role)}, ranks {listed(design.ranks, _RANKS_SHOWN)})" if design.role else ""
+    )
     return f"by design, {design.what}{of}: no rank is at fault{price}"
 
 
@@ -117,10 +114,10 @@ def summary(report: Report) -> list[tuple[str, str]]:
     ]  # fmt: skip
     if report.slowdown_ratio is not None:
         error = percent(report.replay_error_ratio or 0)
-        said = f"{report.slowdown_ratio:.3f} times as long as with all ranks alike"
-        rows.append(("slow-down", f"{said} (replay error {error})"))
+        text = f"{report.slowdown_ratio:.3f} times as long as with all ranks alike"
+        rows.append(("slow-down", f"{text} (replay error {error})"))
     if report.shares:
-        shares = ", ".join(f"{one.cause} {percent(one.ratio)}" for one in report.shares)
+        shares = ", ".join(f"{share.cause} {percent(share.ratio)}" for share in report.shares)
         rows.append(("would save", shares))
     return rows
 
@@ -181,9 +178,9 @@ def _parts(report: Report) -> Iterator[str]:
     for title, parts in (("operations", report.operations), ("roles", report.role_rows)):
         if len(parts) > 1:
             rows = [
-                (one.name[:60], one.kind or "role", span_fine(one.own_s),
-                 "-" if one.price_ratio is None else percent(one.price_ratio))
-                for one in parts[:_MOST_PARTS]
+                (row.name[:60], row.kind or "role", span_fine(row.own_s),
+                 "-" if row.price_ratio is None else percent(row.price_ratio))
+                for row in parts[:_MOST_PARTS]
             ]  # fmt: skip
             yield from _table(title, PART_HEAD, rows)
 
@@ -192,12 +189,12 @@ STEP_HEAD = ("STEP", "TOOK", "SLOW-DOWN", "REPLAY ERROR")
 
 
 def _steps(report: Report) -> Iterator[str]:
-    slowest = sorted(report.step_rows, key=lambda one: -one.duration_s)[:_MOST_STEPS]
+    slowest = sorted(report.step_rows, key=lambda row: -row.duration_s)[:_MOST_STEPS]
     rows = [
-        (str(one.step), span_fine(one.duration_s),
-         "-" if one.slowdown_ratio is None else f"{one.slowdown_ratio:.3f}",
-         "-" if one.error_ratio is None else percent(one.error_ratio))
-        for one in slowest
+        (str(row.step), span_fine(row.duration_s),
+         "-" if row.slowdown_ratio is None else f"{row.slowdown_ratio:.3f}",
+         "-" if row.error_ratio is None else percent(row.error_ratio))
+        for row in slowest
     ]  # fmt: skip
     yield from _table("slowest steps", STEP_HEAD, rows)
 

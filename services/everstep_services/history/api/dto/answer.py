@@ -6,8 +6,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-from everstep.store.instants import from_us
-from everstep.store.shapes import PROJECTED
+from everstep.store.projected.catalogue import PROJECTED
+from everstep.store.times import from_us
 
 T = TypeVar("T")
 

@@ -34,7 +34,7 @@ class CollectiveOut(Answer):
     where: str = Field(description="The line that waits there; empty where no stack tells.")
     age_s: float | None = Field(description="How long ago the last rank came to it.")
     never_joined: list[int] = Field(description="Ranks that have not called it.")
-    no_dump: list[int] = Field(description="Ranks of which there is no recorder.")
+    no_dump: list[int] = Field(description="Ranks without a flight recorder.")
     scheduled: list[int] = Field(description="Called, and their devices have not begun.")
     started: list[int] = Field(description="Ranks that are in it.")
     completed: list[int] = Field(description="Ranks that are through.")

@@ -8,7 +8,7 @@ from everstep_services.history.api.dto.answer import Answer, PageOf
 
 
 class RankNow(Answer):
-    """A rank, as its agent said last. Ages are those of that moment."""
+    """A rank, from the last beat of its agent. Ages are those of that moment."""
 
     rank: int
     node: str
@@ -25,23 +25,23 @@ class RankNow(Answer):
         description="`learned`, `configured`, `default`, `floor` or `cap`."
     )
     collectives: int | None = Field(
-        description="Entered in this round when it was last asked; only ranks whose pages say "
-        "nothing are."
+        description="Entered in this round when it was last asked; only ranks whose pages show "
+        "nothing are asked."
     )
     resident_bytes: int | None
     device_bytes: int | None
     heard_age_s: float = Field(description="Since its node was heard, by our clock.")
-    is_stale: bool = Field(description="So long that it may be another by now.")
+    is_stale: bool = Field(description="Too old to show the present state.")
 
 
 class Ranks(PageOf[RankNow]):
-    """Ranks of the newest round, and whether this is how they are now."""
+    """Ranks of the newest round, and whether this is their present state."""
 
     round: int | None = Field(description="Null while no ranks are heard of.")
     states: dict[str, int] = Field(
         description="How many ranks there are in each state, on all pages."
     )
-    is_stale: bool = Field(description="Some or all of it is not how it is now.")
+    is_stale: bool = Field(description="Some or all of it is not the present state.")
     note: str | None = Field(description="Why it is stale, or why there are none.")
     silent_nodes: list[str] = Field(
         description="Nodes of the round that are not heard; 100 of them."
@@ -77,11 +77,11 @@ class Limits(Answer):
 
     job: str
     limits: list[LimitOut]
-    rule: str | None = Field(description="How limits are learned, and as of which round.")
+    rule: str | None = Field(description="How limits are learned, and since when.")
     round: int | None = Field(description="The round that was observed last.")
     config_fingerprint: str | None = Field(description="The configuration that they hold for.")
     is_live: bool = Field(
-        description="Agents or health say so now; else it is the last that is on record."
+        description="Agents or health reported it now; else it is the newest on record."
     )
     at: datetime | None = Field(description="When that was recorded; null for live ones.")
     note: str | None = Field(description="Why they are not live, or why there are none.")
@@ -111,7 +111,7 @@ class Switches(Answer):
     exclusions: list[ExclusionOut]
     changed_by: str | None
     reason: str | None
-    revision: int = Field(description="Of the document that says so; 0 while there is none.")
+    revision: int = Field(description="The revision of the document; 0 while there is none.")
 
 
 class SwitchInForce(Answer):
@@ -141,5 +141,5 @@ class Control(Answer):
         description="Since when health excludes no more nodes by itself; null while it may."
     )
     distrusted_checks: list[str] = Field(
-        description="Checks that fail on so many nodes that they count against nobody."
+        description="Checks that fail on too many nodes to count against any of them."
     )

@@ -1,4 +1,4 @@
-"""What people may ask to be done, as REST takes it, and what became of it."""
+"""The bodies of requests of operators, and the answer to them."""
 
 from typing import Annotated, Any, Literal
 
@@ -9,7 +9,7 @@ from everstep_services.history.api.http.parameters import LARGEST, NAME, TEXT
 
 
 class RequestBody(BaseModel):
-    """Why, and who: the same for everything that may be asked."""
+    """The reason and the person, the same in all requests."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -31,7 +31,7 @@ class RequestBody(BaseModel):
     )
 
     def details(self) -> dict[str, Any]:
-        """What is particular to the question."""
+        """The fields that belong to this request alone."""
         return self.model_dump(exclude={"reason", "user", "job"})
 
 
@@ -66,7 +66,7 @@ class RestartWanted(RequestBody):
 
 
 class DrainWanted(RequestBody):
-    """A node that is to leave."""
+    """A node that should leave."""
 
     job: str | None = Field(
         None, pattern=NAME, description="Its job; null for the one that it takes part in."
@@ -77,7 +77,7 @@ class DrainWanted(RequestBody):
 
 
 class ExclusionWanted(RequestBody):
-    """A node that is to join nothing."""
+    """A node that must not join."""
 
     ttl_s: float | None = Field(
         None,
@@ -102,7 +102,7 @@ class ChecksWanted(RequestBody):
         (),
         strict=False,
         max_length=100,
-        description="Which; none for all that may run beside a training.",
+        description="The checks to run; none for all that may run during a training.",
         examples=[["gpu", "storage"]],
     )
 
@@ -122,7 +122,7 @@ class MeasurementWanted(RequestBody):
     test: str | None = Field(
         None,
         pattern="^[0-9a-f]{32}$",
-        description="The id that the test is to have, as `test` in each `network_measured`; null "
+        description="The id for the test, as `test` in each `network_measured`; null "
         "for a new one.",
     )
 
@@ -146,7 +146,7 @@ class CaptureWanted(RequestBody):
     capture: str | None = Field(
         None,
         pattern="^[0-9a-f]{32}$",
-        description="The id that the capture is to have: `incident` of each `evidence_collected` "
+        description="The id for the capture: `incident` of each `evidence_collected` "
         "is `capture-` and this id; null for a new one.",
     )
 
@@ -158,7 +158,7 @@ class LimitWanted(RequestBody):
 
 
 class ControlWanted(RequestBody):
-    """Switches that are to be changed."""
+    """Switches to change."""
 
     job: str | None = Field(None, pattern=NAME, description="For this job; null for all of them.")
     changes: dict[
@@ -197,7 +197,7 @@ class CollectionWanted(RequestBody):
         None,
         ge=1,
         le=LARGEST,
-        description="Keep the newest so many; null as the catalog is set to.",
+        description="How many of the newest to keep; null as the catalog is set to.",
     )
     keep_every_steps: int | None = Field(
         None, ge=0, le=LARGEST, description="Keep each step that is a multiple; null as set."

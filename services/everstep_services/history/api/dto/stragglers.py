@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import Field
 
-from everstep.store.reads import Record
-from everstep.store.straggler_shapes import ACTIONS
+from everstep.store.projected.stragglers import ACTIONS
+from everstep.store.queries import Record
 from everstep_services.history.api.dto.answer import Answer, present
 
 
@@ -96,7 +96,7 @@ def shown_slow_rank(row: Record) -> SlowRank:
 
 
 def _actions(fields: Record) -> list[SlowRankAction]:
-    found = [
+    actions = [
         SlowRankAction(
             action=action,
             outcome=fields[f"{action}_outcome"],
@@ -106,11 +106,14 @@ def _actions(fields: Record) -> list[SlowRankAction]:
         for action in ACTIONS
         if fields[f"{action}_fact"] is not None
     ]
-    return sorted(found, key=lambda one: (one.at is None, one.at, one.action))
+    return sorted(
+        actions,
+        key=lambda action_taken: (action_taken.at is None, action_taken.at, action_taken.action),
+    )
 
 
 def _slower_ratio(scores: Iterable[Mapping[str, Any]]) -> float | None:
-    relative = next((one["relative_score"] for one in scores if one["signal"] == "own"), None)
+    relative = next((score["relative_score"] for score in scores if score["signal"] == "own"), None)
     return 1 / relative - 1 if relative else None
 
 
@@ -155,14 +158,14 @@ class RanksCompared(Answer):
     )
     ranks: list[RankNowOut] = Field(description="The slowest first.")
     ranks_seen: int = Field(description="How many were compared.")
-    ranks_missing: int = Field(description="Ranks of the round of which nothing was heard.")
+    ranks_missing: int = Field(description="Ranks of the round that sent nothing.")
     groups: list[GroupNow] = Field(description="Those in which ranks wait the longest.")
     clock_error_s: float | None = Field(description="Clocks of nodes are aligned to within this.")
     is_on: bool = Field(description="Timings are switched on.")
     is_by_time: bool = Field(
         description="Nobody counts steps: a step is a second since 1970, and times are a second's."
     )
-    note: str | None = Field(description="Why nothing, or not everything, can be told.")
+    note: str | None = Field(description="Why nothing, or not everything, is known.")
     found: list[SlowRank] = Field(description="Findings that are open, as the record has them.")
 
 

@@ -1,4 +1,4 @@
-"""`/jobs/{job}/checkpoints`: what there is, where, how good; and what people do about it.
+"""`/jobs/{job}/checkpoints`: all checkpoints, where they are, their state, and requests about them.
 
 The catalog answers. While it is away there is what is on record, and nothing that depends on it.
 """
@@ -25,7 +25,7 @@ from everstep.messages import (
 )
 from everstep.messages.codec import BadMessageError, decode
 from everstep.store import tables
-from everstep.store.reads import Order, first, is_begun, page
+from everstep.store.queries import SortOrder, first, is_begun, page
 from everstep_services.history.api.context import Context, Ctx, Operator, Reader
 from everstep_services.history.api.dto.answer import present
 from everstep_services.history.api.dto.checkpoints import (
@@ -61,7 +61,7 @@ from everstep_services.history.operator_requests import (
 router = APIRouter(tags=["checkpoints"])
 
 _MOST = 1000
-_ON_RECORD = tuple(kind_of(one) for one in (CheckpointCommitted, CheckpointDeleted))
+_ON_RECORD = tuple(kind_of(item) for item in (CheckpointCommitted, CheckpointDeleted))
 Step = Annotated[Whole, Path(description="The step.")]
 Tier = Literal["global", "memory", "peer"]
 Action = Literal["pin", "unpin", "verify", "quarantine", "release", "delete"]
@@ -73,11 +73,11 @@ async def list_checkpoints(
     _token: Reader,
     job: JobName,
     limit: Annotated[
-        int, Field(ge=1, le=_MOST), LITERAL, Query(description="The newest so many.")
+        int, Field(ge=1, le=_MOST), LITERAL, Query(description="At most this number of the newest.")
     ] = 100,
     tier: Annotated[Tier | None, Query(description="Only in this tier.")] = None,
 ) -> Checkpoints:
-    """What there is, quarantined and missing ones included, the newest first."""
+    """All checkpoints, quarantined and missing ones included, the newest first."""
     await check_known(context, job)
     try:
         places = await _list(context, job, limit, tier or "")
@@ -85,7 +85,7 @@ async def list_checkpoints(
         items = await _on_record(context, job, limit) if tier in {None, "global"} else []
         note = f"{error}; these were committed and are not known to be deleted"
         return Checkpoints(job=job, items=items, is_live=False, note=note)
-    return Checkpoints(job=job, items=[_shown(one) for one in places], is_live=True, note=None)
+    return Checkpoints(job=job, items=[_shown(place) for place in places], is_live=True, note=None)
 
 
 @router.get("/jobs/{job}/saves", summary="How saving goes", responses=responses(404))
@@ -93,10 +93,10 @@ async def get_saves(context: Ctx, _token: Reader, job: JobName) -> JobSaves:
     """The newest commit and failure of each tier, saves that wait, and what was restored."""
     await check_known(context, job)
     saves, delays, restores = tables.job_saves, tables.save_delays, tables.job_restores
-    by_tier = Order((saves.c.tier,))
+    by_tier = SortOrder((saves.c.tier,))
     tiers = await page(context.database, select(saves).where(saves.c.job == job), by_tier, None, 10)
     waits = case((func.coalesce(delays.c.waiting, 0) > 0, 0), else_=1).label("waits")
-    first_those_that_wait = Order((waits, delays.c.node))
+    first_those_that_wait = SortOrder((waits, delays.c.node))
     query = select(delays, waits).where(delays.c.job == job)
     waiting = await page(context.database, query, first_those_that_wait, None, _MOST)
     restored = await first(context.database, select(restores).where(restores.c.job == job))
@@ -117,7 +117,7 @@ async def locate_checkpoint(
     job: JobName,
     step: Annotated[Whole | None, Query(description="Only this step.")] = None,
 ) -> LocatedCheckpoints:
-    """What the ranks of the newest round can restore, the newest first, and what they cannot."""
+    """Checkpoints that the newest round can restore, the newest first, and those that it cannot."""
     query = select(tables.jobs).where(tables.jobs.c.job == job, is_begun())
     row = await first(context.database, query)
     if row is None:
@@ -126,17 +126,17 @@ async def locate_checkpoint(
         job=job, round=row["round"] or 0, world_size=row["world_size"] or 0, step=step
     )
     try:
-        found = await ask(
+        reply = await ask(
             context.bus, "catalog", "locate", question, CheckpointsLocated, see=f"ckpt ls {job}"
         )
     except (RequestError, BusDeniedError) as error:
         raise unavailable("catalog", error) from error
     return LocatedCheckpoints(
         job=job,
-        places=[_shown(one) for one in found.places],
+        places=[_shown(place) for place in reply.places],
         rejected=[
-            RejectedOut(step=one.step, tier=one.tier, reason=one.reason, path=one.path)
-            for one in found.rejected
+            RejectedOut(step=item.step, tier=item.tier, reason=item.reason, path=item.path)
+            for item in reply.rejected
         ],
     )
 
@@ -149,16 +149,16 @@ async def get_checkpoint(
     step: Step,
     tier: Annotated[Tier | None, Query(description="In this tier, where it is in several.")] = None,
 ) -> Checkpoint:
-    """A checkpoint, and who has which part of it. Its history is `/facts?job=…`."""
+    """A checkpoint, and the holders of its parts. Its history is `/facts?job=…`."""
     await check_known(context, job)
     try:
         places = await _list(context, job, _MOST, tier or "")
     except (RequestError, BusDeniedError) as error:
         raise unavailable("catalog", error) from error
-    found = next((one for one in places if one.step == step), None)
-    if found is None:
+    checkpoint = next((place for place in places if place.step == step), None)
+    if checkpoint is None:
         raise not_found(f"checkpoint of step {step} of job {job}")
-    return _shown(found)
+    return _shown(checkpoint)
 
 
 @router.post(
@@ -168,7 +168,7 @@ async def get_checkpoint(
     responses=responses(404, 409),
 )
 async def scan_checkpoints(context: Ctx, by: Operator, job: JobName, wanted: ScanWanted) -> Decided:
-    """Answers with what was found, wherever the catalog sees the files."""
+    """The answer lists what was found, where the catalog sees the files."""
     return await do(context, by, "scan", job, wanted)
 
 
@@ -181,20 +181,20 @@ async def scan_checkpoints(context: Ctx, by: Operator, job: JobName, wanted: Sca
 async def collect_checkpoints(
     context: Ctx, by: Operator, job: JobName, wanted: CollectionWanted
 ) -> Collected:
-    """Says what stays, what goes, and why. Only with `is_dry_run` false is anything deleted."""
+    """The answer lists what stays, what goes, and why. Only with `is_dry_run` false it goes."""
     await check_known(context, job)
     who, why = asker(by, wanted), wanted.reason
     question = CollectCheckpoints(job=job, by=who, reason=why, origin="rest", **wanted.details())
     try:
-        found = await ask(
+        reply = await ask(
             context.bus, "catalog", "collect", question, CheckpointsCollected, see=f"ckpt ls {job}"
         )
     except RequestRefusedError as error:
         raise ProblemError(409, "refused", str(error)) from error
     except (ServiceUnavailableError, BusDeniedError) as error:
         raise unavailable("catalog", error) from error
-    judged = [JudgedOut(**msgspec.structs.asdict(one)) for one in found.judged]
-    return Collected(job=job, judged=judged, text=found.text)
+    judged = [JudgedOut(**msgspec.structs.asdict(item)) for item in reply.judged]
+    return Collected(job=job, judged=judged, text=reply.text)
 
 
 @router.post(
@@ -219,7 +219,7 @@ async def change_checkpoint(
 
 async def _list(context: Context, job: str, most: int, tier: str) -> Sequence[CheckpointPlace]:
     question = ListCheckpoints(job=job, most=most, tier=tier)
-    found = await ask(
+    reply = await ask(
         context.bus,
         "catalog",
         "list",
@@ -228,26 +228,26 @@ async def _list(context: Context, job: str, most: int, tier: str) -> Sequence[Ch
         see=f"ckpt ls {job}",
         within_s=2 * LOOK_WITHIN_S,
     )
-    return found.places
+    return reply.places
 
 
 async def _on_record(context: Context, job: str, limit: int) -> list[Checkpoint]:
-    """What was committed and not deleted, by the newest facts."""
+    """Checkpoints that were committed and not deleted, by the newest facts."""
     facts = tables.facts.c
     query = select(facts.n, facts.body).where(facts.job == job, facts.kind.in_(_ON_RECORD))
-    newest = Order((facts.n,), is_descending=True)
-    found = await page(context.database, query, newest, None, _MOST)
-    known: dict[str, CheckpointCommitted] = {}
-    for row in reversed(found.rows):
+    newest = SortOrder((facts.n,), is_descending=True)
+    listing = await page(context.database, query, newest, None, _MOST)
+    committed: dict[str, CheckpointCommitted] = {}
+    for row in reversed(listing.rows):
         try:
             fact = decode(str(row["body"]).encode())
         except BadMessageError:
             continue  # of a newer release
         if isinstance(fact, CheckpointCommitted) and fact.tier == "global":
-            known[fact.path] = fact
+            committed[fact.path] = fact
         elif isinstance(fact, CheckpointDeleted):
-            known.pop(fact.path, None)
-    newest_first = sorted(known.values(), key=lambda fact: fact.step, reverse=True)
+            committed.pop(fact.path, None)
+    newest_first = sorted(committed.values(), key=lambda fact: fact.step, reverse=True)
     return [_shown(_place(fact)) for fact in newest_first[:limit]]
 
 
@@ -270,8 +270,11 @@ def _place(fact: CheckpointCommitted) -> CheckpointPlace:
 def _shown(place: CheckpointPlace) -> Checkpoint:
     shown = msgspec.structs.asdict(place)
     replicas = [
-        {"slot": one.slot, "holders": [msgspec.structs.asdict(peer) for peer in one.holders]}
-        for one in place.replicas
+        {
+            "slot": replica.slot,
+            "holders": [msgspec.structs.asdict(peer) for peer in replica.holders],
+        }
+        for replica in place.replicas
     ]
     texts = ("path", "note", "manifest_hash", "committed_hash")
     more = {**{name: shown[name] or None for name in texts}, "replicas": replicas}

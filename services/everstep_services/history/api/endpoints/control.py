@@ -1,4 +1,4 @@
-"""`/control` and `/brake`: what was switched at run time. Health changes it; all follow it."""
+"""`/control` and `/brake`: switches at run time. Health changes them; all services follow."""
 
 from typing import Annotated, TypeVar
 
@@ -48,7 +48,7 @@ async def get_control(context: Ctx, _token: Reader) -> Control:
 
 
 class AboutJob(BaseModel):
-    """Of which job."""
+    """The job."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -61,7 +61,7 @@ class AboutJob(BaseModel):
 async def get_straggler_switches(
     context: Ctx, _token: Reader, asked: Annotated[AboutJob, Query()]
 ) -> SwitchesInForce:
-    """How slow ranks are sought: each switch, its value, and where that is from."""
+    """The switches of straggler detection: each with its value and the origin of the value."""
     question = ShowSwitches(job=asked.job or CLUSTER)
     try:
         table = await ask(
@@ -72,29 +72,29 @@ async def get_straggler_switches(
     return SwitchesInForce(
         job=asked.job,
         switches=[
-            SwitchInForce(name=one.name, value=one.value, source=one.source)
-            for one in table.switches
+            SwitchInForce(name=switch.name, value=switch.value, source=switch.source)
+            for switch in table.switches
         ],
     )
 
 
 @router.post("/control", summary="Change switches", status_code=202, responses=responses(404, 409))
 async def change_control(context: Ctx, by: Operator, wanted: ControlWanted) -> Decided:
-    """By dotted name, as `brake`, `modes.exclude` or `breaker`; without a restart of anything."""
+    """By dotted name, as `brake`, `modes.exclude` or `breaker`; without any restart."""
     return await do(context, by, "control", wanted.job, wanted)
 
 
 @router.post("/brake", summary="Pull the brake", status_code=202, responses=responses(404, 409))
 async def set_brake(context: Ctx, by: Operator, wanted: BrakeWanted) -> Decided:
-    """With the brake on, every actuator only observes: what would be done is said, not done."""
+    """With the brake on, every actuator only observes: it records what it would do."""
     changes = {"brake": "on" if wanted.is_on else "off"}
     told = ControlWanted(changes=changes, job=wanted.job, reason=wanted.reason, user=wanted.user)
     return await do(context, by, "control", wanted.job, told)
 
 
 async def _switches(context: Context, job: str | None) -> Switches:
-    found, revision = await _read(context, "CONTROL", job or CLUSTER, ControlDocument)
-    if found is None:
+    document, revision = await _read(context, "CONTROL", job or CLUSTER, ControlDocument)
+    if document is None:
         return Switches(
             job=job,
             is_braked=False,
@@ -109,23 +109,28 @@ async def _switches(context: Context, job: str | None) -> Switches:
         )
     return Switches(
         job=job,
-        is_braked=found.is_braked,
-        braked_by=found.braked_by or None,
-        brake_reason=found.brake_reason or None,
-        modes=dict(found.modes),
-        settings=dict(found.settings),
+        is_braked=document.is_braked,
+        braked_by=document.braked_by or None,
+        brake_reason=document.brake_reason or None,
+        modes=dict(document.modes),
+        settings=dict(document.settings),
         exclusions=[
-            ExclusionOut(node=one.node, by=one.by, reason=one.reason, until_at=one.until)
-            for one in found.exclusions
+            ExclusionOut(
+                node=exclusion.node,
+                by=exclusion.by,
+                reason=exclusion.reason,
+                until_at=exclusion.until,
+            )
+            for exclusion in document.exclusions
         ],
-        changed_by=found.changed_by or None,
-        reason=found.reason or None,
+        changed_by=document.changed_by or None,
+        reason=document.reason or None,
         revision=revision,
     )
 
 
 async def _read(context: Context, bucket: str, key: str, of: type[D]) -> tuple[D | None, int]:
-    """The document, and its revision; None where there is none that we can read."""
+    """The document and its revision; None when there is no readable document."""
     document = await context.bus.documents(bucket).get(key)
     if document.data is None:
         return None, 0

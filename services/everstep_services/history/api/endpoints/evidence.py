@@ -1,4 +1,4 @@
-"""What was collected about an incident: to be downloaded, and what it says."""
+"""The evidence about an incident: to download, and as analyzed by attribution."""
 
 import asyncio
 import hashlib
@@ -23,8 +23,8 @@ from everstep.messages import (
     StacksRead,
 )
 from everstep.messages.facts.incidents import is_capture
-from everstep.store.reads import Record
-from everstep.store.stories import piece_of_evidence, pieces_of_evidence
+from everstep.store.incident_story import piece_of_evidence, pieces_of_evidence
+from everstep.store.queries import Record
 from everstep_services.history.api.context import Context, Ctx, Reader
 from everstep_services.history.api.dto.evidence import Collectives, Stacks
 from everstep_services.history.api.endpoints.incidents import IncidentId, job_of_incident
@@ -41,6 +41,7 @@ _ZIP = ("application/gzip", "tar.gz")
 _JSON = ("application/json", "json")
 _TEXT = ("text/plain; charset=utf-8", "txt")
 _BYTES = ("application/octet-stream", "bin")
+_FETCH_WITHIN_S = 5.0
 _READ_WITHIN_S = 20.0
 _LEND_WITHIN_S = 5.0
 _LEND_AT_ONCE = 8
@@ -76,16 +77,16 @@ EvidenceId = Annotated[
 async def get_evidence(
     context: Ctx, _token: Reader, incident: IncidentId, evidence: EvidenceId
 ) -> Response:
-    """The bytes that a node sent, as a file to be kept. They are not redacted.
+    """The bytes that a node sent, as a file to download. They are not redacted.
 
-    404 says why there is nothing, 410 why it is there no longer.
+    The detail of 404 says why there is none, that of 410 why it is no longer there.
     """
     job = None if is_capture(incident) else await job_of_incident(context, incident)
     piece = await piece_of_evidence(context.database, job, incident, evidence)
     if piece is None:
         raise not_found(f"evidence {evidence} of incident {incident}")
     if piece["blob"] is None:
-        why = piece["missing_reason"] or "nobody has said why"
+        why = piece["missing_reason"] or "no reason was reported"
         about = f"{piece['kind']} of {piece['node']}"
         raise ProblemError(404, "not_collected", f"{about} was not collected: {why}")
     data = await blob_content(context, msgspec.json.decode(piece["blob"], type=BlobRef))
@@ -107,9 +108,9 @@ async def get_evidence(
     responses=responses(404, 409),
 )
 async def get_collectives(context: Ctx, _token: Reader, incident: IncidentId) -> Collectives:
-    """What the flight recorders say together, read by attribution when it is asked.
+    """All flight recorders together, analyzed by attribution at this request.
 
-    404 says why none was collected, 409 why none can be read.
+    The detail of 404 says why none was collected, that of 409 why none can be read.
     """
     job = await job_of_incident(context, incident)
     read = await _read(context, job, incident, "flight_recorder", "collectives", CollectivesRead)
@@ -123,9 +124,9 @@ async def get_collectives(context: Ctx, _token: Reader, incident: IncidentId) ->
     responses=responses(404, 409),
 )
 async def get_stacks(context: Ctx, _token: Reader, incident: IncidentId) -> Stacks:
-    """What the stacks say together, read by attribution when it is asked.
+    """All stacks together, analyzed by attribution at this request.
 
-    404 says why none was collected, 409 why none can be read.
+    The detail of 404 says why none was collected, that of 409 why none can be read.
     """
     job = await job_of_incident(context, incident)
     read = await _read(context, job, incident, "stacks", "stacks", StacksRead)
@@ -140,8 +141,8 @@ async def _read(context: Context, job: str, incident: str, kind: str, verb: str,
         raise ProblemError(404, "not_collected", _why_not(incident, kind, pieces))
     question = ReadEvidence(
         job=job,
-        evidence=await _lent(context, [_piece(one) for one in there]),
-        world_size=max(one["world_size"] or 0 for one in there),
+        evidence=await _lent(context, [_piece(piece) for piece in there]),
+        world_size=max(piece["world_size"] or 0 for piece in there),
     )
     see = f"incident report {incident}"
     try:
@@ -155,7 +156,7 @@ async def _read(context: Context, job: str, incident: str, kind: str, verb: str,
 
 
 async def _lent(context: Context, pieces: Sequence[EvidencePiece]) -> tuple[EvidencePiece, ...]:
-    """The pieces; those that history has copies of are put on the bus once more.
+    """The pieces; pieces with a copy in the database are put on the bus once more.
 
     Attribution reads them there, and the bus may have forgotten them, or be another one since. What
     is still there is left as it is.
@@ -189,14 +190,14 @@ def _piece(row: Record) -> EvidencePiece:
 
 
 def _why_not(incident: str, kind: str, pieces: Sequence[Record]) -> str:
-    reasons = [f"{one['node']}: {one['missing_reason'] or 'no reason'}" for one in pieces]
+    reasons = [f"{piece['node']}: {piece['missing_reason'] or 'no reason'}" for piece in pieces]
     more = f"; and {len(reasons) - _REASONS} more" if len(reasons) > _REASONS else ""
     why = "; ".join(reasons[:_REASONS]) or "no node has reported any"
     return f"no {kind} of incident {incident} was collected: {why}{more}"
 
 
 def _kind(data: bytes) -> tuple[str, str]:
-    """Of what kind it is, by its bytes: nobody who sent it is believed."""
+    """The media type and suffix, by the bytes alone: senders are not trusted."""
     if is_archive(data):
         return _ZIP
     try:
@@ -215,15 +216,12 @@ def _kind(data: bytes) -> tuple[str, str]:
 def _name(piece: Record) -> str:
     rank = "" if piece["rank"] is None else f"rank{piece['rank']}"
     stream = piece["stream"] if piece["stream"] != piece["kind"] else None
-    said = (piece["incident"], piece["kind"], stream, piece["node"], rank)
-    return "-".join(_PART.sub("_", str(one))[:64] for one in said if one)
-
-
-_FETCH_WITHIN_S = 5.0
+    parts = (piece["incident"], piece["kind"], stream, piece["node"], rank)
+    return "-".join(_PART.sub("_", str(part))[:64] for part in parts if part)
 
 
 async def blob_content(context: Context, ref: BlobRef, code: str = "evidence_gone") -> bytes:
-    """All of a blob, from the copy in the database or from the bus. A `ProblemError` when gone."""
+    """A whole blob, from the copy in the database or from the bus; `ProblemError` when gone."""
     kept = await context.kept.find(ref.id)
     if kept is not None and kept.data is not None:
         return kept.data

@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import ColumnElement, select
 
 from everstep.store import tables
-from everstep.store.instants import to_us
-from everstep.store.reads import Record, facts_page, first, log_head
+from everstep.store.queries import Record, facts_page, first, log_head
+from everstep.store.times import to_us
 from everstep_services.history.api.context import Ctx, Reader
 from everstep_services.history.api.dto.answer import PageOf
 from everstep_services.history.api.dto.service import FactOut
@@ -25,7 +25,7 @@ _JSON = "application/json"
 
 
 class Which(BaseModel):
-    """Which facts, in a page and in a stream alike."""
+    """Filters of facts, the same for pages and for streams."""
 
     job: str | None = Field(None, pattern=NAME, description="About this job.")
     kind: list[Word] | None = Field(
@@ -41,7 +41,7 @@ class Which(BaseModel):
     )
 
     def conditions(self) -> list[ColumnElement[bool]]:
-        """As SQL. `matches` says the same of one row."""
+        """The filters as SQL; `matches` applies the same filters to one row."""
         facts = tables.facts.c
         wanted: dict[ColumnElement[Any], object] = {
             facts.job: self.job,
@@ -77,7 +77,7 @@ class FactFilter(Which, Paging):
 
 
 class StreamFilter(Which):
-    """What to hear live."""
+    """Filters of the live stream."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -102,7 +102,7 @@ async def list_facts(
     behind: Any = None
     if asked.cursor is not None:
         (behind,) = context.cursors.read(asked.cursor, question)
-    found = await facts_page(
+    facts = await facts_page(
         context.database,
         conditions,
         after=behind,
@@ -110,9 +110,9 @@ async def list_facts(
         most_bytes=context.settings.max_response_bytes,
         is_descending=is_descending,
     )
-    key = found.next_key
+    key = facts.next_key
     next_ = None if key is None else context.cursors.make(key, question)
-    return Response(facts_json(found.rows, next_), media_type=_JSON)
+    return Response(facts_json(facts.rows, next_), media_type=_JSON)
 
 
 @router.get(

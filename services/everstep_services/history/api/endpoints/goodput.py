@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import or_, select
 
 from everstep.store import tables
-from everstep.store.instants import to_us
+from everstep.store.times import to_us
 from everstep_services.history.api.context import Context, Ctx, Reader
 from everstep_services.history.api.dto.goodput import (
     FleetGoodput,

@@ -10,9 +10,9 @@ from sqlalchemy import ColumnElement, select
 from everstep.messages.codec import BadMessageError, UnknownMessageError, decode
 from everstep.messages.facts.ranks import RankExited
 from everstep.store import tables
-from everstep.store.instants import to_us
-from everstep.store.reads import Order, Record
-from everstep.store.stories import Story, incident_story, jobs_of_incident
+from everstep.store.incident_story import IncidentStory, incident_story, jobs_of_incident
+from everstep.store.queries import Record, SortOrder
+from everstep.store.times import to_us
 from everstep_services.history.api.context import Context, Ctx, Operator, Reader
 from everstep_services.history.api.dto.answer import PageOf, present
 from everstep_services.history.api.dto.incidents import (
@@ -49,7 +49,7 @@ router = APIRouter(tags=["incidents"])
 
 
 class IncidentFilter(Paging):
-    """Which incidents of a job."""
+    """Filters of the incidents of a job."""
 
     open: Flag | None = Field(None, description="Only those that are open, or only the others.")
     outcome: list[Word] | None = Field(
@@ -68,13 +68,13 @@ class IncidentFilter(Paging):
 
 
 class AnyIncidentFilter(IncidentFilter):
-    """Which incidents of all jobs."""
+    """Filters of the incidents of all jobs."""
 
     job: str | None = Field(None, pattern=NAME, description="Of this job.")
 
 
 class ActionFilter(Paging):
-    """Which decisions of a job."""
+    """Filters of the decisions about a job."""
 
     action: list[Word] | None = Field(
         None, max_length=10, description="One of these.", examples=[["restart", "stop"]]
@@ -100,7 +100,7 @@ async def list_all_incidents(
     "/incidents/{incident}", summary="Why it happened, by its id", responses=responses(404, 409)
 )
 async def get_any_incident(context: Ctx, _token: Reader, incident: IncidentId) -> IncidentDetail:
-    """The whole story of an incident, as below its job."""
+    """The whole story of an incident, the same as under its job."""
     return await _told(context, await job_of_incident(context, incident), incident)
 
 
@@ -113,7 +113,7 @@ async def get_any_incident(context: Ctx, _token: Reader, incident: IncidentId) -
 async def correct_incident(
     context: Ctx, by: Operator, incident: IncidentId, wanted: CorrectionWanted
 ) -> Decided:
-    """Put on record who or what caused it. It holds, whatever later evidence says."""
+    """Record who or what caused it. The correction holds over all later evidence."""
     job = await job_of_incident(context, incident)
     return await do(context, by, "correct", job, wanted, incident=incident)
 
@@ -143,7 +143,7 @@ async def get_incident(
 async def list_actions(
     context: Ctx, _token: Reader, job: JobName, asked: Annotated[ActionFilter, Query()]
 ) -> PageOf[Action]:
-    """What was decided about a job, by which rule, and what came of it; the newest first."""
+    """Decisions about a job, with their rule and their outcome; the newest first."""
     await check_known(context, job)
     actions = tables.actions
     query = select(actions).where(actions.c.job == job)
@@ -151,13 +151,13 @@ async def list_actions(
         query = query.where(actions.c.action.in_(asked.action))
     if asked.mode is not None:
         query = query.where(actions.c.mode == asked.mode)
-    order = Order((actions.c.n,), is_descending=asked.order == "desc")
-    found = await paged(context, query, order, asked, f"/jobs/{job}/actions")
-    return PageOf[Action](items=[Action(**present(row)) for row in found.rows], next=found.next)
+    order = SortOrder((actions.c.n,), is_descending=asked.order == "desc")
+    listing = await paged(context, query, order, asked, f"/jobs/{job}/actions")
+    return PageOf[Action](items=[Action(**present(row)) for row in listing.rows], next=listing.next)
 
 
 async def job_of_incident(context: Context, incident: str) -> str:
-    """The job that this incident is of."""
+    """The job that this incident belongs to."""
     jobs = await jobs_of_incident(context.database, incident)
     if not jobs:
         raise not_found(f"incident {incident}")
@@ -175,7 +175,7 @@ async def _told(context: Context, job: str, incident: str) -> IncidentDetail:
     if story is None:
         raise not_found(f"incident {incident} of job {job}")
     keeps_s = await context.retention.keeps_s()
-    blobs = [msgspec.json.decode(one["blob"]) for one in story.evidence if one["blob"]]
+    blobs = [msgspec.json.decode(item["blob"]) for item in story.evidence if item["blob"]]
     copied = await context.kept.copied({blob["id"] for blob in blobs})
     now = context.clock.wall()
     return _detail(story, shown_evidence(story.evidence, copied, keeps_s, now))
@@ -188,10 +188,10 @@ async def _incidents(
     query = select(incidents).where(*_conditions(asked))
     if job is not None:
         query = query.where(incidents.c.job == job)
-    order = Order((incidents.c.first_n,), is_descending=asked.order == "desc")
-    found = await paged(context, query, order, asked, path)
-    items = [Incident(**_incident(row)) for row in found.rows]
-    return PageOf[Incident](items=items, next=found.next)
+    order = SortOrder((incidents.c.first_n,), is_descending=asked.order == "desc")
+    listing = await paged(context, query, order, asked, path)
+    items = [Incident(**_incident(row)) for row in listing.rows]
+    return PageOf[Incident](items=items, next=listing.next)
 
 
 def _conditions(asked: IncidentFilter) -> list[ColumnElement[bool]]:
@@ -223,38 +223,40 @@ def _incident(row: Record) -> dict[str, Any]:
     return {**present(row), "ledger": ledger}
 
 
-def _detail(story: Story, evidence: list[EvidenceOut]) -> IncidentDetail:
+def _detail(story: IncidentStory, evidence: list[EvidenceOut]) -> IncidentDetail:
     row = story.incident
-    verdicts = [shown_verdict(one) for one in story.verdicts]
+    verdicts = [shown_verdict(verdict) for verdict in story.verdicts]
     return IncidentDetail(
         **_incident(row),
         primary=_primary(story),
         stall=None if story.stall is None else Stall(**present(story.stall)),
-        stalls=[Stall(**present(one)) for one in story.stalls],
+        stalls=[Stall(**present(stall)) for stall in story.stalls],
         located=None if story.located is None else Located(**present(story.located)),
-        slow_ranks=[shown_slow_rank(one) for one in story.slow_ranks],
-        verdict=next((one for one in verdicts if one.verdict_fact == row["verdict_fact"]), None),
-        revisions=[one for one in verdicts if one.verdict_fact != row["verdict_fact"]],
-        corrections=[CorrectionOut(**present(one)) for one in story.corrections],
-        similar=[SimilarIncident(**present(one)) for one in story.similar],
-        exits=[shown_exit(one) for one in story.exits],
+        slow_ranks=[shown_slow_rank(slow_rank) for slow_rank in story.slow_ranks],
+        verdict=next(
+            (verdict for verdict in verdicts if verdict.verdict_fact == row["verdict_fact"]), None
+        ),
+        revisions=[verdict for verdict in verdicts if verdict.verdict_fact != row["verdict_fact"]],
+        corrections=[CorrectionOut(**present(correction)) for correction in story.corrections],
+        similar=[SimilarIncident(**present(item)) for item in story.similar],
+        exits=[shown_exit(exit) for exit in story.exits],
         evidence=evidence,
-        actions=[Action(**present(one)) for one in story.actions],
-        rounds=[Round(**present(one)) for one in story.rounds],
+        actions=[Action(**present(action)) for action in story.actions],
+        rounds=[Round(**present(round)) for round in story.rounds],
         nodes_out=list(story.nodes_out),
         nodes_in=list(story.nodes_in),
     )
 
 
-def _primary(story: Story) -> Primary | None:
+def _primary(story: IncidentStory) -> Primary | None:
     if story.primary is None:
         return None
     shown = shown_exit(story.primary).model_dump()
     return Primary(**{**shown, "traceback": _traceback(story) or shown["traceback"]})
 
 
-def _traceback(story: Story) -> str | None:
-    """All of it, from the fact itself."""
+def _traceback(story: IncidentStory) -> str | None:
+    """The primary exit, complete, from its fact."""
     if story.primary_body is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""`/jobs`: which there are, and what became of their rounds."""
+"""`/jobs`: jobs, their rounds, and the members and exits of rounds."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -9,10 +9,9 @@ from pydantic import Field
 from sqlalchemy import ColumnElement, Select, exists, func, select
 
 from everstep.store import tables
-from everstep.store.instants import from_us
-from everstep.store.reads import (
-    Order,
+from everstep.store.queries import (
     Record,
+    SortOrder,
     first,
     has_label,
     holds,
@@ -22,6 +21,7 @@ from everstep.store.reads import (
     round_detail,
     round_state,
 )
+from everstep.store.times import from_us
 from everstep_services.history.api.context import Context, Ctx, Reader
 from everstep_services.history.api.dto.answer import PageOf, present
 from everstep_services.history.api.dto.jobs import (
@@ -53,19 +53,22 @@ router = APIRouter(tags=["jobs"])
 _MOST_ALLOCATIONS = 100
 _MOST_SHOWN = 1000
 _MOST_EXITS = 200
+_WORST_FIRST = ("off", "paused", "learning", "armed")
+_AT_WORK = frozenset({"starting", "running"})
+_STATES_MOST = 20
 
-_SORTS: Mapping[str, Order] = {
-    "created": Order((tables.jobs.c.first_n,)),
-    "-created": Order((tables.jobs.c.first_n,), is_descending=True),
-    "updated": Order((tables.jobs.c.last_n,)),
-    "-updated": Order((tables.jobs.c.last_n,), is_descending=True),
-    "job": Order((tables.jobs.c.job,)),
-    "-job": Order((tables.jobs.c.job,), is_descending=True),
+_SORTS: Mapping[str, SortOrder] = {
+    "created": SortOrder((tables.jobs.c.first_n,)),
+    "-created": SortOrder((tables.jobs.c.first_n,), is_descending=True),
+    "updated": SortOrder((tables.jobs.c.last_n,)),
+    "-updated": SortOrder((tables.jobs.c.last_n,), is_descending=True),
+    "job": SortOrder((tables.jobs.c.job,)),
+    "-job": SortOrder((tables.jobs.c.job,), is_descending=True),
 }
 
 
 class JobFilter(Paging):
-    """Which jobs."""
+    """Filters of the list of jobs."""
 
     state: list[Word] | None = Field(
         None, max_length=10, description="One of these states.", examples=[["running"]]
@@ -87,7 +90,7 @@ class JobFilter(Paging):
 
 
 class RoundFilter(Paging):
-    """Which rounds of a job."""
+    """Filters of the rounds of a job."""
 
     state: Literal["forming", "starting", "running", "ended"] | None = Field(
         None, description="In this state."
@@ -99,7 +102,7 @@ class RoundFilter(Paging):
 
 
 class ExitFilter(Paging):
-    """Which exits of a round."""
+    """Filters of the exits of a round."""
 
     failed: Flag | None = Field(None, description="Only failures, or only the others.")
     node: str | None = Field(None, pattern=NAME, description="On this node.")
@@ -118,24 +121,24 @@ def _rounds(job: str) -> Select[Any]:
 async def list_jobs(
     context: Ctx, _token: Reader, asked: Annotated[JobFilter, Query()]
 ) -> PageOf[Job]:
-    """Jobs, the newest first. A page stays what it is while new jobs begin."""
+    """Jobs, the newest first. A page stays the same while new jobs begin."""
     query = _jobs().where(*_job_conditions(asked))
-    found = await paged(context, query, _SORTS[asked.sort], asked, "/jobs")
-    return PageOf[Job](items=[Job(**shown_job(row)) for row in found.rows], next=found.next)
+    listing = await paged(context, query, _SORTS[asked.sort], asked, "/jobs")
+    return PageOf[Job](items=[Job(**shown_job(row)) for row in listing.rows], next=listing.next)
 
 
 @router.get("/jobs/{job}", summary="One job", responses=responses(404))
 async def get_job(context: Ctx, _token: Reader, job: JobName) -> JobDetail:
-    """A job, whether stalls are looked for in it, and its allocations."""
+    """A job, the state of its stall detection, and its allocations."""
     row = await first(context.database, _jobs().where(tables.jobs.c.job == job))
     if row is None:
         raise not_found(f"job {job}")
     allocations = tables.allocations
     query = select(allocations).where(allocations.c.job == job)
-    newest = Order((allocations.c.first_n, allocations.c.allocation), is_descending=True)
-    found = await page(context.database, query, newest, None, _MOST_ALLOCATIONS)
-    shown = [Allocation(**present(one)) for one in found.rows]
-    watch = await watch_of(context, row)
+    newest = SortOrder((allocations.c.first_n, allocations.c.allocation), is_descending=True)
+    listing = await page(context.database, query, newest, None, _MOST_ALLOCATIONS)
+    shown = [Allocation(**present(row)) for row in listing.rows]
+    watch = await _watch_of(context, row)
     return JobDetail(**shown_job(row), watch=watch, allocations=shown)
 
 
@@ -150,15 +153,15 @@ async def list_rounds(
         conditions.append(round_state() == asked.state)
     if asked.cause is not None:
         conditions.append(tables.rounds.c.end_cause == asked.cause)
-    order = Order((tables.rounds.c.round,), is_descending=asked.order == "desc")
+    order = SortOrder((tables.rounds.c.round,), is_descending=asked.order == "desc")
     query = _rounds(job).where(*conditions)
-    found = await paged(context, query, order, asked, f"/jobs/{job}/rounds")
-    return PageOf[Round](items=[Round(**present(row)) for row in found.rows], next=found.next)
+    listing = await paged(context, query, order, asked, f"/jobs/{job}/rounds")
+    return PageOf[Round](items=[Round(**present(row)) for row in listing.rows], next=listing.next)
 
 
 @router.get("/jobs/{job}/rounds/{number}", summary="One round", responses=responses(404))
 async def get_round(context: Ctx, _token: Reader, job: JobName, number: RoundNumber) -> RoundDetail:
-    """A round with who took part, who exited, and who stalled."""
+    """A round with its members, its exits and its stalls."""
     detail = await round_detail(
         context.database, job, number, most=_MOST_SHOWN, most_exits=_MOST_EXITS
     )
@@ -190,8 +193,8 @@ async def list_members(
     members = tables.round_members
     query = select(members).where(members.c.job == job, members.c.round == number)
     place = f"/jobs/{job}/rounds/{number}/members"
-    found = await paged(context, query, Order((members.c.slot,)), asked, place)
-    return PageOf[Member](items=[Member(**present(row)) for row in found.rows], next=found.next)
+    listing = await paged(context, query, SortOrder((members.c.slot,)), asked, place)
+    return PageOf[Member](items=[Member(**present(row)) for row in listing.rows], next=listing.next)
 
 
 @router.get(
@@ -213,21 +216,21 @@ async def list_exits(
     if asked.node is not None:
         query = query.where(exits.c.node == asked.node)
     place = f"/jobs/{job}/rounds/{number}/exits"
-    found = await paged(context, query, Order((exits.c.n,)), asked, place)
-    return PageOf[Exit](items=[shown_exit(row) for row in found.rows], next=found.next)
+    listing = await paged(context, query, SortOrder((exits.c.n,)), asked, place)
+    return PageOf[Exit](items=[shown_exit(row) for row in listing.rows], next=listing.next)
 
 
 async def check_known(context: Context, job: str, number: int | None = None) -> None:
-    """404 when there is no such job on record, or no such round of it."""
+    """Answer 404 when there is no such job on record, or no such round of it."""
     if number is None:
         query: Select[Any] = select(tables.jobs.c.job).where(tables.jobs.c.job == job, is_begun())
-        what = f"job {job}"
+        name = f"job {job}"
     else:
         rounds = tables.rounds.c
         query = select(rounds.job).where(rounds.job == job, rounds.round == number)
-        what = f"round {number} of job {job}"
+        name = f"round {number} of job {job}"
     if await first(context.database, query) is None:
-        raise not_found(what)
+        raise not_found(name)
 
 
 def _job_conditions(asked: JobFilter) -> list[ColumnElement[bool]]:
@@ -247,13 +250,8 @@ def _job_conditions(asked: JobFilter) -> list[ColumnElement[bool]]:
     return conditions
 
 
-_WORST_FIRST = ("off", "paused", "learning", "armed")
-_AT_WORK = frozenset({"starting", "running"})
-_STATES_MOST = 20
-
-
-async def watch_of(context: Context, job: Record) -> Watch | None:
-    """As the agents of the newest round said last."""
+async def _watch_of(context: Context, job: Record) -> Watch | None:
+    """The state of stall detection, as the agents of the newest round reported it last."""
     if job["state"] not in _AT_WORK:
         reason = f"no ranks run: the job is {job['state']}"
         return Watch(state="off", reason=reason, at=None, node=None, nodes={})
@@ -261,18 +259,18 @@ async def watch_of(context: Context, job: Record) -> Watch | None:
     takes_part = exists().where(
         members.job == watches.job, members.round == job["round"], members.node == watches.node
     )
-    said = watches.watch_state
-    columns = (said, watches.watch_reason, watches.watch_us, watches.node)
-    nodes = func.count().over(partition_by=said).label("nodes")
-    place = func.row_number().over(partition_by=said, order_by=watches.node).label("place")
+    state_column = watches.watch_state
+    columns = (state_column, watches.watch_reason, watches.watch_us, watches.node)
+    nodes = func.count().over(partition_by=state_column).label("nodes")
+    place = func.row_number().over(partition_by=state_column, order_by=watches.node).label("place")
     here = select(*columns, nodes, place).where(watches.job == job["job"], takes_part).subquery()
-    # In one question: an agent may say something else at any moment.
+    # In one query: an agent may report another state at any moment.
     query = select(here).where(here.c.place == 1)
-    by_state = Order((here.c.watch_state,))
-    found = await page(context.database, query, by_state, None, _STATES_MOST)
-    rows = {str(row["watch_state"]): row for row in found.rows}
+    by_state = SortOrder((here.c.watch_state,))
+    listing = await page(context.database, query, by_state, None, _STATES_MOST)
+    rows = {str(row["watch_state"]): row for row in listing.rows}
     if not rows:
-        return _as_beats_say(context, job)
+        return _watch_by_beats(context, job)
     counts = {state: int(row["nodes"]) for state, row in rows.items()}
     state = _worst(counts)
     worst = rows[state]
@@ -285,17 +283,17 @@ async def watch_of(context: Context, job: Record) -> Watch | None:
     )
 
 
-def _as_beats_say(context: Context, job: Record) -> Watch | None:
+def _watch_by_beats(context: Context, job: Record) -> Watch | None:
     nodes = context.beats.view(job["job"]).nodes
-    counts = Counter(one.beat.watch for one in nodes if one.beat.watch)
+    counts = Counter(node.beat.watch for node in nodes if node.beat.watch)
     if not counts:
         return None
     state = _worst(counts)
-    node = next(one.beat.node for one in nodes if one.beat.watch == state)
+    node = next(node.beat.node for node in nodes if node.beat.watch == state)
     reason = "as its agent says; nothing is on record yet"
     return Watch(state=state, reason=reason, at=None, node=node, nodes=counts)
 
 
 def _worst(counts: Counter[str] | dict[str, int]) -> str:
-    """What we do not know worries nobody."""
+    """The worst known state; a state from a later release counts as the least bad."""
     return next((state for state in _WORST_FIRST if state in counts), min(counts))

@@ -1,4 +1,4 @@
-"""`/log`: the end of what a rank had said when it failed, whether or not its node is left."""
+"""`/log`: the end of the log of a rank that failed, even when its node is gone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from sqlalchemy import select
 from everstep.messages import BlobRef
 from everstep.store import tables
 from everstep.store.database import Database
-from everstep.store.reads import Record, round_state
+from everstep.store.queries import Record, round_state
 from everstep_services.history.api.context import Ctx, Reader
 from everstep_services.history.api.endpoints.evidence import blob_content
 from everstep_services.history.api.http.parameters import JobName, RoundNumber, Whole
@@ -27,7 +27,7 @@ Rank = Annotated[Whole, Path(description="The global rank.")]
 
 
 class LogFilter(BaseModel):
-    """Which of its streams."""
+    """The stream of the rank."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -56,7 +56,7 @@ async def get_log(
     rank: Rank,
     asked: Annotated[LogFilter, Query()],
 ) -> Response:
-    """What a rank said last, kept when it fails; the whole of its log is on its node.
+    """The end of a rank's log, kept when the rank fails; the whole log is on its node.
 
     404 says why there is none, 410 why it is there no longer.
     """
@@ -67,7 +67,7 @@ async def get_log(
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What the record says of a rank in a round, all of it at one moment."""
+    """The rows about a rank in a round, read in one snapshot."""
 
     job: str
     number: int
@@ -93,34 +93,34 @@ async def _told(database: Database, job: str, number: int, rank: int) -> _Told:
     # In one transaction: else a rank that fails meanwhile is in a round that has ended, and has
     # not failed.
     async with database.read() as connection:
-        found = await connection.execute(
+        result = await connection.execute(
             the_round.where(rounds.job == job, rounds.round == number).limit(1)
         )
-        round_ = found.mappings().one_or_none()
-        found = await connection.execute(select(exits).where(*mine).order_by(exits.c.n).limit(1))
-        exit_ = found.mappings().one_or_none()
-        found = await connection.execute(
+        round_ = result.mappings().one_or_none()
+        result = await connection.execute(select(exits).where(*mine).order_by(exits.c.n).limit(1))
+        exit_ = result.mappings().one_or_none()
+        result = await connection.execute(
             select(evidence).where(*here, evidence.c.kind.in_(_LOGS)).order_by(evidence.c.n)
         )
-        kept = found.mappings().all()
+        kept = result.mappings().all()
         node = await connection.scalar(the_node.limit(1))
     return _Told(job, number, rank, round_, exit_, kept, node)
 
 
 def _kept_where(told: _Told, stream: str | None) -> BlobRef:
-    found: dict[str, str] = {}
+    blobs: dict[str, str] = {}
     absent: str | None = None
     if told.exit is not None and told.exit["log"] is not None:
-        found["stderr"] = told.exit["log"]
+        blobs["stderr"] = told.exit["log"]
     for row in told.evidence:
         absent = row["missing_reason"] or absent
         if row["blob"] is not None:
-            found.setdefault(row["stream"] or "stderr", row["blob"])
+            blobs.setdefault(row["stream"] or "stderr", row["blob"])
     for wanted in ("stderr", "stdout") if stream is None else (stream,):
-        if wanted in found:
-            return msgspec.json.decode(found[wanted], type=BlobRef)
-    if found:
-        absent = f"only its {', '.join(found)} was"
+        if wanted in blobs:
+            return msgspec.json.decode(blobs[wanted], type=BlobRef)
+    if blobs:
+        absent = f"only its {', '.join(blobs)} was"
     raise _why_none(told, absent)
 
 

@@ -1,4 +1,4 @@
-"""`/nodes`: hosts, whether they are there, and whether they can be trusted."""
+"""`/nodes`: nodes, their presence, their health, and the results of their checks."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -11,8 +11,8 @@ from sqlalchemy import ColumnElement, case, func, or_, select
 from everstep.bus.errors import BusDeniedError
 from everstep.messages import NodeStanding, NodeStandings, ShowNodes
 from everstep.store import tables
-from everstep.store.instants import to_us
-from everstep.store.reads import Order, Record, first, holds
+from everstep.store.queries import Record, SortOrder, first, holds
+from everstep.store.times import to_us
 from everstep.subjects import CLUSTER
 from everstep_services.history.api.context import Context, Ctx, Reader
 from everstep_services.history.api.dto.answer import PageOf, present
@@ -36,7 +36,7 @@ _STRUCK_MOST = 1000
 
 
 class NodeFilter(Paging):
-    """Which nodes."""
+    """Filters of the list of nodes."""
 
     job: str | None = Field(None, pattern=NAME, description="The job that it joined last.")
     state: Literal["joined", "left", "lost"] | None = Field(None, description="As last heard.")
@@ -55,7 +55,7 @@ class NodeFilter(Paging):
 
 
 class CheckFilter(Paging):
-    """Which checks of a node."""
+    """Filters of the checks of a node."""
 
     healthy: Flag | None = Field(None, description="Only those that found nothing, or the others.")
     order: Literal["asc", "desc"] = Field("desc", description="By the place in the log.")
@@ -69,23 +69,23 @@ async def list_nodes(
     now_us = to_us(context.clock.wall())
     conditions = _conditions(asked, now_us)
     if asked.sort == "node":
-        by_id = Order((tables.nodes.c.node,), is_descending=asked.order == "desc")
+        by_id = SortOrder((tables.nodes.c.node,), is_descending=asked.order == "desc")
         query = select(tables.nodes).where(*conditions)
-        found = await paged(context, query, by_id, asked, "/nodes")
-        counts = await _counts(context, tuple(str(row["node"]) for row in found.rows))
+        listing = await paged(context, query, by_id, asked, "/nodes")
+        counts = await _counts(context, tuple(str(row["node"]) for row in listing.rows))
     else:
         counts = await _counts(context, ())
         place = _strikes(counts, is_descending=asked.order == "desc").label("place")
-        worst = Order((place, tables.nodes.c.node), is_descending=asked.order == "desc")
+        worst = SortOrder((place, tables.nodes.c.node), is_descending=asked.order == "desc")
         query = select(tables.nodes, place).where(*conditions)
-        found = await paged(context, query, worst, asked, "/nodes")
-    items = [Node(**_shown(row, counts)) for row in found.rows]
-    return PageOf[Node](items=items, next=found.next)
+        listing = await paged(context, query, worst, asked, "/nodes")
+    items = [Node(**_shown(row, counts)) for row in listing.rows]
+    return PageOf[Node](items=items, next=listing.next)
 
 
 @router.get("/nodes/{node}", summary="One node", responses=responses(404))
 async def get_node(context: Ctx, _token: Reader, node: NodeName) -> NodeDetail:
-    """A node, and what health and its agent say of it now. Its history is `/facts?node=…`."""
+    """A node, with the present reports of health and of its agent. Its history: `/facts?node=…`."""
     row = await first(context.database, select(tables.nodes).where(tables.nodes.c.node == node))
     heard = context.beats.node(node)
     if row is None:
@@ -93,9 +93,9 @@ async def get_node(context: Ctx, _token: Reader, node: NodeName) -> NodeDetail:
     standing: NodeStanding | None = None
     missing: str | None = None
     try:
-        found = await _standings(context, (node,))
-        standing = next((one for one in found if one.node == node), None)
-        missing = None if standing else f"health has never heard of {node}"
+        standings = await _standings(context, (node,))
+        standing = next((item for item in standings if item.node == node), None)
+        missing = None if standing else f"health does not know {node}"
     except (RequestError, BusDeniedError) as error:
         missing = str(error)
     counts = None if standing is None else {node: standing.strikes}
@@ -112,18 +112,18 @@ async def get_node(context: Ctx, _token: Reader, node: NodeName) -> NodeDetail:
 async def list_checks(
     context: Ctx, _token: Reader, node: NodeName, asked: Annotated[CheckFilter, Query()]
 ) -> PageOf[Examination]:
-    """What was found whenever the node was examined, the newest first."""
-    known = select(tables.nodes.c.node).where(tables.nodes.c.node == node)
-    if await first(context.database, known) is None:
+    """The results of all checks of the node, the newest first."""
+    query_of_node = select(tables.nodes.c.node).where(tables.nodes.c.node == node)
+    if await first(context.database, query_of_node) is None:
         raise not_found(f"node {node}")
     checks = tables.node_checks
     query = select(checks).where(checks.c.node == node)
     if asked.healthy is not None:
         query = query.where(checks.c.is_healthy.is_(asked.healthy))
-    order = Order((checks.c.n,), is_descending=asked.order == "desc")
-    found = await paged(context, query, order, asked, f"/nodes/{node}/checks")
-    items = [Examination(**present(row)) for row in found.rows]
-    return PageOf[Examination](items=items, next=found.next)
+    order = SortOrder((checks.c.n,), is_descending=asked.order == "desc")
+    listing = await paged(context, query, order, asked, f"/nodes/{node}/checks")
+    items = [Examination(**present(row)) for row in listing.rows]
+    return PageOf[Examination](items=items, next=listing.next)
 
 
 async def _standings(context: Context, nodes: tuple[str, ...]) -> tuple[NodeStanding, ...]:
@@ -135,24 +135,24 @@ async def _standings(context: Context, nodes: tuple[str, ...]) -> tuple[NodeStan
 
 
 async def _counts(context: Context, nodes: tuple[str, ...]) -> Mapping[str, int] | None:
-    """Strikes of these nodes, or of those with the most, as health counts now; None without it."""
+    """Present strikes of these nodes, or of those with the most; None when health is away."""
     try:
-        found = await _standings(context, nodes)
+        standings = await _standings(context, nodes)
     except (RequestError, BusDeniedError):
         return None
-    struck = sorted((-one.strikes, one.node) for one in found if one.strikes)
+    struck = sorted((-item.strikes, item.node) for item in standings if item.strikes)
     return {node: -strikes for strikes, node in struck[:_STRUCK_MOST]}
 
 
 def _strikes(counts: Mapping[str, int] | None, *, is_descending: bool) -> ColumnElement[int]:
-    """What puts those with the most first, whichever way the ids go."""
+    """The sort key that puts nodes with the most strikes first, for both directions of ids."""
     nodes = tables.nodes.c
-    found: ColumnElement[int] = func.coalesce(nodes.strikes, 0)
+    strikes: ColumnElement[int] = func.coalesce(nodes.strikes, 0)
     if counts:
-        found = case(dict(counts), value=nodes.node, else_=0)
+        strikes = case(dict(counts), value=nodes.node, else_=0)
     elif counts is not None:
-        found = found * 0  # health says that there are none
-    return found if is_descending else -found
+        strikes = strikes * 0  # health says that there are none
+    return strikes if is_descending else -strikes
 
 
 def _shown(row: Record, counts: Mapping[str, int] | None) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def _standing(standing: NodeStanding) -> Standing:
         reason=standing.reason,
         strikes=standing.strikes,
         silence_s=standing.silence_s,
-        failing=[CheckOut(**msgspec.structs.asdict(one)) for one in standing.failing],
+        failing=[CheckOut(**msgspec.structs.asdict(item)) for item in standing.failing],
     )
 
 

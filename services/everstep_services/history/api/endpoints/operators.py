@@ -1,4 +1,4 @@
-"""What people ask to be done. Services do it, and put it on record; nothing here acts."""
+"""Requests of operators, forwarded to the services that carry them out and record them."""
 
 from fastapi import APIRouter
 
@@ -100,7 +100,7 @@ async def exclude_node(
 async def include_node(
     context: Ctx, by: Operator, node: NodeName, wanted: InclusionWanted
 ) -> Decided:
-    """It may join again, whoever excluded it."""
+    """It may join again, no matter who excluded it."""
     return await do(context, by, "include", None, wanted, node=node)
 
 
@@ -108,6 +108,6 @@ async def include_node(
     "/nodes/{node}:check", summary="Check a node", status_code=202, responses=responses(404, 409)
 )
 async def check_node(context: Ctx, by: Operator, node: NodeName, wanted: ChecksWanted) -> Decided:
-    """Its agent examines it now, beside the training: see `/nodes/{node}/checks`."""
+    """Its agent examines it now, during the training: see `/nodes/{node}/checks`."""
     job = await job_of(context, node) if wanted.job is None else wanted.job
     return await do(context, by, "check", job, wanted, node=node)

@@ -1,4 +1,4 @@
-"""`/jobs/{job}/ranks`: how ranks are now, from what their agents said last."""
+"""`/jobs/{job}/ranks`: the present state of ranks, from the last beats of their agents."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -10,7 +10,7 @@ from sqlalchemy import select
 
 from everstep.messages import RankBeat
 from everstep.store import tables
-from everstep.store.reads import Order, Record, first, is_begun, job_state, page
+from everstep.store.queries import Record, SortOrder, first, is_begun, job_state, page
 from everstep_services.history.api.context import Context, Ctx, Reader
 from everstep_services.history.api.dto.health import RankNow, Ranks
 from everstep_services.history.api.http.list_pages import Paging
@@ -26,7 +26,7 @@ _MEMBERS_MOST = 100_000
 
 
 class RankFilter(Paging):
-    """Which ranks."""
+    """Filters of the list of ranks."""
 
     state: list[Word] | None = Field(
         None, max_length=10, description="In one of these states.", examples=[["stalled"]]
@@ -38,9 +38,9 @@ class RankFilter(Paging):
 async def list_ranks(
     context: Ctx, _token: Reader, job: JobName, asked: Annotated[RankFilter, Query()]
 ) -> Ranks:
-    """Ranks of the newest round, by number, as their agents said last: nobody keeps this.
+    """Ranks of the newest round, by number, from the last beats of agents, which are not stored.
 
-    `note` says when, and why, this is not how they are now.
+    `note` says when, and why, this is not their present state.
     """
     query = select(tables.jobs, job_state().label("state"))
     row = await first(context.database, query.where(tables.jobs.c.job == job, is_begun()))
@@ -95,22 +95,22 @@ def _rank(beat: RankBeat, heard: HeardBeat) -> RankNow:
 
 
 async def _silent_nodes(context: Context, job: Record, view: JobView) -> list[str]:
-    """Nodes that have ranks, as the record or they themselves say, and are not heard."""
+    """Nodes that have ranks, by the record or their own beats, and that are silent."""
     if job["state"] not in _AT_WORK:
         return []
     members = tables.round_members.c
     here = (members.job == job["job"], members.round == job["round"], members.node.is_not(None))
     query = select(members.node, members.slot).where(*here)
-    found = await page(context.database, query, Order((members.slot,)), None, _MEMBERS_MOST)
-    fresh = {one.beat.node for one in view.nodes if not one.is_stale}
+    listing = await page(context.database, query, SortOrder((members.slot,)), None, _MEMBERS_MOST)
+    fresh = {node.beat.node for node in view.nodes if not node.is_stale}
     with_ranks = {heard.beat.node for _, heard in view.ranks.values()}
-    return sorted({*(str(row["node"]) for row in found.rows), *with_ranks} - fresh)
+    return sorted({*(str(row["node"]) for row in listing.rows), *with_ranks} - fresh)
 
 
 def _note(context: Context, job: Record, view: JobView, silent: Collection[str]) -> str | None:
     if job["state"] not in _AT_WORK:
         return f"no ranks run: the job is {job['state']}"
-    ages = {one.beat.node: one.age_s for one in view.nodes}
+    ages = {node.beat.node: node.age_s for node in view.nodes}
     if not context.connectedness.is_bus_connected():
         ago = f": this is how it was {min(ages.values()):.0f} s ago" if ages else ""
         return f"the bus is away{ago}"
@@ -120,8 +120,8 @@ def _note(context: Context, job: Record, view: JobView, silent: Collection[str])
     if not silent:
         return None
     name = min(silent, key=lambda node: -ages.get(node, float("inf")))
-    said = f"{name} was not heard yet"
+    text = f"{name} was not heard yet"
     if name in ages:
-        said = f"{name} was last heard {ages[name]:.0f} s ago"
+        text = f"{name} was last heard {ages[name]:.0f} s ago"
     others = len(silent) - 1
-    return f"{said}, and {others} more {'is' if others == 1 else 'are'} silent" if others else said
+    return f"{text}, and {others} more {'is' if others == 1 else 'are'} silent" if others else text

@@ -1,4 +1,4 @@
-"""`/jobs/{job}/limits`: past which limits ranks have stalled, why those, and others instead."""
+"""`/jobs/{job}/limits`: the limits past which ranks count as stalled, and changes of them."""
 
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
@@ -10,7 +10,7 @@ from sqlalchemy import select
 from everstep.bus.errors import BusDeniedError
 from everstep.messages import LimitsDocument, SectionLimit, ShowLimits
 from everstep.store import tables
-from everstep.store.reads import Record, first
+from everstep.store.queries import Record, first
 from everstep_services.history.api.context import Context, Ctx, Operator, Reader
 from everstep_services.history.api.dto.answer import present
 from everstep_services.history.api.dto.health import LimitOut, Limits
@@ -30,7 +30,7 @@ router = APIRouter(tags=["jobs"])
 
 FIRST_STEP = "first-step"
 OUTSIDE = "outside"
-"""What people call the time outside all sections; on the bus it has the empty name."""
+"""The name for people of the time outside all sections; on the bus its name is empty."""
 _NONE_YET = "nothing was learned or set yet: agents use their defaults"
 _NO_RANKS = (
     "no agent tells its limits now; these were learned or set, and what an agent is started with "
@@ -51,7 +51,7 @@ Section = Annotated[
 
 @router.get("/jobs/{job}/limits", summary="A job's limits", responses=responses(404))
 async def get_limits(context: Ctx, _token: Reader, job: JobName) -> Limits:
-    """The limits that health has learned or was told, with the numbers behind each."""
+    """The limits that health has learned or that a person has set, with the numbers behind each."""
     await check_known(context, job)
     try:
         show = ShowLimits(job=job)
@@ -99,7 +99,7 @@ def _live(document: LimitsDocument, limits: list[LimitOut], note: str | None) ->
 async def set_limit(
     context: Ctx, by: Operator, job: JobName, section: Section, wanted: LimitWanted
 ) -> Decided:
-    """It holds from now on, whatever is learned, until somebody deletes it."""
+    """It holds from now on, over what is learned, until it is deleted."""
     return await do(context, by, "set_limit", job, wanted, section=_on_the_bus(section))
 
 
@@ -116,7 +116,7 @@ async def delete_limit(
     section: Section,
     wanted: Annotated[RequestBody, Query()],
 ) -> Decided:
-    """What was set is forgotten; the limit is what was learned meanwhile, else the default."""
+    """Delete a limit that was set; what was learned meanwhile holds, else the default."""
     name = _on_the_bus(section)
     return await do(context, by, "set_limit", job, wanted, section=name, limit_s=0.0)
 
@@ -126,26 +126,29 @@ def _on_the_bus(section: str) -> str:
 
 
 def _acting(limits: Iterable[SectionLimit], document: LimitsDocument) -> Iterator[LimitOut]:
-    """What agents say that holds, with the numbers that health knows of it."""
-    learned = {one.section: one for one in document.limits}
-    for one in limits:
-        if one.section == FIRST_STEP and one.source == "learned":
+    """The limits that agents report as in force, with the numbers that health has for them."""
+    learned = {limit.section: limit for limit in document.limits}
+    for item in limits:
+        if item.section == FIRST_STEP and item.source == "learned":
             yield _first_step(document)
             continue
-        known = learned.get(one.section)
-        if known is None:
-            yield _shown(one)
+        learned_limit = learned.get(item.section)
+        if learned_limit is None:
+            yield _shown(item)
         else:
-            numbers = {"longest_s": known.longest_s, "observations": known.observations}
-            yield _shown(replace(one, **numbers))
+            numbers = {
+                "longest_s": learned_limit.longest_s,
+                "observations": learned_limit.observations,
+            }
+            yield _shown(replace(item, **numbers))
 
 
 def _of_document(document: LimitsDocument) -> Iterator[LimitOut]:
-    named = [one.section for one in document.limits]
+    named = [limit.section for limit in document.limits]
     if FIRST_STEP not in named and document.first_step_longest_s is not None:
         yield _first_step(document)
-    for one in document.limits:
-        yield _shown(one)
+    for item in document.limits:
+        yield _shown(item)
 
 
 def _first_step(document: LimitsDocument) -> LimitOut:
@@ -166,15 +169,15 @@ async def _on_record(context: Context, job: str, note: str) -> Limits:
     row: Record | None = await first(
         context.database, select(tables.job_limits).where(tables.job_limits.c.job == job)
     )
-    known: dict[str, Any] = {} if row is None else present(row)
+    record: dict[str, Any] = {} if row is None else present(row)
     return Limits(
         job=job,
-        limits=[_shown(SectionLimit(**one)) for one in known.get("limits") or ()],
-        rule=known.get("limits_reason"),
+        limits=[_shown(SectionLimit(**limit)) for limit in record.get("limits") or ()],
+        rule=record.get("limits_reason"),
         round=None,
         config_fingerprint=None,
         is_live=False,
-        at=known.get("limits_at"),
+        at=record.get("limits_at"),
         note=note,
     )
 
@@ -204,7 +207,7 @@ def _why(limit: SectionLimit) -> str:
         seen = f"the longest on any rank took {longest_s:.3g} s, seen {times}"
     match limit.source:
         case "configured":
-            return f"set by {limit.origin or 'somebody'}; {seen}"
+            return f"set by {limit.origin or 'an operator'}; {seen}"
         case "learned" if longest_s:
             return f"{limit.limit_s / longest_s:.3g} times the longest: {seen}"
         case "floor":

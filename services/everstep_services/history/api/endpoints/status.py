@@ -1,4 +1,4 @@
-"""`/status`: how far the record is, and how this replica is."""
+"""`/status`: how far the record reaches, and the state of this replica."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ from sqlalchemy import select
 
 from everstep import __version__
 from everstep.store import tables
-from everstep.store.instants import from_us
-from everstep.store.reads import first, log_head
+from everstep.store.queries import first, log_head
+from everstep.store.times import from_us
 from everstep_services.history.api.context import Ctx, Reader
 from everstep_services.history.api.dto.service import Status
 from everstep_services.history.api.http.problems import responses

@@ -18,7 +18,7 @@ from everstep.messages import (
     TimingTable,
 )
 from everstep.store import tables
-from everstep.store.reads import Order, first, is_over, job_state, page, slow_ranks
+from everstep.store.queries import SortOrder, first, is_over, job_state, page, slow_ranks
 from everstep_services.history.api.context import Context, Ctx, Reader
 from everstep_services.history.api.dto.answer import PageOf, present
 from everstep_services.history.api.dto.stragglers import (
@@ -48,8 +48,11 @@ _Cause = Literal["input", "compute", "host", "network", "device", "design", "unk
 R = TypeVar("R", bound=Reply)
 
 
+Measure = Literal["own", "ratio", "waited", "step", "cpu", "runnable", "round_trip", "section"]
+
+
 class SlowRankFilter(Paging):
-    """Which findings."""
+    """Filters of findings."""
 
     state: Literal["open", "cleared"] | None = Field(None, description="In this state.")
     cause: list[_Cause] | None = Field(
@@ -62,42 +65,42 @@ class SlowRankFilter(Paging):
 
 
 class ShiftFilter(Paging):
-    """Which changes of the step."""
+    """Filters of changes of the step time."""
 
     round: Whole | None = Field(None, description="In this round.")
     order: Literal["asc", "desc"] = Field("desc", description="By the place in the log.")
 
 
 class _Live(BaseModel):
-    """What a service is asked. Parameters that are not known are refused."""
+    """Parameters of a question to a service. Unknown parameters are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class ScoresWanted(_Live):
-    """How many ranks."""
+    """Parameters of the comparison of ranks."""
 
     most: Annotated[int, Field(ge=1, le=4096), LITERAL] = Field(
-        100, description="The slowest so many."
+        100, description="How many of the slowest ranks."
     )
     role: str = Field("", max_length=256, pattern=TEXT, description="Only this role group.")
 
 
 class TimingsWanted(_Live):
-    """Which part of the table."""
+    """The part of the table to show."""
 
-    measure: (
-        Literal["own", "ratio", "waited", "step", "cpu", "runnable", "round_trip", "section"] | None
-    ) = Field(None, description="`own` if not given, or `section` where one is named.")
+    measure: Measure | None = Field(
+        None, description="`own` if not given, or `section` where one is named."
+    )
     section: str = Field(
         "", max_length=256, pattern=TEXT, description="Which section.", examples=["data"]
     )
     first_rank: Whole = Field(0, description="The first rank to show.")
     most_ranks: Annotated[int, Field(ge=1, le=4096), LITERAL] = Field(
-        512, description="So many ranks at most."
+        512, description="The most ranks to show."
     )
     most_windows: Annotated[int, Field(ge=1, le=1000), LITERAL] = Field(
-        60, description="So many of the latest windows."
+        60, description="The most windows to show, the latest."
     )
 
 
@@ -107,16 +110,16 @@ async def list_stragglers(
 ) -> PageOf[SlowRank]:
     """Each finding about a slow rank, with its cause and price, and how it ended; newest first."""
     await check_known(context, job)
-    found = tables.stragglers.c
+    columns = tables.stragglers.c
     query = slow_ranks(job, asked.state)
-    for column, value in ((found.node, asked.node), (found.rank, asked.rank)):
+    for column, value in ((columns.node, asked.node), (columns.rank, asked.rank)):
         if value is not None:
             query = query.where(column == value)
     if asked.round is not None:
-        query = query.where(found.round == asked.round)
+        query = query.where(columns.round == asked.round)
     if asked.cause:
-        query = query.where(found.cause.in_(asked.cause))
-    order = Order((found.n,), is_descending=asked.order == "desc")
+        query = query.where(columns.cause.in_(asked.cause))
+    order = SortOrder((columns.n,), is_descending=asked.order == "desc")
     rows = await paged(context, query, order, asked, f"/jobs/{job}/stragglers")
     return PageOf[SlowRank](items=[shown_slow_rank(row) for row in rows.rows], next=rows.next)
 
@@ -127,13 +130,13 @@ async def list_stragglers(
 async def compare_ranks(
     context: Ctx, _token: Reader, job: JobName, asked: Annotated[ScoresWanted, Query()]
 ) -> RanksCompared:
-    """The ranks of the newest round by their own time, the slowest first: nobody keeps this."""
+    """The ranks of the newest round by their own time, the slowest first. It is not stored."""
     await check_known(context, job)
     question = ShowScores(job=job, most=asked.most, role=asked.role)
-    table = await _asked(context, "scores", question, RankScoreTable)
-    newest = Order((tables.stragglers.c.n,), is_descending=True)
-    found = await page(context.database, slow_ranks(job, "open"), newest, None, _OPEN_MOST)
-    shown = [shown_slow_rank(row) for row in found.rows]
+    table = await ask_straggler(context, "scores", question, RankScoreTable)
+    newest = SortOrder((tables.stragglers.c.n,), is_descending=True)
+    findings = await page(context.database, slow_ranks(job, "open"), newest, None, _OPEN_MOST)
+    shown = [shown_slow_rank(row) for row in findings.rows]
     note = table.said if table.ranks else await _end_of(context, job) or table.said
     more = {"job": job, "note": note or None, "found": shown}
     fields = {**msgspec.structs.asdict(table), **more}
@@ -146,10 +149,7 @@ async def get_timings(
 ) -> Timings:
     """Where the time went, rank by rank and window by window: a gap is a gap."""
     await check_known(context, job)
-    measure = asked.measure or ("section" if asked.section else "own")
-    if (measure == "section") != bool(asked.section):
-        detail = "`section` names the section of the measure `section`: give both, or neither"
-        raise ProblemError(400, "bad_measure", detail)
+    measure = measure_of(asked.measure, asked.section)
     question = ShowTimings(
         job=job,
         measure=measure,
@@ -158,7 +158,7 @@ async def get_timings(
         most_ranks=asked.most_ranks,
         most_windows=asked.most_windows,
     )
-    table = await _asked(context, "timings", question, TimingTable)
+    table = await ask_straggler(context, "timings", question, TimingTable)
     if asked.section and table.sections and asked.section not in table.sections:
         raise ProblemError(422, "no_such_section", _sections(job, asked.section, table.sections))
     windows = [{"first_step": first, "last_step": last} for first, last in table.windows]
@@ -177,21 +177,30 @@ async def list_step_shifts(
     query = select(tables.step_shifts).where(shifts.job == job, shifts.n.is_not(None))
     if asked.round is not None:
         query = query.where(shifts.round == asked.round)
-    order = Order((shifts.n,), is_descending=asked.order == "desc")
+    order = SortOrder((shifts.n,), is_descending=asked.order == "desc")
     rows = await paged(context, query, order, asked, f"/jobs/{job}/step-shifts")
     return PageOf[StepShift](items=[StepShift(**present(row)) for row in rows.rows], next=rows.next)
 
 
-def _sections(job: str, wanted: str, known: Sequence[str]) -> str:
-    """That there is no such section, and which ones there are."""
-    names = [name for name in known if name]
+def measure_of(measure: Measure | None, section: str) -> Measure:
+    """The measure that is meant; 400 where section and measure contradict each other."""
+    meant: Measure = measure or ("section" if section else "own")
+    if (meant == "section") != bool(section):
+        detail = "`section` names the section of the measure `section`: give both, or neither"
+        raise ProblemError(400, "bad_measure", detail)
+    return meant
+
+
+def _sections(job: str, wanted: str, sections: Sequence[str]) -> str:
+    """The text of an unknown section, with the names of the sections there are."""
+    names = [name for name in sections if name]
     more = ", …" if len(names) > _SECTIONS_NAMED else ""
     text = f"use one of {', '.join(names[:_SECTIONS_NAMED])}{more}" if names else "it has none"
     return f"job {job} has no section {wanted!r}: {text}"
 
 
 async def _end_of(context: Context, job: str) -> str:
-    """That the job has ended, and what shows its slow ranks; empty while it has not."""
+    """The text for a job that has ended, and how to see its slow ranks; else empty."""
     query = select(job_state().label("state")).where(tables.jobs.c.job == job, is_over())
     row = await first(context.database, query)
     if row is None:
@@ -200,8 +209,8 @@ async def _end_of(context: Context, job: str) -> str:
     return f"job {job} has ended ({row['state']}): {see}"
 
 
-async def _asked(context: Context, verb: str, question: Question, of: type[R]) -> R:
-    """What straggler answers; a problem that says why it does not."""
+async def ask_straggler(context: Context, verb: str, question: Question, of: type[R]) -> R:
+    """The answer of straggler, or a problem with the reason why there is none."""
     see = f"stragglers {question.job} --history"
     try:
         return await ask(context.bus, "straggler", verb, question, of, see=see)

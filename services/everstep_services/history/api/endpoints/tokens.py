@@ -1,4 +1,4 @@
-"""`/tokens`: who may ask. For administrators."""
+"""`/tokens`: the tokens of the API. For administrators."""
 
 import logging
 from typing import Annotated, Any
@@ -7,8 +7,8 @@ from fastapi import APIRouter, Path, Query, Response
 from sqlalchemy import select
 
 from everstep.store import tables
-from everstep.store.instants import to_us
-from everstep.store.reads import Order
+from everstep.store.queries import SortOrder
+from everstep.store.times import to_us
 from everstep_services.history.api.context import Admin, Ctx
 from everstep_services.history.api.dto.answer import PageOf, present
 from everstep_services.history.api.dto.service import NewToken, TokenOut, TokenWanted
@@ -24,10 +24,10 @@ async def list_tokens(
     context: Ctx, _token: Admin, asked: Annotated[Paging, Query()]
 ) -> PageOf[TokenOut]:
     """All tokens, those that are revoked included. Their secrets are not kept."""
-    order = Order((tables.tokens.c.created_us, tables.tokens.c.id))
-    found = await paged(context, select(tables.tokens), order, asked, "/tokens")
-    items = [TokenOut(**present(row)) for row in found.rows]
-    return PageOf[TokenOut](items=items, next=found.next)
+    order = SortOrder((tables.tokens.c.created_us, tables.tokens.c.id))
+    listing = await paged(context, select(tables.tokens), order, asked, "/tokens")
+    items = [TokenOut(**present(row)) for row in listing.rows]
+    return PageOf[TokenOut](items=items, next=listing.next)
 
 
 @router.post("/tokens", summary="Make a token", status_code=201, responses=responses())
@@ -57,10 +57,10 @@ async def revoke_token(
     by: Admin,
     id_: Annotated[str, Path(alias="id", pattern="^[0-9a-f]{12}$", description="Its id.")],
 ) -> Response:
-    """From now on it is refused; on other replicas a few seconds later."""
-    known = await context.tokens.revoke(id_, now_us=to_us(context.clock.wall()))
+    """It is refused from now on; on other replicas a few seconds later."""
+    is_revoked = await context.tokens.revoke(id_, now_us=to_us(context.clock.wall()))
     context.auth.forget(id_)
-    if not known:
+    if not is_revoked:
         raise not_found(f"token {id_} that is not revoked")
     log.info("token_revoked token=%s by=%s", id_, by.id)
     return Response(status_code=204)

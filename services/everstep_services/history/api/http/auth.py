@@ -1,4 +1,4 @@
-"""Who may ask: bearer tokens, looked up rarely, and bad ones slowed down."""
+"""Checks bearer tokens: valid ones are cached, and addresses with many bad ones are refused."""
 
 import logging
 from collections import OrderedDict
@@ -6,7 +6,7 @@ from hashlib import sha256
 
 from everstep.clock import Clock
 from everstep.store.errors import StoreError
-from everstep.store.instants import to_us
+from everstep.store.times import to_us
 from everstep.store.tokens import Token, Tokens
 from everstep_services.history.api.http.problems import ProblemError
 from everstep_services.history.settings import ApiSettings
@@ -19,7 +19,7 @@ _MINUTE_S = 60.0
 
 
 class TokenAuth:
-    """Knows the tokens that were good a moment ago, and the addresses that guess."""
+    """Remembers the tokens that were valid a moment ago, and the addresses that sent bad ones."""
 
     def __init__(self, settings: ApiSettings, tokens: Tokens, clock: Clock) -> None:
         self._settings = settings
@@ -40,7 +40,7 @@ class TokenAuth:
         fingerprint = sha256(text.encode()).digest()
         token = self._remembered(fingerprint)
         if token is None:
-            # A known token passes even from an address that others guess from.
+            # A cached token passes even from an address that sends bad tokens.
             self._refuse_guessers(address)
             changes = self._changes
             token = await self._tokens.find(text.strip())
@@ -58,23 +58,23 @@ class TokenAuth:
         return now is not None and now.is_good(to_us(self._clock.wall()))
 
     def forget(self, token_id: str) -> None:
-        """Look this token up again: it was changed here."""
+        """Forget a cached token, after it was changed here."""
         self._changes += 1
         kept = [(k, v) for k, v in self._good.items() if v[0].id != token_id]
         self._good = OrderedDict(kept)
 
     async def write_used_for_ever(self, every_s: float = 30.0) -> None:
-        """Note in the database now and then which tokens were used."""
+        """Write at intervals which tokens were used."""
         while True:
             await self._clock.sleep(every_s)
             await self.write_used()
 
     async def write_used(self) -> None:
-        """Note which tokens were used since the last time; what cannot be written now waits."""
+        """Write which tokens were used since the last time; after a failure, try again later."""
         used = dict(self._used)
         try:
             await self._tokens.note_used(used)
-        except StoreError as error:  # when a token was used is not worth an outage
+        except StoreError as error:  # the times of use must not cause an outage
             if not self._is_behind:
                 log.warning("token_uses_not_written tokens=%d error=%s", len(used), error)
             self._is_behind = True
@@ -90,10 +90,10 @@ class TokenAuth:
             self._good.popitem(last=False)
 
     def _remembered(self, fingerprint: bytes) -> Token | None:
-        known = self._good.get(fingerprint)
-        if known is None or self._clock.now() - known[1] > self._settings.token_cache_s:
+        remembered = self._good.get(fingerprint)
+        if remembered is None or self._clock.now() - remembered[1] > self._settings.token_cache_s:
             return None
-        return known[0]
+        return remembered[0]
 
     def _check(self, token: Token) -> None:
         now_us = to_us(self._clock.wall())

@@ -1,4 +1,4 @@
-"""Cursors: where a page ended, in a form that only we can make."""
+"""Cursors: where a page ended, signed by this server."""
 
 import base64
 import binascii
@@ -8,25 +8,25 @@ from typing import Any
 
 import msgspec
 
-from everstep.store.reads import Key
+from everstep.store.queries import Key
 from everstep_services.history.api.http.problems import ProblemError
 
 _SIGNATURE = 12
 
 
 class Cursors:
-    """Signed with the database's secret, so that all replicas take each other's."""
+    """Signs cursors with the secret of the database, so that all replicas accept them."""
 
     def __init__(self, secret: str) -> None:
         self._secret = bytes.fromhex(secret)
 
     def make(self, key: Key, question: object) -> str:
-        """Where to go on with the same question: its filters and its order."""
+        """The cursor after `key`, for the same question: its filters and its order."""
         body = msgspec.json.encode((*key,))
         return base64.urlsafe_b64encode(self._sign(body, question) + body).decode().rstrip("=")
 
     def read(self, cursor: str, question: object) -> Key:
-        """The key in a cursor. A `ProblemError` when it is not ours, or another question's."""
+        """The key in a cursor; a `ProblemError` if it is forged, or of another question."""
         try:
             data = base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True)
         except (binascii.Error, ValueError):
@@ -39,8 +39,8 @@ class Cursors:
 
     def _sign(self, body: bytes, question: object) -> bytes:
         asked = msgspec.json.encode(question)
-        said = len(asked).to_bytes(4, "big") + asked + body
-        return hmac.digest(self._secret, said, hashlib.sha256)[:_SIGNATURE]
+        signed = len(asked).to_bytes(4, "big") + asked + body
+        return hmac.digest(self._secret, signed, hashlib.sha256)[:_SIGNATURE]
 
 
 def _bad() -> ProblemError:

@@ -1,12 +1,12 @@
-"""Facts as JSON, their bodies put in as they are."""
+"""Facts as JSON, with their bodies unchanged."""
 
 from collections.abc import Sequence
 from datetime import datetime
 
 import msgspec
 
-from everstep.store.instants import from_us
-from everstep.store.reads import Record
+from everstep.store.queries import Record
+from everstep.store.times import from_us
 
 
 class _Fact(msgspec.Struct):

@@ -1,11 +1,11 @@
-"""The newest facts, read once for all who listen."""
+"""The newest facts, read once for all live streams."""
 
 import asyncio
 from collections import deque
 from collections.abc import Sequence
 
 from everstep.store.database import Database
-from everstep.store.reads import Record, facts_after
+from everstep.store.queries import Record, facts_after
 from everstep_services.history.notifier import LogNotifier
 
 _KEPT_FACTS = 5000
@@ -15,7 +15,7 @@ _AT_ONCE_BYTES = 2 << 20
 
 
 class Feed:
-    """A window over the end of the log, moved by whoever asks first."""
+    """A window over the end of the log, moved on by the first caller that asks for more."""
 
     def __init__(self, database: Database, notifier: LogNotifier) -> None:
         self._database = database
@@ -28,14 +28,14 @@ class Feed:
 
     @property
     def notifier(self) -> LogNotifier:
-        """Tells when there is more."""
+        """Notifies when the log grows."""
         return self._notifier
 
     async def after(self, n: int) -> Sequence[Record]:
         """The next facts after `n`, some hundreds at most; none at the end of the log."""
         if self._has(n):
             return self._slice(n)
-        async with self._lock:  # the others find what the first of them has read
+        async with self._lock:  # the other callers find the rows that the first one has read
             if self._has(n):
                 return self._slice(n)
             rows, head = await facts_after(
@@ -56,7 +56,7 @@ class Feed:
     def _keep(self, n: int, rows: Sequence[Record]) -> None:
         if self._recent and self._recent[-1]["n"] != n:
             if n < self._recent[-1]["n"]:
-                return  # somebody reads the past
+                return  # this caller reads old facts
             self._recent.clear()
             self._bytes = 0
         for row in rows:

@@ -1,4 +1,4 @@
-"""Lists: how much of one is asked for, and the page that answers."""
+"""Pages of lists: their parameters, and the query for a page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Select
 
-from everstep.store.reads import Order, Record, page
+from everstep.store.queries import Record, SortOrder, page
 from everstep_services.history.api.context import Context
 from everstep_services.history.api.http.parameters import LITERAL
 
 
 class Paging(BaseModel):
-    """How much of a list, and from where. Parameters that are not known are refused."""
+    """How much of a list, and from where. Unknown parameters are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -25,7 +25,7 @@ class Paging(BaseModel):
     )
 
     def question(self, path: str) -> list[object]:
-        """What a cursor belongs to: everything but the page."""
+        """The question that a cursor belongs to: everything but the page."""
         return [path, self.model_dump(mode="json", exclude={"limit", "cursor"})]
 
 
@@ -38,11 +38,11 @@ class ListPage:
 
 
 async def paged(
-    context: Context, query: Select[Any], order: Order, asked: Paging, path: str
+    context: Context, query: Select[Any], order: SortOrder, asked: Paging, path: str
 ) -> ListPage:
-    """The page that was asked for, of any list."""
+    """The requested page of any list."""
     question = asked.question(path)
     after = None if asked.cursor is None else context.cursors.read(asked.cursor, question)
-    found = await page(context.database, query, order, after, asked.limit)
-    key = found.next_key
-    return ListPage(found.rows, None if key is None else context.cursors.make(key, question))
+    rows_page = await page(context.database, query, order, after, asked.limit)
+    key = rows_page.next_key
+    return ListPage(rows_page.rows, None if key is None else context.cursors.make(key, question))

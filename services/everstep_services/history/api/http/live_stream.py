@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from everstep.store.errors import StoreError
-from everstep.store.reads import Record
+from everstep.store.queries import Record
 from everstep.store.tokens import Token
 from everstep_services.history.api.context import Context
 from everstep_services.history.api.http.fact_json import fact_line
@@ -27,28 +27,32 @@ Matches = Callable[[Record], bool]
 
 @dataclass(frozen=True, slots=True)
 class StreamStart:
-    """From where a stream goes on, and what to tell the client first."""
+    """Where a stream begins, and whether the client must start over."""
 
     n: int
     reset: str = ""
-    """Why it cannot go on from where the client was."""
+    """Why it cannot continue from where the client was."""
 
 
 def start_of(
     last_event_id: str | None, after: int | None, *, epoch: str, last_n: int
 ) -> StreamStart:
-    """Where a stream begins: behind what the client has seen, else at the end."""
+    """Where a stream begins: after the last fact that the client has, else at the end."""
     if last_event_id is None:
         return StreamStart(last_n if after is None else min(after, last_n))
     match = _EVENT_ID.fullmatch(last_event_id)
     if match is None:
         raise ProblemError(
-            400, "bad_event_id", "Last-Event-ID is none of ours: connect again without it"
+            400,
+            "bad_event_id",
+            "Last-Event-ID is not an id of this server: connect again without it",
         )
     if match[1] != epoch:
-        return StreamStart(last_n, "the database is another one: what you have is from before")
+        return StreamStart(
+            last_n, "the database was replaced: the facts you have are of the old one"
+        )
     if int(match[2]) > last_n:
-        return StreamStart(last_n, "the database was set back: some of what you have is gone")
+        return StreamStart(last_n, "the database was set back: some of the facts you have are gone")
     return StreamStart(int(match[2]))
 
 
@@ -120,7 +124,7 @@ class LiveStream(Response):
         try:
             return await self._context.auth.still_good(self._token)
         except StoreError:
-            return True  # the database is away; that is no reason to end a stream
+            return True  # an absent database must not end a stream
 
     def _greeting(self) -> bytes:
         id_ = f"{self._context.epoch}-{self._start.n}"
@@ -136,7 +140,7 @@ class LiveStream(Response):
 
 @contextmanager
 def listening(context: Context, token: Token) -> Generator[None]:
-    """Count a listener for as long as it listens. Check `room_for` before."""
+    """Count a listener for as long as it listens. Call `check_room` before."""
     listeners = context.feed.listeners
     listeners[token.id] = listeners.get(token.id, 0) + 1
     try:
@@ -148,7 +152,7 @@ def listening(context: Context, token: Token) -> Generator[None]:
 
 
 def check_room(context: Context, token: Token) -> None:
-    """Refuse a listener too many."""
+    """Refuse a listener beyond the limits."""
     settings, listeners = context.settings, context.feed.listeners
     own = listeners.get(token.id, 0)
     if own >= settings.max_listeners_per_token:

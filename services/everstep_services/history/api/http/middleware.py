@@ -1,4 +1,4 @@
-"""What every request passes before any endpoint: limits, the token, and the safe headers."""
+"""The middleware before all endpoints: limits, the token, and safe headers."""
 
 import asyncio
 import hashlib
@@ -20,7 +20,7 @@ LIVE = "/api/v1/facts/stream"
 _BOUNDED = "/api/v1/facts"
 """Pages of facts end early by themselves; one fact is always shown."""
 _DOWNLOAD = re.compile(r"/api/v1/incidents/[^/]+/evidence/[^/]+")
-"""Files, which may be larger than a page, and are not tagged: each is held in memory once."""
+"""Downloads may be larger than a page and get no ETag: each is held in memory once."""
 _DOWNLOADS_AT_ONCE = 4
 _PORT = re.compile(r":[0-9]+$")
 _SAFE = {
@@ -33,7 +33,7 @@ _SAFE = {
 
 
 class RequestLimits:
-    """The outermost layer. Nothing behind it runs for a request that breaks a limit."""
+    """The outermost layer: no endpoint runs for a request that breaks a limit."""
 
     def __init__(self, app: ASGIApp, settings: ApiSettings, auth: TokenAuth) -> None:
         self._app = app
@@ -57,7 +57,7 @@ class RequestLimits:
         except Exception:
             log.exception("request_failed method=%s path=%s", scope["method"], scope["path"])
             if not answer.is_whole:
-                raise  # half an answer must not look like a whole one
+                raise  # half an answer must not look complete
 
     async def _answer(self, scope: Scope, receive: Receive, answer: "_Answer") -> None:
         headers = Headers(scope=scope)
@@ -68,7 +68,7 @@ class RequestLimits:
         token = await self._auth.admit(headers.get("authorization"), address)
         scope.setdefault("state", {})["token"] = token
         if scope["path"] == LIVE:
-            await self._app(scope, receive, answer)  # it has limits of its own
+            await self._app(scope, receive, answer)  # the live stream has limits of its own
             return
         answer.asked = headers.get("if-none-match")
         is_download = _DOWNLOAD.fullmatch(scope["path"]) is not None
@@ -92,7 +92,7 @@ class RequestLimits:
                 await self._app(scope, receive, answer)
         except TimeoutError:
             if answer.has_begun:
-                raise  # a part of a file: cut off, so that nobody takes it for the whole
+                raise  # a part of a file is cut off, so that the client notices
             limit_s = self._settings.answer_within_s
             raise ProblemError(503, "too_slow", f"no answer within {limit_s:g} s") from None
         finally:
@@ -120,7 +120,7 @@ class RequestLimits:
 
 
 class _Answer:
-    """Sends an answer with the safe headers, and as 304 when the client has it already."""
+    """Sends an answer with safe headers, and as 304 when the client has it already."""
 
     def __init__(self, send: Send, path: str, most_bytes: int, *, is_head: bool) -> None:
         self._send = send
@@ -188,7 +188,7 @@ async def _nothing_more() -> Message:
 
 
 def _matches(asked: str, tag: str) -> bool:
-    tags = [one.strip().removeprefix("W/") for one in asked.split(",")]
+    tags = [item.strip().removeprefix("W/") for item in asked.split(",")]
     return "*" in tags or tag in tags
 
 

@@ -1,4 +1,4 @@
-"""What may stand in a path or a filter, of whatever is asked."""
+"""Parameters in paths and filters that several endpoints share."""
 
 import re
 from typing import Annotated
@@ -37,7 +37,7 @@ Flag = Annotated[bool, BeforeValidator(_flag)]
 LITERAL = BeforeValidator(_whole)
 Whole = Annotated[int, Field(ge=0, le=LARGEST), LITERAL]
 Moment = Annotated[AwareDatetime, BeforeValidator(_moment)]
-"""As they stand in a URL, each in one way: nothing that only looks like a value is taken for it."""
+"""Values in a URL, each with exactly one spelling: others are refused."""
 Word = Annotated[str, Field(max_length=256, pattern=TEXT)]
 
 JobName = Annotated[str, Path(pattern=NAME, description="The job's id.", examples=["llama-8b"])]

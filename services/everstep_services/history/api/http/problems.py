@@ -1,4 +1,4 @@
-"""Every error as `application/problem+json` (RFC 9457): what to do, never how we are made."""
+"""Every error as `application/problem+json` (RFC 9457): what to do, without internals."""
 
 import logging
 import re
@@ -30,7 +30,7 @@ class FieldProblem(BaseModel):
     problem: str = Field(description="What is wrong with it.")
 
 
-class Problem(BaseModel):
+class ProblemAnswer(BaseModel):
     """Why a request was not answered (RFC 9457)."""
 
     model_config = ConfigDict(title="Problem")
@@ -63,7 +63,7 @@ class ProblemError(HTTPException):
         self.errors = errors
 
     def response(self, path: str) -> Response:
-        """The problem as it goes over the wire."""
+        """The problem as a response."""
         body: dict[str, Any] = {
             "type": _TYPE + self.code,
             "title": HTTPStatus(self.status_code).phrase,
@@ -78,13 +78,13 @@ class ProblemError(HTTPException):
         return Response(msgspec.json.encode(body), self.status_code, headers, MEDIA_TYPE)
 
     async def send(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with it from outside the application."""
+        """Send the problem from outside the application."""
         await self.response(scope["path"])(scope, receive, send)
 
 
-def not_found(what: str) -> ProblemError:
-    """There is no such thing, as far as we know."""
-    return ProblemError(404, "not_found", f"there is no {what}")
+def not_found(name: str) -> ProblemError:
+    """The problem of a name that is not on record."""
+    return ProblemError(404, "not_found", f"there is no {name}")
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -100,7 +100,7 @@ def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def of_store(error: StoreError) -> ProblemError:
-    """The database's trouble, without its address."""
+    """The problem of a failed query, without the address of the database."""
     log.warning("query_failed error=%s", error)
     if isinstance(error, QueryTooLongError):
         detail = "the query took too long and was stopped: narrow it by job, kind or time"
@@ -110,7 +110,7 @@ def of_store(error: StoreError) -> ProblemError:
 
 
 def handle(app: FastAPI) -> None:
-    """Turn whatever an endpoint raises into a problem."""
+    """Turn every error of an endpoint into a problem."""
     app.add_exception_handler(ProblemError, _on_problem)
     app.add_exception_handler(StoreError, _on_store)
     app.add_exception_handler(HTTPException, _on_http)
@@ -147,7 +147,7 @@ def _not_allowed(request: Request, methods: Sequence[str]) -> Response:
 
 
 def pattern_of(path: str) -> re.Pattern[str]:
-    """What a path of ours matches: a name in it holds neither `/` nor the `:` before a verb."""
+    """The pattern of a route: a name in it has neither `/` nor the `:` before a verb."""
     parts = re.split(r"(\{[^}]*\})", path)
     return re.compile("".join(_PARAMETERS.get(_kind(part), re.escape(part)) for part in parts))
 
@@ -162,25 +162,25 @@ def _kind(part: str) -> str:
 
 
 def _methods_at(request: Request) -> list[str]:
-    """What is possible with this path: starlette names only what its first route takes."""
-    found: set[str] = set()
+    """All methods of this path: starlette names only those of its first route."""
+    allowed: set[str] = set()
     for pattern, methods in request.app.state.methods:
         if pattern.fullmatch(request.scope["path"]):
-            found |= methods
-    return sorted(found | ({"HEAD"} if "GET" in found else set()))
+            allowed |= methods
+    return sorted(allowed | ({"HEAD"} if "GET" in allowed else set()))
 
 
 async def _on_validation(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     methods = _methods_at(request)
     if methods and request.method not in methods:
-        return _not_allowed(request, methods)  # as `GET …:stop`, which is no job's name
-    # Without the values: they may be secrets that were put in the wrong place.
+        return _not_allowed(request, methods)  # as `GET …:stop`: not the name of a job
+    # Without the values: they may be secrets in the wrong place.
     errors = [
-        {"where": ".".join(map(str, one["loc"])), "problem": str(one["msg"])}
-        for one in error.errors()
+        {"where": ".".join(map(str, item["loc"])), "problem": str(item["msg"])}
+        for item in error.errors()
     ]
-    detail = "; ".join(f"{one['where']}: {one['problem']}" for one in errors[:3])
+    detail = "; ".join(f"{error['where']}: {error['problem']}" for error in errors[:3])
     problem = ProblemError(422, "invalid_request", detail, errors=errors[:20])
     return problem.response(request.url.path)
 

@@ -35,17 +35,17 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path, world_size=2)
 
 
-def test_memory_is_taken_when_it_has_the_newest(place: Place) -> None:
+def test_memory_is_chosen_if_it_has_the_newest_state(place: Place) -> None:
     place.publish(10, state(10))
     everywhere(place, 20)
     check(place, 20, ["memory", "memory"])
     [(event, body)] = place.told.events
     assert event == "restored"
     assert (body["step"], body["reason"], body["rejected"]) == (20, "the newest", [])
-    assert [(one["tier"], one["ranks"]) for one in body["tiers"]] == [("memory", 2)]
+    assert [(read.tier, read.ranks) for read in body["tiers"]] == [("memory", 2)]
 
 
-def test_files_are_taken_when_they_are_newer(place: Place) -> None:
+def test_files_are_chosen_if_they_are_newer(place: Place) -> None:
     path = place.publish(30, state(30))
     everywhere(place, 20)
     check(place, 30, ["global", "global"])
@@ -58,13 +58,13 @@ def test_tiers_are_mixed_for_one_state(place: Place) -> None:
     check(place, 20, ["memory", "peer"])
 
 
-def test_a_rank_that_lost_its_node_reads_files_while_the_other_one_has_memory(place: Place) -> None:
+def test_a_rank_that_lost_its_node_reads_files_while_another_has_memory(place: Place) -> None:
     place.publish(20, state(20))
     place.keep(20, 0, state(20))
     check(place, 20, ["memory", "global"])
 
 
-def test_nothing_anywhere_is_a_fresh_start_and_is_said(place: Place) -> None:
+def test_without_any_state_a_fresh_start_is_reported(place: Place) -> None:
     restored, states = restore(place)
     assert restored == [None, None]
     assert [values(one) for one in states] == [{-1}] * 2
@@ -73,7 +73,7 @@ def test_nothing_anywhere_is_a_fresh_start_and_is_said(place: Place) -> None:
     assert "there has never been a checkpoint" in place.told.warned[0]
 
 
-def test_an_explicit_step_that_is_missing_is_an_error_that_names_those_there_are(
+def test_an_explicit_step_that_is_missing_is_an_error_that_names_existing_steps(
     place: Place,
 ) -> None:
     """Even where a fresh start is allowed (A8.7)."""
@@ -85,7 +85,7 @@ def test_an_explicit_step_that_is_missing_is_an_error_that_names_those_there_are
     assert place.told.events[0][1]["wanted_step"] == 15
 
 
-def test_an_explicit_step_is_restored_though_there_are_newer_ones(place: Place) -> None:
+def test_an_explicit_step_is_restored_although_newer_steps_exist(place: Place) -> None:
     for step in (10, 20, 30):
         place.publish(step, state(step))
     everywhere(place, 40)
@@ -94,14 +94,14 @@ def test_an_explicit_step_is_restored_though_there_are_newer_ones(place: Place) 
     assert [values(one) for one in states] == [{20}] * 2
 
 
-def test_an_image_that_is_being_filled_has_no_index_and_is_not_seen(place: Place) -> None:
+def test_an_image_that_is_being_written_is_not_offered(place: Place) -> None:
     everywhere(place, 10)
     everywhere(place, 20)
     (place.images(0) / "own/rank-0/buffer-20" / INDEX).unlink()
     check(place, 10, ["memory", "memory"])
 
 
-def test_older_steps_are_looked_for_until_one_will_do(place: Place) -> None:
+def test_older_steps_are_tried_until_one_can_be_loaded(place: Place) -> None:
     for step in range(1, 25):
         path = place.publish(step, state(step))
         if step > 2:
@@ -110,7 +110,7 @@ def test_older_steps_are_looked_for_until_one_will_do(place: Place) -> None:
     assert len(place.told.events[-1][1]["rejected"]) == 22
 
 
-def test_a_storage_that_cannot_be_listed_is_no_reason_to_start_anew(place: Place) -> None:
+def test_a_storage_that_cannot_be_listed_does_not_allow_a_fresh_start(place: Place) -> None:
     """The restore stops, unless the memory has a state (A8.7, A15.2)."""
     place.root.write_text("a file, where a folder should be")
     with pytest.raises(RestoreError, match="cannot be listed"):
@@ -158,7 +158,7 @@ def test_ranks_wait_until_the_agent_has_fetched_what_peers_hold(place: Place) ->
     agent.join()
 
 
-def test_an_agent_that_says_nothing_is_waited_for_only_so_long(place: Place) -> None:
+def test_the_wait_for_a_silent_agent_has_a_limit(place: Place) -> None:
     everywhere(place, 10)
     check(place, 10, ["memory", "memory"], agent_within_s=0.05)
 
@@ -167,7 +167,7 @@ def test_an_agent_that_says_nothing_is_waited_for_only_so_long(place: Place) -> 
     ("has_root", "is_sure", "is_fresh"),
     [(True, True, True), (True, False, True), (False, True, True), (False, False, False)],
 )
-def test_nodes_that_cannot_be_asked_may_have_all_there_is_where_there_are_no_files(
+def test_unreachable_nodes_forbid_a_fresh_start_without_files(
     place: Place, has_root: bool, is_sure: bool, is_fresh: bool
 ) -> None:
     """A node out of reach is no fresh start (A8.7, A15.2)."""

@@ -33,7 +33,7 @@ def field(*ranks: list[StateOffer], published: tuple[StateOffer, ...] = ()) -> S
     return StateOffers(tuple(map(tuple, ranks)), published)
 
 
-def test_the_newest_step_that_all_have_is_chosen_and_who_lacks_a_newer_one_is_named() -> None:
+def test_the_newest_common_step_is_chosen_and_ranks_without_a_newer_one_are_named() -> None:
     """All ranks agree on one step (A9.2)."""
     seen = field([offer(MEMORY, 30), offer(MEMORY, 20)], [offer(MEMORY, 20)])
     chosen = choose(seen)
@@ -62,14 +62,14 @@ def test_states_of_different_identities_are_never_mixed(changed: dict[str, Any])
     assert {one.rank for one in missing(seen, None)} == {0, 1}
 
 
-def test_of_one_step_that_of_the_latest_round_is_chosen() -> None:
+def test_the_latest_round_of_a_step_is_chosen() -> None:
     both = [offer(MEMORY, 30, round=1), offer(MEMORY, 30, round=2)]
     chosen = choose(field(both, both))
     assert chosen is not None
     assert chosen.identity.round == 2
 
 
-def test_an_image_that_one_rank_could_not_verify_leaves_the_others_for_another_choice() -> None:
+def test_all_ranks_choose_again_if_one_rank_cannot_verify_its_image() -> None:
     seen = field([offer(MEMORY, 30)], [offer(MEMORY, 30), offer(PEER, 30)])
     seen = seen.without([(1, offer(MEMORY, 30))])
     chosen = choose(seen)
@@ -78,14 +78,14 @@ def test_an_image_that_one_rank_could_not_verify_leaves_the_others_for_another_c
     assert choose(seen.without([(1, offer(PEER, 30))])) is None
 
 
-def test_a_checkpoint_of_files_that_one_rank_found_broken_is_broken_for_all() -> None:
+def test_a_published_checkpoint_that_one_rank_finds_damaged_is_rejected_by_all() -> None:
     seen = field([], [], published=(offer(GLOBAL, 30), offer(GLOBAL, 20)))
     chosen = choose(seen.without([(1, offer(GLOBAL, 30))]))
     assert chosen is not None
     assert chosen.identity.step == 20
 
 
-def test_what_one_node_has_quarantined_no_rank_loads_from_memory() -> None:
+def test_an_image_that_one_node_has_quarantined_is_loaded_by_no_rank() -> None:
     sights = [
         Sight(offers=(offer(MEMORY, 30), offer(GLOBAL, 30))),
         Sight(offers=(offer(PEER, 30),), suspect=(identity(30),)),
@@ -95,7 +95,7 @@ def test_what_one_node_has_quarantined_no_rank_loads_from_memory() -> None:
     assert {one.tier for one in chosen.offers} == {GLOBAL}
 
 
-def test_only_the_step_that_was_asked_for_is_seen() -> None:
+def test_only_the_requested_step_is_offered() -> None:
     sights = [Sight(offers=(offer(MEMORY, 30), offer(GLOBAL, 20), offer(GLOBAL, 10)))]
     chosen = choose(StateOffers.of(sights, 20))
     assert chosen is not None
@@ -125,7 +125,7 @@ offers = st.builds(
     st.lists(st.lists(offers, max_size=5), min_size=1, max_size=4),
     st.lists(st.builds(offer, st.just(GLOBAL), st.integers(1, 4)), max_size=3),
 )
-def test_what_is_chosen_all_have_and_nothing_newer_is_had_by_all(
+def test_the_choice_is_the_newest_state_that_all_ranks_have(
     images: list[list[StateOffer]], published: list[StateOffer]
 ) -> None:
     seen = field(*images, published=tuple(published))

@@ -67,7 +67,7 @@ def _cut(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_a_damaged_checkpoint_of_files_is_passed_over_for_an_older_one(
+def test_a_damaged_published_checkpoint_is_rejected_for_an_older_one(
     place: Place, damage: Callable[[Place], object]
 ) -> None:
     """Each kind of damage is passed over, and recorded (A8.8)."""
@@ -86,9 +86,7 @@ CORRUPT = [name for name in DAMAGE if "shard" in name or "bit" in name or "cut" 
 
 
 @pytest.mark.parametrize("what", CORRUPT)
-def test_what_is_not_what_was_saved_is_quarantined_and_not_read_again(
-    place: Place, what: str
-) -> None:
+def test_a_damaged_checkpoint_is_quarantined_and_not_read_again(place: Place, what: str) -> None:
     """The quarantine is recorded with its reason (A8.8)."""
     place.publish(10, state(10))
     path = place.publish(20, state(20))
@@ -110,7 +108,7 @@ def test_what_is_not_what_was_saved_is_quarantined_and_not_read_again(
 
 
 @pytest.mark.parametrize("what", sorted(DAMAGE.keys() - set(CORRUPT) - {"quarantined"}))
-def test_what_is_merely_not_ours_to_load_is_not_quarantined(place: Place, what: str) -> None:
+def test_a_checkpoint_of_another_job_is_not_quarantined(place: Place, what: str) -> None:
     place.publish(10, state(10))
     place.publish(20, state(20))
     DAMAGE[what](place)
@@ -119,7 +117,7 @@ def test_what_is_merely_not_ours_to_load_is_not_quarantined(place: Place, what: 
     assert not list(place.root.glob(f"*/{QUARANTINED}"))
 
 
-def test_what_could_not_be_read_for_once_is_not_quarantined(
+def test_a_checkpoint_that_cannot_be_read_once_is_not_quarantined(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.publish(10, state(10))
@@ -138,7 +136,7 @@ def test_what_could_not_be_read_for_once_is_not_quarantined(
 
 
 @pytest.mark.parametrize("read", ["__0_0.distcp", METADATA])
-def test_what_retention_removes_meanwhile_is_not_called_corrupt(
+def test_a_checkpoint_that_retention_removes_is_not_called_corrupt(
     place: Place, monkeypatch: pytest.MonkeyPatch, read: str
 ) -> None:
     place.publish(10, state(10))
@@ -160,7 +158,7 @@ def test_what_retention_removes_meanwhile_is_not_called_corrupt(
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_when_all_are_damaged_the_training_stops_rather_than_start_anew(
+def test_if_all_states_are_damaged_the_restore_fails(
     place: Place, damage: Callable[[Place], object]
 ) -> None:
     """Only `--allow-fresh-start` begins anew (A8.7)."""
@@ -196,7 +194,7 @@ def test_an_image_of_another_identity_never_reaches_the_model(
     assert reason in " ".join(one.reason for one in found[0].passed)
 
 
-def test_a_torn_image_or_index_is_passed_over(place: Place) -> None:
+def test_a_torn_image_or_index_is_rejected(place: Place) -> None:
     """An image that was cut off is not loaded (A9.2)."""
     place.publish(10, state(10))
     everywhere(place, 20)
@@ -211,7 +209,7 @@ def test_a_torn_image_or_index_is_passed_over(place: Place) -> None:
 @pytest.mark.parametrize(
     ("after", "what"), [("verify", "passed over"), ("fit", "an error on all ranks")]
 )
-def test_an_image_that_is_written_over_after_it_was_verified_is_never_loaded(
+def test_an_image_that_is_overwritten_after_its_verification_is_not_loaded(
     place: Place, monkeypatch: pytest.MonkeyPatch, after: str, what: str
 ) -> None:
     """As an agent does that is sent a newer one by a round before; it may be verified long ago."""
@@ -235,14 +233,14 @@ def test_an_image_that_is_written_over_after_it_was_verified_is_never_loaded(
             restore(place)
 
 
-def test_a_flipped_bit_in_memory_leads_to_the_copy_that_a_peer_has_held(place: Place) -> None:
+def test_a_flipped_bit_in_memory_leads_to_the_copy_of_a_peer(place: Place) -> None:
     """One flipped bit of an image in memory (A8.8)."""
     everywhere(place, 20)
     place.keep(20, 1, state(20), held=True)
     flip_bit(place.images(1) / "own/rank-1/buffer-20" / IMAGE, 12_345)
     found = check(place, 20, ["memory", "peer"])
     assert [(one.tier, one.rank) for one in found[0].passed] == [("memory", 1)]
-    assert "is not what was saved" in found[0].passed[0].reason
+    assert "differs from what was saved" in found[0].passed[0].reason
 
 
 def restores_step_10_in_spite_of(place: Place, path: Path, where: float) -> None:
@@ -308,7 +306,7 @@ def test_one_bit_flipped_anywhere_in_the_files_is_found(
         ),
     ],
 )
-def test_a_state_of_another_form_is_refused_and_left_as_it_is(
+def test_a_state_of_another_form_is_refused_and_unchanged(
     place: Place, tier: str, change: Callable[[State], object], reason: str
 ) -> None:
     if tier == "global":

@@ -39,14 +39,14 @@ def test_the_two_newest_are_checked(place: Place) -> None:
     assert steps(EarlyVerification(place.home(0))) == [30, 20]
 
 
-def test_what_is_not_what_was_saved_is_not_given_and_the_next_one_is(place: Place) -> None:
+def test_a_damaged_image_is_not_returned_and_the_next_one_is(place: Place) -> None:
     place.keep(10, 0, state(10))
     image = place.keep(20, 0, state(20)) / "image"
     image.write_bytes(bytes(len(image.read_bytes())))
     assert steps(EarlyVerification(place.home(0))) == [10]
 
 
-def test_what_the_agent_fetches_meanwhile_is_checked_as_soon_as_it_is_there(place: Place) -> None:
+def test_images_that_the_agent_fetches_are_verified_at_once(place: Place) -> None:
     place.keep(10, 0, state(10))
     ahead = EarlyVerification(place.home(0, agent_within_s=30))
     place.keep(20, 0, state(20), held=True)
@@ -54,7 +54,7 @@ def test_what_the_agent_fetches_meanwhile_is_checked_as_soon_as_it_is_there(plac
     assert steps(ahead) == [20, 10]
 
 
-def test_who_wants_none_does_not_wait_for_the_agent(place: Place) -> None:
+def test_a_restore_without_images_does_not_wait_for_the_agent(place: Place) -> None:
     ahead = EarlyVerification(place.home(0, agent_within_s=1e6))
     ahead.close()
     assert not ahead._thread.is_alive()
@@ -82,7 +82,7 @@ class Slow:
         self.begun, self.may_end = threading.Event(), threading.Event()
 
 
-def test_the_chosen_one_is_waited_for_while_it_is_being_checked(place: Place, slow: Slow) -> None:
+def test_the_choice_waits_for_its_image_while_it_is_verified(place: Place, slow: Slow) -> None:
     place.keep(10, 0, state(10))
     place.keep(20, 0, state(20))
     ahead = EarlyVerification(place.home(0))
@@ -97,7 +97,7 @@ def test_the_chosen_one_is_waited_for_while_it_is_being_checked(place: Place, sl
     ahead.close()
 
 
-def test_another_one_than_the_chosen_is_not_waited_for(place: Place, slow: Slow) -> None:
+def test_the_choice_does_not_wait_for_other_images(place: Place, slow: Slow) -> None:
     place.keep(10, 0, state(10))
     place.keep(20, 0, state(20))
     ahead = EarlyVerification(place.home(0))
@@ -108,7 +108,7 @@ def test_another_one_than_the_chosen_is_not_waited_for(place: Place, slow: Slow)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_check_that_breaks_off_holds_nobody_up(
+def test_an_early_verification_that_fails_does_not_block_the_restore(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def verify(*_: object) -> None:
@@ -123,7 +123,7 @@ def test_a_check_that_breaks_off_holds_nobody_up(
     ahead.close()
 
 
-def test_an_image_that_nobody_waits_for_is_left(place: Place) -> None:
+def test_the_verification_ends_when_another_image_is_chosen(place: Place) -> None:
     folder = place.keep(10, 0, state(10))
     index = decode((folder / INDEX).read_bytes(), ImageIndex, "")
     image, is_over = StoredImage(str(folder), index.identity), threading.Event()

@@ -123,7 +123,7 @@ def test_an_image_that_is_released_is_restored_again(place: Place) -> None:
     assert resume(place)[:2] == (20, "memory")
 
 
-def test_an_image_that_was_written_over_is_not_brought_back(place: Place) -> None:
+def test_an_overwritten_image_is_not_released(place: Place) -> None:
     place.publish(10, state(10))
     folder = place.keep(20, 0, state(20))
     fail_after(resume(place)[2], 1)
@@ -135,7 +135,7 @@ def test_an_image_that_was_written_over_is_not_brought_back(place: Place) -> Non
     assert resume(place)[:2] == (10, "global")
 
 
-def test_when_every_one_is_marked_the_training_stops_and_says_why(place: Place) -> None:
+def test_if_all_states_are_quarantined_the_restore_fails_with_the_reasons(place: Place) -> None:
     """All are in quarantine, and nothing begins anew (A8.7)."""
     place.publish(10, state(10))
     fail_after(resume(place)[2], 1)
@@ -145,7 +145,7 @@ def test_when_every_one_is_marked_the_training_stops_and_says_why(place: Place) 
         resume(place)
 
 
-def test_what_was_saved_after_the_load_is_marked_with_it(place: Place) -> None:
+def test_states_saved_after_the_load_are_quarantined_with_it(place: Place) -> None:
     place.publish(10, state(10))
     place.publish(20, state(20))
     _, _, watch = resume(place)
@@ -156,7 +156,7 @@ def test_what_was_saved_after_the_load_is_marked_with_it(place: Place) -> None:
     assert resume(place)[0] == 10
 
 
-def test_what_an_earlier_round_has_saved_is_left_alone(place: Place) -> None:
+def test_states_of_an_earlier_round_are_not_quarantined(place: Place) -> None:
     place.publish(10, state(10))
     place.publish(20, state(20))
     (place.root / step_name(20) / "__0_0.distcp").unlink()
@@ -167,7 +167,7 @@ def test_what_an_earlier_round_has_saved_is_left_alone(place: Place) -> None:
     assert causes == [(20, "corrupt"), (10, "nan_after_load")]
 
 
-def test_a_loss_that_fails_at_the_same_step_again_is_the_trainings_own(place: Place) -> None:
+def test_a_loss_that_fails_again_at_the_same_step_quarantines_nothing(place: Place) -> None:
     place.publish(10, state(10))
     place.publish(20, state(20))
     fail_after(resume(place)[2], 3)
@@ -179,7 +179,7 @@ def test_a_loss_that_fails_at_the_same_step_again_is_the_trainings_own(place: Pl
     assert resume(place)[0] == 10
 
 
-def test_later_failures_are_none_of_its_business(place: Place) -> None:
+def test_a_bad_loss_long_after_the_load_is_ignored(place: Place) -> None:
     place.publish(10, state(10))
     _, _, watch = resume(place)
     for _ in range(WITHIN_STEPS):
@@ -196,7 +196,7 @@ def test_a_checkpoint_is_marked_once(place: Place) -> None:
     assert quarantined(place) == [(10, "global")]
 
 
-def test_what_was_on_its_way_is_marked_as_soon_as_it_can_be_seen(place: Place) -> None:
+def test_saves_in_progress_are_quarantined_once_they_are_visible(place: Place) -> None:
     place.publish(10, state(10))
     place.publish(20, state(20))
     _, _, watch = resume(place)
@@ -213,7 +213,7 @@ def test_what_was_on_its_way_is_marked_as_soon_as_it_can_be_seen(place: Place) -
     assert resume(place)[0] == 10
 
 
-def test_whoever_trains_on_nevertheless_is_let(place: Place) -> None:
+def test_a_training_that_ignores_the_bad_loss_goes_on(place: Place) -> None:
     place.publish(10, state(10))
     _, _, watch = resume(place)
     fail_after(watch, 1)
@@ -223,7 +223,7 @@ def test_whoever_trains_on_nevertheless_is_let(place: Place) -> None:
     assert quarantined(place) == [(10, "global")]
 
 
-def test_a_storage_that_is_away_hides_no_loss(
+def test_an_unavailable_storage_does_not_hide_a_lost_image(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.publish(10, state(10))

@@ -173,7 +173,7 @@ def test_gradients_before_a_restore_stay_and_refuse_nothing(tmp_path: Path, tier
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
-def test_giving_an_optimizer_its_state_changes_nothing_and_is_no_step(
+def test_an_optimizer_gets_a_state_without_a_step_or_a_change(
     make: Callable[[Any], Optimizer],
 ) -> None:
     model = Model()
@@ -197,7 +197,7 @@ def test_giving_an_optimizer_its_state_changes_nothing_and_is_no_step(
     assert not optimizer.state
 
 
-def test_an_optimizer_that_has_stepped_keeps_its_hands_off(tmp_path: Path) -> None:
+def test_an_optimizer_that_has_a_state_is_not_stepped(tmp_path: Path) -> None:
     model = Model()
     optimizer = Adam(model.parameters())
     train(model, optimizer, 1)
@@ -243,7 +243,7 @@ def test_states_by_the_names_of_parameters_are_restored(tmp_path: Path) -> None:
     assert all(map(torch.equal, model.parameters(), other.parameters()))
 
 
-def test_an_optimizer_whose_rates_differ_takes_those_that_were_saved(tmp_path: Path) -> None:
+def test_an_optimizer_with_other_rates_gets_the_saved_rates(tmp_path: Path) -> None:
     place = Place(tmp_path)
     model = Model()
     optimizer = SGD(model.parameters(), lr=0.5, momentum=0.9)
@@ -259,7 +259,7 @@ def test_an_optimizer_whose_rates_differ_takes_those_that_were_saved(tmp_path: P
     assert other.state_dict() == schedule.state_dict()
 
 
-def test_tensors_are_filled_where_they_are(tmp_path: Path) -> None:
+def test_tensors_are_filled_in_place(tmp_path: Path) -> None:
     place = Place(tmp_path)
     saved = {
         "strided": torch.arange(12.0).view(3, 4).t(),
@@ -278,7 +278,7 @@ def test_tensors_are_filled_where_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wants_to_know", [False, True])
-def test_a_module_whose_tensors_were_filled_is_asked_to_load_only_if_it_wants_to_know(
+def test_a_module_whose_tensors_were_filled_loads_itself_only_if_it_has_hooks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wants_to_know: bool
 ) -> None:
     place = Place(tmp_path)
@@ -314,7 +314,7 @@ class Transposed(torch.nn.Linear):
             self.weight.copy_(state_dict["weight"].t())
 
 
-def test_a_module_that_saves_other_tensors_than_its_own_is_asked_to_load_them(
+def test_a_module_that_saves_other_tensors_than_its_own_loads_them_itself(
     tmp_path: Path,
 ) -> None:
     place = Place(tmp_path)

@@ -41,7 +41,7 @@ def test_a_buffer_keeps_its_memory_while_the_size_stays() -> None:
     assert not os.path.exists(buffer.path)
 
 
-def test_too_little_room_is_told_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_reported_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The refusal has what is needed and what is left (A8.4)."""
     monkeypatch.setattr(buffers, "available_bytes", lambda _: SIZE - 1)
     with pytest.raises(NoRoomError, match="has 0 MiB left, and the save needs 1 MiB") as told:
@@ -106,7 +106,7 @@ def test_another_process_with_the_same_images_is_refused(
     Arena(1, str(folder)).close(keeps_images=False)
 
 
-def test_who_waits_for_images_that_are_just_removed_has_a_folder_of_its_own(
+def test_a_wait_for_images_that_are_removed_makes_a_new_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other process ends between any two looks: its folder goes, and its lock with it."""
@@ -134,7 +134,7 @@ def test_who_waits_for_images_that_are_just_removed_has_a_folder_of_its_own(
     after.close(keeps_images=False)
 
 
-def test_a_folder_that_goes_while_its_lock_is_opened_is_made_again(
+def test_a_folder_that_is_removed_while_its_lock_is_opened_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "images" / "own" / "rank-0"
@@ -155,12 +155,12 @@ def test_a_folder_that_goes_while_its_lock_is_opened_is_made_again(
     assert not folder.exists()
 
 
-def test_a_torn_index_is_no_image(tmp_path: Path) -> None:
+def test_a_torn_index_is_not_taken_for_an_image(tmp_path: Path) -> None:
     (tmp_path / INDEX).write_bytes(msgspec.json.encode({"identity": {}}))
     assert Buffer(str(tmp_path)).step is None
 
 
-def test_an_agent_says_whose_it_is() -> None:
+def test_the_agents_variables_give_the_job_context() -> None:
     said = {"EVERSTEP_JOB": "llama", "EVERSTEP_ROUND": "4", "EVERSTEP_IMAGES": "/dev/shm/x"}
     about = read_job_context(said)
     assert (about.job, about.round, about.images, about.has_keeper) == (
@@ -174,14 +174,14 @@ def test_an_agent_says_whose_it_is() -> None:
     assert read_job_context(said, job="mine").job == "mine"
 
 
-def test_those_that_are_alone_are_told_apart_by_their_place() -> None:
+def test_jobs_without_a_name_are_identified_by_their_place() -> None:
     one, other = read_job_context({}, root="/a"), read_job_context({}, root="/b")
     assert one.job == other.job == "local"
     assert one.images != other.images
     assert not one.has_keeper
 
 
-def test_octets_are_those_of_the_file() -> None:
+def test_an_image_has_the_bytes_of_the_file() -> None:
     buffer = Buffer()
     buffer.fit(SIZE)
     buffer.octets[10:14].copy_(torch.tensor([1, 2, 3, 4], dtype=torch.uint8))

@@ -27,9 +27,7 @@ def plan_of(
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_around_a_tensor_is_what_torch_puts_there(
-    dtype: torch.dtype, shape: tuple[int, ...]
-) -> None:
+def test_a_tensor_has_torchs_bytes_around_it(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     tensor = torch.randint(0, 2, shape).to(dtype)
     head, tail = around(dtype, shape)
     assert len(head) % 64 == 0 or not tensor.nbytes, "its data is aligned"
@@ -58,7 +56,7 @@ def test_a_tensor_in_another_form_is_left_to_torch(form: tuple[torch.dtype, Any]
 
 
 @pytest.mark.parametrize("size", [1, 600, 5000, 8000, 12_000, 1 << 16, 10 << 20])
-def test_a_value_is_found_wherever_it_ends_in_its_room(size: int) -> None:
+def test_a_value_is_found_wherever_it_ends_in_its_space(size: int) -> None:
     saved = io.BytesIO()
     torch.save("x" * size, saved)
     octets = saved.getvalue()
@@ -96,7 +94,7 @@ def test_ranks_plan_alike_and_each_tensor_is_written_once() -> None:
     assert not plans[1].metadata
 
 
-def test_with_all_an_image_has_everything_behind_the_file() -> None:
+def test_an_image_with_all_pieces_has_them_after_the_file() -> None:
     def one(group: RankGroup) -> Plan:
         return plan_of({f"w{number}": torch.ones(9) for number in range(4)}, group, with_all=True)
 
@@ -107,7 +105,7 @@ def test_with_all_an_image_has_everything_behind_the_file() -> None:
         assert plan.image_bytes > plan.file_bytes
 
 
-def test_what_one_rank_cannot_save_is_told_to_all() -> None:
+def test_all_ranks_learn_that_one_cannot_save() -> None:
     def one(group: RankGroup) -> str:
         try:
             plan_of({"it": (lambda: None) if group.rank else 1}, group)

@@ -35,7 +35,7 @@ class Queue(SaveQueue):
 
     def hear(self, line: FromWriter) -> bool:
         """Whether another save may have the buffer now."""
-        self._hear(line)
+        self._receive(line)
         return self.buffer.is_free
 
 
@@ -43,7 +43,7 @@ def written(save: Save) -> PartWritten:
     return PartWritten(save=save.number, size_bytes=1, write_s=0.1)
 
 
-def test_the_end_of_a_save_leaves_the_buffer_to_the_next_one() -> None:
+def test_the_end_of_a_save_releases_the_buffer_once() -> None:
     queue = Queue()
     first = queue.sent()
     assert queue.hear(written(first))
@@ -52,7 +52,7 @@ def test_the_end_of_a_save_leaves_the_buffer_to_the_next_one() -> None:
     assert queue.hear(written(second))
 
 
-def test_so_does_its_failure() -> None:
+def test_a_failure_releases_the_buffer_once() -> None:
     queue = Queue()
     first = queue.sent()
     assert queue.hear(written(first))
@@ -60,14 +60,14 @@ def test_so_does_its_failure() -> None:
     assert not queue.hear(SaveFailed(save=first.number, stage="publish", reason="the disk is full"))
 
 
-def test_a_save_that_fails_before_it_is_written_gives_the_buffer_back() -> None:
+def test_a_save_that_fails_before_its_write_releases_its_buffer() -> None:
     queue = Queue()
     assert queue.hear(
         SaveFailed(save=queue.sent().number, stage="write", reason="the disk is full")
     )
 
 
-def test_of_an_image_that_was_marked_nothing_is_left_either(tmp_path: Path) -> None:
+def test_a_removed_image_leaves_no_mark(tmp_path: Path) -> None:
     folder = tmp_path / "a"
     buffer = Buffer(str(folder))
     buffer.fit(4096)
@@ -77,7 +77,7 @@ def test_of_an_image_that_was_marked_nothing_is_left_either(tmp_path: Path) -> N
     assert not folder.exists()
 
 
-def test_whoever_has_the_image_mapped_reads_on_when_the_next_state_is_smaller(
+def test_a_mapped_image_stays_readable_when_the_next_state_is_smaller(
     tmp_path: Path,
 ) -> None:
     buffer = Buffer(str(tmp_path / "a"))

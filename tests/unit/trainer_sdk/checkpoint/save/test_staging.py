@@ -31,13 +31,13 @@ class Held:
         self.over = threading.Event()
         self.error: Exception | None = None
         self.stager = Stager()
-        copy_beside = staging._copy_beside
+        copy_beside = staging._copy_in_background
 
         def wait(one: TensorCopy) -> None:
             self.go_on.wait(30)
             copy_beside(one)
 
-        monkeypatch.setattr(staging, "_copy_beside", wait)
+        monkeypatch.setattr(staging, "_copy_in_background", wait)
 
     def stage(self, now: list[TensorCopy], later: list[TensorCopy]) -> None:
         def then(error: Exception | None) -> None:
@@ -61,7 +61,7 @@ def copy_of(source: torch.Tensor) -> TensorCopy:
     return TensorCopy("w", source, torch.zeros_like(source), version=source._version)
 
 
-def test_the_training_hears_how_long_it_waited_for_a_copy(
+def test_the_time_of_a_wait_for_a_copy_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where forward and backward hide the copy, there is nothing to tell (E7)."""
@@ -91,7 +91,7 @@ def test_the_training_hears_how_long_it_waited_for_a_copy(
     stager.close()
 
 
-def test_what_cannot_wait_is_copied_before_the_call_returns(held: Held) -> None:
+def test_tensors_without_an_optimizer_are_copied_before_the_call_returns(held: Held) -> None:
     now, later = copy_of(torch.ones(5)), copy_of(torch.ones(5))
     held.stage([now], [later])
     assert now.target.sum() == 5
@@ -102,7 +102,7 @@ def test_what_cannot_wait_is_copied_before_the_call_returns(held: Held) -> None:
     assert held.error is None
 
 
-def test_an_optimizer_waits_with_its_step_and_changes_nothing_before(held: Held) -> None:
+def test_an_optimizers_step_waits_until_its_tensors_are_copied(held: Held) -> None:
     weight = torch.nn.Parameter(torch.ones(1000))
     optimizer = torch.optim.SGD([weight], lr=1.0)
     held.stager.watch([optimizer])
@@ -135,7 +135,7 @@ def test_every_thread_waits_in_which_an_optimizer_steps(held: Held) -> None:
             held.go_on.set()
 
 
-def test_a_change_before_that_is_seen(held: Held) -> None:
+def test_a_change_before_the_optimizers_step_is_detected(held: Held) -> None:
     source = torch.ones(9)
     held.stage([], [copy_of(source)])
     source.add_(1)
@@ -146,7 +146,7 @@ def test_a_change_before_that_is_seen(held: Held) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.bool])
 @pytest.mark.parametrize("is_dense", [True, False])
-def test_what_torch_does_not_count_is_seen_in_what_was_copied(
+def test_changes_that_torch_does_not_count_are_detected_in_the_copy(
     held: Held, dtype: torch.dtype, is_dense: bool
 ) -> None:
     kept = torch.full((200, 300), float("nan")).to(torch.float32)
@@ -160,26 +160,26 @@ def test_what_torch_does_not_count_is_seen_in_what_was_copied(
     assert "was changed before the optimizer's step" in str(held.error)
 
 
-def test_a_change_while_it_is_copied_is_seen_in_the_source(
+def test_a_change_during_the_copy_is_detected_in_the_source(
     held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, copy_beside = torch.zeros(9), staging._copy_beside
+    source, copy_beside = torch.zeros(9), staging._copy_in_background
 
     def copy_and_change(one: TensorCopy) -> None:
         copy_beside(one)
         source.data.add_(1)
 
-    monkeypatch.setattr(staging, "_copy_beside", copy_and_change)
+    monkeypatch.setattr(staging, "_copy_in_background", copy_and_change)
     held.go_on.set()
     held.stage([], [copy_of(torch.full((9,), float("nan"))), copy_of(source)])
     assert held.over.wait(30)
     assert isinstance(held.error, ChangedError)
 
 
-def test_what_fails_beside_the_training_does_not_hold_it_up(
+def test_a_failed_copy_does_not_block_the_training(
     held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "_copy_beside", lambda _: 1 // 0)
+    monkeypatch.setattr(staging, "_copy_in_background", lambda _: 1 // 0)
     held.stage([], [copy_of(torch.ones(9))])
     held.stager.settle()
     assert held.over.wait(30)
@@ -188,7 +188,7 @@ def test_what_fails_beside_the_training_does_not_hold_it_up(
 
 
 @pytest.mark.parametrize("is_begun", [True, False])
-def test_nobody_waits_for_what_was_dropped(held: Held, is_begun: bool) -> None:
+def test_a_dropped_staging_is_not_waited_for(held: Held, is_begun: bool) -> None:
     staging = Staging([copy_of(torch.ones(9))], lambda _: held.over.set())
     held.stager.copy([], staging)
     if is_begun:
@@ -208,7 +208,7 @@ def test_the_next_save_waits_for_this_one(held: Held) -> None:
     assert first.target.sum() == 3
 
 
-def test_only_what_an_optimizer_owns_may_wait() -> None:
+def test_only_tensors_of_optimizers_are_copied_later() -> None:
     linear = torch.nn.Linear(3, 3)
     model = torch.nn.Sequential(linear, torch.nn.BatchNorm1d(3))
     optimizer = torch.optim.Adam(one for one in model.parameters() if one is not linear.bias)
@@ -232,7 +232,7 @@ def test_only_what_an_optimizer_owns_may_wait() -> None:
         assert not can_wait(torch.ones(3))
 
 
-def test_an_optimizer_that_the_training_lets_go_goes_and_owns_nothing_any_more() -> None:
+def test_an_optimizer_that_the_training_drops_is_freed_and_owns_nothing() -> None:
     """As where layers thaw, each time with a new one: its moments are twice the model."""
     weight = torch.nn.Parameter(torch.ones(10))
     owned, stager = OwnedTensors(), Stager()
@@ -256,12 +256,12 @@ class Wrapper(torch.optim.Optimizer):
         self.inner = inner
 
 
-def test_what_takes_no_hooks_is_not_waited_for() -> None:
+def test_objects_without_hooks_are_not_waited_for() -> None:
     inner = torch.optim.SGD([torch.nn.Parameter(torch.ones(10))])
     assert optimizers_in([inner, Wrapper(inner), torch.nn.Linear(1, 1)]) == [inner]
 
 
-def test_what_is_not_contiguous_is_copied_by_value(held: Held) -> None:
+def test_tensors_that_are_not_contiguous_are_copied_by_value(held: Held) -> None:
     later = copy_of(torch.arange(12.0).view(3, 4).t())
     held.go_on.set()
     held.stage([], [later])

@@ -35,7 +35,7 @@ def test_an_interval_is_steps_a_time_or_automatic(said: int | str, meant: Every)
 
 
 @pytest.mark.parametrize("said", [0, -5, "", "10", "ten minutes", "0s", "5 days"])
-def test_anything_else_is_refused_with_what_can_be_given(said: int | str) -> None:
+def test_an_invalid_interval_is_refused_with_valid_examples(said: int | str) -> None:
     with pytest.raises(ValueError, match="give a number of steps, a time as '10min'"):
         parse_every(said)
 
@@ -54,7 +54,7 @@ def test_no_other_interval_loses_notably_less_time(cost_s: float, mtbf: float) -
     assert all(lost(best) <= lost(best * other) * 1.05 for other in (0.3, 0.5, 0.8, 1.3, 2, 4))
 
 
-def test_a_job_without_failures_is_taken_to_fail_once_a_day_and_learns_from_there() -> None:
+def test_a_job_without_failures_is_assumed_to_fail_once_a_day() -> None:
     assert mtbf_s(0, 0) == DAY_S
     assert mtbf_s(9, 9 * 3600) == pytest.approx(3.3 * 3600)
     assert mtbf_s(0, 9 * DAY_S) == 10 * DAY_S
@@ -90,7 +90,7 @@ def train(
     return saved, looks
 
 
-def test_a_time_is_kept_to_half_a_step_and_hardly_ever_asked_for() -> None:
+def test_a_time_interval_is_met_within_half_a_step_with_few_queries() -> None:
     estimate = IntervalEstimate(Every(seconds=60), BOUNDS, failures=0, ran_s=0)
     saved, looks = train(estimate, 2000, step_s=0.7, stall_s=0.1)
     gaps = [after - before for before, after in itertools.pairwise(saved)]
@@ -99,7 +99,7 @@ def test_a_time_is_kept_to_half_a_step_and_hardly_ever_asked_for() -> None:
     assert len(looks) < 3 * len(saved) + 20
 
 
-def test_the_automatic_interval_follows_the_stall_and_the_failures_and_says_so() -> None:
+def test_the_automatic_interval_follows_the_stall_and_the_failures_and_names_them() -> None:
     estimate = IntervalEstimate(Every(), BOUNDS, failures=23, ran_s=11 * DAY_S)
     saved, _ = train(estimate, 40_000, step_s=0.5, stall_s=0.2)
     chosen = estimate.interval(saved[-1])
@@ -135,7 +135,7 @@ def test_before_anything_is_measured_the_least_interval_holds() -> None:
     assert saved[0] == pytest.approx(31, abs=1)
 
 
-def test_news_are_told_once_and_again_only_when_they_differ() -> None:
+def test_a_changed_interval_is_reported_once() -> None:
     estimate = IntervalEstimate(Every(), BOUNDS, failures=0, ran_s=0)
     estimate.stepped(1, is_saving=False)
     estimate.stepped(2, is_saving=False)

@@ -52,7 +52,7 @@ def test_ranks_with_clocks_of_their_own_save_after_the_same_steps(
     assert len(first) >= 2
 
 
-def test_the_interval_is_told_by_rank_0_and_only_where_there_is_something_to_choose(
+def test_only_rank_0_reports_the_interval_and_only_if_it_is_chosen(
     clocks: Callable[[int, float], None],
 ) -> None:
     told = Told()

@@ -8,7 +8,7 @@ import pytest
 from trainer_sdk.checkpoint.schedule.write_rate import Throttle
 
 
-def test_bytes_wait_for_their_turn() -> None:
+def test_bytes_wait_for_the_limited_rate() -> None:
     throttle, began = Throttle(1000), time.monotonic()
     assert throttle.let(0)
     assert throttle.let(100)
@@ -16,7 +16,7 @@ def test_bytes_wait_for_their_turn() -> None:
     assert time.monotonic() - began >= 0.3
 
 
-def test_its_time_begins_with_the_first_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_throttle_starts_with_the_first_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A save that waited for the one before it may not be written the faster."""
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -30,7 +30,7 @@ def test_its_time_begins_with_the_first_bytes(monkeypatch: pytest.MonkeyPatch) -
     assert waits == [0.0, pytest.approx(0.8), 0.0]
 
 
-def test_once_lifted_nobody_waits() -> None:
+def test_a_lifted_throttle_does_not_wait() -> None:
     throttle = Throttle(1)
     throttle.let(0)
     waiting = threading.Thread(target=throttle.let, args=(1 << 30,), daemon=True)

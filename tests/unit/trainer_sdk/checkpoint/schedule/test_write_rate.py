@@ -40,7 +40,7 @@ class Training:
         self.rate.stepped(self.now, is_saving=is_saving)
 
 
-def test_a_save_that_steps_notice_is_spread_until_they_do_not() -> None:
+def test_a_save_that_slows_steps_down_is_spread_until_it_does_not() -> None:
     training = Training(costs_s=0.18)
     training.save()
     assert (training.rate.lasts_s, training.slower) == (0, 1.18)
@@ -54,14 +54,14 @@ def test_a_save_that_steps_notice_is_spread_until_they_do_not() -> None:
     assert max(lasted) - min(lasted) < 0.1 * max(lasted), "it comes to rest"
 
 
-def test_one_that_costs_nothing_is_written_as_fast_as_can_be() -> None:
+def test_a_save_without_slowdown_has_no_limit() -> None:
     training = Training(costs_s=0.01)
     for _ in range(5):
         training.save()
         assert training.rate.lasts_s == 0
 
 
-def test_it_is_as_fast_as_before_once_steps_do_not_notice_any_more() -> None:
+def test_the_limit_ends_once_steps_do_not_slow_down() -> None:
     training = Training(costs_s=0.3)
     for _ in range(3):
         training.save()
@@ -72,28 +72,28 @@ def test_it_is_as_fast_as_before_once_steps_do_not_notice_any_more() -> None:
     assert training.rate.lasts_s == 0
 
 
-def test_it_takes_a_quarter_of_the_time_between_saves_at_most() -> None:
+def test_a_write_takes_at_most_a_quarter_of_the_time_between_saves() -> None:
     training = Training(costs_s=3.0, full_s=3.0, every_s=40.0)
     for _ in range(5):
         training.save()
     assert training.rate.lasts_s == pytest.approx(10, rel=0.1)
 
 
-def test_steps_that_take_as_long_as_a_save_say_nothing() -> None:
+def test_steps_as_long_as_a_save_do_not_change_the_rate() -> None:
     training = Training(costs_s=0.5, full_s=3 * STEP_S)
     for _ in range(5):
         training.save()
     assert training.rate.lasts_s == 0
 
 
-def test_what_was_waited_for_is_not_judged() -> None:
+def test_saves_that_the_training_waits_for_do_not_change_the_rate() -> None:
     training = Training(costs_s=0.5)
     for _ in range(5):
         training.save(is_paced=False)
     assert training.rate.lasts_s == 0
 
 
-def test_a_single_long_step_decides_nothing() -> None:
+def test_a_single_long_step_does_not_change_the_rate() -> None:
     training = Training(costs_s=0.0)
     training.save()
     training.rate.saved(training.now, is_paced=True)
@@ -103,7 +103,7 @@ def test_a_single_long_step_decides_nothing() -> None:
     assert training.rate.lasts_s == 0
 
 
-def test_how_fast_that_is() -> None:
+def test_the_rate_follows_from_time_and_size() -> None:
     rate = WriteRate()
     assert rate.bytes_per_s(GIB) == 0
     rate.lasts_s = 4.0
@@ -111,16 +111,16 @@ def test_how_fast_that_is() -> None:
     assert rate.bytes_per_s(100) == LEAST_BYTES_PER_S, "what is slower looks like a hang"
 
 
-def test_people_are_told_when_it_changes_much() -> None:
+def test_a_large_change_of_the_rate_is_printed() -> None:
     rate = WriteRate()
     assert rate.news() is None
     rate.lasts_s, rate.slower = 4.0, 1.18
     assert rate.news() == (
-        "saves are written within 4 s from now on, and no faster: steps took 1.18 times as long "
-        "meanwhile (write_bytes_per_s=0: as fast as can be)"
+        "saves are written over 4 s from now on: steps took 1.18 times as long during a save "
+        "(write_bytes_per_s=0: no limit)"
     )
     rate.lasts_s = 5.0
     assert rate.news() is None
     rate.lasts_s = 0.0
-    assert rate.news() == "saves are written as fast as can be again: steps do not notice it"
+    assert rate.news() == "saves are written without a limit again: steps do not slow down"
     assert rate.news() is None

@@ -44,7 +44,7 @@ pieces = st.builds(
 
 @settings(suppress_health_check=list(HealthCheck))
 @given(wanted=st.lists(pieces, max_size=40))
-def test_each_is_what_is_there(folder: Noting, wanted: list[ByteRange]) -> None:
+def test_each_range_has_the_bytes_of_its_file(folder: Noting, wanted: list[ByteRange]) -> None:
     folder.reads.clear()
     found = {number: bytes(octets) for number, octets in read_ranges(folder, wanted)}
     assert found == {
@@ -62,7 +62,7 @@ def test_the_requests_grow_with_the_bytes_alone(folder: Noting, size: int) -> No
     assert folder.reads == [MOST] * 10
 
 
-def test_what_is_far_between_is_not_read(folder: Noting) -> None:
+def test_a_large_gap_is_not_read(folder: Noting) -> None:
     wanted = [
         ByteRange("a", 0, 5),
         ByteRange("a", 5 + BETWEEN, 5),
@@ -72,6 +72,6 @@ def test_what_is_far_between_is_not_read(folder: Noting) -> None:
     assert folder.reads == [10 + BETWEEN, 5]
 
 
-def test_what_is_cut_short_is_said(folder: Noting) -> None:
+def test_a_truncated_file_is_reported(folder: Noting) -> None:
     with pytest.raises(StorageError, match="it is cut short"):
         [*read_ranges(folder, [ByteRange("a", 990, 5), ByteRange("a", 998, 5)])]

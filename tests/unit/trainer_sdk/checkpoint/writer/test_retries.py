@@ -76,7 +76,7 @@ def broken(rank: int) -> Iterator[memoryview]:
     raise DiskError
 
 
-def test_a_part_that_is_there_is_not_written_again(root: str) -> None:
+def test_a_durable_part_is_not_written_again(root: str) -> None:
     write(root, 0)
     first = write(root, 1)
     with pytest.raises(DiskError):
@@ -92,7 +92,7 @@ def test_a_part_that_is_there_is_not_written_again(root: str) -> None:
     assert seen(root).is_good
 
 
-def test_the_part_of_a_writer_that_hung_names_no_torn_shard(tmp_path: Path) -> None:
+def test_the_part_of_a_stuck_writer_never_names_a_torn_shard(tmp_path: Path) -> None:
     """It comes while another one is writing the same shard, and rank 0 is quick."""
     root = str(tmp_path)
     write(root, 0)
@@ -121,7 +121,7 @@ def test_the_part_of_a_writer_that_hung_names_no_torn_shard(tmp_path: Path) -> N
     assert publish(root, 1).given_up == ""
 
 
-def test_whoever_tries_again_sees_what_it_has_made_visible(root: str) -> None:
+def test_a_retry_recognizes_its_own_visible_checkpoint(root: str) -> None:
     """Also rank 0, whose first attempt has taken all parts with it."""
     hashes = [write(root, rank) for rank in (0, 1)]
     done = publish(root)

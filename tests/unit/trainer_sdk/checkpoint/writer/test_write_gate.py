@@ -70,7 +70,9 @@ def fill(octets: mmap.mmap, begin: int, end: int) -> None:
         octets[page * PAGE : (page + 1) * PAGE] = bytes([page + 1]) * PAGE
 
 
-def test_a_piece_may_pass_once_all_before_its_end_has_come(beside: ThreadPoolExecutor) -> None:
+def test_bytes_may_be_written_once_all_bytes_before_their_end_have_arrived(
+    beside: ThreadPoolExecutor,
+) -> None:
     gate, come = WriteGate(0), [0]
 
     def seen_after(begin: int, end: int) -> int:
@@ -79,15 +81,15 @@ def test_a_piece_may_pass_once_all_before_its_end_has_come(beside: ThreadPoolExe
 
     first, second = beside.submit(seen_after, 0, 10), beside.submit(seen_after, 10, 20)
     come[0] = 10
-    gate.come(10, 0.0)
+    gate.arrived(10, 0.0)
     assert first.result(30) >= 10
     come[0] = 20
-    gate.come(20, 0.25)
+    gate.arrived(20, 0.25)
     assert second.result(30) == 20
     assert gate.stall_s == 0.25
 
 
-def test_who_waits_for_what_will_not_come_hears_it(beside: ThreadPoolExecutor) -> None:
+def test_a_wait_for_bytes_that_never_arrive_ends_with_an_error(beside: ThreadPoolExecutor) -> None:
     gate = WriteGate(10)
     waiting = beside.submit(gate.wait_for, 11)
     gate.give_up()
@@ -96,7 +98,7 @@ def test_who_waits_for_what_will_not_come_hears_it(beside: ThreadPoolExecutor) -
     gate.wait_for(10)
 
 
-def test_what_comes_is_held_to_the_throttle_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arriving_bytes_are_throttled_too(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, waits = WriteGate(20_000, bytes_per_s=1), list[float]()
     assert gate.is_throttled
     monkeypatch.setattr(gate._throttle._lifted, "wait", waits.append)
@@ -109,7 +111,7 @@ def test_what_comes_is_held_to_the_throttle_too(monkeypatch: pytest.MonkeyPatch)
     assert not gate.is_throttled
 
 
-def test_who_waits_for_a_hash_has_it_once_all_bytes_have_come() -> None:
+def test_the_hash_is_reported_once_all_bytes_have_arrived() -> None:
     found: list[str] = []
     hashing = StreamHash(5, lambda hasher: found.append(hasher.hexdigest()))
     hashing.update(b"ab")
@@ -130,11 +132,13 @@ def begun(
     return done, hasher
 
 
-def test_a_shard_is_written_as_it_comes(tmp_path: Path, beside: ThreadPoolExecutor) -> None:
+def test_a_shard_is_written_while_its_bytes_arrive(
+    tmp_path: Path, beside: ThreadPoolExecutor
+) -> None:
     octets, gate = buffer(), WriteGate(0)
     done, hasher = begun(beside, str(tmp_path), octets, gate)
     fill(octets, 0, 3)
-    gate.come(3 * PAGE + PAGE // 2, 0.0)
+    gate.arrived(3 * PAGE + PAGE // 2, 0.0)
     hidden = tmp_path / SAVING / "5-r1-0a-1" / f".{SHARD}"
     until(
         lambda: hidden.stat().st_size,
@@ -143,7 +147,7 @@ def test_a_shard_is_written_as_it_comes(tmp_path: Path, beside: ThreadPoolExecut
         despite=FileNotFoundError,
     )
     fill(octets, 3, PAGES)
-    gate.come(PAGES * PAGE, 0.5)
+    gate.arrived(PAGES * PAGE, 0.5)
     done.result(30)
     found = hidden.with_name(SHARD).read_bytes()
     assert found == bytes(octets)
@@ -153,14 +157,14 @@ def test_a_shard_is_written_as_it_comes(tmp_path: Path, beside: ThreadPoolExecut
     assert part.stall_s == 0.5
 
 
-def test_an_object_is_sent_as_it_comes(beside: ThreadPoolExecutor) -> None:
+def test_an_object_is_uploaded_while_its_bytes_arrive(beside: ThreadPoolExecutor) -> None:
     root, octets, gate = f"memory://{uuid.uuid4().hex}", buffer(), WriteGate(0)
     done, hasher = begun(beside, root, octets, gate)
     fill(octets, 0, 3)
-    gate.come(3 * PAGE, 0.0)
+    gate.arrived(3 * PAGE, 0.0)
     fill(octets, 3, PAGES)
     assert not done.done()
-    gate.come(PAGES * PAGE, 0.0)
+    gate.arrived(PAGES * PAGE, 0.0)
     done.result(30)
     part = part_of(place_of(root, "5-r1-0a-1", 5), 0)
     assert part is not None
@@ -168,13 +172,13 @@ def test_an_object_is_sent_as_it_comes(beside: ThreadPoolExecutor) -> None:
 
 
 @pytest.mark.parametrize("kind", ["folder", "memory"])
-def test_nothing_is_left_of_what_was_given_up(
+def test_a_save_that_is_given_up_leaves_no_files(
     tmp_path: Path, beside: ThreadPoolExecutor, kind: str
 ) -> None:
     root = str(tmp_path) if kind == "folder" else f"memory://{uuid.uuid4().hex}"
     octets, gate = buffer(), WriteGate(0)
     done, _ = begun(beside, root, octets, gate)
-    gate.come(4 * PAGE, 0.0)
+    gate.arrived(4 * PAGE, 0.0)
     gate.give_up()
     with pytest.raises(GivenUpByRankError):
         done.result(30)
@@ -182,7 +186,7 @@ def test_nothing_is_left_of_what_was_given_up(
     assert place.storage.files(place.before) == []
 
 
-def test_where_a_rank_says_that_it_fails_no_other_takes_away(
+def test_the_folder_of_a_failure_report_is_not_removed(
     tmp_path: Path, beside: ThreadPoolExecutor
 ) -> None:
     """Of several ranks, another may have made the folder, and be about to write into it."""
@@ -213,7 +217,7 @@ def image(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_writer_lets_go_of_a_save_that_is_given_up(tmp_path: Path) -> None:
+def test_a_writer_forgets_a_save_that_the_rank_gives_up(tmp_path: Path) -> None:
     heard, root = Heard(), tmp_path / "root"
     heard.service.take(order(str(root), image(tmp_path)))
     until(lambda: list(root.rglob(f".{SHARD}")), "it has begun")
@@ -223,7 +227,7 @@ def test_a_writer_lets_go_of_a_save_that_is_given_up(tmp_path: Path) -> None:
     assert list(root.rglob(f"*{SHARD}")) == []
 
 
-def test_who_hears_of_a_failure_may_send_it_again_at_once(tmp_path: Path) -> None:
+def test_an_order_may_be_sent_again_right_after_its_failure(tmp_path: Path) -> None:
     """The word for the attempt that has failed is not taken from the next one."""
     heard, root = Heard(), tmp_path / "root"
     root.write_text("in the way of the folder")

@@ -8,9 +8,8 @@ from everstep_services.attribution.flight_recorder.verdicts import Report as Fli
 from everstep_services.attribution.readings import flight_report, stack_report
 from everstep_services.attribution.stack_analysis.report import Report as StackReport
 from everstep_services.cli.api.client import Api
-from everstep_services.cli.cells import Record
+from everstep_services.cli.cells import Record, cell
 from everstep_services.cli.errors import CliError, Exit
-from everstep_services.cli.output import cell
 
 _LOGS = ("log", "stdout", "stderr")
 _TAILS = 8
@@ -37,14 +36,14 @@ def collect(api: Api, incident: Record) -> EvidenceContents:
     """Fetch each piece once. What cannot be had is named, and the rest goes on."""
     findings = EvidenceContents()
     contents = dict(_contents(api, incident, findings))
-    pieces = {one["id"]: one for one in incident["evidence"]}
+    pieces = {row["id"]: row for row in incident["evidence"]}
 
     def of(*kinds: str) -> list[tuple[Record, bytes]]:
         here = ((pieces[id_], content) for id_, content in contents.items())
         return [(piece, content) for piece, content in here if piece["kind"] in kinds]
 
     findings.tails = [_tail(piece, content) for piece, content in of(*_LOGS)[:_TAILS]]
-    world = max((one["world_size"] or 0 for one in incident["rounds"][:1]), default=0) or None
+    world = max((row["world_size"] or 0 for row in incident["rounds"][:1]), default=0) or None
     dumps = [(piece["rank"], content) for piece, content in of("flight_recorder")]
     findings.collectives = flight_report(dumps, world)
     stacks = [(piece["rank"], content) for piece, content in of("stacks")]

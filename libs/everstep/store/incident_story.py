@@ -1,0 +1,284 @@
+"""One incident with all that belongs to it, in one snapshot."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, case, except_, func, or_, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from everstep.incident_causes import meaning_of
+from everstep.store import tables
+from everstep.store.database import Database
+from everstep.store.queries import Record, round_state, slow_ranks
+
+_FEW = 50
+_MANY = 200
+_PIECES = 1024
+_SIMILAR = 20
+_NODES = 8
+_SLOW_BEFORE_US = 600_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentStory:
+    """What is known of one incident."""
+
+    incident: Record
+    primary: Record | None
+    """The exit that explains the others."""
+    primary_body: str | None
+    """The fact of that exit, whole."""
+    stall: Record | None
+    """The stall of the rank that the first report is about, unless the rank moved again."""
+    stalls: Sequence[Record]
+    """The stalls of all ranks of the round that did not move again."""
+    located: Record | None
+    """Which ranks stopped first, where a stall began the incident."""
+    slow_ranks: Sequence[Record]
+    """Ranks that were slow when it began, or not long before."""
+    exits: Sequence[Record]
+    """The first failures of the round."""
+    verdicts: Sequence[Record]
+    """All revisions; the one in force comes first."""
+    corrections: Sequence[Record]
+    """The corrections by people, the newest first."""
+    similar: Sequence[Record]
+    """Other incidents with the same fingerprint or the same node, the newest first."""
+    evidence: Sequence[Record]
+    actions: Sequence[Record]
+    rounds: Sequence[Record]
+    """The round that it broke, and the rounds that should bring the training back."""
+    nodes_out: Sequence[str]
+    nodes_in: Sequence[str]
+
+
+async def incident_story(database: Database, job: str, incident: str) -> IncidentStory | None:
+    """The story of an incident; None when no fact has named it."""
+    async with database.read() as connection:
+        here = tables.incidents.c
+        query = select(tables.incidents).where(here.job == job, here.incident == incident)
+        row = (await connection.execute(query)).mappings().one_or_none()
+        return None if row is None else await _story(connection, job, row)
+
+
+async def jobs_of_incident(database: Database, incident: str) -> Sequence[str]:
+    """The jobs that have an incident of this name: one, as ids go.
+
+    Agents of any job can send evidence about any name; rendezvous alone opens an incident. One
+    that was not opened yet counts only where none was.
+    """
+    here = tables.incidents.c
+    query = select(here.job).where(here.incident == incident).order_by(here.first_n).limit(_FEW)
+    async with database.read() as connection:
+        opened = await connection.execute(query.where(here.opened_fact.is_not(None)))
+        return list(opened.scalars()) or list((await connection.execute(query)).scalars())
+
+
+async def piece_of_evidence(
+    database: Database, job: str | None, incident: str, evidence: str
+) -> Record | None:
+    """One piece of the evidence about an incident, by its fact; a capture is of any job."""
+    here = tables.evidence.c
+    query = select(tables.evidence).where(here.id == evidence, here.incident == incident)
+    if job is not None:
+        query = query.where(here.job == job)
+    async with database.read() as connection:
+        return (await connection.execute(query)).mappings().one_or_none()
+
+
+async def pieces_of_evidence(
+    database: Database, job: str, incident: str, kind: str
+) -> Sequence[Record]:
+    """All pieces of a kind about an incident, each with the `world_size` of its round."""
+    here, rounds = tables.evidence, tables.rounds.c
+    of_round = (rounds.job == here.c.job) & (rounds.round == here.c.round)
+    query = (
+        select(here, rounds.world_size)
+        .outerjoin(tables.rounds, of_round)
+        .where(here.c.job == job, here.c.incident == incident, here.c.kind == kind)
+    )
+    async with database.read() as connection:
+        return await _all(connection, query.order_by(here.c.n).limit(_PIECES))
+
+
+async def _story(connection: AsyncConnection, job: str, row: Record) -> IncidentStory:
+    exits = await _failures(connection, job, row["round"])
+    actions = await _actions(connection, job, row["incident"])
+    primary = await _primary(connection, job, row, actions)
+    rounds = await _rounds(connection, job, row)
+    stalls = await _stalls(connection, job, row)
+    out, in_ = await _moves(connection, job, [round["round"] for round in rounds])
+    return IncidentStory(
+        incident=row,
+        primary=primary,
+        primary_body=None if primary is None else await _body(connection, primary["id"]),
+        stall=next((stall for stall in stalls if stall["rank"] == row["rank"]), None),
+        stalls=stalls,
+        located=await _located(connection, job, row),
+        slow_ranks=await _slow_ranks(connection, job, row),
+        exits=exits,
+        verdicts=await _verdicts(connection, job, row),
+        corrections=await _corrections(connection, job, row["incident"]),
+        similar=await _similar(connection, row),
+        evidence=await _evidence(connection, job, row["incident"]),
+        actions=actions,
+        rounds=rounds,
+        nodes_out=out,
+        nodes_in=in_,
+    )
+
+
+async def _failures(connection: AsyncConnection, job: str, number: int | None) -> Sequence[Record]:
+    if number is None:
+        return []
+    exits = tables.rank_exits
+    query = select(exits).where(
+        exits.c.job == job, exits.c.round == number, exits.c.is_failure.is_(True)
+    )
+    return await _all(connection, query.order_by(exits.c.n).limit(_FEW))
+
+
+async def _primary(
+    connection: AsyncConnection, job: str, row: Record, actions: Sequence[Record]
+) -> Record | None:
+    """The exit that the first decision rests on, else the one that was reported first.
+
+    They differ when a later report explained the others better.
+    """
+    table = tables.rank_exits
+    here = (table.c.job == job, table.c.round == row["round"])
+    rests_on = [id_ for action in actions for id_ in json.loads(action["rests_on"] or "[]")]
+    named = [*rests_on, *([row["trigger_fact"]] if row["trigger_fact"] else [])][:_FEW]
+    wanted: ColumnElement[bool] = table.c.id.in_(named)
+    if row["rank"] is not None:
+        wanted |= table.c.rank == row["rank"]
+    elif row["node"] is None:
+        wanted |= table.c.is_failure.is_(True)
+    candidates = await _all(
+        connection, select(table).where(*here, wanted).order_by(table.c.n).limit(_MANY)
+    )
+    by_id = {item["id"]: item for item in candidates}
+    best = next((by_id[id_] for id_ in named if id_ in by_id), None)
+    return best or (candidates[0] if candidates else None)
+
+
+async def _stalls(connection: AsyncConnection, job: str, row: Record) -> Sequence[Record]:
+    """The newest of each rank first."""
+    stalls = tables.rank_stalls
+    query = select(stalls).where(
+        stalls.c.job == job,
+        stalls.c.round == row["round"],
+        stalls.c.n.is_not(None),
+        stalls.c.recovered_us.is_(None),
+    )
+    own_first = (stalls.c.rank == row["rank"]).desc()
+    return await _all(connection, query.order_by(own_first, stalls.c.n.desc()).limit(_FEW))
+
+
+async def _located(connection: AsyncConnection, job: str, row: Record) -> Record | None:
+    if meaning_of(row["trigger"] or "").evidence != "stall":
+        return None  # a stall in this round belongs to another incident
+    located = tables.stalls_located
+    query = select(located).where(located.c.job == job, located.c.round == row["round"])
+    rows = await _all(connection, query.order_by(located.c.n.desc()).limit(1))
+    return rows[0] if rows else None
+
+
+async def _slow_ranks(connection: AsyncConnection, job: str, row: Record) -> Sequence[Record]:
+    """Its own rank first, then the newest."""
+    began_us = row["opened_us"]
+    if began_us is None:
+        return []
+    findings = tables.stragglers.c
+    until_us = func.coalesce(findings.cleared_us, tables.rounds.c.ended_us)
+    of_its_round = until_us.is_(None) & (findings.round == row["round"])
+    query = slow_ranks(job).where(
+        findings.found_us <= began_us, of_its_round | (until_us >= began_us - _SLOW_BEFORE_US)
+    )
+    own_first = case((findings.rank == row["rank"], 0), else_=1)
+    return await _all(connection, query.order_by(own_first, findings.n.desc()).limit(_FEW))
+
+
+async def _verdicts(connection: AsyncConnection, job: str, row: Record) -> Sequence[Record]:
+    table = tables.verdicts
+    query = select(table).where(table.c.job == job, table.c.incident == row["incident"])
+    holds_first = (table.c.verdict_fact == row["verdict_fact"]).desc()
+    return await _all(connection, query.order_by(holds_first, table.c.n.desc()).limit(_FEW))
+
+
+async def _corrections(connection: AsyncConnection, job: str, incident: str) -> Sequence[Record]:
+    table = tables.verdict_corrections
+    query = select(table).where(table.c.job == job, table.c.incident == incident)
+    return await _all(connection, query.order_by(table.c.n.desc()).limit(_FEW))
+
+
+async def _similar(connection: AsyncConnection, row: Record) -> Sequence[Record]:
+    """The same failure first, then the nodes that the first report or the verdict names."""
+    here = tables.incidents.c
+    prints = [row["fingerprint"]] if row["fingerprint"] else []
+    nodes = {row["node"], *json.loads(row["culprit_nodes"] or "[]")[:_NODES]} - {None}
+    same = here.fingerprint.in_(prints)
+    named = [here.culprit_nodes.contains(json.dumps(node), autoescape=True) for node in nodes]
+    of_node: ColumnElement[bool] = or_(here.node.in_(nodes), *named)
+    other = or_(here.job != row["job"], here.incident != row["incident"])
+    query = select(tables.incidents, case((same, "fingerprint"), else_="node").label("same"))
+    query = query.where(other, or_(same, of_node))
+    return await _all(
+        connection, query.order_by(case((same, 0), else_=1), here.first_n.desc()).limit(_SIMILAR)
+    )
+
+
+async def _evidence(connection: AsyncConnection, job: str, incident: str) -> Sequence[Record]:
+    table = tables.evidence
+    query = select(table).where(table.c.job == job, table.c.incident == incident)
+    return await _all(connection, query.order_by(table.c.n).limit(_MANY))
+
+
+async def _actions(connection: AsyncConnection, job: str, incident: str) -> Sequence[Record]:
+    table = tables.actions
+    query = select(table).where(table.c.job == job, table.c.incident == incident)
+    return await _all(connection, query.order_by(table.c.n).limit(_MANY))
+
+
+async def _rounds(connection: AsyncConnection, job: str, row: Record) -> Sequence[Record]:
+    rounds, incident = tables.rounds, row["incident"]
+    belongs = (rounds.c.recovers_incident == incident) | (rounds.c.end_incident == incident)
+    for number in (row["round"], row["next_round"]):
+        if number is not None:
+            belongs |= rounds.c.round == number
+    query = select(rounds, round_state().label("state")).where(rounds.c.job == job, belongs)
+    return await _all(connection, query.order_by(rounds.c.round).limit(_FEW))
+
+
+async def _moves(
+    connection: AsyncConnection, job: str, numbers: Sequence[int]
+) -> tuple[Sequence[str], Sequence[str]]:
+    """Nodes that had a slot in the first of these rounds and not in the last, and vice versa."""
+    members = tables.round_members.c
+
+    def of(number: int) -> Select[Any]:
+        here = (members.job == job, members.round == number, members.node.is_not(None))
+        return select(members.node).where(*here)
+
+    async def only(first: int, other: int) -> Sequence[str]:
+        query = except_(of(first), of(other)).limit(_MANY)
+        return sorted(str(node) for node in (await connection.execute(query)).scalars())
+
+    # Of a round that has not formed, or whose facts have not come, no node is known to be missing.
+    heard = [n for n in numbers if await _all(connection, of(n).limit(1))]
+    if len(heard) < 2:
+        return [], []
+    return await only(heard[0], heard[-1]), await only(heard[-1], heard[0])
+
+
+async def _body(connection: AsyncConnection, id_: str) -> str | None:
+    query = select(tables.facts.c.body).where(tables.facts.c.id == id_)
+    body: str | None = (await connection.execute(query)).scalar_one_or_none()
+    return body
+
+
+async def _all(connection: AsyncConnection, query: Select[Any]) -> Sequence[Record]:
+    rows: Sequence[Record] = (await connection.execute(query)).mappings().all()
+    return rows

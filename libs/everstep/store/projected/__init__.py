@@ -1,0 +1,1 @@
+"""The tables that are projected from the log, and how changes of them are merged."""

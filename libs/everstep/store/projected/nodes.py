@@ -1,0 +1,145 @@
+"""What is projected about nodes and stalls: standing, checks, the watch, limits, who stopped."""
+
+from everstep.store.projected.changes import ProjectedTable, greatest, least, led_by, total
+
+NODES = ProjectedTable(
+    "nodes",
+    key={"node": "text"},
+    columns={
+        "first_n": least("int"),
+        "last_n": greatest("int"),
+        "updated_us": greatest("int"),
+        **led_by("state_n", "int", state="text", state_us="int", state_reason="text"),
+        **led_by(
+            "joined_n",
+            "int",
+            job="text",
+            allocation="text",
+            joined_us="int",
+            address="text",
+            ranks="int",
+            failure_domain="text",
+            topology="json",
+            device="text",
+            version="text",
+        ),
+        **led_by("health_n", "int", is_healthy="bool", health_us="int", health_reason="text"),
+        **led_by("refused_n", "int", refused_us="int", refused_cause="text", refused_reason="text"),
+        **led_by(
+            "suspicion_n",
+            "int",
+            is_suspect="bool",
+            suspect_us="int",
+            suspect_cause="text",
+            suspect_reason="text",
+            suspect_class="text",
+            strikes="int",
+            strikes_limit="int",
+        ),
+        **led_by(
+            "exclusion_n",
+            "int",
+            is_excluded="bool",
+            excluded_us="int",
+            excluded_until_us="int",
+            excluded_by="text",
+            excluded_reason="text",
+        ),
+        **led_by("spared_n", "int", spared_us="int", spared_reason="text"),
+        "joins": total(),
+        "losses": total(),
+        "refusals": total(),
+        "suspicions": total(),
+        "ranks_failed": total(),
+        "stalls": total(),
+    },
+)
+"""`spared`: it would have been excluded, and was not, because health only observes."""
+
+NODE_CHECKS = ProjectedTable(
+    "node_checks",
+    key={"n": "int"},
+    columns={
+        "id": greatest("text"),
+        "node": greatest("text"),
+        "job": greatest("text"),
+        "at_us": greatest("int"),
+        "occasion": greatest("text"),
+        "is_healthy": greatest("bool"),
+        "took_s": greatest("float"),
+        "checks": greatest("json"),
+        "results": greatest("json"),
+    },
+)
+
+WATCHES = ProjectedTable(
+    "node_watches",
+    key={"job": "text", "node": "text"},
+    columns=led_by(
+        "watch_n",
+        "int",
+        watch_state="text",
+        watch_reason="text",
+        watch_us="int",
+        until_s="float",
+        sections="json",
+    ),
+)
+"""Whether stalls are looked for, as each agent of a job said last."""
+
+LIMITS = ProjectedTable(
+    "job_limits",
+    key={"job": "text"},
+    columns=led_by(
+        "limits_n",
+        "int",
+        limits="json",
+        limits_reason="text",
+        limits_us="int",
+        limits_revision="int",
+    ),
+)
+
+STALLS = ProjectedTable(
+    "rank_stalls",
+    key={"id": "text"},
+    columns={
+        "n": least("int"),
+        "job": greatest("text"),
+        "round": greatest("int"),
+        "rank": greatest("int"),
+        "node": greatest("text"),
+        "at_us": least("int"),
+        "phase": greatest("text"),
+        "section": greatest("text"),
+        "step": greatest("int"),
+        "shown_by": greatest("text"),
+        "blocked_in": greatest("text"),
+        "process_state": greatest("text"),
+        "waited_s": greatest("float"),
+        "limit_s": greatest("float"),
+        "limit_source": greatest("text"),
+        "is_fatal": greatest("bool"),
+        "recovered_us": greatest("int"),
+        "stalled_s": greatest("float"),
+    },
+)
+
+LOCATED = ProjectedTable(
+    "stalls_located",
+    key={"id": "text"},
+    columns={
+        "n": least("int"),
+        "job": greatest("text"),
+        "round": greatest("int"),
+        "at_us": greatest("int"),
+        "first_ranks": greatest("json"),
+        "first_nodes": greatest("json"),
+        "waiting_ranks": greatest("int"),
+        "section": greatest("text"),
+        "lead_s": greatest("float"),
+        "is_certain": greatest("bool"),
+        "reason": greatest("text"),
+    },
+)
+"""Who stopped first, and how many merely waited; one row for each finding."""

@@ -1,0 +1,260 @@
+"""Queries of the tables: filtered, in pages that continue from a key, each in one snapshot."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, Select, case, func, literal, select, tuple_
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from everstep.store import tables
+from everstep.store.database import Database
+from everstep.store.projected.changes import compact
+from everstep.store.projected.jobs import (
+    ENDED,
+    FORMED,
+    PHASES,
+    PHASES_A_ROUND,
+    STARTED,
+    WAITING,
+)
+
+Key = tuple[str | int, ...]
+Record = Mapping[Any, Any]
+"""A row by the names of its columns."""
+
+
+class LogHead(NamedTuple):
+    """How far the log and its projections reach, and in which database."""
+
+    epoch: str
+    secret: str
+    last_n: int
+    projected_n: int
+
+
+@dataclass(frozen=True, slots=True)
+class SortOrder:
+    """Columns that together tell every row apart, and the direction."""
+
+    columns: tuple[ColumnElement[Any], ...]
+    is_descending: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some rows, and where to continue; `next_key` is None at the end."""
+
+    rows: Sequence[Record]
+    next_key: Key | None
+
+
+async def log_head(database: Database) -> LogHead:
+    """How far the log and its projections reach now."""
+    async with database.read() as connection:
+        return await _head(connection)
+
+
+async def stream_position(database: Database) -> tuple[str, int] | None:
+    """Where reading continues: stream and sequence; None when nothing was read yet."""
+    positions = tables.positions.c
+    query = select(positions.stream, positions.sequence)
+    query = query.order_by(positions.updated_us.desc()).limit(1)
+    async with database.read() as connection:
+        row = (await connection.execute(query)).one_or_none()
+    return None if row is None else (row.stream, row.sequence)
+
+
+async def page(
+    database: Database, query: Select[Any], order: SortOrder, after: Key | None, limit: int
+) -> Page:
+    """The next `limit` rows of a query in this order."""
+    async with database.read() as connection:
+        result = await connection.execute(ordered(query, order, after, limit + 1))
+        rows = result.mappings().all()
+    return cut(rows, order, limit)
+
+
+async def first(database: Database, query: Select[Any]) -> Record | None:
+    """The one row of a query, if there is one."""
+    async with database.read() as connection:
+        result = await connection.execute(query.limit(1))
+        row: Record | None = result.mappings().one_or_none()
+    return row
+
+
+def ordered(query: Select[Any], order: SortOrder, after: Key | None, limit: int) -> Select[Any]:
+    """The query, sorted, from the row after a key."""
+    columns = order.columns
+    if after is not None:
+        here = tuple_(*columns)
+        there = tuple_(*map(literal, after))
+        query = query.where(here < there if order.is_descending else here > there)
+    directed = [column.desc() if order.is_descending else column for column in columns]
+    return query.order_by(*directed).limit(limit)
+
+
+def cut(rows: Sequence[Record], order: SortOrder, limit: int) -> Page:
+    """The page, from one row more than it may have."""
+    shown = rows[:limit]
+    if len(rows) <= limit:
+        return Page(shown, None)
+    return Page(shown, tuple(shown[-1][column.key or ""] for column in order.columns))
+
+
+async def facts_page(
+    database: Database,
+    conditions: Sequence[ColumnElement[bool]],
+    *,
+    after: int | None,
+    limit: int,
+    most_bytes: int,
+    is_descending: bool = False,
+) -> Page:
+    """Facts by their place in the log; fewer than `limit` if they are large."""
+    order = SortOrder((tables.facts.c.n,), is_descending)
+    key = None if after is None else (after,)
+    async with database.read() as connection:
+        # The sizes first: a page of a thousand large facts would not fit into memory.
+        sizes = select(tables.facts.c.n, tables.facts.c.size).where(*conditions)
+        heads = (await connection.execute(ordered(sizes, order, key, limit + 1))).all()
+        fitting = _fitting([row.size for row in heads[:limit]], most_bytes)
+        numbers = [row.n for row in heads[:fitting]]
+        query = select(tables.facts).where(tables.facts.c.n.in_(numbers))
+        rows = (await connection.execute(ordered(query, order, None, limit))).mappings().all()
+    return Page(rows, (numbers[-1],) if fitting < len(heads) else None)
+
+
+async def facts_after(
+    database: Database, n: int, *, most: int, most_bytes: int
+) -> tuple[Sequence[Record], LogHead]:
+    """The next facts of the whole log, and how far it reached at that moment."""
+    async with database.read() as connection:
+        head = await _head(connection)
+        facts = tables.facts.c
+        sizes = select(facts.n, facts.size).where(facts.n > n).order_by(facts.n).limit(most)
+        heads = (await connection.execute(sizes)).all()
+        fitting = _fitting([row.size for row in heads], most_bytes)
+        end = heads[fitting - 1].n if heads else n
+        query = select(tables.facts).where(facts.n > n, facts.n <= end).order_by(facts.n)
+        rows = (await connection.execute(query)).mappings().all()
+    return rows, head
+
+
+async def round_detail(
+    database: Database, job: str, number: int, *, most: int, most_exits: int
+) -> dict[str, Any] | None:
+    """A round with its first members, exits and stalls; None when it is not known.
+
+    Of exits fewer: each may have a traceback.
+    """
+    rounds = tables.rounds
+    async with database.read() as connection:
+        here = select(rounds, round_state().label("state")).where(
+            rounds.c.job == job, rounds.c.round == number
+        )
+        row = (await connection.execute(here)).mappings().one_or_none()
+        if row is None:
+            return None
+        detail = dict(row)
+        for name, table, column, limit in (
+            ("members", tables.round_members, tables.round_members.c.slot, most),
+            ("exits", tables.rank_exits, tables.rank_exits.c.n, most_exits),
+            ("stalls_seen", tables.rank_stalls, tables.rank_stalls.c.n, most),
+        ):
+            query = select(table).where(table.c.job == job, table.c.round == number)
+            query = query.where(column.is_not(None))
+            result = await connection.execute(query.order_by(column).limit(limit))
+            detail[name] = result.mappings().all()
+    return detail
+
+
+def is_begun() -> ColumnElement[bool]:
+    """It is a job, and not only a name in some fact: anybody can ask about any name."""
+    return tables.jobs.c.opened_n.is_not(None)
+
+
+def job_state() -> ColumnElement[str]:
+    """A job's state as people call it, derived from its columns."""
+    jobs = tables.jobs.c
+    phase = jobs.phase_order % PHASES_A_ROUND
+    return case(
+        (is_over(), jobs.end_state),
+        (func.coalesce(jobs.live_allocations, 1) <= 0, "idle"),
+        (phase == STARTED, PHASES[STARTED]),
+        (phase == FORMED, PHASES[FORMED]),
+        (phase == ENDED, "restarting"),
+        else_=PHASES[WAITING],
+    )
+
+
+def is_over() -> ColumnElement[bool]:
+    """The job has ended, and no later allocation continues it."""
+    jobs = tables.jobs.c
+    begun = func.coalesce(jobs.begun_fact, "")
+    return jobs.end_state.is_not(None) & (jobs.ended_fact > begun)
+
+
+def slow_ranks(job: str, state: str | None = None) -> Select[Any]:
+    """Findings about slow ranks of a job, with their state.
+
+    A finding that was not cleared ends with its round.
+    """
+    found, rounds, jobs = tables.stragglers, tables.rounds, tables.jobs
+    has_ended = (rounds.c.phase_order == ENDED) | (jobs.c.round > found.c.round) | is_over()
+    cleared = found.c.cleared_fact.is_not(None)
+    of_round = case((cleared, None), (has_ended, literal("its round is over")))
+    shown: dict[str, ColumnElement[Any]] = {
+        "state": case((cleared, "cleared"), (has_ended, "cleared"), else_="open"),
+        "cleared_us": func.coalesce(found.c.cleared_us, rounds.c.ended_us),
+        "cleared_reason": func.coalesce(found.c.cleared_reason, of_round),
+    }
+    columns = [column for column in found.c if column.name not in shown]
+    query = select(*columns, *(column.label(name) for name, column in shown.items()))
+    query = query.outerjoin(
+        rounds, (rounds.c.job == found.c.job) & (rounds.c.round == found.c.round)
+    ).outerjoin(jobs, jobs.c.job == found.c.job)
+    query = query.where(found.c.job == job, found.c.n.is_not(None))
+    return query if state is None else query.where(shown["state"] == state)
+
+
+def round_state() -> ColumnElement[str]:
+    """A round's state as people call it."""
+    order = tables.rounds.c.phase_order
+    return case(dict(PHASES), value=order, else_="forming")
+
+
+def holds(column: ColumnElement[Any], text: str) -> ColumnElement[bool]:
+    """The column contains the text, whatever the case of its letters."""
+    return func.lower(column).contains(text.lower(), autoescape=True)
+
+
+def has_label(name: str, value: str) -> ColumnElement[bool]:
+    """A job has exactly this label."""
+    labels = tables.jobs.c.labels
+    text = compact_label(name, value)
+    # Not LIKE: SQLite's ignores case. Quotes inside of names and values are escaped, so the
+    # text with its quotes and what stands before it is found at a label only.
+    matches = [func.replace(labels, before + text, "") != labels for before in "{,"]
+    return matches[0] | matches[1]
+
+
+def compact_label(name: str, value: str) -> str:
+    """One label as it stands in the column."""
+    return compact({name: value})[1:-1]
+
+
+async def _head(connection: AsyncConnection) -> LogHead:
+    meta = tables.meta.c
+    query = select(meta.epoch, meta.secret, meta.last_n, meta.projected_n)
+    return LogHead(*(await connection.execute(query)).one())
+
+
+def _fitting(sizes: Sequence[int], most_bytes: int) -> int:
+    """How many fit, but at least one, so that the page makes progress."""
+    room = most_bytes
+    for count, size in enumerate(sizes):
+        room -= size
+        if room < 0:
+            return max(count, 1)
+    return len(sizes)
