@@ -1,5 +1,6 @@
 """The dashboard over HTTP: every page has its facts, and nobody gets more than REST gives."""
 
+import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ from everstep_services.history.projections.fold import fold
 from tests.fakes.clock import FakeClock
 from tests.integration.conftest import Api
 from tests.integration.history.dashboard_story import JOB, KILLED, STALLED, node, opened
+from tests.integration.history.served_story import ServedStory
 from tests.unit.history.facts import make
 
 BASE = "http://everstep.test"
@@ -327,3 +329,16 @@ async def test_a_code_is_forgotten_after_a_minute() -> None:
     assert codes.take(early) == "evs_b"
     await clock.advance(2)
     assert codes.take(late) is None
+
+
+def test_everstep_open_prints_the_link_of_a_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ServedStory(tmp_path) as served:
+        code, out, err = served.command(capsys)("open", "llama-8b", "--link", "-o", "json")
+        assert (code, err) == (0, "")
+        link = json.loads(out)["link"]
+        with httpx2.Client() as client:
+            answer = client.get(link)
+            assert answer.status_code == 303
+            assert answer.headers["location"] == "/jobs/llama-8b"

@@ -20,6 +20,7 @@ from everstep_services.history.api.endpoints import (
     checkpoints,
     control,
     evidence,
+    export,
     facts,
     goodput,
     heat_map,
@@ -52,6 +53,7 @@ BASE = "/api/v1"
 PARTS = (
     *(
         jobs,
+        export,
         ranks,
         stall_limits,
         stragglers,

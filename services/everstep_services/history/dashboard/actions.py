@@ -66,6 +66,12 @@ def _ttl(form: Form) -> Mapping[str, Any]:
     return {"ttl_s": None if hours is None else hours * 3600}
 
 
+def _correction(form: Form) -> Mapping[str, Any]:
+    ranks = _capture(form).get("ranks", [])
+    nodes = [one.strip() for one in form.get("nodes", "").split(",") if one.strip()]
+    return {"cause": form.get("cause", ""), "culprit_ranks": ranks, "culprit_nodes": nodes}
+
+
 def _capture(form: Form) -> Mapping[str, Any]:
     texts = [one.strip() for one in form.get("ranks", "").split(",") if one.strip()]
     if not all(one.isdecimal() and len(one) < 10 for one in texts):
@@ -124,6 +130,20 @@ ACTIONS: Mapping[str, Action] = {
         "Capture evidence", "Stacks and flight recorders are collected. Training goes on.",
         _IN_JOB, partial(_job_verb, "capture"), _capture,
         (Field("ranks", "Ranks", hint="as 0, 3, 7; empty for all"),),
+    ),
+    "correct": Action(
+        "Correct the verdict",
+        "What you say holds, whatever later evidence says. The reason is how you know.",
+        ("incident",),
+        lambda form: f"{path_of('incidents', form.get('incident', ''))}/correction",
+        _correction,
+        (
+            Field("cause", "Cause", hint="user_code, configuration, data, framework, gpu, host, "
+                  "network, storage, scheduler or unknown"),
+            Field("ranks", "Culprit ranks", hint="as 0, 3, 7"),
+            Field("nodes", "Culprit nodes", hint="with commas between them"),
+        ),
+        back="incident",
     ),
     "exclude": Action(
         "Exclude the node", "It gets no slot in any job, until the exclusion ends.",
@@ -230,6 +250,8 @@ def _back(action: Action, form: Form) -> str:
             return f"/{path_of('nodes', form.get('node', ''))}"
         case "checkpoints":
             return f"/{path_of('jobs', form.get('job', ''), 'checkpoints')}"
+        case "incident":
+            return f"/{path_of('incidents', form.get('incident', ''))}"
         case "control":
             return "/control"
         case _:

@@ -19,6 +19,8 @@ from everstep.clock import Clock
 from everstep.errors import EverstepError
 
 _BASE = "/api/v1/"
+_AT_ONCE = 24
+"""Fewer than REST has turns: pages never leave its clients without one."""
 _KEPT_ANSWERS = 400
 _KEPT_BYTES = 32 << 20
 _KEPT_LARGEST = 1 << 20
@@ -64,6 +66,7 @@ class Rest:
         self._clock = clock
         self._kept: OrderedDict[bytes, tuple[float, bytes]] = OrderedDict()
         self._kept_bytes = 0
+        self._turns = asyncio.Semaphore(_AT_ONCE)
 
     def reader(self, visitor: Visitor) -> "Reader":
         """For one request of one visitor."""
@@ -89,7 +92,8 @@ class Rest:
             else:
                 parts.append(message.get("body", b""))
 
-        await self._app(scope, receive, send)
+        async with self._turns:
+            await self._app(scope, receive, send)
         return status, b"".join(parts), scope
 
     async def pass_on(

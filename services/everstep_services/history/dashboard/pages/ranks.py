@@ -35,7 +35,6 @@ async def ranks(reader: Reader, request: Request) -> Page:
         {
             "title": f"Ranks of {job}",
             "live": f"job={job}",
-            "every_s": 5,
             "job": detail,
             "ranks": now,
             "timings": some,
