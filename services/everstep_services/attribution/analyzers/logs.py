@@ -111,7 +111,7 @@ def _doubted(claim: Claim, case: Case) -> Claim:
         for end in first_ends(case)
     ):
         return claim
-    says = f"{claim.says} (no rank ended in that way: it may have been another process)"
+    says = f"{claim.says} (no rank ended in this way: it may have been another process)"
     return replace(claim, strength=claim.strength * _OF_ANOTHER, says=says)
 
 

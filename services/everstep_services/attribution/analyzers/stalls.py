@@ -74,7 +74,7 @@ def _elsewhere(case: Case) -> Iterator[Claim]:
     if not is_alone and not 0 < len(others) <= len(waiting):
         return
     ranks = tuple(sorted(stall.rank for stall in others))
-    says = f"{_named(ranks)} {'stands' if len(ranks) == 1 else 'stand'} in no collective"
+    says = f"{_named(ranks)} {'is' if len(ranks) == 1 else 'are'} in no collective"
     if waiting:
         says = f"{_named(sorted(stall.rank for stall in waiting))} wait in a collective, {says}"
     says = f"{says}: {others[0].blocked_in}"
