@@ -38,25 +38,25 @@ from everstep_services.straggler.settings import StragglerSettings
 MEANINGS: Mapping[str, str] = {
     "everstep_history_facts_total": "Facts written into the log by this replica.",
     "everstep_history_missed_total": "Facts that the stream had dropped before they could be read.",
-    "everstep_history_duplicates_total": "Facts that came a second time, and were passed over.",
+    "everstep_history_duplicates_total": "Facts that came a second time and were skipped.",
     "everstep_history_unknown_total": "Facts of a newer release: kept, not projected.",
-    "everstep_history_refused_total": "Messages on a fact's subject that are no such fact.",
-    "everstep_history_unstorable_total": "Facts that the database can hold in no way.",
-    "everstep_history_unprojected_total": "Facts in the log that no claim could read.",
-    "everstep_history_input_failures_total": "Times that something unforeseen was contained.",
+    "everstep_history_refused_total": "Messages on the subject of a fact that are not that fact.",
+    "everstep_history_unstorable_total": "Facts that the database cannot store.",
+    "everstep_history_unprojected_total": "Facts in the log whose projection failed.",
+    "everstep_history_input_failures_total": "Unforeseen errors that were contained.",
     "everstep_history_beats_input_failures_total": "Beats whose handling failed.",
     "everstep_rendezvous_input_failures_total": "Inputs whose handling failed: see the log.",
     "everstep_health_input_failures_total": "Inputs whose handling failed: see the log.",
     "everstep_catalog_input_failures_total": "Inputs whose handling failed: see the log.",
     "everstep_history_batches_total": "Transactions that wrote facts.",
-    "everstep_history_retries_total": "Times that the bus or the database failed it.",
-    "everstep_history_projecting": "1 while this replica is the one that writes.",
+    "everstep_history_retries_total": "Failures of the bus or the database.",
+    "everstep_history_projecting": "1 while this replica writes the record.",
     "everstep_history_last_n": "How far the log reaches, as this replica knows.",
-    "everstep_history_beats_nodes": "Nodes whose last beat this replica shows as they are now.",
-    "everstep_rendezvous_jobs": "Jobs of which this replica knows, those that are over included.",
-    "everstep_rendezvous_suspects": "Nodes that get a slot only if no other can have it.",
+    "everstep_history_beats_nodes": "Nodes whose last beat this replica shows.",
+    "everstep_rendezvous_jobs": "Jobs that this replica knows, ended ones included.",
+    "everstep_rendezvous_suspects": "Suspect nodes, which get a slot only if no other node can.",
     "everstep_rendezvous_questions_total": "Questions of agents, people and services.",
-    "everstep_rendezvous_batches_total": "Times that a job's gathered questions were decided.",
+    "everstep_rendezvous_batches_total": "Batches of a job's questions that were decided together.",
     "everstep_rendezvous_conflicts_total": "Decisions made anew: another replica wrote first.",
     "everstep_rendezvous_orders_total": "Orders sent to agents.",
     "everstep_rendezvous_facts_total": "Facts recorded about what was decided.",
@@ -67,37 +67,37 @@ MEANINGS: Mapping[str, str] = {
     "everstep_health_findings_waiting": "Findings that are not on our own disk yet.",
     "everstep_health_blind_seconds_total": "Time in which this replica could hear nobody.",
     "everstep_health_beats_total": "Beats that were heard.",
-    "everstep_health_lost_total": "Nodes that were found to be lost.",
+    "everstep_health_lost_total": "Nodes that were declared lost.",
     "everstep_health_returned_total": "Lost nodes that were heard again.",
-    "everstep_health_stalls_total": "Stalls of which it was told who stopped first.",
+    "everstep_health_stalls_total": "Stalls for which it named the rank that stopped first.",
     "everstep_health_limits_total": "Times that this replica wrote the limits of a job.",
     "everstep_health_conflicts_total": "Times that another replica had written them first.",
-    "everstep_health_judging": "1 while this replica is the one that judges nodes.",
+    "everstep_health_judging": "1 while this replica judges nodes.",
     "everstep_health_nodes_known": "Nodes that were examined, or that something speaks against.",
     "everstep_health_nodes_suspect": "Nodes that may be bad.",
     "everstep_health_nodes_excluded": "Nodes that health keeps out by itself.",
     "everstep_health_checks_distrusted": "Checks that fail on too many nodes to be believed.",
     "everstep_health_breaker_open": "1 while health excludes no more nodes by itself.",
-    "everstep_health_facts_read_total": "Facts that were read for what they say about nodes.",
+    "everstep_health_facts_read_total": "Facts read as evidence about nodes.",
     "everstep_health_facts_missed_total": "Facts that the stream had dropped before that.",
     "everstep_health_facts_not_believed_total": "Facts about nodes that rendezvous knows of no "
     "seat of in the job that told them.",
     "everstep_health_node_conflicts_total": "Times that what is known of nodes was changed first "
     "by another replica.",
-    "everstep_catalog_leading": "1 while this replica is the one that reads on and cleans up.",
+    "everstep_catalog_leading": "1 while this replica leads: it reads facts and cleans up.",
     "everstep_catalog_jobs": "Jobs with checkpoints, as the replica that leads knows.",
     "everstep_catalog_checkpoints": "Their checkpoints.",
     "everstep_catalog_quarantined": "Those that are not to be restored.",
-    "everstep_catalog_missing": "Those whose files are gone, and nobody said that they go.",
+    "everstep_catalog_missing": "Checkpoints whose files are gone without a deletion on record.",
     "everstep_catalog_degraded": "Jobs whose states in memory survive fewer losses than wanted.",
-    "everstep_catalog_facts_read_total": "Facts that were read for what they say of checkpoints.",
+    "everstep_catalog_facts_read_total": "Facts read about checkpoints.",
     "everstep_catalog_facts_missed_total": "Facts that the stream had dropped before that.",
     "everstep_catalog_conflicts_total": "Writes made anew: another replica wrote first.",
     "everstep_catalog_verified_total": "Checkpoints that were read back by themselves.",
-    "everstep_catalog_flawed_total": "Those of them that are not what was saved.",
+    "everstep_catalog_flawed_total": "Verified checkpoints that are not what was saved.",
     "everstep_catalog_deleted_total": "Checkpoints that retention deleted.",
     "everstep_catalog_scans_total": "Times that the index was compared with the files of a root.",
-    "everstep_catalog_swept_total": "Saves that came to nothing, of which what was left is gone.",
+    "everstep_catalog_swept_total": "Failed saves whose remains were removed.",
     "everstep_catalog_repairs_total": "Copies that were asked for because there were too few.",
     "everstep_bus_connected": "1 while there is a connection to the bus.",
     "everstep_attribution_actions_done_total": "Jobs stopped and nodes replaced by the policy.",
@@ -139,7 +139,7 @@ MEANINGS: Mapping[str, str] = {
     "everstep_straggler_waited_s_median": "The median.",
     "everstep_straggler_waited_s_max": "The most.",
     "everstep_straggler_messages_total": "Windows of nodes that were heard.",
-    "everstep_straggler_messages_dropped_total": "Those that nobody had time to read.",
+    "everstep_straggler_messages_dropped_total": "Messages that were not read in time.",
     "everstep_straggler_refused_total": "Messages and values that were refused: see its README.",
     "everstep_straggler_input_failures_total": "Inputs whose handling failed: see the log.",
     "everstep_straggler_document_failures_total": "Documents whose handling failed: see the log.",
@@ -154,34 +154,35 @@ MEANINGS: Mapping[str, str] = {
     "everstep_bus_sent_total": "Losable messages sent.",
     "everstep_bus_send_dropped_total": "Losable messages dropped before they were sent.",
     "everstep_bus_heard_total": "Messages that subscriptions received.",
-    "everstep_bus_heard_dropped_total": "Messages dropped because nobody took them in time.",
+    "everstep_bus_heard_dropped_total": "Messages dropped because they were not taken in time.",
     "everstep_bus_undecodable_total": "Messages received that this release cannot read.",
     "everstep_bus_reconnects_total": "Times that the connection came back.",
-    "everstep_bus_rebuilds_total": "Times that the server closed us out and a new client was made.",
+    "everstep_bus_rebuilds_total": "Times that a new client was made, after the server closed us.",
     "everstep_bus_errors_total": "Errors that the client library reported.",
-    "everstep_bus_slow_total": "Times that the client library called us a slow consumer.",
-    "everstep_bus_denied_total": "Subjects that the server refused us.",
-    "everstep_bus_facts_recorded_total": "Facts that are on our own disk, since the start.",
+    "everstep_bus_slow_total": "Times that the client library reported a slow consumer.",
+    "everstep_bus_denied_total": "Subjects that the server denied.",
+    "everstep_bus_facts_recorded_total": "Facts written to the local spool since the start.",
     "everstep_bus_facts_acknowledged_total": "Facts that the stream has acknowledged.",
     "everstep_bus_facts_resent_total": "Facts sent again, after a loss or no answer.",
-    "everstep_bus_facts_rejected_total": "Facts that the stream will never take: see the log.",
+    "everstep_bus_facts_rejected_total": "Facts that the stream rejected for good: see the log.",
     "everstep_bus_facts_pending_bytes": "Bytes in the spool that the stream does not have yet.",
     "process_virtual_memory_bytes": "Virtual memory of the process.",
     "process_resident_memory_bytes": "Resident memory of the process.",
     "process_start_time_seconds": "When the process started, in Unix time.",
     "process_cpu_seconds_total": "Processor time used.",
     "process_open_fds": "Open file descriptors.",
-    "process_max_fds": "How many there may be.",
+    "process_max_fds": "The limit of open file descriptors.",
 }
-"""What each one says; the rest say it themselves."""
+"""The meaning of each metric whose documentation is not in the code."""
 
 _TOP = """# Metrics
 
 <!-- Generated by docs/generate.py from what the processes register. Do not edit. -->
 
-Prometheus' text format at `/metrics` of each process, beside `/healthz` (can it work, and if not,
-why) and `/livez` (does its loop turn). The address is in [`[observe]`](settings.md#observe), and
-asks for no token: keep it inside. `everstep up` takes a free port for it, and prints which.
+Each process serves its metrics at `/metrics` in Prometheus' text format. `/healthz` shows whether
+the process can work, and if not, why; `/livez` shows whether its loop runs. The address is in
+[`[observe]`](settings.md#observe) and needs no token: keep it inside your network. `everstep up`
+takes a free port for it, and prints the port.
 """
 _PARTS = (
     ("Every process", ("everstep_build", "everstep_loop", "process_")),
@@ -194,7 +195,7 @@ _PARTS = (
     ("Jobs, shown by the history service that writes the record", ("everstep_job_",)),
     ("The bus, as one process sees it", ("everstep_bus_",)),
 )
-_SPOOL = "\nThose with `facts_` are there in processes that record facts.\n"
+_SPOOL = "\nMetrics with `facts_` exist in processes that record facts.\n"
 
 
 def page() -> str:
@@ -208,7 +209,7 @@ def page() -> str:
 
 
 def families() -> Iterator[Metric]:
-    """Every metric that a process of ours shows, with what it says of itself."""
+    """Every metric that a process of Everstep shows."""
     metrics = MetricRegistry("page")
     metrics.watch("rendezvous", Rendezvous(RendezvousSettings(), _bus(), SystemClock()).statistics)
     metrics.watch("health", HealthReplica(HealthSettings(), _bus(), SystemClock()).statistics)
@@ -226,7 +227,7 @@ def families() -> Iterator[Metric]:
 
 
 def name_of(family: Metric) -> str:
-    """As it is written in the exposition, but for the suffixes of histograms."""
+    """The name in the exposition, without the suffixes of histograms."""
     return f"{family.name}_total" if family.type == "counter" else family.name
 
 
@@ -242,7 +243,7 @@ def _lines(rows: Iterable[str]) -> str:
 
 
 def _projector() -> Projector:
-    """One that only counts."""
+    """A projector that only counts."""
     return Projector(
         HistorySettings(),
         _bus(),
@@ -255,7 +256,7 @@ def _projector() -> Projector:
 
 
 def _bus() -> NatsBus:
-    """One that is never connected, with a spool that is never opened."""
+    """A bus that is never connected, with a spool that is never opened."""
     connection = Connection(BusSettings(), "page")
     spool = Spool(Path("never-made"), max_bytes=1, segment_bytes=1)
     outbox = Outbox(connection, spool, ThreadPoolExecutor(1))

@@ -142,10 +142,11 @@ def test_a_mark_stays_as_it_was_first_said(run: Run, root: str) -> None:
         ("pin", "unpin", "pinned.json"),
         ("quarantine", "release", "quarantined.json"),
     ):
-        assert "says so now" in run(action, root, "100", "--reason", "paper")[1]
+        assert "records that now" in run(action, root, "100", "--reason", "paper")[1]
         mark = (Path(root) / "step-000000100" / name).read_bytes()
         code, out, _ = run(action, root, "100")
-        assert (code, "says so already: paper; for another reason, " + undo in out) == (0, True)
+        already = "records that already: paper; for another reason, "
+        assert (code, already + undo in out) == (0, True)
         assert (Path(root) / "step-000000100" / name).read_bytes() == mark
         assert "is gone" in run(undo, root, "100")[1]
 
@@ -201,7 +202,7 @@ def test_a_clean_up_takes_what_dead_saves_have_left_and_no_other(run: Run, root:
     assert code == 0
     assert [row[1] for row in lines(out)] == ["stays", "stays", "stays", "goes"]
     assert "its save has failed, and nothing has changed in it for 25 h" in lines(out)[3][3]
-    assert "0 of 3 checkpoints and what 1 save left that came to nothing go, which would" in err
+    assert "0 of 3 checkpoints and what 1 save left unfinished go, which would" in err
     assert old.exists()
     assert run("gc", root, "--keep-last", "3", "--delete")[0] == 0
     assert (old.exists(), new.exists()) == (False, True)

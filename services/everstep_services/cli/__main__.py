@@ -94,12 +94,12 @@ def _missing(error: ModuleNotFoundError) -> int:
 
 def _misused(error: "click.ClickException") -> int:
     """One line like all others, instead of click's three."""
-    said = " ".join(error.format_message().split()).rstrip(".")
+    text = " ".join(error.format_message().split()).rstrip(".")
     where = getattr(error, "ctx", None)
-    see = "" if where is None or said.endswith("?") else f"; see {where.command_path} --help"
+    see = "" if where is None or text.endswith("?") else f"; see {where.command_path} --help"
     from everstep.observe.printable import printable
 
-    sys.stderr.write(printable(f"everstep: {said}{see}") + "\n")
+    sys.stderr.write(printable(f"everstep: {text}{see}") + "\n")
     return error.exit_code
 
 

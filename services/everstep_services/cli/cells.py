@@ -9,13 +9,13 @@ from everstep_services.cli.output import cell
 Record = Mapping[str, Any]
 
 SHORT_ID = 12
-"""So many characters of an incident's id are shown, and enough to name it."""
+"""The length of an incident's id as tables show it, which is enough to name it."""
 _BAR = 30
 
 
 def aligned(rows: Iterable[Sequence[object]], indent: int = 2) -> Iterator[str]:
     """Lines whose columns line up; the last column is as long as it is."""
-    texts = [[cell(one) for one in row] for row in rows]
+    texts = [[cell(value) for value in row] for row in rows]
     if not texts:
         return
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
@@ -70,9 +70,9 @@ def wall_s(incident: Record) -> float | None:
     return None if ledger is None else float(ledger["wall_s"])
 
 
-def counted(count: int, one: str) -> str:
+def counted(count: int, noun: str) -> str:
     """`1 rank`, `4 ranks`."""
-    return f"{count} {one}" if count == 1 else f"{count} {one}s"
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def ending(exit_: Record) -> str:
@@ -87,11 +87,11 @@ def ending(exit_: Record) -> str:
     return str(exit_["how"])
 
 
-def slow_rank(found: Record) -> str:
+def slow_rank(finding: Record) -> str:
     """A finding in a few words: `rank 3 (node-2, input, +30 %)`."""
-    slower = found["slower_ratio"]
-    about = (found["node"], found["cause"], None if slower is None else percent(slower))
-    return f"rank {cell(found['rank'])} ({', '.join(cell(one) for one in about if one)})"
+    slower = finding["slower_ratio"]
+    about = (finding["node"], finding["cause"], None if slower is None else percent(slower))
+    return f"rank {cell(finding['rank'])} ({', '.join(cell(part) for part in about if part)})"
 
 
 def percent(ratio: float) -> str:
@@ -104,7 +104,9 @@ def percent(ratio: float) -> str:
 
 def budgets(budgets_: Iterable[Record] | None) -> str:
     """`restarts 9 of 10, restarts_per_hour 3 of 4`."""
-    return ", ".join(f"{one['name']} {one['left']} of {one['limit']}" for one in budgets_ or ())
+    return ", ".join(
+        f"{budget['name']} {budget['left']} of {budget['limit']}" for budget in budgets_ or ()
+    )
 
 
 def _parsed(text: object) -> datetime:

@@ -83,13 +83,13 @@ _API = (
 
 def with_common_options(command: F) -> F:
     """Give a command the options that every command has."""
-    said = "How to print; a table on a terminal, tab-separated lines elsewhere."
-    return with_formats(FORMATS, said)(command)
+    text = "How to print; a table on a terminal, tab-separated lines elsewhere."
+    return with_formats(FORMATS, text)(command)
 
 
-def with_formats(formats: Sequence[str], said: str) -> Callable[[F], F]:
+def with_formats(formats: Sequence[str], text: str) -> Callable[[F], F]:
     """Give a command the same options, with formats of its own; `said` is their help."""
-    output = _option("-o", "--output", to="output", type=click.Choice(formats), help=said)
+    output = _option("-o", "--output", to="output", type=click.Choice(formats), help=text)
 
     def decorate(command: F) -> F:
         for option in reversed((_COMMON[0], output, *_COMMON[1:])):
@@ -104,18 +104,18 @@ def with_api_options(command: F) -> F:
     return with_common_options(_with_api(command))
 
 
-def with_api_formats(formats: Sequence[str], said: str) -> Callable[[F], F]:
+def with_api_formats(formats: Sequence[str], text: str) -> Callable[[F], F]:
     """Give a command the options of those that talk to the API, with formats of its own."""
-    decorate = with_formats(formats, said)
+    decorate = with_formats(formats, text)
     return lambda command: decorate(_with_api(command))
 
 
 def with_wide_api_options(command: F) -> F:
     """Give a command the same options; `-o wide` shows more columns."""
-    said = (
+    text = (
         "How to print; a table on a terminal, wide for more of it, tab-separated lines elsewhere."
     )
-    return with_formats((*FORMATS, "wide"), said)(_with_api(command))
+    return with_formats((*FORMATS, "wide"), text)(_with_api(command))
 
 
 def _with_api(command: F) -> F:

@@ -27,7 +27,7 @@ NO_REASON = "no reason given"
 
 @dataclass(frozen=True, slots=True)
 class CommandRequest:
-    """What is to be done, and why."""
+    """What a person wants done, and why."""
 
     verb: "Verb"
     reason: str
@@ -55,7 +55,7 @@ class CommandRequest:
 
 @dataclass(frozen=True, slots=True)
 class LimitRequest(CommandRequest):
-    """A limit that is to hold; one of 0 s is to be learned again."""
+    """A limit to set; 0 s has it learned again."""
 
     def tell(self, api: Api) -> Any:
         """Ask the API for it."""
@@ -68,7 +68,7 @@ class LimitRequest(CommandRequest):
 
 @dataclass(frozen=True, slots=True)
 class ControlRequest(CommandRequest):
-    """Switches that are to be changed, of a job or of all."""
+    """Switches to change, of one job or of all."""
 
     def tell(self, api: Api) -> Any:
         """Ask the API for it."""
@@ -87,9 +87,9 @@ class CheckpointRequest(CommandRequest):
 
     def tell(self, api: Api) -> Any:
         """Ask the API for it."""
-        what = f"{self.details['step']}:{self.details['action']}"
+        action = f"{self.details['step']}:{self.details['action']}"
         body = {"reason": self.reason, "user": asker(), "tier": self.details["tier"]}
-        return api.post(f"jobs/{quoted(self.job)}/checkpoints/{what}", body)
+        return api.post(f"jobs/{quoted(self.job)}/checkpoints/{action}", body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +183,11 @@ async def _over_the_bus(invocation: Invocation, wish: CommandRequest) -> dict[st
             text = await operator_requests.carry_out(bus, request)
         except operator_requests.NoSuchJobError as error:
             try:
-                known = await bus.documents("ROUNDS").keys()
+                jobs = await bus.documents("ROUNDS").keys()
             except BusError:  # the login of one job's agents may not list the others
-                known = []
+                jobs = []
             raise CliError(
-                f"{error}{operator_requests.similar_names(request.job, known)}", Exit.NOT_FOUND
+                f"{error}{operator_requests.similar_names(request.job, jobs)}", Exit.NOT_FOUND
             ) from error
         except operator_requests.RequestRefusedError as error:
             about = wish.job if wish.job != CLUSTER else wish.node or "the cluster"

@@ -99,8 +99,8 @@ def cell(value: object) -> str:
 
 def _short(text: str) -> str:
     """Times to the second; other texts as they are."""
-    found = _INSTANT.fullmatch(text)
-    return f"{found[1]} {found[2]}" if found else text
+    match = _INSTANT.fullmatch(text)
+    return f"{match[1]} {match[2]}" if match else text
 
 
 def echo(text: str | bytes, *, err: bool = False) -> None:

@@ -25,17 +25,17 @@ SECTIONS = {
 def section_class(name: str) -> type[Settings]:
     """The class of a section."""
     module, _, attribute = SECTIONS[name].partition(":")
-    found: type[Settings] = getattr(importlib.import_module(module), attribute)
-    return found
+    section: type[Settings] = getattr(importlib.import_module(module), attribute)
+    return section
 
 
 def known_sections() -> tuple[dict[str, type[Settings]], list[str]]:
     """Every section that can be imported here, and one line for each that cannot."""
-    found: dict[str, type[Settings]] = {}
+    sections: dict[str, type[Settings]] = {}
     missing: list[str] = []
     for name in SECTIONS:
         try:
-            found[name] = section_class(name)
+            sections[name] = section_class(name)
         except ModuleNotFoundError as error:
             missing.append(f"[{name}] is left out: {error.name} is not installed")
-    return found, missing
+    return sections, missing

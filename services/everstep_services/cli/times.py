@@ -20,18 +20,20 @@ class SpanParameter(click.ParamType[int]):
     ) -> int:
         if isinstance(value, int):
             return value
-        found = _SPAN.fullmatch(str(value).strip())
-        if not found or int(found[1]) == 0:
-            self.fail(f"{value!r} is no length of time: write 90s, 10m, 2h, 7d or 1w", param, ctx)
-        return int(timedelta(**{_UNITS[found[2]]: int(found[1])}).total_seconds())
+        match = _SPAN.fullmatch(str(value).strip())
+        if not match or int(match[1]) == 0:
+            self.fail(
+                f"{value!r} is not a length of time: write 90s, 10m, 2h, 7d or 1w", param, ctx
+            )
+        return int(timedelta(**{_UNITS[match[2]]: int(match[1])}).total_seconds())
 
 
 def seconds(text: str) -> float | None:
     """A length of time as a number of seconds: 1.5s, 30s, 10m, 2h; None for what is none."""
-    found = _SECONDS.fullmatch(text.strip())
-    if found is None:
+    match = _SECONDS.fullmatch(text.strip())
+    if match is None:
         return None
-    return float(found[1]) * timedelta(**{_UNITS[found[2]]: 1}).total_seconds()
+    return float(match[1]) * timedelta(**{_UNITS[match[2]]: 1}).total_seconds()
 
 
 class MomentParameter(click.ParamType[datetime]):
@@ -53,7 +55,7 @@ class MomentParameter(click.ParamType[datetime]):
             moment = datetime.fromisoformat(text)
         except (ValueError, OverflowError):
             self.fail(
-                f"{value!r} is no moment: write 2026-11-21T08:00:00Z, or 10m for ten minutes ago",
+                f"{value!r} is not a moment: write 2026-11-21T08:00:00Z, or 10m for 10 minutes ago",
                 param,
                 ctx,
             )

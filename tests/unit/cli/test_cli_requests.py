@@ -135,7 +135,7 @@ def test_a_limit_is_given_back_by_deleting_it(api: Api) -> None:
         (["limits", "llama", "--set", "data=soon"], "'data=soon' is no limit"),
         (["limits", "llama", "--set", "data=0s"], "'data=0s' is no limit"),
         (["limits", "llama", "--set", "=30s"], "'=30s' is no limit"),
-        (["control", "set", "brake"], "'brake' is no change: write NAME=VALUE"),
+        (["control", "set", "brake"], "'brake' is not a change: write NAME=VALUE"),
         (["control", "set", "brake=on", "brake=off"], "'brake' is there more than once: give it"),
         (["node", "exclude", "n1", "--for", "2h", "--for-good"], "exclude each other"),
     ],

@@ -102,7 +102,7 @@ class Attendance:
     @property
     def live(self) -> tuple[int, ...]:
         """The ranks that are here."""
-        return tuple(rank for rank, one in self._ranks.items() if one.ending is None)
+        return tuple(rank for rank, presence in self._ranks.items() if presence.ending is None)
 
     @property
     def all(self) -> tuple[int, ...]:
@@ -174,7 +174,7 @@ class Attendance:
             return False
         if self._gone_at is None:
             return now >= self.began + self.linger_s
-        all_good = all(one.ending and one.ending.is_good for one in self._ranks.values())
+        all_good = all(rank.ending and rank.ending.is_good for rank in self._ranks.values())
         may_return = self.round <= self.max_restarts and not all_good
         if may_return and launcher_lives:
             return False  # however long it takes until they are here again
@@ -191,7 +191,7 @@ class Attendance:
         return self._over(reason, now)
 
     def _over(self, why: str, now: float) -> list[Act]:
-        endings = [one.ending for one in self._ranks.values()]
+        endings = [rank.ending for rank in self._ranks.values()]
         if not endings:
             return []
         acts: list[Act] = []
@@ -211,21 +211,25 @@ class Attendance:
     def _ends(self, now: float) -> RoundEnds:
         lasted_s = now - self._round_began
         if self._first_bad is not None:
-            one = self._ranks[self._first_bad]
-            assert one.ending is not None
-            reason = f"rank {self._first_bad} {one.ending.text}"
+            presence = self._ranks[self._first_bad]
+            assert presence.ending is not None
+            reason = f"rank {self._first_bad} {presence.ending.text}"
             return RoundEnds(
-                self.round, "rank_exited", reason, self._first_bad, one.fact or None, lasted_s
+                self.round, "rank_exited", reason, self._first_bad, presence.fact or None, lasted_s
             )
-        if all(one.ending and one.ending.is_good for one in self._ranks.values()):
+        if all(rank.ending and rank.ending.is_good for rank in self._ranks.values()):
             reason = "all ranks have ended well"
             return RoundEnds(self.round, "done", reason, None, None, lasted_s)
-        rank, one = next(
+        rank, presence = next(
             (r, p) for r, p in self._ranks.items() if not (p.ending and p.ending.is_good)
         )
-        said = "was still here when the next round began" if one.ending is None else one.ending.text
+        said = (
+            "was still here when the next round began"
+            if presence.ending is None
+            else presence.ending.text
+        )
         return RoundEnds(
-            self.round, "rank_exited", f"rank {rank} {said}", rank, one.fact or None, lasted_s
+            self.round, "rank_exited", f"rank {rank} {said}", rank, presence.fact or None, lasted_s
         )
 
     def _closes(self, trouble: _Trouble, outcome: str, reason: str, now: float) -> IncidentCloses:

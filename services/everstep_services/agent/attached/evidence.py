@@ -58,18 +58,20 @@ class AttachedEvidence(Collections):
         """Note the files that a rank writes to: they cannot be found once it is gone."""
         found: dict[str, _Output] = {}
         for name, number in _STREAMS.items():
-            one = _output(pid, number)
-            if one is not None and one not in found.values():
-                found[name] = one
+            output = _output(pid, number)
+            if output is not None and output not in found.values():
+                found[name] = output
         self._outputs[rank] = found
 
     def collect_for(self, round: int, incident: str, rank: int) -> None:
         """A rank has failed, or has stalled: others may be ended at any moment."""
         ranks = self._watch.seen()
-        environs = {one.rank: self._environ for one in ranks}
+        environs = {rank.rank: self._environ for rank in ranks}
         scene = Scene(ranks, _WITHIN_S, self._watch.began_s, environs, python=sys.executable)
         self.collect(round, incident, self._collectors, scene)
-        ends = [self._end(rank, name, one) for name, one in self._outputs.get(rank, {}).items()]
+        ends = [
+            self._end(rank, name, output) for name, output in self._outputs.get(rank, {}).items()
+        ]
         self.collected(round, incident, [piece for piece in ends if piece is not None])
 
     def _end(self, rank: int, name: str, output: _Output) -> Piece | None:
@@ -77,7 +79,9 @@ class AttachedEvidence(Collections):
         text = tail(output.path, TAIL_BYTES, start=output.start).encode()
         if not text:
             return None
-        others = (it for one, its in self._outputs.items() if one != rank for it in its.values())
+        others = (
+            it for other, its in self._outputs.items() if other != rank for it in its.values()
+        )
         is_shared = any(it.path == output.path for it in others)
         summary = f"{name}: the last {len(text)} bytes of {output.path}"
         return Piece("log", EvidenceFound(summary, text), rank=None if is_shared else rank)

@@ -33,7 +33,9 @@ class PageFinder:
         for number, at in sorted(_numbered(self._folder)):
             if number >= oldest:
                 found = [
-                    one for place in sorted(at.iterdir()) if (one := self._found(number, place))
+                    folder
+                    for place in sorted(at.iterdir())
+                    if (folder := self._found(number, place))
                 ]
                 if found:
                     return found
@@ -67,6 +69,6 @@ def _numbered(folder: Path) -> Iterator[tuple[int, Path]]:
         found = list(folder.iterdir())
     except FileNotFoundError:
         return
-    for one in found:
-        if one.name.isdigit() and one.is_dir():
-            yield int(one.name), one
+    for page in found:
+        if page.name.isdigit() and page.is_dir():
+            yield int(page.name), page

@@ -43,8 +43,8 @@ class RankWatch:
                 self._due.clear()
                 found = await asyncio.to_thread(self._finder.look, self.oldest)
                 self._notice_gone()  # ranks of the round before are gone before the next begins
-                for one in found:
-                    self.events.put_nowait(one)
+                for page in found:
+                    self.events.put_nowait(page)
                 await self.events.join()
                 self.ranks.look(self._clock.now())
                 if found:

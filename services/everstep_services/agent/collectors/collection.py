@@ -92,8 +92,8 @@ async def collect(collectors: Mapping[str, Collector], scene: Scene, clock: Cloc
     """Run all collectors in parallel, and return their pieces; late ones are missing."""
     pieces = await asyncio.gather(
         *(
-            _piece(name, one(scene, clock), scene.within_s, clock)
-            for name, one in collectors.items()
+            _piece(name, collector(scene, clock), scene.within_s, clock)
+            for name, collector in collectors.items()
         )
     )
     return [piece for piece in pieces if piece is not None]
@@ -141,7 +141,7 @@ async def from_each(
     """
     turns = asyncio.Semaphore(_AT_ONCE)
 
-    async def one(rank: RankSeen) -> RankPiece | str:
+    async def answer_of(rank: RankSeen) -> RankPiece | str:
         try:
             async with asyncio.timeout(scene.each_within_s), turns:
                 if rank.pid:
@@ -155,7 +155,7 @@ async def from_each(
         except Exception as error:  # noqa: BLE001  one rank takes nothing from the others
             return short(f"{type(error).__name__}: {error}")
 
-    answers = await asyncio.gather(*(one(rank) for rank in scene.ranks))
+    answers = await asyncio.gather(*(answer_of(rank) for rank in scene.ranks))
     found, missing = {}, {}
     for rank, answer in zip(scene.ranks, answers, strict=True):
         if isinstance(answer, RankPiece):

@@ -36,11 +36,11 @@ async def environment(scene: Scene, clock: Clock) -> EvidenceFound | None:
     shared = {
         name: value
         for name, value in first.items()
-        if all(one.get(name) == value for one in told.values())
+        if all(values.get(name) == value for values in told.values())
     }
     own = {
-        rank: {name: value for name, value in one.items() if name not in shared}
-        for rank, one in told.items()
+        rank: {name: value for name, value in values.items() if name not in shared}
+        for rank, values in told.items()
     }
     versions = await asyncio.to_thread(releases, scene.python)
     document = {"versions": versions, "variables": shared, "ranks": own}

@@ -59,7 +59,7 @@ def read_all(load: Load = load) -> bytes:
     except GpuGoneError as error:
         raise NothingFoundError(error.reason) from error
     return msgspec.json.encode(
-        {"said": [_said(one) for one in readings], "gpus": readings}, enc_hook=_plain
+        {"said": [_said(reading) for reading in readings], "gpus": readings}, enc_hook=_plain
     )
 
 

@@ -64,9 +64,9 @@ class NodeState:
                 "kernel.dmesg_restrict=0"
             ) from error
         told = [
-            f"[{one.at:12.6f}] {one.text[:_LINE_MOST]}"
-            for one in reading.records
-            if one.at >= since_s and (may_count(one.text) or _MARK.search(one.text))
+            f"[{record.at:12.6f}] {record.text[:_LINE_MOST]}"
+            for record in reading.records
+            if record.at >= since_s and (may_count(record.text) or _MARK.search(record.text))
         ][-_LINES_MOST:]
         if not told:
             return EvidenceFound("nothing about hardware, memory or crashes since the round began")
@@ -78,7 +78,7 @@ class NodeState:
     def _cgroup(self, scene: Scene) -> EvidenceFound | None:
         ranks: dict[int, str] = {}
         groups: dict[str, Mapping[str, str]] = {}
-        living = [(one.rank, str(one.pid)) for one in scene.ranks if one.pid]
+        living = [(rank.rank, str(rank.pid)) for rank in scene.ranks if rank.pid]
         for rank, pid in [*living, (-1, "self")]:
             paths = self._paths(pid)
             if rank >= 0:

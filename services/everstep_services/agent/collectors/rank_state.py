@@ -19,22 +19,24 @@ _FILE_BYTES = 8192
 async def pages(scene: Scene, clock: Clock) -> EvidenceFound | None:
     """The progress of each rank from its own page, also of ranks that are gone."""
     now = clock.now()
-    read = {one.rank: _page(one.page) for one in scene.ranks}
+    read = {rank.rank: _page(rank.page) for rank in scene.ranks}
     known = {rank: said for rank, said in read.items() if said}
     if not known:
         return None
-    said = (f"rank {rank}: {_reached(one, now)}" for rank, one in known.items())
+    said = (f"rank {rank}: {_reached(rank_seen, now)}" for rank, rank_seen in known.items())
     return EvidenceFound(brief(said), msgspec.json.encode({"now_s": now, "ranks": known}))
 
 
 async def processes(scene: Scene, clock: Clock) -> EvidenceFound | None:  # noqa: ARG001
     """The kernel's view of each rank that still lives."""
-    living = [one for one in scene.ranks if one.pid]
-    files = await asyncio.to_thread(lambda: {one.rank: _process(one.pid) for one in living})
-    known = {rank: one for rank, one in files.items() if one}
+    living = [rank for rank in scene.ranks if rank.pid]
+    files = await asyncio.to_thread(
+        lambda: {rank_seen.rank: _process(rank_seen.pid) for rank_seen in living}
+    )
+    known = {rank: rank_seen for rank, rank_seen in files.items() if rank_seen}
     if not known:
         return None
-    said = (f"rank {rank}: {_state(one)}" for rank, one in known.items())
+    said = (f"rank {rank}: {_state(rank_seen)}" for rank, rank_seen in known.items())
     return EvidenceFound(brief(said), msgspec.json.encode({"ranks": known}))
 
 

@@ -39,6 +39,6 @@ def collectors(without: Collection[str] = (), *, native_stacks: bool = False) ->
         "environment": environment,
     }
     return Collectors(
-        {kind: one for kind, one in of_ranks.items() if kind not in without},
-        {kind: one for kind, one in of_node.items() if kind not in without},
+        {kind: collector for kind, collector in of_ranks.items() if kind not in without},
+        {kind: collector for kind, collector in of_node.items() if kind not in without},
     )

@@ -154,7 +154,7 @@ def _piece(rank: int, output: bytes) -> RankPiece:
 
 def _where(threads: list[_Thread]) -> str:
     """The innermost frame of the main thread."""
-    main = next((one for one in threads if one.os_thread_id == one.pid), None)
+    main = next((thread for thread in threads if thread.os_thread_id == thread.pid), None)
     if main is None or not main.frames:
         return f"{len(threads)} threads"
     frame = main.frames[0]

@@ -150,7 +150,7 @@ class RoundPart:
         if rank not in self._ranks:
             return []
         self._ranks[rank].is_running = True
-        if self.state != "starting" or not all(one.is_running for one in self._ranks.values()):
+        if self.state != "starting" or not all(rank.is_running for rank in self._ranks.values()):
             return []
         self.state = "running"
         return [SendReport(self.round, "started", "all ranks run")]

@@ -205,9 +205,9 @@ class _Showing:
 
     def _show_all(self) -> None:
         """Show what is there now, and no more: a rank may still write."""
-        waiting = [(one, one.size()) for one in self._followed.values()]
+        waiting = [(follower, follower.size()) for follower in self._followed.values()]
         while waiting:
-            waiting = [(one, size) for one, size in waiting if one.show_some(size)]
+            waiting = [(follower, size) for follower, size in waiting if follower.show_some(size)]
 
     def _obey(self) -> bool:
         """Do what the agent asked for; False when that was to end."""

@@ -68,7 +68,7 @@ class NodeChecks:
             wanted = await self._next()
 
     async def _next(self) -> _Wanted:
-        is_unfit = any(one.state == "failed" for one in self.failing)
+        is_unfit = any(result.state == "failed" for result in self.failing)
         settings = self._examiner.settings
         wait_s = min(_AGAIN_S, settings.every_s) if is_unfit else settings.every_s
         try:
@@ -88,7 +88,7 @@ class NodeChecks:
             names, wanted.occasion, within_s=wanted.within_s, own_pids=self._own_pids()
         )
         if not wanted.names:
-            self.failing = tuple(one for one in done.results if one.state != "ok")
+            self.failing = tuple(result for result in done.results if result.state != "ok")
         if self._is_news(done, wanted):
             self._record(self._records.node_checked(done))
 
@@ -98,7 +98,9 @@ class NodeChecks:
         Health counts how often a check was seen to fail.
         """
         found = tuple(
-            (one.check, one.subject, one.state) for one in done.results if one.state != "ok"
+            (result.check, result.subject, result.state)
+            for result in done.results
+            if result.state != "ok"
         )
         was, self._told = self._told, found
         has_failed = any(state == "failed" for _, _, state in found)

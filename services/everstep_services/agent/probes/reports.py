@@ -19,12 +19,12 @@ _SCHEMA = "everstep.check/v1"
 
 def human(node: str, done: NodeExamination, *, quiet: bool = False) -> list[str]:
     """An aligned line for each part, the worst first, then one for all. Quiet: only troubles."""
-    shown = [one for one in done.results if is_amiss(one) or not quiet]
-    rows = [(_state(one), one.check, one.subject) for one in shown]
+    shown = [result for result in done.results if is_amiss(result) or not quiet]
+    rows = [(_state(result), result.check, result.subject) for result in shown]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
-        "  ".join([*map(str.ljust, row, widths), _why(one)]).rstrip()
-        for row, one in zip(rows, shown, strict=True)
+        "  ".join([*map(str.ljust, row, widths), _why(result)]).rstrip()
+        for row, result in zip(rows, shown, strict=True)
     ]
     return lines if quiet else [*lines, f"{node}: {_summary(done)}"]
 
@@ -38,20 +38,24 @@ def document(node: str, done: NodeExamination) -> dict[str, Any]:
         "code": code_of(done.state),
         "took_s": done.took_s,
         "checks": list(done.checks),
-        "items": [msgspec.structs.asdict(one) for one in done.results],
+        "items": [msgspec.structs.asdict(result) for result in done.results],
     }
 
 
 def nagios(node: str, done: NodeExamination) -> list[str]:
     """The status line with performance data; below it, the troubles."""
-    amiss = [one for one in done.results if is_amiss(one)]
+    amiss = [result for result in done.results if is_amiss(result)]
     worst = _told(amiss[0]) if amiss else _summary(done)
     numbers = [
-        f"{state}={sum(one.state == state for one in done.results)}" for state in reversed(STATES)
+        f"{state}={sum(result.state == state for result in done.results)}"
+        for state in reversed(STATES)
     ]
     figures = " ".join([*numbers, f"took={done.took_s:g}s"])
     status = f"EVERSTEP {_NAGIOS[code_of(done.state)]} - {node}: {worst}"
-    return [f"{_without_bars(status)} | {figures}", *(_without_bars(_told(one)) for one in amiss)]
+    return [
+        f"{_without_bars(status)} | {figures}",
+        *(_without_bars(_told(result)) for result in amiss),
+    ]
 
 
 def prometheus(node: str, done: NodeExamination) -> list[str]:
@@ -62,11 +66,18 @@ def prometheus(node: str, done: NodeExamination) -> list[str]:
         "# TYPE everstep_check_code gauge",
     ]
     seen: dict[tuple[str, str], CheckResult] = {}
-    for one in done.results:  # of two results about the same part the worse one, which comes first
-        seen.setdefault((one.check, one.subject), one)
-    for one in seen.values():
-        labels = {"node": node, "check": one.check, "subject": one.subject, "state": one.state}
-        lines.append(f"everstep_check_code{{{_labels(labels)}}} {code_of(one.state)}")
+    for (
+        result
+    ) in done.results:  # of two results about the same part the worse one, which comes first
+        seen.setdefault((result.check, result.subject), result)
+    for result in seen.values():
+        labels = {
+            "node": node,
+            "check": result.check,
+            "subject": result.subject,
+            "state": result.state,
+        }
+        lines.append(f"everstep_check_code{{{_labels(labels)}}} {code_of(result.state)}")
     of_node = _labels({"node": node})
     return [
         *lines,
@@ -79,21 +90,23 @@ def prometheus(node: str, done: NodeExamination) -> list[str]:
     ]
 
 
-def _state(one: CheckResult) -> str:
-    return one.state.upper() if one.state == "failed" else one.state
+def _state(result: CheckResult) -> str:
+    return result.state.upper() if result.state == "failed" else result.state
 
 
 def _summary(done: NodeExamination) -> str:
     return counted(done.results) or "nothing was checked"
 
 
-def _why(one: CheckResult) -> str:
-    code = f" [{one.code}]" if one.code and one.code not in one.reason else ""
-    return f"{one.reason}{code}"
+def _why(result: CheckResult) -> str:
+    code = f" [{result.code}]" if result.code and result.code not in result.reason else ""
+    return f"{result.reason}{code}"
 
 
-def _told(one: CheckResult) -> str:
-    return f"{one.state}: {' '.join(filter(None, [one.check, one.subject]))}: {_why(one)}"
+def _told(result: CheckResult) -> str:
+    return (
+        f"{result.state}: {' '.join(filter(None, [result.check, result.subject]))}: {_why(result)}"
+    )
 
 
 def _without_bars(line: str) -> str:

@@ -70,7 +70,9 @@ def code_of(state: str) -> int:
 
 def worst_first(results: Iterable[CheckResult]) -> tuple[CheckResult, ...]:
     """The worst first; within a state by check and subject."""
-    return tuple(sorted(results, key=lambda one: (-gravity(one), one.check, one.subject)))
+    return tuple(
+        sorted(results, key=lambda result: (-gravity(result), result.check, result.subject))
+    )
 
 
 def counted(results: Sequence[CheckResult]) -> str:

@@ -81,7 +81,7 @@ def _counters(cgroups: Path, mount: Path) -> Iterator[Path]:
         lines = cgroups.read_text().splitlines()
     except OSError:
         return
-    for line in sorted(lines, key=lambda one: one.startswith("0::")):  # version 1 has the memory
+    for line in sorted(lines, key=lambda line: line.startswith("0::")):  # version 1 has the memory
         controllers, _, path = line.partition(":")[2].partition(":")
         if "memory" in controllers.split(","):
             yield from _upwards(mount / "memory", path, "memory.oom_control")
@@ -93,8 +93,8 @@ def _upwards(base: Path, path: str, name: str) -> Iterator[Path]:
     group = PurePosixPath(path.lstrip("/"))
     if ".." in group.parts:  # outside the part that this process may see
         group = PurePosixPath()
-    for one in (group, *group.parents):
-        yield base / one / name
+    for group_path in (group, *group.parents):
+        yield base / group_path / name
 
 
 def _number(path: Path, name: str) -> int | None:

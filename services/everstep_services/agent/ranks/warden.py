@@ -351,7 +351,7 @@ def main(descriptor: int, lock: int, *doors: int) -> None:
     channel: Channel[FromAgent] = Channel(socket.socket(fileno=descriptor), FromAgent)
     plan = channel.receive_first()
     assert isinstance(plan, WardenPlan), "the agent's first line"
-    door = next((socket.socket(fileno=one) for one in doors), None)
+    door = next((socket.socket(fileno=door) for door in doors), None)
     Warden(channel, plan, wakes, door).serve()
 
 

@@ -19,7 +19,7 @@ _MOST = 64
 async def who_lives(wardens: Collection[WardenPlace]) -> tuple[str, ...]:
     """The nodes whose wardens answer soon; each is asked a few times, as datagrams may be lost."""
     async with asyncio.TaskGroup() as asking:
-        asked = [(one.node, asking.create_task(_lives(one))) for one in [*wardens][:_MOST]]
+        asked = [(warden.node, asking.create_task(_lives(warden))) for warden in [*wardens][:_MOST]]
     return tuple(node for node, task in asked if task.result())
 
 

@@ -41,7 +41,8 @@ def choices(
             break
         missing = [rank for rank in ranks if age not in here.get(rank, ())]
         at = {
-            rank: [one for one in offers if (one.age, one.rank) == (age, rank)] for rank in missing
+            rank: [offer for offer in offers if (offer.age, offer.rank) == (age, rank)]
+            for rank in missing
         }
         if all(_is_enough(each) for each in at.values()):
             found.append(Choice(age, at))

@@ -48,7 +48,7 @@ class TrainingLine:
         """Why this state is not taken; empty if it is."""
         if self._restored is not None and self.has_left(state):
             return f"the training went back to step {self._restored.identity.step}, before it"
-        if any(one.age > state.age and not self.has_left(one) for one in held):
+        if any(copy.age > state.age and not self.has_left(copy) for copy in held):
             return "a newer one is here"
         return ""
 

@@ -229,7 +229,7 @@ class Fetcher:
     def _here(self, ranks: range, without: frozenset[int]) -> dict[int, set[Age]]:
         found: dict[int, set[Age]] = {}
         for rank in ranks:
-            held = (one.head for one in self._store.of_rank(rank) if one.copy.parts == 1)
+            held = (copy.head for copy in self._store.of_rank(rank) if copy.copy.parts == 1)
             heads = [*(image.head for image in self._images.of(rank)), *held]
             found[rank] = {head.age for head in heads if head.identity.step not in without}
         return found

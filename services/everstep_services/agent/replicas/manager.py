@@ -172,7 +172,7 @@ class ReplicaManager:
 
     def _here(self, order: CopyReplica) -> list[CopyFile]:
         held = self._store.of_slot(order.owner_slot, order.step)
-        found = [CopyFile(one.copy, one.path) for one in held]
+        found = [CopyFile(copy.copy, copy.path) for copy in held]
         own = self._standing.order
         if own is None or own.slot != order.owner_slot:
             return found

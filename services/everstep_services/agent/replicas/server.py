@@ -181,6 +181,8 @@ class ReplicaServer:
         link.send(octets[asked.offset :])
 
     def _path_of(self, copy: Copy) -> Path | None:
-        held = [(one.copy.hash, one.path) for one in self._store.of_rank(copy.rank)]
-        own = [(one.head.hash, one.path) for one in self._images.of(copy.rank)]
+        held = [
+            (held_copy.copy.hash, held_copy.path) for held_copy in self._store.of_rank(copy.rank)
+        ]
+        own = [(image.head.hash, image.path) for image in self._images.of(copy.rank)]
         return dict([*own, *held]).get(copy.hash)

@@ -200,11 +200,11 @@ def _remove(folder: Path) -> None:
 
 def _empty(folder: Path) -> None:
     """Remove everything but the lock: if we are killed now, the rest belongs to a dead agent."""
-    for one in folder.glob("*"):
-        if one.is_dir():
-            shutil.rmtree(one, ignore_errors=True)
-        elif one.name != layout.LOCK_FILE:
-            one.unlink(missing_ok=True)
+    for path in folder.glob("*"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name != layout.LOCK_FILE:
+            path.unlink(missing_ok=True)
 
 
 def _looks() -> Iterator[bool]:

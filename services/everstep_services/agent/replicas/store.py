@@ -170,16 +170,16 @@ class ReplicaStore:
         """For each rank of a slot, its newest copy or part of a step."""
         with self._lock:
             found = [
-                [one for one in each if one.copy.step == step]
+                [stored for stored in each if stored.copy.step == step]
                 for (owner, _), each in self._held.items()
                 if owner == slot
             ]
-        return [max(each, key=lambda one: one.head.age) for each in found if each]
+        return [max(each, key=lambda stored: stored.head.age) for each in found if each]
 
     def has_all(self, held: HeldCopy) -> bool:
         """The copies of all ranks of its slot are here, of the same round and step."""
         copy, age = held.copy, held.head.age
-        same = [one for one in self.of_slot(copy.slot, copy.step) if one.head.age == age]
+        same = [stored for stored in self.of_slot(copy.slot, copy.step) if stored.head.age == age]
         return len(same) == copy.ranks
 
     def begin(self, copy: Copy, sender: Sender | None = None) -> Incoming | None:
@@ -194,7 +194,9 @@ class ReplicaStore:
                 raise ReplicaError(f"round {sender.round} is over: a later one sends here", "round")
             self._touched.add(copy.slot)
             held = self._held.get(owner, [])
-            if any(one.copy.hash == copy.hash and one.copy.step == copy.step for one in held):
+            if any(
+                stored.copy.hash == copy.hash and stored.copy.step == copy.step for stored in held
+            ):
                 return None
             going_on = self._incoming.get(owner)
             if going_on is not None and going_on.is_busy:
@@ -203,7 +205,7 @@ class ReplicaStore:
             if going_on is not None and going_on.copy == copy:
                 going_on.is_busy, going_on.sender = True, sender
                 return going_on
-            others = [one.head.identity for one in held]
+            others = [copy.head.identity for copy in held]
             if sender is not None and (why := self._course(owner).refusal(head.identity, others)):
                 raise ReplicaError(f"step {copy.step} is not taken: {why}", "old")
             incoming = self._allocate(owner, copy, head)
@@ -232,7 +234,7 @@ class ReplicaStore:
             (folder / INCOMING).rename(target)
             sync_names(folder, _ABOVE_RANK)
             held = HeldCopy(copy, incoming.head, target, incoming.memory)
-            self._forget(owner, [one for one in others if one.head.age == held.head.age])
+            self._forget(owner, [other for other in others if other.head.age == held.head.age])
             others.append(held)
             del self._incoming[owner]
         return held
@@ -281,7 +283,7 @@ class ReplicaStore:
         place, path = folder / INCOMING, folder / INCOMING / (IMAGE if copy.parts == 1 else PART)
         self._give_up(owner)
         course = self._course(owner)
-        held = sorted(self._held.get(owner, ()), key=lambda one: course.worth(one.head.identity))
+        held = sorted(self._held.get(owner, ()), key=lambda copy: course.worth(copy.head.identity))
         oldest = held[0] if len(held) >= _KEPT else None
         present = 0 if oldest is None else oldest.copy.size_bytes
         self._need_room(copy, copy.size_bytes - present, owner, head)
@@ -307,7 +309,7 @@ class ReplicaStore:
     def _going_on(self, owner: Owner, held: list[HeldCopy]) -> list[HeldCopy]:
         """The copies that a training may come back to; all of them, if there is none."""
         course = self._course(owner)
-        return [one for one in held if not course.has_left(one.head.identity)] or held
+        return [copy for copy in held if not course.has_left(copy.head.identity)] or held
 
     def _give_up(self, owner: Owner) -> None:
         """Give up a copy whose transfer is overtaken."""
@@ -336,15 +338,16 @@ class ReplicaStore:
         """How much more memory may be taken."""
         about = os.statvfs(self._base.parent)
         unwritten = sum(
-            one.copy.size_bytes - max(one.offset, one.present) for one in self._incoming.values()
+            stored.copy.size_bytes - max(stored.offset, stored.present)
+            for stored in self._incoming.values()
         )
         free = about.f_bavail * about.f_frsize - unwritten - self._settings.room_least_bytes
         most = self._settings.held_most_bytes
         return free if most is None else min(free, most - self._size())
 
     def _size(self) -> int:
-        held = sum(one.copy.size_bytes for each in self._held.values() for one in each)
-        return held + sum(one.copy.size_bytes for one in self._incoming.values())
+        held = sum(stored.copy.size_bytes for each in self._held.values() for stored in each)
+        return held + sum(stored.copy.size_bytes for stored in self._incoming.values())
 
     def _folder(self, owner: Owner) -> Path:
         return self._base / f"slot-{owner[0]}" / f"rank-{owner[1]}"

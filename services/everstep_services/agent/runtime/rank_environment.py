@@ -93,15 +93,15 @@ def shared_and_own(
     plan: RunPlan, base: Mapping[str, str], paths: RankPaths
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """The variables that all ranks of a node share in each round, and the names of the others."""
-    one, other = (
+    first, other = (
         environment(plan, order, 0, base, paths) for order in (_example(plan, 1), _example(plan, 2))
     )
-    shared = {name: value for name, value in one.items() if other.get(name) == value}
+    shared = {name: value for name, value in first.items() if other.get(name) == value}
     if plan.ranks_per_node > 1:
         shared.pop("LOCAL_RANK")
     if plan.virtual_local_rank:
         shared.pop(_VISIBLE)
-    return shared, tuple(sorted((one.keys() | other.keys()) - shared.keys()))
+    return shared, tuple(sorted((first.keys() | other.keys()) - shared.keys()))
 
 
 def _example(plan: RunPlan, number: int) -> StartRanks:

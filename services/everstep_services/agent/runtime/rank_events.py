@@ -338,7 +338,7 @@ class RankEvents:
         self, within_s: float, *, may_pause: bool = False, only: Collection[int] = ()
     ) -> Scene:
         watch, order = self.work.keeper.watch, self._agent.order
-        ranks = [one for one in watch.seen() if not only or one.rank in only]
+        ranks = [seen for seen in watch.seen() if not only or seen.rank in only]
         environs = {} if order is None else self._workdir.environs(order, ranks)
         return Scene(
             ranks, within_s, watch.began_s, environs,

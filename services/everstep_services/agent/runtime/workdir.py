@@ -99,13 +99,13 @@ class Workdir:
     ) -> Mapping[int, Mapping[str, str]]:
         """The environments with which these ranks were started, with flight recorders armed."""
         found = {}
-        for one in ranks:
-            paths = RankPaths(one.folder / layout.ELASTIC_ERROR_FILE, self._images)
-            local_rank = one.rank - order.first_rank
+        for rank in ranks:
+            paths = RankPaths(rank.folder / layout.ELASTIC_ERROR_FILE, self._images)
+            local_rank = rank.rank - order.first_rank
             environ = environment(self._plan, order, local_rank, self._base, paths)
             if self._plan.command.kind != "program":
-                arm_flight_recorder(environ, str(one.folder))
-            found[one.rank] = environ
+                arm_flight_recorder(environ, str(rank.folder))
+            found[rank.rank] = environ
         return found
 
     def node_plan(self, instance: str) -> NodePlan:

@@ -68,23 +68,23 @@ def parse_collectives(body: bytes) -> CollectiveState | None:
     """Parse the trace of a flight recorder; None if it is not one."""
     try:
         trace = _TRACE.decode(body)
-        entered = sum(max(0, one.last_enqueued_collective) for one in trace.pg_status.values())
+        entered = sum(max(0, statu.last_enqueued_collective) for statu in trace.pg_status.values())
     except msgspec.MsgspecError:
         return None
-    newest = max(trace.entries, key=lambda one: one.record_id, default=None)
-    waits_in = next((_name(one) for one in trace.entries if not one.retired), "")
+    newest = max(trace.entries, key=lambda entry: entry.record_id, default=None)
+    waits_in = next((_name(entry) for entry in trace.entries if not entry.retired), "")
     if newest is None:
         return CollectiveState(entered, waits_in)
-    of_all = [one for one in trace.entries if _is_of_all(one)]
-    waits = [one for one in trace.entries if not one.retired]
-    awaits = [one.collective_seq_id for one in of_all if not one.retired]
+    of_all = [entry for entry in trace.entries if _is_of_all(entry)]
+    waits = [entry for entry in trace.entries if not entry.retired]
+    awaits = [entry.collective_seq_id for entry in of_all if not entry.retired]
     # NCCL records point-to-point calls, and no group counts them
     at_s = newest.time_created_ns / 1e9 if newest.time_created_ns else None
     return CollectiveState(
         max(entered, newest.record_id + 1),
         waits_in,
         at_s,
-        max((one.collective_seq_id for one in of_all), default=None),
+        max((entry.collective_seq_id for entry in of_all), default=None),
         min(awaits, default=None) if len(awaits) == len(waits) else None,
     )
 

@@ -55,14 +55,14 @@ class Compilers:
 
     def look(self, ranks: Mapping[int, Compiling]) -> None:
         """Look at these ranks, and forget all others."""
-        self._since = {rank: one for rank, one in self._since.items() if rank in ranks}
+        self._since = {rank: usage for rank, usage in self._since.items() if rank in ranks}
         if not ranks:
             return
-        used_s, now = self._used_s([one.pid for one in ranks.values()]), self._clock.now()
-        for rank, one in ranks.items():
-            cpu_s, known = used_s[one.pid], self._since.get(rank)
-            if known is None or _has_computed(known, one, cpu_s, now):
-                self._since[rank] = _Since(one.pid, now, cpu_s, cpu_s, now)
+        used_s, now = self._used_s([rank.pid for rank in ranks.values()]), self._clock.now()
+        for rank, usage in ranks.items():
+            cpu_s, known = used_s[usage.pid], self._since.get(rank)
+            if known is None or _has_computed(known, usage, cpu_s, now):
+                self._since[rank] = _Since(usage.pid, now, cpu_s, cpu_s, now)
             else:
                 known.seen_s, known.looked_s = cpu_s, now
 
@@ -94,20 +94,20 @@ class Compilers:
             return None  # it has just ended
 
 
-def _has_computed(known: _Since, one: Compiling, cpu_s: float, now: float) -> bool:
-    if known.pid != one.pid or now - known.looked_s > _GAP_S or cpu_s < known.seen_s:
+def _has_computed(known: _Since, usage: Compiling, cpu_s: float, now: float) -> bool:
+    if known.pid != usage.pid or now - known.looked_s > _GAP_S or cpu_s < known.seen_s:
         return True  # as far as is known: a child that is gone has taken its usage along
-    return cpu_s - known.cpu_s >= _BUSY_RATIO * one.window_s
+    return cpu_s - known.cpu_s >= _BUSY_RATIO * usage.window_s
 
 
 def _sum_s(pid: int, own_s: Mapping[int, float], children: Mapping[int, list[int]]) -> float:
     below, total_s = {pid}, 0.0
     open_ = [pid]
     while open_:
-        one = open_.pop()
-        total_s += own_s.get(one, 0.0)
+        usage = open_.pop()
+        total_s += own_s.get(usage, 0.0)
         # process ids may be reused during the reading: at worst this finds a circle
-        new = set(children.get(one, ())) - below
+        new = set(children.get(usage, ())) - below
         below |= new
         open_ += new
     return total_s

@@ -50,8 +50,8 @@ def excuse_s(
     return None
 
 
-def _waits_for(one: RankPosition, late: RankPosition) -> bool:
-    return one.awaits is not None and late.entered is not None and late.entered < one.awaits
+def _waits_for(place: RankPosition, late: RankPosition) -> bool:
+    return place.awaits is not None and late.entered is not None and late.entered < place.awaits
 
 
 _LATE_S = 1.0
@@ -115,7 +115,10 @@ class StallJudge:
         late = [place for place in self._judged() if self._left_s(place, now) <= 0]
         # Of ranks that are late together, those in a collective wait for those that are in none;
         # and a compilation that has hung makes others wait.
-        order = sorted(late, key=lambda one: (bool(one.waits_in), not one.idle_s, one.since_s))
+        order = sorted(
+            late,
+            key=lambda position: (bool(position.waits_in), not position.idle_s, position.since_s),
+        )
         for place in order:
             news += self._late(place, now)
         self.wake_at = now + self._wait_s(now)
@@ -213,5 +216,5 @@ def states(judge: StallJudge | None) -> Mapping[int, str]:
     """The ranks that are paused or stalled, for beats; the others run."""
     if judge is None:
         return {}
-    paused = {rank: "paused" for rank, one in judge.places.items() if isinstance(one, Exempt)}
+    paused = {rank: "paused" for rank, place in judge.places.items() if isinstance(place, Exempt)}
     return {**paused, **dict.fromkeys(judge.stalled, "stalled")}

@@ -91,12 +91,12 @@ class StallLimits:
         self._learned, self._operators, self._first_step = {}, {}, None
         if document is None:
             return
-        for one in document.limits:
-            name = one.section or OUTSIDE
-            if one.source == BY_HAND:
-                self._operators[name] = Limit(one.limit_s, BY_HAND, name, BY_OPERATOR)
+        for limit in document.limits:
+            name = limit.section or OUTSIDE
+            if limit.source == BY_HAND:
+                self._operators[name] = Limit(limit.limit_s, BY_HAND, name, BY_OPERATOR)
             else:  # a section may be called `outside`, too
-                self._learned[one.section] = Limit(one.limit_s, one.source, name)
+                self._learned[limit.section] = Limit(limit.limit_s, limit.source, name)
         if document.first_step_longest_s is not None and FIRST_STEP not in self._operators:
             self._first_step = Limit(document.first_step_limit_s, "learned", FIRST_STEP)
 

@@ -104,7 +104,7 @@ class StallMonitor:
         if judge is None:
             return ""
         places = judge.places.values()
-        if places and all(isinstance(one, Exempt) for one in places):
+        if places and all(isinstance(place, Exempt) for place in places):
             return "paused"
         return "learning" if self.limits.is_learning else "armed"
 
@@ -116,7 +116,7 @@ class StallMonitor:
     def in_force(self) -> tuple[SectionLimit, ...]:
         """Each limit that can act on the ranks of this node, as they are."""
         known = (self._watched.rank(rank) for rank in self._watched.live())
-        return in_force(self.limits, [one for one in known if one is not None])
+        return in_force(self.limits, [times for times in known if times is not None])
 
     def begins(self, order: StartRanks) -> None:
         """The ranks of a round are being started: forget the round before."""
@@ -226,9 +226,9 @@ class StallMonitor:
         for rank in self._watched.live():
             known = self._watched.rank(rank)
             if known is not None:
-                for one in seen_by(known, self.limits):
-                    before = found.get(one.section)
-                    found[one.section] = one if before is None else merged(before, one)
+                for times in seen_by(known, self.limits):
+                    before = found.get(times.section)
+                    found[times.section] = times if before is None else merged(before, times)
         return tuple(found.values())
 
     def _look(self, judge: StallJudge) -> None:

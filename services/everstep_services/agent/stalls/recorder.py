@@ -45,7 +45,7 @@ def limits_in(data: bytes | None, config_fingerprint: str) -> LimitsDocument | N
         return None
     if learned.config_fingerprint in {"", config_fingerprint}:
         return learned
-    by_hand = tuple(one for one in learned.limits if one.source == BY_HAND)
+    by_hand = tuple(limit for limit in learned.limits if limit.source == BY_HAND)
     return replace(learned, limits=by_hand, first_step_longest_s=None) if by_hand else None
 
 

@@ -32,27 +32,29 @@ def seen_by(known: WatchedRank, limits: StallLimits) -> Iterator[SectionSeen]:
     if page.counted_by is not CountedBy.SDK:
         yield _seen("", SectionKind.PLAIN, page.longest_step_s, observations)
         return
-    for one in _sections(known):
-        if not one.name:
-            yield _seen("", one.kind, one.longest_s, observations)
-        elif one.observed:
-            yield _seen(one.name, one.kind, one.longest_s, one.observed)
+    for section in _sections(known):
+        if not section.name:
+            yield _seen("", section.kind, section.longest_s, observations)
+        elif section.observed:
+            yield _seen(section.name, section.kind, section.longest_s, section.observed)
 
 
-def merged(one: SectionSeen, other: SectionSeen) -> SectionSeen:
+def merged(first: SectionSeen, other: SectionSeen) -> SectionSeen:
     """Merge what two ranks have shown of the same section."""
     return SectionSeen(
-        section=one.section,
-        kind=one.kind,
-        longest_s=max(one.longest_s, other.longest_s),
-        observations=one.observations + other.observations,
+        section=first.section,
+        kind=first.kind,
+        longest_s=max(first.longest_s, other.longest_s),
+        observations=first.observations + other.observations,
     )
 
 
 def in_force(limits: StallLimits, ranks: Collection[WatchedRank]) -> tuple[SectionLimit, ...]:
     """Each limit that can act on these ranks now, or on their next phases."""
-    pages = [page for one in ranks if (page := one.reading()) is not None]
-    kinds = {one.name: one.kind for rank in ranks for one in _sections(rank) if one.name}
+    pages = [page for rank in ranks if (page := rank.reading()) is not None]
+    kinds = {
+        section.name: section.kind for rank in ranks for section in _sections(rank) if section.name
+    }
     named = {name: kinds.get(name, SectionKind.PLAIN) for name in {*limits.named(), *kinds}}
     rows = [_row(FIRST_STEP, limits.first_step(), _warmup_text(limits, pages))]
     if _can_step(pages, limits):

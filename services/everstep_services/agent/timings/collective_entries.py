@@ -75,17 +75,17 @@ def parse_recording(body: bytes) -> Recording | None:
         return None
     found = [
         Entry(
-            group=_group(one),
-            sequence=one.p2p_seq_id if one.is_p2p else one.collective_seq_id,
-            op=_op(one),
-            at_s=one.time_created_ns / 1e9,
-            lasted_s=None if one.duration_ms is None else one.duration_ms / 1e3,
-            is_transfer=one.is_p2p,
+            group=_group(entry),
+            sequence=entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id,
+            op=_op(entry),
+            at_s=entry.time_created_ns / 1e9,
+            lasted_s=None if entry.duration_ms is None else entry.duration_ms / 1e3,
+            is_transfer=entry.is_p2p,
         )
-        for one in trace.entries[-_READ:]
-        if _is_good(one)
+        for entry in trace.entries[-_READ:]
+        if _is_good(entry)
     ]
-    found.sort(key=lambda one: one.at_s)
+    found.sort(key=lambda item: item.at_s)
     return Recording(tuple(found), _members(trace))
 
 
@@ -96,12 +96,12 @@ def within(recording: Recording, starts_s: float, ends_s: float) -> tuple[Entry,
     """
     left = {False: MOST, True: MOST}
     found: list[Entry] = []
-    for one in reversed(recording.entries):
-        if one.at_s <= starts_s or not left[one.is_transfer]:
+    for entry in reversed(recording.entries):
+        if entry.at_s <= starts_s or not left[entry.is_transfer]:
             break
-        if one.at_s <= ends_s:
-            left[one.is_transfer] -= 1
-            found.append(one)
+        if entry.at_s <= ends_s:
+            left[entry.is_transfer] -= 1
+            found.append(entry)
     return tuple(reversed(found))
 
 
@@ -114,10 +114,10 @@ def collectives(
 
     `section` returns the rank's section at each instant; None without sections.
     """
-    from_s = min((one.at_s for one in entries), default=0.0)
+    from_s = min((entry.at_s for entry in entries), default=0.0)
     by_group: dict[tuple[str, bool], list[Entry]] = {}
-    for one in entries:
-        by_group.setdefault((one.group, one.is_transfer), []).append(one)
+    for item in entries:
+        by_group.setdefault((item.group, item.is_transfer), []).append(item)
     return from_s, tuple(
         _series(run, from_s, members.get(group, ()), section)
         for (group, _), of_group in sorted(by_group.items())
@@ -131,17 +131,17 @@ def _series(
     members: tuple[int, ...],
     section: Callable[[Entry], int] | None,
 ) -> CollectiveEntries:
-    ops = tuple(dict.fromkeys(one.op for one in run))
-    lasted = [-1.0 if one.lasted_s is None else one.lasted_s for one in run]
-    sections = () if section is None else tuple(section(one) for one in run)
+    ops = tuple(dict.fromkeys(entry.op for entry in run))
+    lasted = [-1.0 if entry.lasted_s is None else entry.lasted_s for entry in run]
+    sections = () if section is None else tuple(section(entry) for entry in run)
     return CollectiveEntries(
         group=run[0].group,
         first_sequence=run[0].sequence,
-        entered_us=tuple(round((one.at_s - from_s) * 1e6) for one in run),
+        entered_us=tuple(round((entry.at_s - from_s) * 1e6) for entry in run),
         ops=ops,
-        op=tuple(ops.index(one.op) for one in run),
-        section=sections if any(one != _WITHOUT_SECTION for one in sections) else (),
-        lasted_us=tuple(round(one * 1e6) if one >= 0 else -1 for one in lasted)
+        op=tuple(ops.index(entry.op) for entry in run),
+        section=sections if any(section != _WITHOUT_SECTION for section in sections) else (),
+        lasted_us=tuple(round(entry * 1e6) if entry >= 0 else -1 for entry in lasted)
         if max(lasted) >= 0
         else (),
         members=members,
@@ -151,14 +151,14 @@ def _series(
 
 def _unbroken(entries: Iterable[Entry]) -> Iterable[list[Entry]]:
     """Split where a number of the sequence is missing; a repeated number counts once."""
-    by_number = {one.sequence: one for one in entries}
+    by_number = {entry.sequence: entry for entry in entries}
     numbered = [by_number[number] for number in sorted(by_number)]
     breaks = [0]
     for before, after in pairwise(numbered):
         breaks.append(breaks[-1] + (after.sequence != before.sequence + 1))
     pairs = zip(breaks, numbered, strict=False)
     for _, run in groupby(pairs, key=lambda pair: pair[0]):
-        yield [one for _, one in run]
+        yield [item for _, item in run]
 
 
 def _latest(body: bytes) -> bytes:
@@ -194,7 +194,7 @@ def _is_good(entry: _Entry) -> bool:
 def _group(entry: _Entry) -> str:
     """The number that torch gives the group, and its description, if it has one."""
     name, *more = entry.process_group or ("",)
-    described = [one for one in more if one not in {"", "undefined"}]
+    described = [item for item in more if item not in {"", "undefined"}]
     return " ".join([name, *described])[:_MOST_SIZE]
 
 
@@ -221,7 +221,7 @@ def _members(trace: _Trace) -> dict[str, tuple[int, ...]]:
             ranks = _RANKS.decode(known.ranks)
         except (msgspec.MsgspecError, ValueError):
             continue
-        if 0 < len(ranks) <= _MOST_MEMBERS and all(0 <= one < _MOST_COUNT for one in ranks):
+        if 0 < len(ranks) <= _MOST_MEMBERS and all(0 <= rank < _MOST_COUNT for rank in ranks):
             found[_group(entry)] = ranks
     return found
 

@@ -53,7 +53,9 @@ class FlightRecorders:
         self._most_bytes = max(map(len, bodies.values()), default=self._most_bytes)
         parsed = {rank: await asyncio.to_thread(parse_recording, body)
                   for rank, body in bodies.items()}  # fmt: skip
-        recordings = {rank: one for rank, one in parsed.items() if one is not None}
+        recordings = {
+            rank: recording for rank, recording in parsed.items() if recording is not None
+        }
         return RecordedEntries(
             recordings, dict.fromkeys(served.keys() - recordings, "recorder silent")
         )

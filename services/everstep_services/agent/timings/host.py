@@ -87,7 +87,7 @@ def use_between(before: ProcessReading, after: ProcessReading) -> HostUse:
         workers_cpu_s=_workers_cpu_s(before.workers_cpu_s, workers) if workers else None,
         retransmits=_retransmits(before, after) if has_connections else None,
         round_trip_s=_round_trip_s(before, after),
-        unsent_bytes=sum(one.unsent_bytes for one in after.connections.values())
+        unsent_bytes=sum(connection.unsent_bytes for connection in after.connections.values())
         if has_connections
         else None,
     )
@@ -208,7 +208,7 @@ def _parent(stat: list[str] | None) -> int:
 def _stat(path: Path) -> list[str] | None:
     """The fields after the name of the command."""
     fields = _text(path).rpartition(")")[2].split()
-    return fields if len(fields) > 13 and all(one.isdecimal() for one in fields[9:13]) else None
+    return fields if len(fields) > 13 and all(field.isdecimal() for field in fields[9:13]) else None
 
 
 def _cpu_s(stat: list[str] | None) -> float | None:
@@ -226,9 +226,10 @@ def _switches(tasks: Path) -> int | None:
     except OSError:
         return None
     counts = [
-        _after(_text(tasks / one / "status"), "nonvoluntary_ctxt_switches:") for one in threads
+        _after(_text(tasks / thread / "status"), "nonvoluntary_ctxt_switches:")
+        for thread in threads
     ]
-    known = [one for one in counts if one is not None]
+    known = [count for count in counts if count is not None]
     return sum(known) if known else None
 
 
@@ -288,8 +289,8 @@ def _workers_cpu_s(before: Mapping[int, float], after: Mapping[int, float]) -> f
 def _retransmits(before: ProcessReading, after: ProcessReading) -> int:
     known = before.connections
     return sum(
-        max(0, one.retransmits - (known[inode].retransmits if inode in known else 0))
-        for inode, one in after.connections.items()
+        max(0, connection.retransmits - (known[inode].retransmits if inode in known else 0))
+        for inode, connection in after.connections.items()
     )
 
 
@@ -297,13 +298,15 @@ def _round_trip_s(before: ProcessReading, after: ProcessReading) -> float | None
     """The median of the busiest connections: figures of idle ones are old."""
     known = before.connections
     sent = {
-        one: one.sent_bytes - (known[inode].sent_bytes if inode in known else 0)
-        for inode, one in after.connections.items()
+        connection: connection.sent_bytes - (known[inode].sent_bytes if inode in known else 0)
+        for inode, connection in after.connections.items()
     }
     most = max(sent.values(), default=0)
     if most <= 0:
         return None
-    busy = [one.round_trip_s for one, count in sent.items() if count >= _BUSY_RATIO * most]
+    busy = [
+        connection.round_trip_s for connection, count in sent.items() if count >= _BUSY_RATIO * most
+    ]
     return round(median(busy), 6)
 
 

@@ -124,7 +124,7 @@ class _Over:
         if recording is None:
             return 0.0, ()
         starts_s, ends_s = closed.starts_s + self.ahead_s, closed.ends_s + self.ahead_s
-        has_sections = any(one.section for one in closed.sections)
+        has_sections = any(section.section for section in closed.sections)
         section = partial(_section, closed, self.ahead_s) if has_sections else None
         return collectives(within(recording, starts_s, ends_s), recording.members, section)
 
@@ -202,7 +202,9 @@ class TimingMonitor:
             self._forget(place.round)
         for rank in place.ranks:
             self._read_page(rank)
-        live = {rank: one for rank, one in self._ranks.items() if not one.watched.gone}
+        live = {
+            rank: measured for rank, measured in self._ranks.items() if not measured.watched.gone
+        }
         if not live:
             return
         await self._read_new(live)
@@ -218,7 +220,7 @@ class TimingMonitor:
         """Count steps, or seconds where nobody counts steps."""
         if self._began_s is None:
             self._began_s = self._clock.now()
-        counts = any(one.page.steps for one in live.values())
+        counts = any(measured.page.steps for measured in live.values())
         is_by_time = not counts and self._clock.now() - self._began_s >= _COUNTED_WITHIN_S
         if is_by_time != self._is_by_time:
             self._is_by_time, self._window = is_by_time, None
@@ -235,7 +237,7 @@ class TimingMonitor:
         self, place: RoundPosition, live: Mapping[int, _Rank], window: StepRange
     ) -> None:
         now = self._clock.now()
-        reached = [one for one in live.values() if one.page.steps >= window.last]
+        reached = [measured for measured in live.values() if measured.page.steps >= window.last]
         if reached and self._reached_s is None:
             self._reached_s = now
         is_late = self._reached_s is not None and now - self._reached_s >= _WAITS_FOR_RANKS_S
@@ -279,7 +281,11 @@ class TimingMonitor:
 
     async def _read_new(self, live: Mapping[int, _Rank]) -> None:
         """Ranks that have just begun: their usage counts from here on."""
-        new = {rank: one for rank, one in live.items() if one.pid and one.before is None}
+        new = {
+            rank: measured
+            for rank, measured in live.items()
+            if measured.pid and measured.before is None
+        }
         if new:
             found = await self._read_host(new)
             self._host = found.node
@@ -289,11 +295,11 @@ class TimingMonitor:
     def _open(self, live: Mapping[int, _Rank]) -> None:
         """Begin with the round's first step, or else with the next whole window."""
         self._size = max(1, self._wanted.window_steps)
-        made = max(one.page.steps for one in live.values())
+        made = max(measured.page.steps for measured in live.values())
         if self._is_by_time:
             made = int(self._wall())
-        for one in live.values():
-            one.page.restart()
+        for measured in live.values():
+            measured.page.restart()
         self._window = StepRange(made, made).after(self._size)
 
     async def _close(self, place: RoundPosition, window: StepRange) -> None:
@@ -303,19 +309,23 @@ class TimingMonitor:
         if self._is_by_time:
             late, lasted_s = frozenset[int](), float(window.count)
             starts_s = window.first - 1 - ahead_s
-            closed = {rank: one.page.close_at(window, starts_s) for rank, one in ranks.items()}
+            closed = {
+                rank: measured.page.close_at(window, starts_s) for rank, measured in ranks.items()
+            }
         else:
-            late = frozenset(rank for rank, one in ranks.items() if one.page.steps < window.last)
-            closed = {rank: one.page.close(window) for rank, one in ranks.items()}
-            lasted = [one.window_s for rank, one in closed.items() if rank not in late]
+            late = frozenset(
+                rank for rank, measured in ranks.items() if measured.page.steps < window.last
+            )
+            closed = {rank: measured.page.close(window) for rank, measured in ranks.items()}
+            lasted = [measured.window_s for rank, measured in closed.items() if rank not in late]
             lasted_s = median(lasted or [0.0])
         is_told = window.is_whole(self._size) and self._sent_s + SHORTEST_S <= self._clock.now()
         self._next(window, lasted_s)
-        live = {rank: one for rank, one in ranks.items() if not one.watched.gone}
+        live = {rank: measured for rank, measured in ranks.items() if not measured.watched.gone}
         if not is_told:
             self._take_readings(await self._read_host(live))
             return
-        folders = {rank: one.watched.folder for rank, one in live.items()}
+        folders = {rank: measured.watched.folder for rank, measured in live.items()}
         async with asyncio.TaskGroup() as reading:
             host_read = reading.create_task(self._read_host(live))
             recorders = reading.create_task(self._recorders.read(folders, window, lasted_s))
@@ -379,7 +389,7 @@ class TimingMonitor:
             host=host.use_between(before, after) if before and after else None,
             device=over.found.devices.get(rank),
             kernels=self._kernels(known, over.found, rank),
-            gap="; ".join(one for one in gaps if one),
+            gap="; ".join(gap for gap in gaps if gap),
         )
 
     def _kernels(self, known: _Rank, found: _Host, rank: int) -> tuple[KernelTiming, ...]:
@@ -392,7 +402,11 @@ class TimingMonitor:
     # -- what is read at the end of a window -----------------------------------------------------
 
     async def _read_host(self, live: Mapping[int, _Rank]) -> _Host:
-        watched = {rank: (one.pid, one.watched.folder) for rank, one in live.items() if one.pid}
+        watched = {
+            rank: (measured.pid, measured.watched.folder)
+            for rank, measured in live.items()
+            if measured.pid
+        }
         read = partial(read_all, watched, self._system, self._workers)
         return await self._thread.run(read, _HOST_WITHIN_S) or _Host()
 
@@ -423,7 +437,7 @@ def read_all(ranks: Mapping[int, tuple[int, Path]], system: System, workers: Wor
     processes = {}
     for rank, pid in pids.items():
         inodes = connections.inodes_of(pid, system.proc) if sockets else frozenset()
-        own = {one.inode: one for one in connections.of_process(sockets, inodes)}
+        own = {measured.inode: measured for measured in connections.of_process(sockets, inodes)}
         processes[rank] = host.read_process(pid, workers_cpu_s[pid], own, system)
     devices = device_uses(pids.values())
     return _Host(

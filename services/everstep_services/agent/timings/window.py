@@ -191,16 +191,16 @@ class RankPage:
 
     def _take_steps(self, endings: tuple[SectionEnd, ...], last: int, now: float) -> None:
         before, before_s = self.steps, self._read_s
-        for one in endings:
-            ended_s, previous_s = one.ended_s, self._ends.get(one.number - 1)
-            took_s = one.took_s
+        for ending in endings:
+            ended_s, previous_s = ending.ended_s, self._ends.get(ending.number - 1)
+            took_s = ending.took_s
             if took_s is None and ended_s is not None and previous_s is not None:
                 took_s = max(0.0, ended_s - previous_s)
             if took_s is not None:
-                tally = self._window if one.number <= last else self._next
+                tally = self._window if ending.number <= last else self._next
                 tally.steps.add(took_s)
             if ended_s is not None:
-                self._ends[one.number] = ended_s
+                self._ends[ending.number] = ended_s
         if endings:
             self.steps = endings[-1].number
         if before < last <= self.steps and last not in self._ends:
@@ -216,12 +216,12 @@ class RankPage:
                 del self._ends[step]
 
     def _take_section(self, number: int, endings: Iterable[SectionEnd], boundary_s: float) -> None:
-        for one in endings:
-            took_s = one.took_s or 0.0
-            tally = self._tally(one, boundary_s)
+        for ending in endings:
+            took_s = ending.took_s or 0.0
+            tally = self._tally(ending, boundary_s)
             tally.wall.setdefault(number, SketchBuilder()).add(took_s)
-            if one.ended_s is not None:
-                self._stretches.append(Stretch(number, one.ended_s - took_s, one.ended_s))
+            if ending.ended_s is not None:
+                self._stretches.append(Stretch(number, ending.ended_s - took_s, ending.ended_s))
 
     def _tally(self, ending: SectionEnd, boundary_s: float) -> _Tally:
         is_next = ending.ended_s is not None and ending.ended_s > boundary_s
@@ -235,5 +235,5 @@ def _add(sketches: dict[int, SketchBuilder], number: int, times: Iterable[float]
 
 def section_at(stretches: Iterable[Stretch], at_s: float) -> int | None:
     """The innermost section of a rank at that instant; None outside all sections."""
-    around = [one for one in stretches if one.since_s <= at_s <= one.until_s]
-    return max(around, key=lambda one: one.since_s).section if around else None
+    around = [stretche for stretche in stretches if stretche.since_s <= at_s <= stretche.until_s]
+    return max(around, key=lambda stretch: stretch.since_s).section if around else None

@@ -39,7 +39,7 @@ _VERDICT_LINES = 2
 
 
 def demonstrate(invocation: Invocation, steps: int) -> int:
-    """0 when the training recovered twice and came to its end."""
+    """0 when the training recovered twice and finished."""
     with stage() as story:
         click.echo("everstep run: three agents: two train with two ranks each, one stands by")
         options = ["--nnodes", "2", "--nproc-per-node", "2", "--spares", "1"]
@@ -115,5 +115,5 @@ def _verdict(story: DemoStory, incident: str) -> list[str]:
 def _row(incident: Mapping[str, Any]) -> dict[str, str]:
     ledger = incident["ledger"]
     spent = {name: f"{ledger[f'{phase}_s'] * 1000:.0f}" for phase, name in _PHASES.items()}
-    what = incident["story"].partition(";")[0].partition(":")[0]
-    return {"what": what, **spent, "all": f"{ledger['wall_s'] * 1000:.0f}"}
+    cause = incident["story"].partition(";")[0].partition(":")[0]
+    return {"what": cause, **spent, "all": f"{ledger['wall_s'] * 1000:.0f}"}

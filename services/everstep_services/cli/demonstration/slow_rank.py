@@ -19,7 +19,7 @@ window_s = 1.5
 slower_ratio = 0.25
 report_every_s = 0
 """
-"""Short windows; and what else this machine does is no slow rank."""
+"""Short windows; and other work of this machine does not count as a slow rank."""
 _RANK, _LOSES_S = 2, 0.03
 _RANKS = 4
 
@@ -31,7 +31,7 @@ def demonstrate(invocation: Invocation) -> int:
         script = [str(_SCRIPT), str(story.cluster.folder), "sections"]
         options = ["--nnodes", "2", "--nproc-per-node", "2"]
         story.start(("node-1", "node-2"), [*options, *script])
-        found = _act(story)
+        finding = _act(story)
         (story.cluster.folder / "end").touch()
         codes = {agent.node: agent.wait(within_s=60) for agent in story.agents}
         click.echo(f"\nThe training is done; exit codes {codes}.")
@@ -39,8 +39,8 @@ def demonstrate(invocation: Invocation) -> int:
         click.echo("The record stays. This reads it:")
         for words in ("up --detach", f"stragglers {JOB} --history", "down"):
             click.echo(f"  {state} {words}")
-        is_right = (found["rank"], found["cause"]) == (_RANK, "input")
-        _print(invocation, found)
+        is_right = (finding["rank"], finding["cause"]) == (_RANK, "input")
+        _print(invocation, finding)
         return Exit.OK if is_right and not any(codes.values()) else Exit.ERROR
 
 
@@ -55,15 +55,17 @@ def _act(story: DemoStory) -> Mapping[str, Any]:
     cause.write_text(str(_LOSES_S))
     story.say(f"from now on rank {_RANK} waits {_LOSES_S * 1e3:.0f} ms longer for its data")
     story.wait_until(lambda: bool(story.facts("straggler_found")), "the finding")
-    found: Mapping[str, Any] = story.facts("straggler_found")[0]["body"]
-    story.say(f"found: rank {found['rank']} on {found['node']} is slow, cause {found['cause']}")
-    click.echo(f"          {found['reason']}")
+    finding: Mapping[str, Any] = story.facts("straggler_found")[0]["body"]
+    story.say(
+        f"found: rank {finding['rank']} on {finding['node']} is slow, cause {finding['cause']}"
+    )
+    click.echo(f"          {finding['reason']}")
     cause.unlink()
     story.say(f"rank {_RANK} has its data as fast as the others again")
     story.wait_until(lambda: bool(story.facts("straggler_cleared")), "the end of the finding")
     cleared = story.facts("straggler_cleared")[0]["body"]
     story.say(f"cleared: {cleared['reason']}")
-    return found
+    return finding
 
 
 def _own_times(story: DemoStory) -> Mapping[int, float]:
@@ -72,21 +74,21 @@ def _own_times(story: DemoStory) -> Mapping[int, float]:
         now = story.api.get(f"jobs/{JOB}/stragglers/now")
     except CliError:
         return {}  # nothing was heard of the job yet
-    return {one["rank"]: one["own_s"] for one in now["ranks"] if one["own_s"] is not None}
+    return {row["rank"]: row["own_s"] for row in now["ranks"] if row["own_s"] is not None}
 
 
-def _print(invocation: Invocation, found: Mapping[str, Any]) -> None:
-    loses = found["slowdown_ratio"]
+def _print(invocation: Invocation, finding: Mapping[str, Any]) -> None:
+    loses = finding["slowdown_ratio"]
     row = {
-        "rank": str(found["rank"]),
-        "node": found["node"],
-        "cause": found["cause"],
-        "section": found["section"] or "",
-        "slower than others": f"{found['scores'][0]['value_s'] * 1e3:.0f} ms against "
-        f"{found['scores'][0]['reference_s'] * 1e3:.0f} ms",
+        "rank": str(finding["rank"]),
+        "node": finding["node"],
+        "cause": finding["cause"],
+        "section": finding["section"] or "",
+        "slower than others": f"{finding['scores'][0]['value_s'] * 1e3:.0f} ms against "
+        f"{finding['scores'][0]['reference_s'] * 1e3:.0f} ms",
         "the job without it": "" if loses is None else f"{loses * 100:.0f} % faster",
-        "windows": str(found["windows"]),
-        "confidence": "" if found["confidence"] is None else f"{found['confidence']:.2f}",
+        "windows": str(finding["windows"]),
+        "confidence": "" if finding["confidence"] is None else f"{finding['confidence']:.2f}",
     }
     click.echo("")
     print_table([row], list(row), color=wants_color(invocation))

@@ -43,7 +43,7 @@ class DemoStory:
             own = ["--infra-rank", str(place), "--job", JOB, *arguments]
             self.agents.append(DemoAgent(self.cluster, node, own))
 
-    def wait_until(self, is_so: Callable[[], bool], what: str) -> None:
+    def wait_until(self, is_so: Callable[[], bool], event: str) -> None:
         """Look until it is so; an agent that ends meanwhile is the end of the show."""
         deadline = time.monotonic() + WITHIN_S
         while not is_so():
@@ -51,13 +51,13 @@ class DemoStory:
                 if agent.poll():
                     raise CliError(f"{agent.node} failed: {last_line(agent.log)}")
             if time.monotonic() > deadline:
-                raise CliError(f"{what} did not come within {WITHIN_S:g} s: see {JOB} in REST")
+                raise CliError(f"{event} did not come within {WITHIN_S:g} s: see {JOB} in REST")
             time.sleep(_PACE_S)
 
     def recovered(self) -> list[Mapping[str, Any]]:
         """Incidents that are over, the oldest first."""
-        found = self.api.pages(f"jobs/{JOB}/incidents", {"order": "asc"}, most=None)
-        return [incident for incident in found if incident["outcome"]]
+        incidents = self.api.pages(f"jobs/{JOB}/incidents", {"order": "asc"}, most=None)
+        return [incident for incident in incidents if incident["outcome"]]
 
     def facts(self, kind: str) -> list[Mapping[str, Any]]:
         """All facts of this kind, in their order."""
@@ -92,7 +92,7 @@ def _ended(number: int, frame: object) -> NoReturn:
 
 def everstep_on(state: StateDir) -> str:
     """How this shell starts us, on this state."""
-    found = shutil.which("everstep")
-    is_ours = found is not None and Path(found).parent == Path(sys.executable).parent
+    on_path = shutil.which("everstep")
+    is_ours = on_path is not None and Path(on_path).parent == Path(sys.executable).parent
     program = "everstep" if is_ours else Path(sys.executable).with_name("everstep")
     return f"{program} --state-dir {state.path}"

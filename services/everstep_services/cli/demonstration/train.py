@@ -1,7 +1,7 @@
 """A small real training: two layers learn a function, on as many ranks as there are.
 
 It knows nothing of Everstep: `torchrun train.py FOLDER STEPS` runs it as well. With a third
-argument it rests for so many seconds after each step.
+argument it rests for that number of seconds after each step.
 """
 
 import sys
@@ -20,7 +20,7 @@ def main(folder: Path, steps: int, rest_s: float = 0.0) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     # In a function of its own: what still refers to the process group when that is destroyed can
-    # keep torch from ever coming to an end.
+    # keep torch from ending.
     _train(folder / "latest.pt", steps, rest_s)
     dist.destroy_process_group()
 

@@ -61,7 +61,7 @@ def _wanted(asked: InjectOptions) -> tuple[int | None, list[PlannedFault]]:
     if asked.scenario is not None:
         seed, faults = read_scenario(asked.scenario)
         return (seed if asked.seed is None else asked.seed), faults
-    said = {
+    options = {
         "fault": asked.fault,
         "rank": asked.rank,
         "node": asked.node,
@@ -71,7 +71,7 @@ def _wanted(asked: InjectOptions) -> tuple[int | None, list[PlannedFault]]:
         "amount": asked.amount,
         "target": asked.target,
     }
-    return asked.seed, [planned({k: value for k, value in said.items() if value is not None})]
+    return asked.seed, [planned({k: value for k, value in options.items() if value is not None})]
 
 
 def _row(fault: FaultKind) -> dict[str, Any]:

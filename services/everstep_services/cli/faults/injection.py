@@ -24,7 +24,7 @@ from everstep_services.cli.output import say
 _HEARD_WITHIN_S = 4.0
 _LOOK_EVERY_S = 0.5
 _LATE_S = 10.0
-"""A round that is over so long without a word: its agent is gone, and so is the order."""
+"""After this time without an answer from a round that is over, its agent and the order are gone."""
 _OVER = {"done", "stopped"}
 
 _Answer = FaultInjected | OperatorActed
@@ -64,8 +64,8 @@ class FaultInjection:
         document = await self._running(bus)
         places = settled(faults, _map_of(document), self._seed)
         say(f"everstep: seed {self._seed}")
-        for one, place in places:
-            say(f"everstep: {one.wish.fault.name} in {place}{_when(one)}")
+        for fault, place in places:
+            say(f"everstep: {fault.wish.fault.name} in {place}{_when(fault)}")
         if is_dry:
             return []
         injected = subjects.fact(self._job, "fault_injected")
@@ -88,13 +88,13 @@ class FaultInjection:
             if waiting is not None and not waiting.done():
                 waiting.set_result(fact)
 
-    async def _one(self, bus: Bus, one: PlannedFault, place: FaultPlace) -> dict[str, Any]:
-        await asyncio.sleep(one.after_s)
+    async def _one(self, bus: Bus, fault: PlannedFault, place: FaultPlace) -> dict[str, Any]:
+        await asyncio.sleep(fault.after_s)
         while True:
             document = await self._running(bus)
             if place.rank is not None:  # it may run on another node by now
                 place = FaultPlace(place.rank, _map_of(document).node_of(place.rank))
-            order = self._order(one, place, document.round)
+            order = self._order(fault, place, document.round)
             if not await self._is_heard(bus, order, document, place):
                 continue
             answer = await self._answer(bus, order)
@@ -111,8 +111,8 @@ class FaultInjection:
             if answer is not None and (await self._running(bus)).round == order.round:
                 raise CliError(answer.reason)
 
-    def _order(self, one: PlannedFault, place: FaultPlace, number: int) -> InjectFault:
-        wish = one.wish
+    def _order(self, fault: PlannedFault, place: FaultPlace, number: int) -> InjectFault:
+        wish = fault.wish
         return InjectFault(
             id=new_id(),
             job=self._job,
@@ -121,7 +121,7 @@ class FaultInjection:
             fault=wish.fault.name,
             by=asker(),
             rank=place.rank,
-            after_step=one.after_step,
+            after_step=fault.after_step,
             for_s=wish.for_s,
             amount=wish.amount if wish.fault.amount else None,
             target=wish.target,
@@ -177,10 +177,10 @@ class FaultInjection:
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _document(self, bus: Bus) -> RoundDocument:
-        found = await bus.documents(ROUNDS).get(self._job)
-        if found.data is None:
+        document = await bus.documents(ROUNDS).get(self._job)
+        if document.data is None:
             raise CliError(f"there is no job {self._job}; see everstep jobs", Exit.NOT_FOUND)
-        return decode_as(found.data, RoundDocument)
+        return decode_as(document.data, RoundDocument)
 
 
 def _members(document: RoundDocument) -> list[Seat]:
@@ -192,9 +192,9 @@ def _instance_on(node: str, document: RoundDocument) -> str:
     for seat in _members(document):
         if seat.node == node:
             return seat.instance
-    known = ", ".join(seat.node for seat in _members(document))
+    nodes = ", ".join(seat.node for seat in _members(document))
     raise CliError(
-        f"{document.job} no longer runs on {node}: round {document.round} runs on {known}. Has an "
+        f"{document.job} no longer runs on {node}: round {document.round} runs on {nodes}. Has an "
         f"earlier fault taken it? Then name another node, or give it time to come back",
         Exit.NOT_FOUND,
     )
@@ -208,10 +208,10 @@ def _map_of(document: RoundDocument) -> RankMap:
     return RankMap(document.job, nodes)
 
 
-def _when(one: PlannedFault) -> str:
-    words = [f" after {one.after_s:g} s"] if one.after_s else []
-    if one.after_step is not None:
-        words.append(f" after step {one.after_step}")
-    if one.wish.for_s is not None:
-        words.append(f" for {one.wish.for_s:g} s")
+def _when(fault: PlannedFault) -> str:
+    words = [f" after {fault.after_s:g} s"] if fault.after_s else []
+    if fault.after_step is not None:
+        words.append(f" after step {fault.after_step}")
+    if fault.wish.for_s is not None:
+        words.append(f" for {fault.wish.for_s:g} s")
     return ",".join(words)

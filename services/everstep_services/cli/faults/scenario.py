@@ -80,7 +80,7 @@ def planned(fields: Mapping[str, Any]) -> PlannedFault:
     if node and wished.fault.place != "agent":
         raise CliError(f"{wished.fault.name} happens to a rank: name it by --rank", Exit.USAGE)
     if rank and rank != RANDOM and not rank.isdigit():
-        raise CliError(f"{rank!r} is no rank: give a number, or {RANDOM}", Exit.USAGE)
+        raise CliError(f"{rank!r} is not a rank: give a number, or {RANDOM}", Exit.USAGE)
     return PlannedFault(
         wished, rank, node, fields.get("after_step"), float(fields.get("after_s") or 0.0)
     )
@@ -89,33 +89,33 @@ def planned(fields: Mapping[str, Any]) -> PlannedFault:
 def read_scenario(path: Path) -> tuple[int | None, list[PlannedFault]]:
     """The seed, if the file has one, and its faults in the order of their times."""
     try:
-        said = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CliError(f"{path} cannot be read as TOML: {error}", Exit.USAGE) from error
-    unknown = said.keys() - {"seed", "faults"}
-    faults = said.get("faults")
+    unknown = table.keys() - {"seed", "faults"}
+    faults = table.get("faults")
     if unknown or not isinstance(faults, list) or not faults:
-        what = f"has {', '.join(sorted(unknown))}" if unknown else "has no [[faults]]"
-        raise CliError(f"{path} {what}: write a seed, and a [[faults]] for each", Exit.USAGE)
-    seed = said.get("seed")
+        problem = f"has {', '.join(sorted(unknown))}" if unknown else "has no [[faults]]"
+        raise CliError(f"{path} {problem}: write a seed, and a [[faults]] for each", Exit.USAGE)
+    seed = table.get("seed")
     if seed is not None and type(seed) is not int:
         raise CliError(f"{path}: seed is {seed!r}: give a whole number", Exit.USAGE)
-    found = [_read(f"{path}, fault {n}", one) for n, one in enumerate(faults, start=1)]
-    return seed, sorted(found, key=lambda one: one.after_s)
+    planned_faults = [_read(f"{path}, fault {n}", fault) for n, fault in enumerate(faults, start=1)]
+    return seed, sorted(planned_faults, key=lambda fault: fault.after_s)
 
 
-def _read(where: str, said: object) -> PlannedFault:
-    if not isinstance(said, dict) or "fault" not in said:
+def _read(where: str, fields: object) -> PlannedFault:
+    if not isinstance(fields, dict) or "fault" not in fields:
         raise CliError(f"{where}: it needs a `fault`", Exit.USAGE)
-    for name, value in said.items():
+    for name, value in fields.items():
         kind = _FIELDS.get(name)
         if kind is None:
-            known = ", ".join(_FIELDS)
-            raise CliError(f"{where}: there is no field {name!r}: there are {known}", Exit.USAGE)
+            names = ", ".join(_FIELDS)
+            raise CliError(f"{where}: there is no field {name!r}: there are {names}", Exit.USAGE)
         if not isinstance(value, kind) or isinstance(value, bool):
             raise CliError(f"{where}: {name} cannot be {value!r}", Exit.USAGE)
     try:
-        return planned(said)
+        return planned(fields)
     except CliError as error:
         raise CliError(f"{where}: {error}", error.code) from error
 
@@ -125,18 +125,18 @@ def settled(
 ) -> list[tuple[PlannedFault, FaultPlace]]:
     """Where each is made. The same seed picks the same on a job of the same shape."""
     picks = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
-    return [(one, _place(one, here, picks)) for one in faults]
+    return [(fault, _place(fault, here, picks)) for fault in faults]
 
 
-def _place(one: PlannedFault, here: RankMap, picks: random.Random) -> FaultPlace:
-    if one.wish.fault.place == "agent":
-        node = one.node if one.node not in {"", RANDOM} else picks.choice(sorted(here.nodes))
+def _place(fault: PlannedFault, here: RankMap, picks: random.Random) -> FaultPlace:
+    if fault.wish.fault.place == "agent":
+        node = fault.node if fault.node not in {"", RANDOM} else picks.choice(sorted(here.nodes))
         if node not in here.nodes:
-            known = ", ".join(sorted(here.nodes))
-            raise CliError(f"{here.job} has no node {node}: it runs on {known}", Exit.NOT_FOUND)
+            nodes = ", ".join(sorted(here.nodes))
+            raise CliError(f"{here.job} has no node {node}: it runs on {nodes}", Exit.NOT_FOUND)
         return FaultPlace(None, node)
-    if one.rank in {"", RANDOM}:
+    if fault.rank in {"", RANDOM}:
         rank = picks.choice([rank for ranks in here.nodes.values() for rank in ranks])
     else:
-        rank = int(one.rank)
+        rank = int(fault.rank)
     return FaultPlace(rank, here.node_of(rank))

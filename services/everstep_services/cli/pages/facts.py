@@ -48,18 +48,18 @@ def wanted(
 
 def print_past(invocation: Invocation, api: Api, asked: FactSelection) -> None:
     """The first facts since a moment, or, without one, the newest; the oldest first."""
-    found = _past(api, asked, most=asked.most)
-    first = next(found, None)
+    facts = _past(api, asked, most=asked.most)
+    first = next(facts, None)
     if first is None:
         say("no such facts")
     else:
-        found = chain([first], found)
+        facts = chain([first], facts)
     if asked.since is None:
-        found = reversed(list(found))
+        facts = reversed(list(facts))
     if invocation.output not in {"json", "jsonl"}:
-        found = map(_shown, found)
+        facts = map(_shown, facts)
     columns = ("id",) if invocation.output == "name" else COLUMNS
-    print_records(invocation, "fact", found, columns)
+    print_records(invocation, "fact", facts, columns)
 
 
 def print_live(invocation: Invocation, api: Api, asked: FactSelection) -> None:

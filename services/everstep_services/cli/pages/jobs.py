@@ -46,8 +46,8 @@ _ACTS_READ = 100
 def print_jobs(invocation: Invocation, api: Api, params: dict[str, Any], most: int) -> None:
     """The jobs that are asked for."""
     page = {**params, "limit": min(most, 1000)}
-    found = api.pages("jobs", page, most=most, when_cut=say_cut)
-    print_records(invocation, "job", _or_say(found, "no such jobs"), JOB_COLUMNS)
+    jobs = api.pages("jobs", page, most=most, when_cut=say_cut)
+    print_records(invocation, "job", _or_say(jobs, "no such jobs"), JOB_COLUMNS)
 
 
 def print_incidents(
@@ -56,15 +56,15 @@ def print_incidents(
     """The incidents that are asked for, the newest first."""
     path = "incidents" if job is None else f"jobs/{quote(job, safe='')}/incidents"
     page = {**params, "limit": min(most, 1000)}
-    found = api.pages(path, page, most=most, when_cut=say_cut)
-    records: Iterable[dict[str, Any]] = _or_say(found, "no such incidents")
+    incidents = api.pages(path, page, most=most, when_cut=say_cut)
+    records: Iterable[dict[str, Any]] = _or_say(incidents, "no such incidents")
     columns: Sequence[str] = INCIDENT_COLUMNS
     if invocation.output == "table" or (invocation.output is None and is_terminal()):
         left_out = _TOO_MUCH_FOR_A_SCREEN | ({"job"} if job else set())
-        columns = [one for one in columns if one not in left_out]
-        records = (_incident(one, SHORT_ID) for one in records)
+        columns = [item for item in columns if item not in left_out]
+        records = (_incident(item, SHORT_ID) for item in records)
     elif invocation.output is None:
-        records = (_incident(one, None) for one in records)
+        records = (_incident(item, None) for item in records)
     print_records(invocation, "incident", records, columns)
 
 
@@ -87,7 +87,7 @@ def print_job(invocation: Invocation, api: Api, name: str) -> None:
             "members": members,
             "last_incidents": incidents,
             "slow_ranks": slow,
-            "last_acts": [one["body"] for one in acts],
+            "last_acts": [act["body"] for act in acts],
         }
         print_record(invocation, "job", whole, "job")
         return
@@ -98,11 +98,11 @@ def print_job(invocation: Invocation, api: Api, name: str) -> None:
 
 
 def _acts_of_people(api: Api, job: str) -> list[Any]:
-    """The last ones; what a service asked another for is no act of a person."""
+    """The last ones; requests of services are left out."""
     acts = api.get(
         "facts", {"job": job, "kind": "operator_acted", "order": "desc", "limit": _ACTS_READ}
     )
-    return [one for one in acts["items"] if one["body"].get("origin") != "service"][:_SHOWN]
+    return [act for act in acts["items"] if act["body"].get("origin") != "service"][:_SHOWN]
 
 
 def acts_page(acts: list[Any]) -> Iterator[str]:
@@ -110,7 +110,7 @@ def acts_page(acts: list[Any]) -> Iterator[str]:
     if acts:
         yield ""
         yield "last acts of people"
-        yield from aligned(_act(one["at"], one["body"]) for one in acts)
+        yield from aligned(_act(act["at"], act["body"]) for act in acts)
 
 
 def job_page(
@@ -146,12 +146,12 @@ def _state(job: Record) -> str:
     if job["ended_at"]:
         code = "" if job["exit_code"] is None else f" (exit code {job['exit_code']})"
         return f"{cell(job['state'])}{code}: {cell(job['end_reason'])}"
-    said = [cell(job["state"])]
+    parts = [cell(job["state"])]
     if job["round"] is not None:
-        said.append(f"round {job['round']}")
+        parts.append(f"round {job['round']}")
     if job["world_size"]:
-        said.append(counted(job["world_size"], "rank"))
-    return ", ".join(said)
+        parts.append(counted(job["world_size"], "rank"))
+    return ", ".join(parts)
 
 
 def _facts(job: Record, slow: list[Any]) -> Iterator[tuple[str, str]]:
@@ -196,49 +196,49 @@ def _watch(job: Record) -> str:
 
 
 def _act(at: object, act: Record) -> tuple[object, ...]:
-    what = " ".join(part for part in (cell(act["action"]), cell(act.get("target"))) if part)
-    return moment(at), act["by"], what, act["outcome"], brief(act["reason"])
+    text = " ".join(part for part in (cell(act["action"]), cell(act.get("target"))) if part)
+    return moment(at), act["by"], text, act["outcome"], brief(act["reason"])
 
 
-def _round(one: Record) -> tuple[object, ...]:
+def _round(row: Record) -> tuple[object, ...]:
     return (
-        one["round"],
-        one["state"],
-        moment(one["formed_at"]),
-        one["formed_cause"],
-        one["nodes"],
-        one["world_size"],
-        one["last_step"],
-        brief(one["end_reason"] or one["end_cause"]),
+        row["round"],
+        row["state"],
+        moment(row["formed_at"]),
+        row["formed_cause"],
+        row["nodes"],
+        row["world_size"],
+        row["last_step"],
+        brief(row["end_reason"] or row["end_cause"]),
     )
 
 
-def _member(one: Record) -> tuple[object, ...]:
-    first, ranks = one["first_rank"], one["ranks"]
+def _member(member: Record) -> tuple[object, ...]:
+    first, ranks = member["first_rank"], member["ranks"]
     is_one = ranks == 1
     shown = "" if first is None else f"{first}" if is_one else f"{first} to {first + ranks - 1}"
-    return one["slot"], one["node"], shown
+    return member["slot"], member["node"], shown
 
 
-def _incident_row(one: Record) -> tuple[object, ...]:
-    took = span(wall_s(one))
-    name = cell(one["incident"])[:SHORT_ID]
-    return name, moment(one["opened_at"]), outcome(one), took, brief(one["reason"])
+def _incident_row(incident: Record) -> tuple[object, ...]:
+    took = span(wall_s(incident))
+    name = cell(incident["incident"])[:SHORT_ID]
+    return name, moment(incident["opened_at"]), outcome(incident), took, brief(incident["reason"])
 
 
-def _incident(one: dict[str, Any], short: int | None) -> dict[str, Any]:
+def _incident(incident: dict[str, Any], short: int | None) -> dict[str, Any]:
     return {
-        **one,
-        "incident": one["incident"][:short],
-        "outcome": outcome(one),
-        "lasted": span(wall_s(one)),
+        **incident,
+        "incident": incident["incident"][:short],
+        "outcome": outcome(incident),
+        "lasted": span(wall_s(incident)),
     }
 
 
-def _or_say(found: Iterator[dict[str, Any]], nothing: str) -> Iterator[dict[str, Any]]:
-    """The same; when there is none, say so beside the data."""
-    one = next(found, None)
-    if one is None:
+def _or_say(records: Iterator[dict[str, Any]], nothing: str) -> Iterator[dict[str, Any]]:
+    """The same; report on stderr when there is none."""
+    first = next(records, None)
+    if first is None:
         say(nothing)
         return iter(())
-    return chain([one], found)
+    return chain([first], records)

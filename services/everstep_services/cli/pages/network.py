@@ -46,7 +46,7 @@ class NetworkFindings:
     """`from`, `to` and figures of each pair that could be measured."""
     slow: Sequence[SlowNodes]
     untold: Mapping[str, str]
-    """By node, why nothing can be said about it."""
+    """By node, why nothing is known about it."""
 
     @property
     def code(self) -> Exit:
@@ -83,7 +83,7 @@ def await_figures(
 
 
 def judged(told: Mapping[str, Record]) -> NetworkFindings:
-    """Who is slow. Of a node that did not take part nothing is said, and nothing against it."""
+    """Who is slow. A node that did not take part is not judged."""
     nodes = sorted({node for body in told.values() for node in body["nodes"]})
     untold = {node: "its agent told nothing in time" for node in nodes if node not in told}
     untold |= {node: body["reason"] for node, body in told.items() if body.get("reason")}
@@ -93,45 +93,45 @@ def judged(told: Mapping[str, Record]) -> NetworkFindings:
         for link in body.get("links", ())
         if link["mib_s"] or link["node"] not in untold
     ]
-    measured = [MeasuredPair((one["from"], one["to"]), one["mib_s"]) for one in links]
-    return NetworkFindings(links, slow_ones(measured), untold)
+    pairs = [MeasuredPair((link["from"], link["to"]), link["mib_s"]) for link in links]
+    return NetworkFindings(links, slow_ones(pairs), untold)
 
 
 def print_figures(invocation: Invocation, test: NetworkTest, told: Mapping[str, Record]) -> Exit:
     """Print it, and say by the exit code whether somebody is slow."""
-    found = judged(told)
+    findings = judged(told)
     if invocation.output is None or invocation.output == "table":
-        for line in page(found):
+        for line in page(findings):
             echo(line)
     else:
         slow = [
-            {"nodes": one.nodes, "mib_s": one.mib_s, "usual_mib_s": one.usual_mib_s,
-             "reason": one.reason}
-            for one in found.slow
+            {"nodes": slow_node.nodes, "mib_s": slow_node.mib_s,
+             "usual_mib_s": slow_node.usual_mib_s, "reason": slow_node.reason}
+            for slow_node in findings.slow
         ]  # fmt: skip
-        record = {"test": test.id, "job": test.job, "slow": slow, "links": found.links}
-        print_record(invocation, "network_test", {**record, "untold": found.untold}, "test")
-    return found.code
+        record = {"test": test.id, "job": test.job, "slow": slow, "links": findings.links}
+        print_record(invocation, "network_test", {**record, "untold": findings.untold}, "test")
+    return findings.code
 
 
-def page(found: NetworkFindings) -> Iterator[str]:
+def page(findings: NetworkFindings) -> Iterator[str]:
     """The lines about a test: the figures, then whom they speak against."""
-    nodes = sorted({one[end] for one in found.links for end in ("from", "to")})
+    nodes = sorted({item[end] for item in findings.links for end in ("from", "to")})
     if 0 < len(nodes) <= _TABLE_MOST:
         yield "MiB/s"
-        yield from aligned(_table(found, nodes))
-    for one in found.slow:
-        yield f"slow: {cell(one.reason)}"
-    for node, why in found.untold.items():
+        yield from aligned(_table(findings, nodes))
+    for item in findings.slow:
+        yield f"slow: {cell(item.reason)}"
+    for node, why in findings.untold.items():
         yield f"unknown: {cell(node)}: {cell(why)}"
-    speeds = [one["mib_s"] for one in found.links]
-    if speeds and not found.slow:
+    speeds = [item["mib_s"] for item in findings.links]
+    if speeds and not findings.slow:
         usual = f"{statistics.median(speeds):.0f} MiB/s in the median"
         yield f"nobody is slow: {counted(len(speeds), 'pair')}, {usual}"
 
 
-def _table(found: NetworkFindings, nodes: Sequence[str]) -> Iterator[Sequence[str]]:
-    speeds = {frozenset((one["from"], one["to"])): one["mib_s"] for one in found.links}
+def _table(findings: NetworkFindings, nodes: Sequence[str]) -> Iterator[Sequence[str]]:
+    speeds = {frozenset((link["from"], link["to"])): link["mib_s"] for link in findings.links}
     yield ("", *nodes)
     for row in nodes:
         reached = (speeds.get(frozenset((row, column))) for column in nodes)

@@ -22,12 +22,12 @@ _LOOK_EVERY_S = 0.5
 def print_nodes(invocation: Invocation, api: Api, params: dict[str, Any], most: int) -> None:
     """The nodes that are asked for."""
     page = {**params, "limit": min(most, 1000)}
-    found = list(api.pages("nodes", page, most=most, when_cut=say_cut))
-    if not found:
+    nodes = list(api.pages("nodes", page, most=most, when_cut=say_cut))
+    if not nodes:
         say("no such nodes")
     is_for_people = invocation.output in {None, "table", "wide"}
     columns = WIDE if invocation.output == "wide" else COLUMNS
-    print_records(invocation, "node", map(_shown, found) if is_for_people else found, columns)
+    print_records(invocation, "node", map(_shown, nodes) if is_for_people else nodes, columns)
 
 
 def print_node(invocation: Invocation, api: Api, name: str) -> None:
@@ -62,11 +62,11 @@ def check_lines(check: Record) -> Iterator[str]:
     order = ("failed", "warning", "unknown", "unsupported", "ok")
     results = sorted(
         check["results"] or (),
-        key=lambda one: order.index(one["state"]) if one["state"] in order else len(order),
+        key=lambda result: order.index(result["state"]) if result["state"] in order else len(order),
     )
     yield from aligned(
-        (one["state"], one["check"], one["subject"], one["reason"] or one["code"])
-        for one in results
+        (result["state"], result["check"], result["subject"], result["reason"] or result["code"])
+        for result in results
     )
 
 
@@ -97,10 +97,10 @@ def await_check(
     deadline = time.monotonic() + within_s
     while True:
         items = api.get(f"nodes/{quoted(node)}/checks", {"limit": 20})["items"]
-        for one in reversed(items):
-            if one["n"] > after and one["occasion"] == "operator":
-                found: dict[str, Any] = one
-                return found
+        for check in reversed(items):
+            if check["n"] > after and check["occasion"] == "operator":
+                result: dict[str, Any] = check
+                return result
         if time.monotonic() >= deadline:
             raise CliError(
                 f"nothing was heard of the checks of {node} within {within_s:g} s: they may still "
@@ -130,8 +130,8 @@ def _facts(node: Record, now: Record | None) -> Iterator[tuple[str, str]]:
         )
     yield "excluded", _exclusion(node)
     if node["spared_reason"]:
-        said = f"{moment(node['spared_at'])}: {cell(node['spared_reason'])}"
-        yield "spared", f"{said} (health only observes)"
+        text = f"{moment(node['spared_at'])}: {cell(node['spared_reason'])}"
+        yield "spared", f"{text} (health only observes)"
     yield "record", _record(node)
 
 
@@ -152,8 +152,8 @@ def _record(node: Record) -> str:
     return ", ".join(_plural(count, one) for count, one in counts if count)
 
 
-def _plural(count: int, one: str) -> str:
-    return f"{count} losses" if one == "loss" and count > 1 else counted(count, one)
+def _plural(count: int, noun: str) -> str:
+    return f"{count} losses" if noun == "loss" and count > 1 else counted(count, noun)
 
 
 def _shown(node: Record) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class LogSelection:
     node: str | None = None
     streams: tuple[str, ...] = STREAMS
     last: int | None = None
-    """Only so many lines of each file."""
+    """Only the last lines of each file, at most this number."""
 
 
 class LogLine(NamedTuple):
@@ -92,19 +92,19 @@ def rank_files(log_dir: Path, wanted: LogSelection) -> list[RankFile]:
     """The files on this node that are wanted, by rank; none when the round is not here."""
     folder = log_dir / wanted.job
     number = newest_round(folder) if wanted.round is None else wanted.round
-    found: list[RankFile] = []
+    files: list[RankFile] = []
     for path in (folder / f"round-{number}").glob("rank-*"):
         about = _about(path)
         if wanted.ranks and about.rank not in wanted.ranks:
             continue
         if wanted.node is not None and about.node != wanted.node:
             continue
-        found += [
+        files += [
             RankFile(path / stream, number or 0, about.node, about.rank, stream)
             for stream in wanted.streams
             if (path / stream).is_file()
         ]
-    return sorted(found, key=lambda one: (one.rank, one.stream != "stdout"))
+    return sorted(files, key=lambda file: (file.rank, file.stream != "stdout"))
 
 
 def newest_round(folder: Path) -> int | None:
@@ -124,11 +124,11 @@ def live_lines(
     log_dir: Path, wanted: LogSelection, *, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[LogLine]:
     """What they hold, and what is added, for ever; also of rounds that begin later."""
-    known: dict[Path, RankFile] = {}
+    files: dict[Path, RankFile] = {}
     while True:
         for file in rank_files(log_dir, wanted):
-            known.setdefault(file.path, file)
-        for file in known.values():
+            files.setdefault(file.path, file)
+        for file in files.values():
             yield from file.lines(is_over=False)
         # Looked at, not waited for: a shared file system tells nobody of what another node writes.
         sleep(_LOOK_EVERY_S)
@@ -139,7 +139,7 @@ def kept_lines(api: Api, wanted: LogSelection) -> Iterator[LogLine]:
     place = f"jobs/{quote(wanted.job, safe='')}/rounds"
     number = _failed_round(api, place, wanted)
     exits = api.pages(f"{place}/{number}/exits", {"failed": "true", "limit": 200}, most=None)
-    nodes = {one["rank"]: one["node"] for one in exits}
+    nodes = {row["rank"]: row["node"] for row in exits}
     ranks = wanted.ranks or tuple(sorted(nodes))
     count, problem = 0, None
     for rank in ranks:
@@ -184,10 +184,10 @@ def print_lines(
 def _failed_round(api: Api, place: str, wanted: LogSelection) -> int:
     if wanted.round is not None:
         return wanted.round
-    for one in api.pages(place, {"limit": 100}, most=1000):
-        if one["ranks_failed"]:
-            say(f"from the record: the ends of what failed ranks of round {one['round']} wrote")
-            return int(one["round"])
+    for row in api.pages(place, {"limit": 100}, most=1000):
+        if row["ranks_failed"]:
+            say(f"from the record: the ends of what failed ranks of round {row['round']} wrote")
+            return int(row["round"])
     raise CliError(
         f"no rank of {wanted.job} has failed, so nothing of its logs is kept in the record; the "
         f"whole of them is on its nodes: run this there, or name the folder with --log-dir",

@@ -30,20 +30,20 @@ _PAGE = 1000
 def print_ranks(
     invocation: Invocation, api: Api, job: str, params: dict[str, Any], most: int
 ) -> None:
-    """The ranks that are asked for, and in one line beside them how the job is."""
-    found = _ranks(api, job, params, most)
+    """The ranks that were asked for, and on stderr one line about the job."""
+    answer = _ranks(api, job, params, most)
     match invocation.output:
         case "json":
-            print_json({"schema": schema("rank"), **found})
+            print_json({"schema": schema("rank"), **answer})
         case "jsonl":
-            for rank in found["items"]:
+            for rank in answer["items"]:
                 print_line(rank)
         case _:
             columns = WIDE if invocation.output == "wide" else COLUMNS
-            print_records(invocation, "rank", map(_shown, found["items"]), columns)
-    if found["next"] is not None:
-        say_cut(len(found["items"]))
-    for line in said(found):
+            print_records(invocation, "rank", map(_shown, answer["items"]), columns)
+    if answer["next"] is not None:
+        say_cut(len(answer["items"]))
+    for line in said(answer):
         say(line)
 
 
@@ -65,26 +65,26 @@ def watch_ranks(
         sleep(every_s)
 
 
-def said(found: Record) -> Iterator[str]:
-    """What a person must know beside the list."""
-    if found["states"]:
-        states = ", ".join(f"{count} {state}" for state, count in sorted(found["states"].items()))
-        yield f"round {found['round']}: {states}"
-    if found["note"]:
-        yield f"{'stale: ' if found['is_stale'] else ''}{found['note']}"
-    if found["next"]:
-        yield f"only the first {counted(len(found['items']), 'rank')}: see --limit"
+def said(answer: Record) -> Iterator[str]:
+    """What a person must know in addition to the list."""
+    if answer["states"]:
+        states = ", ".join(f"{count} {state}" for state, count in sorted(answer["states"].items()))
+        yield f"round {answer['round']}: {states}"
+    if answer["note"]:
+        yield f"{'stale: ' if answer['is_stale'] else ''}{answer['note']}"
+    if answer["next"]:
+        yield f"only the first {counted(len(answer['items']), 'rank')}: see --limit"
 
 
 def _ranks(api: Api, job: str, params: dict[str, Any], most: int) -> dict[str, Any]:
     """One answer of as many pages as are needed."""
     path = f"jobs/{quoted(job)}/ranks"
-    found: dict[str, Any] = api.get(path, {**params, "limit": min(most, _PAGE)})
-    while found["next"] and (left := most - len(found["items"])):
-        more = {**params, "limit": min(left, _PAGE), "cursor": found["next"]}
+    answer: dict[str, Any] = api.get(path, {**params, "limit": min(most, _PAGE)})
+    while answer["next"] and (left := most - len(answer["items"])):
+        more = {**params, "limit": min(left, _PAGE), "cursor": answer["next"]}
         page = api.get(path, more)
-        found = {**page, "items": [*found["items"], *page["items"]]}
-    return found
+        answer = {**page, "items": [*answer["items"], *page["items"]]}
+    return answer
 
 
 def _shown(rank: Record) -> dict[str, Any]:

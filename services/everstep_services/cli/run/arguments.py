@@ -135,9 +135,10 @@ def _find(name: str) -> RunOption:
     """The option of this name, or the only one that begins so; torchrun's come first."""
     if name in _BY_NAME:
         return _BY_NAME[name]
-    near = {option.long: option for known, option in _BY_NAME.items()
-            if known.startswith(name) and name.startswith("--")}  # fmt: skip
-    for among in ([one for one in near.values() if one.from_torchrun], list(near.values())):
+    near = {option.long: option for spelling, option in _BY_NAME.items()
+            if spelling.startswith(name) and name.startswith("--")}  # fmt: skip
+    of_torchrun = [option for option in near.values() if option.from_torchrun]
+    for among in (of_torchrun, list(near.values())):
         if len(among) == 1:
             return among[0]
     if near:
@@ -150,9 +151,9 @@ def _closest(name: str) -> str:
     """The option that was probably meant, perhaps only begun; empty for none."""
     name = name.replace("_", "-")
 
-    def likeness(known: str) -> float:
-        begun = difflib.SequenceMatcher(None, name, known[: len(name)]).ratio()
-        return max(begun - 0.01, difflib.SequenceMatcher(None, name, known).ratio())
+    def likeness(spelling: str) -> float:
+        begun = difflib.SequenceMatcher(None, name, spelling[: len(name)]).ratio()
+        return max(begun - 0.01, difflib.SequenceMatcher(None, name, spelling).ratio())
 
     best = max((option.long for option in OPTIONS), key=likeness)
     return best if likeness(best) >= 0.7 and name.startswith("--") else ""
@@ -200,15 +201,19 @@ def _follow(given: Given, name: str, option: RunOption) -> None:
 
 def _follow_limits(given: Given, origin: str, name: str, value: str) -> None:
     """NVRx gives its first steps, if they may take long, a section `warmup` and a number."""
-    said = [f"{name}{part}".replace(":", "=") for part in value.split(",")]
-    limits = [one for one in said if one.rpartition("=")[2].strip().lower() not in WORDS_FOR_NONE]
-    if any(one.startswith(_WARMUP) for one in limits):
-        limits = [f"first-step={one[7:]}" if one.startswith(_WARMUP) else one for one in limits]
+    texts = [f"{name}{part}".replace(":", "=") for part in value.split(",")]
+    limits = [
+        limit for limit in texts if limit.rpartition("=")[2].strip().lower() not in WORDS_FOR_NONE
+    ]
+    if any(limit.startswith(_WARMUP) for limit in limits):
+        limits = [
+            f"first-step={limit[7:]}" if limit.startswith(_WARMUP) else limit for limit in limits
+        ]
         if given.values.setdefault("warmup_steps", _NVRX_WARMUP_STEPS) == _NVRX_WARMUP_STEPS:
             given.notes.append(f"{origin} warmup is for {_NVRX_WARMUP_STEPS} steps: --warmup-steps")
     given.repeated["limit"] = [*limits, *given.repeated.get("limit", [])]  # ours win
     given.limit_origins.update(dict.fromkeys(limits, origin))
-    given.notes += [f"{origin} is taken as --limit {one}" for one in limits]
+    given.notes += [f"{origin} is taken as --limit {limit}" for limit in limits]
 
 
 def _said(value: Value) -> str:
@@ -245,8 +250,8 @@ def _number(option: RunOption, text: str) -> int | float | None:
 
 def seconds(text: str) -> float | None:
     """A time as people write it: `90`, `90s`, `10m`, `2h`; None for anything else."""
-    found = _SECONDS.fullmatch(text.strip().lower())
-    return float(found[1]) * _UNITS[found[2]] if found else None
+    match = _SECONDS.fullmatch(text.strip().lower())
+    return float(match[1]) * _UNITS[match[2]] if match else None
 
 
 def _expected(option: RunOption) -> str:

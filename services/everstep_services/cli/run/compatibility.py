@@ -11,10 +11,10 @@ _OMP = "OMP_NUM_THREADS"
 def nodes_of(given: Given) -> tuple[int, int]:
     """The least and the largest number of nodes."""
     text = given.text("nnodes", "1").strip()
-    found = re.fullmatch(r"([0-9]{1,7})(?::([0-9]{1,7}))?", text)
-    if found is None:
+    match = re.fullmatch(r"([0-9]{1,7})(?::([0-9]{1,7}))?", text)
+    if match is None:
         raise given.wrong("nnodes", "expected a number of nodes, or a range such as 4:8")
-    least, most = int(found[1]), int(found[2] or found[1])
+    least, most = int(match[1]), int(match[2] or match[1])
     if least < 1:
         raise given.wrong("nnodes", "a job has at least one node")
     if least > most:
@@ -41,7 +41,7 @@ def apply_rdzv_conf(given: Given) -> None:
             _join_within(given, key, value)
         elif key == "segment":
             if not value.isdigit() or int(value) < 1:
-                raise given.wrong("rdzv_conf", f"segment={value} is no number of slots")
+                raise given.wrong("rdzv_conf", f"segment={value} is not a number of slots")
             given.values.setdefault("segment", int(value))
         else:
             idle.append(key)
@@ -52,7 +52,7 @@ def apply_rdzv_conf(given: Given) -> None:
 
 def _join_within(given: Given, key: str, value: str) -> None:
     if not re.fullmatch(r"[0-9]+(\.[0-9]*)?", value) or not float(value):
-        raise given.wrong("rdzv_conf", f"{key}={value} is no number of seconds above 0")
+        raise given.wrong("rdzv_conf", f"{key}={value} is not a number of seconds above 0")
     mine = f"{key} of {given.origins['rdzv_conf']}"
     before = given.origins.get("join_within_s", "")
     if not before or (key == "join_timeout" and before.startswith("timeout of")):
@@ -83,19 +83,19 @@ def streams(given: Given, name: str) -> tuple[int, dict[int, int]]:
 
 def ranks(text: str) -> frozenset[int] | None:
     """The ranks that `0,2,4-6` names; None when it names none."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,6})(?:-([0-9]{1,6}))?\s*", part)
         if match is None:
             return None
         first, last = int(match[1]), int(match[2] or match[1])
-        found.update(range(first, last + 1))
-    return frozenset(found)
+        numbers.update(range(first, last + 1))
+    return frozenset(numbers)
 
 
 def ranks_given(given: Given, name: str, also: str = "") -> frozenset[int]:
     """The ranks that an option names; an error when it names none."""
-    found = ranks(given.text(name))
-    if not found:
+    numbers = ranks(given.text(name))
+    if not numbers:
         raise given.wrong(name, f"expected {also}ranks with commas, such as 0,2,4-6")
-    return found
+    return numbers

@@ -1,4 +1,4 @@
-"""What of the ranks' output is to be shown, by the options of torchrun and ours."""
+"""Which output of ranks the console shows, by the options of torchrun and ours."""
 
 import re
 from collections.abc import Mapping
@@ -32,10 +32,10 @@ def _shown(given: Given, agent: AgentSettings) -> frozenset[int] | None:
         return frozenset()
     if "console" in given.values:
         return ranks_given(given, "console", "all, none, or ")
-    found = ranks(text)
-    if not found:
+    numbers = ranks(text)
+    if not numbers:
         raise UsageError(f"agent.console = {text!r}: expected all, none, or ranks with commas")
-    return found
+    return numbers
 
 
 def _streams(given: Given, name: str) -> StreamChoice:

@@ -77,11 +77,11 @@ def topology(text: str, environ: Mapping[str, str]) -> tuple[str, ...]:
 def address_towards(url: str) -> str:
     """The address of this host by which it reaches the bus, as other nodes reach it.
 
-    The host name where that cannot be told: no packet is sent, so a firewall does not matter.
+    The host name where that is not known: no packet is sent, so a firewall does not matter.
     """
-    found = re.search(r"://(?:[^@/]*@)?(\[[^\]]+\]|[^:/,]+)(?::(\d+))?", url)
-    if found:
-        host, port = found[1].strip("[]"), int(found[2] or 4222)
+    match = re.search(r"://(?:[^@/]*@)?(\[[^\]]+\]|[^:/,]+)(?::(\d+))?", url)
+    if match:
+        host, port = match[1].strip("[]"), int(match[2] or 4222)
         try:
             family, kind, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
             with socket.socket(family, kind) as probe:
@@ -93,12 +93,12 @@ def address_towards(url: str) -> str:
 
 
 def is_elsewhere(address: str) -> bool:
-    """No interface of this host has it. False where that cannot be told, as of a name not known."""
+    """No interface of this host has it. False where that is not known, as for an unknown name."""
     try:
-        found = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM)
+        addresses = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
         return False
-    return all(_is_foreign(family, place) for family, _, _, _, place in found)
+    return all(_is_foreign(family, place) for family, _, _, _, place in addresses)
 
 
 def _is_foreign(family: int, place: tuple[Any, ...]) -> bool:

@@ -18,8 +18,8 @@ class Interface:
 
     def __str__(self) -> str:
         """As people tell one from another."""
-        said = ", ".join((*self.ipv4, *self.ipv6)) or "no address"
-        return f"{self.name} ({said}{'' if self.runs else ', down'})"
+        addresses = ", ".join((*self.ipv4, *self.ipv6)) or "no address"
+        return f"{self.name} ({addresses}{'' if self.runs else ', down'})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +45,16 @@ def judge(
 
 def _about_gloo(value: str, here: Sequence[Interface]) -> Iterator[InterfaceFault]:
     """It takes whole names, and listens at each of them."""
-    known = {one.name: one for one in here}
+    by_name = {interface.name: interface for interface in here}
     for name in filter(None, value.split(",")):
-        one = known.get(name)
-        if one is None:
+        interface = by_name.get(name)
+        if interface is None:
             text = f"this host has no interface {name}, and gloo takes whole names only"
             yield InterfaceFault(_said(GLOO, value, text, here), is_sure=True)
-        elif not one.ipv4 and not one.ipv6:
+        elif not interface.ipv4 and not interface.ipv6:
             text = f"the interface {name} has no address, so gloo cannot listen there"
             yield InterfaceFault(_said(GLOO, value, text, here), is_sure=True)
-        elif not one.runs:
+        elif not interface.runs:
             text = f"the interface {name} is down, so other nodes may not reach gloo there"
             yield InterfaceFault(_said(GLOO, value, text, here), is_sure=False)
 
@@ -65,16 +65,16 @@ def _about_nccl(
     """It takes the beginnings of names; `=` makes them whole names, `^` all others."""
     if len(value) < 2:
         return  # NCCL itself passes over so short a value
-    fit = [one for one in here if _fits(value, one.name)]
-    usable = [one for one in fit if _has_address(one, family)]
+    fit = [interface for interface in here if _fits(value, interface.name)]
+    usable = [interface for interface in fit if _has_address(interface, family)]
     kind = {"AF_INET": "IPv4 ", "AF_INET6": "IPv6 "}.get(family, "")
-    if any(one.runs for one in usable):
+    if any(interface.runs for interface in usable):
         return
     if usable:
-        names = " and ".join(one.name for one in usable)
+        names = " and ".join(interface.name for interface in usable)
         text = f"NCCL does not use an interface that is down, and {names} is"
     elif fit:
-        names = " and ".join(one.name for one in fit)
+        names = " and ".join(interface.name for interface in fit)
         text = f"no {kind}address that NCCL could use is on {names}"
     else:
         text = "NCCL finds no interface of that name on this host"
@@ -87,19 +87,19 @@ def _fits(value: str, name: str) -> bool:
     others, value = value.startswith("^"), value.removeprefix("^")
     whole, value = value.startswith("="), value.removeprefix("=")
     wanted = [part.partition(":")[0] for part in value.split(",") if part]
-    found = any(name == one if whole else name.startswith(one) for one in wanted)
-    return found is not others
+    fits = any(name == prefix if whole else name.startswith(prefix) for prefix in wanted)
+    return fits is not others
 
 
-def _has_address(one: Interface, family: str) -> bool:
-    ipv6 = [address for address in one.ipv6 if address != _LOOPBACK_6]
-    by_family = {"AF_INET": one.ipv4, "AF_INET6": ipv6}
-    return bool(by_family.get(family, [*one.ipv4, *ipv6]))
+def _has_address(interface: Interface, family: str) -> bool:
+    ipv6 = [address for address in interface.ipv6 if address != _LOOPBACK_6]
+    by_family = {"AF_INET": interface.ipv4, "AF_INET6": ipv6}
+    return bool(by_family.get(family, [*interface.ipv4, *ipv6]))
 
 
-def _said(variable: str, value: str, what: str, here: Sequence[Interface]) -> str:
-    there_are = ", ".join(str(one) for one in here) or "none"
-    return f"{variable}={value}: {what}: correct or unset it; this host has {there_are}"
+def _said(variable: str, value: str, problem: str, here: Sequence[Interface]) -> str:
+    there_are = ", ".join(str(interface) for interface in here) or "none"
+    return f"{variable}={value}: {problem}: correct or unset it; this host has {there_are}"
 
 
 def interfaces() -> list[Interface]:
@@ -111,8 +111,8 @@ def interfaces() -> list[Interface]:
     addresses, states = psutil.net_if_addrs(), psutil.net_if_stats()
 
     def of(name: str, family: int) -> tuple[str, ...]:
-        found = (one.address for one in addresses.get(name, ()) if one.family == family)
-        return tuple(address.partition("%")[0] for address in found)
+        matches = (entry for entry in addresses.get(name, ()) if entry.family == family)
+        return tuple(entry.address.partition("%")[0] for entry in matches)
 
     return [
         Interface(

@@ -20,10 +20,10 @@ def limits_of(given: Given, agent: AgentSettings) -> LimitRules:
     origins = dict.fromkeys(configured, _SETTING)
     of_others = dict(given.limit_origins)
     for text in texts:
-        said = _read((text,), _OPTION)
-        configured.update(said)
+        limits = _read((text,), _OPTION)
+        configured.update(limits)
         # The same once more was given as --limit, too.
-        origins.update(dict.fromkeys(said, of_others.pop(text, _OPTION)))
+        origins.update(dict.fromkeys(limits, of_others.pop(text, _OPTION)))
     return LimitRules(
         first_step_s=agent.first_step_limit_s,
         section_s=agent.section_limit_s,

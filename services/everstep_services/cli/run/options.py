@@ -77,7 +77,7 @@ TORCHRUN = (
             help="As torchrun's: run the script by its path. The same as without it."),
     _torchrun(RUN, "--role", metavar="NAME", help="ROLE_NAME of the ranks (default)."),
     _torchrun(WHERE, "--nnodes", metavar="N|MIN:MAX",
-            help="So many nodes (1), or as many as there are within a range."),
+            help="The number of nodes (1), or a range: as many as there are within it."),
     _torchrun(WHERE, "--nproc-per-node", metavar="N|auto|gpu|cpu",
             help="Ranks on each node (1): a number, one for each GPU or CPU core, or `auto`: GPUs "
             "where there are any, else cores."),
@@ -161,7 +161,7 @@ OWN = (
     _own(WHERE, "--spares", kind="whole", metavar="K", least=0,
             help="Nodes beyond --nnodes that stand by, warm, for one that is lost (0)."),
     _own(WHERE, "--unit", kind="whole", metavar="SLOTS", least=1,
-            help="With MIN:MAX, grow and shrink by so many nodes at once (1)."),
+            help="With MIN:MAX, grow and shrink by this number of nodes at once (1)."),
     _own(WHERE, "--join-timeout", to="join_within_s", kind="seconds", metavar="SECONDS",
             least=0.001,
             help="How long a round may take to form before the job gives up, with code 92."),
@@ -191,8 +191,8 @@ OWN = (
             "next), `heartbeat` (likewise) or `outside` (of all sections), from the script's "
             "first line on; may be given several times. Else it is learned."),
     _own(STALLS, "--warmup-steps", metavar="N", kind="whole", least=1,
-            help="So many first steps of a round may take as long as `first-step` (what the "
-            "script says, else 1)."),
+            help="The number of first steps of a round that may take as long as `first-step` (what "
+            "the script says, else 1)."),
     _own(STALLS, "--no-restart-on-stall", to="restart_on_stall", kind="flag", sets=False,
             help="Only say that a rank has stalled."),
     _own(STALLS, "--allow-injection", kind="flag",
@@ -222,7 +222,7 @@ OWN = (
     _own(PLACEMENT, "--topology", metavar="A/B",
             help="Where it sits in the network, outermost first."),
     _own(PLACEMENT, "--segment", kind="whole", metavar="SLOTS", least=1,
-            help="So many slots, next to each other, in one network domain (1)."),
+            help="The number of slots, next to each other, in one network domain (1)."),
     _own(PLACEMENT, "--allocation", metavar="ID",
             help="This start of the job, the same on all nodes (from SLURM_JOB_ID, else random)."),
     _own(BUS, "--bus-url", metavar="URL", help="Where the bus is: nats://, or tls://."),

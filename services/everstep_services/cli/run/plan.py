@@ -209,8 +209,8 @@ def _segment(given: Given) -> int:
 
 def _enforced(agent: AgentSettings, given: Given) -> tuple[str, ...]:
     """What stops the job instead of only being advised: what somebody asked for."""
-    found = ["stop"] if agent.stop_on_repeat else []
-    return (*found, "no_progress") if given.has("no_progress_limit") else tuple(found)
+    rules = ["stop"] if agent.stop_on_repeat else []
+    return (*rules, "no_progress") if given.has("no_progress_limit") else tuple(rules)
 
 
 def _check_units(spec: JobSpec) -> None:
@@ -292,10 +292,10 @@ def _signals(given: Given) -> tuple[str, ...]:
     if not text:
         return _SIGNALS
     names = tuple(part.strip().upper() for part in text.split(",") if part.strip())
-    known = {number.name for number in signal.Signals}
+    all_names = {number.name for number in signal.Signals}
     for name in names:
-        if name not in known:
-            raise given.wrong("signals_to_handle", f"{name} is no signal; write SIGTERM,SIGUSR1")
+        if name not in all_names:
+            raise given.wrong("signals_to_handle", f"{name} is not a signal; write SIGTERM,SIGUSR1")
     others = [name for name in names if name not in {*_SIGNALS, "SIGUSR1", "SIGUSR2"}]
     if others:
         given.notes.append(
@@ -338,10 +338,10 @@ def _job_of(given: Given, scheduler: Scheduler, nodes: int) -> str:
     return f"{stem}-{new_id()[-6:]}"
 
 
-def _named(what: str, name: str, option: str) -> str:
+def _named(kind: str, name: str, option: str) -> str:
     """The name itself, when it may name such a thing."""
     try:
-        return checked_name(what, name)
+        return checked_name(kind, name)
     except BadNameError as error:
         raise UsageError(f"{option}: {error}") from error
 

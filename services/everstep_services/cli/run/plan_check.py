@@ -37,11 +37,11 @@ def objections(plan: RunPlan) -> Iterator[str]:
 
 def _about_address(plan: RunPlan) -> Iterator[str]:
     if plan.spec.nodes_max > 1 and is_elsewhere(plan.address):
-        known = "" if plan.bus is None else f" ({address_towards(plan.bus.url)})"
+        bus_side = "" if plan.bus is None else f" ({address_towards(plan.bus.url)})"
         yield (
             f"no interface of this host has the address {plan.address}, so other nodes would not "
             f"find its ranks there: name one with --address that `ip address` shows, or leave it "
-            f"out for the one that reaches the bus{known}"
+            f"out for the one that reaches the bus{bus_side}"
         )
 
 
@@ -53,7 +53,7 @@ def record(plan: RunPlan) -> dict[str, Any]:
         "an hour": spec.max_restarts_per_hour,
         "rounds without progress": spec.no_progress_limit,
     }
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "job": plan.job,
         "command": " ".join([*_interpreter(plan), *spec.command]),
         "nodes": _nodes(plan),
@@ -77,7 +77,7 @@ def record(plan: RunPlan) -> dict[str, Any]:
         "labels": ", ".join(f"{key}={value}" for key, value in spec.labels.items()),
         "fingerprint": spec.config_fingerprint,
     }  # fmt: skip
-    return {key: value for key, value in found.items() if value not in {None, ""}}
+    return {key: value for key, value in fields.items() if value not in {None, ""}}
 
 
 def _about_script(path: Path) -> Iterator[str]:

@@ -22,9 +22,9 @@ def start(invocation: Invocation, words: Sequence[str]) -> int:
     given = scan(words, invocation.environ)
     _apply_common(invocation, given)
     plan = plan_run(invocation, given)
-    found = list(judge(invocation.environ, interfaces, likely_devices))
-    wrong = [*objections(plan), *(one.text for one in found if one.is_sure)]
-    notes = [*plan.notes, *(one.text for one in found if not one.is_sure)]
+    faults = list(judge(invocation.environ, interfaces, likely_devices))
+    wrong = [*objections(plan), *(fault.text for fault in faults if fault.is_sure)]
+    notes = [*plan.notes, *(fault.text for fault in faults if not fault.is_sure)]
     if given.has("check"):
         return _show(invocation, plan, notes, wrong)
     if wrong:

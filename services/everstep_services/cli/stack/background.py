@@ -35,9 +35,9 @@ def detached(invocation: Invocation, api_port: int | None) -> int:
             start_new_session=True,
         )
         os.close(write)
-        said = report.read()  # ends when it is ready, and when it has failed
-    if said:
-        click.echo(said, nl=False)
+        report_text = report.read()  # ends when it is ready, and when it has failed
+    if report_text:
+        click.echo(report_text, nl=False)
         say(f"it runs as pid {process.pid}, logs into {state.log_file}; stop it: everstep down")
         process.returncode = 0  # it is meant to outlive us
         return Exit.OK

@@ -5,10 +5,18 @@ import contextlib
 import logging
 from collections.abc import Callable, Generator
 from dataclasses import replace
+from pathlib import Path
+
+from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
 
 from everstep.bus import BusSettings
 from everstep.bus.errors import BusUnreachableError
 from everstep.bus.server.dev_server import DevServer
+from everstep.settings import DEFAULT
+from everstep.store import tables
+from everstep.store.errors import StoreError
+from everstep.store.record_file import RecordFile, has_log
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.runtime.main import run_agent
 from everstep_services.cli.errors import CliError
@@ -19,6 +27,8 @@ log = logging.getLogger(__name__)
 
 _AGAIN_AFTER_S = 1.0
 _LIFE_S = 10.0
+_RECORDED_WITHIN_S = 3.0
+_LOOK_EVERY_S = 0.05
 
 
 async def run_alone(
@@ -36,10 +46,44 @@ async def run_alone(
         services = tasks.create_task(_keep(ground, stop, tell, admit), name="services")
         try:
             code = await run_agent(plan, login, base)
+            if ground.settings.origins["history.database_url"] == DEFAULT:
+                await _await_record(ground.state.path / "history.db", plan)
         finally:
             stop.set()
         await services
     return code
+
+
+async def _await_record(path: Path, plan: RunPlan) -> None:
+    """Wait until history has recorded the end of this run, so that the record can answer.
+
+    Never longer than `_RECORDED_WITHIN_S`: facts that are not in the record by then wait in the
+    files of the bus, and the next start adds them.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_RECORDED_WITHIN_S):
+            while not await _is_recorded(path, plan):  # noqa: ASYNC110  a file tells nobody
+                await asyncio.sleep(_LOOK_EVERY_S)
+
+
+async def _is_recorded(path: Path, plan: RunPlan) -> bool:
+    """Whether the record has the end of the job, or of this allocation where the job goes on."""
+    if not has_log(path):  # history has not opened it yet
+        return False
+    jobs, allocations = tables.jobs.c, tables.allocations.c
+    of_job = select(jobs.ended_us).where(jobs.job == plan.job)
+    of_allocation = select(allocations.ended_us).where(
+        allocations.job == plan.job, allocations.allocation == plan.allocation
+    )
+    record = RecordFile(path)
+    try:
+        async with record.read() as connection:
+            ends = [(await connection.execute(query)).scalar() for query in (of_job, of_allocation)]
+    except (StoreError, SQLAlchemyError):  # its schema is not there yet
+        return False
+    finally:
+        await record.close()
+    return any(end is not None for end in ends)
 
 
 async def _keep(

@@ -41,7 +41,7 @@ class NotReadyError(EverstepError):
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What is told once all of it works."""
+    """What people and other commands learn once all of it works."""
 
     running: RunningServices
     has_new_token: bool
@@ -136,7 +136,7 @@ class _Stack:
             await stop.wait()
 
     async def let_observe(self, stop: asyncio.Event) -> None:
-        """Answer whoever asks how all of them are."""
+        """Answer questions about the health of all services."""
         await self._all_are_open.wait()
         app = _observed(self._ground, self.metrics, self._opened)
         await serve_asgi(app, self._ground.observe, stop)
@@ -182,7 +182,7 @@ def _running(
 
 
 async def _wait_ready(listener: socket) -> None:
-    """Until the API answers a request: a socket that listens is no promise."""
+    """Wait until the API answers a request: a socket that listens proves nothing."""
     host, port = listener.getsockname()[:2]
     try:
         async with asyncio.timeout(_READY_WITHIN_S):

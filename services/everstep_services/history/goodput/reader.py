@@ -13,7 +13,7 @@ from everstep.store.database import Database
 from everstep_services.history.goodput.ledger import Segment, segments
 from everstep_services.history.goodput.trace import KINDS, Trace
 
-_JOBS_MOST = 512
+_JOBS_MOST = 2048
 """So many jobs are remembered; the one that was asked about the longest ago is read again."""
 _AT_ONCE = 2000
 _KIND_NAMES = tuple(kind_of(kind) for kind in KINDS)

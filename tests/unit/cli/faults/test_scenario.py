@@ -75,7 +75,7 @@ def test_a_bad_file_is_refused(tmp_path: Path, text: str, said: str) -> None:
     [
         ({"fault": "kill", "rank": "8"}, "llama has no rank 8: it has 0 to 7"),
         ({"fault": "cut_off", "node": "c"}, "llama has no node c: it runs on a, b"),
-        ({"fault": "kill", "rank": "x"}, "'x' is no rank"),
+        ({"fault": "kill", "rank": "x"}, "'x' is not a rank"),
         ({"fault": "kill", "node": "a"}, "kill happens to a rank: name it by --rank"),
         ({"fault": "cut_off", "rank": "1"}, "cut_off happens to an agent: name its --node"),
     ],

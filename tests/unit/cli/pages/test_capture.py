@@ -67,7 +67,7 @@ def test_what_others_have_captured_is_not_ours() -> None:
 
 
 @pytest.mark.parametrize(("ranks", "kinds", "said"), [
-    ((9,), (), "its ranks are 0 to 3"), ((), ("stakcs",), "is no kind of evidence: page"),
+    ((9,), (), "its ranks are 0 to 3"), ((), ("stakcs",), "is not a kind of evidence: page"),
 ])  # fmt: skip
 def test_what_is_not_there_is_said_before_anybody_is_asked(
     ranks: tuple[int, ...], kinds: tuple[str, ...], said: str

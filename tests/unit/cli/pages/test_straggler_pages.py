@@ -10,7 +10,7 @@ from everstep_services.cli.cells import percent, slow_rank
 from everstep_services.cli.commands.jobs import stragglers
 from everstep_services.cli.output import say_cut
 from everstep_services.cli.pages.limits import in_force_page
-from everstep_services.cli.pages.stragglers.job import beside, heat_map
+from everstep_services.cli.pages.stragglers.job import heat_map, remarks
 
 FOUND: dict[str, Any] = {
     "rank": 3, "node": "node-2", "cause": "input", "slower_ratio": 0.3, "section": "data",
@@ -66,7 +66,7 @@ def test_a_heat_map_of_equal_values_or_of_none_divides_by_nothing() -> None:
 
 def test_where_nobody_counts_steps_it_says_that_times_are_those_of_a_second() -> None:
     by_time = {**NOW, "window": 1_763_913_600, "step_s": 1.0, "is_by_time": True}
-    assert list(beside(by_time)) == [
+    assert list(remarks(by_time)) == [
         "round 2, up to 16:00:00 UTC: nobody counts steps, so times are those of a second",
         "8 ranks compared",
     ]
@@ -76,7 +76,7 @@ def test_beside_the_ranks_it_says_who_is_slow_who_waits_and_the_price() -> None:
     group = {"group": "dp", "ranks": 8, "last_rank": 3, "last_ratio": 0.875, "waited_s": 0.12}
     quiet = {**group, "group": "tp", "last_rank": None}
     found = {**NOW, "found": [FOUND], "groups": [group, quiet], "slowdown_ratio": 0.24}
-    assert list(beside(found)) == [
+    assert list(remarks(found)) == [
         "round 2, up to step 320: a step takes 500 ms",
         "8 ranks compared",
         "slow since 2026-11-21 07:00:00 UTC: rank 3 (node-2, input, +30 %) in section data",
@@ -89,7 +89,7 @@ def test_beside_the_ranks_it_says_who_is_slow_who_waits_and_the_price() -> None:
 
 def test_while_nothing_is_measured_it_says_why_and_how_to_change_that() -> None:
     found = {**NOW, "window": 0, "is_on": False, "note": "nothing was heard yet"}
-    assert list(beside(found)) == [
+    assert list(remarks(found)) == [
         "timings are off: everstep control set straggler.timings=on switches them on",
         "nothing was heard yet",
     ]

@@ -134,9 +134,9 @@ def test_every_option_arrives(home: Path) -> None:
         (["--local-ranks-filter", ",", "train.py"], "expected ranks with commas"),
         (["-r", "4", "train.py"], "write 0 none, 1 stdout, 2 stderr, 3 both"),
         (["-t", "0:1,", "train.py"], "write 0 none, 1 stdout, 2 stderr, 3 both"),
-        (["--signals-to-handle", "SIGFOO", "x.py"], "SIGFOO is no signal"),
+        (["--signals-to-handle", "SIGFOO", "x.py"], "SIGFOO is not a signal"),
         (["--rdzv-conf", "timeout", "x.py"], "'timeout': write KEY=VALUE"),
-        (["--rdzv-conf", "timeout=x", "x.py"], "timeout=x is no number of seconds"),
+        (["--rdzv-conf", "timeout=x", "x.py"], "timeout=x is not a number of seconds"),
         (["--ft-segment", "0", "x.py"], "a segment has at least one slot"),
     ],
 )

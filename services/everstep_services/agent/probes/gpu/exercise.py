@@ -69,14 +69,14 @@ def _memory(torch: Any, device: Any, seconds: float) -> dict[str, Any]:
     """Write patterns to a part of the free memory, copy them, and read them back."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 1 << 40
     half = min(int(free * _PART_OF_FREE), _MOST_BYTES[device.type]) // 2
-    one = torch.empty(half, dtype=torch.uint8, device=device)
-    other = torch.empty_like(one)
+    source = torch.empty(half, dtype=torch.uint8, device=device)
+    other = torch.empty_like(source)
     until, moved, took_s, wrong = time.monotonic() + seconds, 0, 0.0, ""
     for pattern in _PATTERNS:
-        one.fill_(pattern)
-        took_s += _timed(torch, device, lambda: other.copy_(one))
+        source.fill_(pattern)
+        took_s += _timed(torch, device, lambda: other.copy_(source))
         moved += 2 * half
-        if errors := int((other != pattern).sum()) + int((one != pattern).sum()):
+        if errors := int((other != pattern).sum()) + int((source != pattern).sum()):
             wrong = f"{errors} of {2 * half} bytes of memory were not {pattern:#04x} when read"
         if wrong or time.monotonic() > until:
             break

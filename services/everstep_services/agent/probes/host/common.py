@@ -22,7 +22,7 @@ def worst(subject: str, troubles: list[tuple[str, str]]) -> CheckResult:
     if not troubles:
         return result(subject)
     states = {state for state, _ in troubles}
-    state = next(one for one in ("failed", "warning") if one in states)
+    state = next(name for name in ("failed", "warning") if name in states)
     reasons = "; ".join(reason for _, reason in troubles)
     return result(subject, state, reasons, "report" if state == "failed" else "watch")
 

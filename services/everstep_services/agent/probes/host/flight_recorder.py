@@ -58,4 +58,6 @@ def judge(environ: Mapping[str, str], *, is_ours: bool) -> CheckResult:
 def read_environ(path: Path) -> dict[str, str]:
     """The environment with which a process has started."""
     pairs = path.read_bytes().decode(errors="replace").split("\0")
-    return {name: value for name, is_one, value in (one.partition("=") for one in pairs) if is_one}
+    return {
+        name: value for name, is_one, value in (pair.partition("=") for pair in pairs) if is_one
+    }

@@ -82,7 +82,7 @@ def _number(path: Path, name: str, base: int) -> int | None:
     """The number in the line with this beginning; None if there is none."""
     try:
         lines = path.read_text().splitlines()
-        return next(int(one.removeprefix(name), base) for one in lines if one.startswith(name))
+        return next(int(line.removeprefix(name), base) for line in lines if line.startswith(name))
     except (OSError, ValueError, StopIteration):
         return None
 

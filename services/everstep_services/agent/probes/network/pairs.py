@@ -53,7 +53,7 @@ def schedule(nodes: Sequence[str]) -> Iterator[list[Pair]]:
     for _ in range(len(places) - 1):
         half = len(places) // 2
         faces = zip(places[:half], reversed(places[half:]), strict=True)
-        yield [(one, other) for one, other in faces if one is not None and other is not None]
+        yield [(pair, other) for pair, other in faces if pair is not None and other is not None]
         places = [places[0], places[-1], *places[1:-1]]
 
 
@@ -65,9 +65,9 @@ def slow_ones(measured: Iterable[MeasuredPair], below: float = BELOW) -> list[Sl
     """
     figures = list(measured)
     speeds: dict[str, list[float]] = {}
-    for one in figures:
-        for node in one.pair:
-            speeds.setdefault(node, []).append(one.mib_s)
+    for pair in figures:
+        for node in pair.pair:
+            speeds.setdefault(node, []).append(pair.mib_s)
     if not speeds:
         return []
     usual = statistics.median(max(reached) for reached in speeds.values())
@@ -78,8 +78,8 @@ def slow_ones(measured: Iterable[MeasuredPair], below: float = BELOW) -> list[Sl
         if len(reached) >= _PARTNERS_LEAST and max(reached) < limit
     }
     links = [
-        SlowNodes(one.pair, one.mib_s, usual)
-        for one in figures
-        if one.mib_s < limit and not nodes.keys() & set(one.pair)
+        SlowNodes(figure.pair, figure.mib_s, usual)
+        for figure in figures
+        if figure.mib_s < limit and not nodes.keys() & set(figure.pair)
     ]
     return [*(SlowNodes((node,), speed, usual) for node, speed in sorted(nodes.items())), *links]

@@ -43,8 +43,8 @@ def nearest(
     return {name: tuple(near) for name, near in served.items()}
 
 
-def _shared(one: PurePath, other: PurePath) -> int:
-    pairs = zip(_bridges(one), _bridges(other), strict=False)
+def _shared(place: PurePath, other: PurePath) -> int:
+    pairs = zip(_bridges(place), _bridges(other), strict=False)
     count = 0
     for mine, theirs in pairs:
         if mine != theirs:

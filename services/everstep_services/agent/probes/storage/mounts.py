@@ -38,7 +38,7 @@ def network_mounts(look: Look) -> tuple[Mount, ...]:
 
 def kind_of(path: Path, table: str) -> str:
     """The kind of the file system of a path; empty if the table does not show it."""
-    there = [one for one in _mounts(table) if path.is_relative_to(one.path)]
+    there = [mount for mount in _mounts(table) if path.is_relative_to(mount.path)]
     return (
         there[max(range(len(there)), key=lambda at: (len(there[at].path.parts), at))].kind
         if there

@@ -11,7 +11,7 @@ _job = click.option("--job", help="Of this job only; by default of all.")
 
 @click.group()
 def command() -> None:
-    """Pull the brake: every actuator only observes. What would be done is said, and not done."""
+    """Pull the brake: every actuator only observes, and reports what it would do."""
 
 
 @command.command()

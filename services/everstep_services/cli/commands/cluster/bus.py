@@ -254,10 +254,10 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def _seconds(text: str) -> int:
-    found = re.fullmatch(r"(\d{1,6})([smhd])", text)
-    if found is None or int(found[1]) == 0:
+    match = re.fullmatch(r"(\d{1,6})([smhd])", text)
+    if match is None or int(match[1]) == 0:
         raise CliError(f"--valid {text!r} is not a time: write, say, 12h or 7d", Exit.USAGE)
-    return int(found[1]) * _UNITS[found[2]]
+    return int(match[1]) * _UNITS[match[2]]
 
 
 def _name(stream: dict[str, Any]) -> str:

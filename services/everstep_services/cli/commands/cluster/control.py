@@ -37,10 +37,10 @@ def set_(invocation: Invocation, *, changes: tuple[str, ...], job: str | None, r
 
     An empty value goes back to the default.
     """
-    pairs = [one.partition("=") for one in changes]
+    pairs = [change.partition("=") for change in changes]
     for name, equals, _ in pairs:
         if not name or not equals:
-            raise click.UsageError(f"{name or '='!r} is no change: write NAME=VALUE")
+            raise click.UsageError(f"{name or '='!r} is not a change: write NAME=VALUE")
     twice = next((name for name, n in Counter(name for name, _, _ in pairs).items() if n > 1), None)
     if twice is not None:
         raise click.UsageError(f"{twice!r} is there more than once: give it one value")

@@ -37,8 +37,8 @@ def command(invocation: Invocation) -> int:
     if place is None:
         code = Exit.UNREACHABLE
         starting = state.holder()
-        what = f"is starting (pid {starting.pid})" if starting else "is not running"
-        say(f"everstep up {what} on {state.path}, and no other API is known")
+        state_text = f"is starting (pid {starting.pid})" if starting else "is not running"
+        say(f"everstep up {state_text} on {state.path}, and no other API is known")
     else:
         record["api"] = place.url
         try:

@@ -19,7 +19,7 @@ from everstep_services.cli.times import MomentParameter
     "--since", type=MomentParameter(), metavar="MOMENT", help="Not before: 10m ago, or a time."
 )
 @click.option("--until", type=MomentParameter(), metavar="MOMENT", help="Before this moment.")
-@click.option("-n", "--limit", type=click.IntRange(min=1), help="At most so many (100).")
+@click.option("-n", "--limit", type=click.IntRange(min=1), help="At most N facts (100).")
 @with_api_options
 @click.pass_obj
 def command(invocation: Invocation, /, *, follow: bool, **asked: Any) -> None:

@@ -60,7 +60,7 @@ def correct(invocation: Invocation, /, *, incident: str, **said: Any) -> None:
     if wrong is not None:
         raise CliError(f"{wrong!r} is not the name of a node: see everstep nodes", Exit.USAGE)
     with open_api(invocation) as api:
-        found = find_any_incident(api, incident)
+        record = find_any_incident(api, incident)
         body = {
             "cause": said["cause"],
             "culprit_ranks": said["ranks"],
@@ -68,9 +68,9 @@ def correct(invocation: Invocation, /, *, incident: str, **said: Any) -> None:
             "reason": said["note"],
             "user": asker(),
         }
-        done = api.post(f"incidents/{found['incident']}/correction", body)
+        done = api.post(f"incidents/{record['incident']}/correction", body)
     if invocation.output is None:
-        echo(f"{found['incident']} of {found['job']}: {done['text']}")
+        echo(f"{record['incident']} of {record['job']}: {done['text']}")
     else:
         print_record(invocation, "decided", done, "job")
 

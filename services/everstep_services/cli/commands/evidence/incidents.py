@@ -16,7 +16,9 @@ from everstep_services.cli.times import MomentParameter
 @click.option(
     "--since", type=MomentParameter(), metavar="MOMENT", help="Not before: 2h ago, or a time."
 )
-@click.option("-n", "--limit", type=click.IntRange(min=1), default=20, help="At most so many (20).")
+@click.option(
+    "-n", "--limit", type=click.IntRange(min=1), default=20, help="At most N incidents (20)."
+)
 @with_api_options
 @click.pass_obj
 def command(  # noqa: PLR0913  each is an option

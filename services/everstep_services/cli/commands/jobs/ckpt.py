@@ -56,9 +56,9 @@ def _job(remedy: str) -> Callable[[click.Context, click.Parameter, str], str]:
     return checked
 
 
-def _about_a_step(what: Callable[..., None]) -> click.Command:
+def _about_a_step(callback: Callable[..., None]) -> click.Command:
     """A command about the checkpoint of a step, with a reason for the record."""
-    taken = click.argument("step", type=_STEP)(with_reason(click.pass_obj(what)))
+    taken = click.argument("step", type=_STEP)(with_reason(click.pass_obj(callback)))
     return command.command()(click.argument("where", callback=_where)(taken))
 
 
@@ -124,7 +124,7 @@ def verify(invocation: Invocation, *, where: str, step: int | None, reason: str)
 
         return verify_shelf(invocation, where, step)
     if step is None:
-        raise click.UsageError("of a job, name the STEP that is to be read back")
+        raise click.UsageError("of a job, name the STEP to read back")
     fulfil(invocation, CheckpointRequest.of("verify", where, step, reason))
     return Exit.OK
 
@@ -189,7 +189,7 @@ def scan(invocation: Invocation, *, job: str, root: str, reason: str) -> None:
 
 @command.command()
 @click.argument("where", callback=_where)
-@click.option("--keep-last", type=click.IntRange(1), metavar="N", help="Keep the newest so many.")
+@click.option("--keep-last", type=click.IntRange(1), metavar="N", help="Keep the N newest.")
 @click.option(
     "--keep-every",
     "keep_every_steps",
@@ -213,8 +213,8 @@ def gc(
     """Say which checkpoints retention does not keep, and with --delete delete them.
 
     Of a job, what is not said is as the catalog is set to. Of a folder or URL, the newest is read
-    back first. The last good one stays, and so do those that are pinned or quarantined. What saves
-    have left that came to nothing goes, too, once nothing has changed in it for a day.
+    back first. The last good one stays, and so do those that are pinned or quarantined. Files of
+    failed saves are deleted, too, once nothing has changed in them for a day.
     """
     if is_place(where):
         _without_record(reason)
@@ -251,8 +251,8 @@ def pull(invocation: Invocation, *, where: str, step: int, to: str) -> None:
     from everstep_services.cli.pages.checkpoints.files import pull_to
 
     if not to or "://" in to:
-        what = f"{to} is a URL" if to else "it is empty"
-        raise click.UsageError(f"TO is a folder of this machine, and {what}")
+        problem = f"{to} is a URL" if to else "it is empty"
+        raise click.UsageError(f"TO is a folder of this machine, and {problem}")
     place = where if is_place(where) else _path(invocation, where, step)
     pull_to(invocation, place, step, Path(to))
 
@@ -261,7 +261,7 @@ def pull(invocation: Invocation, *, where: str, step: int, to: str) -> None:
 @click.argument("source", type=click.Path(exists=True, file_okay=False))
 @click.argument("root", type=click.Path(file_okay=False))
 @click.option("--step", type=_STEP, required=True, help="The step after which it was saved.")
-@click.option("--job", default="local", help="Whose it is to be (local).")
+@click.option("--job", default="local", help="The job that gets it (local).")
 @with_api_options
 @click.pass_obj
 def adopt(invocation: Invocation, *, source: str, root: str, step: int, job: str) -> None:

@@ -10,7 +10,7 @@ from everstep_services.cli.invocation import Invocation, with_api_options
 @click.option("--user", help="Only started by this user.")
 @click.option("--label", multiple=True, metavar="NAME:VALUE", help="Only with this label.")
 @click.option("-q", "--query", metavar="TEXT", help="Only with this in the id or name.")
-@click.option("-n", "--limit", type=click.IntRange(min=1), default=50, help="At most so many (50).")
+@click.option("-n", "--limit", type=click.IntRange(min=1), default=50, help="At most N jobs (50).")
 @with_api_options
 @click.pass_obj
 def command(

@@ -34,7 +34,7 @@ class _Setting(click.ParamType[tuple[str, float]]):
     type=_Setting(),
     multiple=True,
     metavar="SECTION=SPAN",
-    help="Let this section take so long; auto has it learned again. May be given several times.",
+    help="The limit of this section; auto has it learned again. May be given several times.",
 )
 @with_reason
 @click.pass_obj

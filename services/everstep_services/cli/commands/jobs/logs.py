@@ -42,7 +42,7 @@ def command() -> None:
     "--lines",
     "last",
     type=click.IntRange(min=1),
-    help="Only so many lines of each file, its last ones.",
+    help="Only the last N lines of each file.",
 )
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is written, on this node.")
 @click.option(

@@ -10,7 +10,7 @@ from everstep_services.cli.invocation import Invocation, with_wide_api_options
 @click.option("--state", multiple=True, help="Only in this state, as stalled; may be repeated.")
 @click.option("--node", help="Only on this node.")
 @click.option("-w", "--watch", is_flag=True, help="Show them again every second, until Ctrl-C.")
-@click.option("-n", "--limit", type=click.IntRange(1), default=1000, help="At most so many (1000).")
+@click.option("-n", "--limit", type=click.IntRange(1), default=1000, help="At most N ranks (1000).")
 @with_wide_api_options
 @click.pass_obj
 def command(
@@ -25,7 +25,7 @@ def command(
     """Show how the ranks of a job are now, as their agents said last.
 
     Since is how long the rank is in its section, or without progress where there is none; age is
-    how long ago its agent was heard. A view that is stale says so, and why.
+    how long ago its agent was heard. A stale view is marked, with the reason.
     """
     from everstep_services.cli.api.location import open_api
     from everstep_services.cli.pages.ranks import print_ranks, watch_ranks

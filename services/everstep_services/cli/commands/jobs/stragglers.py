@@ -66,7 +66,9 @@ def command() -> None:
 @click.option("--round", type=click.IntRange(0), help="History: in this round.")
 @click.option("--measure", type=click.Choice(_MEASURES), help="Heat map: what to show (own).")
 @click.option("--section", metavar="NAME", help="Heat map: the time in this section.")
-@click.option("-n", "--limit", type=click.IntRange(1), default=100, help="At most so many (100).")
+@click.option(
+    "-n", "--limit", type=click.IntRange(1), default=100, help="At most N ranks or findings (100)."
+)
 @with_wide_api_options
 @click.pass_obj
 def show(invocation: Invocation, /, *, watch: bool, **asked: Any) -> None:

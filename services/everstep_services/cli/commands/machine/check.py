@@ -60,7 +60,7 @@ class _CheckCommand(click.Command):
 def command(invocation: Invocation, /, **options: Any) -> int:
     """Examine this node, and say what is amiss, with the remedy.
 
-    Without a name it runs all checks that may run beside a training. Needs no bus, no settings
+    Without a name it runs all checks that may run during a training. Needs no bus, no settings
     file and no torch. What the node does not have is unsupported, which is fine. `-o` is one of
     human, json, nagios and prometheus.
 

@@ -20,7 +20,7 @@ from everstep_services.cli.invocation import Invocation, NumberRange, with_commo
     "--after-step", type=click.IntRange(min=0), metavar="S", help="When this step is finished."
 )
 @click.option(
-    "--after", "after_s", type=NumberRange(min=0), metavar="SECONDS", help="After so long."
+    "--after", "after_s", type=NumberRange(min=0), metavar="SECONDS", help="After this time."
 )
 @click.option("--for", "for_s", type=float, metavar="SECONDS", help="How long it lasts.")
 @click.option("--amount", type=int, metavar="N", help="How much; --list says of what.")

@@ -14,7 +14,7 @@ from everstep_services.cli.operator_requests import CommandRequest, fulfil, with
     "within_s",
     type=NumberRange(min=0, max=86400),
     metavar="SECONDS",
-    help="Give the ranks so long to save first; by default the round ends at once.",
+    help="Give the ranks this time to save first; by default the round ends at once.",
 )
 @with_reason
 @click.pass_obj

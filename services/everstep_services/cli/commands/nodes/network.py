@@ -16,7 +16,7 @@ from everstep_services.cli.operator_requests import with_reason
     type=click.IntRange(1, 64),
     default=8,
     metavar="N",
-    help="Measure each node with so many others at most (8).",
+    help="Measure each node with at most N others (8).",
 )
 @click.option(
     "--beside-training",
@@ -29,7 +29,7 @@ from everstep_services.cli.operator_requests import with_reason
     "within_s",
     type=NumberRange(min=0, min_open=True),
     metavar="SECONDS",
-    help="Wait so long for the figures (5 for each partner, and 60).",
+    help="Wait this long for the figures (5 for each partner, and 60).",
 )
 @with_reason
 @click.pass_obj
@@ -39,8 +39,8 @@ def command(
     """Have agents measure the network in pairs, and print who is slow.
 
     By default all nodes of the job that are there, which takes a few seconds for each partner. A
-    node is slow with every partner, a link alone: a node needs two partners to be told from
-    a link.
+    slow node is slow with every partner, a slow link only with one: to tell them apart, a node
+    needs two partners.
 
     Exit codes: 0 nobody is slow, 1 somebody is, 5 not all was heard in time.
     """

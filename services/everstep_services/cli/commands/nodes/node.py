@@ -30,7 +30,7 @@ def show(invocation: Invocation, *, node: str) -> None:
 @command.command()
 @click.argument("node")
 @click.option(
-    "--for", "ttl_s", type=SpanParameter(), metavar="SPAN", help="For so long, as in 24h."
+    "--for", "ttl_s", type=SpanParameter(), metavar="SPAN", help="For this time, as in 24h."
 )
 @click.option("--for-good", is_flag=True, help="Until somebody includes it again.")
 @with_reason
@@ -53,7 +53,7 @@ def exclude(
 @with_reason
 @click.pass_obj
 def include(invocation: Invocation, *, node: str, reason: str) -> None:
-    """Let a node join again, whoever excluded it."""
+    """Let a node join again, no matter who excluded it."""
     fulfil(invocation, CommandRequest("include", reason, CLUSTER, node=node))
 
 
@@ -67,7 +67,7 @@ def include(invocation: Invocation, *, node: str, reason: str) -> None:
     type=NumberRange(min=0, min_open=True),
     default=90.0,
     metavar="SECONDS",
-    help="Wait so long for the result (90).",
+    help="Wait this long for the result (90).",
 )
 @with_reason
 @click.pass_obj
@@ -80,9 +80,9 @@ def check(
     within_s: float,
     reason: str,
 ) -> int:
-    """Have a node's agent examine it now, beside the training, and print what it finds.
+    """Have a node's agent examine it now, during the training, and print the results.
 
-    Without the name of a check, all that may run beside a training. Exit codes: 0 healthy, 1 a
+    Without the name of a check, all that may run during a training. Exit codes: 0 healthy, 1 a
     check has failed, 5 nothing was heard in time.
     """
     from everstep_services.cli.api.location import find_api
@@ -98,6 +98,6 @@ def check(
     with place.open() as api:
         before = newest_check(api, node)
         say(str(wish.tell(api)["text"]))
-        found = await_check(api, node, before, within_s)
-    print_check(invocation, found)
-    return Exit.OK if found["is_healthy"] else Exit.ERROR
+        result = await_check(api, node, before, within_s)
+    print_check(invocation, result)
+    return Exit.OK if result["is_healthy"] else Exit.ERROR

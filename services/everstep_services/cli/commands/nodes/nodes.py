@@ -18,7 +18,7 @@ from everstep_services.cli.invocation import Invocation, with_wide_api_options
 @click.option("--suspect", is_flag=True, help="Only those that somebody has evidence against.")
 @click.option("--excluded", is_flag=True, help="Only those that may not join now.")
 @click.option("-q", "--query", metavar="TEXT", help="Only with this in the name or address.")
-@click.option("-n", "--limit", type=click.IntRange(1), default=1000, help="At most so many (1000).")
+@click.option("-n", "--limit", type=click.IntRange(1), default=1000, help="At most N nodes (1000).")
 @with_wide_api_options
 @click.pass_obj
 def command(  # noqa: PLR0913  each is an option

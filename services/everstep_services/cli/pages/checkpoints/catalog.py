@@ -28,29 +28,29 @@ def print_checkpoints(
     invocation: Invocation, api: Api, job: str, tier: str | None, most: int
 ) -> None:
     """Those of a job, the newest first."""
-    found = api.get(f"jobs/{quoted(job)}/checkpoints", {"limit": most, "tier": tier})
-    print_list(invocation, found["items"])
-    if not found["items"]:
+    answer = api.get(f"jobs/{quoted(job)}/checkpoints", {"limit": most, "tier": tier})
+    print_list(invocation, answer["items"])
+    if not answer["items"]:
         say("no checkpoints are known; if there are files, see everstep ckpt scan")
-    if len(found["items"]) >= most:
+    if len(answer["items"]) >= most:
         say(f"only the newest {most} are shown, and there may be more: -n {10 * most} shows more")
-    if found["note"]:
-        say(cell(found["note"]))
+    if answer["note"]:
+        say(cell(answer["note"]))
     for line in troubles(api.get(f"jobs/{quoted(job)}/saves")):
         say(line)
 
 
 def troubles(saves: Record) -> Iterator[str]:
     """What goes wrong with saving now, a line each."""
-    for one in saves["tiers"]:
-        if one["failed_at"] and (one["failed_step"] or 0) > (one["committed_step"] or -1):
-            why = f"{cell(one['failed_stage'])}: {cell(one['failed_reason'])}"
-            yield f"step {one['failed_step']} ({one['tier']}) was not saved, {why}"
-    for one in saves["delays"]:
-        if one["waiting"]:
-            lag = span(one["delay_lag_s"])
-            waiting = f"{counted(one['waiting'], 'save')} that wait, for {lag}"
-            yield f"{cell(one['node'])} has {waiting}: {cell(one['delay_reason'])}"
+    for save in saves["tiers"]:
+        if save["failed_at"] and (save["failed_step"] or 0) > (save["committed_step"] or -1):
+            why = f"{cell(save['failed_stage'])}: {cell(save['failed_reason'])}"
+            yield f"step {save['failed_step']} ({save['tier']}) was not saved, {why}"
+    for save in saves["delays"]:
+        if save["waiting"]:
+            lag = span(save["delay_lag_s"])
+            waiting = f"{counted(save['waiting'], 'save')} that wait, for {lag}"
+            yield f"{cell(save['node'])} has {waiting}: {cell(save['delay_reason'])}"
     restore = saves["restore"] or {}
     if restore.get("is_degraded"):
         losses = counted(restore["survivable_losses"] or 0, "node")
@@ -58,10 +58,10 @@ def troubles(saves: Record) -> Iterator[str]:
         yield f"what is in memory survives the loss of {losses} only: {why}"
 
 
-def print_list(invocation: Invocation, found: list[Any]) -> None:
+def print_list(invocation: Invocation, checkpoints: list[Any]) -> None:
     """Checkpoints in a table, or whole for programs."""
     is_for_people = invocation.output in {None, "table"}
-    rows = map(shown, found) if is_for_people else found
+    rows = map(shown, checkpoints) if is_for_people else checkpoints
     print_records(invocation, "checkpoint", rows, COLUMNS)
 
 
@@ -69,11 +69,11 @@ def print_checkpoint(
     invocation: Invocation, api: Api, job: str, step: int, tier: str | None
 ) -> None:
     """One checkpoint, and who has which part of it."""
-    found = found_in(api, job, step, tier)
+    checkpoint = found_in(api, job, step, tier)
     if invocation.output is not None:
-        print_record(invocation, "checkpoint", found, "step")
+        print_record(invocation, "checkpoint", checkpoint, "step")
         return
-    for line in checkpoint_page(found):
+    for line in checkpoint_page(checkpoint):
         echo(line)
 
 
@@ -82,44 +82,44 @@ def found_in(api: Api, job: str, step: int, tier: str | None) -> Any:
     return api.get(f"jobs/{quoted(job)}/checkpoints/{step}", {"tier": tier})
 
 
-def checkpoint_page(found: Record) -> Iterator[str]:
+def checkpoint_page(checkpoint: Record) -> Iterator[str]:
     """The lines about one checkpoint."""
-    yield f"step {found['step']} ({found['tier']}): {state_of(found)}"
-    yield from aligned([(name, text) for name, text in _facts(found) if text])
-    for one in found["replicas"]:
-        nodes = ", ".join(cell(peer["node"]) for peer in one["holders"])
-        yield f"  slot {one['slot']}: {nodes or 'nobody who is here'}"
+    yield f"step {checkpoint['step']} ({checkpoint['tier']}): {state_of(checkpoint)}"
+    yield from aligned([(name, text) for name, text in _facts(checkpoint) if text])
+    for replica in checkpoint["replicas"]:
+        nodes = ", ".join(cell(peer["node"]) for peer in replica["holders"])
+        yield f"  slot {replica['slot']}: {nodes or 'nobody who is here'}"
 
 
 def print_located(invocation: Invocation, api: Api, job: str, step: int | None) -> None:
     """What would be restored, and what would be passed over."""
-    found = api.get(f"jobs/{quoted(job)}/checkpoints:locate", {"step": step})
+    answer = api.get(f"jobs/{quoted(job)}/checkpoints:locate", {"step": step})
     if invocation.output in {"json", "jsonl"}:
         show = print_json if invocation.output == "json" else print_line
-        show({"schema": schema("located"), **found})
+        show({"schema": schema("located"), **answer})
     else:
-        print_list(invocation, found["places"])
-        for one in found["rejected"]:
-            where = f"{one['tier']}, {cell(folder_of(one['path']))}"
-            say(f"step {one['step']} ({where}) is passed over: {cell(one['reason'])}")
-        places = {folder_of(one["path"]) for one in found["places"] if one["path"]}
+        print_list(invocation, answer["places"])
+        for place in answer["rejected"]:
+            where = f"{place['tier']}, {cell(folder_of(place['path']))}"
+            say(f"step {place['step']} ({where}) is passed over: {cell(place['reason'])}")
+        places = {folder_of(place["path"]) for place in answer["places"] if place["path"]}
         if len(places) > 1:
             say(
                 f"these are in {len(places)} places: a training restores from the one that it is "
                 "given, and sees no other"
             )
-    if not found["places"]:
+    if not answer["places"]:
         raise CliError(f"the catalog knows nothing that {job} could restore", Exit.NOT_FOUND)
 
 
 def print_collected(invocation: Invocation, api: Api, job: str, asked: dict[str, Any]) -> None:
     """What retention says of each, and what happens now."""
     path = f"jobs/{quoted(job)}/checkpoints:collect"
-    found = api.post(path, {**asked, "user": asker()})
-    print_judged(invocation, found["judged"])
-    goes = any(not one["is_kept"] for one in found["judged"])
+    answer = api.post(path, {**asked, "user": asker()})
+    print_judged(invocation, answer["judged"])
+    goes = any(not decision["is_kept"] for decision in answer["judged"])
     remedy = ": say --delete" if asked["is_dry_run"] and goes else ""
-    say(f"{cell(found['text'])}{remedy}")
+    say(f"{cell(answer['text'])}{remedy}")
 
 
 def print_judged(invocation: Invocation, judged: list[Any]) -> None:
@@ -129,16 +129,16 @@ def print_judged(invocation: Invocation, judged: list[Any]) -> None:
     print_records(invocation, "judged_checkpoint", rows, GC_COLUMNS)
 
 
-def shown(found: Record) -> dict[str, Any]:
+def shown(checkpoint: Record) -> dict[str, Any]:
     """A checkpoint as a line of the table."""
     return {
-        **found,
-        "saved": moment(found["saved_at"]),
-        "size": size(found["size_bytes"]) if found["size_bytes"] else "-",
-        "ranks": found["world_size"],
-        "state": state_of(found),
-        "place": folder_of(found["path"]) if found["path"] else "memory",
-        "note": brief(found["note"]) if found["note"] else "",
+        **checkpoint,
+        "saved": moment(checkpoint["saved_at"]),
+        "size": size(checkpoint["size_bytes"]) if checkpoint["size_bytes"] else "-",
+        "ranks": checkpoint["world_size"],
+        "state": state_of(checkpoint),
+        "place": folder_of(checkpoint["path"]) if checkpoint["path"] else "memory",
+        "note": brief(checkpoint["note"]) if checkpoint["note"] else "",
     }
 
 
@@ -147,43 +147,43 @@ def folder_of(path: str) -> str:
     return path.rpartition("/")[0]
 
 
-def state_of(found: Record) -> str:
+def state_of(checkpoint: Record) -> str:
     """How it stands, in a few words."""
-    losses = found["survivable_losses"]
-    if found["is_quarantined"]:
+    losses = checkpoint["survivable_losses"]
+    if checkpoint["is_quarantined"]:
         state = "quarantined"
-    elif found["is_missing"]:
+    elif checkpoint["is_missing"]:
         state = "missing"
     elif losses is not None:
         state = f"survives {losses}"
     else:
-        state = "verified" if found["is_verified"] else "committed"
-    return f"{state}, pinned" if found["is_pinned"] else state
+        state = "verified" if checkpoint["is_verified"] else "committed"
+    return f"{state}, pinned" if checkpoint["is_pinned"] else state
 
 
-def _facts(found: Record) -> Iterator[tuple[str, str]]:
-    yield "place", cell(found["path"] or "the memory of nodes")
-    yield "saved", moment(found["saved_at"]) if found["saved_at"] else ""
-    yield "round", cell(found["round"])
-    yield "ranks", cell(found["world_size"])
-    yield "size", size(found["size_bytes"]) if found["size_bytes"] else ""
-    yield "files", cell(found["shards"] or "")
-    if found["path"]:
-        when = found["verified_at"]
+def _facts(checkpoint: Record) -> Iterator[tuple[str, str]]:
+    yield "place", cell(checkpoint["path"] or "the memory of nodes")
+    yield "saved", moment(checkpoint["saved_at"]) if checkpoint["saved_at"] else ""
+    yield "round", cell(checkpoint["round"])
+    yield "ranks", cell(checkpoint["world_size"])
+    yield "size", size(checkpoint["size_bytes"]) if checkpoint["size_bytes"] else ""
+    yield "files", cell(checkpoint["shards"] or "")
+    if checkpoint["path"]:
+        when = checkpoint["verified_at"]
         yield "verified", moment(when) if when else "never read back"
-    there, committed = found["manifest_hash"], found["committed_hash"]
+    there, committed = checkpoint["manifest_hash"], checkpoint["committed_hash"]
     yield "manifest", cell(there or "")
     yield "committed", cell(committed) if committed not in {None, there} else ""
-    yield "data position", "in it" if found["has_data_position"] else ""
-    losses = found["survivable_losses"]
+    yield "data position", "in it" if checkpoint["has_data_position"] else ""
+    losses = checkpoint["survivable_losses"]
     yield "may be lost", "" if losses is None else f"any {losses} of the nodes"
-    yield "note", cell(found["note"])
+    yield "note", cell(checkpoint["note"])
 
 
-def _judged(one: Record) -> dict[str, Any]:
+def _judged(decision: Record) -> dict[str, Any]:
     return {
-        **one,
-        "kept": "stays" if one["is_kept"] else "goes",
-        "size": size(one["size_bytes"]),
-        "place": folder_of(one["path"]),
+        **decision,
+        "kept": "stays" if decision["is_kept"] else "goes",
+        "size": size(decision["size_bytes"]),
+        "place": folder_of(decision["path"]),
     }

@@ -46,29 +46,29 @@ VERIFY_COLUMNS = ("step", "state", "size", "took", "place", "reason")
 def print_shelf(invocation: Invocation, place: str, most: int) -> None:
     """Every checkpoint in a place."""
     with _told():
-        found = _all(place)
-    print_list(invocation, [_record(one) for one in found[:most]])
+        checkpoints = _all(place)
+    print_list(invocation, [_record(checkpoint) for checkpoint in checkpoints[:most]])
 
 
 def print_shelved(invocation: Invocation, place: str, step: int) -> None:
     """One checkpoint, and its files."""
     with _told():
-        one = _one(storage_for(place), step)
-    record = _record(one)
-    files = () if one.manifest is None else one.manifest.files
+        checkpoint = _one(storage_for(place), step)
+    record = _record(checkpoint)
+    files = () if checkpoint.manifest is None else checkpoint.manifest.files
     if invocation.output is not None:
         shards = [msgspec.structs.asdict(file) for file in files]
         print_record(invocation, "checkpoint", {**record, "files": shards}, "step")
         return
     echo(f"step {step}: {cell(record['note']) or 'committed'}")
     lines = [
-        ("place", one.path),
-        ("job", "-" if one.manifest is None else one.manifest.identity.job),
+        ("place", checkpoint.path),
+        ("job", "-" if checkpoint.manifest is None else checkpoint.manifest.identity.job),
         ("saved", moment(record["saved_at"])),
         ("round", record["round"]),
         ("ranks", record["world_size"]),
         ("size", size(record["size_bytes"])),
-        ("manifest", one.manifest_hash),
+        ("manifest", checkpoint.manifest_hash),
     ]
     for line in aligned(lines):
         echo(line)
@@ -98,28 +98,29 @@ def verify_shelf(invocation: Invocation, place: str, step: int | None) -> int:
 
 
 def mark_shelved(invocation: Invocation, place: str, step: int, action: str, reason: str) -> None:
-    """Pin or unpin, quarantine or release, by a file beside the manifest."""
+    """Pin or unpin, quarantine or release, by a file next to the manifest."""
     name = PINNED if action in {"pin", "unpin"} else QUARANTINED
-    beside = f"{step_name(step)}/{name}"
+    marker = f"{step_name(step)}/{name}"
     with _told():
         storage = storage_for(place)
-        one = _one(storage, step)
-        before = one.pinned if name == PINNED else one.quarantined
+        checkpoint = _one(storage, step)
+        before = checkpoint.pinned if name == PINNED else checkpoint.quarantined
         if action in {"pin", "quarantine"} and before is not None:
             undo = "unpin" if action == "pin" else "release"
-            text = f"{beside} says so already: {before.reason}; for another reason, {undo} it first"
+            text = f"{marker} records that already: {before.reason}; "
+            text += f"for another reason, {undo} it first"
         elif action == "quarantine":
-            quarantine(storage, one, _mark(reason, "operator"))
-            text = f"{beside} says so now"
+            quarantine(storage, checkpoint, _mark(reason, "operator"))
+            text = f"{marker} records that now"
         elif action == "pin":
             mark(storage, step, name, _mark(reason))
-            text = f"{beside} says so now"
+            text = f"{marker} records that now"
         else:
             unmark(storage, step, name)
-            text = f"{beside} {'was not there' if before is None else 'is gone'}"
-    record = {"place": one.path, "step": step, "action": action, "text": text}
+            text = f"{marker} {'was not there' if before is None else 'is gone'}"
+    record = {"place": checkpoint.path, "step": step, "action": action, "text": text}
     if invocation.output is None:
-        echo(f"{one.path}: {text}")
+        echo(f"{checkpoint.path}: {text}")
     else:
         print_record(invocation, "marked_checkpoint", record, "step")
 
@@ -130,21 +131,21 @@ def collect_shelf(
     """Say what retention does not keep, and delete it if that is wanted."""
     with _told():
         storage = storage_for(place)
-        known = _with_a_good_one(storage, _all(place))
-        found = judged(known, RetentionRules(*keep))
+        checkpoints = _with_a_good_one(storage, _all(place))
+        decisions = judged(checkpoints, RetentionRules(*keep))
         left = leftovers(storage)
-        rows = [_judged_record(one) for one in found]
-        print_judged(invocation, rows + [_left_record(storage, one) for one in left])
-        doomed = [one.checkpoint for one in found if not one.is_kept]
-        freed = sum(one.size_bytes for one in doomed) + sum(one.size_bytes for one in left)
+        rows = [_judged_record(item) for item in decisions]
+        print_judged(invocation, rows + [_left_record(storage, item) for item in left])
+        doomed = [item.checkpoint for item in decisions if not item.is_kept]
+        freed = sum(item.size_bytes for item in doomed) + sum(item.size_bytes for item in left)
         if wants_it:
-            freed = sum(storage.remove(step_name(one.step)) for one in reversed(doomed))
-            freed += sum(sweep(storage, one) or 0 for one in left)
+            freed = sum(storage.remove(step_name(item.step)) for item in reversed(doomed))
+            freed += sum(sweep(storage, item) or 0 for item in left)
     remedy = ": say --delete" if doomed or left else ""
     end = "" if wants_it else f"; nothing was deleted{remedy}"
     verb = "are gone, which freed" if wants_it else "go, which would free"
-    swept = f" and what {counted(len(left), 'save')} left that came to nothing" if left else ""
-    say(f"{len(doomed)} of {len(found)} checkpoints{swept} {verb} {size(freed)}{end}")
+    swept = f" and what {counted(len(left), 'save')} left unfinished" if left else ""
+    say(f"{len(doomed)} of {len(decisions)} checkpoints{swept} {verb} {size(freed)}{end}")
 
 
 def pull_to(invocation: Invocation, place: str, step: int, to: Path) -> None:
@@ -180,20 +181,20 @@ def _mark(reason: str, cause: str = "") -> Mark:
 
 def _all(place: str) -> Sequence[StoredCheckpoint]:
     storage = storage_for(place)
-    found = stored_checkpoints(storage)
-    if not found and owner_of(storage) is None:
+    checkpoints = stored_checkpoints(storage)
+    if not checkpoints and owner_of(storage) is None:
         raise CliError(
             f"{place} has no checkpoints: there is neither owner.json nor a step-… folder",
             Exit.NOT_FOUND,
         )
-    return found
+    return checkpoints
 
 
 def _one(storage: Storage, step: int) -> StoredCheckpoint:
-    found = look(storage, step)
-    if found is None:
+    checkpoint = look(storage, step)
+    if checkpoint is None:
         raise CliError(f"{storage.url} has no checkpoint of step {step}", Exit.NOT_FOUND)
-    return found
+    return checkpoint
 
 
 def _of_folder(place: str) -> tuple[str, int | None]:
@@ -203,44 +204,48 @@ def _of_folder(place: str) -> tuple[str, int | None]:
     return (place, None) if step is None else (root or ".", step)
 
 
-def _all_verified(storage: Storage, found: Sequence[StoredCheckpoint]) -> Generator[dict[str, Any]]:
+def _all_verified(
+    storage: Storage, checkpoints: Sequence[StoredCheckpoint]
+) -> Generator[dict[str, Any]]:
     """But for those that retention has removed meanwhile."""
-    for one in found:
+    for checkpoint in checkpoints:
         try:
-            yield _verified(storage, one)
+            yield _verified(storage, checkpoint)
         except GoneError as error:
             say(str(error))
 
 
-def _verified(storage: Storage, one: StoredCheckpoint) -> dict[str, Any]:
+def _verified(storage: Storage, checkpoint: StoredCheckpoint) -> dict[str, Any]:
     began = time.monotonic()
-    verdict: Verification = verify(storage, one)
+    verdict: Verification = verify(storage, checkpoint)
     return {
-        "step": one.step,
+        "step": checkpoint.step,
         "state": "good" if verdict.is_good else "NOT GOOD",
         "is_good": verdict.is_good,
         "size_bytes": verdict.size_bytes,
         "took_s": round(time.monotonic() - began, 3),
-        "path": one.path,
+        "path": checkpoint.path,
         "reason": verdict.flaw,
     }
 
 
-def _with_a_good_one(storage: Storage, found: Sequence[StoredCheckpoint]) -> list[KnownCheckpoint]:
+def _with_a_good_one(
+    storage: Storage, checkpoints: Sequence[StoredCheckpoint]
+) -> list[KnownCheckpoint]:
     """All of them as the catalog knows them, the newest that is good read back."""
-    known = {one.step: _known(one) for one in found}
-    for one in found:
-        if one.quarantined or one.manifest is None:
+    catalog = {checkpoint.step: _known(checkpoint) for checkpoint in checkpoints}
+    for checkpoint in checkpoints:
+        if checkpoint.quarantined or checkpoint.manifest is None:
             continue
-        say(f"reading back {one.path}")
+        say(f"reading back {checkpoint.path}")
         try:
-            flaw = verify(storage, one).flaw
+            flaw = verify(storage, checkpoint).flaw
         except GoneError as error:
             say(str(error))
-            del known[one.step]
+            del catalog[checkpoint.step]
             continue
-        known[one.step] = msgspec.structs.replace(
-            known[one.step],
+        catalog[checkpoint.step] = msgspec.structs.replace(
+            catalog[checkpoint.step],
             verified_at=datetime.now(UTC),
             flaw=flaw,
             quarantined_for="corrupt" if flaw else "",
@@ -249,68 +254,70 @@ def _with_a_good_one(storage: Storage, found: Sequence[StoredCheckpoint]) -> lis
         if not flaw:
             break
         say(flaw)
-    return list(known.values())
+    return list(catalog.values())
 
 
-def _known(one: StoredCheckpoint) -> KnownCheckpoint:
-    pinned, quarantined = one.pinned, one.quarantined
+def _known(checkpoint: StoredCheckpoint) -> KnownCheckpoint:
+    pinned, quarantined = checkpoint.pinned, checkpoint.quarantined
     return KnownCheckpoint(
-        step=one.step,
-        path=one.path,
-        saved_at=one.saved_at,
-        size_bytes=0 if one.manifest is None else one.manifest.size_bytes,
+        step=checkpoint.step,
+        path=checkpoint.path,
+        saved_at=checkpoint.saved_at,
+        size_bytes=0 if checkpoint.manifest is None else checkpoint.manifest.size_bytes,
         pinned_by=(pinned.by or "somebody") if pinned else "",
         pin_reason=pinned.reason if pinned else "",
-        quarantined_for=(quarantined.cause or "operator") if quarantined else one.flaw,
-        quarantine_reason=quarantined.reason if quarantined else one.flaw,
+        quarantined_for=(quarantined.cause or "operator") if quarantined else checkpoint.flaw,
+        quarantine_reason=quarantined.reason if quarantined else checkpoint.flaw,
     )
 
 
-def _record(one: StoredCheckpoint) -> dict[str, Any]:
+def _record(checkpoint: StoredCheckpoint) -> dict[str, Any]:
     """As REST shows it, as far as the files say it."""
-    manifest = one.manifest
-    said = [one.flaw]
-    if one.quarantined:
-        said.append(f"quarantined: {one.quarantined.reason or one.quarantined.cause}")
-    if one.pinned:
-        said.append(f"pinned by {one.pinned.by or 'somebody'}: {one.pinned.reason}")
+    manifest = checkpoint.manifest
+    notes = [checkpoint.flaw]
+    if checkpoint.quarantined:
+        notes.append(
+            f"quarantined: {checkpoint.quarantined.reason or checkpoint.quarantined.cause}"
+        )
+    if checkpoint.pinned:
+        notes.append(f"pinned by {checkpoint.pinned.by or 'somebody'}: {checkpoint.pinned.reason}")
     return {
-        "step": one.step,
+        "step": checkpoint.step,
         "tier": "global",
-        "path": one.path,
-        "saved_at": None if one.saved_at is None else one.saved_at.isoformat(),
+        "path": checkpoint.path,
+        "saved_at": None if checkpoint.saved_at is None else checkpoint.saved_at.isoformat(),
         "round": None if manifest is None else manifest.identity.round,
         "size_bytes": 0 if manifest is None else manifest.size_bytes,
         "shards": 0 if manifest is None else len(manifest.files),
         "world_size": None if manifest is None else manifest.identity.world_size,
         "survivable_losses": None,
         "is_verified": False,
-        "is_pinned": one.pinned is not None,
-        "is_quarantined": one.quarantined is not None or bool(one.flaw),
+        "is_pinned": checkpoint.pinned is not None,
+        "is_quarantined": checkpoint.quarantined is not None or bool(checkpoint.flaw),
         "is_missing": False,
         "has_data_position": manifest is not None and manifest.has_data_position,
-        "manifest_hash": one.manifest_hash,
-        "note": "; ".join(text for text in said if text) or None,
+        "manifest_hash": checkpoint.manifest_hash,
+        "note": "; ".join(text for text in notes if text) or None,
     }
 
 
-def _judged_record(one: RetentionDecision) -> dict[str, Any]:
+def _judged_record(decision: RetentionDecision) -> dict[str, Any]:
     return {
-        "step": one.checkpoint.step,
-        "is_kept": one.is_kept,
-        "reason": one.reason,
-        "path": one.checkpoint.path,
-        "size_bytes": one.checkpoint.size_bytes,
+        "step": decision.checkpoint.step,
+        "is_kept": decision.is_kept,
+        "reason": decision.reason,
+        "path": decision.checkpoint.path,
+        "size_bytes": decision.checkpoint.size_bytes,
     }
 
 
-def _left_record(storage: Storage, one: Leftover) -> dict[str, Any]:
+def _left_record(storage: Storage, leftover: Leftover) -> dict[str, Any]:
     return {
-        "step": one.step,
+        "step": leftover.step,
         "is_kept": False,
-        "reason": one.reason,
-        "path": f"{storage.url}/{one.folder}",
-        "size_bytes": one.size_bytes,
+        "reason": leftover.reason,
+        "path": f"{storage.url}/{leftover.folder}",
+        "size_bytes": leftover.size_bytes,
     }
 
 

@@ -22,9 +22,9 @@ def stall_lines(incident: Record) -> Iterator[str]:
         yield from _first(located)
     if stall is not None:
         yield from _stalled(stall)
-    others = [one for one in incident["stalls"] if stall is None or one["id"] != stall["id"]]
+    others = [other for other in incident["stalls"] if stall is None or other["id"] != stall["id"]]
     if others:
-        shown = ", ".join(f"rank {one['rank']}{_in(one)}" for one in others[:_SHOWN])
+        shown = ", ".join(f"rank {other['rank']}{_in(other)}" for other in others[:_SHOWN])
         more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
         yield f"  past their limits, too: {shown}{more}"
     if located is not None and located["waiting_ranks"]:
@@ -37,8 +37,8 @@ def _first(located: Record) -> Iterator[str]:
     lead = f", {span(located['lead_s'])} before all others" if located["lead_s"] else ""
     sure = "" if located["is_certain"] else " (likely: beats cannot tell for sure)"
     on = f" on {_listed(nodes)}" if nodes else ""
-    what = "rank" if len(ranks) == 1 else "ranks"
-    yield f"  {what} {_listed(ranks)}{on} stopped first{_in(located)}{lead}{sure}"
+    noun = "rank" if len(ranks) == 1 else "ranks"
+    yield f"  {noun} {_listed(ranks)}{on} stopped first{_in(located)}{lead}{sure}"
     if located["reason"]:
         yield f"  as beats show: {cell(located['reason'])}"
 
@@ -53,8 +53,8 @@ def _stalled(stall: Record) -> Iterator[str]:
         yield f"  of its process: {cell(stall['blocked_in'])}"
 
 
-def _in(one: Record) -> str:
-    return f" in section {cell(one['section'])}" if one["section"] else ""
+def _in(record: Record) -> str:
+    return f" in section {cell(record['section'])}" if record["section"] else ""
 
 
 def _listed(names: Sequence[object]) -> str:

@@ -41,15 +41,19 @@ def find_incident(api: Api, job: str, named: str | None) -> dict[str, Any]:
     """The incident whose id begins so, the newest one when none is named, with its story."""
     place = f"jobs/{quote(job, safe='')}/incidents"
     if named is None or len(named) < 32:
-        known = api.pages(place, {"limit": 1 if named is None else 1000}, most=1000)
-        ids = [one["incident"] for one in known if one["incident"].startswith(named or "")]
+        incidents = api.pages(place, {"limit": 1 if named is None else 1000}, most=1000)
+        ids = [
+            incident["incident"]
+            for incident in incidents
+            if incident["incident"].startswith(named or "")
+        ]
         if named is None and not ids:
             raise CliError(f"nothing has gone wrong with {job} so far", Exit.NOT_FOUND)
         if named is not None and named not in ids:
             named = _only(ids, job, named)
         named = named or ids[0]
-    found: dict[str, Any] = api.get(f"{place}/{quote(named, safe='')}")
-    return found
+    record: dict[str, Any] = api.get(f"{place}/{quote(named, safe='')}")
+    return record
 
 
 def print_incident(invocation: Invocation, incident: dict[str, Any]) -> None:
@@ -75,21 +79,21 @@ def find_slow_job(api: Api, job: str) -> dict[str, Any] | None:
     Also if nothing else has happened to it: there is no incident to tell of.
     """
     place = f"jobs/{quote(job, safe='')}"
-    found: dict[str, Any] = api.get(place)
-    if found["state"] == "stopped":
-        of_round = {"round": found["round"], "limit": _FINDINGS}
+    record: dict[str, Any] = api.get(place)
+    if record["state"] == "stopped":
+        of_round = {"round": record["round"], "limit": _FINDINGS}
         slow = api.get(f"{place}/stragglers", of_round)["items"]
         stopped_for = [
-            one
-            for one in slow
-            if any((it["action"], it["outcome"]) == ("stop", "asked") for it in one["actions"])
+            finding
+            for finding in slow
+            if any((it["action"], it["outcome"]) == ("stop", "asked") for it in finding["actions"])
         ]
         if stopped_for:
-            return {**found, "slow_ranks": stopped_for}
-    if found["incidents"]:
+            return {**record, "slow_ranks": stopped_for}
+    if record["incidents"]:
         return None
     slow = api.get(f"{place}/stragglers", {"limit": _SLOW_SHOWN})["items"]
-    return {**found, "slow_ranks": slow} if slow else None
+    return {**record, "slow_ranks": slow} if slow else None
 
 
 def print_slow_job(invocation: Invocation, job: dict[str, Any]) -> None:
@@ -107,13 +111,13 @@ def slow_job_lines(job: Record) -> Iterator[str]:
     code = "" if job["exit_code"] is None else f" (exit code {job['exit_code']})"
     ended = f": {cell(job['end_reason'])}" if job["end_reason"] else ", and had no incident so far"
     yield f"{name}: {cell(job['state'])}{code}{ended}"
-    for found in job["slow_ranks"][:_SLOW_SHOWN]:
-        section = f" in section {cell(found['section'])}" if found["section"] else ""
-        yield f"  slow: {slow_rank(found)}{section}, found at {moment(found['found_at'])} UTC"
-        yield f"    {cell(found['reason'])}"
-        for one in found["actions"]:
-            because = f", {cell(one['reason'])}" if one["reason"] else ""
-            yield f"    {cell(one['action'])}: {cell(one['outcome'])}{because}"
+    for finding in job["slow_ranks"][:_SLOW_SHOWN]:
+        section = f" in section {cell(finding['section'])}" if finding["section"] else ""
+        yield f"  slow: {slow_rank(finding)}{section}, found at {moment(finding['found_at'])} UTC"
+        yield f"    {cell(finding['reason'])}"
+        for action in finding["actions"]:
+            because = f", {cell(action['reason'])}" if action["reason"] else ""
+            yield f"    {cell(action['action'])}: {cell(action['outcome'])}{because}"
     yield f"  all of its slow ranks: everstep stragglers {name} --history"
     if job["incidents"]:
         yield f"  its newest incident before: everstep incident show {name}"
@@ -125,12 +129,12 @@ def story(incident: Record) -> Iterator[str]:
     took = "" if lasted is None else f" in {span(lasted)}"
     name, job = cell(incident["incident"]), cell(incident["job"])
     yield f"incident {name} of {job}: {outcome(incident)}{took}"
-    said = (
+    texts = (
         (incident["story"],)
         if incident["story"]
         else (incident["reason"], incident["extended_reason"])
     )
-    yield from (f"  {cell(text)}" for text in said if text)
+    yield from (f"  {cell(text)}" for text in texts if text)
     for part in PARTS.values():
         lines = list(part(incident))
         if lines:
@@ -143,14 +147,16 @@ def find_any_incident(api: Api, named: str) -> dict[str, Any]:
     if not _ID.fullmatch(named):
         raise CliError(f"{named} is not the id of an incident: see everstep incidents", Exit.USAGE)
     if len(named) < _WHOLE_ID:
-        known = api.pages("incidents", {"limit": 1000}, most=_LISTED)
-        ids = [one["incident"] for one in known if one["incident"].startswith(named)]
+        incidents = api.pages("incidents", {"limit": 1000}, most=_LISTED)
+        ids = [
+            incident["incident"] for incident in incidents if incident["incident"].startswith(named)
+        ]
         if not ids and _is_job(api, named):
             see = f"name one of its incidents: everstep incidents {named}"
             raise CliError(f"{named} is a job; {see}", Exit.USAGE)
         named = _only(ids, "", named)
-    found: dict[str, Any] = api.get(f"incidents/{named}")
-    return found
+    record: dict[str, Any] = api.get(f"incidents/{named}")
+    return record
 
 
 def find_named(api: Api, named: str) -> dict[str, Any]:
@@ -193,9 +199,9 @@ def _who(incident: Record) -> Iterator[str]:
     if primary is not None:
         yield from _exit(primary, incident["job"])
     yield from _slow(incident)
-    others = [one for one in incident["exits"] if primary is None or one["n"] != primary["n"]]
+    others = [exit_ for exit_ in incident["exits"] if primary is None or exit_["n"] != primary["n"]]
     if others:
-        shown = ", ".join(f"rank {one['rank']} ({ending(one)})" for one in others[:5])
+        shown = ", ".join(f"rank {exit_['rank']} ({ending(exit_)})" for exit_ in others[:5])
         more = f" and {len(others) - 5} more" if len(others) > 5 else ""
         yield f"  failed, too: {shown}{more}"
 
@@ -203,13 +209,13 @@ def _who(incident: Record) -> Iterator[str]:
 def _slow(incident: Record) -> Iterator[str]:
     """Ranks that were slow before anything went wrong: a slow one often fails next."""
     zero = incident["opened_at"]
-    for found in incident["slow_ranks"][:_SLOW_SHOWN]:
-        section = f" in section {cell(found['section'])}" if found["section"] else ""
-        when = f"found {span(since(zero, found['found_at']))} before"
-        over_s = since(zero, found["cleared_at"]) if found["cleared_at"] else 0.0
+    for finding in incident["slow_ranks"][:_SLOW_SHOWN]:
+        section = f" in section {cell(finding['section'])}" if finding["section"] else ""
+        when = f"found {span(since(zero, finding['found_at']))} before"
+        over_s = since(zero, finding["cleared_at"]) if finding["cleared_at"] else 0.0
         if over_s > 0:
             when = f"{when}, until {span(over_s)} before"
-        yield f"  was slow: {slow_rank(found)}{section}, {when}"
+        yield f"  was slow: {slow_rank(finding)}{section}, {when}"
     more = len(incident["slow_ranks"]) - _SLOW_SHOWN
     if more > 0:
         yield f"  and {more} more: everstep stragglers {cell(incident['job'])} --history"
@@ -221,8 +227,8 @@ def _where(incident: Record) -> str:
     # A later report may have explained the first one.
     about = {**incident, **{key: primary[key] for key in of_rank if primary.get(key) is not None}}
     named = ("rank", "node", "round", "step", "phase", "section")
-    said = [f"{name} {cell(about[name])}" for name in named if about[name] is not None]
-    return ", ".join(said) or cell(incident["trigger"])
+    parts = [f"{name} {cell(about[name])}" for name in named if about[name] is not None]
+    return ", ".join(parts) or cell(incident["trigger"])
 
 
 def _exit(exit_: Record, job: str) -> Iterator[str]:
@@ -256,26 +262,26 @@ def _decisions(incident: Record) -> Iterator[str]:
 
 def _evidence(incident: Record) -> Iterator[str]:
     rows = []
-    rounds = {one["round"] for one in incident["evidence"]}
-    for one in incident["evidence"]:
-        what = cell(one["summary"])
-        if one["blob"] is None:
-            what = f"none: {cell(one['missing_reason'] or what)}"
-        of_round = () if len(rounds) < 2 else (f"round {cell(one['round'])}",)
-        rank = "" if one["rank"] is None else f"rank {one['rank']}"
-        held = "" if one["blob"] is None else size(one["blob"]["size_bytes"])
-        rows.append((one["kind"], *of_round, one["node"], rank, held, what))
+    rounds = {piece["round"] for piece in incident["evidence"]}
+    for piece in incident["evidence"]:
+        text = cell(piece["summary"])
+        if piece["blob"] is None:
+            text = f"none: {cell(piece['missing_reason'] or text)}"
+        of_round = () if len(rounds) < 2 else (f"round {cell(piece['round'])}",)
+        rank = "" if piece["rank"] is None else f"rank {piece['rank']}"
+        held = "" if piece["blob"] is None else size(piece["blob"]["size_bytes"])
+        rows.append((piece["kind"], *of_round, piece["node"], rank, held, text))
     if rows:
         yield "evidence"
         yield from aligned(rows)
-    gone = [one["gone_reason"] for one in incident["evidence"] if one["gone_reason"]]
+    gone = [piece["gone_reason"] for piece in incident["evidence"] if piece["gone_reason"]]
     if gone:
         are = f"{counted(len(gone), 'piece')} {'is' if len(gone) == 1 else 'are'}"
         yield f"  {are} gone: {cell(gone[0])}"
     expiring = [
-        one["expires_at"]
-        for one in incident["evidence"]
-        if one["expires_at"] and not one["gone_reason"]
+        piece["expires_at"]
+        for piece in incident["evidence"]
+        if piece["expires_at"] and not piece["gone_reason"]
     ]
     if expiring:
         are = f"{counted(len(expiring), 'piece')} {'is' if len(expiring) == 1 else 'are'}"
@@ -289,29 +295,32 @@ def _timeline(incident: Record) -> Iterator[str]:
     moments: list[tuple[object, str]] = [
         (incident["progress_at"], "last progress"),
         (zero, "first report"),
-        *((one["decided_at"], f"decided: {cell(one['action'])}") for one in incident["actions"]),
+        *((row["decided_at"], f"decided: {cell(row['action'])}") for row in incident["actions"]),
         (incident["closed_at"], outcome(incident)),
     ]
-    for one in incident["rounds"]:
-        number = one["round"]
-        moments.append((one["ended_at"], f"round {number} ended"))
+    for row in incident["rounds"]:
+        number = row["round"]
+        moments.append((row["ended_at"], f"round {number} ended"))
         if number != incident["round"]:
-            nodes = counted(one["nodes"] or 0, "node")
-            moments.append((one["formed_at"], f"round {number} formed: {nodes}{_moves(incident)}"))
-            warm = f", {one['warm_ranks']} warm" if one["warm_ranks"] else ""
-            ranks = counted(one["world_size"] or 0, "rank")
-            moments.append((one["started_at"], f"round {number} runs: {ranks}{warm}"))
-            moments.append((one["first_step_at"], f"first step of round {number}"))
+            nodes = counted(row["nodes"] or 0, "node")
+            moments.append((row["formed_at"], f"round {number} formed: {nodes}{_moves(incident)}"))
+            warm = f", {row['warm_ranks']} warm" if row["warm_ranks"] else ""
+            ranks = counted(row["world_size"] or 0, "rank")
+            moments.append((row["started_at"], f"round {number} runs: {ranks}{warm}"))
+            moments.append((row["first_step_at"], f"first step of round {number}"))
     yield f"timeline, from the first report at {moment(zero)} UTC"
-    known = [(since(at, zero), what) for at, what in moments if at]
-    for at_s, what in sorted(known, key=lambda one: one[0]):
-        yield f"  {at_s:+9.3f} s  {what}"
+    events = [(since(at, zero), text) for at, text in moments if at]
+    for at_s, text in sorted(events, key=lambda row: row[0]):
+        yield f"  {at_s:+9.3f} s  {text}"
 
 
 def _moves(incident: Record) -> str:
     out, in_ = ([cell(name) for name in incident[key][:3]] for key in ("nodes_out", "nodes_in"))
-    said = (f", without {', '.join(out)}" if out else "", f", with {', '.join(in_)}" if in_ else "")
-    return "".join(said)
+    texts = (
+        f", without {', '.join(out)}" if out else "",
+        f", with {', '.join(in_)}" if in_ else "",
+    )
+    return "".join(texts)
 
 
 def _ledger(incident: Record) -> Iterator[str]:
@@ -319,9 +328,11 @@ def _ledger(incident: Record) -> Iterator[str]:
     if ledger is None:
         return
     entries = [(name, ledger[f"{name}_s"]) for name in (*_LEDGER, "other")]
-    rows = [(name.replace("_", " "), one, ledger["wall_s"]) for name, one in entries if one]
+    rows = [
+        (name.replace("_", " "), seconds, ledger["wall_s"]) for name, seconds in entries if seconds
+    ]
     yield "where the time went"
-    lines = [(name, f"{one:8.3f} s", bar(one, whole)) for name, one, whole in rows]
+    lines = [(name, f"{seconds:8.3f} s", bar(seconds, whole)) for name, seconds, whole in rows]
     yield from aligned([*lines, ("in all", f"{ledger['wall_s']:8.3f} s", "")])
     if incident["lost_steps"]:
         again = f"{counted(incident['lost_steps'], 'step')} again"

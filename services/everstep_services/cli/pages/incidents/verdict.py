@@ -47,28 +47,29 @@ def verdict_lines(incident: Record) -> Iterator[str]:
 
 
 def _culprits(verdict: Record) -> Iterator[str]:
-    for name, known in (("rank", verdict["culprit_ranks"]), ("node", verdict["culprit_nodes"])):
-        if known:
-            more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
-            plural = "" if len(known) == 1 else "s"
-            yield f"  {name}{plural}: {cell(known[:_SHOWN])}{more}"
+    for name, culprits in (("rank", verdict["culprit_ranks"]), ("node", verdict["culprit_nodes"])):
+        if culprits:
+            more = f" and {len(culprits) - _SHOWN} more" if len(culprits) > _SHOWN else ""
+            plural = "" if len(culprits) == 1 else "s"
+            yield f"  {name}{plural}: {cell(culprits[:_SHOWN])}{more}"
 
 
 def _correction(incident: Record) -> Iterator[str]:
-    for said in incident["corrections"][:1]:
-        before = _cause({"cause": said["was_cause"]})
-        was = f", after the verdict had said {before}" if said["was_cause"] else ""
-        how = "confirmed" if said["is_confirmation"] else "corrected"
-        by = cell(said["corrected_by"])
-        yield f"  {how} by {by} on {moment(said['corrected_at'])} UTC{was}: {cell(said['note'])}"
+    for correction in incident["corrections"][:1]:
+        before = _cause({"cause": correction["was_cause"]})
+        was = f", after the verdict had said {before}" if correction["was_cause"] else ""
+        how = "confirmed" if correction["is_confirmation"] else "corrected"
+        by = cell(correction["corrected_by"])
+        when, note = moment(correction["corrected_at"]), cell(correction["note"])
+        yield f"  {how} by {by} on {when} UTC{was}: {note}"
 
 
 def _grounds(verdict: Record) -> Iterator[str]:
     """What speaks for and against; claims without any weight only say who suffered."""
     rows = [
-        (f"{one['weight']:+.2f}", one["analyzer"], one["says"])
-        for one in verdict["evidence"]
-        if one["weight"]
+        (f"{claim['weight']:+.2f}", claim["analyzer"], claim["says"])
+        for claim in verdict["evidence"]
+        if claim["weight"]
     ]
     if rows:
         yield "  it rests on"
@@ -96,19 +97,19 @@ def _earlier(incident: Record, verdict: Record) -> Iterator[str]:
             verdict["cause"], verdict["verdict_reason"]
         ):  # fmt: skip
             return
-        said = "inconclusive" if first["is_inconclusive"] else _cause(first)
+        cause = "inconclusive" if first["is_inconclusive"] else _cause(first)
         number = verdict["revision"]
-        yield f"  revision {number}; at first it said {said}: {cell(first['verdict_reason'])}"
+        yield f"  revision {number}; at first it said {cause}: {cell(first['verdict_reason'])}"
 
 
 def _similar(incident: Record) -> Iterator[str]:
-    for shared, what in (("fingerprint", "the same failure"), ("node", "the same node")):
-        found = [one for one in incident["similar"] if one["same"] == shared]
-        if found:
-            newest = found[0]
+    for shared, text in (("fingerprint", "the same failure"), ("node", "the same node")):
+        others = [other for other in incident["similar"] if other["same"] == shared]
+        if others:
+            newest = others[0]
             where = f"{cell(newest['incident'])[:SHORT_ID]} of {cell(newest['job'])}"
-            count = counted(len(found), "other incident")
-            yield f"  {count} with {what}; the newest is {where}, {moment(newest['opened_at'])} UTC"
+            count = counted(len(others), "other incident")
+            yield f"  {count} with {text}; the newest is {where}, {moment(newest['opened_at'])} UTC"
 
 
 def _percent(confidence: float | None) -> str:

@@ -58,8 +58,8 @@ def _binned(heat: HeatMap) -> _Heat:
 
 
 def _worst(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return round(max(known), 4) if known else None
+    numbers = [value for value in values if value is not None]
+    return round(max(numbers), 4) if numbers else None
 
 
 def _data(heat: _Heat) -> str:
@@ -67,13 +67,15 @@ def _data(heat: _Heat) -> str:
 
 
 def _verdict(report: Report) -> str:
-    slow = [_card("slow", text.headline(one), one.reason) for one in report.findings]
-    design = [_card("design", text.design_line(one), one.reason) for one in report.designs]
-    found = slow + design
+    slow = [_card("slow", text.headline(finding), finding.reason) for finding in report.findings]
+    design = [
+        _card("design", text.design_line(finding), finding.reason) for finding in report.designs
+    ]
+    cards = slow + design
     if not report.findings:
         kind = "unjudged" if report.unjudged else "fine"
-        found.insert(0, _card(kind, text.nobody(report), ""))
-    return "".join(found)
+        cards.insert(0, _card(kind, text.nobody(report), ""))
+    return "".join(cards)
 
 
 def _card(kind: str, line: str, reason: str) -> str:
@@ -103,9 +105,9 @@ def _ranks(report: Report) -> str:
 
 def _parts(report: Report) -> str:
     rows = [
-        (one.name, one.kind or "role", text.span_fine(one.own_s),
-         "-" if one.price_ratio is None else text.percent(one.price_ratio))
-        for one in (*report.operations, *(report.role_rows if len(report.role_rows) > 1 else ()))
+        (row.name, row.kind or "role", text.span_fine(row.own_s),
+         "-" if row.price_ratio is None else text.percent(row.price_ratio))
+        for row in (*report.operations, *(report.role_rows if len(report.role_rows) > 1 else ()))
     ]  # fmt: skip
     return _table(_sentence(text.PART_HEAD), rows)
 

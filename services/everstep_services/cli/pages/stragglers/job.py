@@ -33,50 +33,50 @@ _GROUPS = 3
 _SHADES = "▁▂▃▄▅▆▇█"
 _GAP = "·"
 _BESIDE_MAP = 34
-"""Columns of the terminal that a row of the heat map needs beside its windows."""
+"""Columns of the terminal that a row of the heat map needs besides its windows."""
 _SWITCH_ON = "everstep control set straggler.timings=on"
 
 
 def print_now(invocation: Invocation, api: Api, job: str, role: str, most: int) -> None:
-    """Ranks by their own time, the slowest first; beside them who waits for whom, and the price."""
+    """Ranks by their own time, the slowest first; then who waits for whom, and the price."""
     asked = {"most": min(most, _RANKS_MOST), "role": role or None}
-    found = api.get(f"jobs/{quoted(job)}/stragglers/now", asked)
+    answer = api.get(f"jobs/{quoted(job)}/stragglers/now", asked)
     match invocation.output:
         case "json":
-            print_json({"schema": schema("rank_scores"), **found})
+            print_json({"schema": schema("rank_scores"), **answer})
         case "jsonl":
-            for rank in found["ranks"]:
+            for rank in answer["ranks"]:
                 print_line(rank)
         case _:
             columns = NOW_WIDE if invocation.output == "wide" else NOW
-            findings = {one["rank"]: one for one in found["found"]}
-            rows = (_compared(one, findings.get(one["rank"])) for one in found["ranks"])
+            findings = {row["rank"]: row for row in answer["found"]}
+            rows = (_compared(row, findings.get(row["rank"])) for row in answer["ranks"])
             print_records(invocation, "rank_scores", rows, columns)
-    if found["ranks_seen"] > len(found["ranks"]) and most < _RANKS_MOST:
-        say_cut(len(found["ranks"]))
-    for line in beside(found):
+    if answer["ranks_seen"] > len(answer["ranks"]) and most < _RANKS_MOST:
+        say_cut(len(answer["ranks"]))
+    for line in remarks(answer):
         say(line)
 
 
 def print_past(
     invocation: Invocation, api: Api, job: str, params: Mapping[str, Any], most: int
 ) -> None:
-    """Every finding, the newest first; beside them when the steps of all ranks changed."""
+    """Every finding, the newest first; then when the steps of all ranks changed."""
     place, page = f"jobs/{quoted(job)}", {**params, "limit": min(most, 1000)}
-    found = list(api.pages(f"{place}/stragglers", page, most=most, when_cut=say_cut))
+    findings = list(api.pages(f"{place}/stragglers", page, most=most, when_cut=say_cut))
     of_round = {"round": params.get("round"), "limit": _SHIFTS}
     shifts = api.get(f"{place}/step-shifts", of_round)["items"]
     match invocation.output:
         case "json":
-            whole = {"schema": schema("straggler"), "items": found, "step_shifts": shifts}
+            whole = {"schema": schema("straggler"), "items": findings, "step_shifts": shifts}
             print_json(whole)
         case "jsonl":
-            for one in found:
-                print_line(one)
+            for finding in findings:
+                print_line(finding)
         case _:
             columns = PAST_WIDE if invocation.output == "wide" else PAST
-            print_records(invocation, "straggler", map(_finding, found), columns)
-    if not found:
+            print_records(invocation, "straggler", map(_finding, findings), columns)
+    if not findings:
         say("no such slow ranks")
     for shift in shifts:
         say(_shift(shift))
@@ -86,59 +86,60 @@ def print_map(
     invocation: Invocation, api: Api, job: str, params: Mapping[str, Any], most: int
 ) -> None:
     """Ranks by windows: shades on a terminal, numbers elsewhere."""
-    found = _times(api, job, params, most)
+    answer = _times(api, job, params, most)
     if invocation.output == "json":
-        print_json({"schema": schema("timings"), **found})
+        print_json({"schema": schema("timings"), **answer})
     elif invocation.output == "jsonl":
-        for row in found["rows"]:
+        for row in answer["rows"]:
             print_line(row)
     else:
-        for line in _map_lines(invocation.output, found):
+        for line in _map_lines(invocation.output, answer):
             echo(line)
-    if found["next_rank"] is not None:
-        say_cut(len(found["rows"]))
-    if not found["windows"]:
+    if answer["next_rank"] is not None:
+        say_cut(len(answer["rows"]))
+    if not answer["windows"]:
         say("no window is known: the job does not run, or none is complete yet")
-    elif any(found["sections"]):
-        say(f"sections, for --section: {', '.join(cell(one) for one in found['sections'] if one)}")
+    elif any(answer["sections"]):
+        names = ", ".join(cell(section) for section in answer["sections"] if section)
+        say(f"sections, for --section: {names}")
 
 
-def _map_lines(output: str | None, found: Record) -> Iterator[str]:
+def _map_lines(output: str | None, answer: Record) -> Iterator[str]:
     if output == "name":
-        yield from (str(row["rank"]) for row in found["rows"])
+        yield from (str(row["rank"]) for row in answer["rows"])
     elif output is None and not is_terminal():
-        for row in found["rows"]:
-            numbers = ("" if one is None else f"{one:.6g}" for one in row["values"])
+        for row in answer["rows"]:
+            numbers = ("" if value is None else f"{value:.6g}" for value in row["values"])
             yield "\t".join((str(row["rank"]), cell(row["node"]), cell(row["role"]), *numbers))
     else:
-        yield from heat_map(found, shutil.get_terminal_size().columns)
+        yield from heat_map(answer, shutil.get_terminal_size().columns)
 
 
-def beside(found: Record) -> Iterator[str]:
-    """What a person must know beside the table of ranks."""
-    if found["window"]:
-        yield f"round {found['round']}, up to {_newest(found)}"
-        missing = f", {found['ranks_missing']} not heard of" if found["ranks_missing"] else ""
-        yield f"{counted(found['ranks_seen'], 'rank')} compared{missing}"
-    for one in found["found"]:
-        section = f" in section {cell(one['section'])}" if one["section"] else ""
-        yield f"slow since {moment(one['found_at'])} UTC: {slow_rank(one)}{section}"
-        yield f"  {cell(one['reason'])}"
-    for group in found["groups"][:_GROUPS]:
+def remarks(answer: Record) -> Iterator[str]:
+    """What a person must know in addition to the table of ranks."""
+    if answer["window"]:
+        yield f"round {answer['round']}, up to {_newest(answer)}"
+        missing = f", {answer['ranks_missing']} not heard of" if answer["ranks_missing"] else ""
+        yield f"{counted(answer['ranks_seen'], 'rank')} compared{missing}"
+    for finding in answer["found"]:
+        section = f" in section {cell(finding['section'])}" if finding["section"] else ""
+        yield f"slow since {moment(finding['found_at'])} UTC: {slow_rank(finding)}{section}"
+        yield f"  {cell(finding['reason'])}"
+    for group in answer["groups"][:_GROUPS]:
         yield from _waits(group)
-    yield from _price(found)
-    if not found["is_on"]:
+    yield from _price(answer)
+    if not answer["is_on"]:
         yield f"timings are off: {_SWITCH_ON} switches them on"
-    if found["note"]:
-        yield cell(found["note"])
+    if answer["note"]:
+        yield cell(answer["note"])
 
 
-def _newest(found: Record) -> str:
+def _newest(answer: Record) -> str:
     """The end of the newest window, and how long a step takes."""
-    if found.get("is_by_time"):
-        return f"{_clock(found['window'])}: nobody counts steps, so times are those of a second"
-    step = f": a step takes {span(found['step_s'])}" if found["step_s"] is not None else ""
-    return f"step {found['window']}{step}"
+    if answer.get("is_by_time"):
+        return f"{_clock(answer['window'])}: nobody counts steps, so times are those of a second"
+    step = f": a step takes {span(answer['step_s'])}" if answer["step_s"] is not None else ""
+    return f"step {answer['window']}{step}"
 
 
 def _clock(second: int) -> str:
@@ -149,29 +150,29 @@ def _clock(second: int) -> str:
         return f"second {second}"
 
 
-def heat_map(found: Record, columns: int) -> Iterator[str]:
+def heat_map(answer: Record, columns: int) -> Iterator[str]:
     """A line for each rank with a shade for each window.
 
     Shades reach from the least value to the median of the slowest rank, so that one long window,
     as the first often is, does not make all others look alike.
     """
-    rows, width = found["rows"], max(8, columns - _BESIDE_MAP)
-    shown = [one["values"][-width:] for one in rows]
-    known = [[value for value in values if value is not None] for values in shown]
-    if not any(known):
+    rows, width = answer["rows"], max(8, columns - _BESIDE_MAP)
+    shown = [item["values"][-width:] for item in rows]
+    numbers = [[value for value in values if value is not None] for values in shown]
+    if not any(numbers):
         return
-    least, most = min(map(min, filter(None, known))), max(map(median, filter(None, known)))
-    longest = max(map(max, filter(None, known)))
-    windows = found["windows"][-width:]
-    what = f"section {cell(found['section'])}" if found["section"] else cell(found["measure"])
+    least, most = min(map(min, filter(None, numbers))), max(map(median, filter(None, numbers)))
+    longest = max(map(max, filter(None, numbers)))
+    windows = answer["windows"][-width:]
+    title = f"section {cell(answer['section'])}" if answer["section"] else cell(answer["measure"])
     first, last = windows[0]["first_step"], windows[-1]["last_step"]
-    is_by_time = found.get("is_by_time")
+    is_by_time = answer.get("is_by_time")
     steps = f"{_clock(first)} to {_clock(last)}" if is_by_time else f"steps {first} to {last}"
-    is_ratio = found["measure"] == "ratio"
-    range_ = (percent(one) if is_ratio else span(one) for one in (least, most))
+    is_ratio = answer["measure"] == "ratio"
+    range_ = (percent(item) if is_ratio else span(item) for item in (least, most))
     more = " or more" if longest > most else ""
     scale = f"{_SHADES[0]} {' to '.join(range_)}{more} {_SHADES[-1]}"
-    yield f"{what}, {steps}: {scale}, {_GAP} not known"
+    yield f"{title}, {steps}: {scale}, {_GAP} not known"
     for row, values in zip(rows, shown, strict=True):
         shades = "".join(_shade(value, least, most) for value in values)
         last = next((value for value in reversed(values) if value is not None), None)
@@ -182,18 +183,18 @@ def heat_map(found: Record, columns: int) -> Iterator[str]:
 def _times(api: Api, job: str, params: Mapping[str, Any], most: int) -> dict[str, Any]:
     """One answer of as many as are needed."""
     path = f"jobs/{quoted(job)}/timings"
-    found: dict[str, Any] = api.get(path, {**params, "most_ranks": min(most, 512)})
-    while found["next_rank"] is not None and (left := most - len(found["rows"])) > 0:
-        more = {**params, "first_rank": found["next_rank"], "most_ranks": min(left, 512)}
+    answer: dict[str, Any] = api.get(path, {**params, "most_ranks": min(most, 512)})
+    while answer["next_rank"] is not None and (left := most - len(answer["rows"])) > 0:
+        more = {**params, "first_rank": answer["next_rank"], "most_ranks": min(left, 512)}
         page = api.get(path, more)
-        if page["windows"] != found["windows"] or not page["rows"]:
+        if page["windows"] != answer["windows"] or not page["rows"]:
             break  # a window has ended meanwhile: rows of different windows cannot be compared
-        found = {**page, "rows": [*found["rows"], *page["rows"]]}
-    return found
+        answer = {**page, "rows": [*answer["rows"], *page["rows"]]}
+    return answer
 
 
 def _compared(rank: Record, finding: Record | None) -> dict[str, Any]:
-    own = next((one for one in rank["scores"] if one["signal"] == "own"), None)
+    own = next((score for score in rank["scores"] if score["signal"] == "own"), None)
     cause = "slow" if rank["is_straggler"] else ""
     if finding is not None:
         cause = cell(finding["cause"])
@@ -212,22 +213,22 @@ def _compared(rank: Record, finding: Record | None) -> dict[str, Any]:
     }
 
 
-def _finding(found: Record) -> dict[str, Any]:
-    cause = cell(found["cause"])
-    if found["section"]:
-        cause = f"{cause} ({cell(found['section'])})"
+def _finding(finding: Record) -> dict[str, Any]:
+    cause = cell(finding["cause"])
+    if finding["section"]:
+        cause = f"{cause} ({cell(finding['section'])})"
     return {
-        **found,
-        "found": moment(found["found_at"]),
+        **finding,
+        "found": moment(finding["found_at"]),
         "cause": cause,
-        "slower": _percent(found["slower_ratio"]),
-        "price": _percent(found["slowdown_ratio"]),
-        "lost": _span(found["lost_s"]),
-        "lasted": _span(found["lasted_s"]),
+        "slower": _percent(finding["slower_ratio"]),
+        "price": _percent(finding["slowdown_ratio"]),
+        "lost": _span(finding["lost_s"]),
+        "lasted": _span(finding["lasted_s"]),
         "action": ", ".join(
-            f"{cell(one['outcome'])} {cell(one['action'])}" for one in found["actions"]
+            f"{cell(action['outcome'])} {cell(action['action'])}" for action in finding["actions"]
         ),
-        "reason": brief(found["reason"]),
+        "reason": brief(finding["reason"]),
     }
 
 
@@ -239,10 +240,10 @@ def _waits(group: Record) -> Iterator[str]:
     yield f"group {cell(group['group'])} ({counted(group['ranks'], 'rank')}): the others {waits}"
 
 
-def _price(found: Record) -> Iterator[str]:
-    ratio = found["slowdown_ratio"]
-    if ratio is not None and found["found"]:
-        ranks = "it" if len(found["found"]) == 1 else "them"
+def _price(answer: Record) -> Iterator[str]:
+    ratio = answer["slowdown_ratio"]
+    if ratio is not None and answer["found"]:
+        ranks = "it" if len(answer["found"]) == 1 else "them"
         yield f"without {ranks} the job would be {ratio * 100:.1f} % faster"
 
 

@@ -23,13 +23,13 @@ _MOST_PARTS = 10
 
 def record(report: Report, notes: Sequence[str]) -> dict[str, Any]:
     """Everything, for programs."""
-    found: dict[str, Any] = msgspec.to_builtins(report)
-    found["notes"] = [*notes, *report.notes]
-    return found
+    answer: dict[str, Any] = msgspec.to_builtins(report)
+    answer["notes"] = [*notes, *report.notes]
+    return answer
 
 
 def lines(report: Report, top: int, notes: Sequence[str]) -> Iterator[str]:
-    """The report for people, with so many of the best and the worst ranks."""
+    """The report for people, with the `top` best and worst ranks."""
     yield from verdict(report)
     yield ""
     yield from _summary(report)
@@ -117,10 +117,10 @@ def summary(report: Report) -> list[tuple[str, str]]:
     ]  # fmt: skip
     if report.slowdown_ratio is not None:
         error = percent(report.replay_error_ratio or 0)
-        said = f"{report.slowdown_ratio:.3f} times as long as with all ranks alike"
-        rows.append(("slow-down", f"{said} (replay error {error})"))
+        text = f"{report.slowdown_ratio:.3f} times as long as with all ranks alike"
+        rows.append(("slow-down", f"{text} (replay error {error})"))
     if report.shares:
-        shares = ", ".join(f"{one.cause} {percent(one.ratio)}" for one in report.shares)
+        shares = ", ".join(f"{share.cause} {percent(share.ratio)}" for share in report.shares)
         rows.append(("would save", shares))
     return rows
 
@@ -181,9 +181,9 @@ def _parts(report: Report) -> Iterator[str]:
     for title, parts in (("operations", report.operations), ("roles", report.role_rows)):
         if len(parts) > 1:
             rows = [
-                (one.name[:60], one.kind or "role", span_fine(one.own_s),
-                 "-" if one.price_ratio is None else percent(one.price_ratio))
-                for one in parts[:_MOST_PARTS]
+                (row.name[:60], row.kind or "role", span_fine(row.own_s),
+                 "-" if row.price_ratio is None else percent(row.price_ratio))
+                for row in parts[:_MOST_PARTS]
             ]  # fmt: skip
             yield from _table(title, PART_HEAD, rows)
 
@@ -192,12 +192,12 @@ STEP_HEAD = ("STEP", "TOOK", "SLOW-DOWN", "REPLAY ERROR")
 
 
 def _steps(report: Report) -> Iterator[str]:
-    slowest = sorted(report.step_rows, key=lambda one: -one.duration_s)[:_MOST_STEPS]
+    slowest = sorted(report.step_rows, key=lambda row: -row.duration_s)[:_MOST_STEPS]
     rows = [
-        (str(one.step), span_fine(one.duration_s),
-         "-" if one.slowdown_ratio is None else f"{one.slowdown_ratio:.3f}",
-         "-" if one.error_ratio is None else percent(one.error_ratio))
-        for one in slowest
+        (str(row.step), span_fine(row.duration_s),
+         "-" if row.slowdown_ratio is None else f"{row.slowdown_ratio:.3f}",
+         "-" if row.error_ratio is None else percent(row.error_ratio))
+        for row in slowest
     ]  # fmt: skip
     yield from _table("slowest steps", STEP_HEAD, rows)
 

@@ -37,14 +37,14 @@ def collect(api: Api, incident: Record) -> EvidenceContents:
     """Fetch each piece once. What cannot be had is named, and the rest goes on."""
     findings = EvidenceContents()
     contents = dict(_contents(api, incident, findings))
-    pieces = {one["id"]: one for one in incident["evidence"]}
+    pieces = {row["id"]: row for row in incident["evidence"]}
 
     def of(*kinds: str) -> list[tuple[Record, bytes]]:
         here = ((pieces[id_], content) for id_, content in contents.items())
         return [(piece, content) for piece, content in here if piece["kind"] in kinds]
 
     findings.tails = [_tail(piece, content) for piece, content in of(*_LOGS)[:_TAILS]]
-    world = max((one["world_size"] or 0 for one in incident["rounds"][:1]), default=0) or None
+    world = max((row["world_size"] or 0 for row in incident["rounds"][:1]), default=0) or None
     dumps = [(piece["rank"], content) for piece, content in of("flight_recorder")]
     findings.collectives = flight_report(dumps, world)
     stacks = [(piece["rank"], content) for piece, content in of("stacks")]

@@ -40,5 +40,5 @@ def _table(table: ReportTable) -> Iterator[str]:
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.head)
     yield f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>'
     for row in table.rows:
-        yield "<tr>" + "".join(f"<td>{escape(one)}</td>" for one in row) + "</tr>"
+        yield "<tr>" + "".join(f"<td>{escape(value)}</td>" for value in row) + "</tr>"
     yield "</tbody></table></div>"

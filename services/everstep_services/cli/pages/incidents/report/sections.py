@@ -82,14 +82,14 @@ def _collectives(report: FlightReport | None) -> Iterator[ReportSection]:
     """Group, sequence, and how far each rank was."""
     if report is None:
         return
-    faults = [f"{one.kind.replace('_', ' ')}: {one.summary}" for one in report.faults]
+    faults = [f"{item.kind.replace('_', ' ')}: {item.summary}" for item in report.faults]
     yield _lines("Collectives, from the flight recorders", [report.summary, *faults])
     if report.meetings:
         head = ("group", "sequence", "operation", "at", *(s.replace("_", " ") for s in _STATES))
         rows = [
-            (one.group, one.sequence, one.operation, one.where,
-             *(ranges(one.ranks.get(state, ())) for state in _STATES))  # type: ignore[call-overload]
-            for one in report.meetings[:_MEETINGS]
+            (item.group, item.sequence, item.operation, item.where,
+             *(ranges(item.ranks.get(state, ())) for state in _STATES))  # type: ignore[call-overload]
+            for item in report.meetings[:_MEETINGS]
         ]  # fmt: skip
         yield _table("", head, rows)
 
@@ -106,19 +106,29 @@ def _stacks(report: StackReport | None) -> Iterator[ReportSection]:
 
 def _evidence(incident: Record, findings: EvidenceContents) -> Iterator[ReportSection]:
     rows = []
-    for one in incident["evidence"]:
-        blob, id_ = one["blob"], one["id"]
+    for piece in incident["evidence"]:
+        blob, id_ = piece["blob"], piece["id"]
         held = "" if blob is None else size(blob["size_bytes"])
-        said = (
-            one["summary"]
+        text = (
+            piece["summary"]
             if blob is not None
-            else f"none: {one['missing_reason'] or one['summary'] or ''}"
+            else f"none: {piece['missing_reason'] or piece['summary'] or ''}"
         )
         hash_ = findings.hashes.get(id_) or findings.problems.get(id_, "")
-        until = "copied" if one["is_copied"] else moment(one["expires_at"])
-        until = "gone" if one["gone_reason"] else until
+        until = "copied" if piece["is_copied"] else moment(piece["expires_at"])
+        until = "gone" if piece["gone_reason"] else until
         rows.append(
-            (one["kind"], one["node"], one["round"], one["rank"], held, said, until, id_, hash_)
+            (
+                piece["kind"],
+                piece["node"],
+                piece["round"],
+                piece["rank"],
+                held,
+                text,
+                until,
+                id_,
+                hash_,
+            )
         )
     if rows:
         head = ("kind", "node", "round", "rank", "size", "what", "kept until", "id", "SHA-256")
@@ -127,9 +137,9 @@ def _evidence(incident: Record, findings: EvidenceContents) -> Iterator[ReportSe
 
 def _similar(incident: Record) -> Iterator[ReportSection]:
     rows = [
-        (one["incident"], one["job"], one["same"], moment(one["opened_at"]), one["outcome"],
-         one["cause"], one["reason"])
-        for one in incident["similar"]
+        (other["incident"], other["job"], other["same"], moment(other["opened_at"]),
+         other["outcome"], other["cause"], other["reason"])
+        for other in incident["similar"]
     ]  # fmt: skip
     if rows:
         head = ("incident", "job", "the same", "opened (UTC)", "outcome", "cause", "reason")
@@ -142,7 +152,7 @@ def _lines(title: str, lines: Iterable[str], level: int = 2) -> ReportSection:
 
 def _table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> ReportSection:
     return ReportSection(
-        title, table=ReportTable(head, [[_clean(one) for one in row] for row in rows])
+        title, table=ReportTable(head, [[_clean(value) for value in row] for row in rows])
     )
 
 

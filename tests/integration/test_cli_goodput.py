@@ -1,0 +1,75 @@
+"""`everstep goodput`: what time went to, of one job and of all."""
+
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from everstep_services.cli.errors import Exit
+from tests.integration.history.served_story import Run, ServedStory
+from tests.unit.history.goodput_trace import BEGAN, SECONDS, TRACE, at
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStory]:
+    with ServedStory(tmp_path_factory.mktemp("served"), [at(0, "job_started"), *TRACE]) as served:
+        yield served
+
+
+@pytest.fixture
+def run(
+    story: ServedStory,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> Run:
+    monkeypatch.setenv("EVERSTEP_STATE_DIR", str(tmp_path / "state"))
+    return story.command(capsys)
+
+
+def test_a_job_shows_every_class_that_took_time(run: Run) -> None:
+    """A11.4."""
+    code, out, _ = run("goodput", "j")
+    assert code == 0
+    first, goodput, _, *rows = out.splitlines()
+    assert first.startswith("job j: since 2026-11-25 08:00:00, until ")
+    assert first.endswith(", 4 min 05 s allocated")
+    assert goodput == f"goodput {SECONDS['productive'] / 245:.1%}"
+    assert rows[0].split()[:4] == ["productive", "3", "min", "13"]
+    assert {row.split("  ")[1] for row in rows} == {
+        name.replace("_", "-" if name == "start_up" else " ") for name in SECONDS
+    }
+
+
+def test_json_has_the_seconds_of_a_window(run: Run) -> None:
+    until = (BEGAN + timedelta(seconds=5)).isoformat()
+    code, out, _ = run("goodput", "j", "--until", until, "-o", "json")
+    shown = json.loads(out)
+    assert (code, shown["schema"], shown["wall_s"]) == (0, "everstep.goodput/v1", 5)
+    assert shown["seconds"]["rendezvous"] == 5
+
+
+def test_without_a_job_the_fleet_shows_who_lost_the_most(run: Run) -> None:
+    day = ("--since", BEGAN.isoformat(), "--until", (BEGAN + timedelta(minutes=10)).isoformat())
+    code, out, _ = run("goodput", *day)
+    assert code == 0
+    assert " jobs: since " in out or " job: since " in out
+    assert "The most time was lost by" in out
+    assert "j " in out
+    assert (
+        json.loads(run("goodput", *day, "-o", "json")[1])["schema"] == "everstep.fleet_goodput/v1"
+    )
+
+
+def test_a_window_without_allocations_says_so(run: Run) -> None:
+    code, out, _ = run("goodput", "j", "--until", "2020-01-01T00:00:00Z")
+    assert code == 0
+    assert "No allocation lasted in this window." in out
+
+
+def test_an_unknown_job_is_one_line(run: Run) -> None:
+    code, out, err = run("goodput", "nobody")
+    assert (code, out) == (Exit.NOT_FOUND, "")
+    assert "nobody" in err
