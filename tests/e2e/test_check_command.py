@@ -126,7 +126,7 @@ def test_forms_for_monitoring_can_be_read_back(prolog: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["hots"], "'hots' is no check; did you mean host?"),
+        (["hots"], "'hots' is not a check; did you mean host?"),
         (["--all", "host"], "--all runs every check: leave out host"),
         (["--zzz"], "No such option"),
         (["-o", "xml"], "'xml' is not one of 'human', 'json', 'nagios', 'prometheus'"),

@@ -126,7 +126,7 @@ async def test_a_check_that_does_not_exist_is_unknown_with_its_error() -> None:
         ["nosuch", "site:x"], "join"
     )
     assert {one.state for one in found.results} == {"unknown"}
-    assert "'nosuch' is no check" in of(found)["nosuch"].reason
+    assert "'nosuch' is not a check" in of(found)["nosuch"].reason
 
 
 async def test_site_checks_run_side_by_side_and_those_that_hang_are_killed(

@@ -125,7 +125,7 @@ async def test_a_full_disk_is_empty_again(tmp_path: Path) -> None:
     await asyncio.wait([task])
     assert largest(tmp_path) == 0
     missing = fault_request("disk_full", target=str(tmp_path / "none"))
-    with pytest.raises(BadFaultError, match="is no folder that can be written to"):
+    with pytest.raises(BadFaultError, match="is not a folder that can be written to"):
         await asyncio.to_thread(harm.check, missing)
 
 

@@ -217,7 +217,7 @@ def test_a_full_disk_is_said_and_the_last_good_one_stays(
     ("name", "mounts", "said"),
     [
         ("missing", ROOT, "there is no such folder: make it, or mount the disk"),
-        ("file", ROOT, "is no folder"),
+        ("file", ROOT, "is not a folder"),
         ("there", ROOT + "37 36 0:9 / {root} rw - nfs4 srv:/x rw\n", "it is in nfs4, a network"),
         ("there", ROOT + "37 36 0:9 / {root} rw - fuse.glusterfs s rw\n", "fuse.glusterfs, a net"),
     ],

@@ -206,9 +206,9 @@ def damaged(folder: Path, authority: trustme.CA, what: str) -> CheckpointSetting
     ("what", "said"),
     [
         ("no key", r"agent.checkpoints.key_file \S+/node.key: No such file or directory"),
-        ("a key of another certificate", "are no certificate and its key: key values mismatch"),
-        ("a key with a password", "are no certificate and its key: "),
-        ("no certificate", "are no certificate and its key: "),
+        ("a key of another certificate", "are not a certificate and its key: key values mismatch"),
+        ("a key with a password", "are not a certificate and its key: "),
+        ("no certificate", "are not a certificate and its key: "),
         ("no authority", "agent.checkpoints.ca_file .* has no certificate of an authority"),
         ("another authority", "does not take our own cert_file .*: .*unable to get local issuer"),
     ],

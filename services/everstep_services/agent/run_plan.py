@@ -1,4 +1,4 @@
-"""What one `everstep run` is going to do: settled before anything starts, and frozen."""
+"""The plan of one `everstep run`: settled before anything starts, and frozen."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ class Std(IntFlag):
 
 @dataclass(frozen=True, slots=True)
 class StreamChoice:
-    """Which streams of which local ranks: one answer for all, or one for each that is named."""
+    """The streams of local ranks: one choice for all, or one for each rank that is named."""
 
     default: Std = Std.NONE
     by_local_rank: Mapping[int, Std] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class StreamChoice:
 
 @dataclass(frozen=True, slots=True)
 class ConsoleChoice:
-    """What of the ranks' output is shown; all of it is kept in files in any case."""
+    """Which output of the ranks is shown; all of it is kept in files in any case."""
 
     ranks: frozenset[int] | None = None
     """These global ranks; None for all."""
@@ -92,19 +92,19 @@ class Scheduler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """All that `everstep run` was asked for, with every default filled in."""
+    """Everything that `everstep run` was asked for, with every default filled in."""
 
     job: str
     node: str
     command: ScriptCommand
     spec: JobSpec
-    """What is told to others: secrets in its command are masked."""
+    """The job as published: secrets in its command are masked."""
     allocation: str
     scheduler: Scheduler
     address: str
     """Where other nodes reach this one."""
     bus: BusSettings | None
-    """How to log in; None for that of a running `everstep up`, or, `standalone`, of our own."""
+    """The bus; None for that of a running `everstep up`, or, with `standalone`, for our own."""
     state_dir: Path
     log_dir: Path
     console: ConsoleChoice
@@ -122,11 +122,11 @@ class RunPlan:
     preempt_grace_s: float = 600.0
     """From a preemption signal to this process to SIGKILL: time to save."""
     agree_within_s: float = 2.0
-    """How long ranks wait then for a rendezvous that does not answer."""
+    """How long ranks then wait for a rendezvous that does not answer."""
     unheard_within_s: float = 600.0
     """How long an agent whose ranks are over waits for a control plane that does not answer."""
     preempt_signals: tuple[str, ...] = ("SIGTERM", "SIGUSR1", "SIGUSR2")
-    """Those that say that this node is about to be taken away."""
+    """The signals that announce that this node will be taken away."""
     signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
     """TORCHELASTIC_SIGNALS_TO_HANDLE, for scripts that read it; the agent always handles these,
     SIGUSR1 and SIGUSR2."""
@@ -145,17 +145,17 @@ class RunPlan:
     restart_on_stall: bool = True
     """A rank that has stalled ends the round."""
     timings: bool = True
-    """Straggler is told where the time of ranks goes."""
+    """Send straggler where the time of ranks goes."""
     virtual_local_rank: bool = False
     """Each rank sees one device, as its number 0."""
     standalone: bool = False
     """Bus and services run in this process."""
     leave_children: bool = False
-    """What ranks have started may outlive a job that is done."""
+    """Processes that ranks have started may outlive a job that is done."""
     allow_fresh_start: bool = False
-    """A training none of whose checkpoints can be used may begin from scratch."""
+    """A training may begin from scratch if none of its checkpoints can be used."""
     allow_injection: bool = False
-    """Faults may be injected, by whoever may give orders to this job's agents."""
+    """Faults may be injected by anybody who may give orders to this job's agents."""
     notes: tuple[str, ...] = ()
     """What a person should read before it starts: one line each."""
 

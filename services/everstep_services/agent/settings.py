@@ -1,4 +1,4 @@
-"""The [agent] section: what `everstep run` does unless its command line says otherwise."""
+"""The [agent] section: the defaults of `everstep run`, which its command line overrides."""
 
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -25,84 +25,101 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     topology: str = ""
     """Where this node sits in the network, outermost first: `block-3/rack-12`."""
     infra_rank: int | None = None
-    """This node's place; by default what the scheduler says."""
+    """This node's place; by default the one that the scheduler gives."""
     log_dir: Path | None = None
     """Where the output of ranks is kept; by default `logs` in the state directory."""
     console: str = "all"
     """Whose output is shown: `all`, `none`, or global ranks with commas."""
     prefix: bool = True
-    """Begin each line that is shown with its node and rank."""
+    """Begin each shown line with its node and rank."""
     warm: bool = True
     """Keep a process that has imported torch, and fork ranks from it."""
     leave_children: bool = False
-    """What ranks have started, and is still there when all of them have exited with 0, lives on. By
-    default it is killed, and named."""
+    """Processes that ranks have started, and that still run when all ranks have exited with 0, live
+    on. By default they are killed, and named.
+    """
     preload: str = "auto"
-    """What it imports besides torch: `auto` (what the script imports), `none`, or modules
-    with commas."""
+    """The modules that it imports besides torch: `auto` (those that the script imports), `none`, or
+    modules with commas.
+    """
     max_restarts: int | None = 10
     """How many restarts a job may have in all; None for no limit."""
     max_restarts_per_hour: int | None = None
     """How many of them within an hour; None for no limit of its own."""
     no_progress_limit: int | None = 3
-    """Rounds in a row that may end without a new step, before it is advised to stop; None for no
-    limit. Given on the command line, it stops the job."""
+    """Rounds in a row that may end without a new step, before a stop is advised; None for no limit.
+    Given on the command line, it stops the job.
+    """
     stop_on_repeat: bool = False
     """Stop a job that fails twice in the same way or makes no progress, instead of only advising
     it."""
     stop_grace_s: float = 3.0
-    """From SIGTERM to SIGKILL in a round that is broken: there is nothing left to save."""
+    """From SIGTERM to SIGKILL in a broken round: there is nothing left to save."""
     preempt_grace_s: float = 600.0
-    """From a notice that this node is about to be taken away to SIGKILL: time to save."""
+    """From a notice that this node will be taken away to SIGKILL: time to save."""
     agree_within_s: float = 2.0
     """How long, after that notice, ranks wait for a rendezvous that does not answer; at most half
-    of the grace. Then they stop after a step of their own."""
+    of
+    the grace. Then they stop after a step of their own.
+    """
     unheard_within_s: float = 600.0
-    """How long an agent whose ranks have ended, or of which one has failed, waits for a control
-    plane that does not answer. Then it exits: with 0 where a job of one node has succeeded, else
-    with 94. Facts stay in the spool."""
+    """How long an agent waits for a silent control plane once its ranks have ended, or one has
+    failed. Then it exits: with 0 if a job of one node has succeeded, otherwise with 94. Facts stay
+    in the spool.
+    """
     preempt_signals: tuple[str, ...] = ("SIGTERM", "SIGUSR1", "SIGUSR2")
-    """The signals to `everstep run` that are such a notice; of these three any."""
+    """The signals to `everstep run` that are such a notice: any of these three."""
     restart_on_stall: bool = True
-    """A rank that has stalled ends the round; else it is only said."""
+    """A stalled rank ends the round; otherwise it is only reported."""
     limits: tuple[str, ...] = ()
     """How long a rank may go without progress, each as `NAME=SECONDS`: in a section, or in
-    `first-step`, `step`, `heartbeat` or `outside`. They win over what is learned."""
+    `first-step`, `step`, `heartbeat` or `outside`. They override learned limits.
+    """
     warmup_steps: int | None = None
-    """So many first steps of a round may take as long as the first; None for what the script says,
-    else 1."""
+    """The number of first steps of a round that may take as long as the first; None for the number
+    that the script gives, otherwise 1.
+    """
     first_step_limit_s: float = 7200.0
-    """Up to the end of the first step of a round, or from heartbeat to heartbeat, until it is
-    learned."""
+    """The limit up to the end of the first step of a round, or from heartbeat to heartbeat, until
+    it
+    is learned.
+    """
     section_limit_s: float = 1800.0
-    """In a section and outside of all, until it is learned."""
+    """The limit in a section and outside of all, until it is learned."""
     checkpoint_limit_s: float = 7200.0
-    """In a section for checkpoints, until it is learned."""
+    """The limit in a section for checkpoints, until it is learned."""
     evaluation_limit_s: float = 7200.0
-    """In a section for evaluation, until it is learned."""
+    """The limit in a section for evaluation, until it is learned."""
     step_limit_s: float = 7200.0
-    """From one step to the next, whatever sections come and go between."""
+    """The limit from one step to the next, whatever sections come and go between."""
     idle_compile_s: float = 300.0
-    """A compilation has hung if the rank and all that it has started use less than 2 % of a core
-    for so long, and for three times the limit of where it is."""
+    """A compilation has hung if the rank and its child processes use less than 2 % of a core for
+    this
+    long, and for three times the limit that holds otherwise.
+    """
     interpreter_within_s: float = 0.5
-    """How long word of a stall waits for what the rank's interpreter does; without, the kernel's
-    words stand alone."""
+    """How long the report of a stall waits for the rank's interpreter; without an answer, only the
+    kernel's view is reported.
+    """
     timings: bool = True
-    """Tell straggler where the time of ranks goes, once a window; else no slow rank of this node is
-    found. For a job that runs, `everstep control set straggler.timings=off` switches it."""
+    """Send straggler where the time of ranks goes, once a window; without, no slow rank of this
+    node
+    is found. `everstep control set straggler.timings=off` switches it for a running job.
+    """
     evidence_without: tuple[str, ...] = ()
-    """Kinds of evidence that are not collected: of `page`, `process`, `flight_recorder`, `stacks`,
-    `kernel_log`, `gpu`, `cgroup` and `environment` any."""
+    """Kinds of evidence that are not collected: any of `page`, `process`, `flight_recorder`,
+    `stacks`, `kernel_log`, `gpu`, `cgroup` and `environment`.
+    """
     native_stacks: bool = False
     """Read C++ frames, too, before ranks are stopped: a rank stands still for that, some 0.1 s to
-    1 s. A capture of ranks that go on has none."""
+    1 s. Evidence of ranks that continue to run has none.
+    """
     scheduler_grace_s: float | None = None
-    """How long the scheduler waits from its signal to its kill; only compared with others."""
+    """How long the scheduler waits from its signal to its kill; only compared with other limits."""
     join_within_s: float | None = None
-    """How long a round may take to form; by default what rendezvous is set to."""
+    """How long a round may take to form; by default the setting of rendezvous."""
     checkpoints: CheckpointSettings = CheckpointSettings()
-    """States in memory."""
+    """The settings of states in memory."""
 
     def __post_init__(self) -> None:
         for name in _ABOVE_ZERO:

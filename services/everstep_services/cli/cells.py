@@ -1,27 +1,73 @@
 """Text for people: columns that line up, times and sizes in few characters."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
-from everstep_services.cli.output import cell
+import msgspec
+
+from everstep.observe.printable import printable
 
 Record = Mapping[str, Any]
+V = TypeVar("V")
 
 SHORT_ID = 12
 """The length of an incident's id as tables show it, which is enough to name it."""
 _BAR = 30
+_BLANKS = re.compile(r"[\t\n\v\f\r\x1c-\x1f\x85\u2028\u2029]+")
+_INSTANT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?Z")
+_WIDEST = 1 << 20
+"""Columns, so that no line is wrapped or cut."""
+
+
+def cell(value: object) -> str:
+    """A value on one line, without anything that a terminal would obey."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(cell, value))
+    if isinstance(value, dict):
+        value = msgspec.json.encode(value).decode()
+    return printable(_BLANKS.sub(" ", str(value)))
+
+
+def short_cell(value: object) -> str:
+    """A value for a table: times to the second, all else as in `cell`."""
+    text = cell(value)
+    match = _INSTANT.fullmatch(text)
+    return f"{match[1]} {match[2]}" if match else text
+
+
+def blank_or(show: Callable[[V], str], value: V | None) -> str:
+    """A value as shown by a function; empty where there is none."""
+    return "" if value is None else show(value)
+
+
+def listed(names: Sequence[object], most: int) -> str:
+    """`a, b and 3 more`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return cell(list(names[:most])) + more
 
 
 def aligned(rows: Iterable[Sequence[object]], indent: int = 2) -> Iterator[str]:
-    """Lines whose columns line up; the last column is as long as it is."""
-    texts = [[cell(value) for value in row] for row in rows]
-    if not texts:
+    """Lines whose columns line up; the last column is as long as it is. Never cut, no colour."""
+    from rich.console import Console
+    from rich.segment import Segment
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    for row in rows:
+        table.add_row(*(Text(cell(value), no_wrap=True, overflow="ignore") for value in row))
+    if not table.row_count:
         return
-    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-    for row in texts:
-        padded = (f"{text:<{width}}" for text, width in zip(row, widths, strict=True))
-        yield (" " * indent + "  ".join(padded)).rstrip()
+    console = Console(width=_WIDEST, color_system=None, legacy_windows=False)
+    for line in console.render_lines(table, pad=False):
+        text = "".join(segment.text for segment in Segment.filter_control(line))
+        yield (" " * indent + text).rstrip()
 
 
 def clean_lines(text: str) -> list[str]:

@@ -1,21 +1,16 @@
 """How data is printed: tables for people, tab-separated lines for pipes, JSON for programs."""
 
-import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import click
 import msgspec
 
 from everstep.observe.printable import printable
+from everstep_services.cli.cells import Record, cell, short_cell
 from everstep_services.cli.invocation import Invocation
 
-Record = Mapping[str, Any]
-
-_INSTANT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?Z")
 _WIDEST = 10_000
-_BLANKS = re.compile(r"[\t\n\v\f\r\x1c-\x1f\x85\u2028\u2029]+")
 
 
 def print_records(
@@ -79,28 +74,9 @@ def print_table(records: Iterable[Record], columns: Sequence[str], *, color: boo
     for column in columns:
         table.add_column(column.upper().replace("_", " "), overflow="fold")
     for record in records:
-        table.add_row(*(Text(_short(cell(record.get(column)))) for column in columns))
+        table.add_row(*(Text(short_cell(record.get(column))) for column in columns))
     width = None if is_terminal() else _WIDEST
     Console(no_color=not color, highlight=False, markup=False, width=width).print(table)
-
-
-def cell(value: object) -> str:
-    """A value on one line, without anything that a terminal would obey."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list | tuple):
-        return ", ".join(map(cell, value))
-    if isinstance(value, dict):
-        value = msgspec.json.encode(value).decode()
-    return printable(_BLANKS.sub(" ", str(value)))
-
-
-def _short(text: str) -> str:
-    """Times to the second; other texts as they are."""
-    match = _INSTANT.fullmatch(text)
-    return f"{match[1]} {match[2]}" if match else text
 
 
 def echo(text: str | bytes, *, err: bool = False) -> None:

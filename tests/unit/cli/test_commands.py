@@ -14,10 +14,11 @@ import pytest
 from everstep import __version__
 from everstep.errors import EverstepError
 from everstep_services.cli.__main__ import main
+from everstep_services.cli.cells import cell
 from everstep_services.cli.errors import CliError, Exit, exit_code
 from everstep_services.cli.group import command_files, everstep, summary
 from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.output import cell, print_record, print_records
+from everstep_services.cli.output import print_record, print_records
 
 NAMES = list(command_files())
 HEAVY = ("fastapi", "sqlalchemy", "nats", "pydantic", "uvicorn", "rich", "httpx2", "asyncio")

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from everstep.observe.printable import printable, printable_line
 from everstep.runtime import one_line
-from everstep_services.cli.output import cell, echo, print_json
+from everstep_services.cli.cells import cell
+from everstep_services.cli.output import echo, print_json
 
 HOSTILE = "a\x1b[2J\x07\x9b1m\u202eevil\u2066\u200b\u2028\ufeff\U000e0041\udc80z"
 

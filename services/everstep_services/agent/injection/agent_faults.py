@@ -47,7 +47,7 @@ class AgentFaults:
                 f"{wish.fault.name} cannot be made on a bus with TLS: it would see the relay"
             )
         if wish.fault.name == "disk_full" and not os.access(wish.target, os.W_OK | os.X_OK):
-            raise BadFaultError(f"disk_full: {wish.target} is no folder that can be written to")
+            raise BadFaultError(f"disk_full: {wish.target} is not a folder that can be written to")
 
     async def make(self, wish: FaultRequest) -> None:
         """Make the fault, and undo it when its time is over or this is cancelled."""

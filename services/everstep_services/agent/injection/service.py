@@ -45,7 +45,7 @@ class RankChannel:
                 reader, writer = await asyncio.open_unix_connection(path)
         except OSError as error:
             raise BadFaultError(
-                f"rank {rank} does not listen for faults: it is no Python script, or not there "
+                f"rank {rank} does not listen for faults: it is not a Python script, or not there "
                 f"yet, or gone"
             ) from error
         try:

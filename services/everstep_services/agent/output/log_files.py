@@ -201,7 +201,7 @@ def _made(stream: str, folder: int) -> int:
     try:
         about = os.fstat(file)
         if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
-            raise PermissionError(1, f"{stream} in it is no file of this user")
+            raise PermissionError(1, f"{stream} in it is not a file of this user")
         return about.st_size
     finally:
         os.close(file)

@@ -47,15 +47,17 @@ def keep(path: Path, changed: Notes) -> None:
         others = read(path)
     except NotesLostError:
         others = {}
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         data = msgspec.json.encode(others | changed)
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(
+            temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600
+        )
         with open(descriptor, "wb") as file:
             file.write(data)
-        beside.replace(path)
+        temporary.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):
-            beside.unlink()
+            temporary.unlink()
         raise NotesLostError(f"{path} cannot be written: {error.strerror}") from error

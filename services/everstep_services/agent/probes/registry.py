@@ -29,7 +29,7 @@ _TAKE_FROM_RANKS = frozenset({"gpu-selftest"})
 
 
 class UnknownCheckError(EverstepError):
-    """There is no check of this name."""
+    """There is not a check of this name."""
 
 
 def all_names(settings: ChecksSettings) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ def chosen(names: Iterable[str], settings: ChecksSettings) -> tuple[str, ...]:
         if name not in known and not name.startswith(f"{SITE}:"):
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}?" if near else "see everstep check --list"
-            raise UnknownCheckError(f"{name!r} is no check; {hint}")
+            raise UnknownCheckError(f"{name!r} is not a check; {hint}")
     return wanted
 
 
@@ -72,7 +72,7 @@ def find(name: str, settings: ChecksSettings) -> Probe:
     for site_probe in site_probes(settings):
         if site_probe.name == name:
             return site_probe
-    raise UnknownCheckError(f"{name!r} is no check; see everstep check --list")
+    raise UnknownCheckError(f"{name!r} is not a check; see everstep check --list")
 
 
 def deadline_s(name: str, settings: ChecksSettings) -> float:

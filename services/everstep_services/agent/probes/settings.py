@@ -13,12 +13,12 @@ SITE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
 
 
 class ChecksSettings(Settings, frozen=True, kw_only=True):
-    """How a node is examined. A limit that is passed says so in the check's reason."""
+    """How a node is examined. A check that passes a limit gives the limit in its reason."""
 
     every_s: float = 300.0
     """How often an agent examines its node."""
     join_waits_s: float = 3.0
-    """How long an agent's first question to join waits for what the checks find; 0 for not."""
+    """How long an agent's first `join` waits for the checks; 0 for no wait."""
     within_s: float = 10.0
     """How long one check may take before it counts as `unknown`."""
     all_within_s: float = 60.0
@@ -47,12 +47,12 @@ class ChecksSettings(Settings, frozen=True, kw_only=True):
     load_per_cpu: float = 4.0
     """More processes a processor, over five minutes, are a warning."""
     zombies_limit: int = 200
-    """More processes that nobody has waited for are a warning."""
+    """More zombies (processes that no parent has reaped) are a warning."""
 
     storage_paths: tuple[Path, ...] = ()
     """Folders to write to and read from; by default all mounts of network file systems."""
     storage_within_s: float = 15.0
-    """How long that may take for one of them before it has failed."""
+    """How long that may take for one folder before it has failed."""
 
     network_least_mib_s: float = 0.0
     """Less bandwidth between two nodes is a failure; 0 to measure only."""
@@ -66,7 +66,7 @@ class ChecksSettings(Settings, frozen=True, kw_only=True):
     gpu_stranger_mib: int = 1024
     """More GPU memory held by processes that are not ours is a warning."""
     persistent_looks: int = 3
-    """In how many looks a GPU that slows down, or a link with errors, has failed."""
+    """The number of looks after which a GPU that slows down, or a link with errors, has failed."""
     nvlink_errors_limit: int = 100
     """More errors of a link from one look to the next are a warning."""
     nvlink_window_s: float = 3600.0
@@ -78,16 +78,16 @@ class ChecksSettings(Settings, frozen=True, kw_only=True):
     nic_ignored: tuple[str, ...] = ()
     """Adapters that training does not use: `mlx5_bond_0`."""
     kernel_window_s: float = 6 * 3600.0
-    """How long a line of the kernel's log speaks against this node, unless only a reboot helps."""
+    """How long a line of the kernel's log counts against this node, unless only a reboot helps."""
     selftest_s: float = 5.0
     """How long the self-test computes on all GPUs, once it has started."""
     selftest_within_s: float = 90.0
     """How long the self-test may take in all; most of that is the start of torch."""
 
     site: dict[str, str] = msgspec.field(default_factory=dict)
-    """Checks of your own by name: a command line each, with the exit codes of Nagios."""
+    """Your own checks by name: a command line each, with the exit codes of Nagios."""
     site_dir: Path | None = None
-    """A folder of executables that are such checks, too, each by its file's name."""
+    """A folder of executables that are checks, too, each by its file's name."""
 
     def __post_init__(self) -> None:
         for name in ("every_s", "within_s", "all_within_s", "storage_within_s"):
@@ -105,7 +105,7 @@ class ChecksSettings(Settings, frozen=True, kw_only=True):
 def _refuse_wrong_site_check(name: str, line: str) -> None:
     if not SITE_NAME.fullmatch(name):
         raise ValueError(
-            f"site: {name!r} is no name for a check: use letters, digits, '_', '-' and '.'"
+            f"site: {name!r} is not a name for a check: use letters, digits, '_', '-' and '.'"
         )
     try:
         words = shlex.split(line)

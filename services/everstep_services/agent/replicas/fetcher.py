@@ -54,7 +54,7 @@ class TransferProgress:
 
     @property
     def stands_still(self) -> bool:
-        """Nothing has arrived for so long that the wait should end."""
+        """Nothing has arrived for a time after which the wait should end."""
         return monotonic() - self._moved_at > _STILL_MOST_S
 
 

@@ -36,7 +36,7 @@ class LostState(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-def beside_the_loop(work: Callable[[], None]) -> None:
+def run_in_thread(work: Callable[[], None]) -> None:
     """Run in a thread: a disk may be slow."""
     asyncio.get_running_loop().run_in_executor(None, work)
 
@@ -51,9 +51,9 @@ class LastState:
         node: str,
         clock: Clock,
         place: str = "memory_dir",
-        beside: Callable[[Callable[[], None]], None] = beside_the_loop,
+        in_background: Callable[[Callable[[], None]], None] = run_in_thread,
     ) -> None:
-        self._beside = beside
+        self._in_background = in_background
         self._writing = threading.Lock()
         self._where, self._what = (
             ("in the memory", "memory") if place == "memory_dir" else ("on the disk", "disk")
@@ -73,7 +73,7 @@ class LastState:
         self._last, now = kept, self._clock.now()
         if is_first or self._written_at is None or now - self._written_at >= _SELDOM_S:
             self._written_at = now
-            self._beside(self._write)
+            self._in_background(self._write)
 
     def lost(self) -> LostState | None:
         """The lost state, for ranks that find nothing; None if there never was one."""

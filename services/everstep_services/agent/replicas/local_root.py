@@ -23,7 +23,7 @@ class LocalRootError(EverstepError):
 def check_local_root(root: Path, mounts: Path = _MOUNTS) -> None:
     """Raise `LocalRootError`, one line, if states cannot be kept there."""
     if not root.is_dir():
-        what = "is no folder" if root.exists() else "there is no such folder"
+        what = "is not a folder" if root.exists() else "there is no such folder"
         raise LocalRootError(root, f"{what}: make it, or mount the disk, on each node")
     try:
         kind = kind_of(root.resolve(), mounts.read_text(errors="replace"))

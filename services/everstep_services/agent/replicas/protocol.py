@@ -259,7 +259,7 @@ class ReplicaLink:
         try:
             return decoder.decode(self._read(length))
         except msgspec.MsgspecError as error:
-            raise ReplicaError(f"it says what is no message: {error}") from error
+            raise ReplicaError(f"it sent something that is not a message: {error}") from error
 
     def _read(self, size: int) -> bytearray:
         octets = bytearray(size)

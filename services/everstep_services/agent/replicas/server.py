@@ -136,7 +136,7 @@ class ReplicaServer:
                 case GetCopy():
                     self._give(link, asked)
                 case Hello():
-                    link.say(RefusalAnswer(reason="that was said already"))
+                    link.say(RefusalAnswer(reason="that was announced already"))
         except ReplicaError as error:
             link.say(RefusalAnswer(reason=str(error), cause=error.cause))
 

@@ -14,11 +14,11 @@ class CheckpointSettings(Settings, frozen=True, kw_only=True):
     replicate: bool = True
     """Hold states for other nodes of the job, and have them hold those of this one."""
     port: int = 0
-    """Where other agents send them to, over TCP; 0 for any port that is free."""
+    """The port for states of other agents, over TCP; 0 for any free port."""
     ca_file: Path | None = None
-    """The authority of all agents' certificates. With it agents speak TLS, and nothing else."""
+    """The authority of all agents' certificates. With it, agents speak only TLS."""
     cert_file: Path | None = None
-    """This node's own certificate, of that authority; whom it names does not matter."""
+    """This node's own certificate, from that authority; the name in it does not matter."""
     key_file: Path | None = None
     """The key of `cert_file`, without a password."""
     memory_dir: Path = Path("/dev/shm")  # noqa: S108  a folder of ours in it, 0700
@@ -27,26 +27,32 @@ class CheckpointSettings(Settings, frozen=True, kw_only=True):
     """A folder on a disk of this node, where states are kept instead of `memory_dir`: they outlive
     a reboot. Best on NVMe with ext4 or XFS; a network file system is refused."""
     own_most_bytes: int | None = None
-    """The states of this node's own ranks may take so much memory, the same for each rank. Saves go
-    on without them where it is too little; by default what there is."""
+    """The memory for the states of this node's own ranks, the same for each rank. Saves go on
+    without
+    states in memory if it is too little; by default as much as there is.
+    """
     held_most_bytes: int | None = None
-    """What is held for other nodes may take so much memory; by default what there is, but for
-    `room_least_bytes`."""
+    """The memory for states of other nodes; by default as much as there is, except
+    `room_least_bytes`.
+    """
     room_least_bytes: int = 1 << 30
-    """So much of `memory_dir`, or of the disk of `local_root`, stays free."""
+    """The space of `memory_dir`, or of the disk of `local_root`, that stays free."""
     left_for_s: float | None = None
-    """States stay for so long (by default 1 h in memory, 3 days on a disk) when the agent ends and
-    the job did not end well, so that a requeue to the same nodes finds them; 0: they go with the
-    agent. A Ctrl-C removes them, too."""
+    """How long states stay (by default 1 h in memory, 3 days on a disk) when the agent ends and the
+    job did not end well, so that a requeue to the same nodes finds them; 0: they go with the agent.
+    A Ctrl-C removes them, too.
+    """
     left_most_bytes: int | None = None
-    """What ended agents of all jobs have left may take so much memory; by default what there is,
-    but for `room_least_bytes`. What was left first goes first."""
+    """The memory for states that ended agents of all jobs have left; by default as much as there
+    is,
+    except `room_least_bytes`. The oldest go first.
+    """
     streams: int = 4
-    """So many states are sent, and so many fetched, at the same time."""
+    """How many states are sent, and how many fetched, in parallel."""
     least_mib_s: float = 1.0
-    """A node that takes or sends less than this is given up for the step."""
+    """A node that takes or sends less is given up for the step."""
     silent_s: float = 5.0
-    """And so is one that neither takes nor sends anything for so long."""
+    """A node that neither takes nor sends anything for this long is given up for the step, too."""
     fetch_within_s: float = 600.0
     """How long ranks of a new round wait while their states are fetched from other nodes."""
 
@@ -66,17 +72,17 @@ class CheckpointSettings(Settings, frozen=True, kw_only=True):
 
     @property
     def states_dir(self) -> Path:
-        """Where states are."""
+        """The folder of states."""
         return self.memory_dir if self.local_root is None else self.local_root.absolute()
 
     @property
     def states_setting(self) -> str:
-        """The name of the setting that says so."""
+        """The name of the setting with that folder."""
         return "memory_dir" if self.local_root is None else "local_root"
 
     @property
     def states_left_for_s(self) -> float:
-        """For how long they stay."""
+        """How long the states stay."""
         if self.left_for_s is not None:
             return self.left_for_s
         return _LEFT_IN_MEMORY_S if self.local_root is None else _LEFT_ON_DISK_S

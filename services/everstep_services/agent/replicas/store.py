@@ -141,7 +141,7 @@ class ReplicaStore:
         self._incoming: dict[Owner, Incoming] = {}
         self._courses: dict[Owner, TrainingLine] = {}
         self._touched: set[int] = set()
-        """Slots of which something was received in this round."""
+        """Slots that have sent something in this round."""
         for held in found(self._base, job):
             self._held.setdefault((held.copy.slot, held.copy.rank), []).append(held)
 

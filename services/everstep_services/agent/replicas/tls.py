@@ -90,7 +90,7 @@ class Tls:
             context.load_cert_chain(files["cert_file"], files["key_file"], password="")
         except ssl.SSLError as error:
             raise TlsFilesError(
-                f"cert_file {files['cert_file']} and key_file {files['key_file']} are no "
+                f"cert_file {files['cert_file']} and key_file {files['key_file']} are not a "
                 f"certificate and its key: {reason_of(error)}"
             ) from error
         return context

@@ -233,7 +233,7 @@ class RankEvents:
                 asked = RankExit(code=event.code, error=error)
                 self._leaving[event.round, event.rank] = asked
             return
-        # A rank that raised before it was told to end may be the cause, even if others were heard
+        # A rank that raised before the order to end may be the cause, even if others were heard
         # first: its process may hang as it exits, and then nothing else reports it.
         if event.was_told or not self._is_ours(event.round):
             return

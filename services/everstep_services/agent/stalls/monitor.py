@@ -324,7 +324,7 @@ class StallMonitor:
             lanes = known.page.lanes() if page is not None else ()
             others = any(lane.frames for lane in lanes[1:])
             threads = threads_of(page.pid, self._proc) if others and page is not None else None
-            # read here, where a damaged page is told from a stalled rank
+            # read here, where a damaged page and a stalled rank can be told apart
             sections = {number: known.page.section(number) for number in _in_use(page, lanes)}
             yield replace(
                 blank, page=page, lanes=lanes, threads=threads, section=sections.__getitem__

@@ -26,7 +26,7 @@ class DetachedThread(Generic[T]):
         def call() -> None:
             try:
                 finish, outcome = _succeed, work()
-            except Exception as error:  # noqa: BLE001  whoever awaits it gets it
+            except Exception as error:  # noqa: BLE001  raised in the caller that awaits it
                 finish, outcome = _fail, error  # type: ignore[assignment]
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(finish, done, outcome)

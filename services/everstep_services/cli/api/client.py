@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 from urllib.parse import quote, urlsplit
 
 import httpx2
@@ -17,6 +17,8 @@ MAX_ANSWER_BYTES = 64 << 20
 STREAM_SILENCE_S = 60.0
 """The API says something at least every 15 s; after this much silence it is gone."""
 RECONNECT_MAX_S = 10.0
+DOWNLOAD_SILENCE_S = 600.0
+"""A file is made before its first byte is sent."""
 
 _CODES = {
     400: Exit.USAGE,
@@ -92,6 +94,19 @@ class Api:
     def content(self, path: str) -> bytes:
         """What is there now, as it is."""
         return self._ask_bytes("GET", path)
+
+    def download(self, path: str, file: BinaryIO) -> Mapping[str, str]:
+        """Write what is there now into a file, however large it is; the headers of the answer."""
+        patience = httpx2.Timeout(self._timeout_s, read=DOWNLOAD_SILENCE_S)
+        try:
+            with self._client.stream("GET", path, timeout=patience) as response:
+                if not response.is_success:
+                    raise self._refused(response.status_code, response.read())
+                for chunk in response.iter_bytes():
+                    file.write(chunk)
+        except httpx2.HTTPError as error:
+            raise self._unreachable(error) from error
+        return response.headers
 
     def probe(self) -> Mapping[str, str]:
         """The headers of an answer that needs a token."""

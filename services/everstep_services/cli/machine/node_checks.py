@@ -17,6 +17,7 @@ from everstep_services.agent.probes.runner.examiner import NodeExaminer
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.agent.probes.verdicts import NodeExamination, code_of
 from everstep_services.agent.settings import AgentSettings
+from everstep_services.cli.cells import aligned
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.machine.state import find_state_dir
@@ -163,10 +164,12 @@ def _list(invocation: Invocation, settings: ChecksSettings) -> None:
         ]
         print_json({"schema": schema("check_name"), "items": items})
         return
-    width = max(len(probe.name) for probe in probes)
-    for probe in probes:
-        when = "" if probe.beside_training else " (not during a training)"
-        echo(f"{probe.name:<{width}}  {probe.about}{when}")
+    rows = (
+        (probe.name, f"{probe.about}{'' if probe.beside_training else ' (not during a training)'}")
+        for probe in probes
+    )
+    for line in aligned(rows, indent=0):
+        echo(line)
 
 
 def _print(output: str | None, node: str, done: NodeExamination, *, quiet: bool) -> None:

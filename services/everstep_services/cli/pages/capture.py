@@ -13,10 +13,10 @@ from everstep.messages.facts.incidents import CAPTURE
 from everstep.subjects import is_name
 from everstep_services.agent.settings import KINDS
 from everstep_services.cli.api.client import Api, Params
-from everstep_services.cli.cells import aligned
+from everstep_services.cli.cells import aligned, cell
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.output import cell, echo, print_record
+from everstep_services.cli.output import echo, print_record
 
 Record = Mapping[str, Any]
 Told = Mapping[tuple[str, str], Record]

@@ -10,16 +10,9 @@ from typing import Any
 import msgspec
 
 from everstep_services.cli.api.client import Api, follow
+from everstep_services.cli.cells import cell
 from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.output import (
-    cell,
-    echo,
-    is_terminal,
-    print_line,
-    print_records,
-    say,
-    say_cut,
-)
+from everstep_services.cli.output import echo, is_terminal, print_line, print_records, say, say_cut
 
 COLUMNS = ("at", "job", "kind", "round", "node", "source", "details")
 

@@ -5,10 +5,10 @@ from datetime import datetime
 from typing import Any
 
 from everstep_services.cli.api.client import Api
-from everstep_services.cli.cells import Record, aligned, bar, moment, span
+from everstep_services.cli.cells import Record, aligned, bar, cell, moment, span
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.operator_requests import quoted
-from everstep_services.cli.output import cell, echo, print_json, schema
+from everstep_services.cli.output import echo, print_json, schema
 
 _NAMES = {
     "productive": "productive",

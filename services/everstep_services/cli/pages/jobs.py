@@ -12,6 +12,7 @@ from everstep_services.cli.cells import (
     aligned,
     brief,
     budgets,
+    cell,
     counted,
     moment,
     outcome,
@@ -21,7 +22,6 @@ from everstep_services.cli.cells import (
 )
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.output import (
-    cell,
     echo,
     is_terminal,
     print_record,

@@ -4,19 +4,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from everstep_services.cli.api.client import Api
-from everstep_services.cli.cells import Record, aligned, moment, span
+from everstep_services.cli.cells import Record, aligned, cell, moment, span
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.operator_requests import quoted
-from everstep_services.cli.output import (
-    cell,
-    echo,
-    print_json,
-    print_line,
-    print_records,
-    say,
-    schema,
-)
+from everstep_services.cli.output import echo, print_json, print_line, print_records, say, schema
 
 COLUMNS = ("section", "limit", "source", "why")
 

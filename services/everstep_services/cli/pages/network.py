@@ -9,10 +9,10 @@ from typing import Any, Self
 from everstep.ids import new_id
 from everstep_services.agent.probes.network.pairs import MeasuredPair, SlowNodes, slow_ones
 from everstep_services.cli.api.client import Api, Params
-from everstep_services.cli.cells import aligned, counted
+from everstep_services.cli.cells import aligned, cell, counted
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.output import cell, echo, print_record
+from everstep_services.cli.output import echo, print_record
 
 Record = Mapping[str, Any]
 

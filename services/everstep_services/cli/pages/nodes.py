@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from everstep_services.cli.api.client import Api
-from everstep_services.cli.cells import Record, aligned, brief, counted, moment, span
+from everstep_services.cli.cells import Record, aligned, brief, cell, counted, moment, span
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.operator_requests import quoted
-from everstep_services.cli.output import cell, echo, print_record, print_records, say, say_cut
+from everstep_services.cli.output import echo, print_record, print_records, say, say_cut
 
 COLUMNS = ("node", "state", "job", "healthy", "strikes", "excluded", "reason")
 WIDE = (

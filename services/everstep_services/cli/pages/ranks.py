@@ -8,7 +8,7 @@ import click
 
 from everstep.sizes import size
 from everstep_services.cli.api.client import Api
-from everstep_services.cli.cells import Record, counted, span
+from everstep_services.cli.cells import Record, blank_or, counted, span
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.operator_requests import quoted
@@ -96,10 +96,6 @@ def _shown(rank: Record) -> dict[str, Any]:
         "limit": limit,
         "age": span(rank["heard_age_s"]) + (" stale" if rank["is_stale"] else ""),
         "progress": span(rank["progress_age_s"]),
-        "memory": _bytes(rank["resident_bytes"]),
-        "device_memory": _bytes(rank["device_bytes"]),
+        "memory": blank_or(size, rank["resident_bytes"]),
+        "device_memory": blank_or(size, rank["device_bytes"]),
     }
-
-
-def _bytes(count: int | None) -> str:
-    return "" if count is None else size(count)

@@ -124,7 +124,7 @@ def _alone(invocation: Invocation, plan: RunPlan, environ: dict[str, str]) -> in
 
 
 def _tell(plan: RunPlan, running: RunningServices, state: StateDir) -> None:
-    where = f"{running.api}/api/v1/jobs/{plan.job}"
+    where = f"{running.api}/jobs/{plan.job}"
     sys.stderr.write(f"everstep: job {plan.job}: {where}  (token in {state.token_file})\n")
 
 

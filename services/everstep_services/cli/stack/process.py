@@ -92,6 +92,7 @@ def _tell(invocation: Invocation, state: StateDir, ready: Ready, to: IO[str]) ->
     took = ", ".join(f"{name} {ms:.0f}" for name, ms in phases.took_ms.items())
     lines = [
         f"everstep {__version__} is ready on this machine (not for production)",
+        f"  page       {running.api}/  (log in by `everstep open`)",
         f"  api        {running.api}",
         f"  metrics    {running.observe}/metrics",
         f"  token      {_token(state, is_new=ready.has_new_token)}",

@@ -20,10 +20,13 @@ from everstep_services.history.api.endpoints import (
     checkpoints,
     control,
     evidence,
+    export,
     facts,
     goodput,
+    heat_map,
     incidents,
     jobs,
+    login_codes,
     logs,
     nodes,
     operators,
@@ -39,6 +42,8 @@ from everstep_services.history.api.http.feed import Feed
 from everstep_services.history.api.http.middleware import RequestLimits
 from everstep_services.history.api.http.problems import ProblemAnswer, handle, pattern_of
 from everstep_services.history.beats import Beats
+from everstep_services.history.dashboard.session import LoginCodes
+from everstep_services.history.dashboard.site import Dashboard
 from everstep_services.history.evidence_retention import EvidenceRetention
 from everstep_services.history.goodput.reader import GoodputReader
 from everstep_services.history.notifier import LogNotifier
@@ -48,9 +53,11 @@ BASE = "/api/v1"
 PARTS = (
     *(
         jobs,
+        export,
         ranks,
         stall_limits,
         stragglers,
+        heat_map,
         goodput,
         checkpoints,
         incidents,
@@ -58,7 +65,7 @@ PARTS = (
         logs,
         nodes,
     ),
-    *(operators, control, facts, tokens, status),
+    *(operators, control, facts, tokens, login_codes, status),
 )
 """The modules with endpoints, in the order in which they are described."""
 _DESCRIPTION = """\
@@ -99,12 +106,14 @@ async def make_context(
         epoch=now.epoch,
         schema=await asyncio.to_thread(head),
         connectedness=connectedness,
+        login_codes=LoginCodes(clock),
     )
 
 
 def create_app(context: Context) -> ASGIApp:
-    """The interface as one ASGI application, all its limits included."""
-    return RequestLimits(create_api(context), context.settings, context.auth)
+    """Pages for people and REST as one ASGI application, all limits included."""
+    rest = RequestLimits(create_api(context), context.settings, context.auth)
+    return Dashboard(rest, context.clock, context.login_codes)
 
 
 def create_api(context: Context) -> FastAPI:

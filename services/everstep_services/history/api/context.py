@@ -17,6 +17,7 @@ from everstep_services.history.api.http.cursors import Cursors
 from everstep_services.history.api.http.feed import Feed
 from everstep_services.history.api.http.problems import ProblemError
 from everstep_services.history.beats import Beats
+from everstep_services.history.dashboard.session import LoginCodes
 from everstep_services.history.evidence_retention import EvidenceRetention
 from everstep_services.history.goodput.reader import GoodputReader
 from everstep_services.history.settings import ApiSettings
@@ -49,6 +50,7 @@ class Context:
     epoch: str
     schema: str
     connectedness: Connectedness
+    login_codes: LoginCodes
 
 
 _bearer = HTTPBearer(

@@ -140,9 +140,11 @@ def test_each_check_says_of_itself_what_the_register_says() -> None:
 def test_what_is_no_check_is_refused_with_the_nearest() -> None:
     settings = ChecksSettings()
     assert registry.chosen(["host", "gpu", "host", "site:x"], settings) == ("host", "gpu", "site:x")
-    with pytest.raises(registry.UnknownCheckError, match="'hots' is no check; did you mean host"):
+    with pytest.raises(
+        registry.UnknownCheckError, match="'hots' is not a check; did you mean host"
+    ):
         registry.chosen(["hots"], settings)
     with pytest.raises(registry.UnknownCheckError, match="see everstep check --list"):
         registry.chosen(["zzzz"], settings)
-    with pytest.raises(registry.UnknownCheckError, match="'site:x' is no check"):
+    with pytest.raises(registry.UnknownCheckError, match="'site:x' is not a check"):
         registry.find("site:x", settings)

@@ -188,7 +188,7 @@ def test_what_has_ended_before_anybody_looked_is_told_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"site": {"a b": "/bin/true"}}, "'a b' is no name"),
+        ({"site": {"a b": "/bin/true"}}, "'a b' is not a name"),
         ({"site": {"a": "/bin/true 'x"}}, "cannot be read: No closing quotation"),
         ({"site": {"a": "  "}}, "a has no command"),
         ({"within_s": 0}, "within_s must be above 0, got 0"),

@@ -14,7 +14,7 @@ def at_once(work: Callable[[], None]) -> None:
 
 
 def witness_of(folder: Path, clock: FakeClock, job: str = "j") -> LastState:
-    return LastState(folder, job, "n1", clock, beside=at_once)
+    return LastState(folder, job, "n1", clock, in_background=at_once)
 
 
 def test_what_was_kept_is_known_to_the_next_agent(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_what_was_kept_is_known_to_the_next_agent(tmp_path: Path) -> None:
 
 def test_what_is_still_to_be_written_when_the_job_ends_well_is_not(tmp_path: Path) -> None:
     written: list[Callable[[], None]] = []
-    witness = LastState(tmp_path, "j", "n1", FakeClock(), beside=written.append)
+    witness = LastState(tmp_path, "j", "n1", FakeClock(), in_background=written.append)
     witness.saw(10, 1)
     witness.forget()
     for work in written:

@@ -91,7 +91,9 @@ def _of_device(line: dict[str, Any], all_lines: Sequence[dict[str, Any]]) -> Che
             other[what] for other in all_lines if other["name"] == line["name"] and what in other
         )
         if line[what] < _SLOW * usual:
-            reason = f"slow beside other {line['name']}: {line[what]:.1f}, median {usual:.1f}"
+            reason = (
+                f"slow compared with other {line['name']}: {line[what]:.1f}, median {usual:.1f}"
+            )
             return _result(device, "warning", f"{reason} ({said})", "watch")
     return _result(device, "ok", said)
 

@@ -126,7 +126,7 @@ def _xids(notes: dict[str, Any], now: float, look: Look) -> Iterator[CheckResult
 
 
 def _of_xid(judged: XidJudgement, subject: str) -> CheckResult:
-    # a process's own fault is no fault of the node: worth a line, not a warning
+    # a process's own fault says nothing about the node: worth a line, not a warning
     state = {"restart_app": "ok", "report": "warning"}.get(judged.action, "failed")
     failure_class = "" if state == "ok" else judged.action
     return CheckResult(

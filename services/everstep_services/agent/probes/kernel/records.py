@@ -27,7 +27,7 @@ class KernelRead:
     records: tuple[KernelRecord, ...]
     """The kernel's own messages; programs' lines in its log are left out."""
     position: int
-    """The sequence number of the last message, whoever wrote it."""
+    """The sequence number of the last message, including those of programs."""
     lost: int = 0
     """The number of messages that the kernel had overwritten before they were read."""
     has_more: bool = False

@@ -71,7 +71,7 @@ def read_address(text: str) -> Address:
     """Parse `HOST:PORT` or `[v6]:PORT`. Raises `NetworkCheckError`."""
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 0xFFFF:
-        raise NetworkCheckError(f"{text!r} is no address: write HOST:PORT, as in node-07:7411")
+        raise NetworkCheckError(f"{text!r} is not an address: write HOST:PORT, as in node-07:7411")
     return Address(host.removeprefix("[").removesuffix("]"), int(port))
 
 

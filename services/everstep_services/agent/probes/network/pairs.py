@@ -58,7 +58,7 @@ def schedule(nodes: Sequence[str]) -> Iterator[list[Pair]]:
 
 
 def slow_ones(measured: Iterable[MeasuredPair], below: float = BELOW) -> list[SlowNodes]:
-    """The slow ones. With fewer than two partners, a node cannot be told from a link.
+    """The slow ones. With fewer than two partners, a node and a link look the same.
 
     The usual bandwidth is the median of each node's best figure: a slow node spoils only one of
     these, but a large part of all pairs.

@@ -5,12 +5,11 @@ from typing import Any
 
 from everstep.sizes import size
 from everstep_services.cli.api.client import Api
-from everstep_services.cli.cells import Record, aligned, brief, counted, moment, span
+from everstep_services.cli.cells import Record, aligned, brief, cell, counted, moment, span
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.operator_requests import asker, quoted
 from everstep_services.cli.output import (
-    cell,
     echo,
     print_json,
     print_line,

@@ -12,11 +12,11 @@ import msgspec
 from everstep.messages import KnownCheckpoint
 from everstep.sizes import size
 from everstep_services.catalog.domain.retention import RetentionDecision, RetentionRules, judged
-from everstep_services.cli.cells import aligned, counted, moment, span
+from everstep_services.cli.cells import aligned, cell, counted, moment, span
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.operator_requests import asker
-from everstep_services.cli.output import cell, echo, print_record, print_records, say
+from everstep_services.cli.output import echo, print_record, print_records, say
 from everstep_services.cli.pages.checkpoints.catalog import print_judged, print_list
 from trainer_sdk.checkpoint.manifest import step_name, step_of
 from trainer_sdk.checkpoint.storage import Storage, StorageError, storage_for

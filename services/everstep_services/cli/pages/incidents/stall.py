@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from everstep_services.cli.cells import Record, counted, span
-from everstep_services.cli.output import cell
+from everstep_services.cli.cells import Record, cell, counted, listed, span
 
 _SHOWN = 5
 _RULES = {
@@ -36,9 +35,9 @@ def _first(located: Record) -> Iterator[str]:
     ranks, nodes = located["first_ranks"] or (), located["first_nodes"] or ()
     lead = f", {span(located['lead_s'])} before all others" if located["lead_s"] else ""
     sure = "" if located["is_certain"] else " (likely: beats cannot tell for sure)"
-    on = f" on {_listed(nodes)}" if nodes else ""
+    on = f" on {listed(nodes, _SHOWN)}" if nodes else ""
     noun = "rank" if len(ranks) == 1 else "ranks"
-    yield f"  {noun} {_listed(ranks)}{on} stopped first{_in(located)}{lead}{sure}"
+    yield f"  {noun} {listed(ranks, _SHOWN)}{on} stopped first{_in(located)}{lead}{sure}"
     if located["reason"]:
         yield f"  as beats show: {cell(located['reason'])}"
 
@@ -55,11 +54,6 @@ def _stalled(stall: Record) -> Iterator[str]:
 
 def _in(record: Record) -> str:
     return f" in section {cell(record['section'])}" if record["section"] else ""
-
-
-def _listed(names: Sequence[object]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(map(cell, names[:_SHOWN])) + more
 
 
 def _them(ranks: Sequence[object]) -> str:

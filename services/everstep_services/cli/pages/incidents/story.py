@@ -13,6 +13,7 @@ from everstep_services.cli.cells import (
     aligned,
     bar,
     budgets,
+    cell,
     clean_lines,
     counted,
     ending,
@@ -25,7 +26,7 @@ from everstep_services.cli.cells import (
 )
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.output import cell, echo, print_record
+from everstep_services.cli.output import echo, print_record
 from everstep_services.cli.pages.incidents.stall import stall_lines
 from everstep_services.cli.pages.incidents.verdict import verdict_lines
 

@@ -2,8 +2,16 @@
 
 from collections.abc import Iterator
 
-from everstep_services.cli.cells import SHORT_ID, Record, aligned, clean_lines, counted, moment
-from everstep_services.cli.output import cell
+from everstep_services.cli.cells import (
+    SHORT_ID,
+    Record,
+    aligned,
+    cell,
+    clean_lines,
+    counted,
+    listed,
+    moment,
+)
 
 _SHOWN = 6
 _ADVICE = {
@@ -49,9 +57,8 @@ def verdict_lines(incident: Record) -> Iterator[str]:
 def _culprits(verdict: Record) -> Iterator[str]:
     for name, culprits in (("rank", verdict["culprit_ranks"]), ("node", verdict["culprit_nodes"])):
         if culprits:
-            more = f" and {len(culprits) - _SHOWN} more" if len(culprits) > _SHOWN else ""
             plural = "" if len(culprits) == 1 else "s"
-            yield f"  {name}{plural}: {cell(culprits[:_SHOWN])}{more}"
+            yield f"  {name}{plural}: {listed(culprits, _SHOWN)}"
 
 
 def _correction(incident: Record) -> Iterator[str]:

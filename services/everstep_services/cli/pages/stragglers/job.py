@@ -7,11 +7,20 @@ from statistics import median
 from typing import Any
 
 from everstep_services.cli.api.client import Api
-from everstep_services.cli.cells import Record, brief, counted, moment, percent, slow_rank, span
+from everstep_services.cli.cells import (
+    Record,
+    blank_or,
+    brief,
+    cell,
+    counted,
+    moment,
+    percent,
+    slow_rank,
+    span,
+)
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.operator_requests import quoted
 from everstep_services.cli.output import (
-    cell,
     echo,
     is_terminal,
     print_json,
@@ -203,7 +212,7 @@ def _compared(rank: Record, finding: Record | None) -> dict[str, Any]:
     return {
         **rank,
         "own": _span(rank["own_s"]),
-        "slower": _percent(rank["slower_ratio"]),
+        "slower": blank_or(percent, rank["slower_ratio"]),
         "late": _span(rank["lateness_s"]),
         "waits": _span(rank["waited_s"]),
         "cause": cause,
@@ -221,8 +230,8 @@ def _finding(finding: Record) -> dict[str, Any]:
         **finding,
         "found": moment(finding["found_at"]),
         "cause": cause,
-        "slower": _percent(finding["slower_ratio"]),
-        "price": _percent(finding["slowdown_ratio"]),
+        "slower": blank_or(percent, finding["slower_ratio"]),
+        "price": blank_or(percent, finding["slowdown_ratio"]),
         "lost": _span(finding["lost_s"]),
         "lasted": _span(finding["lasted_s"]),
         "action": ", ".join(
@@ -273,7 +282,3 @@ def _span(seconds: float | None) -> str:
     if seconds is None:
         return ""
     return span(0.0 if abs(seconds) < _SHORTEST_S else seconds)  # never -0 ms
-
-
-def _percent(ratio: float | None) -> str:
-    return "" if ratio is None else percent(ratio)

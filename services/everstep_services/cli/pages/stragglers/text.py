@@ -5,8 +5,7 @@ from typing import Any
 
 import msgspec
 
-from everstep_services.cli.cells import aligned, counted, span
-from everstep_services.cli.output import cell
+from everstep_services.cli.cells import aligned, cell, counted, listed, span
 from everstep_services.straggler.domain.report import Design, Finding, RankRow, Report
 
 _CAUSES = {
@@ -19,6 +18,7 @@ _CAUSES = {
 }
 _MOST_STEPS = 5
 _MOST_PARTS = 10
+_RANKS_SHOWN = 8
 
 
 def record(report: Report, notes: Sequence[str]) -> dict[str, Any]:
@@ -79,19 +79,16 @@ def who(finding: Finding) -> str:
     hosts = f" ({', '.join(cell(host) for host in finding.hosts[:4])})" if finding.hosts else ""
     if len(finding.ranks) == 1:
         return f"rank {finding.ranks[0]}{hosts}"
-    return f"the group of ranks {numbers(finding.ranks)}{hosts}"
-
-
-def numbers(ranks: Sequence[int], most: int = 8) -> str:
-    shown = ", ".join(map(str, ranks[:most]))
-    return shown if len(ranks) <= most else f"{shown} and {len(ranks) - most} more"
+    return f"the group of ranks {listed(finding.ranks, _RANKS_SHOWN)}{hosts}"
 
 
 def design_line(design: Design) -> str:
     price = "" if design.price_ratio is None else (
         f"; evenly the job would be {percent(design.price_ratio)} faster"
     )  # fmt: skip
-    of = f" ({cell(design.role)}, ranks {numbers(design.ranks)})" if design.role else ""
+    of = (
+        f" ({cell(design.role)}, ranks {listed(design.ranks, _RANKS_SHOWN)})" if design.role else ""
+    )
     return f"by design, {design.what}{of}: no rank is at fault{price}"
 
 

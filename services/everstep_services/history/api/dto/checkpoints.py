@@ -41,13 +41,13 @@ class Checkpoint(Answer):
     is_verified: bool = Field(description="It was, and every byte is what was saved.")
     is_pinned: bool
     is_quarantined: bool
-    is_missing: bool = Field(description="Its files are gone, and nobody said that they go.")
+    is_missing: bool = Field(description="Its files are gone, without a deletion on record.")
     has_data_position: bool
     manifest_hash: str | None = Field(description="The xxh3-128 of the manifest that is there.")
     committed_hash: str | None = Field(
-        description="That of the manifest that was committed; null when nobody has told of it."
+        description="That of the manifest that was committed; null when no fact has named it."
     )
-    note: str | None = Field(description="What else people should know.")
+    note: str | None = Field(description="Further remarks for people.")
     replicas: list[Replica]
 
 
@@ -57,11 +57,11 @@ class Checkpoints(Answer):
     job: str
     items: list[Checkpoint]
     is_live: bool = Field(description="The catalog answered just now.")
-    note: str | None = Field(description="Why this may not be how they are now.")
+    note: str | None = Field(description="Why this may not be the present state.")
 
 
 class Saves(Answer):
-    """How saving goes in one tier, as is on record."""
+    """How saving goes in one tier, from the record."""
 
     tier: str = Field(description="`global`, `memory` or `peer`.")
     committed_step: int | None = Field(description="The newest checkpoint that was committed.")
@@ -99,7 +99,7 @@ class SaveDelay(Answer):
     waiting: int | None = Field(description="Saves that wait; 0 when that is over.")
     waiting_bytes: int | None
     delay_reason: str | None
-    refusal_at: datetime | None = Field(description="When a save was not begun last.")
+    refusal_at: datetime | None = Field(description="When a save was last refused.")
     refusal_step: int | None
     refusal_reason: str | None
     needed_bytes: int | None
@@ -131,7 +131,7 @@ class Restores(Answer):
     restores: int | None
     failed_restores: int | None
     fresh_starts: int | None
-    copies_at: datetime | None = Field(description="When that changed last.")
+    copies_at: datetime | None = Field(description="When that last changed.")
     survivable_losses: int | None = Field(description="How many nodes may be lost at once.")
     is_degraded: bool | None = Field(description="Fewer than wanted.")
     copies_reason: str | None

@@ -8,7 +8,7 @@ from everstep_services.history.api.dto.answer import Answer, PageOf
 
 
 class RankNow(Answer):
-    """A rank, as its agent said last. Ages are those of that moment."""
+    """A rank, from the last beat of its agent. Ages are those of that moment."""
 
     rank: int
     node: str
@@ -25,8 +25,8 @@ class RankNow(Answer):
         description="`learned`, `configured`, `default`, `floor` or `cap`."
     )
     collectives: int | None = Field(
-        description="Entered in this round when it was last asked; only ranks whose pages say "
-        "nothing are."
+        description="Entered in this round when it was last asked; only ranks whose pages show "
+        "nothing are asked."
     )
     resident_bytes: int | None
     device_bytes: int | None
@@ -35,13 +35,13 @@ class RankNow(Answer):
 
 
 class Ranks(PageOf[RankNow]):
-    """Ranks of the newest round, and whether this is how they are now."""
+    """Ranks of the newest round, and whether this is their present state."""
 
     round: int | None = Field(description="Null while no ranks are heard of.")
     states: dict[str, int] = Field(
         description="How many ranks there are in each state, on all pages."
     )
-    is_stale: bool = Field(description="Some or all of it is not how it is now.")
+    is_stale: bool = Field(description="Some or all of it is not the present state.")
     note: str | None = Field(description="Why it is stale, or why there are none.")
     silent_nodes: list[str] = Field(
         description="Nodes of the round that are not heard; 100 of them."

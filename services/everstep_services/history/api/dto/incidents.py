@@ -22,7 +22,7 @@ _OPEN = {
     "never_joined": "it never came to a collective that others wait in",
     "no_dump": "others wait for it, and its recorder tells nothing",
 }
-"""What is known of a failure, by its kind, where nothing tells its cause."""
+"""What is known of a failure, by its kind, when its cause is unknown."""
 
 
 def shown_verdict(row: Mapping[Any, Any]) -> "VerdictOut":
@@ -167,12 +167,12 @@ class OptionOut(Answer):
 class Action(Answer):
     """A decision, and what came of it."""
 
-    decision: str = Field(description="The id of the fact that says it.")
+    decision: str = Field(description="The id of its fact.")
     job: str
     incident: str | None
     round: int | None
     action: str = Field(examples=["restart"])
-    mode: str | None = Field(description="`enforce`, or `observe`: it was only said, not done.")
+    mode: str | None = Field(description="`enforce`, or `observe`: it was only recorded, not done.")
     rule: str | None = Field(description="The rule that decided.", examples=["restart.budget_left"])
     reason: str | None
     decided_at: datetime | None
@@ -186,7 +186,7 @@ class Action(Answer):
     nodes_out: list[str] | None = Field(description="Nodes that lose their slot by it.")
     nodes_in: list[str] | None = Field(description="Nodes that get one.")
     outcome: str | None = Field(
-        description="`done`, `failed`, `observed` or `overtaken`; null when nobody has said."
+        description="`done`, `failed`, `observed` or `overtaken`; null while it is not recorded."
     )
     outcome_reason: str | None
     taken_at: datetime | None
@@ -219,7 +219,7 @@ class EvidenceOut(Answer):
         "while nobody can say."
     )
     gone_reason: str | None = Field(
-        description="Why its content is there no longer; null as long as it can be fetched.",
+        description="Why its content is no longer there; null as long as it can be fetched.",
         examples=["the bus kept it until 2026-12-24 08:00 UTC, and history copies at most 128 KiB"],
     )
 
@@ -238,7 +238,7 @@ class GroundOut(Answer):
     """Something that a verdict rests on."""
 
     says: str = Field(examples=["rank 7 never entered all_reduce 1204"])
-    analyzer: str = Field(description="Who read it out.", examples=["flight_recorder"])
+    analyzer: str = Field(description="The analyzer that found it.", examples=["flight_recorder"])
     fact: str | None = Field(description="The fact that it comes from.")
     weight: float = Field(description="How much it counts; below 0 when it speaks against.")
 
@@ -272,7 +272,7 @@ class VerdictOut(Answer):
     evidence: list[GroundOut] = Field(description="What it rests on, the weightiest first.")
     alternatives: list[AlternativeOut] | None
     missing: list[str] = Field(description="What would have helped and was not there, and why.")
-    analyzers: list[str] = Field(description="Those that had something to say.")
+    analyzers: list[str] = Field(description="The analyzers that contributed evidence.")
     explanation: str | None = Field(
         description="The words of a language model, where one is asked; it decided nothing."
     )
@@ -280,7 +280,7 @@ class VerdictOut(Answer):
 
 
 class CorrectionOut(Answer):
-    """What a person said about a verdict."""
+    """A correction or confirmation of a verdict by a person."""
 
     correction_fact: str
     corrected_at: datetime | None
@@ -289,8 +289,8 @@ class CorrectionOut(Answer):
     note: str | None = Field(description="Why, in their words.")
     culprit_ranks: list[int] | None
     culprit_nodes: list[str] | None
-    was_cause: str | None = Field(description="What the verdict had said; null without one.")
-    is_confirmation: bool | None = Field(description="It says the same as the verdict.")
+    was_cause: str | None = Field(description="The cause of the verdict before; null without one.")
+    is_confirmation: bool | None = Field(description="It confirms the verdict.")
 
 
 class SimilarIncident(Answer):
@@ -308,7 +308,7 @@ class SimilarIncident(Answer):
 
 
 class Located(Answer):
-    """Who stopped first, and how many merely waited for them."""
+    """Which ranks stopped first, and how many only waited for them."""
 
     id: str = Field(description="Its fact.")
     n: int | None
@@ -325,7 +325,7 @@ class Located(Answer):
 class Primary(Exit):
     """The exit that the incident is about, with the whole of its traceback."""
 
-    traceback: str | None = Field(description="All of it, as it was recorded.")
+    traceback: str | None = Field(description="The complete fact, as it was recorded.")
 
 
 class IncidentDetail(Incident):
@@ -340,19 +340,19 @@ class IncidentDetail(Incident):
         description="All ranks that had stalled and did not move again; at most 50."
     )
     located: Located | None = Field(
-        description="Who stopped first; null when no rank stalled, or nobody can tell."
+        description="Which ranks stopped first; null when no rank stalled, or it is not known."
     )
     slow_ranks: list[SlowRank] = Field(
         description="Ranks that were slow when it began, or until ten minutes before; at most 50."
     )
     verdict: VerdictOut | None = Field(
-        description="The one that holds; null until attribution has one."
+        description="The verdict in force; null until attribution has reached one."
     )
     revisions: list[VerdictOut] = Field(
         description="Earlier verdicts, and those that a correction overrules, the newest first."
     )
     corrections: list[CorrectionOut] = Field(
-        description="What people said about the verdict, the newest first: the first one holds."
+        description="Corrections by people, the newest first: the first one holds."
     )
     similar: list[SimilarIncident] = Field(
         description="Incidents of any job with the same failure, then those of the same node, each "
@@ -362,7 +362,7 @@ class IncidentDetail(Incident):
     evidence: list[EvidenceOut] = Field(description="In the order of the log; at most 200.")
     actions: list[Action] = Field(description="In the order of the log; at most 200.")
     rounds: list[Round] = Field(
-        description="The round that it broke, and those that were to bring the training back."
+        description="The round that it broke, and the rounds that should bring the training back."
     )
     nodes_out: list[str] = Field(description="Had a slot before, and not after; at most 200.")
     nodes_in: list[str] = Field(description="Have a slot that they did not have; at most 200.")

@@ -1,4 +1,4 @@
-"""Jobs, their rounds, and what became of the ranks, as REST shows them."""
+"""Jobs, their rounds and their ranks, as REST shows them."""
 
 from datetime import datetime
 from typing import Any
@@ -18,7 +18,7 @@ class BudgetOut(Answer):
 
 
 class Job(Answer):
-    """A training run, as far as its facts have told."""
+    """A training run, from its facts."""
 
     job: str = Field(description="Its id.", examples=["llama-8b"])
     name: str | None = Field(description="Its name for people.")
@@ -31,7 +31,7 @@ class Job(Answer):
     command: list[str] | None = Field(description="What each rank runs.")
     config_fingerprint: str | None
     user: str | None = Field(description="Who started it.")
-    version: str | None = Field(description="The release that took it on.")
+    version: str | None = Field(description="The release of Everstep that started it.")
     nodes_min: int | None
     nodes_max: int | None
     ranks_per_node: int | None
@@ -62,7 +62,7 @@ class Job(Answer):
     facts: int | None = Field(description="How many facts are kept about it.")
     first_n: int | None = Field(description="Its first fact's place in the log.")
     last_n: int | None = Field(description="Its last fact's place in the log.")
-    ended_fact: str | None = Field(description="The fact that says that it ended.")
+    ended_fact: str | None = Field(description="The fact of its end.")
 
 
 class Allocation(Answer):
@@ -93,7 +93,7 @@ class Watch(Answer):
         "(limits are the defaults) or `armed`.",
         examples=["armed"],
     )
-    reason: str = Field(description="Why, as that node says.")
+    reason: str = Field(description="Why, as reported by that node.")
     at: datetime | None = Field(description="Since when; null when only beats report it.")
     node: str | None = Field(description="That node.")
     nodes: dict[str, int] = Field(
@@ -104,7 +104,7 @@ class Watch(Answer):
 class JobDetail(Job):
     """A job with its allocations, the newest first."""
 
-    watch: Watch | None = Field(description="Null when no agent has said.")
+    watch: Watch | None = Field(description="Null when no agent has reported it.")
     allocations: list[Allocation] = Field(description="At most 100.")
 
 
@@ -168,7 +168,7 @@ class Member(Answer):
     stopped_ranks: list[int] | None = Field(
         description="The ranks that its agent stopped when the round was over."
     )
-    killed_ranks: list[int] | None = Field(description="Those that outlived the grace period.")
+    killed_ranks: list[int] | None = Field(description="Ranks that outlived the grace period.")
     stop_s: float | None
     evidence_s: float | None
     device_wait_s: float | None

@@ -27,10 +27,10 @@ class Node(Answer):
     health_at: datetime | None
     health_reason: str | None
     strikes: int | None = Field(
-        description="What speaks against it, over all jobs, within health's window: as health "
+        description="Evidence against it, over all jobs, within health's window: as health "
         "counts now, or, while health is away, as it counted when it suspected the node."
     )
-    strikes_limit: int | None = Field(description="How many made it suspect.")
+    strikes_limit: int | None = Field(description="How many strikes make it suspect.")
     is_suspect: bool | None
     suspect_at: datetime | None
     suspect_cause: str | None = Field(
@@ -64,19 +64,19 @@ class Node(Answer):
 
 
 class CheckOut(Answer):
-    """What one check said about one part of a node."""
+    """The result of one check of one part of a node."""
 
     check: str = Field(examples=["gpu"])
     state: str = Field(description="`ok`, `warning`, `failed`, `unknown` or `unsupported`.")
     reason: str
     subject: str = Field(description="The part of the node that it is about.")
     failure_class: str
-    code: str = Field(description="The part's own word for it.", examples=["XID 79"])
+    code: str = Field(description="The part's own code for it.", examples=["XID 79"])
     took_s: float
 
 
 class Examination(Answer):
-    """What came of all checks that ran together on a node."""
+    """The results of all checks that ran together on a node."""
 
     n: int = Field(description="Its fact's place in the log.")
     id: str = Field(description="Its fact.")
@@ -88,12 +88,12 @@ class Examination(Answer):
     took_s: float
     checks: list[str] | None = Field(description="All that ran.")
     results: list[CheckOut] | None = Field(
-        description="What each said; when all is well, only those that are not `ok`."
+        description="The result of each; when all is well, only those that are not `ok`."
     )
 
 
 class Standing(Answer):
-    """What health thinks of a node now."""
+    """The present judgement of health about a node."""
 
     state: str = Field(description="`healthy`, `suspect`, `lost`, `excluded` or `unknown`.")
     reason: str
@@ -103,7 +103,7 @@ class Standing(Answer):
 
 
 class NodeNow(Answer):
-    """A node, as its agent said last."""
+    """A node, from the last beat of its agent."""
 
     job: str
     state: str = Field(description="What the agent does.", examples=["running"])

@@ -58,6 +58,14 @@ class TokenWanted(BaseModel):
     expires_in_s: int | None = Field(None, ge=1, le=10 * 366 * 86400, description="Null for never.")
 
 
+class LoginCode(Answer):
+    """A way into the dashboard, for one browser."""
+
+    code: str = Field(description="Valid once.")
+    path: str = Field(description="Open it on this host; `&next=/jobs/…` leads to another page.")
+    lasts_s: float = Field(description="How long it is valid.")
+
+
 class Status(Answer):
     """How this replica and the record are."""
 

@@ -48,6 +48,9 @@ _Cause = Literal["input", "compute", "host", "network", "device", "design", "unk
 R = TypeVar("R", bound=Reply)
 
 
+Measure = Literal["own", "ratio", "waited", "step", "cpu", "runnable", "round_trip", "section"]
+
+
 class SlowRankFilter(Paging):
     """Filters of findings."""
 
@@ -86,9 +89,9 @@ class ScoresWanted(_Live):
 class TimingsWanted(_Live):
     """The part of the table to show."""
 
-    measure: (
-        Literal["own", "ratio", "waited", "step", "cpu", "runnable", "round_trip", "section"] | None
-    ) = Field(None, description="`own` if not given, or `section` where one is named.")
+    measure: Measure | None = Field(
+        None, description="`own` if not given, or `section` where one is named."
+    )
     section: str = Field(
         "", max_length=256, pattern=TEXT, description="Which section.", examples=["data"]
     )
@@ -130,7 +133,7 @@ async def compare_ranks(
     """The ranks of the newest round by their own time, the slowest first. It is not stored."""
     await check_known(context, job)
     question = ShowScores(job=job, most=asked.most, role=asked.role)
-    table = await _asked(context, "scores", question, RankScoreTable)
+    table = await ask_straggler(context, "scores", question, RankScoreTable)
     newest = SortOrder((tables.stragglers.c.n,), is_descending=True)
     findings = await page(context.database, slow_ranks(job, "open"), newest, None, _OPEN_MOST)
     shown = [shown_slow_rank(row) for row in findings.rows]
@@ -146,10 +149,7 @@ async def get_timings(
 ) -> Timings:
     """Where the time went, rank by rank and window by window: a gap is a gap."""
     await check_known(context, job)
-    measure = asked.measure or ("section" if asked.section else "own")
-    if (measure == "section") != bool(asked.section):
-        detail = "`section` names the section of the measure `section`: give both, or neither"
-        raise ProblemError(400, "bad_measure", detail)
+    measure = measure_of(asked.measure, asked.section)
     question = ShowTimings(
         job=job,
         measure=measure,
@@ -158,7 +158,7 @@ async def get_timings(
         most_ranks=asked.most_ranks,
         most_windows=asked.most_windows,
     )
-    table = await _asked(context, "timings", question, TimingTable)
+    table = await ask_straggler(context, "timings", question, TimingTable)
     if asked.section and table.sections and asked.section not in table.sections:
         raise ProblemError(422, "no_such_section", _sections(job, asked.section, table.sections))
     windows = [{"first_step": first, "last_step": last} for first, last in table.windows]
@@ -182,6 +182,15 @@ async def list_step_shifts(
     return PageOf[StepShift](items=[StepShift(**present(row)) for row in rows.rows], next=rows.next)
 
 
+def measure_of(measure: Measure | None, section: str) -> Measure:
+    """The measure that is meant; 400 where section and measure contradict each other."""
+    meant: Measure = measure or ("section" if section else "own")
+    if (meant == "section") != bool(section):
+        detail = "`section` names the section of the measure `section`: give both, or neither"
+        raise ProblemError(400, "bad_measure", detail)
+    return meant
+
+
 def _sections(job: str, wanted: str, sections: Sequence[str]) -> str:
     """The text of an unknown section, with the names of the sections there are."""
     names = [name for name in sections if name]
@@ -200,7 +209,7 @@ async def _end_of(context: Context, job: str) -> str:
     return f"job {job} has ended ({row['state']}): {see}"
 
 
-async def _asked(context: Context, verb: str, question: Question, of: type[R]) -> R:
+async def ask_straggler(context: Context, verb: str, question: Question, of: type[R]) -> R:
     """The answer of straggler, or a problem with the reason why there is none."""
     see = f"stragglers {question.job} --history"
     try:

@@ -8,9 +8,8 @@ from everstep_services.attribution.flight_recorder.verdicts import Report as Fli
 from everstep_services.attribution.readings import flight_report, stack_report
 from everstep_services.attribution.stack_analysis.report import Report as StackReport
 from everstep_services.cli.api.client import Api
-from everstep_services.cli.cells import Record
+from everstep_services.cli.cells import Record, cell
 from everstep_services.cli.errors import CliError, Exit
-from everstep_services.cli.output import cell
 
 _LOGS = ("log", "stdout", "stderr")
 _TAILS = 8

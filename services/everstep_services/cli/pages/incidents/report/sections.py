@@ -14,8 +14,7 @@ from everstep_services.attribution.flight_recorder.verdicts import Report as Fli
 from everstep_services.attribution.stack_analysis.report import Report as StackReport
 from everstep_services.attribution.stack_analysis.report import words
 from everstep_services.cli.api.client import Api
-from everstep_services.cli.cells import Record, moment, outcome
-from everstep_services.cli.output import cell
+from everstep_services.cli.cells import Record, cell, moment, outcome
 from everstep_services.cli.pages.incidents.report.evidence import EvidenceContents, collect
 from everstep_services.cli.pages.incidents.story import PARTS
 

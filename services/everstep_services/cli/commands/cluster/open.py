@@ -1,0 +1,31 @@
+"""Open the dashboard in a browser, logged in."""
+
+import webbrowser
+from urllib.parse import quote
+
+import click
+
+from everstep_services.cli.invocation import Invocation, with_api_options
+from everstep_services.cli.output import print_record
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option("--link", "is_link", is_flag=True, help="Only print the link; open no browser.")
+@with_api_options
+@click.pass_obj
+def command(invocation: Invocation, *, job: str | None, is_link: bool) -> None:
+    """Open the dashboard in a browser, logged in; with JOB, the page of that job.
+
+    The link is printed, too. It logs in once, within a minute.
+    """
+    from everstep_services.cli.api.location import open_api
+
+    page = "" if job is None else f"&next={quote(f'/jobs/{quote(job, safe=str())}', safe='')}"
+    with open_api(invocation) as api:
+        made = api.post("login-codes", {})
+        link = f"{api.url}{made['path']}{page}"
+    record = {"link": link, "lasts_s": made["lasts_s"]}
+    print_record(invocation, "link", record, "link")
+    if not is_link:
+        webbrowser.open(link)

@@ -1,0 +1,51 @@
+"""Writes the bundle of a job to a file, and says what is in it."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from everstep_services.cli.api.client import Api
+from everstep_services.cli.cells import cell
+from everstep_services.cli.errors import CliError
+from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.operator_requests import quoted
+from everstep_services.cli.output import echo, print_json, say, schema
+
+_SUFFIX = ".everstep"
+
+
+def export_job(invocation: Invocation, api: Api, job: str, to: Path | None) -> None:
+    """Write the file. One that exists is not written over."""
+    file = to or Path(f"{job}{_SUFFIX}")
+    try:
+        # Readable by this user only: it holds ends of logs.
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise CliError(f"{file} exists already: name another file with --to") from None
+    except OSError as error:
+        raise CliError(f"{file} cannot be written: {error.strerror}") from error
+    try:
+        with os.fdopen(descriptor, "wb") as written:
+            headers = api.download(f"jobs/{quoted(job)}/export", written)
+            size = written.tell()
+    except BaseException:
+        with suppress(OSError):
+            file.unlink()
+        raise
+    contents = {
+        "file": str(file),
+        "size_bytes": size,
+        "facts": int(headers.get("Everstep-Facts", 0)),
+        "evidence": int(headers.get("Everstep-Evidence", 0)),
+        "evidence_missing": int(headers.get("Everstep-Evidence-Missing", 0)),
+    }
+    if invocation.output in {"json", "jsonl"}:
+        print_json({"schema": schema("bundle"), **contents})
+        return
+    echo(
+        f"{cell(file)}: {contents['facts']} facts, {contents['evidence']} pieces of evidence, "
+        f"{size / 1e6:.1f} MB"
+    )
+    if contents["evidence_missing"]:
+        say(f"{contents['evidence_missing']} pieces of evidence are gone or could not be fetched")
+    say(f"open it anywhere with: everstep serve --bundle {cell(file)}")

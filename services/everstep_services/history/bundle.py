@@ -1,0 +1,193 @@
+"""A job's history as one file: its facts, those about its nodes, and its evidence.
+
+The file is a database of history, packed with zstandard. `everstep serve --bundle` opens it on any
+machine, without a bus and without a service.
+"""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zstandard
+from sqlalchemy import and_, or_, select
+
+from everstep.errors import EverstepError
+from everstep.messages import BlobRef, Fact
+from everstep.messages.codec import BadMessageError, decode
+from everstep.store import tables
+from everstep.store.database import Database, open_database
+from everstep.store.evidence_copies import EvidenceCopies
+from everstep.store.log import FactLog, NewFact
+from everstep.store.queries import Record
+from everstep.store.schema import upgrade
+from everstep.subjects import CLUSTER
+from everstep_services.history.projections.fold import fold
+
+SUFFIX = ".everstep"
+STREAM = "bundle"
+_AT_ONCE = 1000
+_NODES_MOST = 5000
+_MOST_BYTES = 2 << 30
+"""Evidence beyond that stays out, and the bundle says so."""
+_LARGEST_BUNDLE = 16 << 30
+_LEFT_OUT = f"the bundle has {_MOST_BYTES >> 30} GiB of evidence already"
+
+Fetch = Callable[[BlobRef], Coroutine[Any, Any, bytes]]
+"""The content of a blob, whole; raises an `EverstepError` where it is gone or out of reach."""
+
+
+class BundleError(EverstepError):
+    """A file that is not a bundle, or one that cannot be opened."""
+
+
+@dataclass(frozen=True, slots=True)
+class BundleContents:
+    """What was put into a bundle."""
+
+    facts: int
+    blobs: int
+    missing_blobs: int
+    """Evidence that is gone, or that could not be fetched."""
+
+
+async def write_bundle(
+    source: Database, job: str, file: Path, *, fetch: Fetch, now_us: int
+) -> BundleContents:
+    """Write a job's history into a file. `file` must not exist; a folder next to it is used."""
+    plain = file.with_name(f"{file.name}.db")
+    try:
+        async with open_database(f"sqlite:///{plain}") as target:
+            await upgrade(target)
+            facts = await _copy_facts(source, target, job)
+            blobs, missing = await _copy_blobs(source, target, job, fetch, now_us)
+        await asyncio.to_thread(_pack, plain, file)
+    finally:
+        await asyncio.to_thread(_remove, plain)
+    return BundleContents(facts, blobs, missing)
+
+
+def unpack(bundle: Path, database: Path) -> None:
+    """Write the database of a bundle to a file. Raises `BundleError`."""
+    written = 0
+    try:
+        with bundle.open("rb") as packed, database.open("xb") as plain:
+            for block in zstandard.ZstdDecompressor().read_to_iter(packed, write_size=1 << 20):
+                if not written and not block.startswith(b"SQLite format 3\0"):
+                    raise BundleError(f"{bundle} is not a bundle: it holds no database")
+                written += len(block)
+                if written > _LARGEST_BUNDLE:
+                    limit = f"{_LARGEST_BUNDLE >> 30} GiB"
+                    raise BundleError(f"{bundle} is too large: it unpacks to more than {limit}")
+                plain.write(block)
+    except zstandard.ZstdError as error:
+        raise BundleError(f"{bundle} is not a bundle of `everstep export`: {error}") from error
+    except OSError as error:
+        raise BundleError(f"{bundle} cannot be opened: {error.strerror}") from error
+    if not written:
+        raise BundleError(f"{bundle} is empty")
+    if written != _size_of(database):
+        raise BundleError(f"{bundle} is not whole: its end is missing")
+
+
+def _size_of(database: Path) -> int:
+    """How large SQLite's header says that the file is."""
+    with database.open("rb") as file:
+        header = file.read(100)
+    page = int.from_bytes(header[16:18], "big")
+    return (65536 if page == 1 else page) * int.from_bytes(header[28:32], "big")
+
+
+def _remove(plain: Path) -> None:
+    for left in (plain, *(plain.with_name(f"{plain.name}-{end}") for end in ("wal", "shm"))):
+        with suppress(FileNotFoundError):
+            left.unlink()
+
+
+async def _copy_facts(source: Database, target: Database, job: str) -> int:
+    log, copied = FactLog(target, fold), 0
+    async for rows in _facts(source, job):
+        for received_us, same in itertools.groupby(rows, key=lambda row: row["received_us"]):
+            batch = [_new(row) for row in same]
+            await log.append(
+                STREAM, batch, sequence=int(batch[-1].sequence), received_us=received_us
+            )
+            copied += len(batch)
+    return copied
+
+
+async def _facts(source: Database, job: str) -> AsyncIterator[list[Record]]:
+    """The facts of a job, and those of the cluster about its nodes, in the order of the log."""
+    facts, members = tables.facts.c, tables.round_members.c
+    async with source.read() as connection:
+        query = select(members.node).where(members.job == job).distinct().limit(_NODES_MOST)
+        nodes = list((await connection.execute(query)).scalars())
+    of_nodes = and_(facts.job == CLUSTER, facts.node.in_(nodes))
+    wanted = or_(facts.job == job, of_nodes)
+    read_n = 0
+    while True:
+        query_page = select(tables.facts).where(facts.n > read_n, wanted)
+        async with source.read() as connection:
+            found = await connection.execute(query_page.order_by(facts.n).limit(_AT_ONCE))
+            rows: list[Record] = list(found.mappings().all())
+        if not rows:
+            return
+        yield rows
+        read_n = rows[-1]["n"]
+
+
+def _new(row: Record) -> NewFact:
+    return NewFact(
+        sequence=row["n"], id=row["id"], job=row["job"], kind=row["kind"], round=row["round"],
+        node=row["node"], at_us=row["at_us"], source=row["source"], body=row["body"],
+        fact=_decoded(row["body"]),
+    )  # fmt: skip
+
+
+def _decoded(body: str) -> Fact | None:
+    try:
+        message = decode(body.encode())
+    except BadMessageError:
+        return None  # of a newer release: it is kept as it is
+    return message if isinstance(message, Fact) else None
+
+
+async def _copy_blobs(
+    source: Database, target: Database, job: str, fetch: Fetch, now_us: int
+) -> tuple[int, int]:
+    copies, copied, missing, size = EvidenceCopies(target), 0, 0, 0
+    for ref in await _references(source, job):
+        data, absent = None, _LEFT_OUT
+        if size + ref.size_bytes <= _MOST_BYTES:
+            try:
+                data, absent = await fetch(ref), ""
+            except (EverstepError, TimeoutError) as error:
+                absent = str(error) or "it could not be fetched in time"
+        await copies.keep(ref, data, absent=absent or None, now_us=now_us)
+        copied, missing = copied + (data is not None), missing + (data is None)
+        size += 0 if data is None else len(data)
+    return copied, missing
+
+
+async def _references(source: Database, job: str) -> list[BlobRef]:
+    """The blobs that a job's facts refer to, each once."""
+    refs: dict[str, BlobRef] = {}
+    for table, column in ((tables.rank_exits, "log"), (tables.evidence, "blob")):
+        blob = table.c[column]
+        query = select(blob).where(table.c.job == job, blob.is_not(None)).order_by(table.c.n)
+        async with source.read() as connection:
+            texts: Iterable[str] = (await connection.execute(query)).scalars().all()
+        for text in texts:
+            with suppress(msgspec.DecodeError, ValueError):
+                ref = msgspec.json.decode(text, type=BlobRef)
+                refs.setdefault(ref.id, ref)
+    return list(refs.values())
+
+
+def _pack(plain: Path, file: Path) -> None:
+    with plain.open("rb") as source, file.open("xb") as packed:
+        zstandard.ZstdCompressor(level=6).copy_stream(source, packed)

@@ -1,0 +1,258 @@
+"""What people can do from a page: each needs a reason, and its object's name typed once more.
+
+An action is sent along REST's own path, so it has REST's scopes, limits and record.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+
+from everstep_services.history.dashboard.pages.page import Page
+from everstep_services.history.dashboard.rest import Reader, RestError, path_of
+
+Form = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A question of the form."""
+
+    name: str
+    label: str
+    kind: str = "text"
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing that can be done."""
+
+    name: str
+    effect: str
+    about: tuple[str, ...]
+    """What the link names; the first is what must be typed."""
+    path: Callable[[Form], str]
+    body: Callable[[Form], Mapping[str, Any]]
+    fields: tuple[Field, ...] = ()
+    is_drastic: bool = False
+    back: str = "job"
+
+
+def _job_verb(verb: str, form: Form) -> str:
+    return f"{path_of('jobs', form.get('job', ''))}:{verb}"
+
+
+def _node_verb(verb: str, form: Form) -> str:
+    return f"{path_of('nodes', form.get('node', ''))}:{verb}"
+
+
+def _checkpoint(verb: str, form: Form) -> str:
+    return f"{path_of('jobs', form.get('job', ''), 'checkpoints', form.get('step', ''))}:{verb}"
+
+
+def _nothing(_form: Form) -> Mapping[str, Any]:
+    return {}
+
+
+def _saving_first(form: Form) -> Mapping[str, Any]:
+    return {"save_first": form.get("save_first") == "on"}
+
+
+def _ttl(form: Form) -> Mapping[str, Any]:
+    hours = _number(form.get("hours", ""), "hours")
+    return {"ttl_s": None if hours is None else hours * 3600}
+
+
+def _correction(form: Form) -> Mapping[str, Any]:
+    ranks = _capture(form).get("ranks", [])
+    nodes = [one.strip() for one in form.get("nodes", "").split(",") if one.strip()]
+    return {"cause": form.get("cause", ""), "culprit_ranks": ranks, "culprit_nodes": nodes}
+
+
+def _capture(form: Form) -> Mapping[str, Any]:
+    texts = [one.strip() for one in form.get("ranks", "").split(",") if one.strip()]
+    if not all(one.isdecimal() and len(one) < 10 for one in texts):
+        raise RestError(422, "ranks are numbers with commas between them")
+    return {"ranks": [int(one) for one in texts]} if texts else {}
+
+
+def _drain(form: Form) -> Mapping[str, Any]:
+    return {"job": form.get("job") or None}
+
+
+def _tier(form: Form) -> Mapping[str, Any]:
+    return {"tier": form.get("tier") or "global"}
+
+
+def _switch(form: Form) -> Mapping[str, Any]:
+    return {"changes": {form.get("switch", ""): form.get("value", "")}, "job": _job(form)}
+
+
+def _brake(form: Form, *, is_on: bool) -> Mapping[str, Any]:
+    return {"is_on": is_on, "job": _job(form)}
+
+
+def _job(form: Form) -> str | None:
+    job = form.get("job", "")
+    return None if job in {"", "all"} else job
+
+
+def _number(text: str, what: str) -> float | None:
+    if not text.strip():
+        return None
+    try:
+        return float(text)
+    except ValueError as error:
+        raise RestError(422, f"{what} is a number, not {text[:40]!r}") from error
+
+
+_SAVE = Field("save_first", "Save a checkpoint first", "checkbox")
+_IN_JOB = ("job",)
+_AT_STEP = ("step", "job", "tier")
+
+ACTIONS: Mapping[str, Action] = {
+    "stop": Action(
+        "Stop the job", "Its round ends, and no other one follows. The command ends with its code.",
+        _IN_JOB, partial(_job_verb, "stop"), _saving_first, (_SAVE,), is_drastic=True,
+    ),
+    "restart": Action(
+        "Restart the job", "The round ends and another one follows. The restart budget stays.",
+        _IN_JOB, partial(_job_verb, "restart"), _saving_first, (_SAVE,), is_drastic=True,
+    ),
+    "save": Action(
+        "Save now", "The script is asked for a checkpoint at its next step.",
+        _IN_JOB, partial(_job_verb, "save"), _nothing,
+    ),
+    "capture": Action(
+        "Capture evidence", "Stacks and flight recorders are collected. Training goes on.",
+        _IN_JOB, partial(_job_verb, "capture"), _capture,
+        (Field("ranks", "Ranks", hint="as 0, 3, 7; empty for all"),),
+    ),
+    "correct": Action(
+        "Correct the verdict",
+        "What you say holds, whatever later evidence says. The reason is how you know.",
+        ("incident",),
+        lambda form: f"{path_of('incidents', form.get('incident', ''))}/correction",
+        _correction,
+        (
+            Field("cause", "Cause", hint="user_code, configuration, data, framework, gpu, host, "
+                  "network, storage, scheduler or unknown"),
+            Field("ranks", "Culprit ranks", hint="as 0, 3, 7"),
+            Field("nodes", "Culprit nodes", hint="with commas between them"),
+        ),
+        back="incident",
+    ),
+    "exclude": Action(
+        "Exclude the node", "It gets no slot in any job, until the exclusion ends.",
+        ("node",), partial(_node_verb, "exclude"), _ttl,
+        (Field("hours", "For how many hours", "number", "empty: until somebody includes it"),),
+        is_drastic=True, back="node",
+    ),
+    "include": Action(
+        "Include the node", "Its exclusion and its strikes end now.",
+        ("node",), partial(_node_verb, "include"), _nothing, back="node",
+    ),
+    "drain": Action(
+        "Drain the node", "Its job saves, then goes on without the node.",
+        ("node", "job"), partial(_node_verb, "drain"), _drain, is_drastic=True, back="node",
+    ),
+    "check": Action(
+        "Check the node", "Its agent examines it when no rank of its runs.",
+        ("node", "job"), partial(_node_verb, "check"), _drain, back="node",
+    ),
+    "pin": Action(
+        "Pin the checkpoint", "Retention never deletes it.",
+        _AT_STEP, partial(_checkpoint, "pin"), _tier, back="checkpoints",
+    ),
+    "unpin": Action(
+        "Unpin the checkpoint", "Retention may delete it again.",
+        _AT_STEP, partial(_checkpoint, "unpin"), _tier, back="checkpoints",
+    ),
+    "verify": Action(
+        "Verify the checkpoint", "Its files are read back and compared with their hashes.",
+        _AT_STEP, partial(_checkpoint, "verify"), _tier, back="checkpoints",
+    ),
+    "brake": Action(
+        "Pull the brake", "Every actuator only observes: what would be done is recorded, not done.",
+        _IN_JOB, lambda _form: "brake", partial(_brake, is_on=True), is_drastic=True,
+        back="control",
+    ),
+    "release": Action(
+        "Release the brake", "Decisions are carried out again.",
+        _IN_JOB, lambda _form: "brake", partial(_brake, is_on=False), back="control",
+    ),
+    "switch": Action(
+        "Change a switch", "It holds at once, without a restart of anything.",
+        ("switch", "job"), lambda _form: "control", _switch,
+        (Field("value", "New value", hint="empty goes back to the default"),), back="control",
+    ),
+}  # fmt: skip
+
+
+async def ask(_reader: Reader, request: Request) -> Page:
+    """The page that asks for a reason and for the name."""
+    return _asked(request, dict(request.query_params), "")
+
+
+async def do(reader: Reader, request: Request, *, form: Form) -> Page:
+    """Have it done, and show what was answered."""
+    action = _action(request)
+    object_ = form.get(action.about[0], "")
+    if form.get("confirmed", "").strip() != object_ or not object_:
+        return _asked(request, form, f"Type {object_} to confirm.", 422)
+    body: dict[str, Any] = {"reason": form.get("reason", "").strip()}
+    try:
+        decided = await reader.send("POST", action.path(form), body | dict(action.body(form)))
+    except RestError as error:
+        if error.status == 401:
+            raise
+        return _asked(request, form, error.detail, error.status)
+    values = {
+        "title": action.name,
+        "action": action,
+        "decided": decided,
+        "back": _back(action, form),
+    }
+    return Page("done.html", values)
+
+
+def _asked(request: Request, given: Form, problem: str, status: int = 200) -> Page:
+    action = _action(request)
+    about = {name: given.get(name, "") for name in action.about}
+    if not about[action.about[0]]:
+        raise RestError(404, f"the link does not name the {action.about[0]}")
+    values = {
+        "title": action.name,
+        "verb": request.path_params["verb"],
+        "action": action,
+        "about": about,
+        "object": about[action.about[0]],
+        "given": given,
+        "problem": problem,
+        "back": _back(action, given),
+    }
+    return Page("action.html", values, status)
+
+
+def _action(request: Request) -> Action:
+    found = ACTIONS.get(request.path_params["verb"])
+    if found is None:
+        raise RestError(404, "there is no such action")
+    return found
+
+
+def _back(action: Action, form: Form) -> str:
+    match action.back:
+        case "node":
+            return f"/{path_of('nodes', form.get('node', ''))}"
+        case "checkpoints":
+            return f"/{path_of('jobs', form.get('job', ''), 'checkpoints')}"
+        case "incident":
+            return f"/{path_of('incidents', form.get('incident', ''))}"
+        case "control":
+            return "/control"
+        case _:
+            return f"/{path_of('jobs', form.get('job', ''))}"

@@ -1,0 +1,211 @@
+"""The geometry of pictures that the server draws: rounds over time, step times, a ledger.
+
+Pictures are SVG 1000 units wide that stretches with the page; what they say in words stands in
+HTML around them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from everstep_services.history.dashboard.formats import moment
+from everstep_services.history.dashboard.rest import path_of
+
+WIDTH = 1000.0
+_LEAST = 1.5
+"""A segment is never narrower, or nobody sees it."""
+_MARKS_MOST = 400
+CLASSES: Mapping[str, str] = {
+    "productive": "Productive",
+    "start_up": "Start-up",
+    "rendezvous": "Restart",
+    "restore": "Restore",
+    "checkpoint_stall": "Checkpoint",
+    "stall": "Stall",
+    "lost_steps": "Lost steps",
+    "straggler_tax": "Slow ranks",
+    "idle": "Idle",
+    "unknown": "Unknown",
+}
+"""What goodput calls the classes of time, and what people read. Each has one colour."""
+PHASES = (
+    ("detect_s", "Detect", "stall"), ("evidence_s", "Evidence", "idle"),
+    ("decide_s", "Decide", "idle"), ("stop_s", "Stop", "rendezvous"),
+    ("rendezvous_s", "Rendezvous", "rendezvous"), ("start_s", "Start", "start_up"),
+    ("restore_s", "Restore", "restore"), ("first_step_s", "First step", "start_up"),
+    ("other_s", "Other", "unknown"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of time of one class."""
+
+    kind: str
+    text: str
+    seconds: float
+    x: float
+    width: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment: an incident or a checkpoint."""
+
+    kind: str
+    x: float
+    text: str
+    href: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """A job over its time."""
+
+    began: datetime
+    ended: datetime
+    segments: Sequence[Segment]
+    marks: Sequence[Mark]
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return (self.ended - self.began).total_seconds()
+
+
+def timeline(
+    parts: Sequence[Mapping[str, Any]],
+    incidents: Sequence[Mapping[str, Any]],
+    commits: Sequence[Mapping[str, Any]],
+) -> Timeline | None:
+    """What the time of a job went into, part by part; None while no time has passed."""
+    times = [(moment(one["since"]), moment(one["until"]), one) for one in parts]
+    known = [(since, until, one) for since, until, one in times if since and until]
+    if not known:
+        return None
+    began, ended = known[0][0], known[-1][1]
+    scale = WIDTH / max((ended - began).total_seconds(), 1e-3)
+
+    def place(at: datetime) -> float:
+        return min(WIDTH, max(0.0, (at - began).total_seconds() * scale))
+
+    segments = []
+    for since, until, one in known:
+        x, width = place(since), max(_LEAST, place(until) - place(since))
+        name = CLASSES.get(one["time_class"], "Mixed")
+        text = name if one["round"] is None else f"{name}, round {one['round']}"
+        seconds = (until - since).total_seconds()
+        segments.append(
+            Segment(one["time_class"], text, seconds, round(min(x, WIDTH - width), 2),
+                    round(width, 2))
+        )  # fmt: skip
+    # Short ones are drawn last, or the long one behind them would cover them.
+    segments.sort(key=lambda one: -one.width)
+    return Timeline(began, ended, segments, _marks(incidents, commits, place))
+
+
+def _marks(
+    incidents: Sequence[Mapping[str, Any]],
+    commits: Sequence[Mapping[str, Any]],
+    place: Callable[[datetime], float],
+) -> Sequence[Mark]:
+    found = []
+    for one in commits[:_MARKS_MOST]:
+        at = moment(one.get("at"))
+        if at is not None and one.get("tier") == "global":
+            found.append(Mark("checkpoint", round(place(at), 2), f"step {one['step']} saved"))
+    for one in incidents:
+        at = moment(one["opened_at"])
+        if at is not None:
+            text = one["story"] or one["reason"] or "incident"
+            href = f"/{path_of('incidents', one['incident'])}"
+            found.append(Mark("incident", round(place(at), 2), text, href))
+    return found
+
+
+def shares(seconds: Mapping[str, float] | None) -> Sequence[tuple[str, str, float, float, float]]:
+    """Classes of time by how long they lasted: class, name, seconds, place and width in a bar."""
+    if not seconds:
+        return ()
+    whole_s = sum(seconds.values()) or 1.0
+    found, x = [], 0.0
+    for kind, name in CLASSES.items():
+        lasted_s = seconds.get(kind, 0.0)
+        if lasted_s > 0:
+            width = lasted_s / whole_s * WIDTH
+            found.append((kind, name, lasted_s, round(x, 2), round(width, 2)))
+            x += width
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Step times, as a line."""
+
+    points: str
+    began: datetime
+    ended: datetime
+    low_s: float
+    high_s: float
+    median_s: float
+    last_s: float
+    top_s: float
+    rows: Sequence[tuple[datetime, int, float]]
+
+
+def step_series(progress: Sequence[Mapping[str, Any]]) -> Series | None:
+    """The seconds of a step over time; None while fewer than two are known."""
+    rows = []
+    for one in progress:
+        at, each_s = moment(one.get("at")), _step_s(one)
+        if at is not None and each_s is not None:
+            rows.append((at, int(one["step"]), each_s))
+    rows.sort()
+    if len(rows) < 2:
+        return None
+    values = sorted(each for _, _, each in rows)
+    top = values[-1] * 1.1
+    span_s = max((rows[-1][0] - rows[0][0]).total_seconds(), 1e-3)
+    points = " ".join(
+        f"{(at - rows[0][0]).total_seconds() / span_s * WIDTH:.1f},{120 - each / top * 120:.1f}"
+        for at, _, each in rows
+    )
+    return Series(
+        points, rows[0][0], rows[-1][0], values[0], values[-1], values[len(values) // 2],
+        rows[-1][2], top, rows[::-1],
+    )  # fmt: skip
+
+
+def _step_s(one: Mapping[str, Any]) -> float | None:
+    if one.get("step_p50_s"):
+        return float(one["step_p50_s"])
+    steps, took_s = one.get("steps") or 0, one.get("steps_s") or 0.0
+    return float(took_s) / steps if steps and took_s else None
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One row of a waterfall."""
+
+    name: str
+    kind: str
+    seconds: float
+    x: float
+    width: float
+
+
+def ledger(parts: Mapping[str, float] | None) -> Sequence[Phase]:
+    """Where the time of an incident went, one phase after the other."""
+    if parts is None:
+        return ()
+    whole_s = sum(parts[name] for name, _, _ in PHASES) or 1.0
+    found, at = [], 0.0
+    for name, text, kind in PHASES:
+        seconds = parts[name]
+        if seconds > 0:
+            x, width = at / whole_s * WIDTH, max(_LEAST, seconds / whole_s * WIDTH)
+            place = round(min(x, WIDTH - width), 2)
+            found.append(Phase(text, kind, seconds, place, round(width, 2)))
+        at += seconds
+    return found

@@ -1,0 +1,165 @@
+"""How pages write numbers, times and words. Every text from outside passes `shown`."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from everstep.observe.printable import printable
+
+_CUT_AT = 20_000
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_STEPS = ((86_400 * 2, 86_400, "d"), (5_400, 3_600, "h"), (90, 60, "min"), (0, 1, "s"))
+_UNITS_OF_TIME = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
+NOTHING = "—"
+
+_WORDS: Mapping[str, str] = {
+    "ok ●": "running done recovered healthy joined pass passed ok cleared armed verified confirmed "
+    "completed finished good serving",
+    "info ◐": "starting forming waiting restarting learning pinned standby warm started scheduled "
+    "observed asked stopping",
+    "warn ▲": "stalled suspect warn warning paused degraded braked open inconclusive draining "
+    "merged quarantined excluded refused",
+    "bad ■": "failed lost fail unhealthy missing off critical gave_up error exited",
+}
+TONES: Mapping[str, tuple[str, str]] = {
+    word: (tone[:-2], tone[-1]) for tone, words in _WORDS.items() for word in words.split()
+}
+"""Word → tone and mark. A tone has one colour, and a mark that needs no colour."""
+
+
+def shown(value: Any) -> Any:
+    """Text without control characters, and not longer than a page can bear."""
+    if value is None:
+        return NOTHING
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    if len(value) > _CUT_AT:
+        value = f"{value[:_CUT_AT]} … ({len(value) - _CUT_AT} characters more)"
+    return printable(value)
+
+
+def clip(value: str | None, most: int = 160) -> str:
+    """The beginning of a long text."""
+    if not value:
+        return NOTHING
+    return value if len(value) <= most else f"{value[: most - 1]}…"
+
+
+def moment(text: str | datetime | None) -> datetime | None:
+    """A time as REST writes it."""
+    if isinstance(text, datetime):
+        return text
+    if not text:
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def when(text: str | datetime | None, now: datetime) -> Markup:
+    """How long ago, with the exact time on hover."""
+    at = moment(text)
+    if at is None:
+        return Markup(NOTHING)  # noqa: S704  our own
+    exact = at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(
+        at.astimezone(UTC).isoformat(), exact, relative((now - at).total_seconds())
+    )
+
+
+def relative(age_s: float) -> str:
+    """An age in words; what is to come has `in` before it."""
+    if abs(age_s) < 2:
+        return "now"
+    text = coarse(abs(age_s))
+    return f"{text} ago" if age_s > 0 else f"in {text}"
+
+
+def coarse(seconds: float) -> str:
+    """A span in one unit, for what does not matter to the second."""
+    for least, unit_s, name in _STEPS:
+        if seconds >= least:
+            return f"{seconds / unit_s:.0f} {name}"
+    return "0 s"
+
+
+def duration(seconds: float | None) -> str:
+    """A span in two units at most."""
+    if seconds is None:
+        return NOTHING
+    if seconds < 60:
+        return _short(seconds)
+    whole = round(seconds)
+    for unit_s, name, lower_s, lower in _UNITS_OF_TIME:
+        if whole >= unit_s:
+            rest = whole % unit_s // lower_s
+            return f"{whole // unit_s} {name}" + (f" {rest} {lower}" if rest else "")
+    return f"{whole} s"
+
+
+def _short(seconds: float) -> str:
+    if seconds <= 0:
+        return "0"
+    if seconds < 0.001:
+        return f"{seconds * 1e6:.3g} µs"
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def size(count: float | None) -> str:
+    """Bytes, in binary units."""
+    if count is None:
+        return NOTHING
+    value, unit = float(count), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.0f} {_UNITS[unit]}" if unit == 0 else f"{value:.3g} {_UNITS[unit]}"
+
+
+def number(value: float | None) -> str:
+    """With thin spaces between thousands."""
+    if value is None:
+        return NOTHING
+    text = f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
+    return text.replace(",", "\u202f")
+
+
+def percent(ratio: float | None) -> str:
+    """A ratio, in hundredths."""
+    return NOTHING if ratio is None else f"{ratio * 100:.3g}\u202f%"
+
+
+def words(name: str | None) -> str:
+    """A name from the wire, as people write it."""
+    return NOTHING if not name else name.replace("_", " ")
+
+
+def ranks(numbers: Sequence[int] | None, most: int = 12) -> str:
+    """Ranks as ranges: `0–3, 7`."""
+    if not numbers:
+        return NOTHING
+    runs: list[list[int]] = []
+    for one in sorted(set(numbers)):
+        if runs and one == runs[-1][1] + 1:
+            runs[-1][1] = one
+        else:
+            runs.append([one, one])
+    texts = [str(first) if first == last else f"{first}–{last}" for first, last in runs[:most]]
+    return ", ".join(texts) + (f", and {len(runs) - most} more" if len(runs) > most else "")
+
+
+def tone(word: str | None) -> str:
+    """The tone of a state: `ok`, `info`, `warn`, `bad` or `idle`."""
+    return TONES.get(word or "", ("idle", "○"))[0]
+
+
+def chip(word: str | None, text: str | None = None) -> Markup:
+    """A state with its colour and its mark."""
+    name, mark = TONES.get(word or "", ("idle", "○"))
+    label = shown(text or words(word))
+    return Markup('<span class="chip {}"><span aria-hidden="true">{}</span>{}</span>').format(
+        name, mark, escape(label)
+    )

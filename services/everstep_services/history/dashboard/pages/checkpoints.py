@@ -1,0 +1,74 @@
+"""`/jobs/…/checkpoints`: steps by tiers, who holds what, and how many losses it survives."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.requests import Request
+
+from everstep_services.history.dashboard.pages.page import Page, whole
+from everstep_services.history.dashboard.rest import Reader, path_of, together
+
+TIERS = ("memory", "peer", "global")
+
+
+async def overview(reader: Reader, request: Request) -> Page:
+    """What can be restored, and how saving goes."""
+    job = request.path_params["job"]
+    path = path_of("jobs", job)
+    detail, found, saves = await together(
+        reader.get(path),
+        reader.get_or_not(f"{path}/checkpoints", limit=200),
+        reader.get_or_not(f"{path}/saves"),
+    )
+    items = [] if found.data is None else found.data["items"]
+    return Page(
+        "checkpoints.html",
+        {
+            "title": f"Checkpoints of {job}",
+            "live": f"job={job}",
+            "job": detail,
+            "found": found,
+            "saves": saves,
+            "tiers": TIERS,
+            "steps": _by_step(items),
+            **_newest(items),
+        },
+    )
+
+
+async def holders(reader: Reader, request: Request) -> Page:
+    """Who holds which part of one checkpoint."""
+    job, step = request.path_params["job"], whole(request.query_params.get("step"), 0, 2**53 - 1)
+    tier = request.query_params.get("tier", "")
+    path = path_of("jobs", job)
+    detail, found = await together(
+        reader.get(path), reader.get(f"{path}/checkpoints/{step}", tier=tier)
+    )
+    values = {"title": f"Step {step} of {job}", "job": detail, "one": found}
+    return Page("holders.html", values)
+
+
+def _by_step(items: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    rows: dict[int, dict[str, Any]] = {}
+    for one in items:
+        row = rows.setdefault(one["step"], {"step": one["step"], "tiers": {}, "at": None})
+        row["tiers"][one["tier"]] = one
+        row["at"] = row["at"] or one["saved_at"]
+    return sorted(rows.values(), key=lambda row: -int(row["step"]))
+
+
+def _newest(items: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The newest good step, the tiers that have it, and the losses that the best one survives."""
+    good = [one for one in items if _is_good(one)]
+    step = max((one["step"] for one in good), default=None)
+    here = [one for one in good if one["step"] == step]
+    losses = [one["survivable_losses"] for one in here if one["survivable_losses"] is not None]
+    return {
+        "newest": here[0] if here else None,
+        "newest_tiers": ", ".join(one["tier"] for one in here),
+        "survives": max(losses, default=None),
+    }
+
+
+def _is_good(one: Mapping[str, Any]) -> bool:
+    return not (one["is_quarantined"] or one["is_missing"])

@@ -1,0 +1,62 @@
+"""`/nodes`: checks by nodes, strikes, exclusions with their ends."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.requests import Request
+
+from everstep_services.history.dashboard.pages.page import Page, filters, without_cursor
+from everstep_services.history.dashboard.rest import Answer, Reader, path_of, together
+
+_MATRIX_NODES = 40
+
+
+async def listed(reader: Reader, request: Request) -> Page:
+    """Nodes, those with the most strikes first, and what their last checks found."""
+    given = filters(request, "job", "state", "healthy", "suspect", "excluded", "q", "cursor")
+    nodes = await reader.get("nodes", limit=50, sort="strikes", order="desc", **given)
+    shown = nodes["items"][:_MATRIX_NODES]
+    checks = await together(
+        *(reader.get_or_not(f"{path_of('nodes', one['node'])}/checks", limit=1) for one in shown)
+    )
+    return Page(
+        "nodes.html",
+        {
+            "title": "Nodes",
+            "live": "",
+            "nodes": nodes,
+            "matrix": _matrix(shown, checks),
+            "query_without_cursor": without_cursor(request),
+            "is_filtered": any(name != "cursor" for name in given),
+        },
+    )
+
+
+async def one(reader: Reader, request: Request) -> Page:
+    """A node: how it stands, what was found, what happened on it."""
+    node = request.path_params["node"]
+    path = path_of("nodes", node)
+    detail, checks, incidents, facts = await together(
+        reader.get(path),
+        reader.get_or_not(f"{path}/checks", limit=20),
+        reader.get_or_not("incidents", node=node, limit=20),
+        reader.get_or_not("facts", node=node, order="desc", limit=20),
+    )
+    values = {"title": node, "live": f"node={node}", "node": detail, "checks": checks,
+              "incidents": incidents, "facts": facts}  # fmt: skip
+    return Page("node.html", values)
+
+
+def _matrix(nodes: Sequence[Mapping[str, Any]], checks: Sequence[Answer]) -> Mapping[str, Any]:
+    """The newest examination of each node: one cell for each check."""
+    rows: list[dict[str, Any]] = []
+    for node, answer in zip(nodes, checks, strict=True):
+        last = answer.data["items"][0] if answer.data and answer.data["items"] else None
+        cells: dict[str, Any] = {}
+        for result in (last or {}).get("results") or ():
+            before = cells.get(result["check"])
+            if before is None or before["state"] in {"pass", "passed", "ok"}:
+                cells[result["check"]] = result
+        rows.append({"node": node, "last": last, "cells": cells})
+    names = sorted({name for row in rows for name in row["cells"]})
+    return {"names": names, "rows": [row for row in rows if row["last"] is not None]}

@@ -1,0 +1,370 @@
+"""The site: which path is which page, who may see it, and the headers that every page has."""
+
+import asyncio
+import gzip
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from urllib.parse import parse_qsl, quote
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from everstep import __version__
+from everstep.clock import Clock
+from everstep_services.history.dashboard import actions, session
+from everstep_services.history.dashboard.assets import Assets
+from everstep_services.history.dashboard.formats import relative, when
+from everstep_services.history.dashboard.pages import PAGES, Page, incidents
+from everstep_services.history.dashboard.rest import (
+    Reader,
+    Rest,
+    RestError,
+    Visitor,
+    path_of,
+    together,
+)
+from everstep_services.history.dashboard.session import LoginCodes
+
+log = logging.getLogger(__name__)
+
+_FORM_BYTES = 64 << 10
+_SAFE = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+}
+"""No inline script, no inline style, no other site: text from the bus can execute nothing."""
+
+Make = Callable[[Reader, Request], Awaitable[Page]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shell:
+    """What surrounds a page."""
+
+    token: str
+    reader: Reader | None
+    status: Mapping[str, Any] | None
+    problem: str = ""
+
+
+class Dashboard:
+    """Answers the paths of pages; all others go to REST."""
+
+    def __init__(self, rest: ASGIApp, clock: Clock, codes: LoginCodes) -> None:
+        self._clock = clock
+        self._codes = codes
+        self._rest = Rest(rest, clock)
+        self._assets: Assets | None = None
+        self._loading = asyncio.Lock()
+        self._router = Router(self._routes(), redirect_slashes=False, default=rest)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "http":
+            await self._router(scope, receive, send)
+
+    def _routes(self) -> list[Route]:
+        own = [
+            Route("/login", self._login, methods=["GET", "POST"]),
+            Route("/logout", self._logout, methods=["POST"]),
+            Route("/static/{name}", self._static),
+            Route("/favicon.ico", self._favicon),
+            Route("/live", self._passing("facts/stream")),
+            Route("/do/{verb}", self._act, methods=["GET", "POST"]),
+            Route("/jobs/{job}/heat", self._heat),
+            Route("/incidents/{incident}/evidence/{evidence}", self._download),
+            Route("/incidents/{incident}.md", self._data(self._markdown)),
+        ]
+        return [*own, *(Route(path, self._page(make)) for path, make in PAGES.items())]
+
+    def _page(self, make: Make) -> Callable[[Request], Awaitable[Response]]:
+        return partial(self._guarded, make=make)
+
+    async def _guarded(self, request: Request, make: Make) -> Response:
+        """A page, or why there is none; never a traceback."""
+        token = session.token_of(request)
+        if not token:
+            return await self._to_login(request)
+        reader = self._reader(request, token)
+        status: Mapping[str, Any] | None = None
+        try:
+            status_read, page = await together(reader.get_or_not("status"), make(reader, request))
+            status = status_read.data
+        except RestError as error:
+            if error.status == 401:
+                return await self._to_login(request, error.detail)
+            page = _refused(error)
+        except Exception:
+            log.exception("page_failed path=%s", request.url.path)
+            page = Page("error.html", {"title": "This page failed", "detail": _FAILED}, 500)
+        return await self._render(request, page, _Shell(token, reader, status))
+
+    def _reader(self, request: Request, token: str) -> Reader:
+        return self._rest.reader(_visitor(request, token))
+
+    async def _render(self, request: Request, page: Page, shell: _Shell) -> Response:
+        assets, now = await self._loaded(), self._clock.wall()
+        theme = request.cookies.get("everstep_theme", "")
+        context = {
+            "title": "Everstep",
+            "path": request.url.path,
+            "query": request.query_params,
+            "theme": theme if theme in {"dark", "light"} else "",
+            "is_in": shell.reader is not None,
+            "scope": shell.reader.scope if shell.reader else "",
+            "form_key": session.form_key(shell.token) if shell.token else "",
+            "banners": _banners(shell, now),
+            "version": __version__,
+            "status": shell.status,
+            "now": now,
+            "when": partial(when, now=now),
+            "actions": actions.ACTIONS,
+            **page.values,
+        }
+        template = assets.environment.get_template(page.template)
+        is_packed = "gzip" in request.headers.get("accept-encoding", "")
+        body, status = await asyncio.to_thread(
+            _rendered, template, context, page.status, is_packed=is_packed
+        )
+        headers = {"Vary": "Accept-Encoding"} | ({"Content-Encoding": "gzip"} if is_packed else {})
+        return _safe(Response(body, status, headers, page.media_type))
+
+    async def _loaded(self) -> Assets:
+        if self._assets is None:
+            async with self._loading:
+                if self._assets is None:
+                    self._assets = await asyncio.to_thread(Assets)
+        return self._assets
+
+    async def _static(self, request: Request) -> Response:
+        return _safe((await self._loaded()).answer(request))
+
+    async def _favicon(self, _request: Request) -> Response:
+        return RedirectResponse((await self._loaded()).url("mark.svg"), 307)
+
+    async def _to_login(self, request: Request, problem: str = "") -> Response:
+        if session.comes_from_another_site(request) and request.method == "GET":
+            # The cookie is not sent along a link from elsewhere: our own page asks once more.
+            target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+            again = Page("again.html", {"target": target})
+            return await self._render(request, again, _Shell("", None, None))
+        if request.url.path != "/" or problem:
+            target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+            there = f"/login?next={quote(target, safe='/')}"
+            return _safe(RedirectResponse(there, 303))
+        return _safe(RedirectResponse("/login", 303))
+
+    async def _login(self, request: Request) -> Response:
+        target = _own_path(request.query_params.get("next", "/"))
+        code = request.query_params.get("code", "")
+        if code and not session.comes_from_another_site(request):
+            token = self._codes.take(code)
+            if token is not None:
+                return await self._logged_in(request, token, target)
+            return await self._login_page(request, "This link was used, or is older than a minute.")
+        if request.method == "GET":
+            return await self._login_page(request, "")
+        if not session.comes_from_here(request):
+            return await self._login_page(request, "The form came from another site.", 403)
+        form = await _form(request)
+        return await self._logged_in(request, form.get("token", "").strip(), target)
+
+    async def _logged_in(self, request: Request, token: str, target: str) -> Response:
+        if not token or not token.isascii() or not token.isprintable():
+            return await self._login_page(request, "Paste a token: it begins with evs_.")
+        reader = self._reader(request, token)
+        answer = await self._rest.ask(reader.visitor, "GET", "status", "")
+        if answer[0] == 401:
+            return await self._login_page(request, "This token is not known, or has ended.", 401)
+        if answer[0] == 429:
+            return await self._login_page(request, "Too many bad tokens: wait a minute.", 429)
+        if answer[0] not in {200, 403}:
+            text = "Nobody can be logged in while the database is away: try again in a moment."
+            return await self._login_page(request, text, 503)
+        response = RedirectResponse(target, 303)
+        session.log_in(request, response, token)
+        return _safe(response)
+
+    async def _login_page(self, request: Request, problem: str, status: int = 200) -> Response:
+        page = Page("login.html", {"title": "Log in", "problem": problem}, status)
+        return await self._render(request, page, _Shell("", None, None))
+
+    async def _logout(self, request: Request) -> Response:
+        token = session.token_of(request)
+        form = await _form(request)
+        response: Response = RedirectResponse("/login", 303)
+        if token and session.is_own_form(request, token, form.get("key", "")):
+            session.log_out(request, response)
+        return _safe(response)
+
+    async def _act(self, request: Request) -> Response:
+        token = session.token_of(request)
+        if not token:
+            return await self._to_login(request)
+        if request.method == "GET":
+            return await self._guarded(request, actions.ask)
+        form = await _form(request)
+        if not session.is_own_form(request, token, form.get("key", "")):
+            text = "The form is not one of ours: open the page again, and confirm there."
+            page = Page("error.html", {"title": "Nothing was done", "detail": text}, 403)
+            return await self._render(request, page, _Shell(token, None, None))
+        return await self._guarded(request, partial(actions.do, form=form))
+
+    def _data(
+        self, make: Callable[[Reader, Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        async def answered(request: Request) -> Response:
+            token = session.token_of(request)
+            if not token:
+                return _safe(Response("log in first\n", 401, media_type="text/plain"))
+            try:
+                return _safe(await make(self._reader(request, token), request))
+            except RestError as error:
+                return _safe(Response(f"{error.detail}\n", error.status, media_type="text/plain"))
+
+        return answered
+
+    async def _markdown(self, reader: Reader, request: Request) -> Response:
+        page = await incidents.markdown(reader, request)
+        return await self._render(request, page, _Shell(reader.visitor.token, reader, None))
+
+    def _passing(self, path: str) -> ASGIApp:
+        async def passed(scope: Scope, receive: Receive, send: Send) -> None:
+            request = Request(scope)
+            token = session.token_of(request)
+            if not token or session.comes_from_another_site(request):
+                answer = Response("log in first\n", 401, media_type="text/plain")
+                await _safe(answer)(scope, receive, send)
+                return
+            await self._rest.pass_on(_visitor(request, token), path, scope, receive, send)
+
+        return _Application(passed)
+
+    async def _heat(self, request: Request) -> Response:
+        path = f"{path_of('jobs', request.path_params['job'])}/heat-map"
+        return _Passed(self._passing(path))
+
+    async def _download(self, request: Request) -> Response:
+        names = request.path_params
+        path = path_of("incidents", names["incident"], "evidence", names["evidence"])
+        return _Passed(self._passing(path))
+
+
+class _Application:
+    """An application that a route takes as it is, not as a function of a request."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+
+class _Passed(Response):
+    """An answer that REST gives itself."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        super().__init__()
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+
+_FAILED = "It is our fault, and it is in the log of the history service. Other pages still work."
+
+
+def _rendered(
+    template: Any, context: Mapping[str, Any], status: int, *, is_packed: bool
+) -> tuple[bytes, int]:
+    """The page; where its template does not bear the data, a sentence and no traceback."""
+    text, status = _text(template, context, status)
+    data = text.encode(errors="replace")
+    return (gzip.compress(data, 5, mtime=0) if is_packed else data), status
+
+
+def _text(template: Any, context: Mapping[str, Any], status: int) -> tuple[str, int]:
+    try:
+        return template.render(context), status
+    except Exception:
+        log.exception("template_failed path=%s", context["path"])
+        error = template.environment.get_template("error.html")
+        about = {"title": "This page failed", "detail": _FAILED}
+        return error.render({**context, **about}), 500
+
+
+def _visitor(request: Request, token: str) -> Visitor:
+    client = request.client
+    address = (client.host, client.port) if client else ("local", 0)
+    return Visitor(token, address, request.headers.get("host", ""))
+
+
+def _safe(response: Response) -> Response:
+    for name, value in _SAFE.items():
+        response.headers.setdefault(name, value)
+    response.headers.setdefault("Cache-Control", "no-store")
+    return response
+
+
+def _refused(error: RestError) -> Page:
+    titles = {404: "There is no such page", 403: "Your token does not allow this"}
+    title = titles.get(error.status, "This cannot be shown now")
+    return Page("error.html", {"title": title, "detail": error.detail}, error.status)
+
+
+def _banners(shell: _Shell, now: Any) -> list[tuple[str, str]]:
+    """What a visitor must know about the age of the data: tone and text."""
+    found: list[tuple[str, str]] = []
+    reader, status = shell.reader, shell.status
+    if reader is None:
+        return found
+    if reader.stale_s is not None:
+        age = relative(reader.stale_s)
+        found.append(("bad", f"{reader.stale_reason}. This page shows what was read {age}."))
+    elif status is None:
+        found.append(("bad", "The database cannot be read now: this page may lack parts."))
+    if status is not None and not status["is_bus_connected"]:
+        read = status["stream_read_at"]
+        from_ = "" if not read else f" The newest fact was written {_age(read, now)}."
+        found.append(("warn", f"The bus is away: the record does not grow.{from_}"))
+    if status is not None and status["is_rebuilding"]:
+        reach = f"{status['projected_n']} of {status['last_n']} facts"
+        found.append(("info", f"The tables are being made again: they reach {reach}."))
+    return found
+
+
+def _age(text: str, now: Any) -> str:
+    return when(text, now).striptags()
+
+
+def _own_path(target: str) -> str:
+    """A path of this site, whatever a link says."""
+    is_own = target.startswith("/") and target[1:2] not in {"/", "\\"}
+    return target if is_own and target.isprintable() else "/"
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """The fields of a form, none of them large."""
+    data = b""
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > _FORM_BYTES:
+            raise HTTPException(413, "the form is too large")
+    text = data.decode(errors="replace")
+    try:
+        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=100))
+    except ValueError as error:
+        raise HTTPException(400, "the form has too many fields") from error

@@ -1,0 +1,146 @@
+"""A job's history as one file: written over REST, and read again without a service."""
+
+import asyncio
+from pathlib import Path
+
+import httpx2
+import pytest
+import zstandard
+from msgspec.structs import replace
+
+from everstep.messages import BlobRef, RankExited
+from everstep.store.database import open_database
+from everstep.store.evidence_copies import EvidenceCopies
+from everstep.store.queries import log_head
+from everstep.store.record_file import RecordFile
+from everstep.subjects import CLUSTER
+from everstep_services.history.bundle import BundleError, unpack
+from tests.integration.conftest import Api
+from tests.integration.history.test_rest_incidents import problem
+from tests.integration.history.test_rest_lists import get
+from tests.unit.history.facts import make
+from tests.unit.history.story import INCIDENT, JOB, whole
+
+
+async def exported(reader: httpx2.AsyncClient, folder: Path, job: str = JOB) -> Path:
+    answer = await reader.get(f"jobs/{job}/export")
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "application/zstd"
+    assert f'filename="{job}.everstep"' in answer.headers["content-disposition"]
+    file = folder / "file.everstep"
+    file.write_bytes(answer.content)
+    return file
+
+
+async def test_a_bundle_answers_as_the_service_did(
+    api: Api, reader: httpx2.AsyncClient, tmp_path: Path
+) -> None:
+    """Each fact of the job is in it, and none of another job (A11.2)."""
+    await api.add(*whole(), make("job_started", job="other"))
+    bundle = await exported(reader, tmp_path)
+    database = tmp_path / "unpacked.db"
+    await asyncio.to_thread(unpack, bundle, database)
+    record = RecordFile(database)
+    try:
+        await record.check()
+        there = Api(record, api.fact_log, api.clock)
+        await there.open()
+        asked = (f"jobs/{JOB}", f"jobs/{JOB}/rounds", f"incidents/{INCIDENT}")
+        before = [await get(reader, path) for path in asked]
+        async with reader_of(there) as offline:
+            assert [bare(await get(offline, path)) for path in asked] == list(map(bare, before))
+            facts = (await get(offline, "facts", limit=1000))["items"]
+            assert (await get(offline, "jobs"))["items"][0]["job"] == JOB
+    finally:
+        await record.close()
+    known = (await get(reader, "facts", job=JOB, limit=1000))["items"]
+    assert [fact["id"] for fact in facts if fact["job"] == JOB] == [fact["id"] for fact in known]
+    assert {fact["job"] for fact in facts} <= {JOB, CLUSTER}
+
+
+def reader_of(api: Api) -> httpx2.AsyncClient:
+    """A client of endpoints that admit everybody: nobody can write a token into a record."""
+    from everstep_services.cli.api.record import _admitted
+    from everstep_services.history.api.app import create_api
+
+    transport = httpx2.ASGITransport(app=_admitted(create_api(api.context)))
+    return httpx2.AsyncClient(transport=transport, base_url="http://bundle/api/v1")
+
+
+def bare(answer: object) -> object:
+    """An answer without places in the log: facts of other jobs are not in a bundle."""
+    if isinstance(answer, dict):
+        return {
+            name: bare(value)
+            for name, value in answer.items()
+            if name not in {"n", "first_n", "last_n", "next"}
+        }
+    return [bare(one) for one in answer] if isinstance(answer, list) else answer
+
+
+async def test_evidence_is_in_it_and_what_is_gone_says_why(
+    api: Api, reader: httpx2.AsyncClient, tmp_path: Path
+) -> None:
+    there = await api.bus.blobs.put(JOB, b"the end of a log")
+    gone = replace(there, id="f" * 32)
+    await api.add(
+        make("round_formed", job=JOB, round=1), exit_of(1, there), exit_of(2, gone),
+    )  # fmt: skip
+    database = tmp_path / "unpacked.db"
+    await asyncio.to_thread(unpack, await exported(reader, tmp_path), database)
+    async with open_database(f"sqlite:///{database}") as opened:
+        copies = EvidenceCopies(opened)
+        kept, missing = await copies.find(there.id), await copies.find(gone.id)
+    assert kept is not None
+    assert kept.data == b"the end of a log"
+    assert missing is not None
+    assert missing.data is None
+    assert missing.absent
+
+
+def exit_of(rank: int, log: BlobRef) -> RankExited:
+    fact = make("rank_exited", job=JOB, round=1, rank=rank, log=log)
+    assert isinstance(fact, RankExited)
+    return fact
+
+
+async def test_facts_of_the_cluster_about_nodes_of_the_job_are_in_it(
+    api: Api, reader: httpx2.AsyncClient, tmp_path: Path
+) -> None:
+    formed = make("round_formed", job=JOB, round=1)
+    mine = formed.members[0].node  # type: ignore[attr-defined]
+    await api.add(
+        formed,
+        make("node_excluded", job=CLUSTER, node=mine, round=None),
+        make("node_excluded", job=CLUSTER, node="stranger", round=None),
+    )
+    database = tmp_path / "unpacked.db"
+    await asyncio.to_thread(unpack, await exported(reader, tmp_path), database)
+    async with open_database(f"sqlite:///{database}") as opened:
+        assert (await log_head(opened)).last_n == 2
+
+
+async def test_one_bundle_is_written_at_a_time(api: Api, reader: httpx2.AsyncClient) -> None:
+    await api.add(*whole())
+    answers = await asyncio.gather(*(reader.get(f"jobs/{JOB}/export") for _ in range(4)))
+    codes = sorted(answer.status_code for answer in answers)
+    assert codes[0] == 200
+    assert set(codes) <= {200, 503}
+    assert (await problem(reader, "jobs/nobody/export"))[:2] == (404, "not_found")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty"),
+        (b"no bundle at all", "is not a bundle"),
+        (zstandard.compress(b"text" * 1000), "holds no database"),
+        (zstandard.compress(b"SQLite format 3\0" + b"x" * 5000), "is not whole"),
+    ],
+)
+def test_what_is_not_a_bundle_is_one_line(tmp_path: Path, content: bytes, said: str) -> None:
+    """A13.3."""
+    file = tmp_path / "bad.everstep"
+    file.write_bytes(content)
+    with pytest.raises(BundleError, match=said):
+        unpack(file, tmp_path / "unpacked.db")
