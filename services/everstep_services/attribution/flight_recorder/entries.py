@@ -31,10 +31,10 @@ class RankEntries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_entries(content: bytes, rank: int, *, verbose: bool, group_world: int = 0) -> RankEntries:
-    """The entries of a dump. Raises `BadDumpError` for what is no dump.
+    """Return the entries of a dump; `BadDumpError` if it is not a dump.
 
-    With `group_world`, a replica group of torchft has so many ranks, and transfers of its default
-    group are between global ones.
+    With `group_world`, a replica group of torchft has this number of ranks, and transfers of its
+    default group are between global ranks.
     """
     entries, head = decoded_entries(content)
     groups = head.get("pg_config")
