@@ -173,10 +173,10 @@ async def test_when_the_asking_process_is_killed_the_checks_end(tmp_path: Path) 
     hung = script(tmp_path, "hung", f"sleep 600 & echo $! >> {tmp_path / 'pids'}; wait")
     code = (
         "import asyncio\n"
-        "from everstep_services.agent.probes.runner.examiner import Examiner\n"
+        "from everstep_services.agent.probes.runner.examiner import NodeExaminer\n"
         "from everstep_services.agent.probes.settings import ChecksSettings\n"
         f"settings = ChecksSettings(within_s=30, site={{'hung': {str(hung)!r}}})\n"
-        "asyncio.run(Examiner(settings).examine(['site:hung'], 'join'))\n"
+        "asyncio.run(NodeExaminer(settings).examine(['site:hung'], 'join'))\n"
     )
     asking = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
 

@@ -10,7 +10,7 @@ _MEANINGS = {
     "T": "it is stopped, as by SIGSTOP",
     "t": "a debugger holds it",
     _UNINTERRUPTIBLE: "it waits for a disk or a driver",
-    "zombie: exited, not yet reaped": "zombie: exited, not yet reaped",
+    "Z": "zombie: exited, not yet reaped",
     "R": "it computes, or holds the interpreter's lock",
 }
 _OWN_REASONS = frozenset({"T", "t", _UNINTERRUPTIBLE, "Z", "X"})

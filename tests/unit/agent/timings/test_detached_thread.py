@@ -33,9 +33,9 @@ async def test_while_a_call_hangs_no_other_is_begun() -> None:
 def test_a_process_ends_although_a_call_hangs() -> None:
     script = (
         "import asyncio, threading\n"
-        "from everstep_services.agent.timings.detached_thread import LooseThread\n"
+        "from everstep_services.agent.timings.detached_thread import DetachedThread\n"
         "hang = threading.Event().wait\n"
-        "print(asyncio.run(LooseThread('test').run(hang, 0.01)))\n"
+        "print(asyncio.run(DetachedThread('test').run(hang, 0.01)))\n"
     )
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, timeout=60, check=True)
