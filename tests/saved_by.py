@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint import state_dict_loader
 
-from tests.unit.trainer_sdk.checkpoint.saved_states import Told
+from tests.unit.trainer_sdk.checkpoint.saved_states import KeptReports
 from trainer_sdk.checkpoint.job_context import JobContext
 from trainer_sdk.checkpoint.manifest import MANIFEST, Manifest, decode, step_name
 from trainer_sdk.checkpoint.rank_group import RankGroup
@@ -32,7 +32,7 @@ class Saving:
 
     saver: Saver
     queue: SaveQueue
-    told: Told
+    told: KeptReports
 
     def save(self, step: int, state: Mapping[str, Any], **wish: Any) -> Save | None:
         begun = self.saver.save(SaveRequest(**{"step": step, "to_root": True} | wish), state)
@@ -78,7 +78,7 @@ def saving(
         "write_bytes_per_s": 0,
         "timeouts": timeouts,
     }
-    told = Told()
+    told = KeptReports()
     queue = SaveQueue(group.rank, told, on_error, timeouts)
     saver = Saver(SaverSetup(**known | changes), queue, told, WriteRate(), optimizers)
     try:

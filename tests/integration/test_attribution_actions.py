@@ -13,14 +13,19 @@ from everstep.clock import SystemClock
 from everstep.messages import (
     ActionDecided,
     ActionTaken,
+    Case,
+    CasesDocument,
     Done,
     Message,
     PastIncident,
+    PolicyAct,
     RoundDocument,
     VerdictReached,
 )
 from everstep.messages.codec import decode
 from everstep_services.attribution.actions import Actions
+from everstep_services.attribution.cases import CaseKeeper
+from everstep_services.attribution.documents import BUCKET, encoded
 from everstep_services.attribution.domain.policy import Switches
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.unit.rendezvous.documents import round_document
@@ -46,7 +51,9 @@ class Asked:
 
 @asynccontextmanager
 async def acting(bus: Bus, switches: Switches, asked: Asked) -> AsyncIterator[Actions]:
-    actions = Actions(switches, bus, SystemClock())
+    keeper = CaseKeeper(bus, SystemClock(), keep_days=1)
+    actions = Actions(switches, keeper, bus, SystemClock())
+    await remember(bus)
     async with (
         bus.answer("rendezvous", dict.fromkeys(("stop", "drain", "show"), asked)),
         bus.answer("health", {"exclude": asked}),
@@ -58,6 +65,14 @@ async def acting(bus: Bus, switches: Switches, asked: Asked) -> AsyncIterator[Ac
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
+
+
+async def remember(bus: Bus, *acts: PolicyAct) -> None:
+    """Have the case of incident i9 in the store, unless it is there."""
+    documents = bus.documents(BUCKET)
+    if (await documents.get("j")).data is None:
+        case = Case(job="j", incident="i9", round=1, acts=acts)
+        await documents.put("j", encoded(CasesDocument(cases=(case,))), revision=0)
 
 
 async def recorded(bus: Bus, count: int) -> list[Any]:
@@ -119,3 +134,30 @@ async def test_a_node_that_is_excluded_and_not_drained_is_on_record_as_that() ->
         _, taken = await recorded(bus, 2)
     assert taken.outcome == "done"
     assert taken.reason == "it is done; it is excluded, and not drained: no"
+
+
+async def test_another_replica_does_not_act_again() -> None:
+    """Neither one that takes over, nor this one after it was started again (A4.6)."""
+    asked, bus = Asked(), MemoryBus(MemoryServer())
+    again, before = verdict(**BUG), [past("i8")]
+    for _ in range(2):
+        async with acting(bus, ON, asked) as actions:
+            actions.consider(again, 10, before)
+            await recorded(bus, 2)
+            await asyncio.sleep(0.05)
+    assert len(asked.questions) == 1
+
+
+async def test_what_an_earlier_leader_has_not_finished_is_reported_and_not_asked_again() -> None:
+    asked, bus = Asked(), MemoryBus(MemoryServer())
+    await remember(bus, PolicyAct(decision="d1", action="stop"))
+    keeper = CaseKeeper(bus, SystemClock(), keep_days=1)
+    await keeper.begin()
+    keeper.leads = True
+    for _ in range(2):
+        await Actions(ON, keeper, bus, SystemClock()).close_unfinished(keeper.all_cases())
+    (taken,) = await recorded(bus, 1)
+    assert isinstance(taken, ActionTaken)
+    assert (taken.decision, taken.action, taken.outcome) == ("d1", "stop", "failed")
+    assert [act.is_over for case in keeper.all_cases() for act in case.acts] == [True]
+    assert asked.questions == []

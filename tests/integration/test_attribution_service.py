@@ -202,7 +202,7 @@ async def test_what_cannot_be_corrected_or_explained_is_refused_with_the_remedy(
             await correct(training, culprit_ranks=(-1,))
         with pytest.raises(AskRefusedError, match="no rank 4: the round had ranks 0 to 3"):
             await correct(training, culprit_ranks=(1, 4))
-        with pytest.raises(AskRefusedError, match="the name of whoever"):
+        with pytest.raises(AskRefusedError, match="the name of its author"):
             await correct(training, by=" ")
         training.incident = "nothing-of-the-kind"
         with pytest.raises(AskRefusedError, match="everstep incidents"):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.saved_by import JOB, WITHIN_S, Saving, saving
-from tests.unit.trainer_sdk.checkpoint.saved_states import Told, together
+from tests.unit.trainer_sdk.checkpoint.saved_states import KeptReports, together
 from trainer_sdk.checkpoint import Checkpointer, SaveError
 from trainer_sdk.checkpoint.job_context import JobContext
 from trainer_sdk.checkpoint.rank_group import RankGroup
@@ -184,7 +184,7 @@ def test_ranks_that_are_not_at_one_step_hear_of_it_when_a_save_is_looked_for() -
         pacing = SaveSchedule(
             Every(),
             group,
-            Told(),
+            KeptReports(),
             IntervalEstimate(Every(), IntervalBounds(), failures=0, ran_s=0.0),
         )
         try:

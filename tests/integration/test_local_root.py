@@ -18,7 +18,7 @@ from everstep_services.agent.replicas.local_root import LocalRootError, check_lo
 from everstep_services.agent.replicas.settings import CheckpointSettings
 from everstep_services.agent.replicas.state_folder import LeftoverPolicy, opened_images
 from tests.saved_by import JOB, saving
-from tests.unit.trainer_sdk.checkpoint.saved_states import Told, together
+from tests.unit.trainer_sdk.checkpoint.saved_states import KeptReports, together
 from trainer_sdk.checkpoint.job_context import JobContext
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, Identity
 from trainer_sdk.checkpoint.rank_group import RankGroup
@@ -37,10 +37,10 @@ def state_of(value: int) -> dict[str, Any]:
     return {"a": torch.full((1 << 12,), value)}
 
 
-def saved(images: Path, steps: list[int], number: int = 1) -> Told:
+def saved(images: Path, steps: list[int], number: int = 1) -> KeptReports:
     """By one rank, which then ends; its agent keeps what it has left."""
 
-    def one(group: RankGroup) -> Told:
+    def one(group: RankGroup) -> KeptReports:
         context = JobContext(JOB, number, str(images), has_keeper=True)
         with saving(images, group, root="", keeps=True, buffers=2, context=context) as rank:
             for step in steps:
@@ -61,7 +61,7 @@ def restored(images: Path, number: int = 2) -> Restored | None:
             job=JOB, round=number, rank=0, world_size=1, images=images, storage=None
         )
         state = state_of(0)
-        found = Restore(home, group, Told()).restore(state)
+        found = Restore(home, group, KeptReports()).restore(state)
         assert found is None or set(state["a"].tolist()) == {found.step}
         return found
 

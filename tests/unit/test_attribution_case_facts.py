@@ -114,8 +114,18 @@ def test_observed_stalls_and_refused_acts_begin_nothing() -> None:
     refused = OperatorActed(
         **about(id="o"), by="ada", action="stop_job", target="", outcome="refused", reason=""
     )
-    cases = cases_of(formed(), stalled(1, is_fatal=False), refused)
+    cases = cases_of(formed(), refused)
     assert cases.document.cases == ()
+
+
+def test_a_stall_that_only_warns_is_remembered_apart_from_those_that_end_a_round() -> None:
+    cases = cases_of(formed(), stalled(1, is_fatal=False), stalled(2))
+    assert cases.cases == ()
+    cases.take(opened())
+    case = cases.case("i")
+    assert case is not None
+    assert [one.rank for one in case.warned_stalls] == [1]
+    assert [one.rank for one in case.stalls] == [2]
 
 
 def test_who_was_done_is_remembered_for_an_incident_and_is_none() -> None:

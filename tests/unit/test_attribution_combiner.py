@@ -38,7 +38,7 @@ def test_two_explanations_that_are_as_likely_leave_it_open() -> None:
     judged = combine(case(), [claim("data", 0.5, ranks=(1,)), claim("gpu", 0.5, ranks=(2,))], [])
     assert judged.is_inconclusive
     assert {one.cause for one in judged.others} == {"data", "gpu"}
-    assert "as much speaks for" in judged.reason
+    assert "as much evidence for" in judged.reason
 
 
 def test_a_rank_that_only_lost_its_peer_is_never_the_root() -> None:
@@ -190,7 +190,7 @@ def test_every_cause_is_known_to_the_weights_and_every_number_is_sane() -> None:
     [
         ((3,), ("n1",), ""),
         ((4,), (), "there is no rank 4: the round had ranks 0 to 3"),
-        ((), ("moon",), "no node 'moon' is known of this incident: it has n0, n1"),
+        ((), ("moon",), "this incident has no node 'moon': its nodes are n0, n1"),
     ],
 )
 def test_a_correction_names_ranks_and_nodes_of_the_incident(

@@ -47,7 +47,7 @@ async def test_a_rank_that_is_done_before_the_others_has_left_them() -> None:
     peers = tuple(map(lost_peer, (0, 1, 3)))
     found = await judged(case(ends=peers, done=(done,)))
     assert (found.cause, found.kind, found.ranks) == ("user_code", "left_early", (2,))
-    assert "rank 2 ended as if done, with exit code 0" in found.reason
+    assert "rank 2 exited with 0 while others continued" in found.reason
 
 
 async def test_nobody_has_left_early_where_most_are_done_or_another_failed_first() -> None:

@@ -257,10 +257,69 @@ async def test_where_there_is_no_other_evidence_the_stalls_own_words_tell() -> N
     assert together.ranks == ()
 
 
+def warned(step: int | None) -> Stall:
+    return Stall(
+        rank=1, node="n0", fact="s1", round=1, phase="section", section="data", waited_s=6,
+        limit_s=5, process_state="S", step=step, blocked_in="it waits for a pipe (pipe_read)",
+    )  # fmt: skip
+
+
+async def test_a_stall_that_only_warned_counts_for_less_than_one_that_ended_the_round() -> None:
+    """It stalled, and the others gave up before any limit that ends rounds was passed."""
+    ends = (lost_peer(0), lost_peer(3))
+    without = await judged(case(ends=ends, step=7), {})
+    assert 1 not in without.ranks
+    found = await judged(case(ends=ends, step=7, warned_stalls=(warned(7),)), {})
+    assert (found.cause, found.ranks, found.nodes) == ("data", (1,), ())
+    fatal = await judged(case(ends=ends, step=7, stalls=(warned(7),)), {})
+    assert fatal.ranks == (1,)
+    assert found.confidence < fatal.confidence
+
+
+@pytest.mark.parametrize("step", [6, None])
+async def test_a_stall_that_was_over_before_is_no_evidence(step: int | None) -> None:
+    found = await judged(
+        case(ends=(lost_peer(0), lost_peer(3)), step=7, warned_stalls=(warned(step),)), {}
+    )
+    assert 1 not in found.ranks
+
+
 async def test_a_kernel_that_lost_its_gpu_names_its_node() -> None:
     ends = (lost_peer(0), lost_peer(1))
     found = await judged(case(ends=ends), {"kernel_log": KERNEL})
     assert (found.cause, found.nodes, found.advice) == ("gpu", ("n1",), "restart_without")
+
+
+LAUNCH = "CUDA error: unspecified launch failure"
+
+
+@pytest.mark.parametrize(
+    ("pids", "ranks"),
+    [
+        ({3: 71, 2: 72}, (3,)),  # the kernel's line has the process
+        ({3: 5}, (3,)),  # of another namespace, and only one rank died so
+        ({3: 5, 2: 6}, ()),
+    ],
+)
+async def test_a_device_that_rank_and_kernel_report_is_the_cause(
+    pids: dict[int, int], ranks: tuple[int, ...]
+) -> None:
+    """Both are evidence; where several ranks died, the kernel's process tells which device."""
+    ends = [raised(rank, "AcceleratorError", LAUNCH, pid=pid) for rank, pid in pids.items()]
+    without = await judged(case(ends=(lost_peer(0), *ends)), {})
+    assert without.cause == "user_code"
+    found = await judged(case(ends=(lost_peer(0), *ends)), {"kernel_log": KERNEL})
+    assert (found.cause, found.nodes, found.advice) == ("gpu", ("n1",), "restart_without")
+    assert found.ranks == ranks
+    if ranks:
+        facts = {claim.fact for claim, weight in found.evidence if weight > 0}
+        assert {"f-kernel_log", f"end-{ranks[0]}"} <= facts
+
+
+async def test_a_device_of_another_node_explains_no_rank() -> None:
+    ends = (lost_peer(2), raised(0, "AcceleratorError", LAUNCH, pid=71))
+    found = await judged(case(ends=ends), {"kernel_log": KERNEL})
+    assert 0 not in found.ranks or found.cause != "gpu"
 
 
 SEGFAULT = b"[ 2531.724919] python[5547]: segfault at 0 ip 00007fa98a385ad8 error 4 in libc.so.6\n"

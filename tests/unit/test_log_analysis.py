@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -472,6 +473,63 @@ def test_what_a_script_quotes_accuses_no_hardware(
     assert report.cause is not None
     assert (report.cause.domain, report.cause.failure_class) == ("user code", "python_exception")
     assert not [one for one in report.alternatives if one.domain in {"gpu", "scheduler"}]
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        f"INFO note: last week this node had {XID}",
+        f"WARNING: restarted because of {XID}",
+        f"the driver reported {ECC} on GPU 3, so we moved",
+        "run 7 was lost to an uncorrectable ECC error; see the ticket",
+        "INFO: if GPU has fallen off the bus, ask for another node",
+        "docs: an NVLink fatal error is followed by Xid 74",
+        "we once saw CUDA error: uncorrectable ECC error encountered",
+        "training log of: mce: [Hardware Error]: CPU 31: Machine Check Exception: 5",
+        "see SXid (PCI:0000:c1:00.0): 12028, Fatal, Link 44",
+    ],
+)
+@pytest.mark.parametrize("prefix", ["", "[rank1]: ", "1: "])
+def test_a_sentence_about_broken_hardware_accuses_none(
+    prefix: str, sentence: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    path.write_text(f"step 1\n{prefix}{sentence}\n")
+    report = analyze_files([path]).report()
+    found = [*([report.cause] if report.cause else []), *report.alternatives]
+    assert not [one for one in found if one.domain in {"gpu", "host"}]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        XID,
+        f"[  812.5] {XID}",
+        f"[Mon Nov  2 03:11:11 2026] {XID}",
+        f"Nov  2 03:11:11 node-3 kernel: [  812.5] {XID}",
+        f"2026-11-02T03:11:11+00:00 node-3 kernel: {XID}",
+        f"<3>[  812.5] {XID}",
+        "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+        "  what():  CUDA error: uncorrectable ECC error encountered",
+        "n1:88:99 [0] enqueue.cc:1 NCCL WARN Cuda failure 214 'uncorrectable ECC error'",
+        "[E1102 03:11:11.000000000 ProcessGroupNCCL.cpp:1895] [PG 0 Rank 1] Process group watchdog "
+        "thread terminated with exception: CUDA error: uncorrectable ECC error encountered",
+    ],
+)
+def test_hardware_is_believed_in_the_form_of_its_driver(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text(f"step 1\n{line}\n")
+    report = analyze_files([path]).report()
+    assert report.cause is not None
+    assert report.cause.domain == "gpu"
+
+
+@pytest.mark.parametrize("head", ["1" * 3000, "[1] " * 900, "<1>" * 900, "kernel: " * 400])
+def test_a_long_head_takes_no_time(head: str) -> None:
+    began = time.process_time()
+    shipped().match(f"{head} x {XID}")
+    shipped().match(f"{head} x {ECC}")
+    assert time.process_time() - began < 1
 
 
 def test_what_finalizers_raise_ends_nothing(tmp_path: Path) -> None:

@@ -1,10 +1,18 @@
-"""Does what the policy asks for: rendezvous and health decide whether that can be."""
+"""Does what the policy asks for: rendezvous and health decide whether that can be.
+
+A decision is written into the incident's case before anything is asked, and its outcome after the
+answer. A replica that takes over, or starts again, finds there what was decided, and asks no second
+time: a decision without an outcome is reported as failed, because nobody knows what came of it.
+"""
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from everstep.bus.containment import Containment
 from everstep.bus.errors import AskRefusedError, BusError
@@ -15,11 +23,13 @@ from everstep.ids import id_from
 from everstep.messages import (
     ActionDecided,
     ActionTaken,
+    Case,
     ControlDocument,
     Done,
     DrainNode,
     ExcludeNode,
     PastIncident,
+    PolicyAct,
     RoundDocument,
     ShowRound,
     StopJob,
@@ -27,8 +37,10 @@ from everstep.messages import (
 )
 from everstep.messages.codec import BadMessageError, decode_as
 from everstep.subjects import CLUSTER
+from everstep_services.attribution.cases import CaseKeeper
+from everstep_services.attribution.domain.case_facts import JobCases
 from everstep_services.attribution.domain.policy import Decision, Switches, due, in_force
-from everstep_services.attribution.domain.verdicts import SOURCE
+from everstep_services.attribution.domain.verdicts import SOURCE, Moment
 
 log = logging.getLogger(__name__)
 
@@ -36,20 +48,21 @@ _ASK_S = 4.0
 _TRIES = 3
 _PAUSE_S = 1.0
 _WAITING_MOST = 256
-_REMEMBERED = 10_000
+_UNKNOWN = "the service ended before it had an answer; it is not asked for again"
 
 
 class Actions:
     """Takes verdicts one after the other; each rule acts once for an incident."""
 
-    def __init__(self, default: Switches, bus: Bus, clock: Clock) -> None:
+    def __init__(self, default: Switches, keeper: CaseKeeper, bus: Bus, clock: Clock) -> None:
         self._default = default
+        self._keeper = keeper
         self._bus = bus
         self._clock = clock
         self._verdicts = asyncio.Queue[tuple[VerdictReached, int | None, Sequence[PastIncident]]](
             _WAITING_MOST
         )
-        self._done: dict[str, None] = {}
+        self._under_way = ""
         self._counts: Counter[str] = Counter()
         self._contained = Containment("the policy")
 
@@ -94,29 +107,52 @@ class Actions:
                 log.warning("switches_not_read key=%s error=%s", key, error)
         return in_force(self._default, *found)
 
+    async def close_unfinished(self, cases: Iterable[Case]) -> None:
+        """Report decisions that an earlier leader has left without an outcome."""
+        for case in list(cases):
+            for act in case.acts:
+                if not act.is_over and act.decision != self._under_way:
+                    await self._conclude(case.job, case.incident, act, "failed", _UNKNOWN)
+
     async def _take(self, verdict: VerdictReached, decision: Decision) -> None:
-        said = self._decided(verdict, decision)
-        if said.id in self._done:
-            return
-        self._done[said.id] = None
-        while len(self._done) > _REMEMBERED:
-            del self._done[next(iter(self._done))]
-        await self._bus.record(said)
-        if decision.mode == "enforce":
-            outcome, reason = await self._asked(verdict, decision)
-        else:
-            outcome, reason = "observed", "its switch or the brake lets it only be observed"
+        decided = self._decided(verdict, decision)
+        act = PolicyAct(decision=decided.id, action=decided.action)
+        self._under_way = decided.id
+        try:
+            if not await self._keeper.change(verdict.job, partial(_begun, decided, act)):
+                return
+            if decision.mode == "enforce":
+                outcome, reason = await self._asked(verdict, decision)
+            else:
+                outcome, reason = "observed", "its switch or the brake lets it only be observed"
+            await self._conclude(verdict.job, verdict.incident, act, outcome, reason)
+        finally:
+            self._under_way = ""
+
+    async def _conclude(
+        self, job: str, incident: str, act: PolicyAct, outcome: str, reason: str
+    ) -> None:
         self._counts[outcome] += 1
         log.info(
-            "policy_acted job=%s incident=%s rule=%s outcome=%s reason=%r",
-            verdict.job, verdict.incident, decision.rule, outcome, reason,
+            "policy_acted job=%s incident=%s action=%s outcome=%s reason=%r",
+            job, incident, act.action, outcome, reason,
         )  # fmt: skip
-        await self._bus.record(
-            ActionTaken(
-                **self._about(verdict, said.id, "taken"), decision=said.id, action=said.action,
-                outcome=outcome, reason=reason, incident=verdict.incident,
-            )
-        )  # fmt: skip
+
+        def deed(cases: JobCases, now: Moment) -> tuple[None, tuple[ActionTaken, ...]]:
+            case = cases.case(incident)
+            if case is None or act not in case.acts:
+                return None, ()
+            over = replace(act, is_over=True)
+            acts = tuple(over if one == act else one for one in case.acts)
+            cases.amend(replace(case, acts=acts))
+            taken = ActionTaken(
+                id=id_from(SOURCE, job, act.decision, "taken"), job=job, at=now.wall,
+                source=SOURCE, round=case.round, decision=act.decision, action=act.action,
+                outcome=outcome, reason=reason, incident=incident,
+            )  # fmt: skip
+            return None, (taken,)
+
+        await self._keeper.change(job, deed)
 
     async def _asked(self, verdict: VerdictReached, decision: Decision) -> tuple[str, str]:
         """Return the outcome, and the service's answer."""
@@ -162,8 +198,14 @@ class Actions:
         return await self._bus.ask("rendezvous", verb, question, Done, job=job, within_s=_ASK_S)
 
     def _decided(self, verdict: VerdictReached, decision: Decision) -> ActionDecided:
+        """The same id for the same decision, whichever replica makes it, and how often."""
+        parts = (verdict.incident, decision.rule, decision.node or "")
         return ActionDecided(
-            **self._about(verdict, verdict.incident, decision.rule, decision.node or ""),
+            id=id_from(SOURCE, verdict.job, *parts),
+            job=verdict.job,
+            at=self._clock.wall(),
+            source=SOURCE,
+            round=verdict.round,
             action=decision.action,
             reason=decision.reason,
             rule=decision.rule,
@@ -173,15 +215,17 @@ class Actions:
             nodes_out=() if decision.node is None else (decision.node,),
         )
 
-    def _about(self, verdict: VerdictReached, *parts: str) -> dict[str, Any]:
-        """The same id for the same decision, whichever replica makes it, and how often."""
-        return {
-            "id": id_from(SOURCE, verdict.job, *parts),
-            "job": verdict.job,
-            "at": self._clock.wall(),
-            "source": SOURCE,
-            "round": verdict.round,
-        }
+
+def _begun(
+    decided: ActionDecided, act: PolicyAct, cases: JobCases, now: Moment
+) -> tuple[bool, tuple[ActionDecided, ...]]:
+    """Write a decision down; False where it was made before, or its incident is forgotten."""
+    del now
+    case = cases.case(decided.incident or "")
+    if case is None or any(one.decision == act.decision for one in case.acts):
+        return False, ()
+    cases.amend(replace(case, acts=(*case.acts, act)))
+    return True, (decided,)
 
 
 def _cannot_replace(document: RoundDocument, node: str) -> str:

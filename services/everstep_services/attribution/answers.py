@@ -76,7 +76,7 @@ class Answers:
             return Done(text=f"confirmed: {correction.cause}")
         is_other = correction.was_cause not in {"", correction.cause}
         before = f" instead of {correction.was_cause}" if is_other else ""
-        return Done(text=f"taken down: {correction.cause}{before}; it holds from now on")
+        return Done(text=f"corrected: {correction.cause}{before}; this is the verdict from now on")
 
 
 def _unknown(job: str, incident: str) -> RefusalError:

@@ -75,6 +75,11 @@ class CaseKeeper:
         for stored in self._jobs.values():
             yield from (case for case in stored.cases.cases if not case.outcome)
 
+    def all_cases(self) -> Iterator[Case]:
+        """All cases, as the replica that leads has them."""
+        for stored in self._jobs.values():
+            yield from stored.cases.cases
+
     def unjudged(self) -> Iterator[Case]:
         """Cases without a verdict."""
         for stored in self._jobs.values():

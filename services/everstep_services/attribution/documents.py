@@ -18,12 +18,12 @@ _PENDING_MOST = 10_000
 
 
 class UnreadableError(EverstepError):
-    """What is stored cannot be read. Nothing of it is decided on."""
+    """The document of a job cannot be decoded; nothing is decided about it."""
 
     def __init__(self, key: str, why: str) -> None:
         super().__init__(
-            f"what the bus holds about incidents of {key} cannot be read ({why}): a newer release "
-            f"may have written it; else remove key {key} of bucket {BUCKET}"
+            f"the document about incidents of {key} cannot be read ({why}): a newer release may "
+            f"have written it; otherwise remove key {key} of bucket {BUCKET}"
         )
 
 

@@ -131,7 +131,7 @@ class EvidenceReader:
 
 
 def _unreadable(what: str, missing: Sequence[str], notes: Sequence[str]) -> RefusalError:
-    why = next(iter((*missing, *notes)), "no piece is of a rank")
+    why = next(iter((*missing, *notes)), "no piece of evidence belongs to a rank")
     return RefusalError("422", f"no {what} can be read: {why}")
 
 

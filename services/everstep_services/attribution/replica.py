@@ -36,7 +36,7 @@ class AttributionReplica:
         self.keeper = CaseKeeper(bus, clock, settings.keep_days)
         examiner = Examiner(bus, Panel(analyzers))
         explainer = Explainer(settings.explainer)
-        self.actions = Actions(defaults(settings), bus, clock)
+        self.actions = Actions(defaults(settings), self.keeper, bus, clock)
         self.attribution = Attribution(
             settings, bus, clock, self.keeper, examiner, explainer, self.actions
         )

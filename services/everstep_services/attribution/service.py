@@ -119,7 +119,9 @@ class Attribution:
             while True:
                 batch = await reader.fetch(_BATCH, _FETCH_S)
                 await self._keeper.take(batch, self._note)
-                self._keeper.leads = self._keeper.leads or len(batch.facts) < _BATCH
+                if not self._keeper.leads and len(batch.facts) < _BATCH:
+                    self._keeper.leads = True
+                    await self._actions.close_unfinished(self._keeper.all_cases())
                 now = self._clock.now()
                 if now - news >= _WRITE_EVERY_S:
                     await self._keeper.write_news()

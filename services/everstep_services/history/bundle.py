@@ -33,7 +33,7 @@ STREAM = "bundle"
 _AT_ONCE = 1000
 _NODES_MOST = 5000
 _MOST_BYTES = 2 << 30
-"""Evidence beyond that stays out, and the bundle says so."""
+"""Evidence beyond that is left out, which the bundle notes."""
 _LARGEST_BUNDLE = 16 << 30
 _LEFT_OUT = f"the bundle has {_MOST_BYTES >> 30} GiB of evidence already"
 
@@ -132,8 +132,8 @@ async def _facts(source: Database, job: str) -> AsyncIterator[list[Record]]:
     while True:
         query_page = select(tables.facts).where(facts.n > read_n, wanted)
         async with source.read() as connection:
-            found = await connection.execute(query_page.order_by(facts.n).limit(_AT_ONCE))
-            rows: list[Record] = list(found.mappings().all())
+            result = await connection.execute(query_page.order_by(facts.n).limit(_AT_ONCE))
+            rows: list[Record] = list(result.mappings().all())
         if not rows:
             return
         yield rows

@@ -1,4 +1,4 @@
-"""A rank as its agent has it, with a script of the test's own in a process of its own."""
+"""Helpers: a rank with a page and a socket as its agent makes them, and a script of the test."""
 
 import os
 import socket
@@ -18,7 +18,7 @@ ROUND, RANK = 7, 3
 
 
 class ScriptRank:
-    """Its page and its socket; no bootstrap: the script's session finds them itself."""
+    """A page and a socket, without the bootstrap: the script's session finds them itself."""
 
     def __init__(self, folder: Path, wire: socket.socket) -> None:
         self.page: PageView = make_page(str(folder / "page"))
@@ -42,11 +42,11 @@ class ScriptRank:
         )
 
     def run(self, script: str) -> str:
-        """Run it to its end; what it printed. It has to end well, and to say nothing else."""
+        """Run the script, and return its output; it must succeed without output on stderr."""
         return self.finish("-c", script)
 
     def finish(self, *arguments: str) -> str:
-        """The same, of any program for Python."""
+        """As `script`, for any arguments of Python."""
         with self.start(*arguments) as process:
             out, err = process.communicate(timeout=50)
         assert (process.returncode, err) == (0, "")

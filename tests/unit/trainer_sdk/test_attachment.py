@@ -1,4 +1,4 @@
-"""Ranks of another launcher make their pages themselves; for real, without an agent."""
+"""Ranks of another launcher make their pages themselves: real processes, without an agent."""
 
 import asyncio
 import fcntl
@@ -61,7 +61,7 @@ def launcher(tmp_path: Path) -> Launcher:
 
 @pytest.fixture
 def watched(launcher: Launcher) -> None:
-    """An agent has been here: who leaves need not start one."""
+    """An agent was here before: a rank that ends need not start one."""
     launcher.folder.mkdir(mode=0o700, parents=True)
     (launcher.folder / attachment.LOG).touch()
 
@@ -118,7 +118,7 @@ def test_a_truncated_page_is_ignored(launcher: Launcher) -> None:
 async def test_torch_answers_the_agent_also_in_the_second_life_of_a_rank(
     launcher: Launcher,
 ) -> None:
-    """The socket of a rank that was killed is in the way of the one that takes its place."""
+    """The socket of a killed rank is in the way of its successor."""
     script = BEGIN + "import torch\nprint(1, flush=True)\nsys.stdin.read()"
     for _ in range(2):
         with launcher.start("-c", script) as rank:
@@ -204,7 +204,7 @@ def test_the_exception_that_ends_a_rank_is_kept_for_its_agent(launcher: Launcher
 
 
 def held(lock: Path) -> int:
-    """As the rank hands it to the agent that it starts."""
+    """The lock as the rank passes it to the agent that it starts."""
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     return descriptor

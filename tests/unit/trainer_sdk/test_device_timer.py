@@ -1,4 +1,4 @@
-"""Times of sections on the accelerator: measured by events, and never waited for (A6.6)."""
+"""Times of sections on the accelerator are measured by events, without a wait (A6.6)."""
 
 import sys
 from collections.abc import Iterator
@@ -265,7 +265,7 @@ def test_the_agent_makes_a_sketch_of_the_durations(run: Session, watch: Watch, c
 
 @pytest.mark.gpu
 def test_a_real_gpu_is_timed(run: Session, page: PageView) -> None:
-    """By its own events, with a CUDA graph, and without a wait (A6.6)."""
+    """By real events, with a CUDA graph, and without a wait (A6.6)."""
     torch = pytest.importorskip("torch")
     matrix = torch.randn(2048, 2048, device="cuda")
     assert run.time_device()

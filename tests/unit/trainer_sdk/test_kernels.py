@@ -1,4 +1,4 @@
-"""Durations of kernels: collected where CUPTI is, and nothing else where it is not (A6.6)."""
+"""Durations of kernels are collected if CUPTI is there, without an effect otherwise (A6.6)."""
 
 import json
 import sys

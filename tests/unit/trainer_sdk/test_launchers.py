@@ -1,4 +1,4 @@
-"""Whose rank a process is, as the variables of launchers tell."""
+"""Which rank a process is, by the variables of launchers."""
 
 import socket
 

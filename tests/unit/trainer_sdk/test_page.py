@@ -1,4 +1,4 @@
-"""A page can be read at any moment, whatever its rank does, and whatever is in it."""
+"""A page can be read at any moment, for each state of its rank and each content."""
 
 import os
 import random
@@ -26,7 +26,7 @@ EVENTS = st.one_of(
 
 
 class Expected:
-    """What a page should say."""
+    """The expected content of a page."""
 
     def __init__(self) -> None:
         self.open: list[str] = []
@@ -133,7 +133,7 @@ def test_a_concurrent_reader_never_sees_an_impossible_page(rank: ScriptRank) -> 
 
 
 def read_all(view: PageView) -> None:
-    """Everything that an agent reads."""
+    """Read everything that an agent reads."""
     view.read()
     for lane in view.lanes():
         for frame in lane.frames:

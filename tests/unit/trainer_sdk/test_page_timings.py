@@ -1,4 +1,4 @@
-"""When sections and steps ended, and what their threads computed, as an agent reads it."""
+"""The ends of sections and steps, and processor times, as an agent reads them."""
 
 import time
 from collections.abc import Iterator

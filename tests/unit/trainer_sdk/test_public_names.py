@@ -1,4 +1,4 @@
-"""The public names of the SDK: what is not here may change at any time (E8).
+"""The public names of the SDK; all other names may change at any time (E8).
 
 docs/guides/sdk.md lists the same.
 """

@@ -1,4 +1,4 @@
-"""What a session says on its page; and that no call of it raises, whatever it is given."""
+"""A session's page; no call of a session raises, for any arguments."""
 
 import asyncio
 import math

@@ -1,4 +1,4 @@
-"""The SDK speaks through `logging` where the script has configured that, else on stderr (E8)."""
+"""The SDK warns through `logging` if the script has configured it, else on stderr (E8)."""
 
 import logging
 import subprocess
@@ -23,7 +23,7 @@ class Heard(logging.Handler):
 
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heard]:
-    """A handler of the script's own."""
+    """A log handler of the script."""
     monkeypatch.setattr(sdk_log, "_printed", set())
     monkeypatch.setattr(sdk_log, "_configured_logger", CONFIGURED_LOGGER)
     logger, handler = logging.getLogger("trainer_sdk"), Heard()

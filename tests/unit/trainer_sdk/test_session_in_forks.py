@@ -1,4 +1,4 @@
-"""Threads, forks and spawned processes of a rank, for real."""
+"""Real threads, forks and spawned processes of a rank."""
 
 import sys
 from collections.abc import Iterator

@@ -114,7 +114,7 @@ def test_an_object_that_is_not_a_run_of_wandb_is_refused() -> None:
 
 
 def test_tensorboard_reads_back_what_a_rank_reported(tmp_path: Path) -> None:
-    """Every rank has figures of its own, not only rank 0."""
+    """Every rank has its own figures, not only rank 0."""
     reader = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator",
         reason="the extra `tensorboard` is not installed",
@@ -155,7 +155,7 @@ _FULL, _LAST = 1, 4
 
 
 def records(data: bytes) -> Iterator[bytes]:
-    """What is in a file of wandb's: a log in LevelDB's format, after 7 bytes of its own."""
+    """The records in a file of wandb: a log in LevelDB's format, after a header of 7 bytes."""
     at, whole = _HEAD, b""
     while at + _HEAD <= len(data):
         if _BLOCK - at % _BLOCK < _HEAD:

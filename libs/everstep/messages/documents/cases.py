@@ -48,6 +48,8 @@ class RankEnd(Part, frozen=True, kw_only=True):
     """The innermost section that it was in."""
     core_dumped: bool = False
     """The kernel wrote a core file."""
+    pid: Count = 0
+    """Its process id on the node; 0 where nobody has told."""
 
 
 class Stall(Part, frozen=True, kw_only=True):
@@ -208,6 +210,17 @@ class PastIncident(Part, frozen=True, kw_only=True):
     """A person gave this verdict."""
 
 
+class PolicyAct(Part, frozen=True, kw_only=True):
+    """Something that the policy has decided about an incident. It decides nothing twice."""
+
+    decision: Name
+    """The id of its `action_decided`."""
+    action: Name
+    """The action."""
+    is_over: bool = False
+    """Its `action_taken` is decided, too."""
+
+
 class Case(Part, frozen=True, kw_only=True):
     """All that is known of one incident."""
 
@@ -249,6 +262,8 @@ class Case(Part, frozen=True, kw_only=True):
     """How many more ended well than are listed."""
     stalls: tuple[Stall, ...] = ()
     """Ranks that stalled."""
+    warned_stalls: tuple[Stall, ...] = ()
+    """Ranks that passed a limit that ends no round."""
     located: LocatedStall | None = None
     """Who stopped first."""
     nodes: tuple[NodeSign, ...] = ()
@@ -271,6 +286,8 @@ class Case(Part, frozen=True, kw_only=True):
     """The verdict that holds; None while there is none."""
     correction: VerdictCorrected | None = None
     """What a person has put right."""
+    acts: tuple[PolicyAct, ...] = ()
+    """What the policy has decided about it."""
 
     def node_of(self, rank: int) -> str | None:
         """The node that a rank ran on; None where nobody has told."""

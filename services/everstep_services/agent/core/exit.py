@@ -94,7 +94,7 @@ class RankExit:
             hint = "; the kernel killed for memory on this host meanwhile"
             return f"was ended by {self.signal}{core}{hint if self.memory == 'host' else ''}"
         if self.code is None:
-            return "is gone, and nobody saw how"
+            return "ended without a known exit code or signal"
         if self.error is not None:
             first = self.error.text.partition("\n")[0][:300]
             place = f" at {self.error.place}" if self.error.place else ""

@@ -30,7 +30,7 @@ _SIGNALS: Mapping[str, tuple[Cause, str, float, str]] = {
         "unknown",
         "killed",
         0.75,
-        "was killed from outside, by a person, a tool or the kernel, and nothing tells by which",
+        "was killed from outside by a person, a tool or the kernel; no evidence shows by which",
     ),
     # In whose native code: the script's extensions, a library's, or on broken memory.
     "SIGSEGV": ("unknown", "segfault", 0.75, "read or wrote memory that is not its own"),
@@ -38,10 +38,15 @@ _SIGNALS: Mapping[str, tuple[Cause, str, float, str]] = {
         "host",
         "illegal_instruction",
         0.6,
-        "met an instruction that no processor here has",
+        "executed an instruction that its processor does not have",
     ),
     "SIGFPE": ("framework", "arithmetic", 0.6, "divided by zero in native code"),
-    "SIGBUS": ("host", "bus_error", 0.65, "lost memory behind a mapping: mostly /dev/shm is full"),
+    "SIGBUS": (
+        "host",
+        "bus_error",
+        0.65,
+        "lost the memory behind a mapping: usually /dev/shm is full",
+    ),
     "SIGABRT": ("framework", "aborted", 0.4, "was aborted by native code"),
     "SIGTERM": ("scheduler", "terminated", 0.55, "was asked to end from outside"),
     "SIGINT": ("scheduler", "operator", 0.55, "was interrupted, as by Ctrl-C"),
@@ -231,7 +236,7 @@ def _ranks(case: Case) -> Iterator[Claim]:
     if len(lost) == case.world_size > 1 and not all(map(is_timeout, lost)):
         yield Claim(
             cause="network", kind="connections_lost", strength=0.6, fact=lost[0].fact,
-            says="every rank lost a connection to others, and none of them had ended before",
+            says="every rank lost a connection to others, although none of them had ended before",
         )  # fmt: skip
     if lost:
         yield Claim(
@@ -282,7 +287,7 @@ def left_early(ranks: Sequence[int], fact: str | None) -> Claim:
     """Ranks that ended well while others went on: their scripts do not agree on the steps."""
     return Claim(
         cause="user_code", kind="left_early", strength=0.75, ranks=tuple(ranks), fact=fact,
-        says=f"{_ranks_told(ranks)} ended as if done, with exit code 0, while others went on",
+        says=f"{_ranks_told(ranks)} exited with 0 while others continued",
     )  # fmt: skip
 
 
@@ -339,7 +344,7 @@ def _cause_of(end: RankEnd) -> tuple[Cause, str, float, str]:
     if end.signal is not None:
         return _of_signal(end)
     if end.how == "unknown":
-        return "unknown", "unseen", 0.4, "is gone, and nobody saw how"
+        return "unknown", "unseen", 0.4, "ended without a known exit code or signal"
     if (match := _match(end)) is not None and match.rule.role == "root":
         strength = 0.7 * _STRENGTHS[match.rule.severity]
         what = f"exited with {end.exit_code}: {_clean(end.first_error)}"
@@ -354,7 +359,7 @@ def _of_signal(end: RankEnd) -> tuple[Cause, str, float, str]:
         name, ("unknown", "signal", 0.5, "was ended by a signal")
     )
     if name == "SIGABRT" and _MISFIT in end.first_error:
-        what = "was sent more than its tensor holds, and gloo aborted it: sizes differ"
+        what = "received more data than its tensor holds, and gloo aborted it: the sizes differ"
         return "user_code", _WRONG_SIZE, 0.6, what
     if name == "SIGABRT" and (match := _match(end)) is not None and match.rule.role == "root":
         cause, kind, strength = _cause(match), match.rule.failure_class, 0.7

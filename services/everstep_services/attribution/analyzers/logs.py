@@ -2,11 +2,12 @@
 
 import asyncio
 import io
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from everstep.messages import Case, EvidencePiece
+from everstep.messages import Case, EvidencePiece, RankEnd
 from everstep_services.attribution.analyzers.ends import first_ends, has_lost_worker
 from everstep_services.attribution.domain.claims import GENERAL, NODE_CAUSES, Claim, cause_of
 from everstep_services.attribution.incident import Incident
@@ -30,6 +31,12 @@ _OF_PROCESSES: Mapping[str, frozenset[str]] = {
 """Kinds of kernel lines that are about one process, and the signals by which it ends."""
 _OF_ANOTHER = 0.3
 """How much such a line says where no rank of its node ended in that way, in parts."""
+_OF_BOTH = 0.97
+"""How sure it is where a rank and the kernel of its node report the same device."""
+_OF_DEVICE = re.compile(
+    r"(?i)\bCUDA error\b|\bcuda failure\b|AcceleratorError|cudaError|CU(?:BLAS|DNN)_STATUS"
+    r"|ncclUnhandledCudaError|unhandled cuda error"
+)
 _BYTES_MOST = 64 << 20
 
 
@@ -55,8 +62,45 @@ async def _of(incident: Incident, *kinds: str) -> Sequence[Claim]:
     world = incident.case.world_size or None
     report = await asyncio.to_thread(_report, read, world)
     is_kernel = kinds == (_KERNEL,)
-    claims = _claims(report, [piece for piece, _, _ in read], is_kernel=is_kernel)
-    return [_doubted(claim, incident.case) if is_kernel else claim for claim in claims]
+    pieces = [piece for piece, _, _ in read]
+    claims = _claims(report, pieces, is_kernel=is_kernel)
+    if not is_kernel:
+        return list(claims)
+    doubted = [_doubted(claim, incident.case) for claim in claims]
+    return [*doubted, *_of_devices(report, pieces, incident.case)]
+
+
+def _of_devices(report: Report, pieces: Sequence[EvidencePiece], case: Case) -> Iterator[Claim]:
+    """A rank died of its device, and the kernel of its node reports that device: one cause.
+
+    The kernel's log begins with the round. Its line has the process on the device. Where that is
+    unknown, or counted in another namespace, the only rank of the node that died so is meant.
+    """
+    failures = [one for one in (report.cause, *report.alternatives) if one is not None]
+    for one in failures:
+        if one.domain != "gpu" or one.role != "root":
+            continue
+        piece = pieces[one.file]
+        ends = [end for end in first_ends(case) if end.node == piece.node and _is_of_device(end)]
+        named = [end for end in ends if end.pid and str(end.pid) == one.pid]
+        if not named and len(ends) != 1:
+            continue
+        for end in named or ends:
+            says = (
+                f"rank {end.rank} ({end.node}) ended by a failure of its device, and the kernel of "
+                f"{piece.node} reports that device: {one.means}: {one.quote[:_QUOTED]}"
+            )
+            both = Claim(
+                cause="gpu", kind=one.failure_class, says=says, strength=_OF_BOTH,
+                ranks=(end.rank,), nodes=(piece.node,), fingerprint=one.fingerprint,
+                fact=piece.fact, blob=piece.blob,
+            )  # fmt: skip
+            yield both
+            yield replace(both, fact=end.fact, blob=None)
+
+
+def _is_of_device(end: RankEnd) -> bool:
+    return _OF_DEVICE.search(f"{end.error_name}: {end.error_text} {end.first_error}") is not None
 
 
 def _doubted(claim: Claim, case: Case) -> Claim:
@@ -67,7 +111,7 @@ def _doubted(claim: Claim, case: Case) -> Claim:
         for end in first_ends(case)
     ):
         return claim
-    says = f"{claim.says} (no rank ended in that way: it may have been another process)"
+    says = f"{claim.says} (no rank ended in this way: it may have been another process)"
     return replace(claim, strength=claim.strength * _OF_ANOTHER, says=says)
 
 

@@ -130,7 +130,11 @@ def _of_groups(case: Case, piece: EvidencePiece, data: bytes) -> Iterator[Claim]
 def _kills(path: str, files: Mapping[str, str]) -> str:
     events = files.get("memory.events") or files.get("memory.oom_control") or ""
     count = _number(events, "oom_kill")
-    return f"the kernel has killed {count} processes for want of memory in {path}" if count else ""
+    return (
+        f"the kernel has killed {count} processes because memory was short in {path}"
+        if count
+        else ""
+    )
 
 
 def _is_short(files: Mapping[str, str]) -> bool:

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from everstep.messages import Case, Stall
 from everstep_services.attribution.domain.claims import Cause, Claim
 from everstep_services.attribution.incident import Incident
@@ -16,6 +18,8 @@ _SECTIONS: Mapping[str, tuple[Cause, str]] = {
     "save": ("storage", "stuck_checkpoint"),
     "restore": ("storage", "stuck_restore"),
 }
+_OF_WARNED = 0.6
+"""How much a stall says that ended no round, in parts: its limit is one that may be passed."""
 _COLLECTIVE = re.compile(
     r"distributed_c10d|collective|\b(all_reduce|all_gather|reduce_scatter|barrier)\b"
 )
@@ -23,9 +27,27 @@ _PHASES: Mapping[str, tuple[Cause, str]] = {"checkpoint": ("storage", "stuck_che
 
 
 async def analyze(incident: Incident) -> Sequence[Claim]:
-    """What stalls say."""
-    case = incident.case
-    return [*_located(case), *_elsewhere(case), *_stalled(case)]
+    """What stalls say: those that ended the round, and those that were only warned of."""
+    warned = _warned(incident.case)
+    case = replace(incident.case, stalls=(*incident.case.stalls, *warned))
+    ranks = {stall.rank for stall in warned}
+    claims = [*_located(case), *_elsewhere(case), *_stalled(case)]
+    return [
+        replace(one, strength=_OF_WARNED * one.strength)
+        if one.ranks and ranks >= {*one.ranks}
+        else one
+        for one in claims
+    ]
+
+
+def _warned(case: Case) -> Sequence[Stall]:
+    """Stalls that ended no round, of ranks that have made no step since, as far as is known."""
+    fatal = {stall.rank for stall in case.stalls}
+    newest = {stall.rank: stall for stall in case.warned_stalls if stall.rank not in fatal}
+    reached = -1 if case.step is None else case.step
+    return [
+        stall for stall in newest.values() if (-1 if stall.step is None else stall.step) >= reached
+    ]
 
 
 def _located(case: Case) -> Iterator[Claim]:
@@ -52,7 +74,7 @@ def _elsewhere(case: Case) -> Iterator[Claim]:
     if not is_alone and not 0 < len(others) <= len(waiting):
         return
     ranks = tuple(sorted(stall.rank for stall in others))
-    says = f"{_named(ranks)} {'stands' if len(ranks) == 1 else 'stand'} in no collective"
+    says = f"{_named(ranks)} {'is' if len(ranks) == 1 else 'are'} in no collective"
     if waiting:
         says = f"{_named(sorted(stall.rank for stall in waiting))} wait in a collective, {says}"
     says = f"{says}: {others[0].blocked_in}"

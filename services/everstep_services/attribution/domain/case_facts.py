@@ -197,8 +197,6 @@ class JobCases:
         return self._changed(replace(case, done=(*case.done, _end(fact, is_whole=False))))
 
     def _stalled(self, fact: RankStalled) -> str | None:
-        if not fact.is_fatal:
-            return None
         case = self._of(fact.round, None)
         stall = Stall(
             rank=fact.rank,
@@ -214,6 +212,9 @@ class JobCases:
             blocked_in=fact.blocked_in[:_SHORT_MOST],
             process_state=fact.process_state[:8],
         )
+        if not fact.is_fatal:
+            warned = _added(case.warned_stalls, stall, _SIGNS_MOST)
+            return self._changed(replace(case, warned_stalls=warned))
         return self._changed(replace(case, stalls=_added(case.stalls, stall, _ENDS_MOST)))
 
     def _located(self, fact: StallLocated) -> str | None:
@@ -407,6 +408,7 @@ def _end(fact: RankExited, *, is_whole: bool) -> RankEnd:
         at=fact.at,
         exit_code=fact.exit_code,
         signal=fact.signal,
+        pid=fact.pid,
         error_name=error.name[:_SHORT_MOST],
         error_text=error.text[:most],
         place=error.place[:_SHORT_MOST],

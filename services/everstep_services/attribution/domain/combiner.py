@@ -59,11 +59,11 @@ def combine(
     weights = weights or shipped()
     sound = [claim for claim in claims if is_sound(claim)]
     bad = sorted({claim.analyzer for claim in claims} - {claim.analyzer for claim in sound})
-    unclear = tuple(f"{name}: its claims have values that make no sense" for name in bad)
+    unclear = tuple(f"{name}: its claims have invalid values" for name in bad)
     found = explanations(sound, weights)
     lacks = (*missing, *unclear, *_lacks(case))
     if not found:
-        reason = f"inconclusive: nothing speaks for any cause of {case.trigger or 'the end'}"
+        reason = f"inconclusive: there is no evidence for a cause of {case.trigger or 'the end'}"
         return Judged("unknown", "", 0.0, reason, "restart", is_inconclusive=True, missing=lacks)
     return _judged(found, sound, lacks, weights)
 
@@ -118,11 +118,11 @@ def _considered(
 ) -> Considered:
     own = _confidence(one, best, weights) if one is not best else confidence
     if one is best:
-        why = "the likeliest, and not likely enough"
+        why = "the likeliest cause, but not likely enough"
     elif one.against:
         why = f"against it: {one.against[0].says}"
     else:
-        why = f"less speaks for it ({one.score:.2f}) than for {best.cause} ({best.score:.2f})"
+        why = f"it has less evidence ({one.score:.2f}) than {best.cause} ({best.score:.2f})"
     return Considered(
         one.cause, round(own, 2), f"{one.lead.says}; {why}",
         one.ranks[:_TOLD_RANKS], one.nodes[:_TOLD_RANKS],
@@ -157,8 +157,8 @@ def _reason(best: Explanation, claims: Sequence[Claim]) -> str:
 
 def _doubt(best: Explanation, rest: Sequence[Explanation]) -> str:
     if rest and rest[0].score >= best.score - _HARDLY:
-        return f"as much speaks for {rest[0].cause}: {rest[0].lead.says}"
-    return "too little speaks for it"
+        return f"there is as much evidence for {rest[0].cause}: {rest[0].lead.says}"
+    return "there is too little evidence for it"
 
 
 def _is_transient(best: Explanation) -> bool | None:

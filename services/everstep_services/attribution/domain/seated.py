@@ -38,6 +38,7 @@ def seated(case: Case, document: RoundDocument | None) -> Case:
         ends=_of(nodes, case.ends),
         done=_of(nodes, case.done),
         stalls=_of(nodes, case.stalls),
+        warned_stalls=_of(nodes, case.warned_stalls),
         nodes=_of(nodes, case.nodes),
         outside=_of(nodes, case.outside),
         saves=_of(nodes, case.saves),
@@ -76,5 +77,14 @@ def _of(nodes: Collection[str], parts: Iterable[P]) -> tuple[P, ...]:
 
 
 def _parts(case: Case) -> int:
-    of_nodes = (case.ends, case.done, case.stalls, case.nodes, case.outside, case.saves, case.slow)
+    of_nodes = (
+        case.ends,
+        case.done,
+        case.stalls,
+        case.warned_stalls,
+        case.nodes,
+        case.outside,
+        case.saves,
+        case.slow,
+    )
     return sum(map(len, of_nodes)) + len(case.evidence)

@@ -52,8 +52,8 @@ def unknown_culprits(case: Case, ask: CorrectVerdict) -> str:
     nodes |= {one.node for one in case.ends}
     strange = [name for name in ask.culprit_nodes if nodes and name not in nodes]
     if strange:
-        known = ", ".join(sorted(nodes)[:_TOLD_NODES])
-        return f"no node {strange[0][:80]!r} is known of this incident: it has {known}"
+        names = ", ".join(sorted(nodes)[:_TOLD_NODES])
+        return f"this incident has no node {strange[0][:80]!r}: its nodes are {names}"
     beyond = [rank for rank in ask.culprit_ranks if 0 < case.world_size <= rank]
     if beyond:
         return f"there is no rank {beyond[0]}: the round had ranks 0 to {case.world_size - 1}"
@@ -112,7 +112,7 @@ def _is_same(was: VerdictReached, ask: CorrectVerdict) -> bool:
 def _overruled(was: VerdictReached) -> Alternative:
     return Alternative(
         cause=was.cause, confidence=was.confidence, ranks=was.culprit_ranks,
-        nodes=was.culprit_nodes, reason=f"{was.reason}; a person knows better",
+        nodes=was.culprit_nodes, reason=f"{was.reason}; a person has corrected it",
     )  # fmt: skip
 
 

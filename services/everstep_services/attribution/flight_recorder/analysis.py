@@ -99,6 +99,25 @@ class FlightAnalysis:
             )
 
 
+def with_global_ranks(dump: RankSummary | Unreadable, group_world: int) -> RankSummary | Unreadable:
+    """A dump of torchft whose default group lists the ranks of its replica group, made global.
+
+    A replica group has `group_world` ranks; with 0, the dump is as it was.
+    """
+    if isinstance(dump, Unreadable) or not group_world:
+        return dump
+    first = dump.rank // group_world * group_world
+    groups = tuple(
+        msgspec.structs.replace(
+            one, members=array("I", (rank + first for rank in array("I", one.members))).tobytes()
+        )
+        if one.description == "default_pg"
+        else one
+        for one in dump.groups
+    )
+    return msgspec.structs.replace(dump, groups=groups)
+
+
 class _Judgement:
     """Faults from the ends of the arrows."""
 

@@ -69,6 +69,11 @@ def read_dump(content: bytes, rank: int, taken_ns: int = 0) -> RankSummary:
         reader.forget_order()
 
 
+def decoded_entries(content: bytes) -> tuple[list[Any], Mapping[str, Any]]:
+    """The entries of a dump as they stand there, and what stands next to them."""
+    return _parts(_decoded(content)[0])
+
+
 def _decoded(content: bytes) -> tuple[Any, list[str]]:
     for mark, encoding in _MARKS.items():
         if content.startswith(mark):

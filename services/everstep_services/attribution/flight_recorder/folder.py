@@ -20,6 +20,7 @@ import msgspec
 
 from everstep.errors import EverstepError
 from everstep_services.attribution.flight_recorder.dump import BadDumpError, read_dump
+from everstep_services.attribution.flight_recorder.entries import RankEntries, read_entries
 from everstep_services.attribution.flight_recorder.summary import RankSummary, Unreadable
 
 _REASON_MOST = 300
@@ -40,6 +41,11 @@ _LEAST_COMMON = 4
 class _Answer(msgspec.Struct):
     summary: RankSummary | None = None
     unreadable: Unreadable | None = None
+
+
+class _EntriesAnswer(msgspec.Struct):
+    entries: RankEntries | None = None
+    reason: str = ""
 
 
 class _Limits(NamedTuple):
@@ -117,6 +123,29 @@ def read_dumps(
         yield from _read_alone(suspects, limits)  # one of these has ended its reader
 
 
+def read_all_entries(
+    files: Sequence[DumpFile], *, verbose: bool = False, group_world: int = 0
+) -> Iterator[RankEntries | Unreadable]:
+    """Each file's entries, or why there are none, in the order of the files."""
+    limits = _Limits(_MEMORY_BYTES, _CPU_S)
+    todo = list(reversed(files))
+    while todo:
+        with _pool(1, limits) as pool:
+            while todo:
+                file = todo.pop()
+                answer = pool.submit(
+                    _read_entries, str(file.path), file.rank, limits.cpu_s, verbose, group_world
+                )
+                try:
+                    found = msgspec.msgpack.decode(answer.result(), type=_EntriesAnswer)
+                except BrokenProcessPool:
+                    yield _too_large(file, limits)
+                    break
+                yield found.entries or Unreadable(
+                    name=file.path.name, reason=found.reason, rank=file.rank
+                )
+
+
 def _read(
     todo: list[Sequence[DumpFile]], suspects: list[DumpFile], readers: int, limits: _Limits
 ) -> Iterator[RankSummary | Unreadable]:
@@ -150,13 +179,17 @@ def _read_alone(
                 try:
                     yield from map(_answer, _submit(pool, [file], limits).result())
                 except BrokenProcessPool:
-                    yield Unreadable(
-                        name=file.path.name,
-                        reason=f"reading it takes more than {limits.memory_bytes >> 20} MiB or "
-                        f"{limits.cpu_s} s of a processor: no dump needs as much",
-                        rank=file.rank,
-                    )
+                    yield _too_large(file, limits)
                     break
+
+
+def _too_large(file: DumpFile, limits: _Limits) -> Unreadable:
+    return Unreadable(
+        name=file.path.name,
+        reason=f"reading it takes more than {limits.memory_bytes >> 20} MiB or "
+        f"{limits.cpu_s} s of a processor: no dump needs as much",
+        rank=file.rank,
+    )
 
 
 def _pool(readers: int, limits: _Limits) -> ProcessPoolExecutor:
@@ -216,14 +249,34 @@ def _read_file(path: str, rank: int) -> bytes:
     return msgspec.msgpack.encode(answer)
 
 
+def _read_entries(path: str, rank: int, cpu_s: int, verbose: bool, group_world: int) -> bytes:
+    """Runs in a reader."""
+    _limit_cpu(cpu_s)
+    try:
+        content = _checked_content(Path(path))
+        entries = read_entries(content, rank, verbose=verbose, group_world=group_world)
+        answer = _EntriesAnswer(entries=entries)
+    except (BadDumpError, OSError, MemoryError) as error:
+        answer = _EntriesAnswer(reason=str(error) or "it needs more memory than a dump may take")
+    except Exception as error:  # noqa: BLE001  a file may hold anything: it costs its own rank only
+        text = f"it cannot be read: {type(error).__name__}: {error}"
+        answer = _EntriesAnswer(reason=text[:_REASON_MOST])
+    return msgspec.msgpack.encode(answer)
+
+
+def _checked_content(file: Path) -> bytes:
+    size = file.stat().st_size
+    if size > _MOST_BYTES:
+        raise BadDumpError(f"it has {size} bytes; at most {_MOST_BYTES} are read")
+    if not size:
+        raise BadDumpError("it is empty")
+    return file.read_bytes()
+
+
 def read_file(file: Path, rank: int) -> RankSummary:
     """The summary of one file; its time of change says when it was written."""
     status = file.stat()
-    if status.st_size > _MOST_BYTES:
-        raise BadDumpError(f"it has {status.st_size} bytes; at most {_MOST_BYTES} are read")
-    if not status.st_size:
-        raise BadDumpError("it is empty")
-    summary = read_dump(file.read_bytes(), rank, status.st_mtime_ns)
+    summary = read_dump(_checked_content(file), rank, status.st_mtime_ns)
     if summary.taken_ns < summary.newest_ns:  # a clock of another host: it says nothing
         return msgspec.structs.replace(summary, taken_ns=0)
     return summary

@@ -37,6 +37,22 @@ _XIDS: Mapping[str, tuple[str, Domain, int]] = {
     "nvlink": ("nvlink", "gpu", 3),
     "firmware": ("gpu_fault", "gpu", 3),
 }
+_HARDWARE = frozenset({"nvlink", "gpu_ecc", "gpu_fault", "host_hardware"})
+"""Classes that are believed only in the form in which a driver or a library writes them."""
+_KERNEL_HEAD = re.compile(
+    r"(?:(?:\[[^\]]{0,80}\]:?|<\d{1,3}>|\{\d{1,6}\}|(?:[\w.-]{1,80} )?kernel:|\d[\d:.,TZ+-]{0,40}"
+    r"|(?:stdout|stderr) [FP]) ?)*+"
+)
+"""What stands before a line of a driver: times, and whose line it is."""
+_DRIVER_HEAD = re.compile(
+    r"(?:NVRM: .*|nvidia-\w+: |amdgpu\b.*|mce: |EDAC \w+: .*|Uhhuh\. "
+    r"|[\w-]+ [0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d: (?:AER: )?"  # a driver and its device
+    r"|[A-Za-z_][\w.]*(?:Error|Exception): .*|.*what\(\): .*|CUDA error: "
+    r"|[\w.-]+:\d+:\d+ \[\d+\] .*NCCL WARN .*)?"
+)
+"""What stands before it in a line that a driver, CUDA, torch or NCCL writes."""
+_GLOG = re.compile(r"\[[EWF]\d{4} [^\]]{1,200}\] .*(?:CUDA error|[Cc]uda failure)\b.*")
+"""torch's own log, which reports what ended a process group."""
 _STEM = 4
 _NEEDS_NUMBERS = re.compile(r"\\d|\d")
 
@@ -107,11 +123,12 @@ class Rules:
     def _match(self, text: str) -> Match | None:
         lower = text.lower()
         if "xid" in lower and (found := _XID.search(text)):
-            return _of_xid(found)
+            return _of_xid(found) if _KERNEL_HEAD.fullmatch(text, 0, found.start()) else None
         for number in sorted(self._with_words(lower)):
             rule, patterns = self._compiled[number]
             for pattern in patterns:
-                if found := pattern.search(text):
+                found = pattern.search(text)
+                if found and _is_in_form(rule, found):
                     groups = {key: value for key, value in found.groupdict().items() if value}
                     return Match(rule, groups, rule.id)
         return None
@@ -133,6 +150,18 @@ class Rules:
         if any(word in lower for word in _COUNTED_WORDS):
             return False
         return not self._numeric & self._with_words(lower)
+
+
+def _is_in_form(rule: Rule, found: re.Match[str]) -> bool:
+    """Whether a line is one that reports a failure of hardware, and no sentence about one."""
+    if rule.failure_class not in _HARDWARE:
+        return True
+    text, end = found.string, found.start()
+    if _GLOG.match(text):
+        return True
+    head = _KERNEL_HEAD.match(text, 0, end)
+    begin = head.end() if head else 0
+    return _DRIVER_HEAD.fullmatch(text, begin, end) is not None
 
 
 def _by_stem(words: set[str]) -> dict[str, list[str]]:

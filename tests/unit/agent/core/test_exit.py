@@ -22,7 +22,7 @@ def raised(name: str, text: str, place: str = "train.py:88 in step") -> RankExit
             "signal",
             "was ended by SIGSEGV, core dumped",
         ),
-        (RankExit(), "unknown", "is gone, and nobody saw how"),
+        (RankExit(), "unknown", "ended without a known exit code or signal"),
         (
             RankExit(signal="SIGKILL", memory="rank"),
             "out_of_memory",

@@ -1,4 +1,4 @@
-"""The bootstrap's parts that need no agent: what it adds, its page."""
+"""The parts of the bootstrap that need no agent, and the messages of a link."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What imports read, and which of them the forge leaves to the ranks."""
+"""Which modules the forge leaves to the ranks, by what they read during their import."""
 
 import os
 import random
@@ -25,7 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def imported(folder: Path, **sources: str) -> ImportWatch:
-    """What was noted while the first of these was imported."""
+    """The watch after the import of the first of these modules."""
     for name, text in sources.items():
         path = folder.joinpath(*name.split("__")).with_suffix(".py")
         path.parent.mkdir(exist_ok=True)

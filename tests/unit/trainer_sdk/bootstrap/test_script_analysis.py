@@ -1,4 +1,4 @@
-"""What a forge knows of a script from its text: what it imports, and whether it needs dynamo."""
+"""The analysis of a script's source: its imports, and whether it needs dynamo."""
 
 import warnings
 from pathlib import Path

@@ -24,7 +24,7 @@ def state(value: float) -> State:
 
 
 def values(found: State) -> set[float]:
-    """All numbers that tell which state it is."""
+    """The numbers that identify a state."""
     return {
         *(one for tensor in found["model"].parameters() for one in tensor.flatten().tolist()),
         *found["scale"].flatten().tolist(),
@@ -48,7 +48,7 @@ def everywhere(place: Place, step: int, **changes: Any) -> None:
 
 
 def check(place: Place, step: int, tiers: list[str], **how: Any) -> list[Restored]:
-    """All ranks restore this step from these tiers, and have it whole."""
+    """Check that all ranks restore this step from these tiers, completely."""
     restored, states = restore(place, **how)
     assert all(one is not None for one in restored)
     found = [one for one in restored if one is not None]

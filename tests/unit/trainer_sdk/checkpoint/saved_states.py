@@ -45,8 +45,8 @@ JOB = "vit-l"
 _WITHIN = timedelta(seconds=30)
 
 
-class Told(Reporter):
-    """Keeps what is said."""
+class KeptReports(Reporter):
+    """A reporter that keeps its events and lines."""
 
     def __init__(self) -> None:
         super().__init__(0, None)
@@ -69,7 +69,7 @@ class Place:
     folder: Path
     world_size: int = 1
     round: int = 2
-    told: Told = field(default_factory=Told)
+    told: KeptReports = field(default_factory=KeptReports)
 
     @property
     def root(self) -> Path:
@@ -100,7 +100,7 @@ class Place:
         return Identity(**known | changes)
 
     def publish(self, step: int, state: dict[str, Any], **changes: Any) -> Path:
-        """As torch writes it, and our manifest beside."""
+        """Save a checkpoint as torch does, with our manifest."""
         path = self.root / step_name(step)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that it is alone, torch says each time
@@ -158,7 +158,7 @@ class Place:
 
 
 def together(size: int, work: Callable[[RankGroup], Made]) -> list[Made]:
-    """What each of so many ranks returns; the first error, if one has failed."""
+    """The results of all ranks; raises the first error if one has failed."""
     store = HashStore()
     made: dict[int, Made] = {}
     failed: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""Wrong arguments are found at the call, in one line with the value, and hurt no other save."""
+"""Wrong arguments raise at the call, with the value in one line, and do not affect other saves."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ def refused(call: Callable[[], object], name: str) -> str:
 def test_ranks_that_were_launched_together_need_a_process_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each would be rank 0 of 1, and take the others' states for its own."""
+    """Without a group each rank would be rank 0 of 1, and take other ranks' states for its own."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(RuntimeError, match="WORLD_SIZE is 2, and this rank has no process group"):
         Checkpointer(tmp_path / "root")
@@ -120,7 +120,7 @@ def test_each_argument_of_a_checkpointer_is_checked_at_the_call(
 @pytest.mark.parametrize("value", [-1, math.inf, math.nan, "1", None, True])
 @pytest.mark.parametrize("name", ["delayed_after_s", "write_within_s", "exit_within_s"])
 def test_timeouts_are_finite(name: str, value: Any) -> None:
-    """No writer could be told of an infinite one."""
+    """JSON to the writer cannot carry an infinite time."""
     given: dict[str, Any] = {name: value}
     refused(lambda: Timeouts(**given), name)
 

@@ -37,7 +37,7 @@ def test_steps_are_counted_where_the_script_counts_none(
 def test_steps_that_the_script_counts_are_counted_once(
     saves: trainer_sdk.Checkpointer, watch: Watch, is_before: bool
 ) -> None:
-    """Also where the script counts a step after it has told the Checkpointer of it."""
+    """Also if the script counts a step after the call of the Checkpointer."""
     calls: list[Callable[[int], object]] = [
         lambda _: trainer_sdk.session().step(),
         lambda step: saves.step(step, STATE),

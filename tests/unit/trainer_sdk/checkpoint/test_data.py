@@ -1,4 +1,4 @@
-"""Where the data goes on: the samples used are those of a training that nothing interrupted."""
+"""The data position: an interrupted training uses the samples of an uninterrupted one."""
 
 import random
 from collections import Counter
@@ -21,7 +21,7 @@ from trainer_sdk.checkpoint.restore.errors import RestoreError
 
 @pytest.fixture(autouse=True)
 def said(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """What was said once is said anew."""
+    """Warnings are printed again in each test."""
     lines: set[str] = set()
     monkeypatch.setattr(sdk_log, "_printed", lines)
     return lines
@@ -35,7 +35,7 @@ def ranks(world_size: int, size: int, batch_size: int, **how: Any) -> list[Posit
 
 
 def take(samplers: list[PositionedSampler], steps: int) -> list[int]:
-    """All samples that all ranks use in so many steps."""
+    """All samples that all ranks use in a number of steps."""
     used: list[int] = []
     for sampler in samplers:
         # A loader with workers takes more batches in advance than are used.
@@ -134,7 +134,7 @@ def test_workers_that_read_ahead_do_not_move_the_position(tmp_path: Path) -> Non
 
 
 class Loader:
-    """As torchdata's StatefulDataLoader: its state is nested, and changes its form."""
+    """A loader as torchdata's StatefulDataLoader: its state is nested, and changes its form."""
 
     def __init__(self, at: int = 0) -> None:
         self.at = at

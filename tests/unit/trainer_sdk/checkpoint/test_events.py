@@ -1,4 +1,4 @@
-"""What leaves the process: what agents read and people are told; and what stays out of a writer."""
+"""The reports of a rank, for agents and people; and the imports of a writer."""
 
 import subprocess
 import sys
@@ -58,7 +58,7 @@ def test_without_an_agent_only_lines_are_printed(capsys: pytest.CaptureFixture[s
 
 
 def test_the_writer_imports_no_torch() -> None:
-    """It starts in a tenth of the time, and has a tenth of the memory."""
+    """Without torch it starts in a tenth of the time, with a tenth of the memory."""
     code = (
         "import sys, trainer_sdk.checkpoint.writer.__main__; "
         "sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"

@@ -1,4 +1,4 @@
-"""Saves and restores do the same whatever torch is set to in the script around them."""
+"""Saves and restores work the same in each mode of torch."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What may be asked of a fault, and how what may not is refused."""
+"""The options of faults, and the refusals of invalid ones."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What ranks load, by real files and process groups: the newest that all can have, verified."""
+"""Which state ranks load, with real files and process groups: the newest that all can verify."""
 
 import json
 import threading
@@ -170,7 +170,7 @@ def test_the_wait_for_a_silent_agent_has_a_limit(place: Place) -> None:
 def test_unreachable_nodes_forbid_a_fresh_start_without_files(
     place: Place, has_root: bool, is_sure: bool, is_fresh: bool
 ) -> None:
-    """A node out of reach is no fresh start (A8.7, A15.2)."""
+    """An unreachable node does not allow a fresh start (A8.7, A15.2)."""
     for rank in range(2):
         place.images(rank).mkdir(parents=True)
         said = {"round": 2, "complete": False, "reason": "node-07 is away", "is_sure": is_sure}

@@ -1,4 +1,4 @@
-"""Which checkpoint all ranks choose, as plain values."""
+"""The choice of a checkpoint, with plain values."""
 
 from typing import Any
 

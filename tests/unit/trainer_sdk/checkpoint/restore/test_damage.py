@@ -1,4 +1,4 @@
-"""What is damaged, of another kind, or would run code is refused before it reaches the model."""
+"""Damaged, foreign and hostile states are refused before they reach the model."""
 
 import pickle
 from collections.abc import Callable
@@ -70,7 +70,7 @@ def _cut(path: Path) -> None:
 def test_a_damaged_published_checkpoint_is_rejected_for_an_older_one(
     place: Place, damage: Callable[[Place], object]
 ) -> None:
-    """Each kind of damage is passed over, and recorded (A8.8)."""
+    """Each kind of damage is rejected, and recorded (A8.8)."""
     place.publish(10, state(10))
     place.publish(20, state(20))
     damage(place)
@@ -161,7 +161,7 @@ def test_a_checkpoint_that_retention_removes_is_not_called_corrupt(
 def test_if_all_states_are_damaged_the_restore_fails(
     place: Place, damage: Callable[[Place], object]
 ) -> None:
-    """Only `--allow-fresh-start` begins anew (A8.7)."""
+    """Only `--allow-fresh-start` begins from scratch (A8.7)."""
     place.publish(20, state(20))
     damage(place)
     with pytest.raises(RestoreError, match=r"no checkpoint in .* --allow-fresh-start"):
@@ -212,7 +212,7 @@ def test_a_torn_image_or_index_is_rejected(place: Place) -> None:
 def test_an_image_that_is_overwritten_after_its_verification_is_not_loaded(
     place: Place, monkeypatch: pytest.MonkeyPatch, after: str, what: str
 ) -> None:
-    """As an agent does that is sent a newer one by a round before; it may be verified long ago."""
+    """An agent overwrites an image by a newer one, maybe long after the verification."""
     everywhere(place, 10)
     for rank in range(2):
         place.keep(20, rank, state(20), held=True)
@@ -244,7 +244,7 @@ def test_a_flipped_bit_in_memory_leads_to_the_copy_of_a_peer(place: Place) -> No
 
 
 def restores_step_10_in_spite_of(place: Place, path: Path, where: float) -> None:
-    """One bit of the file is flipped meanwhile, so far into it."""
+    """Flips a bit of a file at an offset within the block."""
     octets = path.read_bytes()
     flip_bit(path, int(where * 8 * len(octets)))
     try:
@@ -324,7 +324,7 @@ def test_a_state_of_another_form_is_refused_and_unchanged(
 
 
 class Harmful:
-    """A class of the training's own: reading it would run its code."""
+    """A class of the training: to read it would run its code."""
 
     ran = False
 

@@ -1,4 +1,4 @@
-"""Which images are checked before anybody restores, by real files."""
+"""Which images are verified before the restore, with real files."""
 
 import threading
 from collections.abc import Iterator
@@ -76,7 +76,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator["Slow"]:
 
 
 class Slow:
-    """Checks that take as long as the test wants."""
+    """Verifications that last until the test releases them."""
 
     def __init__(self) -> None:
         self.begun, self.may_end = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""A loss that is no number soon after a load: what was loaded is not loaded again (A9.3)."""
+"""A loss that is not finite soon after a load quarantines the loaded state (A9.3)."""
 
 import math
 from collections.abc import Callable
@@ -136,7 +136,7 @@ def test_an_overwritten_image_is_not_released(place: Place) -> None:
 
 
 def test_if_all_states_are_quarantined_the_restore_fails_with_the_reasons(place: Place) -> None:
-    """All are in quarantine, and nothing begins anew (A8.7)."""
+    """All states are in quarantine, and the training does not begin from scratch (A8.7)."""
     place.publish(10, state(10))
     fail_after(resume(place)[2], 1)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""The live state that is loaded into: its keys are torch's, and optimizers need no step before."""
+"""The live state to load into: it has torch's keys, and optimizers need no step before."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -116,7 +116,7 @@ def test_an_optimizer_without_a_step_has_its_state_after_a_restore(
 
 
 def train_by_closure(model: Model, optimizer: Optimizer, steps: int) -> None:
-    """As an optimizer wants it that looks at the loss several times in a step."""
+    """A closure, for optimizers that evaluate the loss several times in a step."""
     for step in range(steps):
 
         def loss(step: int = step) -> float:
@@ -304,7 +304,7 @@ def test_a_module_whose_tensors_were_filled_loads_itself_only_if_it_has_hooks(
 
 
 class Transposed(torch.nn.Linear):
-    """Saves another tensor than it has."""
+    """A module that saves other tensors than its own."""
 
     def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:  # type: ignore[override]
         return {"weight": self.weight.detach().t().clone()}
@@ -326,7 +326,7 @@ def test_a_module_that_saves_other_tensors_than_its_own_loads_them_itself(
 
 @pytest.fixture
 def alone() -> Iterator[None]:
-    """A process group of one."""
+    """A process group of one rank."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         yield

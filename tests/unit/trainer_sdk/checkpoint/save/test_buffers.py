@@ -1,4 +1,4 @@
-"""The memory of saves: how much there is, whose it is, and what it holds."""
+"""The memory of saves: its size, its owner, and the image in it."""
 
 import fcntl
 import os
@@ -19,7 +19,7 @@ SIZE = 1 << 16
 
 
 def hold(buffer: Buffer, step: int) -> None:
-    """As the writer leaves it."""
+    """The index that a writer leaves."""
     identity = Identity(job="j", round=1, step=step, world_size=1, layout="l")
     index = ImageIndex(identity=identity, rank=0, size_bytes=1, hash="h", entries=())
     (Path(buffer.folder) / INDEX).write_bytes(encode(index))
@@ -109,7 +109,7 @@ def test_another_process_with_the_same_images_is_refused(
 def test_a_wait_for_images_that_are_removed_makes_a_new_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other process ends between any two looks: its folder goes, and its lock with it."""
+    """The other process may end between any two looks, and removes its folder and its lock."""
     folder = str(tmp_path / "images" / "own" / "rank-0")
     os.makedirs(folder)
     before = os.open(f"{folder}/lock", os.O_RDWR | os.O_CREAT)

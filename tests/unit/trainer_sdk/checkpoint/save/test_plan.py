@@ -1,4 +1,4 @@
-"""What ranks plan from each other's words: alike, each tensor once, and readable by torch."""
+"""All ranks make the same plan, with each tensor once, and readable by torch."""
 
 import io
 import pickle

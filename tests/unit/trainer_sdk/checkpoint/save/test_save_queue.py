@@ -1,9 +1,9 @@
-"""Whose a buffer is: what is said late of one save frees nothing that another one has."""
+"""A late message about a save does not release a buffer that another save uses."""
 
 import mmap
 from pathlib import Path
 
-from tests.unit.trainer_sdk.checkpoint.saved_states import Told
+from tests.unit.trainer_sdk.checkpoint.saved_states import KeptReports
 from trainer_sdk.checkpoint.image_folder import mark_image
 from trainer_sdk.checkpoint.manifest import Identity
 from trainer_sdk.checkpoint.save.buffers import Buffer
@@ -20,21 +20,21 @@ from trainer_sdk.checkpoint.writer.protocol import (
 
 
 class Queue(SaveQueue):
-    """With a writer that the test plays."""
+    """A queue whose writer is the test."""
 
     def __init__(self) -> None:
-        super().__init__(0, Told())
+        super().__init__(0, KeptReports())
         self.buffer = Buffer()
 
     def sent(self) -> Save:
-        """A save that the writer has; all of them have the one buffer, one after the other."""
+        """A save that was sent to the writer; all saves use the same buffer in turn."""
         assert self.buffer.is_free
         save = self.begin(None, self.buffer, (), 0.0)
         save.order = WriteFile(save=save.number, image="", size_bytes=1, path="/ckpt/model.pt")
         return save
 
     def hear(self, line: FromWriter) -> bool:
-        """Whether another save may have the buffer now."""
+        """Whether the buffer is free after this message."""
         self._receive(line)
         return self.buffer.is_free
 

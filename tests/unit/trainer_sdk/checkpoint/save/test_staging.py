@@ -1,4 +1,4 @@
-"""What is copied at once, what later, and who waits for it."""
+"""Which tensors are copied at once or later, and who waits for the copy."""
 
 import gc
 import threading
@@ -24,7 +24,7 @@ from trainer_sdk.checkpoint.save.staging import (
 
 
 class Held:
-    """A stager that copies nothing later until it may."""
+    """A stager whose later copies wait for the test."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go_on = threading.Event()
@@ -64,7 +64,7 @@ def copy_of(source: torch.Tensor) -> TensorCopy:
 def test_the_time_of_a_wait_for_a_copy_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where forward and backward hide the copy, there is nothing to tell (E7)."""
+    """If forward and backward hide the copy, no wait is reported (E7)."""
     held = Held(monkeypatch)
     waited: list[float] = []
     entered: list[str] = []
@@ -233,7 +233,7 @@ def test_only_tensors_of_optimizers_are_copied_later() -> None:
 
 
 def test_an_optimizer_that_the_training_drops_is_freed_and_owns_nothing() -> None:
-    """As where layers thaw, each time with a new one: its moments are twice the model."""
+    """A training that thaws layers makes a new optimizer each time."""
     weight = torch.nn.Parameter(torch.ones(10))
     owned, stager = OwnedTensors(), Stager()
     first: torch.optim.Optimizer | None = torch.optim.Adam([weight])
@@ -250,7 +250,7 @@ def test_an_optimizer_that_the_training_drops_is_freed_and_owns_nothing() -> Non
 
 
 class Wrapper(torch.optim.Optimizer):
-    """As Accelerate has one: it is an optimizer by its class alone."""
+    """A wrapper as in Accelerate: it is an optimizer only by its class."""
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         self.inner = inner

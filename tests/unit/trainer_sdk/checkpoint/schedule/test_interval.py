@@ -1,4 +1,4 @@
-"""How often to save: the arithmetic, and what comes of it over a simulated training."""
+"""How often to save: the formula, and its effect in a simulated training."""
 
 import itertools
 import math
@@ -47,7 +47,7 @@ def test_the_best_interval_is_youngs_where_saves_are_cheap() -> None:
 @given(st.floats(0.001, 100), st.floats(600, 1e6))
 def test_no_other_interval_loses_notably_less_time(cost_s: float, mtbf: float) -> None:
     def lost(interval_s: float) -> float:
-        """A part of the time: what saves cost, and the half interval that each failure loses."""
+        """The lost share of time: the cost of saves, and half an interval for each failure."""
         return cost_s / interval_s + (interval_s / 2 + cost_s) / mtbf
 
     best = best_interval_s(cost_s, mtbf)
@@ -69,7 +69,7 @@ def train(
     drain_s: float = 0,
     slower: float = 1,
 ) -> tuple[list[float], list[int]]:
-    """When it was saved, and at which steps anybody had to ask."""
+    """The times of saves, and the steps at which ranks had to ask."""
     now, next_look, drained = 0.0, 0, -1.0
     saved, looks = [], []
     for step in range(steps):

@@ -1,4 +1,4 @@
-"""All ranks save after the same steps, whatever each of them measures."""
+"""All ranks save after the same steps, even if their measurements differ."""
 
 import random
 import threading
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.unit.trainer_sdk.checkpoint.saved_states import Told, together
+from tests.unit.trainer_sdk.checkpoint.saved_states import KeptReports, together
 from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.schedule import save_schedule
 from trainer_sdk.checkpoint.schedule.interval import IntervalBounds, IntervalEstimate, parse_every
@@ -26,7 +26,7 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, float], None]:
 
 
 def saved_by(
-    every: int | str, clocks: Callable[[int, float], None], told: Told, steps: int
+    every: int | str, clocks: Callable[[int, float], None], told: KeptReports, steps: int
 ) -> list[list[int]]:
     def train(group: RankGroup) -> list[int]:
         wanted = parse_every(every)
@@ -47,7 +47,7 @@ def saved_by(
 def test_ranks_with_clocks_of_their_own_save_after_the_same_steps(
     every: int | str, clocks: Callable[[int, float], None]
 ) -> None:
-    first, second = saved_by(every, clocks, Told(), 600)
+    first, second = saved_by(every, clocks, KeptReports(), 600)
     assert first == second
     assert len(first) >= 2
 
@@ -55,7 +55,7 @@ def test_ranks_with_clocks_of_their_own_save_after_the_same_steps(
 def test_only_rank_0_reports_the_interval_and_only_if_it_is_chosen(
     clocks: Callable[[int, float], None],
 ) -> None:
-    told = Told()
+    told = KeptReports()
     saved_by(7, clocks, told, 50)
     assert told.events == []
     saved_by("auto", clocks, told, 600)

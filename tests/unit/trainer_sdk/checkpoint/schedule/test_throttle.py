@@ -1,4 +1,4 @@
-"""No more bytes a second than are allowed, until nobody wants that any more."""
+"""A throttle allows a number of bytes a second, until it is lifted."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ def test_bytes_wait_for_the_limited_rate() -> None:
 
 
 def test_the_throttle_starts_with_the_first_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A save that waited for the one before it may not be written the faster."""
+    """A save that has waited for the one before it has the same limit."""
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     throttle, waits = Throttle(1000), list[float]()

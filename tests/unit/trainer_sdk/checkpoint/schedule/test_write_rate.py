@@ -1,4 +1,4 @@
-"""How long saves are to take, for trainings of which it is known what writing costs their steps."""
+"""The write rate of saves, for simulated trainings whose slowdown by writing is known."""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ STEP_S = 0.1
 
 @dataclass
 class Training:
-    """Its steps pay `costs_s` for each save, spread over those that it meets."""
+    """A training whose steps take `costs_s` longer for each save, spread over its steps."""
 
     costs_s: float
     full_s: float = 1.0
@@ -24,7 +24,7 @@ class Training:
     """Of the steps during the last save."""
 
     def save(self, *, is_paced: bool = True) -> None:
-        """And all steps until the next one is due."""
+        """Save, and make all steps until the next save is due."""
         self.rate.saved(self.now, is_paced=is_paced)
         lasts_s = max(self.rate.lasts_s, self.full_s)
         self.slower = 1 + self.costs_s / lasts_s

@@ -1,4 +1,4 @@
-"""Pieces of files: each as it was asked for, and near ones with one request."""
+"""Reads of ranges: each range has its bytes, and near ranges share a request."""
 
 import random
 from pathlib import Path
@@ -16,7 +16,7 @@ MOST, BETWEEN = 100, 10
 
 
 class Noting(Folder):
-    """Knows how much it was asked for each time."""
+    """A storage that notes the size of each request."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))

@@ -1,4 +1,4 @@
-"""A save that is tried again: what an attempt before has made durable is neither torn nor lost."""
+"""Retries of a save neither tear nor lose files that an earlier attempt has made durable."""
 
 import mmap
 import uuid
@@ -43,14 +43,14 @@ def order(root: str, rank: int) -> WriteState:
 
 
 def state(rank: int) -> memoryview:
-    """As a buffer has it: whole pages that may be written past the cache."""
+    """The content of a buffer: whole pages that can be written past the cache."""
     octets = mmap.mmap(-1, SIZE)
     octets.write(bytes([rank + 1]) * SIZE)
     return memoryview(octets)
 
 
 def write(root: str, rank: int) -> str:
-    """An attempt to make this rank's part durable; the hash of its bytes, as it goes on with."""
+    """An attempt to make this rank's part durable; returns the hash of its bytes."""
     hasher = StreamHash(SIZE, lambda _: None)
     write_shard(order(root, rank), [state(rank)], hasher, WriteGate(SIZE), lambda: None)
     return hasher.hexdigest()
@@ -93,7 +93,7 @@ def test_a_durable_part_is_not_written_again(root: str) -> None:
 
 
 def test_the_part_of_a_stuck_writer_never_names_a_torn_shard(tmp_path: Path) -> None:
-    """It comes while another one is writing the same shard, and rank 0 is quick."""
+    """A retry begins while the first attempt still writes, and rank 0 publishes early."""
     root = str(tmp_path)
     write(root, 0)
     write(root, 1)
@@ -122,7 +122,7 @@ def test_the_part_of_a_stuck_writer_never_names_a_torn_shard(tmp_path: Path) -> 
 
 
 def test_a_retry_recognizes_its_own_visible_checkpoint(root: str) -> None:
-    """Also rank 0, whose first attempt has taken all parts with it."""
+    """Also for rank 0, whose first attempt has moved all parts."""
     hashes = [write(root, rank) for rank in (0, 1)]
     done = publish(root)
     assert done.shards == 2

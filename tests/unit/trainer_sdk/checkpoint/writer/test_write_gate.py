@@ -1,4 +1,4 @@
-"""What of a state may be written already, while it is still being copied."""
+"""Which bytes of a state may be written while it is still being copied."""
 
 import mmap
 import threading
@@ -189,7 +189,7 @@ def test_a_save_that_is_given_up_leaves_no_files(
 def test_the_folder_of_a_failure_report_is_not_removed(
     tmp_path: Path, beside: ThreadPoolExecutor
 ) -> None:
-    """Of several ranks, another may have made the folder, and be about to write into it."""
+    """With several ranks, another rank may have made the folder and be about to write into it."""
     gate = WriteGate(0)
     done, _ = begun(beside, str(tmp_path), buffer(), gate, ranks=2)
     gate.give_up()
@@ -199,7 +199,7 @@ def test_the_folder_of_a_failure_report_is_not_removed(
 
 
 class Heard:
-    """A writer in this process, and what it says."""
+    """A writer in this process, and its messages."""
 
     def __init__(self) -> None:
         self.lines: list[FromWriter] = []
@@ -228,7 +228,7 @@ def test_a_writer_forgets_a_save_that_the_rank_gives_up(tmp_path: Path) -> None:
 
 
 def test_an_order_may_be_sent_again_right_after_its_failure(tmp_path: Path) -> None:
-    """The word for the attempt that has failed is not taken from the next one."""
+    """A message for the failed attempt does not affect the next attempt."""
     heard, root = Heard(), tmp_path / "root"
     root.write_text("in the way of the folder")
     again = threading.Event()

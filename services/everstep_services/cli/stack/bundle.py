@@ -1,0 +1,81 @@
+"""Serves a bundle: its own copy of the database, the ordinary API and pages, and no bus."""
+
+import asyncio
+import os
+import socket
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from everstep import runtime
+from everstep.clock import SystemClock
+from everstep.observe.http import listen, serve_asgi, url_of
+from everstep.store.database import Database, open_database
+from everstep.store.queries import log_head
+from everstep.store.schema import upgrade
+from everstep_services.cli.api.record import AbsentBus
+from everstep_services.cli.cells import cell
+from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.output import print_json, print_line, say, schema
+from everstep_services.history.api.app import create_app, make_context
+from everstep_services.history.api.context import Connectedness
+from everstep_services.history.bundle import unpack
+from everstep_services.history.commands import make_token
+from everstep_services.history.notifier import LogNotifier
+from everstep_services.history.settings import ApiSettings
+
+
+def serve_bundle(invocation: Invocation, bundle: Path, host: str, port: int) -> int:
+    """Serve until a signal. Returns the exit code."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="everstep-serve-")))
+        listener = listen(host, port, remedy="choose another port with --port")
+        stack.callback(listener.close)
+        database = folder / "history.db"
+        unpack(bundle, database)
+
+        async def main(stop: asyncio.Event) -> None:
+            async with open_database(f"sqlite:///{database}") as opened:
+                await upgrade(opened)
+                await _serve(invocation, opened, listener, folder, stop)
+
+        return runtime.run("serve", main)
+
+
+async def _serve(
+    invocation: Invocation,
+    database: Database,
+    listener: socket.socket,
+    folder: Path,
+    stop: asyncio.Event,
+) -> None:
+    clock, bus = SystemClock(), AbsentBus()
+    absent: Any = bus
+    nothing_else = Connectedness(lambda: False, lambda: False)
+    context = await make_context(
+        ApiSettings(), database, LogNotifier(), nothing_else, clock=clock, bus=absent
+    )
+    token = await make_token(database, "bundle", "read", clock)
+    token_file = folder / "token"
+    await asyncio.to_thread(_write_secret, token_file, token)
+    facts = (await log_head(database)).last_n
+    url = url_of(listener)
+    link = f"{url}/login?code={context.login_codes.make(token)}"
+    told = {"url": url, "link": link, "token_file": str(token_file), "facts": facts}
+    if invocation.output == "jsonl":
+        print_line({"schema": schema("bundle_server"), **told})
+    elif invocation.output == "json":
+        print_json({"schema": schema("bundle_server"), **told})
+    else:
+        say(f"{facts} facts; the link logs in once, within a minute:")
+        say(f"  {link}")
+        say("for commands and programs:")
+        say(f"  everstep jobs --api {url} --token-file {cell(token_file)}")
+    await serve_asgi(create_app(context), listener, stop)
+
+
+def _write_secret(file: Path, text: str) -> None:
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as written:
+        written.write(text + "\n")
