@@ -12,9 +12,9 @@ import pytest
 import xxhash
 from msgspec.structs import replace
 
-from everstep_services.agent.replicas import protocol
-from everstep_services.agent.replicas import session as standings
-from everstep_services.agent.replicas.protocol import (
+from everstep_services.agent.replicas.transfer import protocol
+from everstep_services.agent.replicas.transfer import session as standings
+from everstep_services.agent.replicas.transfer.protocol import (
     AskHolding,
     Copy,
     Hello,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from everstep_services.agent.replicas.client import Call
-from everstep_services.agent.replicas.protocol import Copy, ReplicaError
+from everstep_services.agent.replicas.transfer.client import Call
+from everstep_services.agent.replicas.transfer.protocol import Copy, ReplicaError
 from tests.integration.replica_nodes import JOB, Node, made, order, running, save_image, state_of
 from trainer_sdk.checkpoint.image_folder import RestoredState, mark_restored
 from trainer_sdk.checkpoint.manifest import Identity, encode

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from everstep.messages import Peer
 from everstep_services.agent.replicas.settings import CheckpointSettings
-from everstep_services.agent.replicas.tls import TlsFilesError, opened_tls
+from everstep_services.agent.replicas.transfer.tls import TlsFilesError, opened_tls
 from tests.integration.replica_nodes import PATIENT, Node, made, order, running, state_of
 from tests.waiting import until_async
 

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from everstep.errors import EverstepError
 from everstep_services.agent.replicas.erasure_code import CodeResult, Decode, Encode, Request
 from everstep_services.agent.replicas.images import CopyFile, Image
-from everstep_services.agent.replicas.protocol import Copy
+from everstep_services.agent.replicas.transfer.protocol import Copy
 
 _CHILD = "everstep_services.agent.replicas.erasure_code"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from everstep_services.agent.replicas.protocol import Copy, ReplicaError
+from everstep_services.agent.replicas.transfer.protocol import Copy, ReplicaError
 from trainer_sdk.checkpoint.image_folder import RestoredState, restored_state
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, VERSION, Identity
 

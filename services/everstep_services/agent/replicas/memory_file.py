@@ -6,7 +6,7 @@ import os
 import weakref
 from pathlib import Path
 
-from everstep_services.agent.replicas.protocol import ReplicaError
+from everstep_services.agent.replicas.transfer.protocol import ReplicaError
 
 _POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE, since Linux 5.14: Python has no name for it."""

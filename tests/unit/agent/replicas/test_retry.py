@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from everstep_services.agent.replicas import fetcher
-from everstep_services.agent.replicas.fetcher import (
+from everstep_services.agent.replicas.transfer import fetcher
+from everstep_services.agent.replicas.transfer.fetcher import (
     OFFER,
     Attempt,
     Offer,
@@ -15,7 +15,7 @@ from everstep_services.agent.replicas.fetcher import (
     TransferProgress,
     take_from_one,
 )
-from everstep_services.agent.replicas.protocol import ReplicaError
+from everstep_services.agent.replicas.transfer.protocol import ReplicaError
 
 
 @pytest.fixture(autouse=True)

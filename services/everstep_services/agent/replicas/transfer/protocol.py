@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from everstep.errors import EverstepError
-from everstep_services.agent.replicas.tls import Tls, fingerprint
+from everstep_services.agent.replicas.transfer.tls import Tls, fingerprint
 from trainer_sdk.checkpoint.image_folder import RestoredState
 
 _NONCE = 32

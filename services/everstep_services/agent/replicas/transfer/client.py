@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from everstep.messages import Peer
-from everstep_services.agent.replicas.protocol import (
+from everstep_services.agent.replicas.transfer.protocol import (
     AskHolding,
     BytesFollow,
     Copy,
@@ -19,9 +19,9 @@ from everstep_services.agent.replicas.protocol import (
     SendFrom,
     StoredAnswer,
 )
-from everstep_services.agent.replicas.session import ReplicaSession
+from everstep_services.agent.replicas.transfer.session import ReplicaSession
 from everstep_services.agent.replicas.store import Incoming
-from everstep_services.agent.replicas.tls import refusal
+from everstep_services.agent.replicas.transfer.tls import refusal
 from trainer_sdk.checkpoint.image_folder import RestoredState
 
 _CONNECTS_WITHIN_S = 3.0

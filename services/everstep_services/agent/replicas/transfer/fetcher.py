@@ -14,7 +14,7 @@ from time import monotonic
 import msgspec
 
 from everstep.messages import Peer, StartRanks
-from everstep_services.agent.replicas.abortable_calls import in_thread, threads
+from everstep_services.agent.replicas.transfer.abortable_calls import in_thread, threads
 from everstep_services.agent.replicas.choice import (
     Age,
     Choice,
@@ -22,13 +22,13 @@ from everstep_services.agent.replicas.choice import (
     choices,
     newest_of_all,
 )
-from everstep_services.agent.replicas.client import Call
+from everstep_services.agent.replicas.transfer.client import Call
 from everstep_services.agent.replicas.coder import CodingError, give_back
 from everstep_services.agent.replicas.images import CopyFile, OwnImages, read_head
 from everstep_services.agent.replicas.last_state import LostState
 from everstep_services.agent.replicas.memory_file import MemoryFile
-from everstep_services.agent.replicas.protocol import Copy, ReplicaError
-from everstep_services.agent.replicas.session import ReplicaSession
+from everstep_services.agent.replicas.transfer.protocol import Copy, ReplicaError
+from everstep_services.agent.replicas.transfer.session import ReplicaSession
 from everstep_services.agent.replicas.store import Incoming, ReplicaStore
 
 _STILL_MOST_S = 30.0
