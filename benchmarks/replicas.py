@@ -33,14 +33,14 @@ from benchmarks.rig import HEAD, row
 from everstep.clock import SystemClock
 from everstep.messages import Peer, ReleaseImages, StartRanks
 from everstep_services.agent.replicas import erasure_code
-from everstep_services.agent.replicas.transfer.client import Call
 from everstep_services.agent.replicas.manager import ReplicaManager
 from everstep_services.agent.replicas.memory_file import MappedFiles
+from everstep_services.agent.replicas.settings import CheckpointSettings
+from everstep_services.agent.replicas.store import HeldCopy, ReplicaStore
+from everstep_services.agent.replicas.transfer.client import Call
 from everstep_services.agent.replicas.transfer.protocol import Copy
 from everstep_services.agent.replicas.transfer.server import opened_port
 from everstep_services.agent.replicas.transfer.session import ReplicaSession
-from everstep_services.agent.replicas.settings import CheckpointSettings
-from everstep_services.agent.replicas.store import HeldCopy, ReplicaStore
 from everstep_services.agent.replicas.transfer.tls import opened_tls
 from everstep_services.rendezvous.domain.replica_placement import Cliques, ReplicaSlot, cliques
 from trainer_sdk.checkpoint.manifest import Identity, ImageIndex, encode

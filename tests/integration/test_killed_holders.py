@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from everstep.bus.leader_election import Term, lead_for_ever
+from everstep_services.agent.replicas.settings import CheckpointSettings
 from everstep_services.agent.replicas.transfer.client import Call
 from everstep_services.agent.replicas.transfer.protocol import Copy, PutCopy, SendFrom
-from everstep_services.agent.replicas.settings import CheckpointSettings
 from tests.fakes import bus as fakes
 from tests.fakes.clock import FakeClock
 from tests.integration.replica_nodes import made, order, running, save_image, state_of

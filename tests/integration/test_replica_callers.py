@@ -12,6 +12,7 @@ import pytest
 import xxhash
 from msgspec.structs import replace
 
+from everstep_services.agent.replicas.settings import CheckpointSettings
 from everstep_services.agent.replicas.transfer import protocol
 from everstep_services.agent.replicas.transfer import session as standings
 from everstep_services.agent.replicas.transfer.protocol import (
@@ -25,7 +26,6 @@ from everstep_services.agent.replicas.transfer.protocol import (
     SendFrom,
     StoredAnswer,
 )
-from everstep_services.agent.replicas.settings import CheckpointSettings
 from tests.integration.replica_nodes import JOB, KEY, SIZE, Node, made, order, running, state_of
 from trainer_sdk.checkpoint.manifest import Identity, ImageIndex, encode
 

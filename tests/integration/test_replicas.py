@@ -14,12 +14,12 @@ import pytest
 from msgspec.structs import replace
 
 from everstep.messages import CopyReplica, Peer, ReleaseImages
+from everstep_services.agent.replicas.images import OwnImages
+from everstep_services.agent.replicas.store import Incoming
 from everstep_services.agent.replicas.transfer import protocol
 from everstep_services.agent.replicas.transfer.client import Call
-from everstep_services.agent.replicas.images import OwnImages
 from everstep_services.agent.replicas.transfer.protocol import GetCopy, ReplicaError, ReplicaLink
 from everstep_services.agent.replicas.transfer.server import ReplicaServer
-from everstep_services.agent.replicas.store import Incoming
 from everstep_services.rendezvous.domain.replica_placement import Cliques, ReplicaSlot, cliques
 from tests.integration.replica_nodes import JOB, PATIENT, SIZE, Node, made, order, running, state_of
 from tests.waiting import until_async

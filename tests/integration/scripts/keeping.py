@@ -26,9 +26,9 @@ from xxhash import xxh3_128_hexdigest
 
 from everstep.clock import SystemClock
 from everstep.messages import Fact, Peer, ReplicaStored, StartRanks
-from everstep_services.agent.replicas.transfer.fetcher import OFFER
 from everstep_services.agent.replicas.node_checkpoints import NodeCheckpoints
 from everstep_services.agent.replicas.node_states import opened_states
+from everstep_services.agent.replicas.transfer.fetcher import OFFER
 from everstep_services.agent.replicas.transfer.protocol import ReplicaLink
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.cli.invocation import Invocation

@@ -21,8 +21,8 @@ import msgspec
 
 from everstep.clock import Clock, SystemClock
 from everstep_services.agent.ranks import process_tree
-from everstep_services.agent.replicas.transfer.fetcher import OFFER
 from everstep_services.agent.replicas.manager import CODED
+from everstep_services.agent.replicas.transfer.fetcher import OFFER
 from everstep_services.agent.runtime.workdir import private_dir
 from trainer_sdk import layout
 from trainer_sdk.checkpoint.image_folder import ON_DISK, sync_names

@@ -21,8 +21,8 @@ from everstep.hashing import Hasher
 from everstep_services.agent.replicas.displacement import Sender, TrainingLine
 from everstep_services.agent.replicas.images import ImageHead, read_head
 from everstep_services.agent.replicas.memory_file import MemoryFile
-from everstep_services.agent.replicas.transfer.protocol import Copy, ReplicaError
 from everstep_services.agent.replicas.settings import CheckpointSettings
+from everstep_services.agent.replicas.transfer.protocol import Copy, ReplicaError
 from trainer_sdk.checkpoint.image_folder import ASIDE_INDEX, put_durably, sync_file, sync_names
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX
 

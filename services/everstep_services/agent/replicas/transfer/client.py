@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from everstep.messages import Peer
+from everstep_services.agent.replicas.store import Incoming
 from everstep_services.agent.replicas.transfer.protocol import (
     AskHolding,
     BytesFollow,
@@ -20,7 +21,6 @@ from everstep_services.agent.replicas.transfer.protocol import (
     StoredAnswer,
 )
 from everstep_services.agent.replicas.transfer.session import ReplicaSession
-from everstep_services.agent.replicas.store import Incoming
 from everstep_services.agent.replicas.transfer.tls import refusal
 from trainer_sdk.checkpoint.image_folder import RestoredState
 

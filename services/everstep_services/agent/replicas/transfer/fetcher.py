@@ -14,7 +14,6 @@ from time import monotonic
 import msgspec
 
 from everstep.messages import Peer, StartRanks
-from everstep_services.agent.replicas.transfer.abortable_calls import in_thread, threads
 from everstep_services.agent.replicas.choice import (
     Age,
     Choice,
@@ -22,14 +21,15 @@ from everstep_services.agent.replicas.choice import (
     choices,
     newest_of_all,
 )
-from everstep_services.agent.replicas.transfer.client import Call
 from everstep_services.agent.replicas.coder import CodingError, give_back
 from everstep_services.agent.replicas.images import CopyFile, OwnImages, read_head
 from everstep_services.agent.replicas.last_state import LostState
 from everstep_services.agent.replicas.memory_file import MemoryFile
+from everstep_services.agent.replicas.store import Incoming, ReplicaStore
+from everstep_services.agent.replicas.transfer.abortable_calls import in_thread, threads
+from everstep_services.agent.replicas.transfer.client import Call
 from everstep_services.agent.replicas.transfer.protocol import Copy, ReplicaError
 from everstep_services.agent.replicas.transfer.session import ReplicaSession
-from everstep_services.agent.replicas.store import Incoming, ReplicaStore
 
 _STILL_MOST_S = 30.0
 """A node may pause for some seconds; the ranks of a round wait no longer for it."""

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from everstep.messages import StartRanks
-from everstep_services.agent.replicas.transfer.protocol import Hello
 from everstep_services.agent.replicas.settings import CheckpointSettings
+from everstep_services.agent.replicas.transfer.protocol import Hello
 from everstep_services.agent.replicas.transfer.tls import Tls
 
 _GRACE_S = 10.0

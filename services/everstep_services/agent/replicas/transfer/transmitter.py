@@ -13,11 +13,11 @@ from everstep.backoff import backoff_s, jittered_s
 from everstep.bus.background import in_background
 from everstep.clock import Clock
 from everstep.messages import Peer, StartRanks
-from everstep_services.agent.replicas.transfer.abortable_calls import in_thread, threads
-from everstep_services.agent.replicas.transfer.client import Call
 from everstep_services.agent.replicas.coder import Coder, CodingError
 from everstep_services.agent.replicas.images import CopyFile, Image, OwnImages
 from everstep_services.agent.replicas.memory_file import MappedFiles
+from everstep_services.agent.replicas.transfer.abortable_calls import in_thread, threads
+from everstep_services.agent.replicas.transfer.client import Call
 from everstep_services.agent.replicas.transfer.protocol import ReplicaError
 from everstep_services.agent.replicas.transfer.session import ReplicaSession
 from trainer_sdk.checkpoint.image_folder import RestoredState
