@@ -157,8 +157,10 @@ def test_a_merged_incident_is_told_by_the_other_one() -> None:
 def test_a_failed_job_is_told_once_with_its_incident() -> None:
     world = World()
     world.take(opened("i1"), judged("i1", "gpu"), closed("i1", "failed"))
+    world.now += 0.5
     world.take(job_ended("failed", incident="i1"))
-    world.after(5)
+    world.after(4.6)
+    world.after(1)
     assert world.steps() == [("job_failed", "firing")]
     assert world.sent[0].notice.cause == "gpu"
     world.take(job_ended("failed", incident="i1"))

@@ -342,8 +342,10 @@ class Notices:
         """Let go what has been held for long enough, and forget what is done with."""
         self._forget(now)
         groups: dict[str, list[Notice]] = {}
-        for one in self.all():
-            if one.state == "held":
+        held_notices = [one for one in self.all() if one.state == "held"]
+        told_with_job = {f"{one.job}/{one.incident}" for one in held_notices if one.incident}
+        for one in held_notices:
+            if one.id not in told_with_job:
                 groups.setdefault(_group(one), []).append(one)
         # A job's end first: it takes the incident that ended the job with it.
         for name in sorted(groups, key=lambda group: not group.startswith("job_")):
