@@ -68,7 +68,7 @@ def parse_collectives(body: bytes) -> CollectiveState | None:
     """Parse the trace of a flight recorder; None if it is not one."""
     try:
         trace = _TRACE.decode(body)
-        entered = sum(max(0, statu.last_enqueued_collective) for statu in trace.pg_status.values())
+        entered = sum(max(0, group.last_enqueued_collective) for group in trace.pg_status.values())
     except msgspec.MsgspecError:
         return None
     newest = max(trace.entries, key=lambda entry: entry.record_id, default=None)

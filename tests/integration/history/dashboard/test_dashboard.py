@@ -21,7 +21,7 @@ from everstep_services.history.dashboard.session import LoginCodes
 from everstep_services.history.projections.fold import fold
 from tests.fakes.clock import FakeClock
 from tests.integration.conftest import Api
-from tests.integration.history.dashboard_story import JOB, KILLED, STALLED, node, opened
+from tests.integration.history.dashboard.dashboard_story import JOB, KILLED, STALLED, node, opened
 from tests.integration.history.served_story import ServedStory
 from tests.unit.history.facts import make
 

@@ -635,7 +635,7 @@ async def _serve(folder: Path, port: int, *, is_empty: bool, ranks: int) -> None
 
 
 def main(folder: str, port: str, *more: str) -> None:
-    """`python -m tests.integration.history.dashboard_story FOLDER PORT [--empty] [RANKS]`."""
+    """`python -m tests.integration.history.dashboard.dashboard_story FOLDER PORT [--empty] [RANKS]`."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     ranks = next((int(word) for word in more if word.isdecimal()), NODES * PER_NODE)
     asyncio.run(_serve(Path(folder), int(port), is_empty="--empty" in more, ranks=ranks))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.history.dashboard_story import JOB, KILLED, STALLED, node
+from tests.integration.history.dashboard.dashboard_story import JOB, KILLED, STALLED, node
 
 pytest.importorskip("playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -87,7 +87,7 @@ def served(folder: Path, *more: str) -> Iterator[Site]:
     command = [
         sys.executable,
         "-m",
-        "tests.integration.history.dashboard_story",
+        "tests.integration.history.dashboard.dashboard_story",
         str(folder),
         "0",
         *more,
