@@ -165,6 +165,8 @@ class Training:
             seconds, after = time.monotonic() - began, self.table()
         healed = time.monotonic()
         is_cleared = not self._until_none_open()
+        if not first and self.case.place == "network":
+            self._until_windows(_USUAL_WINDOWS)  # long steps must not become what is usual
         found = self._found()
         steps = max(1, before["window_steps"])
         plain = self.name.startswith(PLAIN)

@@ -11,9 +11,9 @@ from everstep.messages import DeviceUse, KernelTiming, NodeTimings, RankTiming, 
 from everstep_services.straggler.domain import scores
 from everstep_services.straggler.domain.changes import Change, SlowRank, StepShift
 from everstep_services.straggler.domain.job import Job
-from everstep_services.straggler.domain.live.causes import interval
+from everstep_services.straggler.domain.live.causes import blame, interval
 from everstep_services.straggler.domain.rules import Rules
-from everstep_services.straggler.domain.verdict import Limits, State, Window, observe
+from everstep_services.straggler.domain.verdict import Found, Limits, State, Window, observe
 from tests.unit.straggler_changes import without_costs
 from tests.unit.straggler_windows import Delay, Simulation, Training, Where, healthy
 
@@ -385,3 +385,19 @@ def test_a_rank_that_sleeps_is_named_and_not_its_neighbour() -> None:
 )
 def test_an_operation_and_the_next_of_its_name_are_told_apart(after: str, text: str) -> None:
     assert interval("all_reduce 8449", after) == text
+
+
+def test_a_window_that_does_not_show_the_excess_names_no_cause() -> None:
+    """A rank that was slow over a day, and is not in the latest window, has waited for nothing
+    more than others there (A6.2)."""
+    job, simulation = Job("job", Rules()), Simulation(Training())
+    assert run(simulation, job, 3) == []
+    assert job._round is not None
+    measured = job._round.newest
+    assert measured is not None
+    row = int(np.argsort(measured.own_s)[2])
+    found = Found(subject=row, role=0, ratio=0.06, noise_ratio=0.01, since=1, window=24, windows=24)
+    why = blame(measured, row, found, Rules().limits, np.ones(len(measured.own_s), dtype=bool))
+    assert (why.cause, why.section) == ("unknown", None)
+    assert "the latest window does not show why" in why.reason
+    assert why.lost_s == pytest.approx(0.06 * np.median(measured.own_s), rel=0.1)

@@ -29,6 +29,8 @@ _FAULT_S = 0.0005
 _CLOCK = 0.95
 """A device is slow below this share of its peers' clock."""
 _SURE, _LIKELY, _GUESSED = 0.95, 0.8, 0.3
+_SHOWN = 0.25
+"""A window that shows less of what a rank loses over its horizon tells nothing about the cause."""
 _RING_CONFIDENCE = 0.6
 _LATE_CONFIDENCE = 0.6
 """By what the kernel counted in another window than the latest."""
@@ -140,10 +142,14 @@ def blame(measured: Measured, row: int, found: Found, limits: Limits, is_usual: 
     """The cause of what a rank loses, compared with the rows that tell what is usual."""
     peers = _peers(measured, row, is_usual)
     own = _Signal("own", float(measured.own_s[row]), _median(measured.own_s[peers]))
-    lost = max(own.excess, 1e-9)
+    usual_loss = found.ratio * own.usual if np.isfinite(own.usual) else 0.0
+    is_shown = own.excess > 0 and own.excess >= _SHOWN * usual_loss
+    lost = max(own.excess if is_shown else usual_loss, 1e-9)
     case = _Case(measured, row, peers, lost)
     grounds = (_device, _host, _network, _memory, _section, _compute, _outside)
     ground = next(one for one in (ground(case) for ground in grounds) if one is not None)
+    if not is_shown:
+        ground = _Ground("unknown", "the latest window does not show why", _GUESSED)
     errors = dict(limits.horizons).get(found.windows, limits.horizons[0][1])
     limit = float(np.hypot(limits.found_ratio, errors * found.noise_ratio))
     place, sureness = _place(measured, row), ground.sureness
@@ -156,7 +162,7 @@ def blame(measured: Measured, row: int, found: Found, limits: Limits, is_usual: 
             f"before, while it takes {found.growth_ratio * 100:.0f} % longer than before"
         )
     reason = (
-        f"own time {own.value * 1e3:.1f} ms a step, {lost * 1e3:.1f} ms above the median of "
+        f"own time {own.value * 1e3:.1f} ms a step, {own.excess * 1e3:.1f} ms above the median of "
         f"{len(peers)} others in the latest window; {found.ratio * 100:.1f} % over "
         f"{found.windows} windows (limit {limit * 100:.1f} %); {ground.words}{place}"
     )
