@@ -134,7 +134,7 @@ def test_forms_for_monitoring_can_be_read_back(prolog: dict[str, str]) -> None:
         (["network"], "--listen HOST:PORT on one, --peer HOST:PORT on the other"),
         (["host", "--peer", "a:1"], "the network is measured between two nodes"),
         (["network", "--peer", "a:1"], "no token: give both ends the same --secret-file"),
-        (["network", "--peer", "nowhere"], "'nowhere' is no address"),
+        (["network", "--peer", "nowhere"], "'nowhere' is not an address"),
         (["network", "--peer", "a:1", "--secret-file", "/nonexistent"], "cannot be read"),
     ],
 )
@@ -157,7 +157,7 @@ def test_the_list_says_what_takes_from_ranks(prolog: dict[str, str]) -> None:
     done = check(prolog, "--list")
     assert done.returncode == 0
     of = {line.split()[0]: line for line in done.stdout.splitlines()}
-    assert of["gpu-selftest"].endswith("(not beside a training)")
+    assert of["gpu-selftest"].endswith("(not during a training)")
     assert "training" not in of["host"]
     items = json.loads(check(prolog, "--list", "-o", "json").stdout)["items"]
     assert [one["name"] for one in items] == list(of)

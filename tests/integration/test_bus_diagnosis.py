@@ -39,9 +39,9 @@ from tests.integration.bus_servers import refused, relay, server_with, speaking,
     ("url", "said"),
     [
         ("", "url in .bus. is empty"),
-        ("localhost", "'localhost' is no address of a NATS server: write nats://HOST:PORT"),
-        ("http://localhost:4222", "is no address of a NATS server"),
-        ("nats://h:99999", "is no address of a NATS server"),
+        ("localhost", "'localhost' is not the address of a NATS server: write nats://HOST:PORT"),
+        ("http://localhost:4222", "is not the address of a NATS server"),
+        ("nats://h:99999", "is not the address of a NATS server"),
         ("nats://me:secret@h:4222", "holds credentials, which would end up in logs"),
     ],
 )
@@ -74,7 +74,7 @@ async def test_something_else_than_nats() -> None:
     async with speaking(b"SSH-2.0-OpenSSH_9.2\r\n") as url:
         error = await refused(BusSettings(url=url, connect_within_s=30))
     assert isinstance(error, BusUnreachableError)
-    assert f"what answers at {url} is not a NATS server" in str(error)
+    assert f"the server at {url} is not a NATS server" in str(error)
 
 
 async def test_a_server_that_dies_before_it_says_a_word_is_tried_again(

@@ -214,4 +214,4 @@ async def test_a_server_without_tls_hears_no_password(
     )
     error = await refused(settings)
     assert isinstance(error, BusTlsError)
-    assert "offers no TLS but the settings ask for it: nothing was sent" in str(error)
+    assert "offers no TLS but the settings require it: nothing was sent" in str(error)

@@ -49,7 +49,7 @@ def test_before_a_byte_is_written_and_said_once(folder: Path) -> None:
         (said,) = refusals(rank)
         assert (said["step"], said["tier"], said["stage"]) == (1, "memory", "keep")
         assert rank.told.warned == [said["reason"]]
-        assert "3 of them need 7 MiB, and it may take 5 MiB" in said["reason"]
+        assert "3 copies need 7 MiB, and the limit is 5 MiB" in said["reason"]
         assert "raise agent.checkpoints.own_most_bytes" in said["reason"]
         assert said["reason"].endswith(f"saves to {folder / 'root'} go on")
     assert same(load(folder, 2, dict(BLANK)), STATE)

@@ -127,7 +127,7 @@ def test_addresses_and_tokens_are_read() -> None:
     assert read_address("[::1]:5") == Address("::1", 5)
     assert str(Address("::1", 5)) == "[::1]:5"
     for wrong in ("node-07", ":5", "a:b", "a:70000", "a:-1", ""):
-        with pytest.raises(NetworkCheckError, match="is no address: write HOST:PORT"):
+        with pytest.raises(NetworkCheckError, match="is not an address: write HOST:PORT"):
             read_address(wrong)
     assert read_token(" 0123456789abcdef\n") == b"0123456789abcdef"
     with pytest.raises(NetworkCheckError) as found:

@@ -619,7 +619,7 @@ async def _beat(api: Api) -> None:
     while True:
         for beat in beats(datetime.now(UTC)):
             api.context.beats.hear(beat)
-        await asyncio.sleep(1)
+        await api.clock.sleep(1)
 
 
 async def _serve(folder: Path, port: int, *, is_empty: bool, ranks: int) -> None:
