@@ -168,13 +168,14 @@ def test_whoever_sends_to_a_busy_host_is_not_taken_for_slow() -> None:
     }  # fmt: skip
 
 
-def test_whoever_receives_late_from_a_delayed_node_is_not_blamed() -> None:
+@pytest.mark.parametrize("has_sections", [False, True])
+def test_whoever_receives_late_from_a_delayed_node_is_not_blamed(has_sections: bool) -> None:
     """In a ring, the rank before the slow node leaves collectives last; the rank after it has the
     longest round trips, since it sends to the slow node (A6.1, A6.2)."""
     simulation, job = Simulation(QUICK), Job("job", Rules())
     assert judged(simulation, job, 8) == []
     slow = Delay(4, 0.03, "ring")
-    simulation.plan = replace(QUICK, delays=(slow,), has_sections=False)
+    simulation.plan = replace(QUICK, delays=(slow,), has_sections=has_sections)
     noise = random.Random(1)
     changes: list[Change] = []
     for _ in range(4):
@@ -247,3 +248,17 @@ def test_a_rank_that_seems_to_sleep_was_held_back_by_its_host_the_window_before(
     (found,) = (one for one in changes if isinstance(one, SlowRank))
     assert (found.rank, found.cause) == (2, "host")
     assert "in one of the latest windows" in found.reason
+
+
+@pytest.mark.parametrize(("held_ms", "named"), [(25, (4, "network")), (8, (3, "compute"))])
+def test_what_a_section_lost_without_computing_is_the_links_if_round_trips_explain_it(
+    held_ms: float, named: tuple[int, str]
+) -> None:
+    """Real gloo leaves the all-reduce late on the rank before the delayed one, within backward
+    (A6.1, A6.2)."""
+    simulation, job = Simulation(QUICK), Job("job", Rules())
+    assert judged(simulation, job, 8) == []
+    simulation.plan = replace(QUICK, delays=(Delay(3, 0.03, "sleep"),))
+    changes = judged(simulation, job, 4, (4, 6), random.Random(1), held_ms=held_ms)
+    found = [one for one in changes if isinstance(one, SlowRank)]
+    assert [(one.rank, one.cause) for one in found] == [named]

@@ -196,24 +196,30 @@ def slow_sender(measured: Measured, row: int, trips: Array) -> int | None:
     node = measured.sample.node
     if node[sender] == node[row]:
         return None  # there is no link between them
-    if _is_own(case):
-        return None
     own_s = float(np.nan_to_num(trips[node[row]]))
     more_s = trips[node[sender]] - own_s
     if not more_s > max((_RING_TRIPS - 1) * own_s, _RING_LEAST_S, _RING_OF_LOSS * case.lost_s):
         return None  # too little, or what so short a delay cannot explain
+    if _is_own(case, more_s):
+        return None
     others = np.delete(trips, [node[sender], (node[sender] + 1) % len(trips)])
     return sender if trips[node[sender]] >= np.nanmax(others, initial=0.0) else None
 
 
-def _is_own(case: _Case) -> bool:
-    """Whether a section explains the excess in which no rank waits for others."""
+def _is_own(case: _Case, more_s: float) -> bool:
+    """Whether a section explains the excess in which no rank waits for others.
+
+    If the section computes, and the processor did not, longer round trips of so much explain it.
+    """
     section = next(iter(case.sections()), None)
     if section is None or section.excess < _EXPLAINS * case.lost_s:
         return False
+    if cause_of(section.name) != "compute":
+        return True
+    if more_s >= _EXPLAINS * case.lost_s:
+        return False
     column = case.measured.sections.names.index(section.name)
-    waits = _median(case.measured.waits_inside[case.peers, column])
-    return waits < 0.1 * case.lost_s or cause_of(section.name) != "compute"
+    return _median(case.measured.waits_inside[case.peers, column]) < 0.1 * case.lost_s
 
 
 def _successor(measured: Measured, row: int) -> int | None:
