@@ -47,7 +47,11 @@ class EvidenceCopies:
             row = (await connection.execute(query)).one_or_none()
         if row is None:
             return None
-        return EvidenceCopy(None if row.body is None else zlib.decompress(row.body), row.absent)
+        try:
+            data = None if row.body is None else zlib.decompress(row.body)
+        except zlib.error:
+            return EvidenceCopy(None, "its copy in the database is damaged")
+        return EvidenceCopy(data, row.absent)
 
     async def copied(self, ids: Collection[str]) -> frozenset[str]:
         """The ids of those blobs that have a copy."""

@@ -88,9 +88,9 @@ def unpack(bundle: Path, database: Path) -> None:
         raise BundleError(f"{bundle} is not a bundle of `everstep export`: {error}") from error
     except OSError as error:
         raise BundleError(f"{bundle} cannot be opened: {error.strerror}") from error
-    if not written:
+    if not written and not bundle.stat().st_size:
         raise BundleError(f"{bundle} is empty")
-    if written != _size_of(database):
+    if not written or written != _size_of(database):
         raise BundleError(f"{bundle} is not whole: its end is missing")
 
 
@@ -190,4 +190,4 @@ async def _references(source: Database, job: str) -> list[BlobRef]:
 
 def _pack(plain: Path, file: Path) -> None:
     with plain.open("rb") as source, file.open("xb") as packed:
-        zstandard.ZstdCompressor(level=6).copy_stream(source, packed)
+        zstandard.ZstdCompressor(level=6, write_checksum=True).copy_stream(source, packed)

@@ -11,6 +11,7 @@ import msgspec
 
 from everstep import __version__
 from everstep.backoff import backoff_s, jittered_s
+from everstep.ids import BadNameError, checked_name
 from everstep_services.cli.errors import CliError, Exit
 
 MAX_ANSWER_BYTES = 64 << 20
@@ -33,6 +34,14 @@ _CODES = {
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 Params = Mapping[str, str | int | list[str] | None]
+
+
+def job_path(job: str) -> str:
+    """Where a job is in the API. A text that cannot name a job is refused."""
+    try:
+        return f"jobs/{checked_name('job', job[:200])}"
+    except BadNameError as error:
+        raise CliError(str(error), Exit.USAGE) from error
 
 
 class ProblemBody(msgspec.Struct):

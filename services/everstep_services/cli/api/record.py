@@ -178,6 +178,10 @@ class AbsentBus:
         """No document and no blob can be read."""
         raise BusUnreachableError(_AWAY)
 
+    async def put(self, *_: object) -> NoReturn:
+        """No document and no blob can be written."""
+        raise BusUnreachableError(_AWAY)
+
     async def keys(self, *_: object) -> NoReturn:
         """No document can be listed."""
         raise BusUnreachableError(_AWAY)

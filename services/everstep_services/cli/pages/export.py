@@ -4,11 +4,10 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from everstep_services.cli.api.client import Api
+from everstep_services.cli.api.client import Api, job_path
 from everstep_services.cli.cells import cell
 from everstep_services.cli.errors import CliError
 from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.operator_requests import quoted
 from everstep_services.cli.output import echo, print_json, say, schema
 
 _SUFFIX = ".everstep"
@@ -16,6 +15,7 @@ _SUFFIX = ".everstep"
 
 def export_job(invocation: Invocation, api: Api, job: str, to: Path | None) -> None:
     """Write the file. One that exists is not written over."""
+    place = job_path(job)
     file = to or Path(f"{job}{_SUFFIX}")
     try:
         # Readable by this user only: it holds ends of logs.
@@ -26,7 +26,7 @@ def export_job(invocation: Invocation, api: Api, job: str, to: Path | None) -> N
         raise CliError(f"{file} cannot be written: {error.strerror}") from error
     try:
         with os.fdopen(descriptor, "wb") as written:
-            headers = api.download(f"jobs/{quoted(job)}/export", written)
+            headers = api.download(f"{place}/export", written)
             size = written.tell()
     except BaseException:
         with suppress(OSError):

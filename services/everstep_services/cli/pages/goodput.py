@@ -4,10 +4,9 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from everstep_services.cli.api.client import Api
+from everstep_services.cli.api.client import Api, job_path
 from everstep_services.cli.cells import Record, aligned, bar, cell, moment, span
 from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.operator_requests import quoted
 from everstep_services.cli.output import echo, print_json, schema
 
 _NAMES = {
@@ -29,7 +28,7 @@ def print_goodput(
     invocation: Invocation, api: Api, job: str, window: Mapping[str, datetime | None]
 ) -> None:
     """One job: seconds by class."""
-    shown = api.get(f"jobs/{quoted(job)}/goodput", _given(window))
+    shown = api.get(f"{job_path(job)}/goodput", _given(window))
     if invocation.output in {"json", "jsonl", "name"}:
         print_json({"schema": schema("goodput"), **shown})
         return

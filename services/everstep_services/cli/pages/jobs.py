@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
-from urllib.parse import quote
 
-from everstep_services.cli.api.client import Api
+from everstep_services.cli.api.client import Api, job_path
 from everstep_services.cli.cells import (
     SHORT_ID,
     Record,
@@ -54,7 +53,7 @@ def print_incidents(
     invocation: Invocation, api: Api, job: str | None, params: dict[str, Any], most: int
 ) -> None:
     """The incidents that are asked for, the newest first."""
-    path = "incidents" if job is None else f"jobs/{quote(job, safe='')}/incidents"
+    path = "incidents" if job is None else f"{job_path(job)}/incidents"
     page = {**params, "limit": min(most, 1000)}
     incidents = api.pages(path, page, most=most, when_cut=say_cut)
     records: Iterable[dict[str, Any]] = _or_say(incidents, "no such incidents")
@@ -70,7 +69,7 @@ def print_incidents(
 
 def print_job(invocation: Invocation, api: Api, name: str) -> None:
     """One job: how it is, its last rounds, who takes part, and what went wrong last."""
-    place = f"jobs/{quote(name, safe='')}"
+    place = job_path(name)
     job = api.get(place)
     rounds = api.get(f"{place}/rounds", {"limit": _SHOWN})["items"]
     incidents = api.get(f"{place}/incidents", {"limit": _SHOWN})["items"]

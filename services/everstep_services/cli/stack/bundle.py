@@ -12,7 +12,9 @@ from everstep import runtime
 from everstep.clock import SystemClock
 from everstep.observe.http import listen, serve_asgi, url_of
 from everstep.store.database import Database, open_database
+from everstep.store.errors import SchemaTooOldError, StoreError
 from everstep.store.queries import log_head
+from everstep.store.record_file import RecordFile
 from everstep.store.schema import upgrade
 from everstep_services.cli.api.record import AbsentBus
 from everstep_services.cli.cells import cell
@@ -20,7 +22,7 @@ from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.output import print_json, print_line, say, schema
 from everstep_services.history.api.app import create_app, make_context
 from everstep_services.history.api.context import Connectedness
-from everstep_services.history.bundle import unpack
+from everstep_services.history.bundle import BundleError, unpack
 from everstep_services.history.commands import make_token
 from everstep_services.history.notifier import LogNotifier
 from everstep_services.history.settings import ApiSettings
@@ -36,6 +38,7 @@ def serve_bundle(invocation: Invocation, bundle: Path, host: str, port: int) -> 
         unpack(bundle, database)
 
         async def main(stop: asyncio.Event) -> None:
+            await _check(bundle, database)
             async with open_database(f"sqlite:///{database}") as opened:
                 await upgrade(opened)
                 await _serve(invocation, opened, listener, folder, stop)
@@ -73,6 +76,19 @@ async def _serve(
         say("for commands and programs:")
         say(f"  everstep jobs --api {url} --token-file {cell(token_file)}")
     await serve_asgi(create_app(context), listener, stop)
+
+
+async def _check(bundle: Path, database: Path) -> None:
+    """Refuse a database that is not of ours, before anything is written into it."""
+    record = RecordFile(database)
+    try:
+        await record.check()
+    except SchemaTooOldError:
+        pass  # of an older release: it is upgraded
+    except StoreError as error:
+        raise BundleError(f"{bundle} holds no history that this release can read") from error
+    finally:
+        await record.close()
 
 
 def _write_secret(file: Path, text: str) -> None:

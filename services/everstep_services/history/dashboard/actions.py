@@ -104,11 +104,16 @@ def _number(text: str, what: str) -> float | None:
     if not text.strip():
         return None
     try:
-        return float(text)
+        number = float(text)
     except ValueError as error:
         raise RestError(422, f"{what} is a number, not {text[:40]!r}") from error
+    if not 0 <= number <= _MOST_NUMBER:
+        raise RestError(422, f"{what} is a number from 0 to {_MOST_NUMBER}, not {text[:40]!r}")
+    return number
 
 
+_MOST_NUMBER = 87_600
+"""Ten years of hours."""
 _SAVE = Field("save_first", "Save a checkpoint first", "checkbox")
 _IN_JOB = ("job",)
 _AT_STEP = ("step", "job", "tier")
@@ -148,7 +153,7 @@ ACTIONS: Mapping[str, Action] = {
     "exclude": Action(
         "Exclude the node", "It gets no slot in any job, until the exclusion ends.",
         ("node",), partial(_node_verb, "exclude"), _ttl,
-        (Field("hours", "For how many hours", "number", "empty: until somebody includes it"),),
+        (Field("hours", "For how many hours", "number", "empty: 24; 0: until it is included"),),
         is_drastic=True, back="node",
     ),
     "include": Action(

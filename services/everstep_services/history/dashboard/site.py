@@ -107,6 +107,7 @@ class Dashboard:
             if error.status == 401:
                 return await self._to_login(request, error.detail)
             page = _refused(error)
+            status = (await reader.get_or_not("status")).data
         except Exception:
             log.exception("page_failed path=%s", request.url.path)
             page = Page("error.html", {"title": "This page failed", "detail": _FAILED}, 500)
@@ -170,12 +171,12 @@ class Dashboard:
     async def _login(self, request: Request) -> Response:
         target = _own_path(request.query_params.get("next", "/"))
         code = request.query_params.get("code", "")
-        if code and not session.comes_from_another_site(request):
+        if code and request.method == "GET" and not session.comes_from_another_site(request):
             token = self._codes.take(code)
             if token is not None:
                 return await self._logged_in(request, token, target)
             return await self._login_page(request, "This link was used, or is older than a minute.")
-        if request.method == "GET":
+        if request.method in {"GET", "HEAD"}:
             return await self._login_page(request, "")
         if not session.comes_from_here(request):
             return await self._login_page(request, "The form came from another site.", 403)

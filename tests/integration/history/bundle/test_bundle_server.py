@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import httpx2
 import pytest
+import zstandard
 
 from everstep_services.cli.errors import Exit
 from tests.integration.history.served_story import Run, ServedStory
@@ -104,6 +106,14 @@ def test_a_file_that_exists_is_not_written_over(run: Run, tmp_path: Path) -> Non
     assert bundle.read_text() == "mine"
 
 
+def test_what_cannot_name_a_job_is_refused_before_anything_is_asked(run: Run) -> None:
+    for command in ("why", "goodput", "export", "job show", "incidents"):
+        code, out, err = run(*command.split(), f"{JOB}/rounds")
+        assert (code, out) == (Exit.USAGE, ""), command
+        assert "cannot name a job" in err
+    assert not list(Path.cwd().glob("*rounds*"))
+
+
 def test_an_unknown_job_leaves_no_file(run: Run, tmp_path: Path) -> None:
     bundle = tmp_path / "new"
     code, _, err = run("export", "nobody", "--to", str(bundle))
@@ -112,7 +122,24 @@ def test_an_unknown_job_leaves_no_file(run: Run, tmp_path: Path) -> None:
     assert not bundle.exists()
 
 
-@pytest.mark.parametrize("content", [None, b"", b"not a bundle"])
+def foreign_database() -> bytes:
+    """Another program's."""
+    with sqlite3.connect(":memory:") as database:
+        database.execute("CREATE TABLE mine (one)")
+        return database.serialize()
+
+
+def damaged_bundle() -> bytes:
+    """One byte is another than the one that was packed."""
+    packed = bytearray(zstandard.ZstdCompressor(write_checksum=True).compress(foreign_database()))
+    packed[-1] ^= 1
+    return bytes(packed)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, b"", b"not a bundle", zstandard.compress(foreign_database()), damaged_bundle()],
+)
 def test_what_is_not_a_bundle_is_one_line(tmp_path: Path, content: bytes | None) -> None:
     bundle = tmp_path / "bad.everstep"
     if content is not None:

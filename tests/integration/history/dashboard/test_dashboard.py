@@ -297,6 +297,27 @@ async def test_static_files_are_packed_and_kept_for_ever(tmp_path: Path) -> None
         assert (await client.get("/static/site.py")).status_code == 404
 
 
+@pytest.mark.parametrize("path", ["/jobs/nope", "/incidents/nope", "/nodes/nope", "/facts/zzz"])
+async def test_a_page_that_is_not_there_says_nothing_of_the_database(
+    tmp_path: Path, path: str
+) -> None:
+    async with fleet(tmp_path) as (_, client):
+        answer = await client.get(path)
+        assert answer.status_code in {404, 422}
+        assert "cannot be read" not in answer.text
+
+
+@pytest.mark.parametrize("hours", ["nan", "inf", "-1", "1e308", "soon"])
+async def test_hours_that_make_no_sense_exclude_nothing(tmp_path: Path, hours: str) -> None:
+    async with fleet(tmp_path, "operate") as (_, client):
+        form = await client.get("/do/exclude?node=gpu-001")
+        given = {"node": "gpu-001", "reason": "x", "confirmed": "gpu-001", "hours": hours,
+                 "key": key_of(form.text)}  # fmt: skip
+        answer = await client.post("/do/exclude", content=urlencode(given), headers=OURS)
+        assert answer.status_code == 422
+        assert "hours is a number" in answer.text
+
+
 async def test_paths_of_rest_are_as_they_were(tmp_path: Path) -> None:
     """A session opens no path of REST, and what is no page is REST's to refuse."""
     async with fleet(tmp_path) as (_, client):
@@ -312,6 +333,8 @@ async def test_a_link_with_a_code_logs_in_once_and_for_a_minute(tmp_path: Path) 
         made = await browser(api).post("/api/v1/login-codes", json={}, headers=rest)
         assert made.status_code == 201
         client, other = browser(api), browser(api)
+        looked_at = await other.head(made.json()["path"])  # as programs that show previews do
+        assert (looked_at.status_code, dict(other.cookies)) == (200, {})
         first = await client.get(made.json()["path"] + "&next=/jobs")
         assert (first.status_code, first.headers["location"]) == (303, "/jobs")
         assert (await client.get("/jobs")).status_code == 200

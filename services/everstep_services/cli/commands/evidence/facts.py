@@ -16,7 +16,10 @@ from everstep_services.cli.times import MomentParameter
 @click.option("--source", help="Only from this sender.")
 @click.option("--round", "round", type=click.IntRange(min=0), help="Only of this round.")
 @click.option(
-    "--since", type=MomentParameter(), metavar="MOMENT", help="Not before: 10m ago, or a time."
+    "--since",
+    type=MomentParameter(),
+    metavar="MOMENT",
+    help="Not before: 10m for 10 minutes ago, or a time.",
 )
 @click.option("--until", type=MomentParameter(), metavar="MOMENT", help="Before this moment.")
 @click.option("-n", "--limit", type=click.IntRange(min=1), help="At most N facts (100).")

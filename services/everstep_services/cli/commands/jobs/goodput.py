@@ -11,7 +11,10 @@ from everstep_services.cli.times import MomentParameter
 @click.command()
 @click.argument("job", required=False)
 @click.option(
-    "--since", type=MomentParameter(), metavar="MOMENT", help="From then on: 24h ago, or a time."
+    "--since",
+    type=MomentParameter(),
+    metavar="MOMENT",
+    help="From then on: 24h for 24 hours ago, or a time.",
 )
 @click.option("--until", type=MomentParameter(), metavar="MOMENT", help="Until then; now.")
 @with_api_options

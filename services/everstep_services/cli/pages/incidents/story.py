@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import quote
 
 from everstep.sizes import size
-from everstep_services.cli.api.client import Api
+from everstep_services.cli.api.client import Api, job_path
 from everstep_services.cli.cells import (
     SHORT_ID,
     Record,
@@ -40,7 +40,7 @@ _FINDINGS = 1000
 
 def find_incident(api: Api, job: str, named: str | None) -> dict[str, Any]:
     """The incident whose id begins so, the newest one when none is named, with its story."""
-    place = f"jobs/{quote(job, safe='')}/incidents"
+    place = f"{job_path(job)}/incidents"
     if named is None or len(named) < 32:
         incidents = api.pages(place, {"limit": 1 if named is None else 1000}, most=1000)
         ids = [
@@ -79,7 +79,7 @@ def find_slow_job(api: Api, job: str) -> dict[str, Any] | None:
 
     Also if nothing else has happened to it: there is no incident to tell of.
     """
-    place = f"jobs/{quote(job, safe='')}"
+    place = job_path(job)
     record: dict[str, Any] = api.get(place)
     if record["state"] == "stopped":
         of_round = {"round": record["round"], "limit": _FINDINGS}

@@ -209,7 +209,7 @@ def slow_sender(measured: Measured, row: int, trips: Array) -> int | None:
 def _is_own(case: _Case, more_s: float) -> bool:
     """Whether a section explains the excess in which no rank waits for others.
 
-    If the section computes, and the processor did not, longer round trips of so much explain it.
+    If the section computes, and the processor did not, round trips explain it that grew by half.
     """
     section = next(iter(case.sections()), None)
     if section is None or section.excess < _EXPLAINS * case.lost_s:
