@@ -1,15 +1,18 @@
 """Metrics of jobs: what Prometheus reads of the record."""
 
+import asyncio
 from datetime import timedelta
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from everstep_services.history.goodput.ledger import Segment
 from everstep_services.history.job_metrics import JobMetrics
 from tests.integration.conftest import Api
 from tests.unit.history.facts import make
 from tests.unit.history.goodput_trace import BEGAN, SECONDS, TRACE, started
+from tests.waiting import until_async
 
 Samples = dict[tuple[str, ...], float]
 
@@ -84,3 +87,35 @@ async def test_hostile_names_stay_one_sample(api: Api) -> None:
     assert ("everstep_job_info", "j", spec.name, hostile) in {
         key[:4] for key in await samples(api)
     } or pytest.fail("the name is not shown as it is")
+
+
+async def test_what_cannot_be_reckoned_ends_no_loop_and_is_read_again(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One job whose facts make no sense must not end the service of all others (A13.3)."""
+    await api.add(make("job_started", job="j", at=BEGAN))
+    shown = JobMetrics(api.database, api.context.goodput, api.clock)
+    reads: list[str] = []
+    read = api.context.goodput.segments
+
+    async def segments(job: str, now_s: float) -> list[Segment]:
+        reads.append(job)
+        if len(reads) == 1:
+            raise OverflowError("a time that no calendar has")
+        return await read(job, now_s)
+
+    async def soon(_: float) -> None:
+        """At once: each reading waits for the database."""
+
+    monkeypatch.setattr(api.context.goodput, "segments", segments)
+    monkeypatch.setattr(api.clock, "sleep", soon)
+    loop = asyncio.create_task(shown.refresh_for_ever(is_mine=lambda: True))
+    try:
+        found = await until_async(
+            lambda: [one for family in shown.collect() for one in family.samples], "metrics"
+        )
+    finally:
+        loop.cancel()
+    assert not loop.done() or loop.cancelled()
+    assert len(reads) > 1
+    assert "j" in {one.labels["job"] for one in found}
