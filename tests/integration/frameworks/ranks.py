@@ -36,12 +36,13 @@ def launch(script: str, *arguments: str, ranks: int = 1, **environ: str) -> str:
 
 
 def _place(rank: int, ranks: int, folder: str) -> dict[str, str]:
-    """The environment of a rank; ranks meet by a file, so that no port is needed."""
+    """The environment of a rank; ranks meet by a file, so that no port is needed.
+
+    A single rank has the environment of a plain `python script.py`.
+    """
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
+        **({name: str(value) for name, value in place.items()} if ranks > 1 else {}),
         "EVERSTEP_TEST_STORE": f"{folder}/store",
         "EVERSTEP_ATTACH": "off",
         "OMP_NUM_THREADS": "1",
