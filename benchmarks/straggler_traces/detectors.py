@@ -20,7 +20,7 @@ def everstep(own: Array, limits: Limits | None = None) -> set[int]:
     """Ours, at the defaults."""
     role = np.zeros(own.shape[1], dtype=np.int64)
     windows = list(windows_of(own, role, WINDOW))
-    return {one.found.subject for one in spells(windows, limits or Limits())}
+    return {one.start.subject for one in spells(windows, limits or Limits())}
 
 
 def windows(own: Array) -> Array:

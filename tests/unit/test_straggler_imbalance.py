@@ -44,7 +44,7 @@ def test_a_stage_with_more_to_do_is_named_once_and_none_of_its_ranks() -> None:
     changes = judged(pipeline(UNEVEN), Job("job", Rules()), 20)
     (change,) = changes
     assert isinstance(change, UnevenRole)
-    found = change.known
+    found = change.finding
     assert (found.role, found.rank, found.node) == ("stage 1", 4, "node-1")
     assert "all 4 ranks of role stage 1 need 14" in found.reason
     assert "rank 4 stands for its role" in found.reason
@@ -64,7 +64,7 @@ def test_a_slow_rank_of_such_a_stage_is_found_besides() -> None:
         plan = replace(UNEVEN, delays=(Delay(rank, 0.04),))
         changes = judged(pipeline(plan), Job("job", Rules()), 8)
         assert [one.rank for one in changes if isinstance(one, SlowRank)] == [rank]
-        assert [one.known.rank for one in uneven(changes)] == [4]
+        assert [one.finding.rank for one in uneven(changes)] == [4]
         document = revised(blank("job"), changes, Moment(NOW, 1)).document
         causes = {(one.rank, one.cause) for one in document.found}
         assert causes == {(rank, "unknown"), (4, "design")}
@@ -99,9 +99,9 @@ def test_the_price_of_uneven_stages_is_near_the_truth() -> None:
     even = DeviceSimulation(replace(PIPELINE, stage_work=(1.15,) * 4), microbatches=16)
     even.run(8 * 16)
     truth = (simulation.now.max() - simulation.begun) / (even.now.max() - even.begun)
-    assert change.known.role == "stage 3"
-    assert change.known.slowdown_ratio is not None
-    assert 1 + change.known.slowdown_ratio == pytest.approx(truth, rel=0.05)
+    assert change.finding.role == "stage 3"
+    assert change.finding.slowdown_ratio is not None
+    assert 1 + change.finding.slowdown_ratio == pytest.approx(truth, rel=0.05)
 
 
 def test_the_policy_acts_on_no_design() -> None:

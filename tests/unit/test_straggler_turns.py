@@ -108,5 +108,5 @@ def test_findings_of_other_replicas_are_adopted_in_their_round_only() -> None:
     judge = SimpleJudge("j", RULES)
     known = [known_straggler(0, 1), known_straggler(1, 2)]
     heard = [(window(0, round_=2), 1.0)]
-    outcome = Turn(judge=judge, heard=heard, known=known).run(2.0)
+    outcome = Turn(judge=judge, heard=heard, stragglers=known).run(2.0)
     assert [one.rank for one in outcome.adopted] == [1]

@@ -26,7 +26,7 @@ class _Seating:
         if (timings.slots, timings.world) != (len(self.places), self.world):
             return "another world"
         ranks = range(place.first_rank, place.first_rank + place.ranks)
-        return "" if all(one.rank in ranks for one in timings.ranks) else "rank of another node"
+        return "" if all(rank.rank in ranks for rank in timings.ranks) else "rank of another node"
 
 
 class FormedRound:
@@ -59,7 +59,7 @@ class FormedRound:
     def has_seat(self, round_: int, node: str) -> bool:
         """Whether a node has a slot in a round that is known."""
         seating = self._seatings.get(round_)
-        return seating is not None and any(one.node == node for one in seating.places.values())
+        return seating is not None and any(seat.node == node for seat in seating.places.values())
 
     def objection(self, timings: NodeTimings) -> str:
         """Why a window is not what a node of the job may say; empty if it is."""
@@ -77,4 +77,8 @@ class FormedRound:
 def _seating(document: RoundDocument) -> _Seating | None:
     """None while the slots are not given."""
     members = document.members
-    return _Seating(document.world_size, {one.slot: one for one in members}) if members else None
+    return (
+        _Seating(document.world_size, {member.slot: member for member in members})
+        if members
+        else None
+    )

@@ -85,9 +85,11 @@ class TrackedJob:
         return Counter(self._refused)
 
     @property
-    def found(self) -> tuple[KnownStraggler, ...]:
+    def stragglers(self) -> tuple[KnownStraggler, ...]:
         """The open findings of its round."""
-        return tuple(one for one in self.document.found if one.round == self.view.round)
+        return tuple(
+            straggler for straggler in self.document.found if straggler.round == self.view.round
+        )
 
     def hear(self, timings: NodeTimings, now: float) -> None:
         """Take the window of a node in."""
@@ -154,14 +156,18 @@ class TrackedJob:
     def turn(self) -> Turn:
         """What is next to be done with its judge."""
         # Findings of other replicas are known once what we say ourselves is written.
-        found = () if self.changes else self.document.found
-        known = [one for one in found if (one.round, one.rank) not in self._slow]
-        return self.work.turn(known, self.switches.window_s, is_watched=bool(self._slow))
+        written = () if self.changes else self.document.found
+        open_ = [
+            straggler
+            for straggler in written
+            if (straggler.round, straggler.rank) not in self._slow
+        ]
+        return self.work.turn(open_, self.switches.window_s, is_watched=bool(self._slow))
 
     def take(self, turn: Turn, outcome: Outcome, now: float) -> None:
         """A turn is over."""
         self._refused += outcome.refused
-        self._slow |= {(one.round, one.rank) for one in outcome.adopted}
+        self._slow |= {(straggler.round, straggler.rank) for straggler in outcome.adopted}
         self._note(outcome.changes)
         self.work.took(turn, outcome, now)
 
@@ -222,13 +228,13 @@ class Jobs:
 
     def track(self, job: str, now: float) -> TrackedJob | None:
         """The job, from now on if it is new; None if there are too many."""
-        known = self._jobs.get(job)
-        if known is None and len(self._jobs) < _JOBS_MOST:
+        tracked = self._jobs.get(job)
+        if tracked is None and len(self._jobs) < _JOBS_MOST:
             make_judge = partial(self._judge, job)
-            known = self._jobs[job] = TrackedJob(
+            tracked = self._jobs[job] = TrackedJob(
                 job, make_judge, self.switches(job), now, self._settings.inbox_windows
             )
-        return known
+        return tracked
 
     def _judge(self, job: str, switches: Switches) -> Judge:
         return self._make_judge(job, self._rules(switches))
@@ -261,7 +267,7 @@ class Jobs:
             self._controls.pop(key, None)
         else:
             self._controls[key] = document
-        for one in self:
-            if key in {CLUSTER, one.job}:
-                switches = self.switches(one.job)
-                one.follow(switches, self._rules(switches))
+        for job in self:
+            if key in {CLUSTER, job.job}:
+                switches = self.switches(job.job)
+                job.follow(switches, self._rules(switches))

@@ -26,9 +26,9 @@ def _scored(
 ) -> Iterator[tuple[float, RankScores]]:
     for rank in ranks:
         values = [_value(score, kind) for score in rank.scores if score.signal.startswith(signal)]
-        known = [value for value in values if value is not None]
-        if known:
-            yield min(known), rank
+        finite = [value for value in values if value is not None]
+        if finite:
+            yield min(finite), rank
 
 
 def _value(score: Score, kind: str) -> float | None:
@@ -36,4 +36,4 @@ def _value(score: Score, kind: str) -> float | None:
 
 
 def _told(scored: Sequence[tuple[float, RankScores]]) -> str:
-    return ", ".join(f"rank {one.rank} on {one.node} {value:.2f}" for value, one in scored)
+    return ", ".join(f"rank {row.rank} on {row.node} {value:.2f}" for value, row in scored)

@@ -44,7 +44,7 @@ class Judge(Protocol):
     def hear(self, timings: NodeTimings, now: float) -> None: ...
     def close_due(self, now: float) -> list[Change]: ...
     def end(self, reason: str) -> Sequence[Change]: ...
-    def adopt(self, found: Iterable[KnownStraggler]) -> None: ...
+    def adopt(self, stragglers: Iterable[KnownStraggler]) -> None: ...
     def window_steps(self, window_s: float) -> int | None: ...
     def scores(self, most: int, role: str) -> RankScoreTable: ...
     def timings(self, question: ShowTimings) -> TimingTable: ...
@@ -83,7 +83,7 @@ class Turn:
     before: View = View()
     heard: Sequence[tuple[NodeTimings, float]] = ()
     """Windows, and when each came."""
-    known: Collection[KnownStraggler] = ()
+    stragglers: Collection[KnownStraggler] = ()
     """Findings that other replicas have made."""
     window_s: float = 0.0
     is_watched: bool = False
@@ -95,7 +95,7 @@ class Turn:
         """Do it. Only one thread at a time may, for one judge."""
         judge, refused = self.judge, Counter(self.judge.refused)
         failures = [failure for heard in self.heard if (failure := self._hear(*heard))]
-        adopted = [one for one in self.known if one.round == judge.round]
+        adopted = [straggler for straggler in self.stragglers if straggler.round == judge.round]
         if adopted:
             judge.adopt(adopted)
         changes = judge.end(self.ending) if self.ending else judge.close_due(now)
@@ -112,12 +112,12 @@ class Turn:
     def _view(self, changes: Sequence[Change]) -> View:
         judge, before = self.judge, self.before
         summary = dict(judge.summary())
-        is_watched = self.is_watched or any(isinstance(one, SlowRank) for one in changes)
+        is_watched = self.is_watched or any(isinstance(change, SlowRank) for change in changes)
         if not changes and summary == before.summary and is_watched <= bool(before.slower_ratios):
             table = None  # no window was closed: tables of many ranks take their time
         else:
             table = judge.scores(_RANKS_WATCHED if is_watched else 1, "")
-        ratios = {one.rank: one.slower_ratio or 0.0 for one in table.ranks} if table else {}
+        ratios = {rank.rank: rank.slower_ratio or 0.0 for rank in table.ranks} if table else {}
         return View(
             round=judge.round,
             window_steps=judge.window_steps(self.window_s),
@@ -154,8 +154,10 @@ class JobWork:
     @property
     def newest_round(self) -> int | None:
         """The newest round with data."""
-        known = None if self.view.round is None else [self.view.round]
-        return max([*(known or []), *(one.round for one, _ in self._waiting)], default=None)
+        rounds = None if self.view.round is None else [self.view.round]
+        return max(
+            [*(rounds or []), *(timings.round for timings, _ in self._waiting)], default=None
+        )
 
     def put(self, timings: NodeTimings, now: float) -> bool:
         """A window came. False where the oldest one had to go for it."""
@@ -168,9 +170,9 @@ class JobWork:
 
     def forget(self, objection: Callable[[NodeTimings], str]) -> Counter[str]:
         """Leave out what waits and is bad; how much that is, by reason."""
-        found = [(one, objection(one[0])) for one in self._waiting]
-        self._waiting = deque(one for one, why in found if not why)
-        return Counter(why for _, why in found if why)
+        judged = [(waiting, objection(waiting[0])) for waiting in self._waiting]
+        self._waiting = deque(waiting for waiting, why in judged if not why)
+        return Counter(why for _, why in judged if why)
 
     def retire(self, successor: Judge, reason: str) -> None:
         """The judge ends with its next turn, which may be much later; another one goes on."""
@@ -187,7 +189,9 @@ class JobWork:
         may_be_open = now - self._heard_at <= grace_s + 2 * pause_s
         return may_be_open and now - self._turned_at >= pause_s
 
-    def turn(self, known: Collection[KnownStraggler], window_s: float, *, is_watched: bool) -> Turn:
+    def turn(
+        self, stragglers: Collection[KnownStraggler], window_s: float, *, is_watched: bool
+    ) -> Turn:
         """What is next to be done with a judge."""
         if self._retired:
             judge, reason = self._retired.popleft()
@@ -195,8 +199,8 @@ class JobWork:
         count = min(_WINDOWS_AT_ONCE, len(self._waiting))
         heard = [self._waiting.popleft() for _ in range(count)]
         return Turn(
-            judge=self.judge, before=self.view, heard=heard, known=known, window_s=window_s,
-            is_watched=is_watched,
+            judge=self.judge, before=self.view, heard=heard, stragglers=stragglers,
+            window_s=window_s, is_watched=is_watched,
         )  # fmt: skip
 
     def took(self, turn: Turn, outcome: Outcome, now: float) -> None:
@@ -230,25 +234,25 @@ class Turns:
         """How many judgements, or messages within them, have failed."""
         return self._contained.failures
 
-    def begin(self, one: Judged, tasks: asyncio.TaskGroup) -> None:
+    def begin(self, job: Judged, tasks: asyncio.TaskGroup) -> None:
         """The job's next turn, unless it is in one."""
-        if not one.work.is_turning:
-            one.work.is_turning = True
-            tasks.create_task(self._run(one), name=f"turn-{one.job}")
+        if not job.work.is_turning:
+            job.work.is_turning = True
+            tasks.create_task(self._run(job), name=f"turn-{job.job}")
 
-    async def _run(self, one: Judged) -> None:
+    async def _run(self, job: Judged) -> None:
         try:
             with self._contained.of("a judgement"):
-                async with self._few, one.work.lock:
-                    turn, now = one.turn(), self._clock.now()
+                async with self._few, job.work.lock:
+                    turn, now = job.turn(), self._clock.now()
                     outcome = await asyncio.to_thread(turn.run, now)
-                    one.take(turn, outcome, now)
+                    job.take(turn, outcome, now)
                 for error in outcome.failures:
                     self._contained.note("a window", error)
         finally:
-            one.work.is_turning = False
+            job.work.is_turning = False
 
-    async def ask(self, one: Judged, question: Callable[[Judge], T]) -> T:
+    async def ask(self, job: Judged, question: Callable[[Judge], T]) -> T:
         """What the judge of a job answers, between two of its turns."""
-        async with one.work.lock:
-            return await asyncio.to_thread(question, one.work.judge)
+        async with job.work.lock:
+            return await asyncio.to_thread(question, job.work.judge)

@@ -59,8 +59,8 @@ def _report(case: Case, notes: list[str]) -> Report:
     trace, questions = case.trace, Questions([])
     ideal = whatif.ideal(case.parts)
     whole = questions.ask(ideal)
-    suspects = [without(case, one) for one in case.suspects]
-    of_suspects = [questions.ask(one) for one in suspects]
+    suspects = [without(case, suspect) for suspect in case.suspects]
+    of_suspects = [questions.ask(variant) for variant in suspects]
     culprits = questions.ask(whatif.together(suspects)) if suspects else None
     of_ranks = ask_ranks(case, questions)
     of_operations = ask_parts(questions, ideal, trace.table.op, case.parts)
@@ -72,7 +72,7 @@ def _report(case: Case, notes: list[str]) -> Report:
     transfers = np.flatnonzero(trace.kinds != Kind.COMPUTE)
     even_transfers = questions.ask(whatif.only(ideal, transfers))
     questions.answer(case.parts)
-    found = rows.findings(case, [questions.price(number) for number in of_suspects])
+    findings = rows.findings(case, [questions.price(number) for number in of_suspects])
     causes = [("slow ranks", culprits), ("uneven stages", even),
               ("sequence lengths", even_length), ("transfers", even_transfers)]  # fmt: skip
     return Report(
@@ -85,13 +85,13 @@ def _report(case: Case, notes: list[str]) -> Report:
         step_s=float(np.median(case.parts.step_s)),
         slowdown_ratio=None if (price := questions.price(whole)) is None else 1 + price,
         replay_error_ratio=rows.median_error(case.parts),
-        findings=found,
+        findings=findings,
         designs=rows.designs(
             case, stage_factors, questions.price(even), questions.price(even_length)
         ),
         shares=rows.shares(questions, whole, causes),
         rank_rows=rows.rank_rows(
-            case, {rank: questions.price(one) for rank, one in of_ranks.items()}
+            case, {rank: questions.price(number) for rank, number in of_ranks.items()}
         ),
         operations=rows.part_rows(case, trace.table.op, trace.table.ops, questions, of_operations),
         role_rows=rows.part_rows(case, case.row_role, case.roles, questions, of_roles),

@@ -71,14 +71,14 @@ class StepShift:
 
 @dataclass(frozen=True, slots=True)
 class UnevenRole:
-    """All ranks of a role have more to do than those of others; said once."""
+    """All ranks of a role have more to do than those of others; reported once."""
 
-    known: SlowRank
+    finding: SlowRank
     """Of cause `design`, about one of its ranks that stands for all of them."""
 
     @property
     def round(self) -> int:
-        return self.known.round
+        return self.finding.round
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,8 +126,8 @@ def _programs(table: Operations, stream: Array, begins: Array, slot: Array) -> t
     changed[begins] = True
     lane = np.cumsum(changed)
     lane -= np.repeat(lane[begins], np.diff(np.r_[begins, len(table)]))
-    what = combined(table.op, table.microbatch)
-    words = _mixed(what * 64 + lane) ^ _mixed(slot + 1)
+    label = combined(table.op, table.microbatch)
+    words = _mixed(label * 64 + lane) ^ _mixed(slot + 1)
     hashes = np.add.reduceat(_mixed(words), begins)
     _, of_cell = dense(hashes)
     return np.repeat(of_cell, np.diff(np.r_[begins, len(table)])), of_cell
@@ -155,7 +155,7 @@ def _edges_of_programs(
     table: Operations, stream: Array, begins: Array, of_cell: Array, tolerance_s: float
 ) -> dict[int, tuple[Array, Array]]:
     lengths = np.diff(np.r_[begins, len(table)])
-    found = {}
+    edges = {}
     order = np.argsort(of_cell, kind="stable")
     numbers, starts = np.unique(of_cell[order], return_index=True)
     for number, cells in zip(numbers, np.split(order, starts[1:]), strict=True):
@@ -163,8 +163,8 @@ def _edges_of_programs(
         chosen = begins[cells[::every]]
         rows = chosen[:, None] + np.arange(lengths[cells[0]])
         lanes = dense(stream[rows[0]])[1]
-        found[int(number)] = _edges(table.start[rows] + tolerance_s, table.end[rows], lanes)
-    return found
+        edges[int(number)] = _edges(table.start[rows] + tolerance_s, table.end[rows], lanes)
+    return edges
 
 
 def _edges(start: Array, end: Array, lanes: Array) -> tuple[Array, Array]:
@@ -206,12 +206,14 @@ def pipeline_edges(trace: Trace, rows: slice) -> tuple[Array, Array]:
     """
     table = trace.table
     direction = np.array([direction_of(name) for name in table.ops] or [0])[table.op[rows]]
-    known = (trace.kinds[rows] == Kind.COMPUTE) & (table.microbatch[rows] >= 0) & (direction != 0)
-    at = np.flatnonzero(known) + rows.start
+    is_staged = (
+        (trace.kinds[rows] == Kind.COMPUTE) & (table.microbatch[rows] >= 0) & (direction != 0)
+    )
+    at = np.flatnonzero(is_staged) + rows.start
     places = [table.places.get(int(rank)) for rank in trace.ranks]
     if not len(at) or any(place is None or place.pipeline is None for place in places):
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    direction = direction[known]
+    direction = direction[is_staged]
     stage = np.array([place.pipeline for place in places if place])[trace.rank[at]]
     others = [
         np.array([-1 if (value := getattr(place, name)) is None else value for place in places])
@@ -249,8 +251,10 @@ def schedule_of(trace: Trace) -> str:
     table = trace.table
     at = np.arange(rows.start, rows.stop)
     direction = np.array([direction_of(name) for name in table.ops])[table.op[at]]
-    at, direction = (one[(direction != 0) & (table.microbatch[at] >= 0)] for one in (at, direction))
-    at, direction = (one[trace.kinds[at] == Kind.COMPUTE] for one in (at, direction))
+    at, direction = (
+        column[(direction != 0) & (table.microbatch[at] >= 0)] for column in (at, direction)
+    )
+    at, direction = (column[trace.kinds[at] == Kind.COMPUTE] for column in (at, direction))
     rank = trace.rank[at]
     forwards = at[direction > 0]
     if not len(forwards) or not (direction < 0).any():
@@ -259,6 +263,12 @@ def schedule_of(trace: Trace) -> str:
     if np.bincount(cells).max() > 1:
         return "interleaved 1F1B"
     ranks = np.unique(rank)
-    late = [table.start[at[(rank == one) & (direction > 0)]].max(initial=-np.inf) for one in ranks]
-    early = [table.start[at[(rank == one) & (direction < 0)]].min(initial=np.inf) for one in ranks]
-    return "GPipe" if all(one <= other for one, other in zip(late, early, strict=True)) else "1F1B"
+    late = [
+        table.start[at[(rank == number) & (direction > 0)]].max(initial=-np.inf) for number in ranks
+    ]
+    early = [
+        table.start[at[(rank == number) & (direction < 0)]].min(initial=np.inf) for number in ranks
+    ]
+    return (
+        "GPipe" if all(last <= other for last, other in zip(late, early, strict=True)) else "1F1B"
+    )

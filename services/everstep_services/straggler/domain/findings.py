@@ -81,7 +81,7 @@ def revised(
     for change in taken:
         draft.take(change)
     if over:
-        draft.clear(list(draft.found.values()), over)
+        draft.clear(list(draft.stragglers.values()), over)
     document = draft.document()
     kept = tuple(encode(fact).decode() for fact in draft.facts)
     return Revision(replace(document, outbox=before.outbox + kept), draft.facts)
@@ -112,12 +112,14 @@ def acted(
 
     `fact` is what stands on record if this replica ends before it knows how that went.
     """
-    known = next((one for one in before.found if one.finding == finding), None)
-    if known is None or action in known.acted:
+    straggler = next(
+        (candidate for candidate in before.found if candidate.finding == finding), None
+    )
+    if straggler is None or action in straggler.acted:
         return None
-    new = replace(known, acted=(*known.acted, action))
-    found = tuple(new if one is known else one for one in before.found)
-    return replace(before, found=found, outbox=(*before.outbox, encode(fact).decode()))
+    new = replace(straggler, acted=(*straggler.acted, action))
+    stragglers = tuple(new if other is straggler else other for other in before.found)
+    return replace(before, found=stragglers, outbox=(*before.outbox, encode(fact).decode()))
 
 
 class _Draft:
@@ -127,15 +129,15 @@ class _Draft:
         self._before = before
         self._now = now
         self.facts: list[Fact] = []
-        self.found = {_key(one): one for one in before.found}
+        self.stragglers = {_key(straggler): straggler for straggler in before.found}
         self._round = before.round
         self._shifted_step = before.shifted_step
 
     def document(self) -> StragglersDocument:
         """As it is now."""
-        found = tuple(self.found[key] for key in sorted(self.found))
+        stragglers = tuple(self.stragglers[key] for key in sorted(self.stragglers))
         return replace(
-            self._before, round=self._round, found=found, shifted_step=self._shifted_step
+            self._before, round=self._round, found=stragglers, shifted_step=self._shifted_step
         )
 
     def take(self, change: Change) -> None:
@@ -147,12 +149,12 @@ class _Draft:
             case SlowRank():
                 self._slow(change)
             case UnevenRole():
-                self._slow(change.known)
+                self._slow(change.finding)
             case KeepsUp() | EvenRole():
                 is_design = isinstance(change, EvenRole)
-                known = self.found.get((change.round, change.rank, is_design))
-                if known is not None and not _is_older(change, known):
-                    self.clear([known], change.reason)
+                straggler = self.stragglers.get((change.round, change.rank, is_design))
+                if straggler is not None and not _is_older(change, straggler):
+                    self.clear([straggler], change.reason)
             case Cost():
                 self.count(change)
             case StepShift():
@@ -161,35 +163,39 @@ class _Draft:
     def count(self, change: Cost) -> None:
         """Add what a finding cost, for the steps that no replica has counted yet."""
         key = change.round, change.rank, change.is_design
-        known = self.found.get(key)
-        if known is None or change.last_step <= known.counted_step:
+        straggler = self.stragglers.get(key)
+        if straggler is None or change.last_step <= straggler.counted_step:
             return
         steps = change.last_step - change.first_step + 1
-        uncounted = min(steps, change.last_step - known.counted_step)
-        lost_s = known.lost_so_far_s + change.lost_s * uncounted / steps
-        self.found[key] = replace(known, lost_so_far_s=lost_s, counted_step=change.last_step)
+        uncounted = min(steps, change.last_step - straggler.counted_step)
+        lost_s = straggler.lost_so_far_s + change.lost_s * uncounted / steps
+        self.stragglers[key] = replace(
+            straggler, lost_so_far_s=lost_s, counted_step=change.last_step
+        )
 
-    def clear(self, known: Iterable[KnownStraggler], reason: str) -> None:
+    def clear(self, stragglers: Iterable[KnownStraggler], reason: str) -> None:
         """These are slow no more; the rest follows with the next write if they are many."""
-        for one in list(known)[:_CLEARED_AT_ONCE]:
-            del self.found[_key(one)]
-            self.facts.append(self._cleared(one, reason))
+        for straggler in list(stragglers)[:_CLEARED_AT_ONCE]:
+            del self.stragglers[_key(straggler)]
+            self.facts.append(self._cleared(straggler, reason))
 
     def enter(self, round_: int | None) -> None:
         """A newer round has begun: findings of the one before are over."""
         if round_ is not None and (self._round is None or round_ > self._round):
             self._round, self._shifted_step = round_, 0
         if self._round is not None:
-            old = [one for one in self.found.values() if one.round < self._round]
+            old = [
+                straggler for straggler in self.stragglers.values() if straggler.round < self._round
+            ]
             self.clear(old, "its round ended")
 
     def _slow(self, change: SlowRank) -> None:
         key = _key(change)
-        if key in self.found or len(self.found) >= _FOUND_MOST:
+        if key in self.stragglers or len(self.stragglers) >= _FOUND_MOST:
             return
         kind = "uneven" if change.cause == "design" else "slow"
         finding = fact_id(kind, self._before.job, change.round, change.rank, change.last_step)
-        self.found[key] = KnownStraggler(
+        self.stragglers[key] = KnownStraggler(
             finding=finding,
             round=change.round,
             rank=change.rank,
@@ -230,20 +236,20 @@ class _Draft:
             failure_class=_HELPS[change.cause],
         )
 
-    def _cleared(self, known: KnownStraggler, reason: str) -> StragglerCleared:
-        lasted_s = self._now.since_s(known.found_at)
+    def _cleared(self, straggler: KnownStraggler, reason: str) -> StragglerCleared:
+        lasted_s = self._now.since_s(straggler.found_at)
         return StragglerCleared(
-            id=fact_id("cleared", known.finding),
+            id=fact_id("cleared", straggler.finding),
             job=self._before.job,
             at=self._now.wall,
             source=SOURCE,
-            round=known.round,
-            node=known.node,
-            rank=known.rank,
+            round=straggler.round,
+            node=straggler.node,
+            rank=straggler.rank,
             reason=reason,
-            finding=known.finding,
+            finding=straggler.finding,
             lasted_s=round(lasted_s, 3),
-            lost_s=round(known.lost_so_far_s, 3) if known.counted_step else None,
+            lost_s=round(straggler.lost_so_far_s, 3) if straggler.counted_step else None,
         )
 
     def _shifted(self, change: StepShift) -> None:
@@ -267,16 +273,16 @@ class _Draft:
         )
 
 
-def _key(known: KnownStraggler | SlowRank) -> tuple[int, int, bool]:
+def _key(finding: KnownStraggler | SlowRank) -> tuple[int, int, bool]:
     """A rank may be slow, and stand for a role that has too much to do as well."""
-    return known.round, known.rank, known.cause == "design"
+    return finding.round, finding.rank, finding.cause == "design"
 
 
-def _is_older(change: KeepsUp | EvenRole, known: KnownStraggler) -> bool:
+def _is_older(change: KeepsUp | EvenRole, straggler: KnownStraggler) -> bool:
     """It was seen before that was found: by a replica that was stopped for a while, say."""
     if isinstance(change, EvenRole) or change.last_step is None:
         return False
-    return change.last_step < known.last_step
+    return change.last_step < straggler.last_step
 
 
 _HELPS = {

@@ -46,7 +46,7 @@ def without(case: Case, suspect: Suspect) -> Variant:
     """The trace, with a suspect like its peers."""
     rows, peers = suspect.rows, suspect.peer_rows
     if suspect.kind == "rank":
-        bad = [one.ranks[0] for one in case.suspects if one.kind == "rank"]
+        bad = [suspect.ranks[0] for suspect in case.suspects if suspect.kind == "rank"]
         trace, rank = case.trace, suspect.ranks[0]
         others = (case.role == case.role[rank]) & ~np.isin(np.arange(len(case.role)), bad)
         if not others.any():
@@ -59,14 +59,14 @@ def ask_ranks(case: Case, questions: Questions) -> dict[int, int]:
     """The ranks that are the furthest behind their peers, found or not."""
     means = row_means(case.scored)
     order = np.argsort(-np.nan_to_num(means, nan=-np.inf))[:_MOST_PRICED_RANKS]
-    found = {}
+    numbers = {}
     for rank in order[np.isfinite(means[order])]:
         others = (case.role == case.role[rank]) & (np.arange(len(case.role)) != rank)
         rows = np.flatnonzero(case.trace.rank == rank)
         peers = np.flatnonzero(others[case.trace.rank])
         variant = whatif.like_peers(case.parts, rows, peers, case.amount)
-        found[int(rank)] = questions.ask(variant)
-    return found
+        numbers[int(rank)] = questions.ask(variant)
+    return numbers
 
 
 def ask_parts(
@@ -78,7 +78,8 @@ def ask_parts(
     if len(weight) == 1:
         return {}
     return {
-        int(one): questions.ask(whatif.only(ideal, np.flatnonzero(key == one))) for one in largest
+        int(part): questions.ask(whatif.only(ideal, np.flatnonzero(key == part)))
+        for part in largest
     }
 
 
@@ -90,7 +91,7 @@ def even_stages(case: Case) -> tuple[Variant | None, Array]:
     if len(case.roles) < 2 or not (staged or (trace.partner >= 0).any()):
         return None, np.ones(len(case.roles))
     by_rank = np.median(case.own.by_cause["compute"], axis=0)
-    stage = np.array([np.median(by_rank[case.role == one]) for one in range(len(case.roles))])
+    stage = np.array([np.median(by_rank[case.role == number]) for number in range(len(case.roles))])
     factors = stage / max(stage.mean(), 1e-12)
     if factors.min() <= 0:
         return None, np.ones(len(case.roles))

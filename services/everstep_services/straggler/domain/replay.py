@@ -183,11 +183,11 @@ def _levels(source: Array, target: Array, count: int) -> Array:
 def waited(graph: Graph, ends: Array) -> Array:
     """When the last one that each node waits for has ended; its own begin for those of ranks."""
     source, first = graph.waits
-    found = ends.copy()
+    times = ends.copy()
     some = np.flatnonzero(np.diff(first) > 0)
     if len(some):
-        found[some] = np.maximum.reduceat(ends[source], first[some], axis=0)
-    return found
+        times[some] = np.maximum.reduceat(ends[source], first[some], axis=0)
+    return times
 
 
 @dataclass(frozen=True, slots=True)

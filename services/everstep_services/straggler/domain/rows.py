@@ -27,11 +27,11 @@ _UNEVEN = 0.05
 
 def findings(case: Case, prices: Sequence[float | None]) -> tuple[Finding, ...]:
     trace = case.trace
-    found = []
+    rows = []
     for suspect, price in zip(case.suspects, prices, strict=True):
-        ranks = tuple(int(trace.ranks[one]) for one in suspect.ranks)
+        ranks = tuple(int(trace.ranks[row]) for row in suspect.ranks)
         hosts = [trace.table.hosts[rank] for rank in ranks if rank in trace.table.hosts]
-        found.append(
+        rows.append(
             Finding(
                 kind=suspect.kind,
                 ranks=ranks,
@@ -48,17 +48,17 @@ def findings(case: Case, prices: Sequence[float | None]) -> tuple[Finding, ...]:
                 reason=suspect.reason,
             )
         )
-    return tuple(sorted(found, key=lambda one: -(one.price_ratio or one.slower_ratio)))
+    return tuple(sorted(rows, key=lambda finding: -(finding.price_ratio or finding.slower_ratio)))
 
 
 def designs(
     case: Case, factors: Array, stages: float | None, lengths: float | None
 ) -> tuple[Design, ...]:
-    found = []
+    rows = []
     worst = int(np.argmax(factors))
     if factors[worst] > 1 + _UNEVEN:
-        ranks = tuple(int(one) for one in case.trace.ranks[case.role == worst])
-        found.append(
+        ranks = tuple(int(rank) for rank in case.trace.ranks[case.role == worst])
+        rows.append(
             Design(
                 what="uneven stages",
                 role=case.roles[worst],
@@ -70,9 +70,9 @@ def designs(
             )
         )
     if lengths is not None and lengths > 0.01:
-        known = (case.amount != 1).any()
-        how = "as their lengths say" if known else "forwards as backwards"
-        found.append(
+        has_lengths = (case.amount != 1).any()
+        how = "as their lengths say" if has_lengths else "forwards as backwards"
+        rows.append(
             Design(
                 what="sequence lengths",
                 role="",
@@ -82,7 +82,7 @@ def designs(
                 reason=f"microbatches take unequal times, {how}; ranks wait for the longest",
             )
         )
-    return tuple(found)
+    return tuple(rows)
 
 
 def shares(
@@ -90,13 +90,13 @@ def shares(
 ) -> tuple[Share, ...]:
     if questions.outcome is None:
         return ()
-    found = [
+    rows = [
         Share(cause=name, ratio=questions.saved(number))
         for name, number in causes
         if number is not None
     ]
-    rest = questions.saved(whole) - sum(one.ratio for one in found)
-    return (*found, Share(cause="rest", ratio=max(0.0, rest)))
+    rest = questions.saved(whole) - sum(share.ratio for share in rows)
+    return (*rows, Share(cause="rest", ratio=max(0.0, rest)))
 
 
 def rank_rows(case: Case, prices: dict[int, float | None]) -> tuple[RankRow, ...]:
@@ -106,17 +106,17 @@ def rank_rows(case: Case, prices: dict[int, float | None]) -> tuple[RankRow, ...
     own, ratios = np.median(case.own.total_s, axis=0), row_means(case.scored)
     return tuple(
         RankRow(
-            rank=int(trace.ranks[one]),
-            host=trace.table.hosts.get(int(trace.ranks[one]), ""),
-            role=case.roles[int(case.role[one])],
-            own_s=float(own[one]),
-            slower_ratio=_number(ratios[one]),
-            late_s=_number(late[one]),
-            relative_score=_number(relative[one]),
-            individual_score=_number(individual[one]),
-            price_ratio=prices.get(one),
+            rank=int(trace.ranks[row]),
+            host=trace.table.hosts.get(int(trace.ranks[row]), ""),
+            role=case.roles[int(case.role[row])],
+            own_s=float(own[row]),
+            slower_ratio=_number(ratios[row]),
+            late_s=_number(late[row]),
+            relative_score=_number(relative[row]),
+            individual_score=_number(individual[row]),
+            price_ratio=prices.get(row),
         )
-        for one in range(len(trace.ranks))
+        for row in range(len(trace.ranks))
     )
 
 
@@ -186,7 +186,7 @@ def part_rows(
     ]
     if gaps is not None:
         rows += _gap_rows(gaps, parts.lag_s, names, steps * len(case.trace.ranks))
-    return tuple(sorted(rows, key=lambda one: -one.own_s))
+    return tuple(sorted(rows, key=lambda part: -part.own_s))
 
 
 def _gap_rows(gaps: Array, lag_s: Array, names: Sequence[str], count: int) -> list[PartRow]:
@@ -194,8 +194,8 @@ def _gap_rows(gaps: Array, lag_s: Array, names: Sequence[str], count: int) -> li
     named = gaps >= 0
     own = np.bincount(gaps[named], weights=lag_s[named], minlength=len(names)) / count
     return [
-        PartRow(name=names[one], kind="gap", own_s=float(own[one]), price_ratio=None)
-        for one in np.flatnonzero(own > 0).tolist()
+        PartRow(name=names[number], kind="gap", own_s=float(own[number]), price_ratio=None)
+        for number in np.flatnonzero(own > 0).tolist()
     ]
 
 
@@ -224,8 +224,8 @@ def counts(case: Case) -> dict[str, int]:
 
 
 def median_error(parts: Decomposed) -> float | None:
-    known = parts.error[np.isfinite(parts.error)]
-    return float(np.median(known)) if len(known) else None
+    errors = parts.error[np.isfinite(parts.error)]
+    return float(np.median(errors)) if len(errors) else None
 
 
 def heat_map(case: Case) -> HeatMap:
@@ -242,7 +242,7 @@ def heat_map(case: Case) -> HeatMap:
         ratios[np.ix_(some, members)] = total[np.ix_(some, members)] / usual[some, None]
     steps = case.trace.steps[case.own.steps[::width]]
     return HeatMap(
-        ranks=tuple(int(one) for one in case.trace.ranks),
-        steps=tuple(int(one) for one in steps),
-        ratios=tuple(tuple(_number(one) for one in row) for row in ratios.T),
+        ranks=tuple(int(rank) for rank in case.trace.ranks),
+        steps=tuple(int(step) for step in steps),
+        ratios=tuple(tuple(_number(ratio) for ratio in row) for row in ratios.T),
     )

@@ -56,10 +56,10 @@ def lower_medians(rows: Array, columns: Array, values: Array, shape: tuple[int, 
     order = np.lexsort((values, cells))
     counts = np.bincount(cells, minlength=shape[0] * shape[1])
     first = np.cumsum(counts) - counts
-    found = np.full(shape[0] * shape[1], np.nan)
+    medians = np.full(shape[0] * shape[1], np.nan)
     some = counts > 0
-    found[some] = values[order][(first + (counts - 1) // 2)[some]]
-    return found.reshape(shape)
+    medians[some] = values[order][(first + (counts - 1) // 2)[some]]
+    return medians.reshape(shape)
 
 
 def relative_section_scores(medians: Array) -> Array:

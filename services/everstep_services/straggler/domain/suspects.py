@@ -56,7 +56,7 @@ class Ranks:
 class Spell:
     """One time for which a subject was slow."""
 
-    found: Found
+    start: Found
     first: int
     """Windows."""
     last: int
@@ -82,13 +82,13 @@ def _followed(windows: Sequence[Window], limits: Limits) -> tuple[list[Spell], A
                 case Found():
                     open_[change.subject] = change
                 case Cleared():
-                    found = open_.pop(change.subject)
-                    slow = [row[change.subject] >= found.ratio / 2 for row in ratios]
-                    last = max(np.flatnonzero(slow), default=found.window)
-                    done.append(Spell(found, found.since, int(last), cleared=True))
+                    start = open_.pop(change.subject)
+                    slow = [row[change.subject] >= start.ratio / 2 for row in ratios]
+                    last = max(np.flatnonzero(slow), default=start.window)
+                    done.append(Spell(start, start.since, int(last), cleared=True))
     last = windows[-1].number if windows else 0
-    done += [Spell(found, found.since, last, cleared=False) for found in open_.values()]
-    return sorted(done, key=lambda one: (one.first, one.found.subject)), np.array(ratios)
+    done += [Spell(start, start.since, last, cleared=False) for start in open_.values()]
+    return sorted(done, key=lambda spell: (spell.first, spell.start.subject)), np.array(ratios)
 
 
 def windows_of(own: Array, role: Array, width: int) -> Iterator[Window]:
@@ -103,20 +103,22 @@ def windows_of(own: Array, role: Array, width: int) -> Iterator[Window]:
 def slow_ranks(own: OwnTime, role: Array, width: int, limits: Limits) -> Ranks:
     """Ranks that need more time of their own than the others of their role."""
     spans, ratios = _followed(list(windows_of(own.total_s, role, width)), limits)
-    found = [_rank(one, spans, own, role, width, limits) for one in spans]
+    suspects = [_rank(spell, spans, own, role, width, limits) for spell in spans]
     by_rank: dict[int, Suspect] = {}
-    for one in found:  # of several spells the worst, over the whole time
-        known = by_rank.get(one.ranks[0])
-        by_rank[one.ranks[0]] = one if known is None or one.ratio > known.ratio else known
+    for suspect in suspects:  # of several spells the worst, over the whole time
+        before = by_rank.get(suspect.ranks[0])
+        by_rank[suspect.ranks[0]] = (
+            suspect if before is None or suspect.ratio > before.ratio else before
+        )
     return Ranks(tuple(by_rank.values()), ratios.T)
 
 
 def _rank(
-    spell: Spell, known: Sequence[Spell], own: OwnTime, role: Array, width: int, limits: Limits
+    spell: Spell, spells_: Sequence[Spell], own: OwnTime, role: Array, width: int, limits: Limits
 ) -> Suspect:
-    rank = spell.found.subject
+    rank = spell.start.subject
     span = slice(spell.first * width, _end(spell, width, len(own.steps)))
-    peers = _peers(spell, known, role)
+    peers = _peers(spell, spells_, role)
     excess = {
         cause: float(np.median(times[span, rank])) - _usual(times[span][:, peers])
         for cause, times in own.by_cause.items()
@@ -124,7 +126,7 @@ def _rank(
     total = own.total_s[span]
     usual = _usual(total[:, peers])
     lost = float(np.median(total[:, rank])) - usual
-    cause = max(excess, key=lambda one: excess[one])
+    cause = max(excess, key=lambda cause_: excess[cause_])
     share = min(1.0, max(0.0, excess[cause] / lost)) if lost > 0 else 0.0
     ratio = lost / usual if usual > 0 else 0.0
     return Suspect(
@@ -133,7 +135,7 @@ def _rank(
         cause=cause,
         ratio=ratio,
         lost_s=lost,
-        confidence=_confidence(spell.found, ratio, limits) * share,
+        confidence=_confidence(spell.start, ratio, limits) * share,
         first_step=int(own.steps[span.start]),
         last_step=int(own.steps[span.stop - 1]),
         cleared=spell.cleared,
@@ -144,12 +146,14 @@ def _rank(
     )
 
 
-def _peers(spell: Spell, known: Sequence[Spell], role: Array) -> Array:
+def _peers(spell: Spell, spells: Sequence[Spell], role: Array) -> Array:
     """The other ranks of its role; where half of these are slow at the same time, the rest."""
-    rank = spell.found.subject
+    rank = spell.start.subject
     peers: Array = (role == role[rank]) & (np.arange(len(role)) != rank)
-    together = (one for one in known if one.first <= spell.last and spell.first <= one.last)
-    rest = peers & ~np.isin(np.arange(len(role)), [one.found.subject for one in together])
+    together = (
+        other for other in spells if other.first <= spell.last and spell.first <= other.last
+    )
+    rest = peers & ~np.isin(np.arange(len(role)), [other.start.subject for other in together])
     is_most = 2 * rest.sum() <= peers.sum()
     return rest if is_most and rest.any() else peers
 
@@ -172,21 +176,21 @@ def _end(spell: Spell, width: int, steps: int) -> int:
     return steps if spell.last >= count - 1 else (spell.last + 1) * width
 
 
-def _confidence(found: Found, ratio: float, limits: Limits) -> float:
+def _confidence(change: Found, ratio: float, limits: Limits) -> float:
     """From one half at the limit towards 1."""
-    errors = ratio / max(found.noise_ratio, 1e-12)
-    return float(1 - 0.5 ** (errors / dict(limits.horizons)[found.windows]))
+    errors = ratio / max(change.noise_ratio, 1e-12)
+    return float(1 - 0.5 ** (errors / dict(limits.horizons)[change.windows]))
 
 
-def _reason(spell: Spell, ratio: float, what: str, peers: str, limits: Limits) -> str:
-    found = spell.found
-    errors = dict(limits.horizons)[found.windows]
-    limit = float(np.hypot(limits.found_ratio, errors * found.noise_ratio))
+def _reason(spell: Spell, ratio: float, excess: str, peers: str, limits: Limits) -> str:
+    change = spell.start
+    errors = dict(limits.horizons)[change.windows]
+    limit = float(np.hypot(limits.found_ratio, errors * change.noise_ratio))
     return (
-        f"{what} {ratio * 100:.1f} % above the median of {peers}; found by "
-        f"{found.ratio * 100:.1f} % over {found.windows} windows (limit {limit * 100:.1f} %, of "
+        f"{excess} {ratio * 100:.1f} % above the median of {peers}; found by "
+        f"{change.ratio * 100:.1f} % over {change.windows} windows (limit {limit * 100:.1f} %, of "
         f"{limits.found_ratio * 100:g} % and {errors:g} standard errors of "
-        f"{found.noise_ratio * 100:.2f} %)"
+        f"{change.noise_ratio * 100:.2f} %)"
     )
 
 
@@ -229,9 +233,9 @@ def slow_groups(parts: Decomposed, steps: Array, width: int, limits: Limits) -> 
     ratio = max(_TRANSFER_RATIO, limits.found_ratio)
     limits = replace(limits, found_ratio=ratio, cleared_ratio=ratio / 2)
     windows = list(windows_of(own, role, width))
-    found = [_group(spell, transfers, width, limits) for spell in spells(windows, limits)]
+    suspects = [_group(spell, transfers, width, limits) for spell in spells(windows, limits)]
     least = _LEAST_SHARE * float(np.median(parts.step_s))
-    return tuple(_narrowed([one for one in found if one.lost_s >= least], trace))
+    return tuple(_narrowed([suspect for suspect in suspects if suspect.lost_s >= least], trace))
 
 
 def _groups(trace: Trace, rows: Array) -> Array:
@@ -266,13 +270,13 @@ def _transfer_times(parts: Decomposed, rows: Array, group: Array, count: int) ->
     step = np.searchsorted(trace.steps, trace.table.step[rows])
     cells, at = dense((step * count + group) * ranks + trace.rank[rows])
     summed = np.bincount(at, weights=parts.work_s[rows])
-    found = medians_by(cells // ranks, summed, steps * count)
-    return found.reshape(steps, count)
+    times = medians_by(cells // ranks, summed, steps * count)
+    return times.reshape(steps, count)
 
 
 def _group(spell: Spell, transfers: _Transfers, width: int, limits: Limits) -> Suspect:
     trace, role = transfers.parts.trace, transfers.role
-    subject = spell.found.subject
+    subject = spell.start.subject
     siblings = np.flatnonzero((role == role[subject]) & (np.arange(len(role)) != subject))
     window = slice(spell.first * width, _end(spell, width, len(transfers.steps)))
     usual = float(np.nanmedian(transfers.own_s[window][:, siblings]))
@@ -285,11 +289,11 @@ def _group(spell: Spell, transfers: _Transfers, width: int, limits: Limits) -> S
     reason = _reason(spell, ratio, f"transfers ({name})", f"{len(siblings) + 1} groups", limits)
     return Suspect(
         kind="group",
-        ranks=tuple(int(one) for one in ranks),
+        ranks=tuple(int(rank) for rank in ranks),
         cause="network",
         ratio=ratio,
         lost_s=lost,
-        confidence=_confidence(spell.found, ratio, limits),
+        confidence=_confidence(spell.start, ratio, limits),
         first_step=int(transfers.steps[window.start]),
         last_step=int(transfers.steps[window.stop - 1]),
         cleared=spell.cleared,
@@ -299,30 +303,30 @@ def _group(spell: Spell, transfers: _Transfers, width: int, limits: Limits) -> S
     )
 
 
-def _narrowed(found: list[Suspect], trace: Trace) -> list[Suspect]:
+def _narrowed(suspects: list[Suspect], trace: Trace) -> list[Suspect]:
     """Several slow groups with one rank in common are one slow rank."""
-    if len(found) < 2:
-        return found
+    if len(suspects) < 2:
+        return suspects
     counts = np.zeros(len(trace.ranks), dtype=np.int64)
-    for one in found:
-        counts[list(one.ranks)] += 1
-    common = np.flatnonzero(counts == len(found))
+    for suspect in suspects:
+        counts[list(suspect.ranks)] += 1
+    common = np.flatnonzero(counts == len(suspects))
     if len(common) != 1:
-        return found
-    worst = max(found, key=lambda one: one.ratio)
+        return suspects
+    worst = max(suspects, key=lambda suspect: suspect.ratio)
     return [
         Suspect(
             kind="group",
             ranks=(int(common[0]),),
             cause="network",
             ratio=worst.ratio,
-            lost_s=sum(one.lost_s for one in found),
+            lost_s=sum(suspect.lost_s for suspect in suspects),
             confidence=worst.confidence,
-            first_step=min(one.first_step for one in found),
-            last_step=max(one.last_step for one in found),
-            cleared=all(one.cleared for one in found),
-            reason=f"all {len(found)} slow groups have this rank in common; {worst.reason}",
-            rows=np.unique(np.concatenate([one.rows for one in found])),
-            peer_rows=np.unique(np.concatenate([one.peer_rows for one in found])),
+            first_step=min(suspect.first_step for suspect in suspects),
+            last_step=max(suspect.last_step for suspect in suspects),
+            cleared=all(suspect.cleared for suspect in suspects),
+            reason=f"all {len(suspects)} slow groups have this rank in common; {worst.reason}",
+            rows=np.unique(np.concatenate([suspect.rows for suspect in suspects])),
+            peer_rows=np.unique(np.concatenate([suspect.peer_rows for suspect in suspects])),
         )
     ]

@@ -114,7 +114,7 @@ def _source(
     documents: tuple[ControlDocument | None, ControlDocument | None],
 ) -> Source:
     field = _FIELDS[name]
-    is_braked = any(one is not None and one.is_braked for one in documents)
+    is_braked = any(document is not None and document.is_braked for document in documents)
     for document, source in zip(reversed(documents), _OF_DOCUMENTS, strict=True):
         if document is not None and _acts(document, name, settings):
             return "brake" if is_braked and name.startswith("modes.") else source

@@ -57,9 +57,9 @@ class Matched:
     @property
     def to_next_s(self) -> Array:
         """The time to the rank's next entry; 0 where none follows."""
-        found = np.zeros(len(self.at_s))
-        found[:-1] = np.where(self.leads[:-1], np.diff(self.at_s), 0.0)
-        return found
+        times = np.zeros(len(self.at_s))
+        times[:-1] = np.where(self.leads[:-1], np.diff(self.at_s), 0.0)
+        return times
 
 
 def matched(sample: Sample, alignment: Alignment, groups: Groups) -> Matched | None:
@@ -67,14 +67,14 @@ def matched(sample: Sample, alignment: Alignment, groups: Groups) -> Matched | N
 
     Where devices tell how long most collectives lasted, by that; else by when they were entered.
     """
-    known = sample.entry_group >= 0
+    has_group = sample.entry_group >= 0
     timed = sample.entry_lasted_us >= 0
-    entered = known & ~sample.entry_is_transfer
+    entered = has_group & ~sample.entry_is_transfer
     if entered.any() and (timed & entered).sum() * 2 > entered.sum():
-        at = np.flatnonzero(known & timed)
-        found = _matched(sample, at, alignment, groups, is_timed=True)
-        if found is not None:
-            return found
+        at = np.flatnonzero(has_group & timed)
+        on_devices = _matched(sample, at, alignment, groups, is_timed=True)
+        if on_devices is not None:
+            return on_devices
     return _matched(sample, np.flatnonzero(entered), alignment, groups, is_timed=False)
 
 
@@ -114,12 +114,12 @@ def _matched(
     nodes = count.clip(max=1) if is_timed else _nodes(sample.node[row], cell, count, order)
     own_order = np.argsort((row[valid].astype(np.int64) << 40) | time_us[valid], kind="stable")
     by_time = valid[own_order]
-    one, own_row, is_transfer = cell[by_time], row[by_time], chosen.is_transfer[by_time]
+    own_cell, own_row, is_transfer = cell[by_time], row[by_time], chosen.is_transfer[by_time]
     sequence = sample.entry_sequence[chosen.at[by_time]]
     return Matched(
         row=own_row,
         group=group[by_time],
-        cell=one,
+        cell=own_cell,
         op=sample.entry_op[chosen.at[by_time]],
         section=sample.entry_section[chosen.at[by_time]],
         at_s=time_us[by_time] / 1e6,
@@ -127,7 +127,7 @@ def _matched(
         late_s=late_us[by_time] / 1e6,
         sequence=sequence,
         column=_columns(groups.kind[group[by_time]] + is_transfer * _MOST_KINDS, sequence),
-        is_whole=whole[one],
+        is_whole=whole[own_cell],
         leads=np.r_[own_row[1:] == own_row[:-1], False],
         last_row=row[last],
         nodes=nodes,
@@ -194,15 +194,15 @@ class Slack:
     """By node: how soon it goes on after the last one of another node. NaN for none."""
 
 
-def slack(found: Matched, waits: Array, node: Array, nodes: int) -> Slack:
+def slack(matched: Matched, waits: Array, node: Array, nodes: int) -> Slack:
     """What the collectives say of the nodes' clocks, in the median."""
-    own, last = node[found.row], node[found.last_row[found.cell]]
+    own, last = node[matched.row], node[matched.last_row[matched.cell]]
     at = np.flatnonzero(waits & (own != last))
     at = at[:: len(at) // _MOST_SAMPLES | 1]
-    after = found.at_s[at] + found.to_next_s[at] - found.last_s[at]
+    after = matched.at_s[at] + matched.to_next_s[at] - matched.last_s[at]
     ahead = medians_by(last[at], after, nodes)
     trusted = at[~(ahead[last[at]] < 0)]
-    later = found.at_s[trusted] + found.to_next_s[trusted] - found.last_s[trusted]
+    later = matched.at_s[trusted] + matched.to_next_s[trusted] - matched.last_s[trusted]
     return Slack(ahead, medians_by(own[trusted], later, nodes))
 
 
@@ -228,18 +228,18 @@ def _aligned(sample: Sample, at: Array, cell: Array, alignment: Alignment) -> Ar
     node = sample.node[sample.entry_row[at]]
     us = sample.entry_us[at]
     since = us - alignment.at_us[node]
-    known = np.isfinite(alignment.offset_s)
-    offset_us = np.where(known, alignment.offset_s, 0.0) * 1e6
+    is_finite = np.isfinite(alignment.offset_s)
+    offset_us = np.where(is_finite, alignment.offset_s, 0.0) * 1e6
     time = us - (offset_us[node] + alignment.drift[node] * since).astype(np.int64)
-    if len(known) > 1 and not known.all():
+    if len(is_finite) > 1 and not is_finite.all():
         # Nodes whose clocks nobody knows are put where they are late by nothing in the median.
-        trusted = known[node] if known.any() else np.ones(len(node), dtype=bool)
+        trusted = is_finite[node] if is_finite.any() else np.ones(len(node), dtype=bool)
         middle = medians_by(cell[trusted], time[trusted].astype(np.float64), int(cell.max()) + 1)
         with np.errstate(invalid="ignore"):
             apart = time - middle[cell]
         rows = np.isfinite(apart)
-        guess = np.nan_to_num(medians_by(node[rows], apart[rows], len(known)))
-        time = time - np.where(known, 0.0, guess)[node].astype(np.int64)
+        guess = np.nan_to_num(medians_by(node[rows], apart[rows], len(is_finite)))
+        time = time - np.where(is_finite, 0.0, guess)[node].astype(np.int64)
     shifted: Array = np.clip(time - int(np.median(time)) + (1 << 39), 0, (1 << 40) - 1)
     return shifted
 
@@ -261,11 +261,11 @@ def _used(count: Array, cell_group: Array, groups: Groups) -> tuple[Array, Array
 
 def _nodes(node: Array, cell: Array, count: Array, order: Array) -> Array:
     """By cell: how many nodes entered it, up to 2."""
-    found = np.minimum(count, 1)
+    nodes = np.minimum(count, 1)
     ordered, by_node = cell[order], node[order]
     apart = np.flatnonzero((ordered[1:] == ordered[:-1]) & (by_node[1:] != by_node[:-1]))
-    found[ordered[apart]] = 2
-    return found
+    nodes[ordered[apart]] = 2
+    return nodes
 
 
 def _columns(kind: Array, sequence: Array) -> Array:

@@ -105,12 +105,14 @@ class _Case:
         return self._by_section(self.measured.own_device_s)
 
     def _by_section(self, own: Array) -> list[_Signal]:
-        found = [
+        signals = [
             self._signal(name, own[:, column])
             for column, name in enumerate(self.measured.sections.names)
             if name
         ]
-        return sorted(found, key=lambda one: (-round(one.excess / self.lost_s, 1), one.value))
+        return sorted(
+            signals, key=lambda signal: (-round(signal.excess / self.lost_s, 1), signal.value)
+        )
 
     def is_input(self) -> bool:
         """Whether a section that reads data explains the excess."""
@@ -122,7 +124,7 @@ class _Case:
         """What the hypervisor took from the node, for each of its ranks."""
         sample = self.measured.sample
         counts = np.maximum(np.bincount(sample.node, minlength=len(sample.nodes)), 1)
-        by_node = np.array([one.steal_s for one in sample.nodes]) / counts
+        by_node = np.array([node.steal_s for node in sample.nodes]) / counts
         return self._signal("steal", by_node[sample.node] / np.maximum(sample.steps, 1))
 
 
@@ -138,42 +140,44 @@ class _Ground:
     signals: tuple[_Signal, ...] = ()
 
 
-def blame(measured: Measured, row: int, found: Found, limits: Limits, is_usual: Array) -> Blame:
+def blame(measured: Measured, row: int, change: Found, limits: Limits, is_usual: Array) -> Blame:
     """The cause of what a rank loses, compared with the rows that tell what is usual."""
     peers = _peers(measured, row, is_usual)
     own = _Signal("own", float(measured.own_s[row]), _median(measured.own_s[peers]))
-    usual_loss = found.ratio * own.usual if np.isfinite(own.usual) else 0.0
+    usual_loss = change.ratio * own.usual if np.isfinite(own.usual) else 0.0
     is_shown = own.excess > 0 and own.excess >= _SHOWN * usual_loss
     lost = max(own.excess if is_shown else usual_loss, 1e-9)
     case = _Case(measured, row, peers, lost)
     grounds = (_device, _host, _network, _memory, _section, _compute, _outside)
-    ground = next(one for one in (ground(case) for ground in grounds) if one is not None)
+    ground = next(
+        candidate for candidate in (ground(case) for ground in grounds) if candidate is not None
+    )
     if not is_shown:
         ground = _Ground("unknown", "the latest window does not show why", _GUESSED)
-    errors = dict(limits.horizons).get(found.windows, limits.horizons[0][1])
-    limit = float(np.hypot(limits.found_ratio, errors * found.noise_ratio))
+    errors = dict(limits.horizons).get(change.windows, limits.horizons[0][1])
+    limit = float(np.hypot(limits.found_ratio, errors * change.noise_ratio))
     place, sureness = _place(measured, row), ground.sureness
     if measured.silent[row]:
         place = "; its recorder did not answer, and that is what all others waited longer for"
         sureness = min(sureness, _LIKELY)
-    if found.growth_ratio is not None:
+    if change.growth_ratio is not None:
         place += (
             f"; half of its role or more is slow: compared with the others, which are as fast as "
-            f"before, while it takes {found.growth_ratio * 100:.0f} % longer than before"
+            f"before, while it takes {change.growth_ratio * 100:.0f} % longer than before"
         )
     reason = (
         f"own time {own.value * 1e3:.1f} ms a step, {own.excess * 1e3:.1f} ms above the median of "
-        f"{len(peers)} others in the latest window; {found.ratio * 100:.1f} % over "
-        f"{found.windows} windows (limit {limit * 100:.1f} %); {ground.words}{place}"
+        f"{len(peers)} others in the latest window; {change.ratio * 100:.1f} % over "
+        f"{change.windows} windows (limit {limit * 100:.1f} %); {ground.words}{place}"
     )
-    clearness = min(1.0, found.ratio / (2 * limit)) if limit > 0 else 1.0
+    clearness = min(1.0, change.ratio / (2 * limit)) if limit > 0 else 1.0
     return Blame(
         cause=ground.cause,
         reason=reason,
         section=ground.section,
         scores=(
-            replace_score(own.score(), relative_score=1 / (1 + max(0.0, found.ratio))),
-            *(one.score() for one in ground.signals),
+            replace_score(own.score(), relative_score=1 / (1 + max(0.0, change.ratio))),
+            *(signal.score() for signal in ground.signals),
         ),
         lost_s=lost,
         confidence=round(sureness * min(1.0, ground.share) * clearness, 3),
@@ -226,11 +230,11 @@ def _successor(measured: Measured, row: int) -> int | None:
     """The row that is next in the ring of the group that the rank has the most entries in."""
     if measured.entered is None:
         return None
-    found = measured.entered.found
-    groups, count = np.unique(found.group[found.row == row], return_counts=True)
+    matched = measured.entered.entries
+    groups, count = np.unique(matched.group[matched.row == row], return_counts=True)
     if not len(groups):
         return None
-    rows = np.unique(found.row[found.group == groups[np.argmax(count)]])
+    rows = np.unique(matched.row[matched.group == groups[np.argmax(count)]])
     place = int(np.searchsorted(rows, row))
     return int(rows[(place + 1) % len(rows)]) if len(rows) > 2 else None
 
@@ -261,8 +265,8 @@ def _peers(measured: Measured, row: int, is_usual: Array | None = None) -> Array
 
 
 def _median(values: Array) -> float:
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if len(known) else float("nan")
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if len(finite) else float("nan")
 
 
 def _device(case: _Case) -> _Ground | None:
@@ -270,12 +274,14 @@ def _device(case: _Case) -> _Ground | None:
     sample = case.measured.sample
     clock = case.plain("clock_mhz")
     is_low = clock.value < _CLOCK * clock.usual
-    throttled = [reason for one in sample.nodes for reason in one.throttled]
-    order = np.concatenate([one.rank for one in sample.nodes])
+    throttled = [reason for node in sample.nodes for reason in node.throttled]
+    order = np.concatenate([node.rank for node in sample.nodes])
     by_rank = dict(zip(order.tolist(), throttled, strict=True))
     mine = set(by_rank[int(sample.rank[case.row])])
-    peers = [by_rank[int(sample.rank[one])] for one in case.peers[:64]]
-    own = sorted(one for one in mine if sum(one in peer for peer in peers) * 2 < len(peers))
+    peers = [by_rank[int(sample.rank[peer])] for peer in case.peers[:64]]
+    own = sorted(
+        reason for reason in mine if sum(reason in peer for peer in peers) * 2 < len(peers)
+    )
     if not own and not is_low:
         return None
     why = f"its device is throttled by {', '.join(own)}" if own else "its device is slow"
@@ -318,7 +324,7 @@ def from_host(why: Blame, held_s: float) -> Blame:
 def _host(case: _Case) -> _Ground | None:
     """Its thread was ready to run, and did not: other processes, a quota, or the hypervisor."""
     signals = [*(case.per_step(name) for name in _HOST), case.steal()]
-    worst = max(signals, key=lambda one: one.excess)
+    worst = max(signals, key=lambda signal: signal.excess)
     share = worst.excess / case.lost_s
     if share < _EXPLAINS:
         return None
@@ -391,8 +397,8 @@ def _on_device(case: _Case) -> _Ground | None:
     return _Ground("compute", words, _LIKELY, share, worst.name, (signal,))
 
 
-def _percent(one: _Signal, case: _Case) -> str:
-    return f"{min(one.excess / case.lost_s, 1) * 100:.0f} %"
+def _percent(signal: _Signal, case: _Case) -> str:
+    return f"{min(signal.excess / case.lost_s, 1) * 100:.0f} %"
 
 
 def _on_thread(case: _Case) -> _Ground | None:
@@ -436,7 +442,9 @@ def _place(measured: Measured, row: int) -> str:
     """Between which operations a row loses the most, in words; empty where that is not known."""
     if measured.entered is None:
         return ""
-    table = next((one for one in measured.entered.own.tables if row in one.rows), None)
+    table = next(
+        (candidate for candidate in measured.entered.own.tables if row in candidate.rows), None
+    )
     if table is None:
         return ""
     pair = _worst_pair(measured, table, int(np.searchsorted(table.rows, row)))
@@ -455,12 +463,12 @@ def _worst_pair(measured: Measured, table: RoleTable, row: int) -> tuple[str, st
     ops = measured.ops
     at = table.entries[row]
     excess = np.where(at >= 0, table.segments[row] - table.usual, 0.0)
-    found = measured.entered.found
-    before, after = found.op[at], found.op[np.minimum(at + 1, len(found.op) - 1)]
-    known = (at >= 0) & (before >= 0) & (after >= 0) & np.isfinite(excess)
-    if not known.any():
+    matched = measured.entered.entries
+    before, after = matched.op[at], matched.op[np.minimum(at + 1, len(matched.op) - 1)]
+    is_pair = (at >= 0) & (before >= 0) & (after >= 0) & np.isfinite(excess)
+    if not is_pair.any():
         return None
-    key = before[known].astype(np.int64) * len(ops) + after[known]
+    key = before[is_pair].astype(np.int64) * len(ops) + after[is_pair]
     kinds, index = np.unique(key, return_inverse=True)
-    worst = int(kinds[np.argmax(np.bincount(index, weights=excess[known]))])
+    worst = int(kinds[np.argmax(np.bincount(index, weights=excess[is_pair]))])
     return str(ops[worst // len(ops)]), str(ops[worst % len(ops)])

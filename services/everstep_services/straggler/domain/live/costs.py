@@ -30,26 +30,28 @@ class Costs:
         Unknown findings cost as much as when they were last measured; all others are over or new,
         and the cost of a new finding comes with it.
         """
-        rates = {one: self.rates[one] for one in unknown if one in self.rates} | dict(lost_s)
-        for one, rate in rates.items():
-            if one in self.rates:
-                self._add(one, steps, rate)
+        rates = {
+            finding: self.rates[finding] for finding in unknown if finding in self.rates
+        } | dict(lost_s)
+        for finding, rate in rates.items():
+            if finding in self.rates:
+                self._add(finding, steps, rate)
         self.rates = rates
 
-    def _add(self, one: Finding, steps: tuple[int, int], rate: float) -> None:
+    def _add(self, finding: Finding, steps: tuple[int, int], rate: float) -> None:
         first, last = steps
-        rank, is_design = one
+        rank, is_design = finding
         cost = Cost(self.round, rank, is_design, first, last, rate * (last - first + 1))
-        windows, before = self._untold.get(one, (0, None))
+        windows, before = self._untold.get(finding, (0, None))
         if before is not None:
             cost = replace(cost, first_step=before.first_step, lost_s=before.lost_s + cost.lost_s)
-        self._untold[one] = windows + 1, cost
+        self._untold[finding] = windows + 1, cost
 
     def tell(self, *, is_over: bool = False) -> list[Cost]:
         """Return the costs to report: at once for findings that are over, else occasionally."""
         due = [
-            one
-            for one, (windows, _) in self._untold.items()
-            if is_over or one not in self.rates or windows >= _TOLD_AFTER
+            finding
+            for finding, (windows, _) in self._untold.items()
+            if is_over or finding not in self.rates or windows >= _TOLD_AFTER
         ]
-        return [self._untold.pop(one)[1] for one in due]
+        return [self._untold.pop(finding)[1] for finding in due]

@@ -34,9 +34,9 @@ def device_times_us(row: Array, cell: Array, asked_us: Array, lasted_us: Array) 
         starts = np.flatnonzero(np.r_[True, cells[at][1:] != cells[at][:-1]])
         last = np.maximum.reduceat(ending, starts)
         over[at] = np.repeat(last, np.diff(np.r_[starts, len(at)]))
-    found = np.empty(len(order), dtype=np.int64)
-    found[order] = over - lasted
-    return found
+    times_us = np.empty(len(order), dtype=np.int64)
+    times_us[order] = over - lasted
+    return times_us
 
 
 def levels(row: Array, cell: Array, cells: int) -> Array | None:

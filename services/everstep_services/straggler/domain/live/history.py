@@ -42,14 +42,14 @@ class History:
     def table(self, measure: str, section: int, windows: int, ranks: slice) -> Array:
         """Windows × ranks, the oldest first."""
         rows = []
-        for one in list(self.windows)[-windows:] if windows else []:
-            values = one.sections.get(section) if measure == "section" else (
-                one.measures.get(measure)
+        for window in list(self.windows)[-windows:] if windows else []:
+            values = window.sections.get(section) if measure == "section" else (
+                window.measures.get(measure)
             )  # fmt: skip
-            width = len(one.measures["own"][ranks])
+            width = len(window.measures["own"][ranks])
             rows.append(np.full(width, np.nan) if values is None else values[ranks])
         return np.array(rows)
 
 
 def _size(window: Kept) -> int:
-    return sum(len(one) for one in (*window.measures.values(), *window.sections.values()))
+    return sum(len(values) for values in (*window.measures.values(), *window.sections.values()))

@@ -35,12 +35,12 @@ def sections_of(sample: Sample, names: list[object]) -> Sections:
     trimmed = np.where(count > 3, (total - longest) / np.maximum(count - 1, 1) * count, total)
 
     def table(values: Array) -> Array:
-        found = np.full((len(sample.rank), len(numbers)), np.nan)
-        found[row, column] = values
-        return found
+        table = np.full((len(sample.rank), len(numbers)), np.nan)
+        table[row, column] = values
+        return table
 
     return Sections(
-        names=tuple(str(names[int(one)]) for one in numbers),
+        names=tuple(str(names[int(number)]) for number in numbers),
         numbers=numbers,
         medians=table(part[:, 5]),
         wall_s=table(trimmed / steps),

@@ -25,14 +25,14 @@ class Waits:
     """Of each kind of pair: the sum of squares of the time to the last entry, and that of its
     products with the time to the rank's next entry, both without their means by rank."""
 
-    def learn(self, found: Matched, phase: Array) -> Array:
+    def learn(self, matched: Matched, phase: Array) -> Array:
         """Take in a window. Returns for each entry whether the rank waits in it for the last."""
-        pair = _pairs(found, phase)
-        rows = found.row
+        pair = _pairs(matched, phase)
+        rows = matched.row
         every = max(1, (int(rows.max()) + 1) // _MOST_ROWS)
-        some = np.flatnonzero(found.leads & (rows % every == 0))
+        some = np.flatnonzero(matched.leads & (rows % every == 0))
         kinds, index = np.unique(pair[some], return_inverse=True)
-        to_last, to_next = _relative(found)
+        to_last, to_next = _relative(matched)
         to_last, to_next = to_last[some], to_next[some]
         squares, products = _sums(rows[some], index, to_last, to_next, len(kinds))
         for number, kind in enumerate(kinds):
@@ -42,18 +42,18 @@ class Waits:
             )  # fmt: skip
         for old in list(self.sums)[:-_MOST_PAIRS]:
             del self.sums[old]
-        return self.known(found, phase)
+        return self.in_entries(matched, phase)
 
-    def known(self, found: Matched, phase: Array) -> Array:
+    def in_entries(self, matched: Matched, phase: Array) -> Array:
         """For each entry whether the rank waits in it for the last, by what was learned."""
-        pair = _pairs(found, phase)
+        pair = _pairs(matched, phase)
         kinds = np.sort(np.fromiter(self.sums, dtype=np.int64, count=len(self.sums)))
         if not len(kinds):
-            return found.leads
+            return matched.leads
         waits = np.array([self._is_synchronous(int(kind)) for kind in kinds])
         place = np.minimum(np.searchsorted(kinds, pair), len(kinds) - 1)
         seen = kinds[place] == pair
-        synchronous: Array = (waits[place] | ~seen | found.is_transfer) & found.leads
+        synchronous: Array = (waits[place] | ~seen | matched.is_transfer) & matched.leads
         return synchronous
 
     def _is_synchronous(self, kind: int) -> bool:
@@ -61,27 +61,27 @@ class Waits:
         return product > _SLOPE * square or square <= 0
 
 
-def _relative(found: Matched) -> tuple[Array, Array]:
+def _relative(matched: Matched) -> tuple[Array, Array]:
     """The times to the last entry and to the rank's next one.
 
     When a collective ends on devices nobody knows: there only what ranks differ by is known.
     """
-    to_last, to_next = found.last_s - found.at_s, found.to_next_s
-    if not found.is_timed:
+    to_last, to_next = matched.last_s - matched.at_s, matched.to_next_s
+    if not matched.is_timed:
         return to_last, to_next
-    cells = int(found.cell.max()) + 1
+    cells = int(matched.cell.max()) + 1
 
     def apart(times: Array) -> Array:
-        usual = means_by(found.cell, times, cells)[found.cell]
-        return np.where(found.is_transfer, times, times - usual)
+        usual = means_by(matched.cell, times, cells)[matched.cell]
+        return np.where(matched.is_transfer, times, times - usual)
 
     return apart(to_last), apart(to_next)
 
 
-def _pairs(found: Matched, phase: Array) -> Array:
+def _pairs(matched: Matched, phase: Array) -> Array:
     """A number for each entry, equal for the same operation before the same operation."""
-    following = np.r_[found.op[1:], 0].astype(np.int64) & _MASK
-    own = (found.op.astype(np.int64) & _MASK) << 2 * _BITS
+    following = np.r_[matched.op[1:], 0].astype(np.int64) & _MASK
+    own = (matched.op.astype(np.int64) & _MASK) << 2 * _BITS
     pairs: Array = own | following << _BITS | phase & _MASK
     return pairs
 

@@ -122,34 +122,34 @@ _ENTRY = (
 def joined(window: Gathered, refused: Counter[str]) -> Sample:
     """The nodes' rows as one table; a rank that two nodes claim is that of the first."""
     nodes = tuple(window.samples[slot] for slot in sorted(window.samples))
-    claimed = np.concatenate([one.rank for one in nodes])
-    node = np.repeat(np.arange(len(nodes)), [len(one.rank) for one in nodes])
+    claimed = np.concatenate([node.rank for node in nodes])
+    node = np.repeat(np.arange(len(nodes)), [len(node.rank) for node in nodes])
     rank, kept = np.unique(claimed, return_index=True)
     if len(claimed) > len(rank):
         refused["rank that another node has"] += len(claimed) - len(rank)
     row_of = np.full(len(claimed), -1, dtype=np.int32)
     row_of[kept] = np.arange(len(rank), dtype=np.int32)
-    firsts = np.cumsum([0, *(len(one.rank) for one in nodes)])
+    firsts = np.cumsum([0, *(len(node.rank) for node in nodes)])
 
     def rows(name: str) -> Array:
-        together: Array = np.concatenate([getattr(one, name) for one in nodes])
+        together: Array = np.concatenate([getattr(node, name) for node in nodes])
         return together[kept]
 
     def table(name: str) -> Array:
         parts = []
-        for one, first in zip(nodes, firsts, strict=False):
-            part = getattr(one, name).copy()
+        for node, first in zip(nodes, firsts, strict=False):
+            part = getattr(node, name).copy()
             part[:, 0] = row_of[part[:, 0].astype(np.int64) + first]
             parts.append(part)
         whole: Array = np.concatenate(parts)
         return whole[whole[:, 0] >= 0]
 
     entry_row = row_of[
-        np.concatenate([one.entry_row + first for one, first in zip(nodes, firsts, strict=False)])
+        np.concatenate([node.entry_row + first for node, first in zip(nodes, firsts, strict=False)])
     ]
     valid = entry_row >= 0
     entries = {
-        name: np.concatenate([getattr(one, name) for one in nodes])[valid] for name in _ENTRY
+        name: np.concatenate([getattr(node, name) for node in nodes])[valid] for name in _ENTRY
     }
     return Sample(
         first_step=window.first_step, last_step=window.last_step, nodes=nodes, rank=rank,
