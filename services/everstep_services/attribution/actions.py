@@ -96,16 +96,16 @@ class Actions:
 
     async def _switches(self, job: str) -> Switches:
         documents = self._bus.documents("CONTROL")
-        found = []
+        switches = []
         for key in (CLUSTER, job):
             document = await documents.get(key)
             try:
-                found.append(
+                switches.append(
                     None if document.data is None else decode_as(document.data, ControlDocument)
                 )
             except BadMessageError as error:
                 log.warning("switches_not_read key=%s error=%s", key, error)
-        return in_force(self._default, *found)
+        return in_force(self._default, *switches)
 
     async def close_unfinished(self, cases: Iterable[Case]) -> None:
         """Report decisions that an earlier leader has left without an outcome."""
@@ -143,7 +143,7 @@ class Actions:
             if case is None or act not in case.acts:
                 return None, ()
             over = replace(act, is_over=True)
-            acts = tuple(over if one == act else one for one in case.acts)
+            acts = tuple(over if other == act else other for other in case.acts)
             cases.amend(replace(case, acts=acts))
             taken = ActionTaken(
                 id=id_from(SOURCE, job, act.decision, "taken"), job=job, at=now.wall,
@@ -156,18 +156,18 @@ class Actions:
 
     async def _asked(self, verdict: VerdictReached, decision: Decision) -> tuple[str, str]:
         """Return the outcome, and the service's answer."""
-        said = ""
+        problem = ""
         for _ in range(_TRIES):
             try:
                 done = await self._ask(verdict.job, decision)
             except AskRefusedError as error:
                 return "failed", str(error)
             except (BusError, TimeoutError) as error:
-                said = str(error)
+                problem = str(error)
                 await self._clock.sleep(_PAUSE_S)
             else:
                 return ("failed" if done.is_refused else "done"), done.text
-        return "failed", f"nobody answered: {said}"
+        return "failed", f"nobody answered: {problem}"
 
     async def _ask(self, job: str, decision: Decision) -> Done:
         if decision.node is not None:
@@ -222,7 +222,7 @@ def _begun(
     """Write a decision down; False where it was made before, or its incident is forgotten."""
     del now
     case = cases.case(decided.incident or "")
-    if case is None or any(one.decision == act.decision for one in case.acts):
+    if case is None or any(other.decision == act.decision for other in case.acts):
         return False, ()
     cases.amend(replace(case, acts=(*case.acts, act)))
     return True, (decided,)

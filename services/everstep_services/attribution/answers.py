@@ -37,12 +37,12 @@ class Answers:
 
     async def _explain(self, question: Message) -> Message:
         assert isinstance(question, Explain)
-        found = await self._attribution.explained(
+        explanation = await self._attribution.explained(
             question.job, question.incident, again=question.again
         )
-        if found is None:
+        if explanation is None:
             raise _unknown(question.job, question.incident)
-        return found
+        return explanation
 
     async def _collectives(self, question: Message) -> Message:
         assert isinstance(question, ReadEvidence)

@@ -104,16 +104,16 @@ class CaseKeeper:
         """What is remembered beyond this job."""
         if self.leads:
             return self.history
-        found = await self._documents.get(CLUSTER)
-        return History(cluster_document(found.data))
+        stored = await self._documents.get(CLUSTER)
+        return History(cluster_document(stored.data))
 
     # --- leading ---
 
     async def begin(self) -> StreamPosition | None:
         """Load everything, and say from where to read on."""
-        found = await self._documents.get(CLUSTER)
-        document = cluster_document(found.data)
-        self._revision = found.revision if found.data is not None else 0
+        stored = await self._documents.get(CLUSTER)
+        document = cluster_document(stored.data)
+        self._revision = stored.revision if stored.data is not None else 0
         self.history = History(document)
         for job in await self._documents.keys():
             if job != CLUSTER:
@@ -135,10 +135,10 @@ class CaseKeeper:
         self.counts["facts_read"] += len(batch.facts)
         self.counts["facts_missed"] += batch.missed
         async with self._lock:
-            for one in batch.facts:
-                fact = fact_of(one)
+            for logged in batch.facts:
+                fact = fact_of(logged)
                 if fact is not None:
-                    at = StreamPosition(batch.position.stream, one.sequence)
+                    at = StreamPosition(batch.position.stream, logged.sequence)
                     with self._contained.of(kind_of(fact)):
                         await self._take(at, fact, changed)
             await self._remember()
@@ -167,22 +167,22 @@ class CaseKeeper:
 
         A replica that begins reads facts again, when the job's document is ahead of them.
         """
-        known = self._jobs.get(fact.job)
-        if known is None:
+        job = self._jobs.get(fact.job)
+        if job is None:
             return None
-        case = known.cases.case(fact.incident) if isinstance(fact, VerdictReached) else None
-        return known.cases.document.step if case is None else case.step
+        case = job.cases.case(fact.incident) if isinstance(fact, VerdictReached) else None
+        return job.cases.document.step if case is None else case.step
 
     async def write_news(self) -> None:
         """Write the jobs whose cases have changed."""
         async with self._lock:
-            for stored in [one for one in self._jobs.values() if one.has_news]:
+            for stored in [job for job in self._jobs.values() if job.has_news]:
                 await self._write_or_again(stored)
 
     async def write_position(self, position: StreamPosition) -> None:
         """Write whatever is not written, and how far the facts were read."""
         async with self._lock:
-            for stored in [one for one in self._jobs.values() if one.pending]:
+            for stored in [job for job in self._jobs.values() if job.pending]:
                 await self._write_or_again(stored)
             document = CasesDocument(
                 stream=position.stream,

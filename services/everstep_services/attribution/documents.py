@@ -13,7 +13,7 @@ from everstep_services.attribution.domain.case_facts import JobCases
 BUCKET = "CASES"
 _ENCODER = msgspec.json.Encoder()  # the body is compressed: it may be larger than a message
 _DECODER = msgspec.json.Decoder(CasesDocument)
-_KINDS = frozenset(kind_of(one) for one in (*case_facts.READ, *past.READ))
+_KINDS = frozenset(kind_of(fact_type) for fact_type in (*case_facts.READ, *past.READ))
 _PENDING_MOST = 10_000
 
 
@@ -32,14 +32,14 @@ class StoredCases:
 
     def __init__(self, document: Document) -> None:
         try:
-            found = CasesDocument() if document.data is None else _DECODER.decode(document.data)
+            decoded = CasesDocument() if document.data is None else _DECODER.decode(document.data)
         except (msgspec.DecodeError, ValueError) as error:
             raise UnreadableError(document.key, str(error)) from error
         self.job = document.key
         self.revision = document.revision if document.data is not None else 0
-        self.cases = JobCases(document.key, found)
-        self.position = StreamPosition(found.stream, found.sequence)
-        self.outbox = found.outbox
+        self.cases = JobCases(document.key, decoded)
+        self.position = StreamPosition(decoded.stream, decoded.sequence)
+        self.outbox = decoded.outbox
         """Facts in the stored document that may not be recorded."""
         self.decided: list[Fact] = []
         """Facts to put on record with the next write."""
@@ -67,12 +67,12 @@ class StoredCases:
 
     def encoded(self) -> bytes:
         """What to write."""
-        said = tuple(encode(fact).decode() for fact in self.decided)
+        facts = tuple(encode(fact).decode() for fact in self.decided)
         document = msgspec.structs.replace(
             self.cases.document,
             stream=self.position.stream,
             sequence=self.position.sequence,
-            outbox=(*self.outbox, *said),
+            outbox=(*self.outbox, *facts),
         )
         return _ENCODER.encode(document)
 

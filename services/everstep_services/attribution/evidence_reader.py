@@ -60,8 +60,8 @@ class EvidenceReader:
             summary=report.summary,
             ranks=report.ranks,
             dumps=report.dumps,
-            faults=tuple(_fault(one) for one in report.faults[:_FAULTS_MOST]),
-            collectives=tuple(_collective(one) for one in report.meetings),
+            faults=tuple(_fault(fault) for fault in report.faults[:_FAULTS_MOST]),
+            collectives=tuple(_collective(meeting) for meeting in report.meetings),
             without_dump=report.without_dump,
             notes=(*missing, *report.notes)[:_NOTES_MOST],
             is_cut=len(report.faults) > _FAULTS_MOST,
@@ -80,11 +80,11 @@ class EvidenceReader:
             confidence=report.confidence,
             ranks=report.ranks,
             suspects=tuple(
-                Suspicion(rank=one.rank, reason=one.reason)
-                for one in report.suspects[:_SUSPECTS_MOST]
+                Suspicion(rank=suspect.rank, reason=suspect.reason)
+                for suspect in report.suspects[:_SUSPECTS_MOST]
             ),
             waiting=report.waiting,
-            stacks=tuple(_stack(one) for one in groups[:_STACKS_MOST]),
+            stacks=tuple(_stack(group) for group in groups[:_STACKS_MOST]),
             missing=report.missing,
             notes=(*missing, *report.notes)[:_NOTES_MOST],
             is_cut=len(groups) > _STACKS_MOST,
@@ -130,9 +130,9 @@ class EvidenceReader:
             return await self._bus.blobs.get(ref)
 
 
-def _unreadable(what: str, missing: Sequence[str], notes: Sequence[str]) -> RefusalError:
+def _unreadable(kind: str, missing: Sequence[str], notes: Sequence[str]) -> RefusalError:
     why = next(iter((*missing, *notes)), "no piece of evidence belongs to a rank")
-    return RefusalError("422", f"no {what} can be read: {why}")
+    return RefusalError("422", f"no {kind} can be read: {why}")
 
 
 def _fault(fault: Fault) -> CollectiveFault:
@@ -141,7 +141,8 @@ def _fault(fault: Fault) -> CollectiveFault:
         summary=fault.summary,
         confidence=fault.confidence,
         suspects=tuple(
-            Suspicion(rank=one.rank, reason=one.reason) for one in fault.suspects[:_SUSPECTS_MOST]
+            Suspicion(rank=suspect.rank, reason=suspect.reason)
+            for suspect in fault.suspects[:_SUSPECTS_MOST]
         ),
         waiting=fault.waiting,
     )

@@ -111,8 +111,10 @@ def question(verdict: VerdictReached) -> str:
         "reason": verdict.reason,
         "culprit ranks": list(verdict.culprit_ranks[:16]),
         "culprit nodes": list(verdict.culprit_nodes[:16]),
-        "evidence": [one.says for one in verdict.evidence[:_EVIDENCE_MOST]],
-        "alternatives": [f"{one.cause}: {one.reason}" for one in verdict.alternatives],
+        "evidence": [item.says for item in verdict.evidence[:_EVIDENCE_MOST]],
+        "alternatives": [
+            f"{alternative.cause}: {alternative.reason}" for alternative in verdict.alternatives
+        ],
         "missing": list(verdict.missing[:_EVIDENCE_MOST]),
         "advice": verdict.advice,
     }

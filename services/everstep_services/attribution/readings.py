@@ -66,5 +66,5 @@ def _members(pieces: Iterable[Piece]) -> Iterator[tuple[int | None, bytes | str]
         except BadArchiveError as error:
             yield rank, str(error)
             continue
-        yield from ((one.rank, one.content) for one in archive.members)
+        yield from ((member.rank, member.content) for member in archive.members)
         yield from archive.missing.items()

@@ -64,8 +64,8 @@ class _Values:
     def add(self, name: str, job: str, value: float | None, *labels: str | None) -> None:
         """Nothing where the value is not known."""
         if value is not None:
-            known = self.samples.setdefault(name, [])
-            known.append(((job, *(label or "" for label in labels)), float(value)))
+            samples = self.samples.setdefault(name, [])
+            samples.append(((job, *(label or "" for label in labels)), float(value)))
 
 
 class JobMetrics(Collector):

@@ -86,11 +86,11 @@ def _of_case(case: Case) -> list[Claim]:
 
 def fingerprints(case: Case) -> dict[str, list[int]]:
     """The failures of the round in which it began, and their ranks; without consequences."""
-    found: dict[str, list[int]] = defaultdict(list)
+    ranks_of: dict[str, list[int]] = defaultdict(list)
     for end in first_ends(case):
         if not is_consequence(end):
-            found[fingerprint_of(end)].append(end.rank)
-    return dict(found)
+            ranks_of[fingerprint_of(end)].append(end.rank)
+    return dict(ranks_of)
 
 
 def first_ends(case: Case) -> list[RankEnd]:
@@ -184,8 +184,8 @@ def _nodes(case: Case) -> Iterator[Claim]:
 
 
 def _lost(node: str, reason: str) -> str:
-    said = _clean(reason)
-    return said if said.startswith(f"{node} ") else f"{node} was lost: {said}"
+    text = _clean(reason)
+    return text if text.startswith(f"{node} ") else f"{node} was lost: {text}"
 
 
 def _of_lost(case: Case, sign: NodeSign, back: NodeSign | None, lost: int) -> Iterator[Claim]:
@@ -294,23 +294,23 @@ def left_early(ranks: Sequence[int], fact: str | None) -> Claim:
 def _of_alike(case: Case, same: Sequence[RankEnd]) -> Claim:
     """One claim for all ranks that ended in the same way."""
     end = same[0]
-    cause, kind, strength, what = _cause_of(end)
+    cause, kind, strength, event = _cause_of(end)
     if kind == _WRONG_SIZE:
         return Claim(  # the rank is unknown: any of those in this collective
             cause=cause, kind=kind, strength=strength, fact=end.fact, fingerprint=kind,
-            says=f"{_ranks_told(sorted(one.rank for one in same))} {what}",
+            says=f"{_ranks_told(sorted(member.rank for member in same))} {event}",
         )  # fmt: skip
-    ranks = tuple(sorted(one.rank for one in same))
+    ranks = tuple(sorted(member.rank for member in same))
     everybody = len(ranks) > 1 and len(ranks) == case.world_size
     if kind == GENERAL and (read := _setting(end, is_of_most=2 * len(ranks) > case.world_size > 1)):
         cause, kind = "configuration", read
     who = "every rank" if everybody else _ranks_told(ranks, end.node if len(ranks) == 1 else "")
     if end.step is not None:
-        what = f"{what} after step {end.step}"
+        event = f"{event} after step {end.step}"
     return Claim(
         cause=cause,
         kind=kind,
-        says=f"{who} {what}",
+        says=f"{who} {event}",
         strength=strength,
         ranks=ranks,
         is_transient=_is_transient(end, cause, is_everywhere=everybody),
@@ -347,29 +347,29 @@ def _cause_of(end: RankEnd) -> tuple[Cause, str, float, str]:
         return "unknown", "unseen", 0.4, "ended without a known exit code or signal"
     if (match := _match(end)) is not None and match.rule.role == "root":
         strength = 0.7 * _STRENGTHS[match.rule.severity]
-        what = f"exited with {end.exit_code}: {_clean(end.first_error)}"
-        return _cause(match), match.rule.failure_class, strength, what
-    said = f": {_clean(end.first_error)}" if end.first_error else ""
-    return "user_code", "exit_code", 0.5, f"exited with {end.exit_code}{said}"
+        event = f"exited with {end.exit_code}: {_clean(end.first_error)}"
+        return _cause(match), match.rule.failure_class, strength, event
+    detail = f": {_clean(end.first_error)}" if end.first_error else ""
+    return "user_code", "exit_code", 0.5, f"exited with {end.exit_code}{detail}"
 
 
 def _of_signal(end: RankEnd) -> tuple[Cause, str, float, str]:
     name = end.signal or ""
-    cause, kind, strength, what = _SIGNALS.get(
+    cause, kind, strength, event = _SIGNALS.get(
         name, ("unknown", "signal", 0.5, "was ended by a signal")
     )
     if name == "SIGABRT" and _MISFIT in end.first_error:
-        what = "received more data than its tensor holds, and gloo aborted it: the sizes differ"
-        return "user_code", _WRONG_SIZE, 0.6, what
+        event = "received more data than its tensor holds, and gloo aborted it: the sizes differ"
+        return "user_code", _WRONG_SIZE, 0.6, event
     if name == "SIGABRT" and (match := _match(end)) is not None and match.rule.role == "root":
         cause, kind, strength = _cause(match), match.rule.failure_class, 0.7
-        what = f"was aborted: {_clean(end.first_error)}"
-    return cause, kind, strength, f"{what} ({name})"
+        event = f"was aborted: {_clean(end.first_error)}"
+    return cause, kind, strength, f"{event} ({name})"
 
 
 def _of_exception(end: RankEnd) -> tuple[Cause, str, float, str]:
     where = f" at {_clean(end.place)}" if end.place else ""
-    what = f"raised {_text(end)}{where}"
+    event = f"raised {_text(end)}{where}"
     match = _match(end)
     if end.error_name == "SystemExit" and (handled := _handled_signal(end)):
         cause, kind, strength, text = _SIGNALS[handled]
@@ -378,14 +378,14 @@ def _of_exception(end: RankEnd) -> tuple[Cause, str, float, str]:
         return "configuration", "arguments", 0.85, f"refused its arguments: {_text(end)}"
     if match is not None and match.rule.role == "root":
         rule = match.rule
-        return _cause(match), rule.failure_class, _STRENGTHS[rule.severity], what
+        return _cause(match), rule.failure_class, _STRENGTHS[rule.severity], event
     if match is not None:
-        return "unknown", match.rule.failure_class, 0.4, what
+        return "unknown", match.rule.failure_class, 0.4, event
     if (storage := _storage_failure(end)) is not None:
         kind, line = storage
-        return "storage", kind, _AFTER_STORAGE, f"{what}, after {_clean(line)}"
+        return "storage", kind, _AFTER_STORAGE, f"{event}, after {_clean(line)}"
     strength = 0.85 if end.place else 0.7
-    return "user_code", GENERAL, strength, what
+    return "user_code", GENERAL, strength, event
 
 
 def _handled_signal(end: RankEnd) -> str:

@@ -76,7 +76,7 @@ def _report(dumps: Mapping[int, bytes], world: int | None) -> Report:
 
 def _claims(fault: Fault, fact: str | None) -> Iterator[Claim]:
     suspects = fault.suspects[:_SUSPECTS_MOST]
-    ranks = tuple(one.rank for one in suspects)
+    ranks = tuple(suspect.rank for suspect in suspects)
     is_clear = len(fault.suspects) <= 2 or fault.kind in _OF_ALL
     for reading in _KINDS[fault.kind]:
         strength = min(fault.confidence, 1.0) * reading.strength

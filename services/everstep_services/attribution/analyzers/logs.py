@@ -76,23 +76,23 @@ def _of_devices(report: Report, pieces: Sequence[EvidencePiece], case: Case) -> 
     The kernel's log begins with the round. Its line has the process on the device. Where that is
     unknown, or counted in another namespace, the only rank of the node that died so is meant.
     """
-    failures = [one for one in (report.cause, *report.alternatives) if one is not None]
-    for one in failures:
-        if one.domain != "gpu" or one.role != "root":
+    failures = [failure for failure in (report.cause, *report.alternatives) if failure is not None]
+    for failure in failures:
+        if failure.domain != "gpu" or failure.role != "root":
             continue
-        piece = pieces[one.file]
+        piece = pieces[failure.file]
         ends = [end for end in first_ends(case) if end.node == piece.node and _is_of_device(end)]
-        named = [end for end in ends if end.pid and str(end.pid) == one.pid]
+        named = [end for end in ends if end.pid and str(end.pid) == failure.pid]
         if not named and len(ends) != 1:
             continue
         for end in named or ends:
             says = (
                 f"rank {end.rank} ({end.node}) ended by a failure of its device, and the kernel of "
-                f"{piece.node} reports that device: {one.means}: {one.quote[:_QUOTED]}"
+                f"{piece.node} reports that device: {failure.means}: {failure.quote[:_QUOTED]}"
             )
             both = Claim(
-                cause="gpu", kind=one.failure_class, says=says, strength=_OF_BOTH,
-                ranks=(end.rank,), nodes=(piece.node,), fingerprint=one.fingerprint,
+                cause="gpu", kind=failure.failure_class, says=says, strength=_OF_BOTH,
+                ranks=(end.rank,), nodes=(piece.node,), fingerprint=failure.fingerprint,
                 fact=piece.fact, blob=piece.blob,
             )  # fmt: skip
             yield both
@@ -130,36 +130,36 @@ def _claims(report: Report, pieces: Sequence[EvidencePiece], *, is_kernel: bool)
         return
     if report.verdict == "cause":
         yield _claim(report.cause, report.confidence, report.culprits, pieces, is_kernel)
-    for one in report.alternatives:
-        if one.role == "root":
+    for alternative in report.alternatives:
+        if alternative.role == "root":
             strength = _ALTERNATIVE * report.confidence
-            ranks = () if one.rank is None else (one.rank,)
-            yield _claim(one, strength, ranks, pieces, is_kernel)
+            ranks = () if alternative.rank is None else (alternative.rank,)
+            yield _claim(alternative, strength, ranks, pieces, is_kernel)
 
 
 def _claim(
-    one: Failure,
+    failure: Failure,
     strength: float,
     ranks: Sequence[int],
     pieces: Sequence[EvidencePiece],
     is_kernel: bool,
 ) -> Claim:
-    piece = pieces[one.file]
-    cause = cause_of(one.domain)
+    piece = pieces[failure.file]
+    cause = cause_of(failure.domain)
     where = f"the kernel of {piece.node}" if is_kernel else _who(ranks)
-    if one.role != "root":
+    if failure.role != "root":
         strength *= _WEAK
-    if one.failure_class == GENERAL:
+    if failure.failure_class == GENERAL:
         strength *= _OF_GENERAL
-    is_of_node = is_kernel and cause in NODE_CAUSES and one.failure_class != "host_oom"
+    is_of_node = is_kernel and cause in NODE_CAUSES and failure.failure_class != "host_oom"
     return Claim(
         cause=cause,
-        kind=one.failure_class,
-        says=f"{where}: {one.means}: {one.quote[:_QUOTED]}",
+        kind=failure.failure_class,
+        says=f"{where}: {failure.means}: {failure.quote[:_QUOTED]}",
         strength=strength,
         ranks=tuple(ranks),
         nodes=(piece.node,) if is_of_node else (),
-        fingerprint=one.fingerprint,
+        fingerprint=failure.fingerprint,
         fact=piece.fact,
         blob=piece.blob,
     )

@@ -142,9 +142,9 @@ def _is_short(files: Mapping[str, str]) -> bool:
     limit = files.get("memory.max") or files.get("memory.limit_in_bytes") or ""
     if used.isdecimal() and limit.isdecimal() and int(used) >= _FULL * int(limit):
         return True
-    found = files.get("memory.pressure", "").partition("avg10=")[2].partition(" ")[0]
+    pressure = files.get("memory.pressure", "").partition("avg10=")[2].partition(" ")[0]
     try:
-        return float(found) >= _PRESSURE
+        return float(pressure) >= _PRESSURE
     except ValueError:
         return False
 
@@ -172,7 +172,10 @@ def _of_pages(case: Case, piece: EvidencePiece, data: bytes) -> Iterator[Claim]:
     ends = first_ends(case)
     if not ends or not all(map(is_consequence, ends)):
         return
-    pages = {rank: one.page for rank, one in msgspec.json.decode(data, type=_Pages).ranks.items()}
+    pages = {
+        rank: rank_state.page
+        for rank, rank_state in msgspec.json.decode(data, type=_Pages).ranks.items()
+    }
     told = {end.rank for end in (*ends, *case.done)}
     first_s = min((pages[rank].progress_s for rank in told & pages.keys()), default=math.inf)
     left = sorted(
@@ -186,8 +189,8 @@ def _of_pages(case: Case, piece: EvidencePiece, data: bytes) -> Iterator[Claim]:
 
 def _number(text: str, name: str) -> int:
     pairs = (line.split() for line in text.splitlines())
-    found = next((pair[1] for pair in pairs if len(pair) == 2 and pair[0] == name), "")
-    return int(found) if found.isdecimal() and len(found) < 20 else 0
+    number = next((pair[1] for pair in pairs if len(pair) == 2 and pair[0] == name), "")
+    return int(number) if number.isdecimal() and len(number) < 20 else 0
 
 
 _Reader = Callable[[Case, EvidencePiece, bytes], Iterator[Claim]]

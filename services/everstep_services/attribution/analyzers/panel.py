@@ -43,16 +43,16 @@ _CLAIMS_MOST = 256
 
 def installed() -> dict[str, Analyzer]:
     """The built-in analyzers and those of plug-ins; a plug-in that cannot be loaded is logged."""
-    found = dict(BUILT_IN)
+    analyzers = dict(BUILT_IN)
     for point in entry_points(group=GROUP):
         if point.name in BUILT_IN:
             log.error("analyzer_refused name=%s reason='a built-in one has this name'", point.name)
             continue
         try:
-            found[point.name] = point.load()
+            analyzers[point.name] = point.load()
         except Exception as error:  # noqa: BLE001  a plug-in is anybody's code
             log.error("analyzer_not_loaded name=%s error=%r", point.name, error)
-    return found
+    return analyzers
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,8 @@ class Panel:
         is_late = False
         try:
             async with asyncio.timeout(within_s):
-                said = await self._analyzers[name](incident)
-            claims = [_named(name, claim) for claim in said[:_CLAIMS_MOST]]
+                answer = await self._analyzers[name](incident)
+            claims = [_named(name, claim) for claim in answer[:_CLAIMS_MOST]]
         except TimeoutError:
             is_late, why = True, f"analyzer {name} was not done after {within_s:g} s"
         except Exception as error:

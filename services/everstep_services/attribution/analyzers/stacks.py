@@ -40,23 +40,23 @@ def _claims(report: Report, fact: str | None) -> Iterator[Claim]:
     if report.pattern == "together":
         yield Claim(
             cause="user_code", kind="one_sided_transfer", says=report.summary, fact=fact,
-            strength=report.confidence, ranks=tuple(one.rank for one in report.suspects),
+            strength=report.confidence, ranks=tuple(suspect.rank for suspect in report.suspects),
             fingerprint="hang:one_sided_transfer",
         )  # fmt: skip
         return
     parts = 1.0 if len(report.suspects) <= 2 else _MORE_SUSPECTS
-    if all(one.activity == "exit" for one in suspects):
+    if all(suspect.activity == "exit" for suspect in suspects):
         parts *= _ENDING
     strength = min(report.confidence, 1.0) * parts
     yield Claim(
         cause="unknown", kind="elsewhere", role="place", says=report.summary, strength=strength,
-        ranks=tuple(one.rank for one in suspects), fact=fact,
+        ranks=tuple(suspect.rank for suspect in suspects), fact=fact,
     )  # fmt: skip
-    for one in suspects:
-        cause = cause_of(one.domain)
+    for suspect in suspects:
+        cause = cause_of(suspect.domain)
         if cause != "unknown":
             yield Claim(
-                cause=cause, kind=f"in_{one.activity}", strength=strength * _OWN_DOMAIN,
-                says=f"rank {one.rank}: {one.reason}", ranks=(one.rank,), fact=fact,
-                fingerprint=f"hang:{one.activity}",
+                cause=cause, kind=f"in_{suspect.activity}", strength=strength * _OWN_DOMAIN,
+                says=f"rank {suspect.rank}: {suspect.reason}", ranks=(suspect.rank,), fact=fact,
+                fingerprint=f"hang:{suspect.activity}",
             )  # fmt: skip

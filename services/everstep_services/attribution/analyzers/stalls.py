@@ -33,10 +33,10 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
     ranks = {stall.rank for stall in warned}
     claims = [*_located(case), *_elsewhere(case), *_stalled(case)]
     return [
-        replace(one, strength=_OF_WARNED * one.strength)
-        if one.ranks and ranks >= {*one.ranks}
-        else one
-        for one in claims
+        replace(claim, strength=_OF_WARNED * claim.strength)
+        if claim.ranks and ranks >= {*claim.ranks}
+        else claim
+        for claim in claims
     ]
 
 
@@ -51,25 +51,25 @@ def _warned(case: Case) -> Sequence[Stall]:
 
 
 def _located(case: Case) -> Iterator[Claim]:
-    found = case.located
-    if found is None or not found.first_ranks or not found.waiting_ranks:
+    stall = case.located
+    if stall is None or not stall.first_ranks or not stall.waiting_ranks:
         return
     yield Claim(
         cause="unknown",
         kind="stopped_first",
         role="place",
-        says=f"{_named(found.first_ranks)} stopped first: {found.reason}",
-        strength=0.75 if found.is_certain else 0.45,
-        ranks=found.first_ranks,
-        fact=found.fact,
+        says=f"{_named(stall.first_ranks)} stopped first: {stall.reason}",
+        strength=0.75 if stall.is_certain else 0.45,
+        ranks=stall.first_ranks,
+        fact=stall.fact,
     )
 
 
 def _elsewhere(case: Case) -> Iterator[Claim]:
     """Most wait in a collective; who does not is whom they wait for."""
-    known = [stall for stall in case.stalls if stall.blocked_in]
-    waiting = [stall for stall in known if _COLLECTIVE.search(stall.blocked_in)]
-    others = [stall for stall in known if stall not in waiting]
+    located = [stall for stall in case.stalls if stall.blocked_in]
+    waiting = [stall for stall in located if _COLLECTIVE.search(stall.blocked_in)]
+    others = [stall for stall in located if stall not in waiting]
     is_alone = not waiting and len(others) == 1 and case.world_size > 1
     if not is_alone and not 0 < len(others) <= len(waiting):
         return

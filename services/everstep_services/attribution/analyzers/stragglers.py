@@ -15,13 +15,13 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
     """One claim for each open finding."""
     return [
         Claim(
-            cause=_CAUSES.get(one.cause, "unknown"),
-            kind=f"slow_{one.cause}"[:64],
-            says=f"rank {one.rank} ({one.node}) had been slow: {one.reason}",
-            strength=0.35 * (one.confidence if one.confidence is not None else 0.7),
-            ranks=(one.rank,),
-            fact=one.fact,
+            cause=_CAUSES.get(straggler.cause, "unknown"),
+            kind=f"slow_{straggler.cause}"[:64],
+            says=f"rank {straggler.rank} ({straggler.node}) had been slow: {straggler.reason}",
+            strength=0.35 * (straggler.confidence if straggler.confidence is not None else 0.7),
+            ranks=(straggler.rank,),
+            fact=straggler.fact,
         )
-        for one in incident.case.slow[:_MOST]
-        if one.cause != "design"
+        for straggler in incident.case.slow[:_MOST]
+        if straggler.cause != "design"
     ]

@@ -78,7 +78,7 @@ class JobCases:
 
     def case(self, incident: str) -> Case | None:
         """One incident, if it is remembered."""
-        return next((one for one in self.cases if one.incident == incident), None)
+        return next((case for case in self.cases if case.incident == incident), None)
 
     def take(self, fact: Fact) -> str | None:
         """Add a fact. The incident whose case it has changed, if there is one."""
@@ -87,12 +87,14 @@ class JobCases:
 
     def put(self, case: Case) -> None:
         """Put a case in the place of the one with its incident."""
-        cases = [one for one in self._document.cases if one.incident != case.incident]
+        cases = [other for other in self._document.cases if other.incident != case.incident]
         self._document = replace(self._document, cases=tuple([*cases, case][-CASES_MOST:]))
 
     def amend(self, case: Case) -> None:
         """The same, in its place among the others."""
-        cases = (case if one.incident == case.incident else one for one in self._document.cases)
+        cases = (
+            case if other.incident == case.incident else other for other in self._document.cases
+        )
         self._document = replace(self._document, cases=tuple(cases))
 
     def drop_oldest(self) -> bool:
@@ -116,8 +118,8 @@ class JobCases:
         )  # fmt: skip
 
     def _opened(self, fact: IncidentOpened) -> str:
-        known = self.case(fact.incident)
-        case = known or self._adopted(fact)
+        before = self.case(fact.incident)
+        case = before or self._adopted(fact)
         self.put(
             replace(
                 case,
@@ -138,9 +140,9 @@ class JobCases:
     def _adopted(self, fact: IncidentOpened) -> Case:
         """What was heard of the round before its incident was opened belongs to it."""
         round_ = self._document.round if fact.round is None else fact.round
-        waiting = next((one for one in self._document.cases if not one.incident), None)
+        waiting = next((case for case in self._document.cases if not case.incident), None)
         if waiting is not None and waiting.round == round_:
-            kept = tuple(one for one in self._document.cases if one.incident)
+            kept = tuple(case for case in self._document.cases if case.incident)
             self._document = replace(self._document, cases=kept)
             return replace(waiting, incident=fact.incident)
         return self._blank(fact.incident, round_)
@@ -181,7 +183,7 @@ class JobCases:
         case = self._of(fact.round, fact.incident)
         if fact.how == "done":
             return self._done(case, fact)
-        if any(one.rank == fact.rank and one.round == fact.round for one in case.ends):
+        if any(end.rank == fact.rank and end.round == fact.round for end in case.ends):
             return None
         if len(case.ends) >= _ENDS_MOST:
             return self._changed(replace(case, more_ends=case.more_ends + 1))
@@ -190,7 +192,7 @@ class JobCases:
 
     def _done(self, case: Case, fact: RankExited) -> str | None:
         """Note a rank that has finished while others continue."""
-        if any(one.rank == fact.rank and one.round == fact.round for one in case.done):
+        if any(report.rank == fact.rank and report.round == fact.round for report in case.done):
             return None
         if len(case.done) >= _SIGNS_MOST:
             return self._changed(replace(case, more_done=case.more_done + 1))
@@ -272,7 +274,9 @@ class JobCases:
     def _sign(self, fact: Fact, sign: NodeSign, *, is_late: bool = False) -> str | None:
         """Add it to the incident of its round; what only ends something begins no case."""
         if is_late:
-            case = next((one for one in reversed(self.cases) if _names(one.nodes, sign.node)), None)
+            case = next(
+                (case for case in reversed(self.cases) if _names(case.nodes, sign.node)), None
+            )
             if case is None:
                 return None
         else:
@@ -319,11 +323,13 @@ class JobCases:
             rank=fact.rank, node=fact.node, cause=fact.cause, fact=fact.id,
             reason=fact.reason[:_SHORT_MOST], confidence=fact.confidence,
         )  # fmt: skip
-        slow = [one for one in self._document.slow if one.rank != fact.rank]
+        slow = [straggler for straggler in self._document.slow if straggler.rank != fact.rank]
         self._document = replace(self._document, slow=tuple([*slow, sign][-_SLOW_MOST:]))
 
     def _fast(self, fact: StragglerCleared) -> None:
-        slow = tuple(one for one in self._document.slow if one.fact != fact.finding)
+        slow = tuple(
+            straggler for straggler in self._document.slow if straggler.fact != fact.finding
+        )
         self._document = replace(self._document, slow=slow)
 
     def _progress(self, fact: ProgressMade) -> None:
@@ -367,7 +373,7 @@ class JobCases:
         if case.incident:
             self.amend(case)
             return case.incident
-        kept = [one for one in self._document.cases if one.incident]
+        kept = [case for case in self._document.cases if case.incident]
         self._document = replace(self._document, cases=(*kept[-CASES_MOST + 1 :], case))
         return None
 
@@ -438,7 +444,7 @@ def _names(signs: Iterable[NodeSign], node: str) -> bool:
 
 def _added(parts: tuple[Any, ...], part: Any, most: int) -> tuple[Any, ...]:
     """With this one, unless it is there or there are too many: the first ones tell the most."""
-    is_known = any(one.fact == part.fact for one in parts)
+    is_known = any(other.fact == part.fact for other in parts)
     return parts if is_known or len(parts) >= most else (*parts, part)
 
 

@@ -34,14 +34,14 @@ def accused(fact: Fact) -> tuple[str, ...]:
 
 def earlier(past: Iterable[PastIncident], incident: str) -> Iterator[PastIncident]:
     """Those that were judged before this one was for the first time; it may be judged again."""
-    return takewhile(lambda one: one.incident != incident, past)
+    return takewhile(lambda past_incident: past_incident.incident != incident, past)
 
 
 class History:
     """What attribution remembers beyond single jobs; the facts of the stream make it again."""
 
     def __init__(self, document: CasesDocument) -> None:
-        self._past = {one.incident: one for one in document.past}
+        self._past = {past.incident: past for past in document.past}
         self._signs: dict[str, list[NodeSign]] = {}
         for sign in document.nodes:
             self._signs.setdefault(sign.node, []).append(sign)
@@ -72,23 +72,23 @@ class History:
 
     def signs_of(self, case: Case) -> tuple[NodeSign, ...]:
         """Return the findings about the nodes of a case."""
-        known = {sign.fact for sign in case.nodes}
+        facts = {sign.fact for sign in case.nodes}
         return tuple(
             sign
             for member in case.members
             for sign in self._signs.get(member.node, ())
-            if sign.fact not in known
+            if sign.fact not in facts
         )
 
     def before(self, case: Case, names: Collection[str]) -> tuple[PastIncident, ...]:
         """Earlier incidents of its job, of its nodes, and with one of these fingerprints."""
         nodes = {member.node for member in case.members}
-        found = [
-            one
-            for one in earlier(self._past.values(), case.incident)
-            if (one.job == case.job or one.fingerprint in names or nodes & set(one.nodes))
+        incidents = [
+            past
+            for past in earlier(self._past.values(), case.incident)
+            if (past.job == case.job or past.fingerprint in names or nodes & set(past.nodes))
         ]
-        return tuple(found[-_FOR_A_CASE:])
+        return tuple(incidents[-_FOR_A_CASE:])
 
     def _judged(self, fact: VerdictReached, step: int | None) -> None:
         if fact.is_inconclusive:
@@ -110,16 +110,16 @@ class History:
             del self._past[next(iter(self._past))]
 
     def _checked(self, fact: NodeCheckFinished) -> None:
-        failed = [one for one in fact.results if one.state == "failed"]
-        for one in failed[:_SIGNS_MOST]:
+        failed = [result for result in fact.results if result.state == "failed"]
+        for result in failed[:_SIGNS_MOST]:
             self._sign(
                 NodeSign(
-                    node=fact.node, sign="check", fact=f"{fact.id}/{one.check}", at=fact.at,
-                    reason=one.reason[:_TEXT_MOST], check=one.check, code=one.code[:_TEXT_MOST],
-                    failure_class=one.failure_class,
+                    node=fact.node, sign="check", fact=f"{fact.id}/{result.check}", at=fact.at,
+                    reason=result.reason[:_TEXT_MOST], check=result.check,
+                    code=result.code[:_TEXT_MOST], failure_class=result.failure_class,
                 )
             )  # fmt: skip
-        bad = {one.check for one in fact.results if one.state in {"failed", "unknown"}}
+        bad = {result.check for result in fact.results if result.state in {"failed", "unknown"}}
         open_checks = {sign.check for sign in self._signs.get(fact.node, ()) if sign.check}
         for check in sorted((open_checks & set(fact.checks)) - bad):
             self._drop(fact.node, check)
@@ -135,9 +135,13 @@ class History:
     def _sign(self, sign: NodeSign) -> None:
         signs = self._signs.pop(sign.node, [])
         if sign.sign == "cleared":
-            signs = [one for one in signs if one.sign != "suspected"]
+            signs = [earlier_sign for earlier_sign in signs if earlier_sign.sign != "suspected"]
         else:
-            signs = [one for one in signs if (one.sign, one.check) != (sign.sign, sign.check)]
+            signs = [
+                earlier_sign
+                for earlier_sign in signs
+                if (earlier_sign.sign, earlier_sign.check) != (sign.sign, sign.check)
+            ]
             signs.append(sign)
         if signs:
             self._signs[sign.node] = signs[-_SIGNS_MOST:]

@@ -74,8 +74,8 @@ def in_force(default: Switches, *documents: ControlDocument | None) -> Switches:
     def mode(name: str, otherwise: Mode, actuator: str) -> Mode:
         if is_braked or modes.get(actuator) == "observe":
             return "observe"
-        found = values.get(f"attribution.{name}", otherwise)
-        return "enforce" if found == "enforce" else "observe"
+        switch = values.get(f"attribution.{name}", otherwise)
+        return "enforce" if switch == "enforce" else "observe"
 
     return replace(
         default,
@@ -107,7 +107,7 @@ def _user_error(
     """The same bug twice in a row, and no step between: one retry has confirmed it."""
     if verdict.cause not in _DETERMINISTIC or verdict.is_transient is True:
         return
-    last = next((one for one in reversed(past) if one.job == verdict.job), None)
+    last = next((incident for incident in reversed(past) if incident.job == verdict.job), None)
     is_same = last is not None and verdict.fingerprint and last.fingerprint == verdict.fingerprint
     has_gone_on = last is not None and step is not None and step > (last.step or 0)
     # Rounds that fail before the training is back are one incident: its own verdict counts them.
@@ -131,11 +131,11 @@ def _offenders(
         return
     for node in verdict.culprit_nodes:
         named = [
-            one.incident
-            for one in past
-            if node in one.nodes
-            and one.cause in NODE_CAUSES
-            and (verdict.at - one.at).total_seconds() <= switches.offences_within_s
+            incident.incident
+            for incident in past
+            if node in incident.nodes
+            and incident.cause in NODE_CAUSES
+            and (verdict.at - incident.at).total_seconds() <= switches.offences_within_s
         ]
         if len(named) + 1 < switches.offences:
             continue

@@ -73,7 +73,7 @@ def _round_of(
 
 
 def _of(nodes: Collection[str], parts: Iterable[P]) -> tuple[P, ...]:
-    return tuple(one for one in parts if one.node is None or one.node in nodes)
+    return tuple(part for part in parts if part.node is None or part.node in nodes)
 
 
 def _parts(case: Case) -> int:

@@ -48,8 +48,8 @@ def differs(before: VerdictReached, now: VerdictReached) -> bool:
 
 def unknown_culprits(case: Case, ask: CorrectVerdict) -> str:
     """Which ranks and nodes of a correction the incident does not have; empty where it has all."""
-    nodes = {one.node for one in case.members} | {one.node for one in case.nodes}
-    nodes |= {one.node for one in case.ends}
+    nodes = {member.node for member in case.members} | {sign.node for sign in case.nodes}
+    nodes |= {end.node for end in case.ends}
     strange = [name for name in ask.culprit_nodes if nodes and name not in nodes]
     if strange:
         names = ", ".join(sorted(nodes)[:_TOLD_NODES])
@@ -141,10 +141,10 @@ def _fact(case: Case, judged: Judged, now: Moment) -> VerdictReached:
         evidence=tuple(_item(claim, weight) for claim, weight in judged.evidence),
         alternatives=tuple(
             Alternative(
-                cause=one.cause, confidence=one.confidence, reason=one.reason,
-                ranks=one.ranks, nodes=one.nodes,
+                cause=other.cause, confidence=other.confidence, reason=other.reason,
+                ranks=other.ranks, nodes=other.nodes,
             )
-            for one in judged.others
+            for other in judged.others
         ),
         missing=tuple(text[:_TEXT_MOST] for text in judged.missing[:_MISSING_MOST]),
         advice=judged.advice,

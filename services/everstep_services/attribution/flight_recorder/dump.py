@@ -317,9 +317,9 @@ class _Reader:
 
     def _new_call(self, entry: Mapping[str, Any]) -> _Call:
         group, text = self._group(entry), self._operation(entry)
-        known = self._calls.get((group.name, text))
-        if known is not None and known.is_made_by(entry):
-            return known
+        same_call = self._calls.get((group.name, text))
+        if same_call is not None and same_call.is_made_by(entry):
+            return same_call
         transfer = _TRANSFER.fullmatch(_text(entry.get("profiling_name")))
         call = _Call(entry, group, text, self._digest(text), transfer)
         self._order.append(call)
@@ -335,9 +335,9 @@ class _Reader:
         """Whether comparing an entry to the next ones takes no time, whatever these hold."""
         shapes = [self._shape(entry.get(name)) or () for name in ("input_sizes", "output_sizes")]
         lists = [entry.get(name) for name in ("input_dtypes", "output_dtypes", "process_group")]
-        texts = [one for one in lists if isinstance(one, list | tuple)]
-        count = sum(len(one) + 1 for shape in shapes for one in shape) + sum(map(len, texts))
-        return count <= _SMALL and all(type(one) is str for values in texts for one in values)
+        texts = [values for values in lists if isinstance(values, list | tuple)]
+        count = sum(len(size) + 1 for shape in shapes for size in shape) + sum(map(len, texts))
+        return count <= _SMALL and all(type(value) is str for values in texts for value in values)
 
     def _group(self, entry: Mapping[str, Any]) -> "_Group":
         named = entry.get("process_group", entry.get("pg_name"))
@@ -371,9 +371,9 @@ class _Reader:
         if not isinstance(sizes, list | tuple):
             return None
         shape: list[tuple[int, ...]] = []
-        for one in sizes:
-            is_size = isinstance(one, list | tuple) and set(map(type, one)) <= {int}
-            shape.append(tuple(one) if is_size else (-1,))
+        for size in sizes:
+            is_size = isinstance(size, list | tuple) and set(map(type, size)) <= {int}
+            shape.append(tuple(size) if is_size else (-1,))
             self._left -= len(shape[-1])
             if self._left < 0:
                 raise BadDumpError("its entries have more sizes of tensors than a recorder holds")
@@ -386,7 +386,7 @@ class _Reader:
         return "|".join((name, into or out, out if out != into else "", dtypes))
 
     def _sizes(self, sizes: Any) -> str:
-        return "+".join("x".join(map(str, one)) for one in self._shape(sizes) or ())
+        return "+".join("x".join(map(str, size)) for size in self._shape(sizes) or ())
 
     def _digest(self, text: str) -> int:
         digest = self._digests.get(text)
@@ -425,7 +425,7 @@ class _Reader:
             return _listed_ranks(ranks)
         if not isinstance(ranks, list | tuple):
             return b""
-        return _packed_ranks([_number(one, -1) for one in ranks])
+        return _packed_ranks([_number(rank, -1) for rank in ranks])
 
     def _status_of(self, group: "_Group") -> Mapping[str, Any]:
         return _mapping(self._status.get(str(group.id), self._status.get(group.id)))
@@ -488,7 +488,9 @@ class _Group:
             self._calls[first] = 0  # the ring may have lost a part of what was made together
         is_dense = last - first < 4 * len(numbers) + 64
         span = range(first, last + 1) if is_dense else range(last, last + 1)
-        oldest = min((one.sequence for one in self._pending if one.peer is None), default=last + 1)
+        oldest = min(
+            (call.sequence for call in self._pending if call.peer is None), default=last + 1
+        )
         if not self._counts_collectives_only():
             status = {}
         completed = _number(status.get("last_completed_collective"), -1)
@@ -519,11 +521,11 @@ def _listed_ranks(text: str) -> bytes:
     """The ranks of `[0, 1, 2]`; each rank of a group writes the same."""
     if not re.fullmatch(r"[\[\]0-9, ]*", text):
         return b""
-    return _packed_ranks([int(one) for one in re.findall(r"\d{1,9}", text)])
+    return _packed_ranks([int(rank) for rank in re.findall(r"\d{1,9}", text)])
 
 
 def _packed_ranks(ranks: Sequence[int]) -> bytes:
-    is_sane = all(0 <= one <= _HIGHEST_RANK for one in ranks)
+    is_sane = all(0 <= rank <= _HIGHEST_RANK for rank in ranks)
     return array("I", ranks).tobytes() if is_sane else b""
 
 
@@ -579,7 +581,7 @@ def _dtypes(dtypes: Any) -> str:
         return ""
     if len(dtypes) == 1:
         return _text(dtypes[0])[:24]
-    return "+".join(sorted({_text(one)[:24] for one in dtypes[:256]}))
+    return "+".join(sorted({_text(dtype)[:24] for dtype in dtypes[:256]}))
 
 
 def _mapping(value: Any) -> Mapping[Any, Any]:

@@ -75,20 +75,20 @@ def find_dumps(folder: Path, prefix: str | None = None) -> list[DumpFile]:
     """
     if not folder.is_dir():
         raise NoDumpsError(f"{folder} is not a folder: name the one that holds the dumps")
-    found: dict[str, list[DumpFile]] = {}
+    files_of: dict[str, list[DumpFile]] = {}
     for path in sorted(folder.rglob("*")):
         match = _RANK.fullmatch(path.name)
         if match and path.is_file() and (prefix is None or match["prefix"].endswith(prefix)):
-            found.setdefault(match["prefix"], []).append(DumpFile(path, int(match["rank"])))
-    if not found:
+            files_of.setdefault(match["prefix"], []).append(DumpFile(path, int(match["rank"])))
+    if not files_of:
         wanted = "ends in a rank" if prefix is None else f"is {prefix!r} and a rank"
         raise NoDumpsError(
             f"no file in {folder} has a name that {wanted}, such as nccl_trace_rank_7 or "
             f"_dump_7.json: pass the folder of the dumps, or --prefix"
         )
-    every = [one for files in found.values() for one in files]
-    if len(found) > 1 and not (prefix or _differ_by_host(list(found), every)):
-        names = ", ".join(repr(one) for one in sorted(found)[:8])
+    every = [file for files in files_of.values() for file in files]
+    if len(files_of) > 1 and not (prefix or _differ_by_host(list(files_of), every)):
+        names = ", ".join(repr(prefix) for prefix in sorted(files_of)[:8])
         raise NoDumpsError(
             f"the files in {folder} have several prefixes ({names}): choose one by --prefix"
         )
@@ -97,11 +97,11 @@ def find_dumps(folder: Path, prefix: str | None = None) -> list[DumpFile]:
 
 def _differ_by_host(prefixes: Sequence[str], files: Sequence[DumpFile]) -> bool:
     """Whether names differ only by what stands before a prefix that all of them have."""
-    alike = {one[-_LEAST_COMMON:] for one in prefixes if len(one) >= _LEAST_COMMON}
+    alike = {prefix[-_LEAST_COMMON:] for prefix in prefixes if len(prefix) >= _LEAST_COMMON}
     return (
         len(alike) == 1
         and min(map(len, prefixes)) >= _LEAST_COMMON
-        and len({one.rank for one in files}) == len(files)
+        and len({file.rank for file in files}) == len(files)
     )
 
 
@@ -137,12 +137,12 @@ def read_all_entries(
                     _read_entries, str(file.path), file.rank, limits.cpu_s, verbose, group_world
                 )
                 try:
-                    found = msgspec.msgpack.decode(answer.result(), type=_EntriesAnswer)
+                    entries = msgspec.msgpack.decode(answer.result(), type=_EntriesAnswer)
                 except BrokenProcessPool:
                     yield _too_large(file, limits)
                     break
-                yield found.entries or Unreadable(
-                    name=file.path.name, reason=found.reason, rank=file.rank
+                yield entries.entries or Unreadable(
+                    name=file.path.name, reason=entries.reason, rank=file.rank
                 )
 
 
@@ -204,7 +204,7 @@ def _pool(readers: int, limits: _Limits) -> ProcessPoolExecutor:
 def _submit(
     pool: ProcessPoolExecutor, files: Sequence[DumpFile], limits: _Limits
 ) -> "Future[list[bytes]]":
-    return pool.submit(_read_files, [(str(one.path), one.rank) for one in files], limits.cpu_s)
+    return pool.submit(_read_files, [(str(file.path), file.rank) for file in files], limits.cpu_s)
 
 
 def _limit(memory_bytes: int) -> None:

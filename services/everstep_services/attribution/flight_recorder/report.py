@@ -24,7 +24,7 @@ def lines(
     yield ""
     for number, fault in enumerate(report.faults, 1):
         yield from _fault(number, fault)
-    meetings = [one for one in report.meetings if _is_of(one, groups)]
+    meetings = [meeting for meeting in report.meetings if _is_of(meeting, groups)]
     if meetings:
         yield "Collectives that are not over:"
         for meeting in meetings[:most]:
@@ -41,8 +41,8 @@ def lines(
 def _is_of(meeting: MeetingState, groups: Collection[str]) -> bool:
     """Whether it is of one of these groups; groups that share a description have a longer key."""
     return not groups or any(
-        meeting.group in {one, f"group {one}"} or meeting.group.startswith(f"{one} (")
-        for one in groups
+        meeting.group in {group, f"group {group}"} or meeting.group.startswith(f"{group} (")
+        for group in groups
     )
 
 
@@ -53,9 +53,9 @@ def _fault(number: int, fault: Fault) -> Iterator[str]:
         f", {named(fault.waiting)} wait for it" if fault.waiting else ""
     )
     if len(fault.suspects) > _MOST_SUSPECTS:
-        yield f"   any of {named(one.rank for one in fault.suspects)}"
+        yield f"   any of {named(suspect.rank for suspect in fault.suspects)}"
     else:
-        yield from (f"   rank {one.rank}: {one.reason}" for one in fault.suspects)
+        yield from (f"   rank {suspect.rank}: {suspect.reason}" for suspect in fault.suspects)
     yield ""
 
 

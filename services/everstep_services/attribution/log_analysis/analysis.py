@@ -225,7 +225,7 @@ class LogAnalysis:
         text = f"{kind}: {raised.message}" if raised.message else kind
         match = self._rules.match(text) or Match(_GENERAL, {})
         name = fingerprint.of_exception(kind, innermost(raised.frames), raised.message)
-        frames = tuple(f"{one.file}:{one.line} in {one.function}" for one in raised.frames)
+        frames = tuple(f"{frame.file}:{frame.line} in {frame.function}" for frame in raised.frames)
         self._keep(origin, number, line, match, match.rule.role, name, frames)
 
     def _keep(  # noqa: PLR0913
@@ -282,7 +282,9 @@ class LogAnalysis:
 
     def report(self) -> Report:
         """What failed first, with what speaks for it."""
-        failures = [one for kept in self._origins.values() for one in kept.failures.values()]
+        failures = [
+            failure for kept in self._origins.values() for failure in kept.failures.values()
+        ]
         cascades: Counter[str] = Counter()
         for kept in self._origins.values():
             cascades.update(kept.cascades)
@@ -294,7 +296,7 @@ class LogAnalysis:
             cascades=dict(cascades.most_common()),
             notes=tuple(self.notes),
         )
-        failures = [self._with_rank(one) for one in failures]
+        failures = [self._with_rank(failure) for failure in failures]
         timing = Timing(self._clocks.offsets(), self._clocks.latest, self._survived)
         return Judgement(failures, self._accused, timing, self._silent()).report(
             base, self._enqueued
@@ -317,7 +319,7 @@ class LogAnalysis:
             rank
             for (rank, _, _), kept in self._origins.items()
             if rank is not None
-            and any(one.rule not in _BY_OTHERS for one in kept.failures.values())
+            and any(failure.rule not in _BY_OTHERS for failure in kept.failures.values())
         }
         world = self._world or max([*self._ranks, *self._accused, 0]) + 1
         if len(failed) < max(2, world - 2):
@@ -335,25 +337,25 @@ class Timing:
         self._latest_step = latest_step
         self._survived = survived
 
-    def is_outlived(self, one: Failure) -> bool:
+    def is_outlived(self, failure: Failure) -> bool:
         """Whether training went on after it: by lines of its file, or by days."""
-        if one.line <= self._survived.get(one.file, 0):
+        if failure.line <= self._survived.get(failure.file, 0):
             return True
-        if one.at is None or self._latest_step is None or self._survived.get(one.file):
+        if failure.at is None or self._latest_step is None or self._survived.get(failure.file):
             return False
-        return ZONE_S < self._latest_step - one.at < _OTHER_YEAR_S
+        return ZONE_S < self._latest_step - failure.at < _OTHER_YEAR_S
 
     def earliest(self, failures: Sequence[Failure]) -> list[Failure]:
         """Without those that were certainly later than another."""
         moments = {
-            number: Moment(one.clock, one.at)
-            for number, one in enumerate(failures)
-            if one.at is not None
+            number: Moment(failure.clock, failure.at)
+            for number, failure in enumerate(failures)
+            if failure.at is not None
         }
         earliest = clocks.Earliest(moments.values(), self._offsets)
         return [
-            one
-            for number, one in enumerate(failures)
+            failure
+            for number, failure in enumerate(failures)
             if number not in moments or not earliest.is_before(moments[number], _SURELY_FIRST_S)
         ]
 
@@ -372,9 +374,9 @@ class Judgement:
         self._timing = timing
         self._silent = silent
         self._failures = failures
-        self._roots = [one for one in failures if one.role == "root"]
-        self._weak = [one for one in failures if one.role == "weak"]
-        self._cascades = [one for one in failures if one.role == "cascade"]
+        self._roots = [failure for failure in failures if failure.role == "root"]
+        self._weak = [failure for failure in failures if failure.role == "weak"]
+        self._cascades = [failure for failure in failures if failure.role == "cascade"]
         self._alike = _ranks_alike(self._roots)
 
     def report(self, base: Report, enqueued: dict[int, int]) -> Report:
@@ -384,8 +386,8 @@ class Judgement:
         if (judged := self._by_others(base, enqueued)) is not None:
             return judged
         lasting = self._lasting(self._weak)
-        if weak := [one for one in lasting if one.failure_class not in _ENDS] or [
-            one for one in lasting if one.failure_class == "aborted"
+        if weak := [failure for failure in lasting if failure.failure_class not in _ENDS] or [
+            failure for failure in lasting if failure.failure_class == "aborted"
         ]:
             return self._of_weak(base, weak)
         return self._without_cause(base)
@@ -406,19 +408,19 @@ class Judgement:
 
     def _lasting(self, failures: Iterable[Failure]) -> list[Failure]:
         """Without those that training outlived."""
-        return [one for one in failures if not self._timing.is_outlived(one)]
+        return [failure for failure in failures if not self._timing.is_outlived(failure)]
 
     def _of_roots(self, base: Report, roots: list[Failure], confidence: float) -> Report:
         first = self._first(roots)
-        alike = [one for one in roots if one.fingerprint == first.fingerprint]
-        others = _distinct([one for one in roots if one.fingerprint != first.fingerprint])
+        alike = [root for root in roots if root.fingerprint == first.fingerprint]
+        others = _distinct([root for root in roots if root.fingerprint != first.fingerprint])
         earliest = self._timing.earliest(alike)
         if len(earliest) == 1 and len(alike) > 1:
             first, alike = earliest[0], earliest
         rank_known = len(alike) == 1 or _are_ordered(alike)
         if others and others[0].failure_class != first.failure_class:
             confidence -= 0.15 if first.severity > others[0].severity else 0.25
-        ranks = tuple(sorted({one.rank for one in alike if one.rank is not None}))
+        ranks = tuple(sorted({root.rank for root in alike if root.rank is not None}))
         missing: tuple[str, ...] = ()
         if not rank_known and len(ranks) > 1:
             missing = ("which of the ranks was first: their clocks cannot be compared",)
@@ -430,30 +432,32 @@ class Judgement:
         Of the rank with the most telling failure, the first one that ended it.
         """
 
-        def explains(one: Failure) -> tuple[int, int]:
-            accused = self._accused[one.rank] if one.rank is not None else 0
-            return (one.severity // 3, min(accused, 1))
+        def explains(failure: Failure) -> tuple[int, int]:
+            accused = self._accused[failure.rank] if failure.rank is not None else 0
+            return (failure.severity // 3, min(accused, 1))
 
-        def telling(one: Failure) -> tuple[int, int, int, int]:
-            return (-one.severity, self._alike[one.fingerprint], *_by_place(one))
+        def telling(failure: Failure) -> tuple[int, int, int, int]:
+            return (-failure.severity, self._alike[failure.fingerprint], *_by_place(failure))
 
         most = max(map(explains, failures))
-        leading = [one for one in failures if explains(one) == most]
+        leading = [failure for failure in failures if explains(failure) == most]
         first = min(self._timing.earliest(leading), key=telling)
         of_rank = [
-            one
-            for one in leading
-            if one.rank == first.rank
-            and (one.file, one.clock) == (first.file, first.clock)
-            and one.domain != "scheduler"
+            failure
+            for failure in leading
+            if failure.rank == first.rank
+            and (failure.file, failure.clock) == (first.file, first.clock)
+            and failure.domain != "scheduler"
         ]
         return min(of_rank, key=_by_place) if of_rank and first.domain != "scheduler" else first
 
     def _of_rank(self, base: Report, rank: int, reason: str) -> Report:
         """A rank that the others point to, although it has not said what happened to it."""
-        own = [one for one in self._weak + self._cascades if one.rank == rank]
+        own = [failure for failure in self._weak + self._cascades if failure.rank == rank]
         every = self._lasting(self._weak) or self._weak or self._cascades
-        failure = min(own or every, key=lambda one: (-one.severity, _by_place(one)))
+        failure = min(
+            own or every, key=lambda candidate: (-candidate.severity, _by_place(candidate))
+        )
         reported = failure if failure.rank == rank else failure.of_rank(rank)
         others = _distinct(self._weak)[:3]
         return base.with_verdict(
@@ -461,10 +465,10 @@ class Judgement:
         )
 
     def _of_weak(self, base: Report, weak: list[Failure]) -> Report:
-        killed = [one for one in weak if one.rule == "launcher_saw_kill"]
-        weak = [one for one in weak if one.failure_class not in _WAITED] or weak
-        classes = {one.failure_class for one in weak}
-        first = min(killed or weak, key=lambda one: (-one.severity, _by_place(one)))
+        killed = [failure for failure in weak if failure.rule == "launcher_saw_kill"]
+        weak = [failure for failure in weak if failure.failure_class not in _WAITED] or weak
+        classes = {failure.failure_class for failure in weak}
+        first = min(killed or weak, key=lambda failure: (-failure.severity, _by_place(failure)))
         if first.failure_class in _WAITED:
             missing = (
                 "a rank that failed by itself: all only waited for others, or lost them"
@@ -472,9 +476,13 @@ class Judgement:
             )
             return base.with_verdict("inconclusive", first, 0.3, _distinct(weak), (), missing)
         confidence = 0.7 if len(classes) == 1 else 0.5
-        same = {one.rank for one in weak if one.fingerprint == first.fingerprint} - {None}
+        same = {failure.rank for failure in weak if failure.fingerprint == first.fingerprint} - {
+            None
+        }
         ranks = (first.rank,) if first.rank is not None and len(same) == 1 else ()
-        others = _distinct([one for one in weak if one.failure_class != first.failure_class])
+        others = _distinct(
+            [failure for failure in weak if failure.failure_class != first.failure_class]
+        )
         return base.with_verdict("cause", first, confidence, others, ranks, ())
 
     def _without_cause(self, base: Report) -> Report:
@@ -489,15 +497,15 @@ class Judgement:
         return base.with_verdict("inconclusive", first, 0.2, rest, (), tuple(missing))
 
 
-def _by_place(one: Failure) -> tuple[int, int]:
-    return (one.file, one.line)
+def _by_place(failure: Failure) -> tuple[int, int]:
+    return (failure.file, failure.line)
 
 
 def _are_ordered(failures: list[Failure]) -> bool:
     """Whether one log, or one clock, says which was first: lines far apart, not all at once."""
-    if len({one.file for one in failures}) > 1:
+    if len({failure.file for failure in failures}) > 1:
         return False
-    lines = sorted(one.line for one in failures)
+    lines = sorted(failure.line for failure in failures)
     return len(failures) < _FOLLOWING_ALIKE and lines[0] < lines[1]
 
 
@@ -518,8 +526,8 @@ def _only_top(counts: Counter[int]) -> int | None:
 def _distinct(failures: Iterable[Failure]) -> list[Failure]:
     """One for each name, the most telling first."""
     names: dict[str, Failure] = {}
-    for one in sorted(failures, key=lambda one: (-one.severity, _by_place(one))):
-        names.setdefault(one.fingerprint, one)
+    for failure in sorted(failures, key=lambda other: (-other.severity, _by_place(other))):
+        names.setdefault(failure.fingerprint, failure)
     return list(names.values())
 
 
@@ -528,5 +536,5 @@ def _ranks_alike(failures: Iterable[Failure]) -> Mapping[str, int]:
 
     What one rank alone has is more telling than what many have in common.
     """
-    counts = Counter(one.fingerprint for one in failures)
+    counts = Counter(failure.fingerprint for failure in failures)
     return Counter({name: number for name, number in counts.items() if number >= _MANY_ALIKE})

@@ -89,7 +89,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             cause=cause.for_people(),
             confidence=round(confidence, 2),
             culprits=culprits,
-            alternatives=tuple(one.for_people() for one in alternatives[:_MOST_ALTERNATIVES]),
+            alternatives=tuple(
+                alternative.for_people() for alternative in alternatives[:_MOST_ALTERNATIVES]
+            ),
             missing=missing,
         )
 
@@ -101,8 +103,9 @@ def lines(report: Report) -> Iterator[str]:
         yield from _cause(report, report.cause)
     if report.alternatives:
         yield "Also seen:"
-        for one in report.alternatives:
-            yield f"  {one.failure_class}, {_where(report, one)}: {one.quote[:160]}"
+        for alternative in report.alternatives:
+            where = _where(report, alternative)
+            yield f"  {alternative.failure_class}, {where}: {alternative.quote[:160]}"
     if report.cascades:
         counts = ", ".join(f"{number} {name}" for name, number in report.cascades.items())
         yield f"Consequences, not causes: {counts}."
@@ -139,9 +142,12 @@ def _cause(report: Report, cause: Failure) -> Iterator[str]:
         yield f"  {cause.advice}"
 
 
-def _where(report: Report, one: Failure) -> str:
-    parts = [f"node {one.node}" if one.node else "", one.member if one.rank is None else ""]
-    parts.append(f"{report.files[one.file]}:{one.line}")
+def _where(report: Report, failure: Failure) -> str:
+    parts = [
+        f"node {failure.node}" if failure.node else "",
+        failure.member if failure.rank is None else "",
+    ]
+    parts.append(f"{report.files[failure.file]}:{failure.line}")
     return ", ".join(part for part in parts if part)
 
 

@@ -122,14 +122,14 @@ class Rules:
 
     def _match(self, text: str) -> Match | None:
         lower = text.lower()
-        if "xid" in lower and (found := _XID.search(text)):
-            return _of_xid(found) if _KERNEL_HEAD.fullmatch(text, 0, found.start()) else None
+        if "xid" in lower and (hit := _XID.search(text)):
+            return _of_xid(hit) if _KERNEL_HEAD.fullmatch(text, 0, hit.start()) else None
         for number in sorted(self._with_words(lower)):
             rule, patterns = self._compiled[number]
             for pattern in patterns:
-                found = pattern.search(text)
-                if found and _is_in_form(rule, found):
-                    groups = {key: value for key, value in found.groupdict().items() if value}
+                hit = pattern.search(text)
+                if hit and _is_in_form(rule, hit):
+                    groups = {key: value for key, value in hit.groupdict().items() if value}
                     return Match(rule, groups, rule.id)
         return None
 
@@ -152,11 +152,11 @@ class Rules:
         return not self._numeric & self._with_words(lower)
 
 
-def _is_in_form(rule: Rule, found: re.Match[str]) -> bool:
+def _is_in_form(rule: Rule, match: re.Match[str]) -> bool:
     """Whether a line is one that reports a failure of hardware, and no sentence about one."""
     if rule.failure_class not in _HARDWARE:
         return True
-    text, end = found.string, found.start()
+    text, end = match.string, match.start()
     if _GLOG.match(text):
         return True
     head = _KERNEL_HEAD.match(text, 0, end)
@@ -187,11 +187,11 @@ def shipped() -> Rules:
     return Rules(file.rule, file.sources)
 
 
-def _of_xid(found: re.Match[str]) -> Match | None:
+def _of_xid(hit: re.Match[str]) -> Match | None:
     """What an Xid means by the table of the node checks; None for a remark of the driver."""
-    number = int(found["number"])
+    number = int(hit["number"])
     row = xid.table().rows.get(number)
-    if row is not None and (row.kind not in _XIDS or (row.unless and row.unless in found["text"])):
+    if row is not None and (row.kind not in _XIDS or (row.unless and row.unless in hit["text"])):
         return None
     failure_class, domain, severity = _XIDS[row.kind] if row else ("gpu_fault", "gpu", 2)
     rule = Rule(
@@ -206,7 +206,7 @@ def _of_xid(found: re.Match[str]) -> Match | None:
         advice=row.note if row else "Look it up in NVIDIA's catalog.",
         source="nvidia",
     )
-    groups = {"part": found["part"]}
-    if pid := re.search(r"\bpid=(\d+)", found["text"]):
+    groups = {"part": hit["part"]}
+    if pid := re.search(r"\bpid=(\d+)", hit["text"]):
         groups["pid"] = pid[1]
     return Match(rule, groups, f"xid_{number}")

@@ -81,7 +81,7 @@ class StackAnalysis:
             return
         for problem in dump.problems:
             self._note(f"rank {dump.rank}: {problem}")
-        states = [(one, self._rules.state(one)) for one in dump.threads]
+        states = [(thread, self._rules.state(thread)) for thread in dump.threads]
         self._states[dump.rank] = self._of_main(states)
         for thread, state in states:
             self._fold(dump.rank, thread, state)
@@ -90,12 +90,12 @@ class StackAnalysis:
 
     def _of_main(self, states: Sequence[tuple[Thread, State]]) -> State:
         """What the main thread does; it may be unable to, as another thread has the lock."""
-        state = next((state for one, state in states if one.is_main), State("unknown"))
+        state = next((state for thread, state in states if thread.is_main), State("unknown"))
         holder = next(
             (
-                (one, other)
-                for one, other in states
-                if one.has_interpreter and not one.is_main and not one.child
+                (thread, other)
+                for thread, other in states
+                if thread.has_interpreter and not thread.is_main and not thread.child
             ),
             None,
         )
@@ -129,8 +129,8 @@ class StackAnalysis:
 
     def report(self) -> Report:
         """The answer to what was added so far."""
-        known = [*self._states, *self._unreadable]
-        world = min(max([self._world, *(rank + 1 for rank in known)], default=0), _MOST_WORLD)
+        ranks = [*self._states, *self._unreadable]
+        world = min(max([self._world, *(rank + 1 for rank in ranks)], default=0), _MOST_WORLD)
         missing = tuple(rank for rank in range(world) if rank not in self._states)
         answer = _Judgement(
             self._states, self._workers, missing, self._unreadable, self._damaged
@@ -152,13 +152,13 @@ class StackAnalysis:
 
 def _groups(folds: Mapping[_Key, _Fold]) -> Iterator[StackGroup]:
     for (name, state, frames), fold in sorted(
-        folds.items(), key=lambda one: (-len(one[1].ranks), min(one[1].ranks))
+        folds.items(), key=lambda item: (-len(item[1].ranks), min(item[1].ranks))
     ):
         yield StackGroup(
             ranks=tuple(sorted(set(fold.ranks))),
             thread=name,
             state=state,
-            frames=tuple(one.place for one in frames),
+            frames=tuple(frame.place for frame in frames),
             has_interpreter=tuple(sorted(set(fold.holders))),
         )
 
@@ -197,7 +197,7 @@ class _Judgement:
         self._unreadable = unreadable
         self._damaged = damaged
         self._waiting = sorted(
-            rank for rank, one in states.items() if ACTIVITIES[one.activity].awaits_others
+            rank for rank, state in states.items() if ACTIVITIES[state.activity].awaits_others
         )
         self._busy = sorted(set(states) - set(self._waiting))
 
@@ -212,7 +212,7 @@ class _Judgement:
 
     def _of_busy(self) -> _Answer:
         """Answer if some ranks wait: the ranks that do anything else are awaited."""
-        suspects = sorted(map(self._suspect, self._busy), key=lambda one: -one.certainty)
+        suspects = sorted(map(self._suspect, self._busy), key=lambda suspect: -suspect.certainty)
         confidence = suspects[0].certainty
         if len(self._busy) > len(self._waiting):
             confidence *= 0.5
@@ -332,13 +332,13 @@ class _Judgement:
         return None
 
     def _all_in(self, state: State) -> str:
-        one = len(self._waiting) == 1
-        who = named(self._waiting) if one else f"all {len(self._waiting)} ranks with a stack"
+        is_alone = len(self._waiting) == 1
+        who = named(self._waiting) if is_alone else f"all {len(self._waiting)} ranks with a stack"
         call = f" in {state.call}" if state.call else ""
-        where = "" if one else " at the same place"
+        where = "" if is_alone else " at the same place"
         return (
-            f"inconclusive: {who} wait{'s' * one}{call}{where}{_at(state)}: the network, a device, "
-            "groups in another order, or a rank without a stack"
+            f"inconclusive: {who} wait{'s' * is_alone}{call}{where}{_at(state)}: the network, a "
+            "device, groups in another order, or a rank without a stack"
         )
 
     def _odd(self, odd: Sequence[int], waiting: tuple[int, ...], confidence: float) -> _Answer:
@@ -396,7 +396,7 @@ class _Judgement:
         parts: dict[State, list[int]] = {}
         for rank in ranks:
             parts.setdefault(self._states[rank], []).append(rank)
-        return dict(sorted(parts.items(), key=lambda one: (-len(one[1]), one[1][0])))
+        return dict(sorted(parts.items(), key=lambda item: (-len(item[1]), item[1][0])))
 
 
 def _at(state: State) -> str:

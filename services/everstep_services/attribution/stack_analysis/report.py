@@ -77,8 +77,8 @@ def lines(report: Report) -> Iterator[str]:
     """A report for people."""
     yield printable(report.summary)
     yield ""
-    for one in report.suspects[:_MOST_SUSPECTS]:
-        yield printable(f"  rank {one.rank}: {one.reason}")
+    for suspect in report.suspects[:_MOST_SUSPECTS]:
+        yield printable(f"  rank {suspect.rank}: {suspect.reason}")
     if len(report.suspects) > _MOST_SUSPECTS:
         yield f"  … and {len(report.suspects) - _MOST_SUSPECTS} more ranks"
     if report.suspects:
@@ -96,32 +96,32 @@ def _groups(title: str, groups: tuple[StackGroup, ...], most: int) -> Iterator[s
     if not groups:
         return
     yield title
-    for one in groups[:most]:
-        thread = "" if one.thread == "MainThread" else f" {one.thread or 'without a name'}:"
-        number = f"{len(one.ranks)} ranks" if len(one.ranks) > 1 else "rank"
-        lock = f", {_holds(one)} the interpreter's lock" if _is_holder(one) else ""
-        yield printable(f"  {number} {ranges(one.ranks)}:{thread} {words(one.state)}{lock}")
-        yield from (printable(f"      {frame}") for frame in one.frames[:_SHOWN_FRAMES])
-        if len(one.frames) > _SHOWN_FRAMES:
-            yield f"      … {len(one.frames) - _SHOWN_FRAMES} frames further out"
+    for group in groups[:most]:
+        thread = "" if group.thread == "MainThread" else f" {group.thread or 'without a name'}:"
+        number = f"{len(group.ranks)} ranks" if len(group.ranks) > 1 else "rank"
+        lock = f", {_holds(group)} the interpreter's lock" if _is_holder(group) else ""
+        yield printable(f"  {number} {ranges(group.ranks)}:{thread} {words(group.state)}{lock}")
+        yield from (printable(f"      {frame}") for frame in group.frames[:_SHOWN_FRAMES])
+        if len(group.frames) > _SHOWN_FRAMES:
+            yield f"      … {len(group.frames) - _SHOWN_FRAMES} frames further out"
     if len(groups) > most:
         yield f"  … and {len(groups) - most} more stacks (all of them: -o json)"
     yield ""
 
 
-def _is_holder(one: StackGroup) -> bool:
-    return bool(one.has_interpreter) and one.state.activity != "native"
+def _is_holder(group: StackGroup) -> bool:
+    return bool(group.has_interpreter) and group.state.activity != "native"
 
 
-def _holds(one: StackGroup) -> str:
-    if one.has_interpreter == one.ranks:
+def _holds(group: StackGroup) -> str:
+    if group.has_interpreter == group.ranks:
         return "and holds"
-    return f"and on {named(one.has_interpreter)} holds"
+    return f"and on {named(group.has_interpreter)} holds"
 
 
 def folded(report: Report) -> Iterator[str]:
     """`thread;outermost;…;innermost count`, a line a stack, as flame graphs are made from."""
-    for one in (*report.groups, *report.others):
-        frames = [one.thread or "thread", *reversed(one.frames)]
+    for group in (*report.groups, *report.others):
+        frames = [group.thread or "thread", *reversed(group.frames)]
         stack = ";".join(printable(frame).replace(";", ",") for frame in frames)
-        yield f"{stack} {len(one.ranks)}"
+        yield f"{stack} {len(group.ranks)}"

@@ -106,12 +106,12 @@ class Rules:
     def __init__(self, rules: Sequence[Rule], sources: dict[str, str]) -> None:
         self.rules = tuple(rules)
         self.sources = sources
-        self._compiled = [(one, re.compile(one.names) if one.names else None) for one in rules]
+        self._compiled = [(rule, re.compile(rule.names) if rule.names else None) for rule in rules]
         self._matches: dict[tuple[str, str, bool], tuple[Rule, ...]] = {}
 
     def state(self, thread: Thread) -> State:
         """What this thread does."""
-        place = next((one.place for one in thread.frames if self._is_users(one)), "")
+        place = next((frame.place for frame in thread.frames if self._is_users(frame)), "")
         if not thread.frames:
             return State("unknown")
         strong: list[tuple[Rule, Frame]] = []
@@ -122,12 +122,12 @@ class Rules:
                 (weak if rule.is_weak else strong).append((rule, frame))
         if strong:
             rule, frame = strong[0]
-            outer = (one.activity for one, _ in strong if one.activity != rule.activity)
+            outer = (other.activity for other, _ in strong if other.activity != rule.activity)
             call = _CALLS.get(frame.function, frame.function)
             return State(rule.activity, call, next(outer, None), place)
         if weak:
             return State(weak[0][0].activity, weak[0][1].function, None, place)
-        if all(one.is_native for one in thread.frames):
+        if all(frame.is_native for frame in thread.frames):
             return State("unknown")
         return State(_without_rule(thread), self._innermost(thread), None, place)
 
@@ -143,15 +143,22 @@ class Rules:
         key = (frame.file, frame.name, frame.is_native)
         rules = self._matches.get(key)
         if rules is None:
-            rules = tuple(one for one, names in self._compiled if _matches(one, names, frame))
+            rules = tuple(
+                candidate
+                for candidate, names in self._compiled
+                if _matches(candidate, names, frame)
+            )
             if len(self._matches) < 100_000:
                 self._matches[key] = rules
-        return next((one for one in rules if _applies(one, thread)), None)
+        return next((candidate for candidate in rules if _applies(candidate, thread)), None)
 
     def _is_users(self, frame: Frame) -> bool:
         if frame.is_native or _LIBRARY.search(frame.file):
             return False
-        rule = next((one for one, names in self._compiled if _matches(one, names, frame)), None)
+        rule = next(
+            (candidate for candidate, names in self._compiled if _matches(candidate, names, frame)),
+            None,
+        )
         return rule is None or not rule.files
 
 
@@ -176,7 +183,8 @@ def _matches(rule: Rule, names: re.Pattern[str] | None, frame: Frame) -> bool:
         return False
     path = f"/{frame.file}"
     return not rule.files or any(
-        f"/{one}" in path if one.endswith("/") else path.endswith(f"/{one}") for one in rule.files
+        f"/{suffix}" in path if suffix.endswith("/") else path.endswith(f"/{suffix}")
+        for suffix in rule.files
     )
 
 

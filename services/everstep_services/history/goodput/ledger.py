@@ -81,8 +81,8 @@ def _parts(allocation: Allocation, trace: Trace, end_s: float) -> Iterator[Segme
     known_s = min(allocation.heard_s, end_s) if allocation.is_lost else end_s
     at_s = allocation.started_s
     rounds = sorted(
-        (one for one in allocation.rounds.values() if one.formed_s is not None),
-        key=lambda one: one.number,
+        (round_ for round_ in allocation.rounds.values() if round_.formed_s is not None),
+        key=lambda round_: round_.number,
     )
     waits: TimeClass = "rendezvous"
     for place, here in enumerate(rounds):
@@ -175,20 +175,22 @@ def _take_lost_steps(parts: list[Segment], here: Round, trace: Trace) -> None:
 
 
 def _lost_s(here: Round, trace: Trace) -> float:
-    known = [one.lost_s for one in trace.closings.values() if one.next_round == here.number]
-    if known:
-        return sum(known)
+    losses = [
+        closing.lost_s for closing in trace.closings.values() if closing.next_round == here.number
+    ]
+    if losses:
+        return sum(losses)
     if not here.lost_steps:
         return 0.0
     earlier = [
-        one
+        round_
         for allocation in trace.allocations
-        for one in allocation.rounds.values()
-        if one.number < here.number and one.steps
+        for round_ in allocation.rounds.values()
+        if round_.number < here.number and round_.steps
     ]
     if not earlier:
         return 0.0
-    last = max(earlier, key=lambda one: one.number)
+    last = max(earlier, key=lambda round_: round_.number)
     return here.lost_steps * last.steps_took_s / last.steps
 
 

@@ -37,20 +37,20 @@ class GoodputReader:
 
     async def segments(self, job: str, now_s: float) -> list[Segment]:
         """How a job spent its time until now; empty where no allocation of it is known."""
-        known = self._known.setdefault(job, _Known())
+        state = self._known.setdefault(job, _Known())
         self._known.move_to_end(job)
         while len(self._known) > _JOBS_MOST:
             self._known.popitem(last=False)
-        async with known.lock:
-            while await self._read_on(job, known):
+        async with state.lock:
+            while await self._read_on(job, state):
                 pass
-            return segments(known.trace, now_s)
+            return segments(state.trace, now_s)
 
-    async def _read_on(self, job: str, known: _Known) -> bool:
+    async def _read_on(self, job: str, state: _Known) -> bool:
         """Take some more facts. Returns whether there may be others."""
         facts = tables.facts.c
         query = select(facts.n, facts.received_us, facts.body).where(
-            facts.job == job, facts.n > known.read_n, facts.kind.in_(_KIND_NAMES)
+            facts.job == job, facts.n > state.read_n, facts.kind.in_(_KIND_NAMES)
         )
         async with self._database.read() as connection:
             rows = (await connection.execute(query.order_by(facts.n).limit(_AT_ONCE))).all()
@@ -60,8 +60,8 @@ class GoodputReader:
                 for row in rows
                 if (fact := _decoded(row.body)) is not None
             ]
-            known.trace.take((fact for fact, _ in read), (by_s for _, by_s in read))
-            known.read_n = rows[-1].n
+            state.trace.take((fact for fact, _ in read), (by_s for _, by_s in read))
+            state.read_n = rows[-1].n
         return len(rows) == _AT_ONCE
 
 

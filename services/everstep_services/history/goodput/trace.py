@@ -146,7 +146,7 @@ def _times(facts: list[Fact], received_s: list[float], not_before_s: float) -> l
 
 
 def _allocation_started(trace: Trace, fact: AllocationStarted, at_s: float) -> None:
-    if any(known.name == fact.allocation for known in trace.allocations):
+    if any(allocation.name == fact.allocation for allocation in trace.allocations):
         return
     trace.allocations.append(Allocation(fact.allocation, at_s, heard_s=at_s))
 
@@ -231,9 +231,9 @@ def _slow(trace: Trace, fact: StragglerFound, at_s: float) -> None:
 
 
 def _cleared(trace: Trace, fact: StragglerCleared, at_s: float) -> None:
-    known = trace.slow_ranks.get(fact.finding)
-    if known is not None and known.cleared_s is None:
-        known.cleared_s, known.lost_s = at_s, fact.lost_s
+    slow = trace.slow_ranks.get(fact.finding)
+    if slow is not None and slow.cleared_s is None:
+        slow.cleared_s, slow.lost_s = at_s, fact.lost_s
 
 
 def _job_ended(trace: Trace, _: JobEnded, at_s: float) -> None:

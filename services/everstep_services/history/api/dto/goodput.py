@@ -102,7 +102,7 @@ def _coarse(parts: Sequence[Segment], most: int) -> Sequence[Segment]:
         last = merged[-1] if merged else None
         follows = last is not None and last.until_s == part.from_s and last.round == part.round
         if last is not None and follows and last.lasted_s < least_s:
-            longest = max(last, part, key=lambda one: one.lasted_s)
+            longest = max(last, part, key=lambda candidate: candidate.lasted_s)
             taxed_s = last.tax_ratio * last.lasted_s + part.tax_ratio * part.lasted_s
             merged[-1] = Segment(
                 last.from_s, part.until_s, longest.time_class, part.round,

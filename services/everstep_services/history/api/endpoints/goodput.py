@@ -85,12 +85,12 @@ async def get_fleet_goodput(
     shown: list[Goodput] = []
     for name in names[:_JOBS_MOST]:
         parts = await context.goodput.segments(name, now.timestamp())
-        one = shown_goodput(name, parts, since, until)
-        if one.wall_s > 0:
-            shown.append(one)
+        job_goodput = shown_goodput(name, parts, since, until)
+        if job_goodput.wall_s > 0:
+            shown.append(job_goodput)
         for time_class in CLASSES:
-            sums[time_class] += one.seconds[time_class]
-    shown.sort(key=lambda one: one.seconds["productive"] - one.wall_s)
+            sums[time_class] += job_goodput.seconds[time_class]
+    shown.sort(key=lambda job_goodput: job_goodput.seconds["productive"] - job_goodput.wall_s)
     return FleetGoodput(
         since=since, until=until, jobs=len(shown), is_cut=len(names) > _JOBS_MOST,
         worst=shown[:_WORST], **ratio_of(sums),
