@@ -28,7 +28,7 @@ from everstep.messages import (
 )
 from everstep.runtime import Loop
 from everstep_services.straggler.domain.changes import Change, KeepsUp
-from everstep_services.straggler.domain.rules import Rules
+from everstep_services.straggler.domain.rules import LiveRules
 from everstep_services.straggler.jobs import MakeJudge
 from everstep_services.straggler.replica import Straggler
 from everstep_services.straggler.settings import StragglerSettings
@@ -45,7 +45,7 @@ class SimpleJudge:
     much longer than the median, and keeps up as soon as it does not.
     """
 
-    def __init__(self, job: str, rules: Rules) -> None:
+    def __init__(self, job: str, rules: LiveRules) -> None:
         self.job = job
         self.rules = rules
         self.refused: Counter[str] = Counter()

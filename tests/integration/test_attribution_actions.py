@@ -23,10 +23,10 @@ from everstep.messages import (
     VerdictReached,
 )
 from everstep.messages.codec import decode
-from everstep_services.attribution.actions import Actions
+from everstep_services.attribution.actions import VerdictActions
 from everstep_services.attribution.cases import CaseKeeper
 from everstep_services.attribution.documents import BUCKET, encoded
-from everstep_services.attribution.domain.policy import Switches
+from everstep_services.attribution.domain.policy import PolicySwitches
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.unit.rendezvous.documents import round_document
 from tests.unit.test_attribution_policy import BROKEN, BUG, ON, past, verdict
@@ -51,9 +51,9 @@ class Asked:
 
 
 @asynccontextmanager
-async def acting(bus: Bus, switches: Switches, asked: Asked) -> AsyncIterator[Actions]:
+async def acting(bus: Bus, switches: PolicySwitches, asked: Asked) -> AsyncIterator[VerdictActions]:
     keeper = CaseKeeper(bus, SystemClock(), keep_days=1)
-    actions = Actions(switches, keeper, bus, SystemClock())
+    actions = VerdictActions(switches, keeper, bus, SystemClock())
     await remember(bus)
     async with (
         bus.answer("rendezvous", dict.fromkeys(("stop", "drain", "show"), asked)),
@@ -90,7 +90,7 @@ async def test_a_bug_that_came_again_stops_the_job_once(mode: str) -> None:
     asked, bus = Asked(), MemoryBus(MemoryServer())
     again: VerdictReached = verdict(**BUG)
     before: list[PastIncident] = [past("i8")]
-    switches = ON if mode == "enforce" else Switches()
+    switches = ON if mode == "enforce" else PolicySwitches()
     async with acting(bus, switches, asked) as actions:
         actions.consider(again, 10, before)
         actions.consider(again, 10, before)
@@ -158,7 +158,7 @@ async def test_what_an_earlier_leader_has_not_finished_is_reported_and_not_asked
     await keeper.begin()
     keeper.leads = True
     for _ in range(2):
-        await Actions(ON, keeper, bus, SystemClock()).close_unfinished(keeper.all_cases())
+        await VerdictActions(ON, keeper, bus, SystemClock()).close_unfinished(keeper.all_cases())
     (taken,) = await recorded(bus, 1)
     assert isinstance(taken, ActionTaken)
     assert (taken.decision, taken.action, taken.outcome) == ("d1", "stop", "failed")

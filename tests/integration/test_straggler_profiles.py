@@ -8,7 +8,7 @@ import pytest
 
 from everstep_services.cli.__main__ import main
 from everstep_services.straggler.domain.analysis import analyze
-from everstep_services.straggler.domain.operations import Kind
+from everstep_services.straggler.domain.operations import OperationKind
 from everstep_services.straggler.traces import read_traces
 from tests.e2e.ports import free_port
 from tests.variants import variant
@@ -42,7 +42,7 @@ def test_the_rank_that_is_slow_in_a_real_training_is_named_with_its_cause(
     paths = profiled(tmp_path, 2, where)
     read = read_traces(paths)
     assert set(map(int, read.table.rank)) == set(range(RANKS))
-    assert (read.table.kinds() == Kind.COLLECTIVE).sum() == RANKS * 8
+    assert (read.table.kinds() == OperationKind.COLLECTIVE).sum() == RANKS * 8
     report = analyze(read.table)
     found = [(one.ranks, one.cause) for one in report.findings]
     assert found == [((2,), cause)], (report.notes, report.roles, report.rank_rows)

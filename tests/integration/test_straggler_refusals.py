@@ -20,8 +20,8 @@ from everstep.messages import (
     StragglerFound,
     encode,
 )
-from everstep_services.straggler.domain.changes import Change, SlowRank
-from everstep_services.straggler.domain.job import Job
+from everstep_services.straggler.domain.changes import Change, SlowRankFound
+from everstep_services.straggler.domain.job import JobJudge
 from everstep_services.straggler.replica import Straggler
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.fakes.clock import FakeClock
@@ -170,7 +170,7 @@ async def test_what_came_of_no_round_before_the_document_was_read_is_forgotten()
     await form(bus, "j", 1)
     nodes, liar = Nodes(bus, "j"), Nodes(bus, "j")
     liar.round = FAR
-    async with at_work(bus, clock=clock, make_judge=Job) as straggler:
+    async with at_work(bus, clock=clock, make_judge=JobJudge) as straggler:
         liar.send()
         await until_async(lambda: straggler.jobs.get("j"), "it is heard")
         tracked = straggler.jobs.get("j")
@@ -193,7 +193,7 @@ class _Immeasurable(SimpleJudge):
 
     def close_due(self, now: float) -> list[Change]:
         changes = super().close_due(now)
-        if not any(type(one) is SlowRank for one in changes):
+        if not any(type(one) is SlowRankFound for one in changes):
             return changes
         nan = float("nan")
         bad: Iterable[Change] = (

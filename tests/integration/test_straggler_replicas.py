@@ -25,7 +25,7 @@ from everstep.messages import (
     TimingTable,
 )
 from everstep_services.health.nodes.control import blank, switched
-from everstep_services.straggler.domain.job import Job
+from everstep_services.straggler.domain.job import JobJudge
 from tests.integration.straggler_replicas import (
     Nodes,
     at_work,
@@ -118,7 +118,7 @@ async def test_a_replica_that_was_stopped_takes_nothing_back_and_says_nothing_tw
         await until_async(hears, "the process hears windows")
         training.send(4)
         first = (await found(bus, job, SLOW_RANK)).found[0]
-        async with at_work(bus, make_judge=Job):
+        async with at_work(bus, make_judge=JobJudge):
             os.kill(stopped.pid, signal.SIGSTOP)
             training.send(18)
             await said(bus, job, StragglerCleared, 1)
@@ -166,7 +166,7 @@ async def test_timings_that_are_switched_off_amid_a_finding_end_it_and_begin_ane
 
 async def test_windows_that_are_missing_are_gaps_in_the_table(bus: NatsBus, job: str) -> None:
     training = Trained(bus, job)
-    async with at_work(bus, make_judge=Job):
+    async with at_work(bus, make_judge=JobJudge):
         training.send(2)
         await judged(bus, job, 2)
         for _ in range(3):

@@ -41,7 +41,7 @@ from everstep.messages.base import Question
 from everstep_services.health.nodes.control import blank, switched
 from everstep_services.straggler.domain.changes import Change
 from everstep_services.straggler.domain.findings import blank as blank_document
-from everstep_services.straggler.domain.job import Job
+from everstep_services.straggler.domain.job import JobJudge
 from everstep_services.straggler.rank_report import report_lines
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.fakes.clock import FakeClock
@@ -337,7 +337,7 @@ async def test_the_real_judge_finds_a_slow_rank_and_a_new_replica_clears_it(
             for timings in simulation.window():
                 bus.send(subjects.timing(job, timings.node), timings)
 
-    async with at_work(bus, make_judge=Job) as straggler:
+    async with at_work(bus, make_judge=JobJudge) as straggler:
         send(4)
         (known,) = (await found(bus, job, 5)).found
         assert (known.node, known.cause) == (simulation.window()[1].node, "input")
@@ -349,7 +349,7 @@ async def test_the_real_judge_finds_a_slow_rank_and_a_new_replica_clears_it(
         ask = ShowScores(job=job, role="nope")
         with pytest.raises(AskRefusedError, match="the role 'nope': use one of all ranks"):
             await bus.ask("straggler", "scores", ask, RankScoreTable, job=job, within_s=30)
-    async with at_work(bus, make_judge=Job):
+    async with at_work(bus, make_judge=JobJudge):
         send(9)
         await found(bus, job)
     (cleared,) = await said(bus, job, StragglerCleared, 1)

@@ -19,7 +19,7 @@ from everstep.bus.server.dev_server import DevServer
 from everstep.messages import Fact
 from everstep_services.cli.__main__ import main
 from everstep_services.cli.errors import Exit
-from everstep_services.straggler.domain.job import Job
+from everstep_services.straggler.domain.job import JobJudge
 from tests.integration.history.test_rest_operators import history
 from tests.integration.history.test_rest_stragglers import OWN
 from tests.integration.straggler_replicas import at_work
@@ -109,7 +109,7 @@ async def test_a_rank_that_loads_slowly_is_named_by_the_service_and_cleared(stac
     def newest(state: str) -> Callable[[Any], bool]:
         return lambda items: (items[0]["rank"], items[0]["state"]) == (5, state)
 
-    async with at_work(stack.straggler, make_judge=Job):
+    async with at_work(stack.straggler, make_judge=JobJudge):
         send(6)
         found = await until_async(stack.findings, "rank 5 is found", holds=newest("open"))
         assert (found[0]["cause"], found[0]["section"]) == ("input", "data")

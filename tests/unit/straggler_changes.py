@@ -4,11 +4,17 @@ from collections.abc import Iterable
 from typing import Any
 
 from everstep.messages import Score
-from everstep_services.straggler.domain.changes import Change, Cost, KeepsUp, SlowRank, StepShift
+from everstep_services.straggler.domain.changes import (
+    Change,
+    Cost,
+    KeepsUp,
+    SlowRankFound,
+    StepsShifted,
+)
 
 
-def slow(rank: int = 3, round_: int = 1, **more: Any) -> SlowRank:
-    return SlowRank(
+def slow(rank: int = 3, round_: int = 1, **more: Any) -> SlowRankFound:
+    return SlowRankFound(
         **{
             "round": round_,
             "rank": rank,
@@ -36,8 +42,8 @@ def keeps_up(rank: int = 3, round_: int = 1) -> KeepsUp:
     return KeepsUp(round=round_, rank=rank, reason="0.1 % above the median")
 
 
-def shift(step: int = 100, round_: int = 1) -> StepShift:
-    return StepShift(
+def shift(step: int = 100, round_: int = 1) -> StepsShifted:
+    return StepsShifted(
         round=round_, before_s=0.2, now_s=0.3, step=step, reason="50 % longer", section=None
     )
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from everstep.messages import Case, NodeSign, OutsideAct, PastIncident, RankEnd
 from everstep_services.attribution.analyzers import ends, health, history, panel, stalls
-from everstep_services.attribution.domain.combiner import Judged, combine
+from everstep_services.attribution.domain.combiner import CaseJudgement, combine
 from everstep_services.attribution.incident import Analyzer
 from tests.unit.attribution_cases import NOON, case, end, lost_peer, nothing, raised
 
@@ -20,7 +20,7 @@ PURE: dict[str, Analyzer] = {
 }
 
 
-async def judged(of: Case) -> Judged:
+async def judged(of: Case) -> CaseJudgement:
     heard = await panel.Panel(PURE).hear(of, nothing, 30.0)
     return await asyncio.to_thread(combine, of, heard.claims, heard.missing)
 

@@ -13,7 +13,7 @@ from everstep.bus.errors import BlobMissingError
 from everstep.messages import BlobRef, Case, EvidencePiece, RankEnd, Stall
 from everstep_services.attribution.analyzers import nvrx
 from everstep_services.attribution.analyzers.panel import BUILT_IN, Panel
-from everstep_services.attribution.domain.combiner import Judged, combine
+from everstep_services.attribution.domain.combiner import CaseJudgement, combine
 from everstep_services.attribution.incident import Analyzer
 from tests.fakes import flight_dumps as fake
 from tests.unit.attribution_cases import case, end, lost_peer, raised
@@ -44,7 +44,7 @@ def with_evidence(of: Case, contents: Mapping[str, bytes], node: str = "n1") -> 
 
 async def judged(
     of: Case, contents: Mapping[str, bytes], analyzers: Mapping[str, Analyzer] = BUILT_IN
-) -> Judged:
+) -> CaseJudgement:
     whole, fetch = with_evidence(of, contents)
     heard = await Panel(analyzers).hear(whole, fetch, 60.0)
     return await asyncio.to_thread(combine, whole, heard.claims, heard.missing)

@@ -12,11 +12,11 @@ from everstep.messages import (
     PastIncident,
     VerdictReached,
 )
-from everstep_services.attribution.domain.past import History
-from everstep_services.attribution.domain.policy import Switches, due, in_force
+from everstep_services.attribution.domain.past import PastIncidents
+from everstep_services.attribution.domain.policy import PolicySwitches, due, in_force
 from tests.unit.history.facts import BEGAN, make
 
-ON = Switches(user_errors="enforce", repeat_offenders="enforce")
+ON = PolicySwitches(user_errors="enforce", repeat_offenders="enforce")
 BUG = {
     "cause": "user_code",
     "fingerprint": "f1",
@@ -106,8 +106,8 @@ def control(**values: Any) -> ControlDocument:
 def test_each_rule_observes_until_it_is_switched_on() -> None:
     """By settings or at run time, for one job or all; the brake holds all (A4.6)."""
     on = control(settings={"attribution.user_errors": "enforce", "attribution.offences": "3"})
-    assert in_force(Switches(), None, None) == Switches()
-    found = in_force(Switches(), on, None)
+    assert in_force(PolicySwitches(), None, None) == PolicySwitches()
+    found = in_force(PolicySwitches(), on, None)
     assert (found.user_errors, found.repeat_offenders, found.offences) == ("enforce", "observe", 3)
     off = control(settings={"attribution.user_errors": "observe"})
     assert in_force(ON, on, off).user_errors == "observe"
@@ -115,12 +115,12 @@ def test_each_rule_observes_until_it_is_switched_on() -> None:
     held = in_force(ON, control(modes={"stop": "observe", "exclude": "observe"}))
     assert (held.user_errors, held.repeat_offenders) == ("observe", "observe")
     odd = control(settings={"attribution.offences": "many", "attribution.user_errors": "maybe"})
-    assert in_force(Switches(), odd) == Switches()
+    assert in_force(PolicySwitches(), odd) == PolicySwitches()
 
 
 def test_an_incident_that_is_judged_again_knows_nothing_of_later_ones() -> None:
     """Late evidence, or a new replica, would else find the second failure before the first."""
-    history = History(CasesDocument())
+    history = PastIncidents(CasesDocument())
     for incident in ("i1", "i2", "i1"):
         history.take(verdict(**BUG, incident=incident), 10)
     assert [one.incident for one in history.past] == ["i1", "i2"]

@@ -9,8 +9,8 @@ import pytest
 from everstep_services.attribution.flight_recorder.analysis import FlightAnalysis
 from everstep_services.attribution.flight_recorder.dump import read_dump
 from everstep_services.attribution.flight_recorder.report import lines
-from everstep_services.attribution.flight_recorder.summary import Unreadable
-from everstep_services.attribution.flight_recorder.verdicts import Report
+from everstep_services.attribution.flight_recorder.summary import UnreadableDump
+from everstep_services.attribution.flight_recorder.verdicts import FlightReport
 from tests.fakes import flight_dumps as fake
 from tests.fakes import flight_faults
 
@@ -22,7 +22,7 @@ def _job(data: int = 4, tensor: int = 2, pipeline: int = 2, steps: int = 6) -> f
     return fake.steady(groups, data * tensor * pipeline, steps)
 
 
-def _report(job: fake.Job, *, age_ns: int = _LATER_NS, seed: int = 0) -> Report:
+def _report(job: fake.Job, *, age_ns: int = _LATER_NS, seed: int = 0) -> FlightReport:
     analysis = FlightAnalysis()
     dumps = fake.play(job, seed=seed)
     newest = max(entry["time_created_ns"] for one in dumps.values() for entry in one["entries"])
@@ -31,7 +31,7 @@ def _report(job: fake.Job, *, age_ns: int = _LATER_NS, seed: int = 0) -> Report:
     return analysis.report()
 
 
-def _culprits(report: Report) -> set[int]:
+def _culprits(report: FlightReport) -> set[int]:
     return {s.rank for one in report.faults if one.confidence >= 0.5 for s in one.suspects}
 
 
@@ -205,7 +205,7 @@ def test_what_could_not_be_read_is_a_note_and_a_missing_dump() -> None:
     for rank, dump in fake.play(job).items():
         if rank != 5:
             analysis.add(read_dump(json.dumps(dump).encode(), rank))
-    analysis.add(Unreadable(name="_dump_5.json", reason="it is empty", rank=5))
+    analysis.add(UnreadableDump(name="_dump_5.json", reason="it is empty", rank=5))
     report = analysis.report()
     assert _culprits(report) == {5}
     assert "_dump_5.json was left out: it is empty" in report.notes

@@ -22,7 +22,7 @@ from everstep_services.attribution.flight_recorder.folder import (
     find_dumps,
     read_dumps,
 )
-from everstep_services.attribution.flight_recorder.summary import RankSummary, Unreadable
+from everstep_services.attribution.flight_recorder.summary import RankSummary, UnreadableDump
 from tests.fakes import flight_dumps as fake
 
 
@@ -218,7 +218,7 @@ def test_a_dump_that_takes_too_long_ends_its_reader_and_nothing_else(tmp_path: P
     (tmp_path / "_dump_3.json").write_bytes(b"\x80\x02}(" + same + b"u.")
     read = list(read_dumps(find_dumps(tmp_path), readers=1, cpu_s=1))
     assert sorted(one.rank for one in read if isinstance(one, RankSummary)) == [0, 1, 2]
-    (late,) = (one for one in read if isinstance(one, Unreadable))
+    (late,) = (one for one in read if isinstance(one, UnreadableDump))
     assert "1 s of a processor" in late.reason
 
 
@@ -234,7 +234,7 @@ def test_a_bomb_ends_its_reader_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "_dump_9.json").touch()
     read = list(read_dumps(find_dumps(tmp_path), memory_bytes=1 << 30))
     assert sorted(one.rank for one in read if isinstance(one, RankSummary)) == [0, 1, 2]
-    unreadable = {one.rank: one.reason for one in read if isinstance(one, Unreadable)}
+    unreadable = {one.rank: one.reason for one in read if isinstance(one, UnreadableDump)}
     assert set(unreadable) == {3, 9}
     assert unreadable[9] == "it is empty"
 
@@ -242,7 +242,7 @@ def test_a_bomb_ends_its_reader_and_nothing_else(tmp_path: Path) -> None:
 def test_a_file_that_vanishes_is_left_out(tmp_path: Path) -> None:
     fake.write(_dumps(), tmp_path)
     files = [*find_dumps(tmp_path), DumpFile(tmp_path / "_dump_7.json", 7)]
-    assert [one.rank for one in read_dumps(files) if isinstance(one, Unreadable)] == [7]
+    assert [one.rank for one in read_dumps(files) if isinstance(one, UnreadableDump)] == [7]
 
 
 _LONG = fake.lengthened(_dumps()[3], 3, 4)

@@ -13,7 +13,7 @@ from everstep_services.attribution.log_analysis import clocks, fingerprint
 from everstep_services.attribution.log_analysis.chunks import LogFile, Shapes, shape_of
 from everstep_services.attribution.log_analysis.files import analyze_files
 from everstep_services.attribution.log_analysis.origins import of_file, of_line
-from everstep_services.attribution.log_analysis.report import Report, lines
+from everstep_services.attribution.log_analysis.report import LogReport, lines
 from everstep_services.attribution.log_analysis.rules import shipped
 from everstep_services.cli.__main__ import main
 from tests.fakes import failure_logs
@@ -85,7 +85,7 @@ LINES = [
 ]
 
 
-def written(folder: Path, **files: str) -> Report:
+def written(folder: Path, **files: str) -> LogReport:
     paths = []
     for name, content in files.items():
         paths.append(folder / f"{name.replace('_', '-')}.log")

@@ -8,13 +8,13 @@ import pytest
 from everstep_services.attribution.stack_analysis.analysis import StackAnalysis
 from everstep_services.attribution.stack_analysis.dumps import read_stacks
 from everstep_services.attribution.stack_analysis.files import read_content
-from everstep_services.attribution.stack_analysis.report import Report, folded, lines
+from everstep_services.attribution.stack_analysis.report import StackReport, folded, lines
 from everstep_services.attribution.stack_analysis.rules import ACTIVITIES, shipped
 from everstep_services.attribution.stack_analysis.stacks import Unreadable
 from tests.fakes import stack_dumps as fake
 
 
-def _report(*ranks: Sequence[str] | bytes, world: int | None = None) -> Report:
+def _report(*ranks: Sequence[str] | bytes, world: int | None = None) -> StackReport:
     """Of main threads, or of whole dumps."""
     analysis = StackAnalysis(world=world)
     for rank, one in enumerate(ranks):
@@ -23,7 +23,7 @@ def _report(*ranks: Sequence[str] | bytes, world: int | None = None) -> Report:
     return analysis.report()
 
 
-def _named(report: Report) -> list[tuple[int, str, str]]:
+def _named(report: StackReport) -> list[tuple[int, str, str]]:
     return [(one.rank, one.activity, one.domain) for one in report.suspects]
 
 
@@ -267,6 +267,6 @@ def test_the_report_is_plain_data() -> None:
     import msgspec
 
     report = _report(fake.REDUCE, fake.SAVE)
-    again = msgspec.json.decode(msgspec.json.encode(report), type=Report)
+    again = msgspec.json.decode(msgspec.json.encode(report), type=StackReport)
     assert again == report
     assert json.loads(msgspec.json.encode(report))["suspects"][0]["rank"] == 1

@@ -17,7 +17,7 @@ from everstep.sizes import size
 from everstep_services.cli.__main__ import main
 from everstep_services.cli.commands.jobs import stragglers
 from everstep_services.straggler.domain.analysis import NothingToCompareError, analyze
-from everstep_services.straggler.domain.report import Report
+from everstep_services.straggler.domain.report import TraceReport
 from everstep_services.straggler.traces import read_traces
 from tests.unit.straggler_traces import (
     HEAD,
@@ -31,7 +31,7 @@ from tests.unit.straggler_traces import (
 QUIET = Noise(jitter=0.005, unequal=0.001, drift=0, collected=0, checkpoint_every=0, transfers=0.02)
 
 
-def report_of(tmp_path: Path, plan: Plan) -> Report:
+def report_of(tmp_path: Path, plan: Plan) -> TraceReport:
     return analyze(simulated(tmp_path / "t.csv", plan))
 
 

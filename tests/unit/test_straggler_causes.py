@@ -9,18 +9,26 @@ import pytest
 
 from everstep.messages import DeviceUse, KernelTiming, NodeTimings, RankTiming, ShowTimings
 from everstep_services.straggler.domain import scores
-from everstep_services.straggler.domain.changes import Change, SlowRank, StepShift
-from everstep_services.straggler.domain.job import Job
+from everstep_services.straggler.domain.changes import Change, SlowRankFound, StepsShifted
+from everstep_services.straggler.domain.job import JobJudge
 from everstep_services.straggler.domain.live.causes import blame, interval
-from everstep_services.straggler.domain.rules import Rules
-from everstep_services.straggler.domain.verdict import Found, Limits, State, Window, observe
+from everstep_services.straggler.domain.rules import LiveRules
+from everstep_services.straggler.domain.verdict import (
+    Found,
+    SlownessLimits,
+    VerdictState,
+    Window,
+    observe,
+)
 from tests.unit.straggler_changes import without_costs
 from tests.unit.straggler_windows import Delay, Simulation, Training, Where, healthy
 
 Alter = Callable[[RankTiming], RankTiming]
 
 
-def run(simulation: Simulation, job: Job, windows: int, alter: Alter | None = None) -> list[Change]:
+def run(
+    simulation: Simulation, job: JobJudge, windows: int, alter: Alter | None = None
+) -> list[Change]:
     print("seed", simulation.plan.seed)
     changes: list[Change] = []
     for number in range(windows):
@@ -52,8 +60,8 @@ def test_the_cause_is_named_with_the_rank(where: Where, has_sections: bool, buck
     plan = Training(
         delays=(Delay(6, 0.03, where),), has_sections=has_sections, buckets=buckets, offset_s=0.2
     )
-    (found,) = run(Simulation(plan), Job("job", Rules()), 3)
-    assert isinstance(found, SlowRank)
+    (found,) = run(Simulation(plan), JobJudge("job", LiveRules()), 3)
+    assert isinstance(found, SlowRankFound)
     assert (found.rank, found.node, found.slot) == (6, "node-1", 1)
     assert (found.cause, found.section) == CAUSES[where, has_sections]
     assert " ms above the median of 7 others" in found.reason
@@ -63,12 +71,12 @@ def test_the_cause_is_named_with_the_rank(where: Where, has_sections: bool, buck
 def test_a_slow_link_in_a_ring_is_that_of_the_sender() -> None:
     """The rank before it leaves collectives late; real gloo does so (A6.1)."""
     plan = Training(delays=(Delay(4, 0.03, "ring", last=4 * 16),), has_sections=False)
-    found = run(Simulation(plan), Job("job", Rules()), 12)
+    found = run(Simulation(plan), JobJudge("job", LiveRules()), 12)
     assert [(type(one).__name__, getattr(one, "rank", None)) for one in found] == [
-        ("SlowRank", 4), ("KeepsUp", 4),
+        ("SlowRankFound", 4), ("KeepsUp", 4),
     ]  # fmt: skip
     slow = found[0]
-    assert isinstance(slow, SlowRank)
+    assert isinstance(slow, SlowRankFound)
     assert (slow.cause, slow.node) == ("network", "node-1")
     assert "rank 3, which it sends to in a ring" in slow.reason
 
@@ -76,8 +84,8 @@ def test_a_slow_link_in_a_ring_is_that_of_the_sender() -> None:
 def test_all_ranks_of_a_node_whose_processors_are_stolen_are_named() -> None:
     """One of four nodes (A6.1)."""
     plan = Training(nodes=4, delays=tuple(Delay(rank, 0.03, "host") for rank in range(4, 8)))
-    found = run(Simulation(plan), Job("job", Rules()), 3)
-    assert {(one.rank, one.cause) for one in found if isinstance(one, SlowRank)} == {
+    found = run(Simulation(plan), JobJudge("job", LiveRules()), 3)
+    assert {(one.rank, one.cause) for one in found if isinstance(one, SlowRankFound)} == {
         (rank, "host") for rank in range(4, 8)
     }
 
@@ -100,12 +108,12 @@ def test_a_node_that_runs_out_of_memory_is_a_host(signal: str, has_sections: boo
             host = msgspec.structs.replace(one.host, major_faults=one.steps * 40 * is_slow + 2)
         return msgspec.structs.replace(one, host=host)
 
-    found = run(Simulation(plan), Job("job", Rules()), 3, alter)
-    assert {(one.rank, one.cause) for one in found if isinstance(one, SlowRank)} == {
+    found = run(Simulation(plan), JobJudge("job", LiveRules()), 3, alter)
+    assert {(one.rank, one.cause) for one in found if isinstance(one, SlowRankFound)} == {
         (rank, "host") for rank in (4, 5, 6, 7)
     }
     words = "waited for memory" if signal == "memory pressure" else "40.1 major page faults a step"
-    assert all(words in one.reason for one in found if isinstance(one, SlowRank))
+    assert all(words in one.reason for one in found if isinstance(one, SlowRankFound))
 
 
 def test_pages_that_are_read_in_the_data_section_are_input() -> None:
@@ -117,8 +125,8 @@ def test_pages_that_are_read_in_the_data_section_are_input() -> None:
         host = msgspec.structs.replace(one.host, major_faults=one.steps * 40 * (one.rank == 6))
         return msgspec.structs.replace(one, host=host)
 
-    (found,) = run(Simulation(plan), Job("job", Rules()), 3, alter)
-    assert isinstance(found, SlowRank)
+    (found,) = run(Simulation(plan), JobJudge("job", LiveRules()), 3, alter)
+    assert isinstance(found, SlowRankFound)
     assert (found.rank, found.cause) == (6, "input")
 
 
@@ -133,8 +141,8 @@ def test_a_throttled_device_is_named() -> None:
         )  # fmt: skip
         return msgspec.structs.replace(one, device=device)
 
-    (found,) = run(Simulation(plan), Job("job", Rules()), 3, alter)
-    assert isinstance(found, SlowRank)
+    (found,) = run(Simulation(plan), JobJudge("job", LiveRules()), 3, alter)
+    assert isinstance(found, SlowRankFound)
     assert found.cause == "device"
     assert "throttled by hw_slowdown at 1100 MHz against 1980" in found.reason
 
@@ -145,9 +153,9 @@ def test_stages_that_have_more_to_do_are_not_slow(how: str) -> None:
     roles = tuple(f"stage {rank // 8}" for rank in range(16)) if how == "declared" else ()
     plan = Training(nodes=4, stages=2, stage_work=(1, 1.5), roles=roles,
                     has_members=how != "names", delays=(Delay(12, 0.03),))  # fmt: skip
-    job = Job("job", Rules())
+    job = JobJudge("job", LiveRules())
     found = run(Simulation(plan), job, 6)
-    assert [one.rank for one in found if isinstance(one, SlowRank)] == [12]
+    assert [one.rank for one in found if isinstance(one, SlowRankFound)] == [12]
     table = job.scores(16, "stage 1") if roles else job.scores(16, "like rank 8")
     assert table.ranks[0].rank == 12
     assert len(table.ranks) == 8
@@ -155,11 +163,11 @@ def test_stages_that_have_more_to_do_are_not_slow(how: str) -> None:
 
 def test_nobody_is_named_in_a_thousand_noisy_windows() -> None:
     """64 ranks with 5 % of noise in each window (A6.2)."""
-    random, state, found = np.random.default_rng(11), State(), []
+    random, state, found = np.random.default_rng(11), VerdictState(), []
     subjects, role = np.arange(64), np.zeros(64, dtype=np.int64)
     for number in range(1000):
         window = Window(number, subjects, random.normal(1, 0.05, 64), role)
-        state, changes = observe(state, window, Limits())
+        state, changes = observe(state, window, SlownessLimits())
         found += list(changes)
     assert found == []
 
@@ -168,29 +176,29 @@ def test_nobody_is_named_in_a_thousand_noisy_windows() -> None:
 def test_garbage_collections_and_checkpoints_accuse_nobody(seed: int) -> None:
     """Half a step in one of fifty steps of each rank, a checkpoint in each twentieth (A6.2)."""
     plan = Training(seed=seed, jitter=0.05, collected=0.02, checkpoint_every=20, nodes=4)
-    assert run(Simulation(plan), Job("job", Rules()), 40) == []
+    assert run(Simulation(plan), JobJudge("job", LiveRules()), 40) == []
 
 
 def test_an_excess_that_clocks_may_explain_is_none() -> None:
     """Clocks are known to 5 ms only: what a node has in common is cut by that."""
     plan = Training(nodes=8, per_node=1, read_error_s=0.005, offset_s=0.5)
-    assert run(Simulation(plan), Job("job", Rules()), 20) == []
+    assert run(Simulation(plan), JobJudge("job", LiveRules()), 20) == []
     plan = replace(plan, delays=(Delay(3, 0.03),))
-    (found,) = run(Simulation(plan), Job("job", Rules()), 4)
-    assert isinstance(found, SlowRank)
+    (found,) = run(Simulation(plan), JobJudge("job", LiveRules()), 4)
+    assert isinstance(found, SlowRankFound)
     assert found.rank == 3
 
 
 def test_clocks_that_nobody_has_read_are_aligned_by_the_collectives() -> None:
     plan = Training(nodes=4, are_clocks_read=False, offset_s=100.0, delays=(Delay(5, 0.03),))
-    (found,) = run(Simulation(plan), Job("job", Rules()), 3)
-    assert isinstance(found, SlowRank)
+    (found,) = run(Simulation(plan), JobJudge("job", LiveRules()), 3)
+    assert isinstance(found, SlowRankFound)
     assert found.rank == 5
 
 
 def test_a_clock_that_is_set_accuses_nobody() -> None:
     """By 20 s, after it was read."""
-    simulation, job = Simulation(Training(nodes=4)), Job("job", Rules())
+    simulation, job = Simulation(Training(nodes=4)), JobJudge("job", LiveRules())
     assert run(simulation, job, 4) == []
     messages = simulation.window()
     late = messages[1]
@@ -216,11 +224,11 @@ def priced(seed: int) -> float:
     delay = Delay(int(random.integers(16)), float(random.uniform(0.02, 0.1)), where)
     plan = replace(plan, delays=(delay,))
     simulation, other = Simulation(plan), Simulation(healthy(plan))
-    changes = run(simulation, Job("job", Rules()), 3)
+    changes = run(simulation, JobJudge("job", LiveRules()), 3)
     other.run(48)
     truth = (simulation.now.max() - simulation.begun) / (other.now.max() - other.begun)
     (found,) = changes
-    assert isinstance(found, SlowRank)
+    assert isinstance(found, SlowRankFound)
     assert found.slowdown_ratio is not None
     return float(abs((1 + found.slowdown_ratio) / truth - 1))
 
@@ -235,26 +243,26 @@ def test_prices_are_near_the_truth() -> None:
 
 def test_a_whole_job_that_becomes_slower_is_a_shift_with_its_section() -> None:
     """No rank stands out; said once, and once more when it is over."""
-    simulation, job = Simulation(Training(jitter=0.03)), Job("job", Rules())
+    simulation, job = Simulation(Training(jitter=0.03)), JobJudge("job", LiveRules())
     assert run(simulation, job, 10) == []
     simulation.plan = replace(simulation.plan, stage_work=(1.3,))
     changes = run(simulation, job, 10)
     (shift,) = changes
-    assert isinstance(shift, StepShift)
+    assert isinstance(shift, StepsShifted)
     assert (shift.step, shift.section) == (161, "backward")
     assert shift.before_s == pytest.approx(0.104, rel=0.05)
     assert shift.now_s == pytest.approx(0.128, rel=0.05)
     assert "no rank stands out" in shift.reason
     simulation.plan = replace(simulation.plan, stage_work=(1.0,))
     (back,) = run(simulation, job, 10)
-    assert isinstance(back, StepShift)
+    assert isinstance(back, StepsShifted)
     assert back.now_s < back.before_s
 
 
 def test_a_slow_rank_is_no_shift_of_the_whole_job() -> None:
     plan = Training(delays=(Delay(2, 0.05, first=161, last=320),))
-    changes = run(Simulation(plan), Job("job", Rules()), 30)
-    assert [type(one).__name__ for one in changes] == ["SlowRank", "KeepsUp"]
+    changes = run(Simulation(plan), JobJudge("job", LiveRules()), 30)
+    assert [type(one).__name__ for one in changes] == ["SlowRankFound", "KeepsUp"]
 
 
 def medians(timings: NodeTimings, section: int) -> list[float]:
@@ -263,7 +271,7 @@ def medians(timings: NodeTimings, section: int) -> list[float]:
 
 def test_scores_of_sections_are_those_of_nvrx() -> None:
     """Relative to the fastest rank, and to the rank's own best, by its formulas."""
-    simulation, job = Simulation(Training(nodes=1, jitter=0.2)), Job("job", Rules())
+    simulation, job = Simulation(Training(nodes=1, jitter=0.2)), JobJudge("job", LiveRules())
     best = np.full((4, 1), np.nan)
     for number in range(3):
         (timings,) = simulation.window()
@@ -280,7 +288,7 @@ def test_scores_of_sections_are_those_of_nvrx() -> None:
 
 def test_scores_of_kernels_are_those_of_nvrx() -> None:
     """Weighted by the time that they take; NCCL's do not count."""
-    simulation, job = Simulation(Training(nodes=1)), Job("job", Rules())
+    simulation, job = Simulation(Training(nodes=1)), JobJudge("job", LiveRules())
 
     def alter(one: RankTiming) -> RankTiming:
         slow = 2.0 if one.rank == 3 else 1.0
@@ -300,7 +308,7 @@ def test_scores_of_kernels_are_those_of_nvrx() -> None:
 
 
 def test_timings_are_ranks_by_windows_and_pages() -> None:
-    simulation, job = Simulation(Training(delays=(Delay(5, 0.03),))), Job("job", Rules())
+    simulation, job = Simulation(Training(delays=(Delay(5, 0.03),))), JobJudge("job", LiveRules())
     run(simulation, job, 3)
     table = job.timings(ShowTimings(job="job", most_ranks=6, most_windows=2))
     assert table.windows == ((17, 32), (33, 48))
@@ -315,7 +323,7 @@ def test_timings_are_ranks_by_windows_and_pages() -> None:
 
 
 def test_gauges_and_the_table_agree() -> None:
-    simulation, job = Simulation(Training(delays=(Delay(5, 0.03),))), Job("job", Rules())
+    simulation, job = Simulation(Training(delays=(Delay(5, 0.03),))), JobJudge("job", LiveRules())
     assert job.summary() == {}
     run(simulation, job, 3)
     table, gauges = job.scores(1, ""), job.summary()
@@ -332,10 +340,10 @@ def test_gauges_and_the_table_agree() -> None:
 def test_a_rank_that_is_too_starved_to_answer_is_named(where: Where) -> None:
     """Others wait for it, and its recorder is silent from then on (A6.1)."""
     plan = Training(delays=(Delay(6, 0.08, where, first=65),), has_sections=False, jitter=0.03)
-    simulation, job = Simulation(plan), Job("job", Rules())
+    simulation, job = Simulation(plan), JobJudge("job", LiveRules())
     assert run(simulation, job, 4) == []
     (found,) = run(simulation, job, 4, silent(6))
-    assert isinstance(found, SlowRank)
+    assert isinstance(found, SlowRankFound)
     assert (found.rank, found.cause) == (6, {"host": "host", "sleep": "unknown"}[where])
     assert "its recorder did not answer" in found.reason
     assert found.lost_s == pytest.approx(0.08, rel=0.15)
@@ -348,7 +356,7 @@ def test_a_rank_that_is_too_starved_to_answer_is_named(where: Where) -> None:
 
 def test_a_silent_recorder_alone_accuses_nobody() -> None:
     """Nobody waits for its rank (A6.2)."""
-    simulation, job = Simulation(Training(jitter=0.03)), Job("job", Rules())
+    simulation, job = Simulation(Training(jitter=0.03)), JobJudge("job", LiveRules())
     assert run(simulation, job, 4) == []
     assert run(simulation, job, 20, silent(6)) == []
 
@@ -356,7 +364,7 @@ def test_a_silent_recorder_alone_accuses_nobody() -> None:
 def test_ranks_that_never_answered_accuse_nobody() -> None:
     """What they needed before is not known."""
     plan = Training(delays=(Delay(6, 0.08, "sleep"),), has_sections=False)
-    assert run(Simulation(plan), Job("job", Rules()), 6, silent(6)) == []
+    assert run(Simulation(plan), JobJudge("job", LiveRules()), 6, silent(6)) == []
 
 
 def silent(rank: int) -> Alter:
@@ -372,8 +380,8 @@ def test_a_rank_that_sleeps_is_named_and_not_its_neighbour() -> None:
     """On the border of a node and amid it (A6.1)."""
     for rank in (5, 4):
         plan = Training(delays=(Delay(rank, 0.15, "sleep"),), has_sections=False)
-        found = run(Simulation(plan), Job("job", Rules()), 4)
-        assert {one.rank for one in found if isinstance(one, SlowRank)} == {rank}
+        found = run(Simulation(plan), JobJudge("job", LiveRules()), 4)
+        assert {one.rank for one in found if isinstance(one, SlowRankFound)} == {rank}
 
 
 @pytest.mark.parametrize(
@@ -390,14 +398,14 @@ def test_an_operation_and_the_next_of_its_name_are_told_apart(after: str, text: 
 def test_a_window_that_does_not_show_the_excess_names_no_cause() -> None:
     """A rank that was slow over a day, and is not in the latest window, has waited for nothing
     more than others there (A6.2)."""
-    job, simulation = Job("job", Rules()), Simulation(Training())
+    job, simulation = JobJudge("job", LiveRules()), Simulation(Training())
     assert run(simulation, job, 3) == []
     assert job._round is not None
     measured = job._round.newest
     assert measured is not None
     row = int(np.argsort(measured.own_s)[2])
     found = Found(subject=row, role=0, ratio=0.06, noise_ratio=0.01, since=1, window=24, windows=24)
-    why = blame(measured, row, found, Rules().limits, np.ones(len(measured.own_s), dtype=bool))
+    why = blame(measured, row, found, LiveRules().limits, np.ones(len(measured.own_s), dtype=bool))
     assert (why.cause, why.section) == ("unknown", None)
     assert "the latest window does not show why" in why.reason
     assert why.lost_s == pytest.approx(0.06 * np.median(measured.own_s), rel=0.1)

@@ -9,18 +9,18 @@ from msgspec.structs import replace as replace_struct
 
 from everstep.messages import NodeTimings, RankTiming
 from everstep.messages.beats.sketch import sketch_of
-from everstep_services.straggler.domain.changes import Change, SlowRank
-from everstep_services.straggler.domain.job import Job
+from everstep_services.straggler.domain.changes import Change, SlowRankFound
+from everstep_services.straggler.domain.job import JobJudge
 from everstep_services.straggler.domain.live.device_times import device_times_us
-from everstep_services.straggler.domain.rules import Rules
+from everstep_services.straggler.domain.rules import LiveRules
 from tests.unit.device_windows import DeviceSimulation
 from tests.unit.straggler_changes import without_costs
 from tests.unit.straggler_windows import Delay, Training, healthy
 
 
-def judged(simulation: DeviceSimulation, windows: int) -> tuple[Job, list[Change]]:
+def judged(simulation: DeviceSimulation, windows: int) -> tuple[JobJudge, list[Change]]:
     print("seed", simulation.plan.seed)
-    job, changes = Job("job", Rules()), list[Change]()
+    job, changes = JobJudge("job", LiveRules()), list[Change]()
     for number in range(windows):
         for timings in simulation.window():
             job.hear(timings, float(number))
@@ -51,7 +51,7 @@ def test_the_rank_whose_operations_last_shortest_is_waited_for(
     simulation = DeviceSimulation(training, microbatches=microbatches, ahead=seed % 2)
     _, changes = judged(simulation, 3)
     (found,) = changes
-    assert isinstance(found, SlowRank)
+    assert isinstance(found, SlowRankFound)
     assert found.rank == rank
     own = found.scores[0]
     assert own.value_s is not None
@@ -69,7 +69,7 @@ def test_nobody_is_named_where_all_devices_keep_up(plan: tuple[Training, int]) -
     """Stages that have more to do included (A6.2, A6.3)."""
     training, microbatches = plan
     _, changes = judged(DeviceSimulation(training, microbatches=microbatches, ahead=1), 30)
-    assert [one for one in changes if isinstance(one, SlowRank)] == []
+    assert [one for one in changes if isinstance(one, SlowRankFound)] == []
 
 
 def test_by_when_they_are_asked_for_nobody_could_tell() -> None:
@@ -82,13 +82,13 @@ def test_by_when_they_are_asked_for_nobody_could_tell() -> None:
 def test_durations_that_are_partly_missing_are_left_out() -> None:
     """The newest are not over yet when the recorder is read (A6.1)."""
     training = Training(delays=(Delay(3, 0.02, "forward"),))
-    simulation, job = DeviceSimulation(training), Job("job", Rules())
+    simulation, job = DeviceSimulation(training), JobJudge("job", LiveRules())
     changes: list[Change] = []
     for number in range(3):
         for timings in simulation.window():
             job.hear(replaced(timings, _without_newest), float(number))
         changes += without_costs(job.close_due(float(number)))
-    assert [one.rank for one in changes if isinstance(one, SlowRank)] == [3]
+    assert [one.rank for one in changes if isinstance(one, SlowRankFound)] == [3]
 
 
 def test_who_waits_for_whom_is_shown_of_transfers_too() -> None:
@@ -127,14 +127,14 @@ def _without_newest(one: RankTiming) -> RankTiming:
 def test_the_device_time_of_a_section_says_where_it_is_slow() -> None:
     """The thread only waits there, and the clock of the device is as high as others' (A6.1)."""
     training = Training(delays=(Delay(3, 0.02, "sleep"),))
-    simulation, job = DeviceSimulation(training), Job("job", Rules())
+    simulation, job = DeviceSimulation(training), JobJudge("job", LiveRules())
     changes: list[Change] = []
     for number in range(3):
         for timings in simulation.window():
             job.hear(replaced(timings, _with_devices), float(number))
         changes += without_costs(job.close_due(float(number)))
     (found,) = changes
-    assert isinstance(found, SlowRank)
+    assert isinstance(found, SlowRankFound)
     assert (found.rank, found.cause, found.section) == (3, "compute", "forward")
     assert "in section forward on the device" in found.reason
     assert found.scores[1].signal == "device:forward"

@@ -15,7 +15,7 @@ from everstep.messages import (
 )
 from everstep_services.straggler.domain.changes import Change, KeepsUp
 from everstep_services.straggler.domain.findings import (
-    Moment,
+    FindingContext,
     Revision,
     acted,
     blank,
@@ -24,14 +24,14 @@ from everstep_services.straggler.domain.findings import (
     recorded,
     revised,
 )
-from everstep_services.straggler.domain.switches import Switches
+from everstep_services.straggler.domain.switches import StragglerSwitches
 from tests.unit.straggler_changes import cost, keeps_up, shift, slow
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 
 
-def moment(after_s: float = 0.0, round_: int | None = 1) -> Moment:
-    return Moment(NOW + timedelta(seconds=after_s), round_)
+def moment(after_s: float = 0.0, round_: int | None = 1) -> FindingContext:
+    return FindingContext(NOW + timedelta(seconds=after_s), round_)
 
 
 def after(*changes: Change, before: StragglersDocument | None = None, over: str = "") -> Revision:
@@ -149,10 +149,10 @@ def test_two_replicas_that_see_a_shift_a_window_apart_say_it_once() -> None:
 
 
 def test_how_agents_measure_follows_the_switches_and_the_pace() -> None:
-    document = measured(blank("j"), Switches(), 64)
+    document = measured(blank("j"), StragglerSwitches(), 64)
     assert (document.is_on, document.is_cpu_timed, document.window_steps) == (True, True, 64)
-    assert measured(document, Switches(), None).window_steps == 64, "not known: as before"
-    fixed = Switches(is_on=False, is_cpu_timed=False, window_steps=10)
+    assert measured(document, StragglerSwitches(), None).window_steps == 64, "not known: as before"
+    fixed = StragglerSwitches(is_on=False, is_cpu_timed=False, window_steps=10)
     document = measured(document, fixed, 128)
     assert (document.is_on, document.is_cpu_timed, document.window_steps) == (False, False, 10)
 

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from everstep.messages import RankTiming
-from everstep_services.straggler.domain.changes import Change, KeepsUp, SlowRank, StepShift
-from everstep_services.straggler.domain.job import Job
-from everstep_services.straggler.domain.rules import Rules
+from everstep_services.straggler.domain.changes import Change, KeepsUp, SlowRankFound, StepsShifted
+from everstep_services.straggler.domain.job import JobJudge
+from everstep_services.straggler.domain.rules import LiveRules
 from tests.unit.straggler_changes import without_costs
 from tests.unit.straggler_windows import Delay, Simulation, Training
 
@@ -20,7 +20,7 @@ SLOW = replace(QUICK, transfer_s=0.05)
 
 def judged(
     simulation: Simulation,
-    job: Job,
+    job: JobJudge,
     windows: int,
     held: Collection[int] = (),
     noise: random.Random | None = None,
@@ -70,12 +70,12 @@ def _throttle(timing: RankTiming, throttled: Mapping[int, float]) -> RankTiming:
 def test_the_node_whose_connections_stand_out_is_named_and_cleared(held: tuple[int, ...]) -> None:
     """One rank's, or all of the node's; but not at once, since the node that it sends to may be the
     slow one (A6.1, A6.2)."""
-    simulation, job = Simulation(QUICK), Job("job", Rules())
+    simulation, job = Simulation(QUICK), JobJudge("job", LiveRules())
     assert judged(simulation, job, 5) == []
     simulation.plan = SLOW
-    assert not [one for one in judged(simulation, job, 5, held) if isinstance(one, SlowRank)]
+    assert not [one for one in judged(simulation, job, 5, held) if isinstance(one, SlowRankFound)]
     (found,) = judged(simulation, job, 3, held)
-    assert isinstance(found, SlowRank)
+    assert isinstance(found, SlowRankFound)
     assert (found.rank, found.node, found.cause) == (2, "node-1", "network")
     assert found.lost_s == pytest.approx(0.049, rel=0.1)
     assert found.slowdown_ratio == pytest.approx(0.049 / 0.104, rel=0.15)
@@ -90,25 +90,25 @@ def test_the_node_whose_connections_stand_out_is_named_and_cleared(held: tuple[i
 
 
 def test_longer_steps_without_such_connections_are_a_shift() -> None:
-    simulation, job = Simulation(QUICK), Job("job", Rules())
+    simulation, job = Simulation(QUICK), JobJudge("job", LiveRules())
     assert judged(simulation, job, 8) == []
     simulation.plan = SLOW
     (shift,) = judged(simulation, job, 8)
-    assert isinstance(shift, StepShift)
+    assert isinstance(shift, StepsShifted)
 
 
 def test_such_connections_without_longer_steps_accuse_nobody() -> None:
     """A6.2."""
-    assert judged(Simulation(QUICK), Job("job", Rules()), 12, (2, 3)) == []
+    assert judged(Simulation(QUICK), JobJudge("job", LiveRules()), 12, (2, 3)) == []
 
 
 def test_connections_that_were_always_slow_accuse_nobody() -> None:
     """Another node is far away; what counts is what became longer (A6.2)."""
-    simulation, job = Simulation(QUICK), Job("job", Rules())
+    simulation, job = Simulation(QUICK), JobJudge("job", LiveRules())
     assert judged(simulation, job, 8, (2, 3)) == []
     simulation.plan = SLOW
     changes = judged(simulation, job, 8, (2, 3))
-    assert not [one for one in changes if isinstance(one, SlowRank)]
+    assert not [one for one in changes if isinstance(one, SlowRankFound)]
 
 
 @pytest.mark.parametrize(
@@ -118,11 +118,11 @@ def test_in_a_ring_what_is_sent_to_a_slow_node_is_held_back_too(
     held: tuple[int, ...], named: int
 ) -> None:
     """Each node sends to the one before it: of two neighbours the first is in both ways (A6.1)."""
-    simulation, job = Simulation(QUICK), Job("job", Rules())
+    simulation, job = Simulation(QUICK), JobJudge("job", LiveRules())
     assert judged(simulation, job, 5) == []
     simulation.plan = SLOW
     (found,) = judged(simulation, job, 8, held)
-    assert isinstance(found, SlowRank)
+    assert isinstance(found, SlowRankFound)
     assert (found.rank, found.cause) == (named, "network")
     following = (named // 2 + 1) % 4
     assert f"from node-{following}, which sends to it in a ring" in found.reason
@@ -131,23 +131,23 @@ def test_in_a_ring_what_is_sent_to_a_slow_node_is_held_back_too(
 @pytest.mark.parametrize("held", [(2, 6), (2, 4, 6)])
 def test_nodes_that_stand_out_together_are_not_told_apart(held: tuple[int, ...]) -> None:
     """A6.2."""
-    simulation, job = Simulation(QUICK), Job("job", Rules())
+    simulation, job = Simulation(QUICK), JobJudge("job", LiveRules())
     assert judged(simulation, job, 8) == []
     simulation.plan = SLOW
     changes = judged(simulation, job, 8, held)
-    assert not [one for one in changes if isinstance(one, SlowRank)]
-    (shift,) = (one for one in changes if isinstance(one, StepShift))
+    assert not [one for one in changes if isinstance(one, SlowRankFound)]
+    (shift,) = (one for one in changes if isinstance(one, StepsShifted))
     assert "round trips of connections are" in shift.reason
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_delayed_node_is_named_where_round_trips_of_single_windows_vary(seed: int) -> None:
     """10 ms each way, on a network whose usual round trips reach 12 ms now and then (A6.1)."""
-    simulation, job, noise = Simulation(QUICK), Job("job", Rules()), random.Random(seed)
+    simulation, job, noise = Simulation(QUICK), JobJudge("job", LiveRules()), random.Random(seed)
     assert judged(simulation, job, 8, noise=noise) == []
     simulation.plan = SLOW
     (found,) = judged(simulation, job, 3, (2, 4), noise)
-    assert isinstance(found, SlowRank)
+    assert isinstance(found, SlowRankFound)
     assert (found.rank, found.node, found.cause) == (2, "node-1", "network")
     # Steps stay long for another reason.
     (over,) = judged(simulation, job, 8, noise=noise)
@@ -158,12 +158,12 @@ def test_a_delayed_node_is_named_where_round_trips_of_single_windows_vary(seed: 
 def test_whoever_sends_to_a_busy_host_is_not_taken_for_slow() -> None:
     """A host that computes for others answers late: its own ranks are named, not their neighbour
     whose round trips are long (A6.2)."""
-    simulation, job = Simulation(QUICK), Job("job", Rules())
+    simulation, job = Simulation(QUICK), JobJudge("job", LiveRules())
     assert judged(simulation, job, 8) == []
     busy = tuple(Delay(rank, 0.05, "host") for rank in (2, 3))
     simulation.plan = replace(QUICK, delays=busy)
     changes = judged(simulation, job, 8, (4,), random.Random(0), held_ms=70)
-    assert {(one.rank, one.cause) for one in changes if isinstance(one, SlowRank)} == {
+    assert {(one.rank, one.cause) for one in changes if isinstance(one, SlowRankFound)} == {
         (2, "host"), (3, "host"),
     }  # fmt: skip
 
@@ -172,7 +172,7 @@ def test_whoever_sends_to_a_busy_host_is_not_taken_for_slow() -> None:
 def test_whoever_receives_late_from_a_delayed_node_is_not_blamed(has_sections: bool) -> None:
     """In a ring, the rank before the slow node leaves collectives last; the rank after it has the
     longest round trips, since it sends to the slow node (A6.1, A6.2)."""
-    simulation, job = Simulation(QUICK), Job("job", Rules())
+    simulation, job = Simulation(QUICK), JobJudge("job", LiveRules())
     assert judged(simulation, job, 8) == []
     slow = Delay(4, 0.03, "ring")
     simulation.plan = replace(QUICK, delays=(slow,), has_sections=has_sections)
@@ -181,19 +181,19 @@ def test_whoever_receives_late_from_a_delayed_node_is_not_blamed(has_sections: b
     for _ in range(4):
         changes += judged(simulation, job, 1, (4,), noise)
         changes += judged(simulation, job, 1, (4, 6), noise, held_ms=25)
-    found = [one for one in changes if isinstance(one, SlowRank)]
+    found = [one for one in changes if isinstance(one, SlowRankFound)]
     assert {(one.rank, one.cause) for one in found} == {(4, "network")}
 
 
 def test_a_host_that_holds_its_rank_back_within_collectives_is_named_and_cleared() -> None:
     """Its quota is used up while all wait for it: own times tell nothing, its neighbours' round
     trips are long, and the kernel counts for how long its processes did not run (A6.1, A6.2)."""
-    simulation, job = Simulation(QUICK), Job("job", Rules())
+    simulation, job = Simulation(QUICK), JobJudge("job", LiveRules())
     assert judged(simulation, job, 5) == []
     simulation.plan = SLOW
     changes = judged(simulation, job, 8, (4, 6), throttled={2: 0.04, 3: 0.03})
     (found,) = changes
-    assert isinstance(found, SlowRank)
+    assert isinstance(found, SlowRankFound)
     assert (found.rank, found.node, found.cause) == (2, "node-1", "host")
     assert "the host of node-1 kept rank 2 from running for 40.0 ms a step" in found.reason
     simulation.plan = QUICK
@@ -204,11 +204,11 @@ def test_a_host_that_holds_its_rank_back_within_collectives_is_named_and_cleared
 
 def test_a_host_that_holds_its_rank_back_for_less_than_steps_lost_is_not_named() -> None:
     """A6.2."""
-    simulation, job = Simulation(QUICK), Job("job", Rules())
+    simulation, job = Simulation(QUICK), JobJudge("job", LiveRules())
     assert judged(simulation, job, 5) == []
     simulation.plan = SLOW
     (found,) = judged(simulation, job, 8, (2, 4), throttled={6: 0.005})
-    assert isinstance(found, SlowRank)
+    assert isinstance(found, SlowRankFound)
     assert (found.rank, found.cause) == (2, "network")
 
 
@@ -217,35 +217,35 @@ def test_a_quota_on_one_node_alone_is_to_blame_with_less(
     other: float, named: tuple[int, str] | None
 ) -> None:
     """Others wait for longer than it was held back; but not if quotas hold many back (A6.2)."""
-    simulation, job = Simulation(QUICK), Job("job", Rules())
+    simulation, job = Simulation(QUICK), JobJudge("job", LiveRules())
     assert judged(simulation, job, 5) == []
     simulation.plan = SLOW
     changes = judged(simulation, job, 8, (4, 6), throttled={2: 0.012, 7: other})
-    found = [(one.rank, one.cause) for one in changes if isinstance(one, SlowRank)]
+    found = [(one.rank, one.cause) for one in changes if isinstance(one, SlowRankFound)]
     assert found == ([named] if named else [])
 
 
 def test_a_quota_that_is_counted_in_one_window_only_excuses_links() -> None:
     """The kernel counts what a quota took when that time is over (A6.2)."""
-    simulation, job = Simulation(QUICK), Job("job", Rules())
+    simulation, job = Simulation(QUICK), JobJudge("job", LiveRules())
     assert judged(simulation, job, 5) == []
     simulation.plan = SLOW
     changes = judged(simulation, job, 1, (4, 6), throttled={2: 0.04})
     changes += judged(simulation, job, 2, (4, 6))
-    assert not [one for one in changes if isinstance(one, SlowRank)]
+    assert not [one for one in changes if isinstance(one, SlowRankFound)]
     (found,) = judged(simulation, job, 1, (4, 6))
-    assert isinstance(found, SlowRank)
+    assert isinstance(found, SlowRankFound)
     assert (found.rank, found.cause) == (4, "network"), "the quota is no excuse any more"
 
 
 def test_a_rank_that_seems_to_sleep_was_held_back_by_its_host_the_window_before() -> None:
     """A6.2."""
-    simulation, job = Simulation(replace(QUICK, has_sections=False)), Job("job", Rules())
+    simulation, job = Simulation(replace(QUICK, has_sections=False)), JobJudge("job", LiveRules())
     assert judged(simulation, job, 8) == []
     simulation.plan = replace(simulation.plan, delays=(Delay(2, 0.05, "sleep"),))
     changes = judged(simulation, job, 1, throttled={2: 0.05})
     changes += judged(simulation, job, 2)
-    (found,) = (one for one in changes if isinstance(one, SlowRank))
+    (found,) = (one for one in changes if isinstance(one, SlowRankFound))
     assert (found.rank, found.cause) == (2, "host")
     assert "in one of the latest windows" in found.reason
 
@@ -256,9 +256,9 @@ def test_what_a_section_lost_without_computing_is_the_links_if_round_trips_expla
 ) -> None:
     """Real gloo leaves the all-reduce late on the rank before the delayed one, within backward
     (A6.1, A6.2)."""
-    simulation, job = Simulation(QUICK), Job("job", Rules())
+    simulation, job = Simulation(QUICK), JobJudge("job", LiveRules())
     assert judged(simulation, job, 8) == []
     simulation.plan = replace(QUICK, delays=(Delay(3, 0.03, "sleep"),))
     changes = judged(simulation, job, 4, (4, 6), random.Random(1), held_ms=held_ms)
-    found = [one for one in changes if isinstance(one, SlowRank)]
+    found = [one for one in changes if isinstance(one, SlowRankFound)]
     assert [(one.rank, one.cause) for one in found] == [named]

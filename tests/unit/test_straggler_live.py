@@ -10,17 +10,19 @@ from everstep_services.straggler.domain.changes import (
     Change,
     Cost,
     KeepsUp,
-    SlowRank,
-    StepShift,
+    SlowRankFound,
+    StepsShifted,
 )
-from everstep_services.straggler.domain.job import Job
-from everstep_services.straggler.domain.rules import Rules
+from everstep_services.straggler.domain.job import JobJudge
+from everstep_services.straggler.domain.rules import LiveRules
 from tests.unit.straggler_windows import Delay, Simulation, Training, Where
 
 
-def judged(plan: Training, windows: int, rules: Rules | None = None) -> tuple[Job, list[Change]]:
+def judged(
+    plan: Training, windows: int, rules: LiveRules | None = None
+) -> tuple[JobJudge, list[Change]]:
     print("seed", plan.seed)
-    simulation, job = Simulation(plan), Job(plan.job, rules or Rules())
+    simulation, job = Simulation(plan), JobJudge(plan.job, rules or LiveRules())
     changes: list[Change] = []
     for number in range(windows):
         for timings in simulation.window():
@@ -30,7 +32,7 @@ def judged(plan: Training, windows: int, rules: Rules | None = None) -> tuple[Jo
 
 
 def slow_ranks(changes: Sequence[Change]) -> list[int]:
-    return [one.rank for one in changes if isinstance(one, SlowRank)]
+    return [one.rank for one in changes if isinstance(one, SlowRankFound)]
 
 
 PLANS = {
@@ -50,7 +52,7 @@ def test_the_slow_rank_is_named_within_three_windows(plan: Training, where: str)
     _, changes = judged(replace(plan, delays=(delay,), offset_s=0.5, drift=2e-4), 3)
     assert slow_ranks(changes) == [5]
     (found,) = changes
-    assert isinstance(found, SlowRank)
+    assert isinstance(found, SlowRankFound)
     own = found.scores[0]
     assert own.value_s is not None
     assert own.reference_s is not None
@@ -82,13 +84,13 @@ def test_half_of_the_ranks_that_become_slow_are_named_with_cause_and_price(
     delays = tuple(Delay(rank, 0.03, where, first=161, last=320) for rank in slow)
     plan = Training(nodes=nodes, per_node=per_node, delays=delays)
     _, changes = judged(plan, 30)
-    found = [one for one in changes if isinstance(one, SlowRank)]
+    found = [one for one in changes if isinstance(one, SlowRankFound)]
     assert sorted(one.rank for one in found) == slow
     assert {one.cause for one in found} == {cause}
     assert max(one.last_step for one in found) <= 13 * 16
     own = [one.scores[0] for one in found]
     assert all(0.025 < (one.value_s or 0) - (one.reference_s or 0) < 0.035 for one in own)
-    assert not any(isinstance(one, StepShift) for one in changes)
+    assert not any(isinstance(one, StepsShifted) for one in changes)
     cleared = [one for one in changes if isinstance(one, KeepsUp)]
     assert sorted(one.rank for one in cleared) == slow
     if len(slow) * 2 >= nodes * per_node:
@@ -100,7 +102,7 @@ def test_half_of_the_ranks_that_become_slow_are_named_with_cause_and_price(
 def test_all_ranks_that_become_slow_are_a_step_shift() -> None:
     delays = tuple(Delay(rank, 0.03, first=161) for rank in range(4))
     _, changes = judged(Training(nodes=1, delays=delays), 20)
-    assert [type(one) for one in changes] == [StepShift]
+    assert [type(one) for one in changes] == [StepsShifted]
 
 
 def test_slow_from_the_start_is_told_by_the_other_ranks_only() -> None:
@@ -126,13 +128,13 @@ def test_a_rank_that_is_slow_in_less_than_a_quarter_of_the_steps_is_not_named(
 def test_a_rank_that_keeps_up_again_is_cleared_once() -> None:
     """The delay ends with the sixth window (A6.2)."""
     _, changes = judged(Training(delays=(Delay(2, 0.03, last=6 * 16),)), 14)
-    assert [type(one) for one in changes if not isinstance(one, Cost)] == [SlowRank, KeepsUp]
+    assert [type(one) for one in changes if not isinstance(one, Cost)] == [SlowRankFound, KeepsUp]
     assert [one.rank for one in changes if isinstance(one, KeepsUp)] == [2]
 
 
 def lost_s(changes: Sequence[Change], rank: int) -> float:
     """As a document counts it."""
-    found = next(one for one in changes if isinstance(one, SlowRank) and one.rank == rank)
+    found = next(one for one in changes if isinstance(one, SlowRankFound) and one.rank == rank)
     since = found.lost_s * (found.last_step - found.first_step + 1)
     return since + sum(one.lost_s for one in changes if isinstance(one, Cost) and one.rank == rank)
 
@@ -159,11 +161,14 @@ def test_what_two_slow_ranks_cost_together_is_shared_by_them() -> None:
 
 
 def test_windows_in_which_recorders_were_spared_cost_as_the_last_one_that_was_compared() -> None:
-    simulation, job = Simulation(Training(delays=(Delay(5, 0.03, last=320),))), Job("job", Rules())
+    simulation, job = (
+        Simulation(Training(delays=(Delay(5, 0.03, last=320),))),
+        JobJudge("job", LiveRules()),
+    )
     changes: list[Change] = []
     for number in range(24):
         changes += told(job, simulation, number, "recorder spared", [0, 1] if number % 2 else ())
-    (found,) = (one for one in changes if isinstance(one, SlowRank))
+    (found,) = (one for one in changes if isinstance(one, SlowRankFound))
     later = sum(one.lost_s for one in changes if isinstance(one, Cost))
     assert later == pytest.approx((320 - found.last_step) * 0.03, rel=0.15)
 
@@ -171,7 +176,7 @@ def test_windows_in_which_recorders_were_spared_cost_as_the_last_one_that_was_co
 def test_while_recorders_are_spared_the_last_comparison_is_shown() -> None:
     """Agents read large recorders in every sixteenth window at least (A6.4)."""
     plan = Training(delays=(Delay(5, 0.03),))
-    simulation, job = Simulation(plan), Job(plan.job, Rules())
+    simulation, job = Simulation(plan), JobJudge(plan.job, LiveRules())
 
     def close(number: int, *, is_spared: bool) -> None:
         for timings in simulation.window():
@@ -191,7 +196,7 @@ def test_while_recorders_are_spared_the_last_comparison_is_shown() -> None:
 
 
 def told(
-    job: Job, simulation: Simulation, number: int, gap: str = "", silent: Sequence[int] = ()
+    job: JobJudge, simulation: Simulation, number: int, gap: str = "", silent: Sequence[int] = ()
 ) -> list[Change]:
     """A window in which the recorders of these nodes do not tell, and why."""
     for timings in simulation.window():
@@ -205,7 +210,7 @@ def told(
 @pytest.mark.parametrize("gap", ["recorder silent", "recorder spared", ""])
 def test_why_the_own_times_of_a_node_are_unknown_is_said(gap: str) -> None:
     """Also where those of the other half are known."""
-    simulation, job = Simulation(Training()), Job("job", Rules())
+    simulation, job = Simulation(Training()), JobJudge("job", LiveRules())
     told(job, simulation, 0, gap, silent=[0])
     table = job.scores(8, "")
     assert {one.rank for one in table.ranks if one.own_s is None} == {0, 1, 2, 3}
@@ -214,7 +219,7 @@ def test_why_the_own_times_of_a_node_are_unknown_is_said(gap: str) -> None:
 
 
 def test_while_one_nodes_recorders_are_spared_the_last_comparison_is_shown() -> None:
-    simulation, job = Simulation(Training()), Job("job", Rules())
+    simulation, job = Simulation(Training()), JobJudge("job", LiveRules())
     told(job, simulation, 0)
     for number in range(1, 16):
         told(job, simulation, number, "recorder spared", silent=[0])
@@ -227,7 +232,7 @@ def test_while_one_nodes_recorders_are_spared_the_last_comparison_is_shown() -> 
 def test_a_node_that_is_heard_late_has_the_role_of_the_others(plan: Training) -> None:
     """Gloo's recorder does not say who is in a group: those who were seen in it count."""
     plan = replace(plan, has_members=False, delays=(Delay(0, 0.03),))
-    simulation, job = Simulation(plan), Job("job", Rules())
+    simulation, job = Simulation(plan), JobJudge("job", LiveRules())
     told(job, simulation, 0, "recorder silent", silent=[0])
     for number in range(1, 5):
         told(job, simulation, number)

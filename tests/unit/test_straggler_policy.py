@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from everstep.messages import KnownStraggler
-from everstep_services.straggler.domain.policy import Decision, Policy, score
-from everstep_services.straggler.domain.switches import Switches
+from everstep_services.straggler.domain.policy import Policy, StragglerDecision, score
+from everstep_services.straggler.domain.switches import StragglerSwitches
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
-SWITCHES = Switches(stop_below=0.7, stop_reports=3, exclude_after_s=60.0)
+SWITCHES = StragglerSwitches(stop_below=0.7, stop_reports=3, exclude_after_s=60.0)
 HALF = 1.0
 """Takes twice as long: a score of 0.5."""
 
@@ -41,10 +41,10 @@ def course(
     policy: Policy,
     one: KnownStraggler,
     *slower: float,
-    switches: Switches = SWITCHES,
+    switches: StragglerSwitches = SWITCHES,
     every_s: float = 1.0,
     missing: bool = False,
-) -> list[Decision]:
+) -> list[StragglerDecision]:
     """What is due after these windows."""
     for number, ratio in enumerate(slower, start=1):
         ratios: Mapping[int, float] = {} if missing else {one.rank: ratio}

@@ -7,20 +7,23 @@ from msgspec.structs import replace
 
 from everstep.messages import ControlDocument
 from everstep_services.health.nodes.control import SETTINGS, blank, switched
-from everstep_services.straggler.domain.switches import Switches, explained, in_force
+from everstep_services.straggler.domain.switches import StragglerSwitches, explained, in_force
 from everstep_services.straggler.settings import StragglerSettings, defaults
 
 EXAMPLES = {
-    "straggler.timings": ("off", Switches(is_on=False)),
-    "straggler.cpu": ("off", Switches(is_cpu_timed=False)),
-    "straggler.window_s": ("2.5", Switches(window_s=2.5)),
-    "straggler.window_steps": ("64", Switches(window_steps=64)),
-    "straggler.slower_ratio": ("0.1", Switches(slower_ratio=0.1)),
-    "straggler.stop_below": ("0.5", Switches(stop_below=0.5)),
-    "straggler.stop_reports": ("3", Switches(stop_reports=3)),
-    "straggler.exclude_after_s": ("60", Switches(exclude_after_s=60.0)),
-    "straggler.exclude_confidence": ("0.9", Switches(exclude_confidence=0.9)),
-    "straggler.exclude_causes": ("host,compute", Switches(exclude_causes=("host", "compute"))),
+    "straggler.timings": ("off", StragglerSwitches(is_on=False)),
+    "straggler.cpu": ("off", StragglerSwitches(is_cpu_timed=False)),
+    "straggler.window_s": ("2.5", StragglerSwitches(window_s=2.5)),
+    "straggler.window_steps": ("64", StragglerSwitches(window_steps=64)),
+    "straggler.slower_ratio": ("0.1", StragglerSwitches(slower_ratio=0.1)),
+    "straggler.stop_below": ("0.5", StragglerSwitches(stop_below=0.5)),
+    "straggler.stop_reports": ("3", StragglerSwitches(stop_reports=3)),
+    "straggler.exclude_after_s": ("60", StragglerSwitches(exclude_after_s=60.0)),
+    "straggler.exclude_confidence": ("0.9", StragglerSwitches(exclude_confidence=0.9)),
+    "straggler.exclude_causes": (
+        "host,compute",
+        StragglerSwitches(exclude_causes=("host", "compute")),
+    ),
 }
 
 
@@ -33,12 +36,15 @@ def test_each_switch_that_is_accepted_acts(name: str) -> None:
     """On, off, window and thresholds change without a restart (A6.5)."""
     value, wanted = EXAMPLES[name]
     document = switched(blank(), {name: value}, "ann", "r")
-    assert in_force(Switches(), document) == wanted
-    assert in_force(Switches(), switched(document, {name: ""}, "ann", "r")) == Switches()
+    assert in_force(StragglerSwitches(), document) == wanted
+    assert (
+        in_force(StragglerSwitches(), switched(document, {name: ""}, "ann", "r"))
+        == StragglerSwitches()
+    )
 
 
 def test_without_switches_the_settings_hold() -> None:
-    assert defaults(StragglerSettings()) == Switches()
+    assert defaults(StragglerSettings()) == StragglerSwitches()
     settings = StragglerSettings(timings=False, window_s=3.0, stop_reports=7)
     default = defaults(settings)
     assert in_force(default, None, blank()) == default
@@ -49,7 +55,9 @@ def test_without_switches_the_settings_hold() -> None:
 def test_a_job_goes_before_the_cluster() -> None:
     cluster = switched(blank(), {"straggler.window_s": "5", "straggler.cpu": "off"}, "ann", "r")
     job = switched(blank(), {"straggler.window_s": "7"}, "ann", "r")
-    assert in_force(Switches(), cluster, job) == Switches(window_s=7.0, is_cpu_timed=False)
+    assert in_force(StragglerSwitches(), cluster, job) == StragglerSwitches(
+        window_s=7.0, is_cpu_timed=False
+    )
 
 
 def modes(**changes: str) -> ControlDocument:
@@ -57,10 +65,16 @@ def modes(**changes: str) -> ControlDocument:
 
 
 def test_everything_only_observes_until_somebody_enforces_it() -> None:
-    assert in_force(Switches()).stop_mode == in_force(Switches()).exclude_mode == "observe"
-    found = in_force(Switches(), modes(stop="enforce"))
+    assert (
+        in_force(StragglerSwitches()).stop_mode
+        == in_force(StragglerSwitches()).exclude_mode
+        == "observe"
+    )
+    found = in_force(StragglerSwitches(), modes(stop="enforce"))
     assert (found.stop_mode, found.exclude_mode) == ("enforce", "observe")
-    found = in_force(Switches(), modes(stop="enforce", exclude="enforce"), modes(stop="observe"))
+    found = in_force(
+        StragglerSwitches(), modes(stop="enforce", exclude="enforce"), modes(stop="observe")
+    )
     assert (found.stop_mode, found.exclude_mode) == ("observe", "enforce")
 
 
@@ -70,14 +84,14 @@ def test_the_brake_stops_both(braked: str) -> None:
     enforce = modes(stop="enforce", exclude="enforce")
     brake = switched(blank(), {"brake": "on"}, "ann", "r")
     both = (replace(enforce, is_braked=True), None) if braked == "cluster" else (enforce, brake)
-    found = in_force(Switches(), *both)
+    found = in_force(StragglerSwitches(), *both)
     assert (found.stop_mode, found.exclude_mode) == ("observe", "observe")
 
 
 @pytest.mark.parametrize("value", ["", "nonsense", "nan", "inf", "-1", "0", "1e99", "\0"])
 def test_a_value_that_makes_no_sense_changes_nothing(value: str) -> None:
     document = replace(blank(), settings=dict.fromkeys(EXAMPLES, value), modes={"stop": value})
-    assert in_force(Switches(), document) == Switches()
+    assert in_force(StragglerSwitches(), document) == StragglerSwitches()
 
 
 @pytest.mark.parametrize(
@@ -129,6 +143,6 @@ def test_each_switch_is_shown_with_its_value_and_where_that_is_from() -> None:
 def test_what_is_shown_is_what_was_set(name: str) -> None:
     value, _ = EXAMPLES[name]
     cluster = switched(blank(), {name: value}, "ann", "r")
-    assert sources(Switches(), cluster, None)[name] == (value, "control")
-    assert sources(Switches(), None, cluster)[name] == (value, "control of the job")
-    assert sources(Switches(), None, None)[name][1] == "default"
+    assert sources(StragglerSwitches(), cluster, None)[name] == (value, "control")
+    assert sources(StragglerSwitches(), None, cluster)[name] == (value, "control of the job")
+    assert sources(StragglerSwitches(), None, None)[name][1] == "default"

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep_services.straggler.domain.analysis import NothingToCompareError, analyze
-from everstep_services.straggler.domain.operations import Kind, Place, cause_of, kind_of
+from everstep_services.straggler.domain.operations import OperationKind, Place, cause_of, kind_of
 from everstep_services.straggler.traces import TraceError, read_traces
 from tests.unit.straggler_traces import HEAD, Row, data_parallel, written
 
@@ -275,7 +275,7 @@ def test_kernels_and_nccls_collectives_are_read(tmp_path: Path) -> None:
     table = read_traces(paths).table
     assert set(table.ops) == {"kernels", "nccl:allreduce", "gap"}, "nothing ran between steps"
     assert table.groups == ("default_pg [0, 1]",)
-    collective = table.kinds() == Kind.COLLECTIVE
+    collective = table.kinds() == OperationKind.COLLECTIVE
     assert sorted(table.sequence[collective].tolist()) == [40, 40, 41, 41, 42, 42]
     assert table.duration[~collective].tolist() == pytest.approx([410e-6] * 6)
     assert table.hosts == {0: "n1", 1: "n1"}
@@ -419,15 +419,23 @@ def test_no_profilers_trace_crashes(
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("forward", Kind.COMPUTE), ("backward-step", Kind.COMPUTE), ("optimizer", Kind.COMPUTE),
-        ("all_reduce", Kind.COLLECTIVE), ("ReduceScatter", Kind.COLLECTIVE),
-        ("nccl:all_gather", Kind.COLLECTIVE), ("gloo:broadcast", Kind.COLLECTIVE),
-        ("send_forward", Kind.SEND), ("isend", Kind.SEND), ("recvBackward", Kind.RECEIVE),
-        ("recv_forward", Kind.RECEIVE), ("bubble", Kind.WAIT), ("aten::gather", Kind.COMPUTE),
-        ("prefetch", Kind.COMPUTE),
+        ("forward", OperationKind.COMPUTE),
+        ("backward-step", OperationKind.COMPUTE),
+        ("optimizer", OperationKind.COMPUTE),
+        ("all_reduce", OperationKind.COLLECTIVE),
+        ("ReduceScatter", OperationKind.COLLECTIVE),
+        ("nccl:all_gather", OperationKind.COLLECTIVE),
+        ("gloo:broadcast", OperationKind.COLLECTIVE),
+        ("send_forward", OperationKind.SEND),
+        ("isend", OperationKind.SEND),
+        ("recvBackward", OperationKind.RECEIVE),
+        ("recv_forward", OperationKind.RECEIVE),
+        ("bubble", OperationKind.WAIT),
+        ("aten::gather", OperationKind.COMPUTE),
+        ("prefetch", OperationKind.COMPUTE),
     ],
-)  # fmt: skip
-def test_what_an_operation_is_by_its_name(name: str, kind: Kind) -> None:
+)
+def test_what_an_operation_is_by_its_name(name: str, kind: OperationKind) -> None:
     assert kind_of(name) == kind
 
 

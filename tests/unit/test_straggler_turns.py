@@ -3,12 +3,12 @@
 from datetime import UTC, datetime
 
 from everstep.messages import KnownStraggler, NodeTimings
-from everstep_services.straggler.domain.changes import KeepsUp, SlowRank
-from everstep_services.straggler.domain.rules import Rules
+from everstep_services.straggler.domain.changes import KeepsUp, SlowRankFound
+from everstep_services.straggler.domain.rules import LiveRules
 from everstep_services.straggler.turns import JobWork, Turn
 from tests.integration.straggler_replicas import SimpleJudge
 
-RULES = Rules(grace_s=5.0)
+RULES = LiveRules(grace_s=5.0)
 
 
 def window(slot: int, last_step: int = 16, window_s: float = 1.6, round_: int = 1) -> NodeTimings:
@@ -48,7 +48,7 @@ def test_a_turn_hears_and_judges_and_its_view_stays_as_it_is() -> None:
     outcome = first.run(2.0)
     one.took(first, outcome, 2.0)
     assert one.has_news
-    assert [type(change) for change in outcome.changes] == [SlowRank]
+    assert [type(change) for change in outcome.changes] == [SlowRankFound]
     assert (one.view.round, one.view.window) == (1, 16)
     assert one.view.slower_ratios == {1: 1.0, 0: 0.0}, "policy must know in the same window"
     assert not one.is_busy

@@ -11,14 +11,14 @@ from benchmarks.straggler_traces.distributions import PLAIN, VARIABLE, Slow, own
 from everstep_services.straggler.domain.verdict import (
     Cleared,
     Found,
-    Limits,
-    State,
+    SlownessLimits,
+    VerdictState,
     Window,
     middle,
     observe,
 )
 
-LIMITS = Limits()
+LIMITS = SlownessLimits()
 NAN = float("nan")
 
 
@@ -31,9 +31,11 @@ def noisy(ranks: int, seed: int = 0, **slow: float) -> list[float]:
 
 
 def run(
-    windows: Sequence[Sequence[float]], roles: Sequence[int] | None = None, limits: Limits = LIMITS
+    windows: Sequence[Sequence[float]],
+    roles: Sequence[int] | None = None,
+    limits: SlownessLimits = LIMITS,
 ) -> list[Found | Cleared]:
-    state = State()
+    state = VerdictState()
     changes: list[Found | Cleared] = []
     for number, own in enumerate(windows):
         role = np.array(roles if roles is not None else [0] * len(own))
@@ -80,7 +82,7 @@ def test_between_both_limits_nothing_changes() -> None:
 
 
 def test_a_rank_that_is_gone_is_cleared() -> None:
-    state = State()
+    state = VerdictState()
     changes: list[Found | Cleared] = []
     for number in range(6):
         ranks = np.arange(8) if number < 4 else np.delete(np.arange(8), 5)
@@ -211,7 +213,7 @@ def test_an_episode_does_not_teach_how_large_the_noise_is(slow: list[int]) -> No
         windows[number] = [one * more for one, more in zip(windows[number], noise, strict=True)]
     for own in windows[37:]:
         own[0] *= 1.05
-    state, noises = State(), []
+    state, noises = VerdictState(), []
     changes: list[Found | Cleared] = []
     for number, own in enumerate(windows):
         window = Window(number, np.arange(4), np.array(own), np.zeros(4, int))
@@ -264,7 +266,7 @@ def test_nobody_is_found_in_healthy_hours(noise: object) -> None:
 def test_nothing_is_said_of_a_rank_in_a_window_in_which_it_was_not_seen() -> None:
     """Whatever changes meanwhile: a limit that is lowered, say."""
     windows = [noisy(8, seed, r5=1.2) for seed in range(6)]
-    state, high = State(), replace(LIMITS, found_ratio=5.0, cleared_ratio=2.5)
+    state, high = VerdictState(), replace(LIMITS, found_ratio=5.0, cleared_ratio=2.5)
     for number, own in enumerate(windows):
         window = Window(number, np.arange(8), np.array(own), np.zeros(8, int))
         state, changes = observe(state, window, high)

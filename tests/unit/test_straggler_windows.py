@@ -22,9 +22,9 @@ from everstep.messages import (
     ShowTimings,
     Sketch,
 )
-from everstep_services.straggler.domain.changes import Change, KeepsUp, SlowRank
-from everstep_services.straggler.domain.job import Job
-from everstep_services.straggler.domain.rules import Rules
+from everstep_services.straggler.domain.changes import Change, KeepsUp, SlowRankFound
+from everstep_services.straggler.domain.job import JobJudge
+from everstep_services.straggler.domain.rules import LiveRules
 from tests.unit.straggler_changes import without_costs
 from tests.unit.straggler_windows import Delay, Simulation, Training
 
@@ -37,11 +37,13 @@ def changed(timings: NodeTimings, **fields: object) -> NodeTimings:
 
 def names(changes: list[Change]) -> list[tuple[str, int]]:
     return [
-        (type(one).__name__, one.rank) for one in changes if isinstance(one, SlowRank | KeepsUp)
+        (type(one).__name__, one.rank)
+        for one in changes
+        if isinstance(one, SlowRankFound | KeepsUp)
     ]
 
 
-def heard(job: Job, windows: list[list[NodeTimings]]) -> list[Change]:
+def heard(job: JobJudge, windows: list[list[NodeTimings]]) -> list[Change]:
     changes: list[Change] = []
     for number, window in enumerate(windows):
         for timings in window:
@@ -51,7 +53,7 @@ def heard(job: Job, windows: list[list[NodeTimings]]) -> list[Change]:
 
 
 def test_a_window_waits_for_its_nodes_and_no_longer_than_the_grace() -> None:
-    job = Job("job", Rules(grace_s=5.0))
+    job = JobJudge("job", LiveRules(grace_s=5.0))
     first, second = Simulation(Training()).window()
     job.hear(first, 10.0)
     assert job.close_due(14.9) == []
@@ -65,7 +67,7 @@ def test_a_window_waits_for_its_nodes_and_no_longer_than_the_grace() -> None:
 
 def test_a_complete_window_closes_those_before_it() -> None:
     """Nodes send in order: what is missing of an earlier window is lost."""
-    simulation, job = Simulation(Training()), Job("job", Rules())
+    simulation, job = Simulation(Training()), JobJudge("job", LiveRules())
     early, late = simulation.window(), simulation.window()
     job.hear(early[0], 0.0)
     for timings in late:
@@ -77,7 +79,7 @@ def test_a_complete_window_closes_those_before_it() -> None:
 
 
 def test_what_comes_twice_or_from_an_older_round_is_refused_and_counted() -> None:
-    simulation, job = Simulation(replace(SLOW, round=2)), Job("job", Rules())
+    simulation, job = Simulation(replace(SLOW, round=2)), JobJudge("job", LiveRules())
     first, second = simulation.window()
     job.hear(first, 0.0)
     job.hear(first, 0.0)
@@ -94,8 +96,8 @@ def test_what_comes_twice_or_from_an_older_round_is_refused_and_counted() -> Non
 
 def test_a_new_round_ends_the_findings_of_the_one_before() -> None:
     """Two rounds are never mixed."""
-    job, simulation = Job("job", Rules()), Simulation(SLOW)
-    assert names(heard(job, [simulation.window() for _ in range(3)])) == [("SlowRank", 5)]
+    job, simulation = JobJudge("job", LiveRules()), Simulation(SLOW)
+    assert names(heard(job, [simulation.window() for _ in range(3)])) == [("SlowRankFound", 5)]
     old = simulation.window()
     job.hear(Simulation(Training(round=2)).window()[0], 9.0)
     job.hear(old[0], 9.0)
@@ -105,7 +107,7 @@ def test_a_new_round_ends_the_findings_of_the_one_before() -> None:
 
 
 def test_the_end_of_a_job_clears_who_was_slow() -> None:
-    job, simulation = Job("job", Rules()), Simulation(SLOW)
+    job, simulation = JobJudge("job", LiveRules()), Simulation(SLOW)
     heard(job, [simulation.window() for _ in range(3)])
     assert job.end("the job succeeded") == [KeepsUp(1, 5, "the job succeeded")]
     job.hear(simulation.window()[0], 9.0)
@@ -122,7 +124,7 @@ def known(rank: int, round_number: int = 1) -> KnownStraggler:
 @pytest.mark.parametrize("is_early", [True, False])
 def test_adopted_findings_are_not_made_again_and_are_cleared(is_early: bool) -> None:
     """A replica that was started again knows them by the document."""
-    job = Job("job", Rules())
+    job = JobJudge("job", LiveRules())
     simulation = Simulation(Training(delays=(Delay(5, 0.03, last=4 * 16),)))
     if is_early:
         job.adopt([known(5)])
@@ -138,7 +140,7 @@ def test_adopted_findings_are_not_made_again_and_are_cleared(is_early: bool) -> 
 
 
 def test_findings_of_an_older_round_are_over() -> None:
-    job = Job("job", Rules())
+    job = JobJudge("job", LiveRules())
     job.adopt([known(3, 1)])
     job.hear(Simulation(Training(round=2)).window()[0], 0.0)
     assert names(job.close_due(0.0)) == [("KeepsUp", 3)]
@@ -150,20 +152,20 @@ def test_lost_messages_hide_nobody_and_accuse_nobody(seed: int) -> None:
     print("seed", seed)
     plan = Training(seed=seed, nodes=8, per_node=2, delays=(Delay(5, 0.03, first=20 * 16 + 1),))
     simulation, draw = Simulation(plan), random.Random(seed)
-    job = Job("job", Rules())
+    job = JobJudge("job", LiveRules())
     changes: list[tuple[int, Change]] = []
     for number in range(32):
         for timings in simulation.window():
             if draw.random() < 0.9:
                 job.hear(timings, number * 10.0)
         changes += [(number, one) for one in without_costs(job.close_due(number * 10.0 + 9))]
-    assert [(type(one), getattr(one, "rank", None)) for _, one in changes] == [(SlowRank, 5)]
+    assert [(type(one), getattr(one, "rank", None)) for _, one in changes] == [(SlowRankFound, 5)]
     assert changes[0][0] < 20 + 8
 
 
 def test_a_node_that_uses_shorter_windows_for_a_while_is_still_compared() -> None:
     """Its windows that end with the same step belong to the others'."""
-    simulation, job = Simulation(SLOW), Job("job", Rules())
+    simulation, job = Simulation(SLOW), JobJudge("job", LiveRules())
     changes: list[Change] = []
     for number in range(4):
         half = simulation.window(8)
@@ -172,12 +174,12 @@ def test_a_node_that_uses_shorter_windows_for_a_while_is_still_compared() -> Non
         job.hear(whole[0], number * 10.0)
         job.hear(changed(whole[1], first_step=whole[1].first_step - 8), number * 10.0)
         changes += without_costs(job.close_due(number * 10.0))
-    assert names(changes) == [("SlowRank", 5)]
+    assert names(changes) == [("SlowRankFound", 5)]
 
 
 def test_ranks_come_and_go() -> None:
     """A rank of which nothing is heard any more stays as it was; it is a gap."""
-    simulation, job = Simulation(Training()), Job("job", Rules())
+    simulation, job = Simulation(Training()), JobJudge("job", LiveRules())
     for number in range(12):
         for timings in simulation.window():
             kept = tuple(one for one in timings.ranks if one.rank != 3 or number % 2)
@@ -188,7 +190,7 @@ def test_ranks_come_and_go() -> None:
 
 
 def test_with_fewer_than_three_ranks_nobody_is_judged_and_that_is_said() -> None:
-    job = Job("job", Rules())
+    job = JobJudge("job", LiveRules())
     plan = Training(nodes=2, per_node=1, delays=(Delay(1, 0.1),))
     simulation = Simulation(plan)
     assert heard(job, [simulation.window() for _ in range(6)]) == []
@@ -197,7 +199,7 @@ def test_with_fewer_than_three_ranks_nobody_is_judged_and_that_is_said() -> None
 
 def test_without_a_recorder_sections_are_compared_by_their_processor_time() -> None:
     """If all ranks of a role have it."""
-    simulation, job = Simulation(Training()), Job("job", Rules())
+    simulation, job = Simulation(Training()), JobJudge("job", LiveRules())
     changes: list[Change] = []
     for number in range(4):
         for timings in simulation.window():
@@ -212,11 +214,11 @@ def test_without_a_recorder_sections_are_compared_by_their_processor_time() -> N
             )  # fmt: skip
             job.hear(changed(timings, ranks=ranks), float(number))
         changes += without_costs(job.close_due(float(number)))
-    assert names(changes) == [("SlowRank", 2)]
+    assert names(changes) == [("SlowRankFound", 2)]
 
 
 def test_where_nothing_can_be_compared_the_reason_is_said() -> None:
-    job = Job("job", Rules())
+    job = JobJudge("job", LiveRules())
     window = [
         changed(one, ranks=tuple(
             msgspec.structs.replace(rank, collectives=(), sections=(), gap="recorder silent")
@@ -229,7 +231,7 @@ def test_where_nothing_can_be_compared_the_reason_is_said() -> None:
 
 
 def test_the_steps_of_a_window_follow_the_step_and_do_not_flap() -> None:
-    job = Job("job", Rules())
+    job = JobJudge("job", LiveRules())
     assert job.window_steps(10.0) is None
     simulation = Simulation(Training(jitter=0.3))
     seen = set()
@@ -299,7 +301,10 @@ def test_a_sick_node_is_refused_and_harms_no_verdict(seed: int) -> None:
     """Numbers that are negative, absurd, or none, in any field; the slow rank is named (A6.1)."""
     print("seed", seed)
     draw = random.Random(seed)
-    simulation, job = Simulation(Training(nodes=4, delays=(Delay(9, 0.03),))), Job("job", Rules())
+    simulation, job = (
+        Simulation(Training(nodes=4, delays=(Delay(9, 0.03),))),
+        JobJudge("job", LiveRules()),
+    )
     changes: list[Change] = []
     with np.errstate(all="raise", under="ignore"):
         for number in range(12):
@@ -310,5 +315,5 @@ def test_a_sick_node_is_refused_and_harms_no_verdict(seed: int) -> None:
             job.scores(100, "")
             job.timings(ShowTimings(job="job", measure="section", section="s1"))
             assert all(math.isfinite(one) for one in job.summary().values())
-    assert ("SlowRank", 9) in names(changes)
+    assert ("SlowRankFound", 9) in names(changes)
     assert sum(job.refused.values()) > 0

@@ -42,7 +42,7 @@ class SortOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class RowPage:
     """Some rows, and where to continue; `next_key` is None at the end."""
 
     rows: Sequence[Record]
@@ -67,7 +67,7 @@ async def stream_position(database: Database) -> tuple[str, int] | None:
 
 async def page(
     database: Database, query: Select[Any], order: SortOrder, after: Key | None, limit: int
-) -> Page:
+) -> RowPage:
     """The next `limit` rows of a query in this order."""
     async with database.read() as connection:
         result = await connection.execute(ordered(query, order, after, limit + 1))
@@ -94,12 +94,12 @@ def ordered(query: Select[Any], order: SortOrder, after: Key | None, limit: int)
     return query.order_by(*directed).limit(limit)
 
 
-def cut(rows: Sequence[Record], order: SortOrder, limit: int) -> Page:
+def cut(rows: Sequence[Record], order: SortOrder, limit: int) -> RowPage:
     """The page, from one row more than it may have."""
     shown = rows[:limit]
     if len(rows) <= limit:
-        return Page(shown, None)
-    return Page(shown, tuple(shown[-1][column.key or ""] for column in order.columns))
+        return RowPage(shown, None)
+    return RowPage(shown, tuple(shown[-1][column.key or ""] for column in order.columns))
 
 
 async def facts_page(
@@ -110,7 +110,7 @@ async def facts_page(
     limit: int,
     most_bytes: int,
     is_descending: bool = False,
-) -> Page:
+) -> RowPage:
     """Facts by their place in the log; fewer than `limit` if they are large."""
     order = SortOrder((tables.facts.c.n,), is_descending)
     key = None if after is None else (after,)
@@ -122,7 +122,7 @@ async def facts_page(
         numbers = [row.n for row in heads[:fitting]]
         query = select(tables.facts).where(tables.facts.c.n.in_(numbers))
         rows = (await connection.execute(ordered(query, order, None, limit))).mappings().all()
-    return Page(rows, (numbers[-1],) if fitting < len(heads) else None)
+    return RowPage(rows, (numbers[-1],) if fitting < len(heads) else None)
 
 
 async def facts_after(

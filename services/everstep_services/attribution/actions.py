@@ -39,8 +39,8 @@ from everstep.messages.codec import BadMessageError, decode_as
 from everstep.subjects import CLUSTER
 from everstep_services.attribution.cases import CaseKeeper
 from everstep_services.attribution.domain.case_facts import JobCases
-from everstep_services.attribution.domain.policy import Decision, Switches, due, in_force
-from everstep_services.attribution.domain.verdicts import SOURCE, Moment
+from everstep_services.attribution.domain.policy import Decision, PolicySwitches, due, in_force
+from everstep_services.attribution.domain.verdicts import SOURCE, VerdictContext
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +51,10 @@ _WAITING_MOST = 256
 _UNKNOWN = "the service ended before it had an answer; it is not asked for again"
 
 
-class Actions:
+class VerdictActions:
     """Takes verdicts one after the other; each rule acts once for an incident."""
 
-    def __init__(self, default: Switches, keeper: CaseKeeper, bus: Bus, clock: Clock) -> None:
+    def __init__(self, default: PolicySwitches, keeper: CaseKeeper, bus: Bus, clock: Clock) -> None:
         self._default = default
         self._keeper = keeper
         self._bus = bus
@@ -94,7 +94,7 @@ class Actions:
             except Exception as error:  # noqa: BLE001  other verdicts are considered as before
                 self._contained.note("a verdict", error)
 
-    async def _switches(self, job: str) -> Switches:
+    async def _switches(self, job: str) -> PolicySwitches:
         documents = self._bus.documents("CONTROL")
         switches = []
         for key in (CLUSTER, job):
@@ -138,7 +138,7 @@ class Actions:
             job, incident, act.action, outcome, reason,
         )  # fmt: skip
 
-        def deed(cases: JobCases, now: Moment) -> tuple[None, tuple[ActionTaken, ...]]:
+        def deed(cases: JobCases, now: VerdictContext) -> tuple[None, tuple[ActionTaken, ...]]:
             case = cases.case(incident)
             if case is None or act not in case.acts:
                 return None, ()
@@ -217,7 +217,7 @@ class Actions:
 
 
 def _begun(
-    decided: ActionDecided, act: PolicyAct, cases: JobCases, now: Moment
+    decided: ActionDecided, act: PolicyAct, cases: JobCases, now: VerdictContext
 ) -> tuple[bool, tuple[ActionDecided, ...]]:
     """Write a decision down; False where it was made before, or its incident is forgotten."""
     del now

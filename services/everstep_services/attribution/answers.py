@@ -13,7 +13,7 @@ _CULPRITS_MOST = 1024
 _TEXT_MOST = 2000
 
 
-class Answers:
+class AttributionAnswers:
     """One of any number of replicas; each answers from what all of them write down."""
 
     def __init__(self, bus: Bus, attribution: Attribution) -> None:

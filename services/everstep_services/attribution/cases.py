@@ -20,20 +20,20 @@ from everstep.subjects import CLUSTER, BadSubjectError
 from everstep_services.attribution.documents import (
     BUCKET,
     StoredCases,
-    UnreadableError,
+    UnreadableCasesError,
     cluster_document,
     encoded,
     fact_of,
 )
 from everstep_services.attribution.domain import case_facts, past
 from everstep_services.attribution.domain.case_facts import JobCases
-from everstep_services.attribution.domain.past import History
-from everstep_services.attribution.domain.verdicts import Moment
+from everstep_services.attribution.domain.past import PastIncidents
+from everstep_services.attribution.domain.verdicts import VerdictContext
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Deed = Callable[[JobCases, Moment], tuple[T, Iterable[Fact]]]
+Deed = Callable[[JobCases, VerdictContext], tuple[T, Iterable[Fact]]]
 """Changes cases, and returns the facts to record. It may be repeated on newer cases."""
 Changed = Callable[[str, str], None]
 """Hears of each case that a fact has changed: job and incident."""
@@ -53,7 +53,7 @@ class CaseKeeper:
         self._revision = 0
         self._contained = Containment("the cases")
         self._seated = SeatedOnly(bus, clock, past.accused)
-        self.history = History(CasesDocument())
+        self.history = PastIncidents(CasesDocument())
         self.counts: Counter[str] = Counter()
         self.leads = False
 
@@ -85,9 +85,9 @@ class CaseKeeper:
         for stored in self._jobs.values():
             yield from (case for case in stored.cases.cases if case.verdict is None)
 
-    def moment(self) -> Moment:
+    def moment(self) -> VerdictContext:
         """Now."""
-        return Moment(self._clock.wall(), new_id)
+        return VerdictContext(self._clock.wall(), new_id)
 
     def case(self, job: str, incident: str) -> Case | None:
         """As the replica that leads has it."""
@@ -100,12 +100,12 @@ class CaseKeeper:
             return case
         return (await self._load(job)).cases.case(incident)
 
-    async def known_history(self) -> History:
+    async def known_history(self) -> PastIncidents:
         """What is remembered beyond this job."""
         if self.leads:
             return self.history
         stored = await self._documents.get(CLUSTER)
-        return History(cluster_document(stored.data))
+        return PastIncidents(cluster_document(stored.data))
 
     # --- leading ---
 
@@ -114,12 +114,12 @@ class CaseKeeper:
         stored = await self._documents.get(CLUSTER)
         document = cluster_document(stored.data)
         self._revision = stored.revision if stored.data is not None else 0
-        self.history = History(document)
+        self.history = PastIncidents(document)
         for job in await self._documents.keys():
             if job != CLUSTER:
                 try:
                     self._jobs[job] = await self._load(job)
-                except UnreadableError as error:
+                except UnreadableCasesError as error:
                     log.warning("job_passed_over job=%s error=%s", job, error)
         if not document.stream:
             return None
@@ -147,7 +147,7 @@ class CaseKeeper:
         if isinstance(fact, case_facts.READ) and fact.job != CLUSTER:
             try:
                 stored = self._jobs.get(fact.job) or await self._load(fact.job)
-            except (UnreadableError, BadSubjectError) as error:
+            except (UnreadableCasesError, BadSubjectError) as error:
                 log.warning("fact_passed_over job=%s error=%s", fact.job, error)
                 return
             self._jobs[fact.job] = stored

@@ -17,7 +17,7 @@ _KINDS = frozenset(kind_of(fact_type) for fact_type in (*case_facts.READ, *past.
 _PENDING_MOST = 10_000
 
 
-class UnreadableError(EverstepError):
+class UnreadableCasesError(EverstepError):
     """The document of a job cannot be decoded; nothing is decided about it."""
 
     def __init__(self, key: str, why: str) -> None:
@@ -34,7 +34,7 @@ class StoredCases:
         try:
             decoded = CasesDocument() if document.data is None else _DECODER.decode(document.data)
         except (msgspec.DecodeError, ValueError) as error:
-            raise UnreadableError(document.key, str(error)) from error
+            raise UnreadableCasesError(document.key, str(error)) from error
         self.job = document.key
         self.revision = document.revision if document.data is not None else 0
         self.cases = JobCases(document.key, decoded)
@@ -88,7 +88,7 @@ def cluster_document(data: bytes | None) -> CasesDocument:
     try:
         return CasesDocument() if data is None else _DECODER.decode(data)
     except (msgspec.DecodeError, ValueError) as error:
-        raise UnreadableError("_cluster", str(error)) from error
+        raise UnreadableCasesError("_cluster", str(error)) from error
 
 
 def encoded(document: CasesDocument) -> bytes:

@@ -16,7 +16,7 @@ from everstep.store.database import Database
 from everstep.store.errors import StoreError
 from everstep.store.queries import Record, is_begun, is_over, job_state
 from everstep.store.times import to_us
-from everstep_services.history.goodput.ledger import Segment, seconds
+from everstep_services.history.goodput.ledger import LedgerSegment, seconds
 from everstep_services.history.goodput.reader import GoodputReader
 
 log = logging.getLogger(__name__)
@@ -199,7 +199,7 @@ def _add_saves(values: _Values, row: Record, now_us: int) -> None:
     values.add("checkpoint_failures", job, row["failures"] or 0, tier)
 
 
-def _add_goodput(values: _Values, job: str, parts: Sequence[Segment], now_s: float) -> None:
+def _add_goodput(values: _Values, job: str, parts: Sequence[LedgerSegment], now_s: float) -> None:
     for window, length_s in _WINDOWS_S.items():
         sums = seconds(parts, now_s - length_s, now_s)
         wall_s = sum(sums.values())

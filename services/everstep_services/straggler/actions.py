@@ -20,7 +20,7 @@ from everstep.messages import (
 from everstep.subjects import CLUSTER
 from everstep_services.straggler.documents import JobDocuments
 from everstep_services.straggler.domain.findings import SOURCE, fact_id
-from everstep_services.straggler.domain.policy import Decision
+from everstep_services.straggler.domain.policy import StragglerDecision
 from everstep_services.straggler.jobs import TrackedJob
 from everstep_services.straggler.settings import StragglerSettings
 
@@ -31,7 +31,7 @@ _TRIES = 3
 _PAUSE_S = 1.0
 
 
-class Actions:
+class StragglerActions:
     """Whichever replica claims a decision acts on it: once for each finding and action."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Actions:
         self,
         job: TrackedJob,
         straggler: KnownStraggler,
-        decision: Decision,
+        decision: StragglerDecision,
         tasks: asyncio.TaskGroup,
     ) -> None:
         lost = "; the replica that was to ask ended before it knew the answer"
@@ -89,7 +89,9 @@ class Actions:
             why = f"{decision.reason}; the mode or the brake lets it only be observed"
             await self._say(job, self._fact(job, straggler, decision, "observed", why))
 
-    async def _act(self, job: TrackedJob, straggler: KnownStraggler, decision: Decision) -> None:
+    async def _act(
+        self, job: TrackedJob, straggler: KnownStraggler, decision: StragglerDecision
+    ) -> None:
         try:
             outcome, answer = await self._asked(job, straggler, decision)
             reason = f"{decision.reason}; {answer}"
@@ -100,7 +102,7 @@ class Actions:
             self._contained.note("an action", error)
 
     async def _asked(
-        self, tracked: TrackedJob, straggler: KnownStraggler, decision: Decision
+        self, tracked: TrackedJob, straggler: KnownStraggler, decision: StragglerDecision
     ) -> tuple[str, str]:
         """Return the outcome, and the service's answer."""
         job = tracked.job
@@ -122,7 +124,7 @@ class Actions:
                 return ("refused" if done.is_refused else "asked"), done.text
         return "refused", f"nobody answered: {problem}"
 
-    async def _ask(self, job: str, straggler: KnownStraggler, decision: Decision) -> Done:
+    async def _ask(self, job: str, straggler: KnownStraggler, decision: StragglerDecision) -> Done:
         match decision.action:
             case "stop":
                 stop = StopJob(job=job, by=SOURCE, reason=decision.reason, origin="service")
@@ -130,7 +132,9 @@ class Actions:
             case "exclude":
                 return await self._exclude(job, straggler, decision)
 
-    async def _exclude(self, job: str, straggler: KnownStraggler, decision: Decision) -> Done:
+    async def _exclude(
+        self, job: str, straggler: KnownStraggler, decision: StragglerDecision
+    ) -> Done:
         """First health, so that the node does not come back as the spare of itself."""
         out = ExcludeNode(
             job=CLUSTER,
@@ -169,7 +173,7 @@ class Actions:
         self,
         job: TrackedJob,
         straggler: KnownStraggler,
-        decision: Decision,
+        decision: StragglerDecision,
         outcome: str,
         reason: str,
     ) -> StragglerActed:

@@ -36,7 +36,7 @@ _MEASURES = ("own", "ratio", "waited", "step", "cpu", "runnable", "round_trip", 
 M = TypeVar("M", bound=Message)
 
 
-class Answers:
+class StragglerAnswers:
     """One of any number of replicas; each answers from what it has heard itself."""
 
     def __init__(self, bus: Bus, clock: Clock, jobs: Jobs, turns: Turns) -> None:

@@ -24,7 +24,7 @@ from everstep.messages import (
 from everstep.messages.codec import BadMessageError, decode_as, encode
 from everstep.subjects import CLUSTER
 from everstep_services.straggler.domain.findings import (
-    Moment,
+    FindingContext,
     acted,
     measured,
     recorded,
@@ -165,7 +165,7 @@ class JobDocuments:
 
     def _refuse_bad(self, job: TrackedJob) -> bool:
         """Whether a change that waits was the reason: it is dropped, and counted."""
-        document, moment = job.document, Moment(self._clock.wall(), job.view.round)
+        document, moment = job.document, FindingContext(self._clock.wall(), job.view.round)
         waiting = len(job.changes)
         for change in list(job.changes)[:_CHANGES_AT_ONCE]:
             try:
@@ -188,7 +188,7 @@ class JobDocuments:
         if not job.switches.is_on:
             over = over or SWITCHED_OFF
         before = job.document
-        moment = Moment(self._clock.wall(), job.view.round)
+        moment = FindingContext(self._clock.wall(), job.view.round)
         base = measured(before, job.switches, self._suggested(job))
         new = revised(base, taken, moment, over)
         if new.document == before and (job.revision or job.is_gone):

@@ -12,21 +12,21 @@ from everstep.messages import (
     StragglersDocument,
 )
 from everstep.subjects import CLUSTER
-from everstep_services.straggler.domain.changes import Change, KeepsUp, SlowRank
+from everstep_services.straggler.domain.changes import Change, KeepsUp, SlowRankFound
 from everstep_services.straggler.domain.findings import blank
-from everstep_services.straggler.domain.policy import Decision, Policy
-from everstep_services.straggler.domain.rules import Rules
+from everstep_services.straggler.domain.policy import Policy, StragglerDecision
+from everstep_services.straggler.domain.rules import LiveRules
 from everstep_services.straggler.domain.switches import (
     SWITCHED_OFF,
-    Switches,
+    StragglerSwitches,
     SwitchValue,
     explained,
     in_force,
 )
-from everstep_services.straggler.domain.verdict import Limits
+from everstep_services.straggler.domain.verdict import SlownessLimits
 from everstep_services.straggler.formed_round import NOT_FORMED, FormedRound
 from everstep_services.straggler.settings import StragglerSettings, defaults
-from everstep_services.straggler.turns import JobWork, Judge, Outcome, Turn, View
+from everstep_services.straggler.turns import JobWork, Judge, Turn, TurnOutcome, View
 
 _JOBS_MOST = 1000
 _WAITING_MOST = 5000
@@ -34,7 +34,7 @@ AFTERMATH_S = 30.0
 """How long after the end of a job its agents may still send earlier measurements."""
 
 
-MakeJudge = Callable[[str, Rules], Judge]
+MakeJudge = Callable[[str, LiveRules], Judge]
 
 
 class TrackedJob:
@@ -43,8 +43,8 @@ class TrackedJob:
     def __init__(
         self,
         job: str,
-        make_judge: Callable[[Switches], Judge],
-        switches: Switches,
+        make_judge: Callable[[StragglerSwitches], Judge],
+        switches: StragglerSwitches,
         now: float,
         most_waiting: int,
     ) -> None:
@@ -59,7 +59,7 @@ class TrackedJob:
         self.is_primed = False
         """Its documents were read: nothing is judged or written before."""
         self.heard_at = now
-        self.decisions: list[Decision] = []
+        self.decisions: list[StragglerDecision] = []
         """What the policy asks for, and nobody has claimed yet."""
         self.over = ""
         """Why no finding can stay open: its job ended, say; empty while it goes on."""
@@ -164,7 +164,7 @@ class TrackedJob:
         ]
         return self.work.turn(open_, self.switches.window_s, is_watched=bool(self._slow))
 
-    def take(self, turn: Turn, outcome: Outcome, now: float) -> None:
+    def take(self, turn: Turn, outcome: TurnOutcome, now: float) -> None:
         """A turn is over."""
         self._refused += outcome.refused
         self._slow |= {(straggler.round, straggler.rank) for straggler in outcome.adopted}
@@ -185,7 +185,7 @@ class TrackedJob:
         self.document, self.revision = new, revision
         self.is_removed = document is None
 
-    def follow(self, switches: Switches, rules: Rules) -> None:
+    def follow(self, switches: StragglerSwitches, rules: LiveRules) -> None:
         """Judge by these switches from now on."""
         was_on, self.switches = self.switches.is_on, switches
         if was_on and not switches.is_on:
@@ -198,7 +198,7 @@ class TrackedJob:
     def _note(self, changes: Iterable[Change]) -> None:
         for change in changes:
             self.changes.append(change)
-            if isinstance(change, SlowRank):
+            if isinstance(change, SlowRankFound):
                 self._slow.add((change.round, change.rank))
             elif isinstance(change, KeepsUp):
                 self._slow.discard((change.round, change.rank))
@@ -236,14 +236,14 @@ class Jobs:
             )
         return tracked
 
-    def _judge(self, job: str, switches: Switches) -> Judge:
+    def _judge(self, job: str, switches: StragglerSwitches) -> Judge:
         return self._make_judge(job, self._rules(switches))
 
-    def _rules(self, switches: Switches) -> Rules:
+    def _rules(self, switches: StragglerSwitches) -> LiveRules:
         """What a judge goes by: found ones are cleared at half of what they are found at."""
         ratio = switches.slower_ratio
-        limits = Limits(found_ratio=ratio, cleared_ratio=ratio / 2)
-        return Rules(limits=limits, grace_s=self._settings.grace_s)
+        limits = SlownessLimits(found_ratio=ratio, cleared_ratio=ratio / 2)
+        return LiveRules(limits=limits, grace_s=self._settings.grace_s)
 
     def forget(self, job: str) -> None:
         """Forget a job that is over."""
@@ -251,7 +251,7 @@ class Jobs:
         if gone is not None:
             self.refused += gone.refused
 
-    def switches(self, job: str) -> Switches:
+    def switches(self, job: str) -> StragglerSwitches:
         """What holds for a job."""
         return in_force(self._default, self._controls.get(CLUSTER), self._controls.get(job))
 

@@ -11,7 +11,7 @@ from everstep.bus.containment import Containment
 from everstep.bus.ports import Bus, Inbox
 from everstep.clock import Clock
 from everstep.messages import JobEnded, NodeTimings, RoundFormed
-from everstep_services.straggler.actions import Actions
+from everstep_services.straggler.actions import StragglerActions
 from everstep_services.straggler.documents import JobDocuments
 from everstep_services.straggler.jobs import Jobs, TrackedJob
 from everstep_services.straggler.rank_report import report_lines
@@ -38,7 +38,7 @@ class Observer:
         jobs: Jobs,
         *,
         documents: JobDocuments,
-        actions: Actions,
+        actions: StragglerActions,
         turns: Turns,
     ) -> None:
         self._settings = settings

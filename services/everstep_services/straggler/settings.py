@@ -1,7 +1,7 @@
 """The [straggler] section: how slow ranks are sought, and what is done about them."""
 
 from everstep.settings import Settings
-from everstep_services.straggler.domain.switches import CURABLE, OF_A_NODE, Switches
+from everstep_services.straggler.domain.switches import CURABLE, OF_A_NODE, StragglerSwitches
 
 
 class StragglerSettings(Settings, frozen=True, kw_only=True):
@@ -76,9 +76,9 @@ class StragglerSettings(Settings, frozen=True, kw_only=True):
             raise ValueError(f"exclude_causes may be {', '.join(CURABLE)}, got {value}")
 
 
-def defaults(settings: StragglerSettings) -> Switches:
+def defaults(settings: StragglerSettings) -> StragglerSwitches:
     """What holds where nothing was switched."""
-    return Switches(
+    return StragglerSwitches(
         is_on=settings.timings,
         is_cpu_timed=settings.cpu,
         window_s=settings.window_s,

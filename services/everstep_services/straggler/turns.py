@@ -20,8 +20,8 @@ from everstep.messages import (
     ShowTimings,
     TimingTable,
 )
-from everstep_services.straggler.domain.changes import Change, SlowRank
-from everstep_services.straggler.domain.rules import Rules
+from everstep_services.straggler.domain.changes import Change, SlowRankFound
+from everstep_services.straggler.domain.rules import LiveRules
 
 _JOBS_AT_ONCE = 4
 """Of a process with one interpreter lock: more would only wait for each other."""
@@ -36,7 +36,7 @@ T = TypeVar("T")
 class Judge(Protocol):
     """What judges the windows of one job: `domain.job.Job`."""
 
-    rules: Rules
+    rules: LiveRules
     refused: Counter[str]
 
     @property
@@ -64,7 +64,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TurnOutcome:
     """What a turn has brought."""
 
     changes: Sequence[Change]
@@ -91,7 +91,7 @@ class Turn:
     ending: str = ""
     """Why the judge is to end; empty while it goes on."""
 
-    def run(self, now: float) -> Outcome:
+    def run(self, now: float) -> TurnOutcome:
         """Do it. Only one thread at a time may, for one judge."""
         judge, refused = self.judge, Counter(self.judge.refused)
         failures = [failure for heard in self.heard if (failure := self._hear(*heard))]
@@ -100,7 +100,7 @@ class Turn:
             judge.adopt(adopted)
         changes = judge.end(self.ending) if self.ending else judge.close_due(now)
         view = View() if self.ending else self._view(changes)
-        return Outcome(changes, view, adopted, Counter(judge.refused) - refused, failures)
+        return TurnOutcome(changes, view, adopted, Counter(judge.refused) - refused, failures)
 
     def _hear(self, timings: NodeTimings, at: float) -> Exception | None:
         try:
@@ -112,7 +112,7 @@ class Turn:
     def _view(self, changes: Sequence[Change]) -> View:
         judge, before = self.judge, self.before
         summary = dict(judge.summary())
-        is_watched = self.is_watched or any(isinstance(change, SlowRank) for change in changes)
+        is_watched = self.is_watched or any(isinstance(change, SlowRankFound) for change in changes)
         if not changes and summary == before.summary and is_watched <= bool(before.slower_ratios):
             table = None  # no window was closed: tables of many ranks take their time
         else:
@@ -203,7 +203,7 @@ class JobWork:
             window_s=window_s, is_watched=is_watched,
         )  # fmt: skip
 
-    def took(self, turn: Turn, outcome: Outcome, now: float) -> None:
+    def took(self, turn: Turn, outcome: TurnOutcome, now: float) -> None:
         """A turn is over. What a judge knew that was replaced meanwhile is nothing any more."""
         self._turned_at = now
         if turn.judge is self.judge:
@@ -211,14 +211,14 @@ class JobWork:
             self.has_news = self.has_news or bool(turn.heard)
 
 
-class Judged(Protocol):
+class JudgedJob(Protocol):
     """A job that takes turns."""
 
     job: str
     work: JobWork
 
     def turn(self) -> Turn: ...
-    def take(self, turn: Turn, outcome: Outcome, now: float) -> None: ...
+    def take(self, turn: Turn, outcome: TurnOutcome, now: float) -> None: ...
 
 
 class Turns:
@@ -234,13 +234,13 @@ class Turns:
         """How many judgements, or messages within them, have failed."""
         return self._contained.failures
 
-    def begin(self, job: Judged, tasks: asyncio.TaskGroup) -> None:
+    def begin(self, job: JudgedJob, tasks: asyncio.TaskGroup) -> None:
         """The job's next turn, unless it is in one."""
         if not job.work.is_turning:
             job.work.is_turning = True
             tasks.create_task(self._run(job), name=f"turn-{job.job}")
 
-    async def _run(self, job: Judged) -> None:
+    async def _run(self, job: JudgedJob) -> None:
         try:
             with self._contained.of("a judgement"):
                 async with self._few, job.work.lock:
@@ -252,7 +252,7 @@ class Turns:
         finally:
             job.work.is_turning = False
 
-    async def ask(self, job: Judged, question: Callable[[Judge], T]) -> T:
+    async def ask(self, job: JudgedJob, question: Callable[[Judge], T]) -> T:
         """What the judge of a job answers, between two of its turns."""
         async with job.work.lock:
             return await asyncio.to_thread(question, job.work.judge)

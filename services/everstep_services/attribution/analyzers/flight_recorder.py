@@ -10,7 +10,7 @@ from everstep_services.attribution.analyzers.ends import first_ends, is_timeout
 from everstep_services.attribution.domain.claims import Cause, Claim, Role
 from everstep_services.attribution.flight_recorder.analysis import FlightAnalysis
 from everstep_services.attribution.flight_recorder.folder import DumpFile, read_dumps
-from everstep_services.attribution.flight_recorder.verdicts import Fault, Kind, Report
+from everstep_services.attribution.flight_recorder.verdicts import Fault, FlightReport, Kind
 from everstep_services.attribution.incident import Incident
 
 _READERS = 2
@@ -63,7 +63,7 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
     ]
 
 
-def _report(dumps: Mapping[int, bytes], world: int | None) -> Report:
+def _report(dumps: Mapping[int, bytes], world: int | None) -> FlightReport:
     analysis = FlightAnalysis(world=world)
     with tempfile.TemporaryDirectory(prefix="everstep-dumps-") as name:
         files = [DumpFile(Path(name, f"dump_{rank}"), rank) for rank in dumps]

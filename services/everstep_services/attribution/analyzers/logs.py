@@ -14,7 +14,7 @@ from everstep_services.attribution.incident import Incident
 from everstep_services.attribution.log_analysis.analysis import LogAnalysis
 from everstep_services.attribution.log_analysis.files import take_stream
 from everstep_services.attribution.log_analysis.origins import Origin
-from everstep_services.attribution.log_analysis.report import Failure, Report
+from everstep_services.attribution.log_analysis.report import Failure, LogReport
 from everstep_services.attribution.log_analysis.rules import shipped
 
 _QUOTED = 240
@@ -70,7 +70,7 @@ async def _of(incident: Incident, *kinds: str) -> Sequence[Claim]:
     return [*doubted, *_of_devices(report, pieces, incident.case)]
 
 
-def _of_devices(report: Report, pieces: Sequence[EvidencePiece], case: Case) -> Iterator[Claim]:
+def _of_devices(report: LogReport, pieces: Sequence[EvidencePiece], case: Case) -> Iterator[Claim]:
     """A rank died of its device, and the kernel of its node reports that device: one cause.
 
     The kernel's log begins with the round. Its line has the process on the device. Where that is
@@ -115,7 +115,9 @@ def _doubted(claim: Claim, case: Case) -> Claim:
     return replace(claim, strength=claim.strength * _OF_ANOTHER, says=says)
 
 
-def _report(read: Sequence[tuple[EvidencePiece, int | None, bytes]], world: int | None) -> Report:
+def _report(
+    read: Sequence[tuple[EvidencePiece, int | None, bytes]], world: int | None
+) -> LogReport:
     rules = shipped()
     analysis = LogAnalysis(rules, world)
     for number, (piece, rank, data) in enumerate(read):
@@ -125,7 +127,9 @@ def _report(read: Sequence[tuple[EvidencePiece, int | None, bytes]], world: int 
     return analysis.report()
 
 
-def _claims(report: Report, pieces: Sequence[EvidencePiece], *, is_kernel: bool) -> Iterator[Claim]:
+def _claims(
+    report: LogReport, pieces: Sequence[EvidencePiece], *, is_kernel: bool
+) -> Iterator[Claim]:
     if report.cause is None:
         return
     if report.verdict == "cause":

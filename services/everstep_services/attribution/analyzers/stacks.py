@@ -7,7 +7,7 @@ from everstep_services.attribution.domain.claims import Claim, cause_of
 from everstep_services.attribution.incident import Incident
 from everstep_services.attribution.stack_analysis.analysis import StackAnalysis
 from everstep_services.attribution.stack_analysis.files import read_content
-from everstep_services.attribution.stack_analysis.report import Report
+from everstep_services.attribution.stack_analysis.report import StackReport
 from everstep_services.attribution.stack_analysis.rules import shipped
 
 _SUSPECTS_MOST = 8
@@ -28,14 +28,14 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
     return list(_claims(report, fact)) if report.verdict == "odd_ranks" else ()
 
 
-def _report(dumps: Mapping[int, bytes], world: int | None) -> Report:
+def _report(dumps: Mapping[int, bytes], world: int | None) -> StackReport:
     analysis = StackAnalysis(world=world, rules=shipped())
     for rank, data in dumps.items():
         analysis.add(read_content(data, rank, f"rank {rank}"))
     return analysis.report()
 
 
-def _claims(report: Report, fact: str | None) -> Iterator[Claim]:
+def _claims(report: StackReport, fact: str | None) -> Iterator[Claim]:
     suspects = report.suspects[:_SUSPECTS_MOST]
     if report.pattern == "together":
         yield Claim(

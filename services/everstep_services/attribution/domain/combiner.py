@@ -33,7 +33,7 @@ class Considered:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class CaseJudgement:
     """What the claims come to."""
 
     cause: Cause
@@ -54,7 +54,7 @@ class Judged:
 
 def combine(
     case: Case, claims: Sequence[Claim], missing: Sequence[str], weights: Weights | None = None
-) -> Judged:
+) -> CaseJudgement:
     """The verdict. What cannot be weighed is left out, and named."""
     weights = weights or shipped()
     sound = [claim for claim in claims if is_sound(claim)]
@@ -64,7 +64,9 @@ def combine(
     lacks = (*missing, *unclear, *_lacks(case))
     if not candidates:
         reason = f"inconclusive: there is no evidence for a cause of {case.trigger or 'the end'}"
-        return Judged("unknown", "", 0.0, reason, "restart", is_inconclusive=True, missing=lacks)
+        return CaseJudgement(
+            "unknown", "", 0.0, reason, "restart", is_inconclusive=True, missing=lacks
+        )
     return _judged(candidates, sound, lacks, weights)
 
 
@@ -73,7 +75,7 @@ def _judged(
     claims: Sequence[Claim],
     missing: tuple[str, ...],
     weights: Weights,
-) -> Judged:
+) -> CaseJudgement:
     best, rest = candidates[0], candidates[1:]
     confidence = _confidence(best, rest[0] if rest else None, weights)
     is_unsure = confidence < weights.confidence.least
@@ -84,12 +86,12 @@ def _judged(
     weighed = _evidence(best, claims, weights)
     if is_unsure:
         reason = f"inconclusive: {best.lead.says}, but {_doubt(best, rest)}"
-        return Judged(
+        return CaseJudgement(
             "unknown", best.lead.kind, round(confidence, 2), reason, "restart",
             is_inconclusive=True,            evidence=weighed, others=considered, missing=missing,
         )  # fmt: skip
     is_transient = _is_transient(best)
-    return Judged(
+    return CaseJudgement(
         cause=best.cause,
         kind=best.lead.kind,
         confidence=round(confidence, 2),

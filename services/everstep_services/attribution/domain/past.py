@@ -37,7 +37,7 @@ def earlier(past: Iterable[PastIncident], incident: str) -> Iterator[PastInciden
     return takewhile(lambda past_incident: past_incident.incident != incident, past)
 
 
-class History:
+class PastIncidents:
     """What attribution remembers beyond single jobs; the facts of the stream make it again."""
 
     def __init__(self, document: CasesDocument) -> None:

@@ -21,7 +21,7 @@ _SURE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Switches:
+class PolicySwitches:
     """Whether each rule acts, and from when on."""
 
     user_errors: Mode = "observe"
@@ -56,7 +56,7 @@ class Decision:
                 assert_never(never)
 
 
-def in_force(default: Switches, *documents: ControlDocument | None) -> Switches:
+def in_force(default: PolicySwitches, *documents: ControlDocument | None) -> PolicySwitches:
     """What the documents change, a later one over an earlier one.
 
     The brake, and an actuator that is switched to observe, leave every rule observing. A value that
@@ -89,7 +89,10 @@ def in_force(default: Switches, *documents: ControlDocument | None) -> Switches:
 
 
 def due(
-    verdict: VerdictReached, step: int | None, past: Sequence[PastIncident], switches: Switches
+    verdict: VerdictReached,
+    step: int | None,
+    past: Sequence[PastIncident],
+    switches: PolicySwitches,
 ) -> list[Decision]:
     """What the rules ask for. `step` is the last one of the training, `past` has the oldest first.
 
@@ -102,7 +105,10 @@ def due(
 
 
 def _user_error(
-    verdict: VerdictReached, step: int | None, past: Sequence[PastIncident], switches: Switches
+    verdict: VerdictReached,
+    step: int | None,
+    past: Sequence[PastIncident],
+    switches: PolicySwitches,
 ) -> Iterator[Decision]:
     """The same bug twice in a row, and no step between: one retry has confirmed it."""
     if verdict.cause not in _DETERMINISTIC or verdict.is_transient is True:
@@ -124,7 +130,7 @@ def _user_error(
 
 
 def _offenders(
-    verdict: VerdictReached, past: Sequence[PastIncident], switches: Switches
+    verdict: VerdictReached, past: Sequence[PastIncident], switches: PolicySwitches
 ) -> Iterator[Decision]:
     """Nodes that this verdict names, and earlier ones did, whichever job they were of."""
     if verdict.cause not in NODE_CAUSES:

@@ -15,7 +15,7 @@ from everstep.messages import (
 )
 from everstep.messages.base import Time
 from everstep_services.attribution.domain.claims import Claim, cause_of
-from everstep_services.attribution.domain.combiner import Judged, combine
+from everstep_services.attribution.domain.combiner import CaseJudgement, combine
 
 SOURCE = "attribution"
 _SURER = 0.1
@@ -26,14 +26,14 @@ _TOLD_NODES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class VerdictContext:
     """Now, and how ids are made."""
 
     wall: Time
     new_id: Callable[[], str]
 
 
-def concluded(case: Case, judged: Judged, now: Moment) -> VerdictReached | None:
+def concluded(case: Case, judged: CaseJudgement, now: VerdictContext) -> VerdictReached | None:
     """The verdict to put on record; None where it would say what the last one says."""
     if case.correction is not None:
         return None  # a person has said what it was
@@ -61,7 +61,7 @@ def unknown_culprits(case: Case, ask: CorrectVerdict) -> str:
 
 
 def corrected(
-    case: Case, ask: CorrectVerdict, now: Moment
+    case: Case, ask: CorrectVerdict, now: VerdictContext
 ) -> tuple[VerdictCorrected, VerdictReached]:
     """What a person says, as a fact, and the verdict that holds from now on."""
     cause, was = cause_of(ask.cause), case.verdict
@@ -123,7 +123,7 @@ def _told(verdict: VerdictReached) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def _fact(case: Case, judged: Judged, now: Moment) -> VerdictReached:
+def _fact(case: Case, judged: CaseJudgement, now: VerdictContext) -> VerdictReached:
     took = max((now.wall - case.opened_at).total_seconds(), 0.0) if case.opened_at else 0.0
     return VerdictReached(
         id=now.new_id(),

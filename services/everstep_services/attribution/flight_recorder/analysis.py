@@ -19,14 +19,14 @@ from everstep_services.attribution.flight_recorder.summary import (
     GroupRecord,
     Pending,
     RankSummary,
-    Unreadable,
+    UnreadableDump,
 )
 from everstep_services.attribution.flight_recorder.verdicts import (
     Fault,
+    FlightReport,
     Kind,
     MeetingState,
     Presence,
-    Report,
     Suspect,
     Verdict,
 )
@@ -48,17 +48,17 @@ class FlightAnalysis:
     def __init__(self, *, world: int | None = None) -> None:
         self._world = world
         self._ranks: dict[int, RankSummary] = {}
-        self._unreadable: list[Unreadable] = []
+        self._unreadable: list[UnreadableDump] = []
         self._texts = CallTexts()
         self._bytes: dict[bytes, bytes] = {}
 
-    def add(self, dump: RankSummary | Unreadable) -> None:
-        if isinstance(dump, Unreadable):
+    def add(self, dump: RankSummary | UnreadableDump) -> None:
+        if isinstance(dump, UnreadableDump):
             self._unreadable.append(dump)
             return
         if dump.rank in self._ranks:
             reason = f"there is a second dump of rank {dump.rank}; only the first one is used"
-            self._unreadable.append(Unreadable(name=f"rank {dump.rank}", reason=reason))
+            self._unreadable.append(UnreadableDump(name=f"rank {dump.rank}", reason=reason))
             return
         self._texts.add(dump.texts)
         groups = tuple(self._shared(group) for group in dump.groups)
@@ -72,7 +72,7 @@ class FlightAnalysis:
             calls=self._bytes.setdefault(record.calls, record.calls),
         )
 
-    def report(self) -> Report:
+    def report(self) -> FlightReport:
         """The answer to what was added so far."""
         world = self._world_size()
         unreadable = {dump.rank: dump.reason for dump in self._unreadable if dump.rank is not None}
@@ -99,12 +99,14 @@ class FlightAnalysis:
             )
 
 
-def with_global_ranks(dump: RankSummary | Unreadable, group_world: int) -> RankSummary | Unreadable:
+def with_global_ranks(
+    dump: RankSummary | UnreadableDump, group_world: int
+) -> RankSummary | UnreadableDump:
     """A dump of torchft whose default group lists the ranks of its replica group, made global.
 
     A replica group has `group_world` ranks; with 0, the dump is as it was.
     """
-    if isinstance(dump, Unreadable) or not group_world:
+    if isinstance(dump, UnreadableDump) or not group_world:
         return dump
     first = dump.rank // group_world * group_world
     groups = tuple(
@@ -129,14 +131,14 @@ class _Judgement:
         members = {m for group in graph.groups.values() for m in group.everybody()}
         self._missing = tuple(sorted(members - set(graph.ranks)))
 
-    def report(self, notes: tuple[str, ...]) -> Report:
+    def report(self, notes: tuple[str, ...]) -> FlightReport:
         ends = [end for end in self._graph.ends() if not self._is_moving(end)]
         faults = sorted(
             (fault for end in _together(ends) for fault in self._faults(end)),
             key=lambda fault: (-fault.confidence, -len(fault.waiting)),
         )
         faults = list(_in_common(faults))
-        return Report(
+        return FlightReport(
             verdict=self._verdict(faults),
             summary=self._summary(faults),
             ranks=self._world,

@@ -12,7 +12,7 @@ _LONGEST = 400
 _TRANSFERS = {"send": "->", "recv": "<-"}
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class RecorderEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of a ring, in words."""
 
     record: int
@@ -27,7 +27,7 @@ class RankEntries(msgspec.Struct, frozen=True, kw_only=True):
     """All entries of one dump, the oldest first."""
 
     rank: int
-    entries: tuple[Entry, ...]
+    entries: tuple[RecorderEntry, ...]
 
 
 def read_entries(content: bytes, rank: int, *, verbose: bool, group_world: int = 0) -> RankEntries:
@@ -89,7 +89,7 @@ def lines(ranks: Sequence[int], rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def _entry(
     entry: Mapping[str, Any], groups: Mapping[str, Any], first: int, *, verbose: bool
-) -> Entry:
+) -> RecorderEntry:
     named = entry.get("process_group", ("", ""))
     pair = [*map(str, named), "", ""] if isinstance(named, list | tuple) else [str(named), ""]
     kind, _, ends = str(entry.get("profiling_name", "")).partition(":")[2].partition(" ")
@@ -107,7 +107,7 @@ def _entry(
             f"pg_description={pair[1]}", f"state={entry.get('state')}",
         ]  # fmt: skip
     record, frames = entry.get("record_id"), entry.get("frames")
-    return Entry(
+    return RecorderEntry(
         record=record if type(record) is int and abs(record) < 2**62 else 0,
         group=pair[0][:_LONGEST],
         description=pair[1][:_LONGEST],

@@ -21,7 +21,7 @@ import msgspec
 from everstep.errors import EverstepError
 from everstep_services.attribution.flight_recorder.dump import BadDumpError, read_dump
 from everstep_services.attribution.flight_recorder.entries import RankEntries, read_entries
-from everstep_services.attribution.flight_recorder.summary import RankSummary, Unreadable
+from everstep_services.attribution.flight_recorder.summary import RankSummary, UnreadableDump
 
 _REASON_MOST = 300
 _MOST_BYTES = 1 << 30
@@ -40,7 +40,7 @@ _LEAST_COMMON = 4
 
 class _Answer(msgspec.Struct):
     summary: RankSummary | None = None
-    unreadable: Unreadable | None = None
+    unreadable: UnreadableDump | None = None
 
 
 class _EntriesAnswer(msgspec.Struct):
@@ -111,7 +111,7 @@ def read_dumps(
     readers: int = 2,
     memory_bytes: int = _MEMORY_BYTES,
     cpu_s: int = _CPU_S,
-) -> Iterator[RankSummary | Unreadable]:
+) -> Iterator[RankSummary | UnreadableDump]:
     """Each file's summary, or why there is none, in no order; a few files are held at a time."""
     limits = _Limits(memory_bytes, cpu_s)
     size = max(1, min(_MOST_PER_TASK, len(files) // (readers * _AHEAD)))
@@ -125,7 +125,7 @@ def read_dumps(
 
 def read_all_entries(
     files: Sequence[DumpFile], *, verbose: bool = False, group_world: int = 0
-) -> Iterator[RankEntries | Unreadable]:
+) -> Iterator[RankEntries | UnreadableDump]:
     """Each file's entries, or why there are none, in the order of the files."""
     limits = _Limits(_MEMORY_BYTES, _CPU_S)
     todo = list(reversed(files))
@@ -141,14 +141,14 @@ def read_all_entries(
                 except BrokenProcessPool:
                     yield _too_large(file, limits)
                     break
-                yield entries.entries or Unreadable(
+                yield entries.entries or UnreadableDump(
                     name=file.path.name, reason=entries.reason, rank=file.rank
                 )
 
 
 def _read(
     todo: list[Sequence[DumpFile]], suspects: list[DumpFile], readers: int, limits: _Limits
-) -> Iterator[RankSummary | Unreadable]:
+) -> Iterator[RankSummary | UnreadableDump]:
     """Read until nothing is left to do, or a reader has died."""
     running: dict[Future[list[bytes]], Sequence[DumpFile]] = {}
     with _pool(readers, limits) as pool:
@@ -169,7 +169,7 @@ def _read(
 
 def _read_alone(
     suspects: Sequence[DumpFile], limits: _Limits
-) -> Iterator[RankSummary | Unreadable]:
+) -> Iterator[RankSummary | UnreadableDump]:
     """Each by itself, to see which one ends its reader."""
     todo = list(reversed(suspects))
     while todo:
@@ -183,8 +183,8 @@ def _read_alone(
                     break
 
 
-def _too_large(file: DumpFile, limits: _Limits) -> Unreadable:
-    return Unreadable(
+def _too_large(file: DumpFile, limits: _Limits) -> UnreadableDump:
+    return UnreadableDump(
         name=file.path.name,
         reason=f"reading it takes more than {limits.memory_bytes >> 20} MiB or "
         f"{limits.cpu_s} s of a processor: no dump needs as much",
@@ -222,9 +222,9 @@ def _limit_cpu(cpu_s: int) -> None:
     )
 
 
-def _answer(content: bytes) -> RankSummary | Unreadable:
+def _answer(content: bytes) -> RankSummary | UnreadableDump:
     answer = msgspec.msgpack.decode(content, type=_Answer)
-    return answer.summary or answer.unreadable or Unreadable(name="?", reason="no answer")
+    return answer.summary or answer.unreadable or UnreadableDump(name="?", reason="no answer")
 
 
 def _read_files(files: Sequence[tuple[str, int]], cpu_s: int) -> list[bytes]:
@@ -242,10 +242,10 @@ def _read_file(path: str, rank: int) -> bytes:
         answer = _Answer(summary=read_file(file, rank))
     except (BadDumpError, OSError, MemoryError) as error:
         reason = str(error) or "it needs more memory than a dump may take"
-        answer = _Answer(unreadable=Unreadable(name=file.name, reason=reason, rank=rank))
+        answer = _Answer(unreadable=UnreadableDump(name=file.name, reason=reason, rank=rank))
     except Exception as error:  # noqa: BLE001  a file may hold anything: it costs its own rank only
         reason = f"it cannot be read: {type(error).__name__}: {error}"[:_REASON_MOST]
-        answer = _Answer(unreadable=Unreadable(name=file.name, reason=reason, rank=rank))
+        answer = _Answer(unreadable=UnreadableDump(name=file.name, reason=reason, rank=rank))
     return msgspec.msgpack.encode(answer)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator
 
 from everstep_services.attribution.flight_recorder.ranges import named, ranges
-from everstep_services.attribution.flight_recorder.verdicts import Fault, MeetingState, Report
+from everstep_services.attribution.flight_recorder.verdicts import Fault, FlightReport, MeetingState
 
 _MOST_SUSPECTS = 8
 _MOST_MEETINGS = 10
@@ -17,7 +17,7 @@ _STATES = {
 
 
 def lines(
-    report: Report, *, most: int = _MOST_MEETINGS, groups: Collection[str] = ()
+    report: FlightReport, *, most: int = _MOST_MEETINGS, groups: Collection[str] = ()
 ) -> Iterator[str]:
     """Yield a report for people, limited to these groups and this number of collectives."""
     yield report.summary

@@ -43,7 +43,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """The ranks that wait for it, directly or through others."""
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class FlightReport(msgspec.Struct, frozen=True, kw_only=True):
     """What the dumps of a job say together."""
 
     verdict: Verdict

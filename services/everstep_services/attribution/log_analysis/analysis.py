@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from everstep_services.attribution.log_analysis import clocks, fingerprint
 from everstep_services.attribution.log_analysis.clocks import ZONE_S, Clocks, Moment, Offset
 from everstep_services.attribution.log_analysis.origins import Origin, of_line
-from everstep_services.attribution.log_analysis.report import Failure, Report
-from everstep_services.attribution.log_analysis.rules import Match, Role, Rule, Rules
+from everstep_services.attribution.log_analysis.report import Failure, LogReport
+from everstep_services.attribution.log_analysis.rules import LogRule, LogRules, Match, Role
 from everstep_services.attribution.log_analysis.tracebacks import Raised, Traceback, innermost
 
 _MOST_ORIGINS = 20_000
@@ -41,7 +41,7 @@ _WAITED = frozenset({"collective_timeout", "rendezvous", "nccl_error"})
 """Classes of what ranks write that wait for, or lose, another."""
 _BY_OTHERS = frozenset({"launcher_ends_ranks", "launcher_saw_kill", "launcher_saw_exit", "aborted"})
 """Rules of lines that others write about a rank."""
-_GENERAL = Rule(
+_GENERAL = LogRule(
     id="python_exception",
     failure_class="python_exception",
     domain="user code",
@@ -86,7 +86,7 @@ class _Kept:
 class LogAnalysis:
     """Takes lines of any number of files, and says what failed first."""
 
-    def __init__(self, rules: Rules, world: int | None = None) -> None:
+    def __init__(self, rules: LogRules, world: int | None = None) -> None:
         self._rules = rules
         self._world = world
         self._origins: dict[tuple[int | None, int, str], _Kept] = {}
@@ -280,7 +280,7 @@ class LogAnalysis:
 
     # --- the verdict ---
 
-    def report(self) -> Report:
+    def report(self) -> LogReport:
         """What failed first, with what speaks for it."""
         failures = [
             failure for kept in self._origins.values() for failure in kept.failures.values()
@@ -288,7 +288,7 @@ class LogAnalysis:
         cascades: Counter[str] = Counter()
         for kept in self._origins.values():
             cascades.update(kept.cascades)
-        base = Report(
+        base = LogReport(
             verdict="nothing",
             files=tuple(self.names),
             lines=self.lines,
@@ -379,7 +379,7 @@ class Judgement:
         self._cascades = [failure for failure in failures if failure.role == "cascade"]
         self._alike = _ranks_alike(self._roots)
 
-    def report(self, base: Report, enqueued: dict[int, int]) -> Report:
+    def report(self, base: LogReport, enqueued: dict[int, int]) -> LogReport:
         """The verdict."""
         if roots := self._lasting(self._roots):
             return self._of_roots(base, roots, 0.95)
@@ -392,7 +392,7 @@ class Judgement:
             return self._of_weak(base, weak)
         return self._without_cause(base)
 
-    def _by_others(self, base: Report, enqueued: dict[int, int]) -> Report | None:
+    def _by_others(self, base: LogReport, enqueued: dict[int, int]) -> LogReport | None:
         """The rank that the others point to, or that alone is silent; None where there is none."""
         if not self._weak + self._cascades:
             return None
@@ -410,7 +410,7 @@ class Judgement:
         """Without those that training outlived."""
         return [failure for failure in failures if not self._timing.is_outlived(failure)]
 
-    def _of_roots(self, base: Report, roots: list[Failure], confidence: float) -> Report:
+    def _of_roots(self, base: LogReport, roots: list[Failure], confidence: float) -> LogReport:
         first = self._first(roots)
         alike = [root for root in roots if root.fingerprint == first.fingerprint]
         others = _distinct([root for root in roots if root.fingerprint != first.fingerprint])
@@ -451,7 +451,7 @@ class Judgement:
         ]
         return min(of_rank, key=_by_place) if of_rank and first.domain != "scheduler" else first
 
-    def _of_rank(self, base: Report, rank: int, reason: str) -> Report:
+    def _of_rank(self, base: LogReport, rank: int, reason: str) -> LogReport:
         """A rank that the others point to, although it has not said what happened to it."""
         own = [failure for failure in self._weak + self._cascades if failure.rank == rank]
         every = self._lasting(self._weak) or self._weak or self._cascades
@@ -464,7 +464,7 @@ class Judgement:
             "cause", reported, 0.6, others, (rank,), (f"rank {rank}: {reason}",)
         )
 
-    def _of_weak(self, base: Report, weak: list[Failure]) -> Report:
+    def _of_weak(self, base: LogReport, weak: list[Failure]) -> LogReport:
         killed = [failure for failure in weak if failure.rule == "launcher_saw_kill"]
         weak = [failure for failure in weak if failure.failure_class not in _WAITED] or weak
         classes = {failure.failure_class for failure in weak}
@@ -485,7 +485,7 @@ class Judgement:
         )
         return base.with_verdict("cause", first, confidence, others, ranks, ())
 
-    def _without_cause(self, base: Report) -> Report:
+    def _without_cause(self, base: LogReport) -> LogReport:
         ends = [*self._lasting(self._weak), *self._lasting(self._cascades)]
         if not ends:
             return base

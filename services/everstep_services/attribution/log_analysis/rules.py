@@ -57,7 +57,7 @@ _STEM = 4
 _NEEDS_NUMBERS = re.compile(r"\\d|\d")
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LogRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a kind of line means."""
 
     id: str
@@ -79,20 +79,20 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Match(msgspec.Struct, frozen=True):
     """A line that means something."""
 
-    rule: Rule
+    rule: LogRule
     groups: Mapping[str, str]
     component: str = ""
 
 
 class _File(msgspec.Struct):
     sources: dict[str, str]
-    rule: tuple[Rule, ...]
+    rule: tuple[LogRule, ...]
 
 
-class Rules:
+class LogRules:
     """All rules, ready to use."""
 
-    def __init__(self, rules: Sequence[Rule], sources: Mapping[str, str]) -> None:
+    def __init__(self, rules: Sequence[LogRule], sources: Mapping[str, str]) -> None:
         self.rules = tuple(rules)
         self.sources = sources
         self.words = {word for rule in rules for word in rule.words} | set(CONTEXT_WORDS)
@@ -152,7 +152,7 @@ class Rules:
         return not self._numeric & self._with_words(lower)
 
 
-def _is_in_form(rule: Rule, match: re.Match[str]) -> bool:
+def _is_in_form(rule: LogRule, match: re.Match[str]) -> bool:
     """Whether a line is one that reports a failure of hardware, and no sentence about one."""
     if rule.failure_class not in _HARDWARE:
         return True
@@ -180,11 +180,11 @@ def _by_stem(words: set[str]) -> dict[str, list[str]]:
 
 
 @cache
-def shipped() -> Rules:
+def shipped() -> LogRules:
     """The rules that come with Everstep."""
     text = resources.files(__package__).joinpath("rules.toml").read_bytes()
     file = msgspec.convert(tomllib.loads(text.decode()), _File)
-    return Rules(file.rule, file.sources)
+    return LogRules(file.rule, file.sources)
 
 
 def _of_xid(hit: re.Match[str]) -> Match | None:
@@ -194,7 +194,7 @@ def _of_xid(hit: re.Match[str]) -> Match | None:
     if row is not None and (row.kind not in _XIDS or (row.unless and row.unless in hit["text"])):
         return None
     failure_class, domain, severity = _XIDS[row.kind] if row else ("gpu_fault", "gpu", 2)
-    rule = Rule(
+    rule = LogRule(
         id=f"xid_{number}",
         failure_class=failure_class,
         domain=domain,

@@ -7,7 +7,12 @@ import msgspec
 
 from everstep.observe.printable import printable
 from everstep_services.attribution.flight_recorder.ranges import named, ranges
-from everstep_services.attribution.stack_analysis.rules import ACTIVITIES, Activity, Domain, State
+from everstep_services.attribution.stack_analysis.rules import (
+    ACTIVITIES,
+    Activity,
+    Domain,
+    ThreadState,
+)
 
 Verdict = Literal["odd_ranks", "inconclusive", "nothing"]
 Pattern = Literal["odd", "split", "together", "scattered"]
@@ -19,7 +24,7 @@ _MOST_SUSPECTS = 8
 _SHOWN_FRAMES = 12
 
 
-class Suspect(msgspec.Struct, frozen=True, kw_only=True):
+class StackSuspect(msgspec.Struct, frozen=True, kw_only=True):
     """A rank that stands elsewhere than those that wait."""
 
     rank: int
@@ -35,14 +40,14 @@ class StackGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     ranks: tuple[int, ...]
     thread: str
-    state: State
+    state: ThreadState
     frames: tuple[str, ...]
     """The innermost one first."""
     has_interpreter: tuple[int, ...] = ()
     """The ranks in which it held the interpreter's lock."""
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class StackReport(msgspec.Struct, frozen=True, kw_only=True):
     """What the stacks of a job say together."""
 
     verdict: Verdict
@@ -51,7 +56,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     confidence: float
     ranks: int
     """Of how many ranks there are stacks."""
-    suspects: tuple[Suspect, ...] = ()
+    suspects: tuple[StackSuspect, ...] = ()
     waiting: tuple[int, ...] = ()
     """The ranks that wait for others."""
     groups: tuple[StackGroup, ...] = ()
@@ -63,7 +68,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-def words(state: State) -> str:
+def words(state: ThreadState) -> str:
     """`waits in a collective (barrier) within a save`."""
     text = ACTIVITIES[state.activity].words
     if state.call:
@@ -73,7 +78,7 @@ def words(state: State) -> str:
     return text
 
 
-def lines(report: Report) -> Iterator[str]:
+def lines(report: StackReport) -> Iterator[str]:
     """A report for people."""
     yield printable(report.summary)
     yield ""
@@ -119,7 +124,7 @@ def _holds(group: StackGroup) -> str:
     return f"and on {named(group.has_interpreter)} holds"
 
 
-def folded(report: Report) -> Iterator[str]:
+def folded(report: StackReport) -> Iterator[str]:
     """`thread;outermost;…;innermost count`, a line a stack, as flame graphs are made from."""
     for group in (*report.groups, *report.others):
         frames = [group.thread or "thread", *reversed(group.frames)]

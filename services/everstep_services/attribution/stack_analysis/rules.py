@@ -69,7 +69,7 @@ _CALLS = {"_engine_run_backward": "backward"}
 _NEVER = re.compile(r"(?!)")
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StackRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a kind of frame means."""
 
     activity: Activity
@@ -83,7 +83,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     passes: bool = False
 
 
-class State(msgspec.Struct, frozen=True):
+class ThreadState(msgspec.Struct, frozen=True):
     """What a thread does, as its frames tell."""
 
     activity: Activity
@@ -97,25 +97,25 @@ class State(msgspec.Struct, frozen=True):
 
 class _File(msgspec.Struct):
     sources: dict[str, str]
-    rule: tuple[Rule, ...]
+    rule: tuple[StackRule, ...]
 
 
-class Rules:
+class StackRules:
     """All rules, ready to use."""
 
-    def __init__(self, rules: Sequence[Rule], sources: dict[str, str]) -> None:
+    def __init__(self, rules: Sequence[StackRule], sources: dict[str, str]) -> None:
         self.rules = tuple(rules)
         self.sources = sources
         self._compiled = [(rule, re.compile(rule.names) if rule.names else None) for rule in rules]
-        self._matches: dict[tuple[str, str, bool], tuple[Rule, ...]] = {}
+        self._matches: dict[tuple[str, str, bool], tuple[StackRule, ...]] = {}
 
-    def state(self, thread: Thread) -> State:
+    def state(self, thread: Thread) -> ThreadState:
         """What this thread does."""
         place = next((frame.place for frame in thread.frames if self._is_users(frame)), "")
         if not thread.frames:
-            return State("unknown")
-        strong: list[tuple[Rule, Frame]] = []
-        weak: list[tuple[Rule, Frame]] = []
+            return ThreadState("unknown")
+        strong: list[tuple[StackRule, Frame]] = []
+        weak: list[tuple[StackRule, Frame]] = []
         for frame in thread.frames:
             rule = self._rule(frame, thread)
             if rule is not None and not rule.passes:
@@ -124,12 +124,12 @@ class Rules:
             rule, frame = strong[0]
             outer = (other.activity for other, _ in strong if other.activity != rule.activity)
             call = _CALLS.get(frame.function, frame.function)
-            return State(rule.activity, call, next(outer, None), place)
+            return ThreadState(rule.activity, call, next(outer, None), place)
         if weak:
-            return State(weak[0][0].activity, weak[0][1].function, None, place)
+            return ThreadState(weak[0][0].activity, weak[0][1].function, None, place)
         if all(frame.is_native for frame in thread.frames):
-            return State("unknown")
-        return State(_without_rule(thread), self._innermost(thread), None, place)
+            return ThreadState("unknown")
+        return ThreadState(_without_rule(thread), self._innermost(thread), None, place)
 
     def _innermost(self, thread: Thread) -> str:
         """The function that runs, where it is not the user's own."""
@@ -139,7 +139,7 @@ class Rules:
                 return "" if self._is_users(frame) else frame.function
         return ""
 
-    def _rule(self, frame: Frame, thread: Thread) -> Rule | None:
+    def _rule(self, frame: Frame, thread: Thread) -> StackRule | None:
         key = (frame.file, frame.name, frame.is_native)
         rules = self._matches.get(key)
         if rules is None:
@@ -162,7 +162,7 @@ class Rules:
         return rule is None or not rule.files
 
 
-def _applies(rule: Rule, thread: Thread) -> bool:
+def _applies(rule: StackRule, thread: Thread) -> bool:
     if rule.of_threads and thread.is_main:
         return False
     return thread.is_idle is None or rule.is_idle in (None, thread.is_idle)
@@ -174,7 +174,7 @@ def _without_rule(thread: Thread) -> Activity:
     return "standing" if thread.is_idle else "user_code"
 
 
-def _matches(rule: Rule, names: re.Pattern[str] | None, frame: Frame) -> bool:
+def _matches(rule: StackRule, names: re.Pattern[str] | None, frame: Frame) -> bool:
     if rule.native != frame.is_native:
         return False
     if rule.native:
@@ -189,8 +189,8 @@ def _matches(rule: Rule, names: re.Pattern[str] | None, frame: Frame) -> bool:
 
 
 @cache
-def shipped() -> Rules:
+def shipped() -> StackRules:
     """The rules that come with Everstep."""
     text = resources.files(__package__).joinpath("rules.toml").read_bytes()
     file = msgspec.convert(tomllib.loads(text.decode()), _File)
-    return Rules(file.rule, file.sources)
+    return StackRules(file.rule, file.sources)

@@ -10,8 +10,8 @@ from everstep.messages import Fact, decode, kind_of
 from everstep.messages.codec import BadMessageError
 from everstep.store import tables
 from everstep.store.database import Database
-from everstep_services.history.goodput.ledger import Segment, segments
-from everstep_services.history.goodput.trace import KINDS, Trace
+from everstep_services.history.goodput.ledger import LedgerSegment, segments
+from everstep_services.history.goodput.trace import KINDS, GoodputTrace
 
 _JOBS_MOST = 2048
 """So many jobs are remembered; the one that was asked about the longest ago is read again."""
@@ -23,7 +23,7 @@ _KIND_NAMES = tuple(kind_of(kind) for kind in KINDS)
 class _Known:
     """A job's facts until a place in the log."""
 
-    trace: Trace = field(default_factory=Trace)
+    trace: GoodputTrace = field(default_factory=GoodputTrace)
     read_n: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -35,7 +35,7 @@ class GoodputReader:
         self._database = database
         self._known: OrderedDict[str, _Known] = OrderedDict()
 
-    async def segments(self, job: str, now_s: float) -> list[Segment]:
+    async def segments(self, job: str, now_s: float) -> list[LedgerSegment]:
         """How a job spent its time until now; empty where no allocation of it is known."""
         state = self._known.setdefault(job, _Known())
         self._known.move_to_end(job)

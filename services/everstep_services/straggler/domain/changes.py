@@ -7,7 +7,7 @@ from everstep_services.straggler.domain.operations import Cause
 
 
 @dataclass(frozen=True, slots=True)
-class SlowRank:
+class SlowRankFound:
     """A rank is slow; said once."""
 
     round: int
@@ -58,7 +58,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class StepShift:
+class StepsShifted:
     """The whole job became slower or faster, and no rank stands out."""
 
     round: int
@@ -73,7 +73,7 @@ class StepShift:
 class UnevenRole:
     """All ranks of a role have more to do than those of others; reported once."""
 
-    finding: SlowRank
+    finding: SlowRankFound
     """Of cause `design`, about one of its ranks that stands for all of them."""
 
     @property
@@ -91,4 +91,4 @@ class EvenRole:
     reason: str
 
 
-Change = SlowRank | KeepsUp | Cost | StepShift | UnevenRole | EvenRole
+Change = SlowRankFound | KeepsUp | Cost | StepsShifted | UnevenRole | EvenRole

@@ -8,7 +8,7 @@ import numpy as np
 from everstep_services.straggler.domain.arrays import combined, dense, medians_by, ordinals
 from everstep_services.straggler.domain.operations import (
     Array,
-    Kind,
+    OperationKind,
     Operations,
     Place,
     direction_of,
@@ -27,7 +27,7 @@ _MOST_SAMPLES = 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class Clocks:
+class ClockCorrection:
     """How far each rank's clock is ahead, estimated: collectives end everywhere at once."""
 
     offsets_s: Mapping[int, float]
@@ -41,7 +41,7 @@ def matched(table: Operations) -> Array:
     Rows of one step, one group and one sequence number belong together; without numbers, the
     n-th of a name in a group on every rank.
     """
-    at = np.flatnonzero(table.kinds() == Kind.COLLECTIVE)
+    at = np.flatnonzero(table.kinds() == OperationKind.COLLECTIVE)
     keys = np.full(len(table), -1, dtype=np.int64)
     if not len(at):
         return keys
@@ -86,7 +86,7 @@ def _dimensions(table: Operations) -> list[tuple[int, list[str]]]:
     return [*dimensions, (-1, ["pipeline", "tensor"])]
 
 
-def aligned(table: Operations) -> tuple[Operations, Clocks | None]:
+def aligned(table: Operations) -> tuple[Operations, ClockCorrection | None]:
     """The table on one clock, and how far the ranks' clocks were apart; None if they were not.
 
     What is within the scatter of collectives is not taken for a clock.
@@ -123,7 +123,7 @@ def aligned(table: Operations) -> tuple[Operations, Clocks | None]:
     start = table.start - by_rank[index] - by_drift[index] * (table.start - middle)
     offsets = {int(of_rank): float(by_rank[number]) for number, of_rank in enumerate(every_rank)}
     duration = table.duration * (1 - by_drift[index])
-    return replace(table, start=start, duration=duration), Clocks(offsets, after)
+    return replace(table, start=start, duration=duration), ClockCorrection(offsets, after)
 
 
 def _scatter(key: Array, end: Array) -> float:
@@ -152,11 +152,11 @@ def pairs(table: Operations) -> tuple[Array, Array]:
     pipeline and the direction that the name says. What has no partner is left out.
     """
     kinds = table.kinds()
-    at = np.flatnonzero((kinds == Kind.SEND) | (kinds == Kind.RECEIVE))
+    at = np.flatnonzero((kinds == OperationKind.SEND) | (kinds == OperationKind.RECEIVE))
     if not len(at):
         return at, at
     at = at[np.argsort(table.start[at], kind="stable")]
-    sends = kinds[at] == Kind.SEND
+    sends = kinds[at] == OperationKind.SEND
     ends = _links(table, at, sends)
     is_linked = ends >= 0
     at, sends, ends = at[is_linked], sends[is_linked], ends[is_linked]

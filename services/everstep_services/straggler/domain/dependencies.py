@@ -12,7 +12,12 @@ import numpy as np
 
 from everstep_services.straggler.domain.arrays import combined, dense, ordinals
 from everstep_services.straggler.domain.collectives import matched, pairs
-from everstep_services.straggler.domain.operations import Array, Kind, Operations, direction_of
+from everstep_services.straggler.domain.operations import (
+    Array,
+    OperationKind,
+    Operations,
+    direction_of,
+)
 
 _MOST_INSTANCES = 128
 _LEAST_OVERLAP, _MOST_TRIES = 0.05, 8
@@ -52,7 +57,7 @@ class Trace:
 def trace_of(table: Operations) -> Trace:
     """Put a table in order, and read dependencies within ranks from it."""
     kinds = table.kinds()
-    stream = np.where(kinds == Kind.COMPUTE, 0, 1 + combined(kinds, table.op, table.group))
+    stream = np.where(kinds == OperationKind.COMPUTE, 0, 1 + combined(kinds, table.op, table.group))
     order = np.lexsort((table.start, stream, table.rank, table.step))
     table, kinds, stream = table.take(order), kinds[order], stream[order]
     steps, step = dense(table.step)
@@ -207,7 +212,9 @@ def pipeline_edges(trace: Trace, rows: slice) -> tuple[Array, Array]:
     table = trace.table
     direction = np.array([direction_of(name) for name in table.ops] or [0])[table.op[rows]]
     is_staged = (
-        (trace.kinds[rows] == Kind.COMPUTE) & (table.microbatch[rows] >= 0) & (direction != 0)
+        (trace.kinds[rows] == OperationKind.COMPUTE)
+        & (table.microbatch[rows] >= 0)
+        & (direction != 0)
     )
     at = np.flatnonzero(is_staged) + rows.start
     places = [table.places.get(int(rank)) for rank in trace.ranks]
@@ -254,7 +261,7 @@ def schedule_of(trace: Trace) -> str:
     at, direction = (
         column[(direction != 0) & (table.microbatch[at] >= 0)] for column in (at, direction)
     )
-    at, direction = (column[trace.kinds[at] == Kind.COMPUTE] for column in (at, direction))
+    at, direction = (column[trace.kinds[at] == OperationKind.COMPUTE] for column in (at, direction))
     rank = trace.rank[at]
     forwards = at[direction > 0]
     if not len(forwards) or not (direction < 0).any():

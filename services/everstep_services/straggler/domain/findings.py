@@ -25,12 +25,12 @@ from everstep_services.straggler.domain.changes import (
     Cost,
     EvenRole,
     KeepsUp,
-    SlowRank,
-    StepShift,
+    SlowRankFound,
+    StepsShifted,
     UnevenRole,
 )
 from everstep_services.straggler.domain.policy import Action
-from everstep_services.straggler.domain.switches import Switches
+from everstep_services.straggler.domain.switches import StragglerSwitches
 
 SOURCE = "straggler"
 STEPS = 16
@@ -44,7 +44,7 @@ _SAME_SHIFT_WINDOWS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class FindingContext:
     """When it is, and how the job stands."""
 
     wall: Time
@@ -70,7 +70,7 @@ def blank(job: str) -> StragglersDocument:
 
 
 def revised(
-    before: StragglersDocument, changes: Iterable[Change], now: Moment, over: str = ""
+    before: StragglersDocument, changes: Iterable[Change], now: FindingContext, over: str = ""
 ) -> Revision:
     """The document after these changes. With `over`, the reason, no finding stays open."""
     draft, taken = _Draft(before, now), list(changes)
@@ -88,7 +88,7 @@ def revised(
 
 
 def measured(
-    before: StragglersDocument, switches: Switches, suggested: int | None
+    before: StragglersDocument, switches: StragglerSwitches, suggested: int | None
 ) -> StragglersDocument:
     """The document that says how agents measure from now on; `suggested` steps make a window."""
     return replace(
@@ -125,7 +125,7 @@ def acted(
 class _Draft:
     """A document that takes changes, one after the other."""
 
-    def __init__(self, before: StragglersDocument, now: Moment) -> None:
+    def __init__(self, before: StragglersDocument, now: FindingContext) -> None:
         self._before = before
         self._now = now
         self.facts: list[Fact] = []
@@ -146,7 +146,7 @@ class _Draft:
         if change.round != self._round:
             return
         match change:
-            case SlowRank():
+            case SlowRankFound():
                 self._slow(change)
             case UnevenRole():
                 self._slow(change.finding)
@@ -157,7 +157,7 @@ class _Draft:
                     self.clear([straggler], change.reason)
             case Cost():
                 self.count(change)
-            case StepShift():
+            case StepsShifted():
                 self._shifted(change)
 
     def count(self, change: Cost) -> None:
@@ -189,7 +189,7 @@ class _Draft:
             ]
             self.clear(old, "its round ended")
 
-    def _slow(self, change: SlowRank) -> None:
+    def _slow(self, change: SlowRankFound) -> None:
         key = _key(change)
         if key in self.stragglers or len(self.stragglers) >= _FOUND_MOST:
             return
@@ -214,7 +214,7 @@ class _Draft:
         )
         self.facts.append(self._fact(change, finding))
 
-    def _fact(self, change: SlowRank, finding: str) -> StragglerFound:
+    def _fact(self, change: SlowRankFound, finding: str) -> StragglerFound:
         return StragglerFound(
             id=finding,
             job=self._before.job,
@@ -252,7 +252,7 @@ class _Draft:
             lost_s=round(straggler.lost_so_far_s, 3) if straggler.counted_step else None,
         )
 
-    def _shifted(self, change: StepShift) -> None:
+    def _shifted(self, change: StepsShifted) -> None:
         apart = _SAME_SHIFT_WINDOWS * self._before.window_steps
         if self._shifted_step and abs(change.step - self._shifted_step) <= apart:
             return
@@ -273,7 +273,7 @@ class _Draft:
         )
 
 
-def _key(finding: KnownStraggler | SlowRank) -> tuple[int, int, bool]:
+def _key(finding: KnownStraggler | SlowRankFound) -> tuple[int, int, bool]:
     """A rank may be slow, and stand for a role that has too much to do as well."""
     return finding.round, finding.rank, finding.cause == "design"
 

@@ -17,24 +17,24 @@ from everstep.messages import (
 from everstep_services.straggler.domain.changes import Change, Cost, EvenRole, KeepsUp
 from everstep_services.straggler.domain.live import answers
 from everstep_services.straggler.domain.live.measures import Meter
-from everstep_services.straggler.domain.live.round import Round
+from everstep_services.straggler.domain.live.round import LiveRound
 from everstep_services.straggler.domain.live.samples import MOST_WORLD
 from everstep_services.straggler.domain.live.windows import Windows
-from everstep_services.straggler.domain.rules import Rules
+from everstep_services.straggler.domain.rules import LiveRules
 
 _MOST_WINDOW_STEPS = 1 << 20
 
 
-class Job:
+class JobJudge:
     """The ranks of one job, in its newest round."""
 
-    def __init__(self, job: str, rules: Rules) -> None:
+    def __init__(self, job: str, rules: LiveRules) -> None:
         self.job = job
         self.rules = rules
         """May be replaced at any time."""
         self.refused: Counter[str] = Counter()
         """Messages and values that were refused, by reason."""
-        self._round: Round | None = None
+        self._round: LiveRound | None = None
         self._ended = -1
         """The newest round that is over."""
         self._adopted: list[KnownStraggler] = []
@@ -72,7 +72,7 @@ class Job:
             self._pending += self._leave(f"round {timings.round} began")
         windows = Windows(timings.round, self.refused)
         meter = Meter(timings.world, windows.names, self.refused)
-        self._round = Round(timings.round, windows, meter, self.refused)
+        self._round = LiveRound(timings.round, windows, meter, self.refused)
         for straggler in self._adopted:
             if straggler.round == timings.round:
                 self._round.adopt(straggler)

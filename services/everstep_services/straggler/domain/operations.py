@@ -13,7 +13,7 @@ Array = npt.NDArray[Any]
 Cause = Literal["input", "compute", "host", "network", "device", "design", "unknown"]
 
 
-class Kind(IntEnum):
+class OperationKind(IntEnum):
     COMPUTE = 0
     COLLECTIVE = 1
     SEND = 2
@@ -23,11 +23,11 @@ class Kind(IntEnum):
 
 _TORCH_OWN = re.compile(r"aten::|autograd::|torch::")
 _KINDS = (
-    (Kind.WAIT, re.compile(r"(^|[^a-z])(wait|idle|bubble)([^a-z]|$)")),
-    (Kind.SEND, re.compile(r"(^|[^a-z])i?send([^a-z]|$)")),
-    (Kind.RECEIVE, re.compile(r"(^|[^a-z])i?rec(v|eive)([^a-z]|$)")),
+    (OperationKind.WAIT, re.compile(r"(^|[^a-z])(wait|idle|bubble)([^a-z]|$)")),
+    (OperationKind.SEND, re.compile(r"(^|[^a-z])i?send([^a-z]|$)")),
+    (OperationKind.RECEIVE, re.compile(r"(^|[^a-z])i?rec(v|eive)([^a-z]|$)")),
     (
-        Kind.COLLECTIVE,
+        OperationKind.COLLECTIVE,
         re.compile(
             r"all_?reduce|all_?gather|reduce_?scatter|broadcast|all_?to_?all|barrier|nccl"
             r"|gloo:|c10d::|collective|(^|[^a-z])(reduce|scatter|gather)([^a-z]|$)"
@@ -49,12 +49,12 @@ def plain_name(name: str) -> str:
     return _CAMEL.sub("_", name).lower()
 
 
-def kind_of(name: str) -> Kind:
+def kind_of(name: str) -> OperationKind:
     """What an operation is, by its name."""
     plain = plain_name(name)
     if _TORCH_OWN.match(plain):
-        return Kind.COMPUTE
-    return next((kind for kind, pattern in _KINDS if pattern.search(plain)), Kind.COMPUTE)
+        return OperationKind.COMPUTE
+    return next((kind for kind, pattern in _KINDS if pattern.search(plain)), OperationKind.COMPUTE)
 
 
 def cause_of(name: str) -> Cause:
@@ -123,7 +123,9 @@ class Operations:
 
     def kinds(self) -> Array:
         """The kind of each row."""
-        by_name = np.array([kind_of(name) for name in self.ops] or [Kind.COMPUTE], dtype=np.int8)
+        by_name = np.array(
+            [kind_of(name) for name in self.ops] or [OperationKind.COMPUTE], dtype=np.int8
+        )
         kinds: Array = by_name[self.op]
         return kinds
 
@@ -151,14 +153,14 @@ def without_enclosing(table: Operations) -> tuple[Operations, int]:
     the gaps between are time outside of all operations.
     """
     kinds = table.kinds()
-    rows = np.flatnonzero(kinds != Kind.WAIT)
+    rows = np.flatnonzero(kinds != OperationKind.WAIT)
     order = rows[np.lexsort((-table.duration[rows], table.start[rows], table.rank[rows]))]
-    own = order[kinds[order] == Kind.COMPUTE]
+    own = order[kinds[order] == OperationKind.COMPUTE]
     rank, start, end = table.rank[own], table.start[own], table.end[own]
     inner = 1e-9 + np.abs(end[:-1]) * 1e-12
     encloses = (rank[1:] == rank[:-1]) & (start[1:] < end[:-1] - inner) & (end[1:] <= end[:-1])
     outer = own[:-1][encloses]
     keep = np.ones(len(table), dtype=bool)
-    keep[kinds == Kind.WAIT] = False
+    keep[kinds == OperationKind.WAIT] = False
     keep[outer] = False
     return table.take(np.flatnonzero(keep)), len(outer)

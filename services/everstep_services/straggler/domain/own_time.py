@@ -9,7 +9,7 @@ from everstep_services.straggler.domain.arrays import combined, dense, medians_b
 from everstep_services.straggler.domain.operations import (
     Array,
     Cause,
-    Kind,
+    OperationKind,
     cause_of,
     direction_of,
 )
@@ -44,7 +44,7 @@ def own_time(parts: Decomposed, steps: Array, amount: Array) -> OwnTime:
     """
     trace = parts.trace
     ranks = len(trace.ranks)
-    compute = trace.kinds == Kind.COMPUTE
+    compute = trace.kinds == OperationKind.COMPUTE
     step = np.repeat(np.arange(len(trace.steps)), np.diff(trace.bounds))
     cell = step * ranks + trace.rank
     size = len(trace.steps) * ranks
@@ -78,8 +78,8 @@ def idle_lags(parts: Decomposed) -> Array:
     bounds = np.searchsorted(trace.rank[order], np.arange(len(trace.ranks) + 1))
     for rank in range(len(trace.ranks)):
         rows = order[bounds[rank] : bounds[rank + 1]]
-        busy = rows[trace.kinds[rows] == Kind.COMPUTE]
-        late = rows[(trace.kinds[rows] != Kind.COMPUTE) & (lags[rows] > 0)]
+        busy = rows[trace.kinds[rows] == OperationKind.COMPUTE]
+        late = rows[(trace.kinds[rows] != OperationKind.COMPUTE) & (lags[rows] > 0)]
         if not len(busy) or not len(late):
             continue
         ends = np.maximum.accumulate(end[busy])
@@ -102,7 +102,7 @@ def amounts(parts: Decomposed) -> Array:
     table, amounts_ = parts.trace.table, np.ones(len(parts.trace.table))
     if table.tokens is None:
         return amounts_
-    has_length = np.isfinite(table.tokens) & (parts.trace.kinds == Kind.COMPUTE)
+    has_length = np.isfinite(table.tokens) & (parts.trace.kinds == OperationKind.COMPUTE)
     for op in np.unique(table.op[has_length]):
         rows = np.flatnonzero(has_length & (table.op == op))
         predicted = _fitted(table.tokens[rows], parts.work_s[rows])
@@ -133,7 +133,7 @@ def lengths_vary(parts: Decomposed) -> bool:
     table = trace.table
     direction = np.array([direction_of(name) for name in table.ops] or [0])[table.op]
     rows = np.flatnonzero(
-        (trace.kinds == Kind.COMPUTE) & (table.microbatch >= 0) & (direction != 0)
+        (trace.kinds == OperationKind.COMPUTE) & (table.microbatch >= 0) & (direction != 0)
     )
     if len(rows) < 32:
         return False

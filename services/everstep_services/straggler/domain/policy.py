@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from everstep.messages import KnownStraggler
-from everstep_services.straggler.domain.switches import CURABLE, Mode, Switches
+from everstep_services.straggler.domain.switches import CURABLE, Mode, StragglerSwitches
 
 Action = Literal["stop", "exclude"]
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class StragglerDecision:
     """The action on one finding, real or only observed."""
 
     action: Action
@@ -43,7 +43,7 @@ class Policy:
         stragglers: Collection[KnownStraggler],
         slower_ratios: Mapping[int, float],
         window: int,
-        switches: Switches,
+        switches: StragglerSwitches,
         now: float,
     ) -> None:
         """Take a window in, once: how much slower each rank is than its role group's median."""
@@ -58,10 +58,10 @@ class Policy:
         self._records = {key: record for key, record in self._records.items() if key in open_}
 
     def due(
-        self, stragglers: Iterable[KnownStraggler], switches: Switches, now: float
-    ) -> list[Decision]:
+        self, stragglers: Iterable[KnownStraggler], switches: StragglerSwitches, now: float
+    ) -> list[StragglerDecision]:
         """What the rules ask for that was not decided yet; at most one action a finding."""
-        decisions: list[Decision] = []
+        decisions: list[StragglerDecision] = []
         for straggler in stragglers:
             record = self._records.get(straggler.finding)
             if record is None:
@@ -79,7 +79,9 @@ def score(slower_ratio: float) -> float:
     return 1 / (1 + max(slower_ratio, 0.0))
 
 
-def _stop(straggler: KnownStraggler, record: _Record, switches: Switches) -> Decision | None:
+def _stop(
+    straggler: KnownStraggler, record: _Record, switches: StragglerSwitches
+) -> StragglerDecision | None:
     if straggler.cause not in CURABLE or "stop" in straggler.acted:
         return None
     if record.reports < switches.stop_reports:
@@ -88,12 +90,12 @@ def _stop(straggler: KnownStraggler, record: _Record, switches: Switches) -> Dec
         f"rank {straggler.rank} scores below {switches.stop_below:g} in {record.reports} windows "
         f"in a row, limit {switches.stop_reports}: {straggler.reason}"
     )
-    return Decision("stop", straggler.finding, switches.stop_mode, reason)
+    return StragglerDecision("stop", straggler.finding, switches.stop_mode, reason)
 
 
 def _exclude(
-    straggler: KnownStraggler, record: _Record, switches: Switches, now: float
-) -> Decision | None:
+    straggler: KnownStraggler, record: _Record, switches: StragglerSwitches, now: float
+) -> StragglerDecision | None:
     slow_s, confidence = now - record.since, straggler.confidence or 0.0
     if straggler.cause not in switches.exclude_causes or "exclude" in straggler.acted:
         return None
@@ -104,4 +106,4 @@ def _exclude(
         f"{switches.exclude_confidence:g}) for {slow_s:.0f} s, limit "
         f"{switches.exclude_after_s:g} s: {straggler.reason}"
     )
-    return Decision("exclude", straggler.finding, switches.exclude_mode, reason)
+    return StragglerDecision("exclude", straggler.finding, switches.exclude_mode, reason)

@@ -6,10 +6,10 @@ import numpy as np
 
 from everstep_services.straggler.domain import whatif
 from everstep_services.straggler.domain.arrays import combined, means_by
-from everstep_services.straggler.domain.case import Case, row_means
-from everstep_services.straggler.domain.operations import Array, Kind
+from everstep_services.straggler.domain.case import TraceCase, row_means
+from everstep_services.straggler.domain.operations import Array, OperationKind
 from everstep_services.straggler.domain.own_time import lengths_vary
-from everstep_services.straggler.domain.suspects import Suspect
+from everstep_services.straggler.domain.suspects import TraceSuspect
 from everstep_services.straggler.domain.whatif import Decomposed, Variant
 
 _MOST_PRICED_RANKS = 16
@@ -21,7 +21,7 @@ class Questions:
     """The variants that are replayed together, and the answers."""
 
     variants: list[Variant]
-    outcome: whatif.Outcome | None = None
+    outcome: whatif.ReplayOutcome | None = None
 
     def ask(self, variant: Variant) -> int:
         self.variants.append(variant)
@@ -42,7 +42,7 @@ class Questions:
         return 0.0 if price is None else max(0.0, price / (1 + price))
 
 
-def without(case: Case, suspect: Suspect) -> Variant:
+def without(case: TraceCase, suspect: TraceSuspect) -> Variant:
     """The trace, with a suspect like its peers."""
     rows, peers = suspect.rows, suspect.peer_rows
     if suspect.kind == "rank":
@@ -55,7 +55,7 @@ def without(case: Case, suspect: Suspect) -> Variant:
     return whatif.like_peers(case.parts, rows, peers, case.amount)
 
 
-def ask_ranks(case: Case, questions: Questions) -> dict[int, int]:
+def ask_ranks(case: TraceCase, questions: Questions) -> dict[int, int]:
     """The ranks that are the furthest behind their peers, found or not."""
     means = row_means(case.scored)
     order = np.argsort(-np.nan_to_num(means, nan=-np.inf))[:_MOST_PRICED_RANKS]
@@ -83,10 +83,10 @@ def ask_parts(
     }
 
 
-def even_stages(case: Case) -> tuple[Variant | None, Array]:
+def even_stages(case: TraceCase) -> tuple[Variant | None, Array]:
     """All roles of a pipeline with the same work a step, and by how much each has more now."""
     trace = case.trace
-    compute = np.flatnonzero(trace.kinds == Kind.COMPUTE)
+    compute = np.flatnonzero(trace.kinds == OperationKind.COMPUTE)
     staged = any(name.startswith("stage ") for name in case.roles)
     if len(case.roles) < 2 or not (staged or (trace.partner >= 0).any()):
         return None, np.ones(len(case.roles))
@@ -98,7 +98,7 @@ def even_stages(case: Case) -> tuple[Variant | None, Array]:
     return whatif.scaled(case.parts, compute, 1 / factors[case.row_role[compute]]), factors
 
 
-def even_lengths(case: Case) -> Variant | None:
+def even_lengths(case: TraceCase) -> Variant | None:
     """All sequences as long as the mean, where their lengths are known or show."""
     if (case.amount != 1).any():
         rows = np.flatnonzero(case.amount != 1)
@@ -106,7 +106,7 @@ def even_lengths(case: Case) -> Variant | None:
     if not lengths_vary(case.parts):
         return None
     trace = case.trace
-    rows = np.flatnonzero((trace.kinds == Kind.COMPUTE) & (trace.table.microbatch >= 0))
+    rows = np.flatnonzero((trace.kinds == OperationKind.COMPUTE) & (trace.table.microbatch >= 0))
     key = combined(trace.rank[rows], trace.table.op[rows])
     means = means_by(key, case.parts.work_s[rows], int(key.max()) + 1)[key]
     return Variant(rows, case.parts.lag_s[rows], means)

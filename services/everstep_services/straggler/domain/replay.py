@@ -11,7 +11,7 @@ import numpy as np
 
 from everstep_services.straggler.domain.arrays import dense
 from everstep_services.straggler.domain.dependencies import Trace, pipeline_edges
-from everstep_services.straggler.domain.operations import Array, Kind
+from everstep_services.straggler.domain.operations import Array, OperationKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def graph_of(trace: Trace, number: int) -> Graph:
     """The graph of one step, the same for all of its structure. Raises `CyclicStepError`."""
     low, high = int(trace.bounds[number]), int(trace.bounds[number + 1])
     size, ranks = high - low, len(trace.ranks)
-    transfer = np.flatnonzero(trace.kinds[low:high] != Kind.COMPUTE)
+    transfer = np.flatnonzero(trace.kinds[low:high] != OperationKind.COMPUTE)
     entry = ranks + np.arange(size)
     final = entry.copy()
     final[transfer] = ranks + size + np.arange(len(transfer))
@@ -122,7 +122,7 @@ def _sends_that_do_not_wait(trace: Trace, low: int, high: int, transfer: Array) 
         return np.empty(0, np.int64)
     partner = trace.partner[transfer + low]
     sends: Array = transfer[
-        (trace.kinds[transfer + low] == Kind.SEND) & (partner >= low) & (partner < high)
+        (trace.kinds[transfer + low] == OperationKind.SEND) & (partner >= low) & (partner < high)
     ]
     return sends
 

@@ -99,7 +99,7 @@ class HeatMap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class TraceReport:
     rows: int
     ranks: int
     steps: int

@@ -6,9 +6,9 @@ import numpy as np
 
 from everstep_services.straggler.domain import scores
 from everstep_services.straggler.domain.arrays import combined, means_by
-from everstep_services.straggler.domain.case import Case, row_means
+from everstep_services.straggler.domain.case import TraceCase, row_means
 from everstep_services.straggler.domain.dependencies import Trace
-from everstep_services.straggler.domain.operations import Array, Kind
+from everstep_services.straggler.domain.operations import Array, OperationKind
 from everstep_services.straggler.domain.prices import Questions
 from everstep_services.straggler.domain.report import (
     Design,
@@ -25,7 +25,7 @@ _MOST_COLUMNS = 400
 _UNEVEN = 0.05
 
 
-def findings(case: Case, prices: Sequence[float | None]) -> tuple[Finding, ...]:
+def findings(case: TraceCase, prices: Sequence[float | None]) -> tuple[Finding, ...]:
     trace = case.trace
     rows = []
     for suspect, price in zip(case.suspects, prices, strict=True):
@@ -52,7 +52,7 @@ def findings(case: Case, prices: Sequence[float | None]) -> tuple[Finding, ...]:
 
 
 def designs(
-    case: Case, factors: Array, stages: float | None, lengths: float | None
+    case: TraceCase, factors: Array, stages: float | None, lengths: float | None
 ) -> tuple[Design, ...]:
     rows = []
     worst = int(np.argmax(factors))
@@ -99,7 +99,7 @@ def shares(
     return (*rows, Share(cause="rest", ratio=max(0.0, rest)))
 
 
-def rank_rows(case: Case, prices: dict[int, float | None]) -> tuple[RankRow, ...]:
+def rank_rows(case: TraceCase, prices: dict[int, float | None]) -> tuple[RankRow, ...]:
     trace = case.trace
     relative, individual = _scores(case)
     late = _lateness(trace)
@@ -124,10 +124,10 @@ def _number(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def _scores(case: Case) -> tuple[Array, Array]:
+def _scores(case: TraceCase) -> tuple[Array, Array]:
     """NVRx's, as it would report the computations of the whole trace, and of its last window."""
     trace, ranks, ops = case.trace, len(case.trace.ranks), len(case.trace.table.ops)
-    compute = np.flatnonzero((trace.kinds == Kind.COMPUTE) & (trace.table.duration > 0))
+    compute = np.flatnonzero((trace.kinds == OperationKind.COMPUTE) & (trace.table.duration > 0))
     nothing = np.full(ranks, np.nan)
     if not len(compute):
         return nothing, nothing
@@ -164,7 +164,7 @@ def _lateness(trace: Trace) -> Array:
 
 
 def part_rows(
-    case: Case, key: Array, names: Sequence[str], questions: Questions, asked: dict[int, int]
+    case: TraceCase, key: Array, names: Sequence[str], questions: Questions, asked: dict[int, int]
 ) -> tuple[PartRow, ...]:
     parts, steps = case.parts, len(case.trace.steps)
     gaps = None if names is case.roles else case.trace.table.gap
@@ -178,7 +178,7 @@ def part_rows(
     rows = [
         PartRow(
             name=names[number],
-            kind="" if names is case.roles else Kind(kind).name.lower(),
+            kind="" if names is case.roles else OperationKind(kind).name.lower(),
             own_s=float(own[number] / ranks[number] / steps),
             price_ratio=questions.price(asked.get(number)),
         )
@@ -218,7 +218,7 @@ def step_rows(parts: Decomposed, questions: Questions, whole: int) -> tuple[Step
     )
 
 
-def counts(case: Case) -> dict[str, int]:
+def counts(case: TraceCase) -> dict[str, int]:
     counts = np.bincount(case.role, minlength=len(case.roles))
     return {name: int(count) for name, count in zip(case.roles, counts, strict=True)}
 
@@ -228,7 +228,7 @@ def median_error(parts: Decomposed) -> float | None:
     return float(np.median(errors)) if len(errors) else None
 
 
-def heat_map(case: Case) -> HeatMap:
+def heat_map(case: TraceCase) -> HeatMap:
     """By step, or by spans of steps where there are too many."""
     own = case.own.total_s
     width = -(-len(own) // _MOST_COLUMNS)

@@ -8,13 +8,13 @@ import numpy as np
 
 from everstep_services.straggler.domain.arrays import combined, dense, medians_by
 from everstep_services.straggler.domain.dependencies import Trace
-from everstep_services.straggler.domain.operations import Array, Cause, Kind
+from everstep_services.straggler.domain.operations import Array, Cause, OperationKind
 from everstep_services.straggler.domain.own_time import OwnTime
 from everstep_services.straggler.domain.verdict import (
     Cleared,
     Found,
-    Limits,
-    State,
+    SlownessLimits,
+    VerdictState,
     Window,
     compare,
     middle,
@@ -26,7 +26,7 @@ _NOTHING = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Suspect:
+class TraceSuspect:
     """A rank, or the ranks of a group, as indexes into the trace's ranks."""
 
     kind: Literal["rank", "group"]
@@ -46,8 +46,8 @@ class Suspect:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
-    suspects: tuple[Suspect, ...]
+class SlowRanks:
+    suspects: tuple[TraceSuspect, ...]
     ratios: Array
     """Ranks × windows."""
 
@@ -63,14 +63,14 @@ class Spell:
     cleared: bool
 
 
-def spells(windows: Sequence[Window], limits: Limits) -> list[Spell]:
+def spells(windows: Sequence[Window], limits: SlownessLimits) -> list[Spell]:
     """Run the verdict over all windows. Spells in the order in which they were found."""
     return _followed(windows, limits)[0]
 
 
-def _followed(windows: Sequence[Window], limits: Limits) -> tuple[list[Spell], Array]:
+def _followed(windows: Sequence[Window], limits: SlownessLimits) -> tuple[list[Spell], Array]:
     """The same, and how subjects compare: windows × subjects."""
-    state = State()
+    state = VerdictState()
     open_: dict[int, Found] = {}
     done: list[Spell] = []
     ratios: list[Array] = []
@@ -100,22 +100,27 @@ def windows_of(own: Array, role: Array, width: int) -> Iterator[Window]:
         yield Window(number, np.arange(own.shape[1]), middle(rows.T), role)
 
 
-def slow_ranks(own: OwnTime, role: Array, width: int, limits: Limits) -> Ranks:
+def slow_ranks(own: OwnTime, role: Array, width: int, limits: SlownessLimits) -> SlowRanks:
     """Ranks that need more time of their own than the others of their role."""
     spans, ratios = _followed(list(windows_of(own.total_s, role, width)), limits)
     suspects = [_rank(spell, spans, own, role, width, limits) for spell in spans]
-    by_rank: dict[int, Suspect] = {}
+    by_rank: dict[int, TraceSuspect] = {}
     for suspect in suspects:  # of several spells the worst, over the whole time
         before = by_rank.get(suspect.ranks[0])
         by_rank[suspect.ranks[0]] = (
             suspect if before is None or suspect.ratio > before.ratio else before
         )
-    return Ranks(tuple(by_rank.values()), ratios.T)
+    return SlowRanks(tuple(by_rank.values()), ratios.T)
 
 
 def _rank(
-    spell: Spell, spells_: Sequence[Spell], own: OwnTime, role: Array, width: int, limits: Limits
-) -> Suspect:
+    spell: Spell,
+    spells_: Sequence[Spell],
+    own: OwnTime,
+    role: Array,
+    width: int,
+    limits: SlownessLimits,
+) -> TraceSuspect:
     rank = spell.start.subject
     span = slice(spell.first * width, _end(spell, width, len(own.steps)))
     peers = _peers(spell, spells_, role)
@@ -129,7 +134,7 @@ def _rank(
     cause = max(excess, key=lambda cause_: excess[cause_])
     share = min(1.0, max(0.0, excess[cause] / lost)) if lost > 0 else 0.0
     ratio = lost / usual if usual > 0 else 0.0
-    return Suspect(
+    return TraceSuspect(
         kind="rank",
         ranks=(rank,),
         cause=cause,
@@ -176,13 +181,13 @@ def _end(spell: Spell, width: int, steps: int) -> int:
     return steps if spell.last >= count - 1 else (spell.last + 1) * width
 
 
-def _confidence(change: Found, ratio: float, limits: Limits) -> float:
+def _confidence(change: Found, ratio: float, limits: SlownessLimits) -> float:
     """From one half at the limit towards 1."""
     errors = ratio / max(change.noise_ratio, 1e-12)
     return float(1 - 0.5 ** (errors / dict(limits.horizons)[change.windows]))
 
 
-def _reason(spell: Spell, ratio: float, excess: str, peers: str, limits: Limits) -> str:
+def _reason(spell: Spell, ratio: float, excess: str, peers: str, limits: SlownessLimits) -> str:
     change = spell.start
     errors = dict(limits.horizons)[change.windows]
     limit = float(np.hypot(limits.found_ratio, errors * change.noise_ratio))
@@ -218,10 +223,14 @@ class _Transfers:
     steps: Array
 
 
-def slow_groups(parts: Decomposed, steps: Array, width: int, limits: Limits) -> tuple[Suspect, ...]:
+def slow_groups(
+    parts: Decomposed, steps: Array, width: int, limits: SlownessLimits
+) -> tuple[TraceSuspect, ...]:
     """Process groups, or links, whose transfers take longer than those of their siblings."""
     trace = parts.trace
-    rows = np.flatnonzero((trace.kinds == Kind.COLLECTIVE) | (trace.kinds == Kind.RECEIVE))
+    rows = np.flatnonzero(
+        (trace.kinds == OperationKind.COLLECTIVE) | (trace.kinds == OperationKind.RECEIVE)
+    )
     rows = rows[(trace.collective[rows] >= 0) | (trace.partner[rows] >= 0)]
     if not len(rows):
         return ()
@@ -274,7 +283,7 @@ def _transfer_times(parts: Decomposed, rows: Array, group: Array, count: int) ->
     return times.reshape(steps, count)
 
 
-def _group(spell: Spell, transfers: _Transfers, width: int, limits: Limits) -> Suspect:
+def _group(spell: Spell, transfers: _Transfers, width: int, limits: SlownessLimits) -> TraceSuspect:
     trace, role = transfers.parts.trace, transfers.role
     subject = spell.start.subject
     siblings = np.flatnonzero((role == role[subject]) & (np.arange(len(role)) != subject))
@@ -287,7 +296,7 @@ def _group(spell: Spell, transfers: _Transfers, width: int, limits: Limits) -> S
     ranks = np.union1d(trace.rank[mine], trace.rank[partner[partner >= 0]])
     name = trace.table.ops[int(trace.table.op[mine[0]])]
     reason = _reason(spell, ratio, f"transfers ({name})", f"{len(siblings) + 1} groups", limits)
-    return Suspect(
+    return TraceSuspect(
         kind="group",
         ranks=tuple(int(rank) for rank in ranks),
         cause="network",
@@ -303,7 +312,7 @@ def _group(spell: Spell, transfers: _Transfers, width: int, limits: Limits) -> S
     )
 
 
-def _narrowed(suspects: list[Suspect], trace: Trace) -> list[Suspect]:
+def _narrowed(suspects: list[TraceSuspect], trace: Trace) -> list[TraceSuspect]:
     """Several slow groups with one rank in common are one slow rank."""
     if len(suspects) < 2:
         return suspects
@@ -315,7 +324,7 @@ def _narrowed(suspects: list[Suspect], trace: Trace) -> list[Suspect]:
         return suspects
     worst = max(suspects, key=lambda suspect: suspect.ratio)
     return [
-        Suspect(
+        TraceSuspect(
             kind="group",
             ranks=(int(common[0]),),
             cause="network",

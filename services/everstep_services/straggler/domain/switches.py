@@ -19,7 +19,7 @@ SWITCHED_OFF = "timings were switched off"
 
 
 @dataclass(frozen=True, slots=True)
-class Switches:
+class StragglerSwitches:
     """How slow ranks of one job are sought, and what may be done about them."""
 
     is_on: bool = True
@@ -37,7 +37,7 @@ class Switches:
     exclude_mode: Mode = "observe"
 
 
-def in_force(default: Switches, *documents: ControlDocument | None) -> Switches:
+def in_force(default: StragglerSwitches, *documents: ControlDocument | None) -> StragglerSwitches:
     """What the documents change: a later one over an earlier one, the brake if any has it on.
 
     A value that makes no sense, as a newer release may have written it, changes nothing.
@@ -98,7 +98,7 @@ class SwitchValue:
 
 
 def explained(
-    settings: Switches, cluster: ControlDocument | None, job: ControlDocument | None
+    settings: StragglerSwitches, cluster: ControlDocument | None, job: ControlDocument | None
 ) -> tuple[SwitchValue, ...]:
     """Every switch by name. `settings` is what holds where nothing was switched."""
     now = in_force(settings, cluster, job)
@@ -110,7 +110,7 @@ def explained(
 
 def _source(
     name: str,
-    settings: Switches,
+    settings: StragglerSwitches,
     documents: tuple[ControlDocument | None, ControlDocument | None],
 ) -> Source:
     field = _FIELDS[name]
@@ -118,13 +118,15 @@ def _source(
     for document, source in zip(reversed(documents), _OF_DOCUMENTS, strict=True):
         if document is not None and _acts(document, name, settings):
             return "brake" if is_braked and name.startswith("modes.") else source
-    return "default" if getattr(settings, field) == getattr(Switches(), field) else "settings"
+    return (
+        "default" if getattr(settings, field) == getattr(StragglerSwitches(), field) else "settings"
+    )
 
 
 _OF_DOCUMENTS: tuple[Source, Source] = ("control of the job", "control")
 
 
-def _acts(document: ControlDocument, name: str, settings: Switches) -> bool:
+def _acts(document: ControlDocument, name: str, settings: StragglerSwitches) -> bool:
     """Whether a document decides a switch, whatever the settings say."""
     if name.startswith("modes."):
         return name.removeprefix("modes.") in document.modes

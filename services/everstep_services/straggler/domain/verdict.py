@@ -13,7 +13,7 @@ from everstep_services.straggler.domain.operations import Array
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SlownessLimits:
     """From when on a subject is slow, and from when on it is not any more."""
 
     found_ratio: float = 0.03
@@ -153,7 +153,7 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class VerdictState:
     """What is kept from window to window: bounded by the number of subjects."""
 
     subjects: Array = field(default_factory=lambda: np.empty(0, dtype=np.int64))
@@ -169,8 +169,8 @@ class State:
 
 
 def observe(
-    state: State, window: Window, limits: Limits
-) -> tuple[State, tuple[Found | Cleared, ...]]:
+    state: VerdictState, window: Window, limits: SlownessLimits
+) -> tuple[VerdictState, tuple[Found | Cleared, ...]]:
     """Take one window in. Returns what changed by it, found ones in the order of their ratios."""
     compared = compare(window, limits, state)
     ratios = compared.ratios
@@ -195,13 +195,13 @@ def observe(
     earlier = _aligned(state.subjects, state.earlier, window.subjects, _EARLIER)
     usual = seen & ~np.isin(window.subjects, list(slow)) & (ratios < _GROWN / 2)
     earlier[usual] = np.c_[earlier[usual, 1:], window.own_s[usual]]
-    after = State(window.subjects, history, earlier, noises, slow)
+    after = VerdictState(window.subjects, history, earlier, noises, slow)
     return after, changes
 
 
-def compare(window: Window, limits: Limits, state: State | None = None) -> Compared:
+def compare(window: Window, limits: SlownessLimits, state: VerdictState | None = None) -> Compared:
     """Compare each subject with its role group; `state` has the earlier windows of both."""
-    state = state or State()
+    state = state or VerdictState()
     ratios, growth = np.full((2, len(window.subjects)), np.nan)
     is_usual = np.ones(len(window.subjects), dtype=bool)
     spread: dict[int, tuple[float, int]] = {}
@@ -286,7 +286,7 @@ def _medians(values: Array, least: int) -> Array:
 
 
 def _taught(
-    noise: Mapping[int, Noise], window: int, compared: Compared, limits: Limits
+    noise: Mapping[int, Noise], window: int, compared: Compared, limits: SlownessLimits
 ) -> dict[int, Noise]:
     """The noise of each role group, with what this window tells of it."""
     after = dict(noise)
@@ -351,7 +351,12 @@ def _aligned(values: Array, kept: Array, subjects: Array, length: int) -> Array:
 
 
 def _found(
-    state: State, window: Window, history: Array, noise: Array, growth: Array, limits: Limits
+    state: VerdictState,
+    window: Window,
+    history: Array,
+    noise: Array,
+    growth: Array,
+    limits: SlownessLimits,
 ) -> list[Found]:
     best: dict[int, Found] = {}
     still = middle(history[:, -limits.horizons[0][0] :]) >= limits.cleared_ratio
@@ -379,7 +384,7 @@ def _found(
 
 
 def _cleared(
-    state: State, window: Window, history: Array, noise: Array, limits: Limits
+    state: VerdictState, window: Window, history: Array, noise: Array, limits: SlownessLimits
 ) -> tuple[list[Cleared], dict[int, Slow]]:
     slow, cleared = dict(state.slow), []
     horizons = dict(limits.horizons)

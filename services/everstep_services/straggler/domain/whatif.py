@@ -7,7 +7,7 @@ import numpy as np
 
 from everstep_services.straggler.domain.arrays import combined, means_by, medians_by, ordinals
 from everstep_services.straggler.domain.dependencies import Trace
-from everstep_services.straggler.domain.operations import Array, Kind
+from everstep_services.straggler.domain.operations import Array, OperationKind
 from everstep_services.straggler.domain.replay import (
     CyclicStepError,
     Graph,
@@ -101,7 +101,7 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReplayOutcome:
     """How long the replayed steps take with each variant."""
 
     steps: Array
@@ -120,7 +120,7 @@ class Outcome:
         return float(total[0] / total[variant + 1] - 1) if total[variant + 1] > 0 else 0.0
 
 
-def outcome_of(parts: Decomposed, variants: Sequence[Variant]) -> Outcome:
+def outcome_of(parts: Decomposed, variants: Sequence[Variant]) -> ReplayOutcome:
     """Replay the trace as it is, and with each variant; a sample of its steps, where it is large.
 
     Steps follow one another as they did: a rank that is late at the end of one is late in the next.
@@ -137,7 +137,7 @@ def outcome_of(parts: Decomposed, variants: Sequence[Variant]) -> Outcome:
         for run in runs:
             lengths[at : at + len(run), low : low + len(chosen)] = _replayed(parts, run, chosen)
             at += len(run)
-    return Outcome(steps, lengths)
+    return ReplayOutcome(steps, lengths)
 
 
 def _sampled(parts: Decomposed, columns: int) -> list[Array]:
@@ -193,7 +193,7 @@ def equal_in_roles(parts: Decomposed, role: Array) -> Variant:
 
 def _equal(parts: Decomposed, role: Array) -> Variant:
     trace = parts.trace
-    compute = trace.kinds == Kind.COMPUTE
+    compute = trace.kinds == OperationKind.COMPUTE
     key = combined(role, trace.table.op)
     size = int(key.max(initial=-1)) + 1
     lag = means_by(key, parts.lag_s, size)[key]
@@ -205,7 +205,7 @@ def _equal(parts: Decomposed, role: Array) -> Variant:
 
 def _sizes(trace: Trace, key: Array) -> Array:
     """Transfers of one name may carry different amounts: the n-th of a step is alike everywhere."""
-    transfer = trace.kinds != Kind.COMPUTE
+    transfer = trace.kinds != OperationKind.COMPUTE
     cell = combined(trace.rank, trace.table.step, key)
     return combined(key, np.where(transfer, ordinals(cell), -1))
 

@@ -15,7 +15,7 @@ from everstep_services.cli.invocation import (
 )
 
 if TYPE_CHECKING:
-    from everstep_services.straggler.domain.report import Report
+    from everstep_services.straggler.domain.report import TraceReport
 
 _UNITS = ("s", "ms", "us", "ns")
 _FILE = click.Path(path_type=Path)
@@ -198,15 +198,15 @@ def analyze(
 
 def _analyzed(
     files: tuple[Path, ...], *, unit: str, window: int | None, slower: float
-) -> "tuple[Report, tuple[str, ...]]":
+) -> "tuple[TraceReport, tuple[str, ...]]":
     from everstep_services.straggler.domain.analysis import NothingToCompareError, analyze
-    from everstep_services.straggler.domain.verdict import Limits
+    from everstep_services.straggler.domain.verdict import SlownessLimits
     from everstep_services.straggler.traces import read_traces
 
     paths = list(dict.fromkeys(files))
     _say_what_is_read(paths)
     read = read_traces(paths, unit)
-    limits = Limits(found_ratio=slower, cleared_ratio=slower / 2)
+    limits = SlownessLimits(found_ratio=slower, cleared_ratio=slower / 2)
     try:
         return analyze(read.table, limits, window), read.notes
     except NothingToCompareError as error:

@@ -16,8 +16,8 @@ from everstep.messages import (
 )
 from everstep_services.straggler.domain.arrays import dense, means_by, medians_by
 from everstep_services.straggler.domain.live.measures import Measured
-from everstep_services.straggler.domain.live.round import Round
-from everstep_services.straggler.domain.live.samples import Group
+from everstep_services.straggler.domain.live.round import LiveRound
+from everstep_services.straggler.domain.live.samples import GroupIdentity
 from everstep_services.straggler.domain.operations import Array
 
 _MOST_GROUPS = 100
@@ -25,7 +25,7 @@ _MOST_ROWS = 4096
 _MOST_WINDOWS = 1000
 
 
-def score_table(round_: Round, most: int, role: str) -> RankScoreTable:
+def score_table(round_: LiveRound, most: int, role: str) -> RankScoreTable:
     """How the ranks compare in the newest window, the slowest first."""
     measured = round_.newest
     if measured is None:
@@ -106,7 +106,7 @@ def _by_role(measured: Measured, values: Array) -> Array:
     return medians_by(measured.role[is_finite], values[is_finite], len(measured.roles))
 
 
-def _ranks(round_: Round, measured: Measured, rows: Array) -> Iterator[RankScores]:
+def _ranks(round_: LiveRound, measured: Measured, rows: Array) -> Iterator[RankScores]:
     sample, usual, slow = measured.sample, _usual(measured), frozenset(round_.slow())
     for row in rows.tolist():
         rank = int(sample.rank[row])
@@ -184,7 +184,7 @@ def _group(measured: Measured, at: Array, waited: Array, name: object) -> GroupS
     last_rank, last_ratio = _last(measured, at, waited)
     median = float(np.nanmedian(by_row)) if np.isfinite(by_row).any() else 0.0
     return GroupScores(
-        group=name.name if isinstance(name, Group) else "",
+        group=name.name if isinstance(name, GroupIdentity) else "",
         ranks=len(row),
         last_rank=last_rank,
         last_ratio=last_ratio,
@@ -207,7 +207,7 @@ def _last(measured: Measured, at: Array, waited: Array) -> tuple[int, float]:
     return int(last[np.argmax(times)]), float(times.max() / len(cells))
 
 
-def timing_table(round_: Round, question: ShowTimings) -> TimingTable:
+def timing_table(round_: LiveRound, question: ShowTimings) -> TimingTable:
     """Ranks by windows."""
     history, meter = round_.history, round_.meter
     sections = [str(name) for name in meter.names.sections.names()]
@@ -229,7 +229,7 @@ def timing_table(round_: Round, question: ShowTimings) -> TimingTable:
     )
 
 
-def _rows(round_: Round, values: Array, first: int, last: int) -> tuple[TimingRow, ...]:
+def _rows(round_: LiveRound, values: Array, first: int, last: int) -> tuple[TimingRow, ...]:
     measured = round_.newest
     if measured is None:
         return ()
@@ -250,7 +250,7 @@ def _rows(round_: Round, values: Array, first: int, last: int) -> tuple[TimingRo
     return tuple(rows)
 
 
-def gauges(round_: Round | None) -> Mapping[str, float]:
+def gauges(round_: LiveRound | None) -> Mapping[str, float]:
     """What is shown of a job without a label for each rank; names without a value are left out."""
     if round_ is None or round_.newest is None:
         return {}

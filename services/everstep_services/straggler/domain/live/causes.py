@@ -9,7 +9,7 @@ from everstep.messages import Score
 from everstep_services.straggler.domain.live.measures import Measured
 from everstep_services.straggler.domain.live.own import RoleTable
 from everstep_services.straggler.domain.operations import Array, Cause, cause_of
-from everstep_services.straggler.domain.verdict import Found, Limits
+from everstep_services.straggler.domain.verdict import Found, SlownessLimits
 
 _MOST_PEERS = 2048
 _EXPLAINS = 0.5
@@ -140,7 +140,9 @@ class _Ground:
     signals: tuple[_Signal, ...] = ()
 
 
-def blame(measured: Measured, row: int, change: Found, limits: Limits, is_usual: Array) -> Blame:
+def blame(
+    measured: Measured, row: int, change: Found, limits: SlownessLimits, is_usual: Array
+) -> Blame:
     """The cause of what a rank loses, compared with the rows that tell what is usual."""
     peers = _peers(measured, row, is_usual)
     own = _Signal("own", float(measured.own_s[row]), _median(measured.own_s[peers]))

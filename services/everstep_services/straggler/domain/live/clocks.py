@@ -37,7 +37,7 @@ class _Reading:
     error_s: float
 
 
-class Clocks:
+class NodeClocks:
     """The clocks of a round's nodes, window by window."""
 
     def __init__(self) -> None:

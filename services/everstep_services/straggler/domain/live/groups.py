@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from everstep_services.straggler.domain.arrays import dense
-from everstep_services.straggler.domain.live.samples import Group, Names
+from everstep_services.straggler.domain.live.samples import GroupIdentity, Names
 from everstep_services.straggler.domain.live.windows import Sample
 from everstep_services.straggler.domain.operations import Array
 from everstep_services.straggler.domain.roles import EVERYBODY
@@ -67,12 +67,14 @@ class Groups:
             if self.kind[number] >= 0 and self.size[number] >= seen:
                 continue
             group_name = names[number]
-            assert isinstance(group_name, Group)
+            assert isinstance(group_name, GroupIdentity)
             members = rank[start : start + seen]
             self._describe(int(number), group_name, members, is_passing=bool(passing[number]))
         self._join(group, rank)
 
-    def _describe(self, number: int, group: Group, seen: Array, *, is_passing: bool) -> None:
+    def _describe(
+        self, number: int, group: GroupIdentity, seen: Array, *, is_passing: bool
+    ) -> None:
         members = np.array(group.members if group.members else seen, dtype=np.int64)
         size = group.size or len(seen)
         dimension = _dimension(group.name, size, self.world, is_passing=is_passing)

@@ -24,7 +24,7 @@ class Kept:
 
 
 @dataclass(slots=True)
-class History:
+class WindowHistory:
     """The latest windows, the newest last."""
 
     windows: deque[Kept] = field(default_factory=deque)

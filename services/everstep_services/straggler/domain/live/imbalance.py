@@ -7,7 +7,7 @@ import numpy as np
 
 from everstep.messages import Score
 from everstep_services.straggler.domain.arrays import medians_by
-from everstep_services.straggler.domain.changes import EvenRole, SlowRank, UnevenRole
+from everstep_services.straggler.domain.changes import EvenRole, SlowRankFound, UnevenRole
 from everstep_services.straggler.domain.live.measures import Measured
 from everstep_services.straggler.domain.operations import Array
 
@@ -115,7 +115,7 @@ def _roles(measured: Measured) -> list[_Role]:
     return uneven
 
 
-def _finding(number: int, measured: Measured, role: _Role, ratio: float) -> SlowRank:
+def _finding(number: int, measured: Measured, role: _Role, ratio: float) -> SlowRankFound:
     """Reported under the lowest rank of the role, which is to blame no more than the others."""
     sample, row = measured.sample, int(role.rows[0])
     node, rank = sample.nodes[int(sample.node[row])], int(sample.rank[row])
@@ -132,7 +132,7 @@ def _finding(number: int, measured: Measured, role: _Role, ratio: float) -> Slow
         signal="own", value_s=role.own_s, reference_s=role.mean_s,
         relative_score=role.mean_s / role.own_s if role.own_s > 0 else None,
     )  # fmt: skip
-    return SlowRank(
+    return SlowRankFound(
         round=number, rank=rank, node=node.node, slot=node.slot, role=role.name, cause="design",
         reason=reason, section=_section(measured, role), scores=(own,), lateness_s=None,
         slower_ratio=role.own_s / role.mean_s - 1, lost_s=lost_s,

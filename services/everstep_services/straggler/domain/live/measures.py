@@ -10,7 +10,7 @@ from everstep_services.straggler.domain.arrays import combined, medians_by
 from everstep_services.straggler.domain.live.arrivals import Matched, matched, slack
 from everstep_services.straggler.domain.live.clocks import (
     Alignment,
-    Clocks,
+    NodeClocks,
     bounded,
     contradicted,
     without,
@@ -98,7 +98,7 @@ class Meter:
     names: Vocabulary
     refused: Counter[str]
     groups: Groups = field(init=False)
-    clocks: Clocks = field(default_factory=Clocks)
+    clocks: NodeClocks = field(default_factory=NodeClocks)
     waits: Waits = field(default_factory=Waits)
     declared: Array = field(init=False)
     usual: Array = field(init=False)

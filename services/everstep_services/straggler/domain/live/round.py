@@ -8,7 +8,7 @@ import numpy as np
 
 from everstep.messages import KnownStraggler
 from everstep_services.straggler.domain import verdict
-from everstep_services.straggler.domain.changes import Change, KeepsUp, SlowRank, StepShift
+from everstep_services.straggler.domain.changes import Change, KeepsUp, SlowRankFound, StepsShifted
 from everstep_services.straggler.domain.live.causes import (
     Blame,
     blame,
@@ -17,7 +17,7 @@ from everstep_services.straggler.domain.live.causes import (
     slow_sender,
 )
 from everstep_services.straggler.domain.live.costs import Costs, Finding
-from everstep_services.straggler.domain.live.history import History, Kept
+from everstep_services.straggler.domain.live.history import Kept, WindowHistory
 from everstep_services.straggler.domain.live.imbalance import Imbalance
 from everstep_services.straggler.domain.live.links import LINK_WINDOWS, Links, SlowNode
 from everstep_services.straggler.domain.live.measures import SPARED, Measured, Meter
@@ -32,8 +32,8 @@ from everstep_services.straggler.domain.live.samples import Names
 from everstep_services.straggler.domain.live.shift import Steps
 from everstep_services.straggler.domain.live.windows import Gathered, Sample, Windows, joined
 from everstep_services.straggler.domain.operations import Array
-from everstep_services.straggler.domain.rules import Rules
-from everstep_services.straggler.domain.verdict import Cleared, Found, Slow, State
+from everstep_services.straggler.domain.rules import LiveRules
+from everstep_services.straggler.domain.verdict import Cleared, Found, Slow, VerdictState
 
 _KEPT_NUMBERS = 128
 _ENOUGH = 0.6
@@ -43,15 +43,15 @@ _SIGNALS = {"cpu": "main_cpu_s", "runnable": "runnable_s"}
 
 
 @dataclass(slots=True)
-class Round:
+class LiveRound:
     """What is known of one round; bounded by its ranks."""
 
     number: int
     windows: Windows
     meter: Meter
     refused: Counter[str]
-    state: State = field(default_factory=State)
-    history: History = field(default_factory=History)
+    state: VerdictState = field(default_factory=VerdictState)
+    history: WindowHistory = field(default_factory=WindowHistory)
     newest: Measured | None = None
     """Of windows whose recorders agents have spared, the one before them."""
     spared: int = 0
@@ -81,7 +81,7 @@ class Round:
     def __post_init__(self) -> None:
         self.costs = Costs(self.number)
 
-    def close(self, window: Gathered, rules: Rules) -> list[Change]:
+    def close(self, window: Gathered, rules: LiveRules) -> list[Change]:
         """Measure and judge a window."""
         sample = joined(window, self.refused)
         if not len(sample.rank):
@@ -116,7 +116,7 @@ class Round:
             return None
         return newest, self.slower, self.cost
 
-    def _judge(self, measured: Measured, rules: Rules) -> list[Change]:
+    def _judge(self, measured: Measured, rules: LiveRules) -> list[Change]:
         sample, world = measured.sample, self.meter.world
         own = np.full(world, np.nan)
         own[sample.rank] = measured.own_s
@@ -140,7 +140,7 @@ class Round:
                     changes += self._cleared(change, sample.last_step)
         return changes
 
-    def _slow(self, change: Found, measured: Measured, rules: Rules) -> list[Change]:
+    def _slow(self, change: Found, measured: Measured, rules: LiveRules) -> list[Change]:
         row = named = int(np.searchsorted(measured.sample.rank, change.subject))
         why = blame(measured, row, change, rules.limits, self.is_usual[measured.sample.rank])
         why = from_host(why, self.links.held_back_s(change.subject))
@@ -221,7 +221,7 @@ class Round:
         rest = np.flatnonzero(~self.is_usual[measured.sample.rank])
         return sorted({*self._slow_rows(measured), *rest.tolist()})
 
-    def _links(self, measured: Measured, rules: Rules) -> list[Change]:
+    def _links(self, measured: Measured, rules: LiveRules) -> list[Change]:
         """Whose link or host slows the whole job, where no rank's own time shows it."""
         is_explained = bool(self.state.slow)
         slow_node, over = self.links.observe(measured, self.trips, rules.shift_ratio, is_explained)
@@ -234,7 +234,7 @@ class Round:
             changes.append(_slow_node(self.number, measured, slow_node))
         return changes
 
-    def _shift(self, measured: Measured, rules: Rules) -> list[Change]:
+    def _shift(self, measured: Measured, rules: LiveRules) -> list[Change]:
         """Whether the whole job changed, where no rank explains it."""
         ahead = self.slower[np.isfinite(self.slower)]
         if (
@@ -256,7 +256,7 @@ class Round:
         shift = self.steps.add(first, measured.step_s, sections, trip_s, rules.shift_ratio)
         if shift is None:
             return []
-        change = StepShift(
+        change = StepsShifted(
             self.number, shift.before_s, shift.now_s, shift.first_step, shift.reason, shift.section
         )
         return [change]
@@ -296,7 +296,7 @@ class Round:
         """The ranks that stand for roles that have too much to do."""
         return sorted({*self.imbalance.uneven.values(), *self.imbalance.adopted})
 
-    def _remember(self, measured: Measured, rules: Rules) -> None:
+    def _remember(self, measured: Measured, rules: LiveRules) -> None:
         rank, world = measured.sample.rank, self.meter.world
 
         def spread(values: Array) -> Array:
@@ -321,7 +321,7 @@ class Round:
         self.history.add(kept, rules.kept_windows)
 
 
-def _slow_node(number: int, measured: Measured, slow_node: SlowNode) -> SlowRank:
+def _slow_node(number: int, measured: Measured, slow_node: SlowNode) -> SlowRankFound:
     sample, row, step_s = measured.sample, slow_node.row, slow_node.step_s
     node, share = (
         sample.nodes[int(sample.node[row])],
@@ -331,7 +331,7 @@ def _slow_node(number: int, measured: Measured, slow_node: SlowNode) -> SlowRank
         f"steps take {step_s * 1e3:.1f} ms, {slow_node.lost_s * 1e3:.1f} ms more than before, and "
         f"no rank's own time explains it; for {LINK_WINDOWS} windows, {slow_node.words}"
     )
-    return SlowRank(
+    return SlowRankFound(
         round=number, rank=int(sample.rank[row]), node=node.node, slot=node.slot,
         role=measured.roles[int(measured.role[row])], cause=slow_node.cause, reason=reason,
         section=None, scores=(), lateness_s=None, slower_ratio=0.0, lost_s=slow_node.lost_s,
@@ -342,9 +342,9 @@ def _slow_node(number: int, measured: Measured, slow_node: SlowNode) -> SlowRank
 
 def _slow_rank(
     number: int, measured: Measured, row: int, change: Found, why: Blame, first_step: int
-) -> SlowRank:
+) -> SlowRankFound:
     node = measured.sample.nodes[int(measured.sample.node[row])]
-    return SlowRank(
+    return SlowRankFound(
         round=number, rank=int(measured.sample.rank[row]), node=node.node, slot=node.slot,
         role=measured.roles[int(measured.role[row])], cause=why.cause, reason=why.reason,
         section=why.section, scores=why.scores,

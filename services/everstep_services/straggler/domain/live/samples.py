@@ -96,7 +96,7 @@ class Vocabulary:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class GroupIdentity:
     """What tells one process group from all others."""
 
     name: str
@@ -369,7 +369,7 @@ class _Runs:
             members, size = (), 0
             self._refused["absurd group"] += 1
         name = f"{run.group[:512]}{TRANSFERS}" if run.are_transfers else run.group[:512]
-        return self._names.groups.number(Group(name, members, size))
+        return self._names.groups.number(GroupIdentity(name, members, size))
 
     def columns(self) -> dict[str, Array]:
         runs = np.array(self._runs, dtype=np.int64).reshape(-1, 6)
