@@ -14,8 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep_services.attribution.flight_recorder import dump as reading
-from everstep_services.attribution.flight_recorder.data_pickle import NotDataError, load_data
-from everstep_services.attribution.flight_recorder.dump import BadDumpError, read_dump
+from everstep_services.attribution.flight_recorder.dump import read_dump
+from everstep_services.attribution.flight_recorder.dump_file import (
+    BadDumpError,
+    NotDataError,
+    load_data,
+)
 from everstep_services.attribution.flight_recorder.folder import (
     DumpFile,
     NoDumpsError,

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from everstep_services.attribution.flight_recorder.dump import decoded_entries
+from everstep_services.attribution.flight_recorder.dump_file import decoded_entries
 
 _LONGEST = 400
 _TRANSFERS = {"send": "->", "recv": "<-"}

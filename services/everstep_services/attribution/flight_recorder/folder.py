@@ -19,7 +19,8 @@ from typing import NamedTuple
 import msgspec
 
 from everstep.errors import EverstepError
-from everstep_services.attribution.flight_recorder.dump import BadDumpError, read_dump
+from everstep_services.attribution.flight_recorder.dump import read_dump
+from everstep_services.attribution.flight_recorder.dump_file import BadDumpError
 from everstep_services.attribution.flight_recorder.entries import RankEntries, read_entries
 from everstep_services.attribution.flight_recorder.summary import RankSummary, UnreadableDump
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from everstep_services.attribution.flight_recorder.dump import readable
+from everstep_services.attribution.flight_recorder.fields import readable
 from everstep_services.attribution.flight_recorder.summary import GroupRecord
 
 Difference = Literal["operation", "size", "dtype", "order", "skipped", "extra"]
