@@ -7,7 +7,7 @@ import numpy as np
 
 from everstep_services.straggler.domain import scores
 from everstep_services.straggler.domain.arrays import combined, medians_by
-from everstep_services.straggler.domain.live.arrivals import Matched, matched, slack
+from everstep_services.straggler.domain.live.arrivals import Matched, Waits, matched, slack
 from everstep_services.straggler.domain.live.clocks import (
     Alignment,
     NodeClocks,
@@ -18,9 +18,7 @@ from everstep_services.straggler.domain.live.clocks import (
 from everstep_services.straggler.domain.live.groups import Groups
 from everstep_services.straggler.domain.live.own import Own, own_times, phases
 from everstep_services.straggler.domain.live.samples import SIGNALS, Vocabulary
-from everstep_services.straggler.domain.live.sections import Sections, sections_of
-from everstep_services.straggler.domain.live.waits import Waits
-from everstep_services.straggler.domain.live.windows import Sample
+from everstep_services.straggler.domain.live.windows import Sample, Sections, sections_of
 from everstep_services.straggler.domain.operations import Array
 
 _WHOLE_STEP = ""

@@ -16,12 +16,12 @@ from everstep_services.straggler.domain.live.causes import (
     from_link,
     slow_sender,
 )
-from everstep_services.straggler.domain.live.costs import Costs, Finding
-from everstep_services.straggler.domain.live.history import Kept, WindowHistory
 from everstep_services.straggler.domain.live.imbalance import Imbalance
 from everstep_services.straggler.domain.live.links import LINK_WINDOWS, Links, SlowNode
 from everstep_services.straggler.domain.live.measures import SPARED, Measured, Meter
 from everstep_services.straggler.domain.live.price import (
+    Costs,
+    Finding,
     Price,
     Replay,
     estimate,
@@ -30,7 +30,14 @@ from everstep_services.straggler.domain.live.price import (
 )
 from everstep_services.straggler.domain.live.samples import Names
 from everstep_services.straggler.domain.live.shift import Steps
-from everstep_services.straggler.domain.live.windows import Gathered, Sample, Windows, joined
+from everstep_services.straggler.domain.live.windows import (
+    Gathered,
+    Kept,
+    Sample,
+    WindowHistory,
+    Windows,
+    joined,
+)
 from everstep_services.straggler.domain.operations import Array
 from everstep_services.straggler.domain.rules import LiveRules
 from everstep_services.straggler.domain.verdict import Cleared, Found, Slow, VerdictState
