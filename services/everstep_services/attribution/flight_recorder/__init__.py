@@ -1,7 +1,7 @@
 """Reads dumps of torch's flight recorder, without torch, and names the ranks that others wait for.
 
 folder.py        finds dumps, and has each one read in a process of its own
-dump_file.py     decodes a file: JSON, or a pickle, of which it builds data and calls nothing
+dump_file.py     decodes a file: JSON, or a pickle that can hold nothing but data
 fields.py        reads the fields of entries, which may hold anything
 calls.py         the calls and groups of a dump while it is read
 dump.py          one dump into a `RankSummary`

@@ -106,7 +106,7 @@ class GroupReader:
         )
 
 
-class Call:
+class RecordedCall:
     """A call that entries repeat: what all of them have in common, read once."""
 
     __slots__ = (
@@ -139,7 +139,7 @@ class Call:
         self.is_close = text_of(entry.get("profiling_name")).endswith("coalesced")
         """Whether this is the last entry of calls that were made together."""
         self.is_transfer = transfer is not None or entry.get("is_p2p") is True
-        self.next: Call | None = None
+        self.next: RecordedCall | None = None
         """The call that came after it last time: jobs repeat themselves."""
 
     def forget(self) -> None:

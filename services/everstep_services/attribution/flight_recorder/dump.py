@@ -5,7 +5,11 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from everstep_services.attribution.flight_recorder.calls import Call, GroupReader, UsualFields
+from everstep_services.attribution.flight_recorder.calls import (
+    GroupReader,
+    RecordedCall,
+    UsualFields,
+)
 from everstep_services.attribution.flight_recorder.dump_file import (
     BadDumpError,
     decoded,
@@ -63,9 +67,9 @@ class _Reader:
         self._operations: dict[tuple[Any, ...], str] = {}
         self._digests: dict[str, int] = {}
         self._left = _MOST_DIMENSIONS
-        self._calls: dict[tuple[str, str], Call] = {}
-        self._order: list[Call] = []
-        self._before: Call | None = None
+        self._calls: dict[tuple[str, str], RecordedCall] = {}
+        self._order: list[RecordedCall] = []
+        self._before: RecordedCall | None = None
         self._bad = 0
         self._nameless = 0
         self._count = 0
@@ -129,7 +133,7 @@ class _Reader:
         if is_part and not is_over(entry, created, over):
             call.group.take_pending(_pending(entry, sequence, call))
 
-    def _take_call(self, call: Call, sequence: int, created: int) -> None:
+    def _take_call(self, call: RecordedCall, sequence: int, created: int) -> None:
         if call.is_transfer:
             call.group.take_transfer(call.transfer, created)
         else:
@@ -137,7 +141,7 @@ class _Reader:
             if call.is_close:
                 call.group.take_close(sequence)
 
-    def _call(self, entry: Mapping[str, Any]) -> Call | None:
+    def _call(self, entry: Mapping[str, Any]) -> RecordedCall | None:
         """What is called; None if the entry does not tell."""
         before = self._before
         call = before.next if before is not None else None
@@ -150,13 +154,13 @@ class _Reader:
         self._before = call
         return call
 
-    def _new_call(self, entry: Mapping[str, Any]) -> Call:
+    def _new_call(self, entry: Mapping[str, Any]) -> RecordedCall:
         group, text = self._group(entry), self._operation(entry)
         same_call = self._calls.get((group.name, text))
         if same_call is not None and same_call.is_made_by(entry):
             return same_call
         transfer = _TRANSFER.fullmatch(text_of(entry.get("profiling_name")))
-        call = Call(entry, group, text, self._digest(text), transfer)
+        call = RecordedCall(entry, group, text, self._digest(text), transfer)
         self._order.append(call)
         if self._is_small(entry):
             self._usual = self._usual or UsualFields(entry)
@@ -266,7 +270,7 @@ class _Reader:
         return mapping_of(self._status.get(str(group.id), self._status.get(group.id)))
 
 
-def _pending(entry: Mapping[str, Any], sequence: int, call: Call) -> Pending:
+def _pending(entry: Mapping[str, Any], sequence: int, call: RecordedCall) -> Pending:
     state: State = "started" if entry.get("state") == "started" else "scheduled"
     transfer = call.transfer
     return Pending(
