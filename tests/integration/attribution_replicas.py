@@ -171,5 +171,5 @@ class Training:
 
 
 async def verdicts(bus: NatsBus, job: str, count: int = 1) -> list[VerdictReached]:
-    """All verdicts of a job, once there are so many."""
+    """All verdicts of a job, once there are `count`."""
     return await facts_of(bus, VerdictReached, count, job)

@@ -41,7 +41,7 @@ NODES = ("n0", "n1")
 
 
 class SimpleJudge:
-    """Each node is a rank, and one window of all of them is enough: a rank is slow that takes so
+    """Each node is a rank, and one window of all of them is enough: a rank is slow that takes that
     much longer than the median, and keeps up as soon as it does not.
     """
 
@@ -164,7 +164,7 @@ class Nodes:
         self._step += steps
 
     def send(self, *slow: str, times: float = 2.0) -> None:
-        """One window of each node; those named take so many times as long."""
+        """One window of each node; those named take a multiple of the time."""
         first, self._step = self._step + 1, self._step + 16
         for slot, name in enumerate(self.names):
             window_s = 1.6 * (times if name in slow else 1.0)

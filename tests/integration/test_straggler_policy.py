@@ -96,7 +96,7 @@ async def test_what_nobody_answers_is_refused_after_some_tries(bus: NatsBus, job
 async def test_a_node_without_a_slot_in_the_job_is_not_kept_out_of_others(
     bus: NatsBus, job: str
 ) -> None:
-    """Whoever holds the login of a job may name any node."""
+    """The holder of a job's login may name any node."""
     await enforce(bus, job)
     async with health_replicas.at_work(bus, HealthSettings()), at_work(bus, EXCLUDES):
         (fact,) = await acted(bus, job, Nodes(bus, job))

@@ -182,7 +182,7 @@ async def test_a_job_that_falls_silent_is_forgotten_with_what_was_found(
 async def test_agents_are_told_how_to_measure(bus: NatsBus, job: str) -> None:
     """Timings are switched off and on, and windows set, while it runs (A6.5)."""
     nodes = Nodes(bus, job)
-    wait = partial(until_async, partial(document, bus, job), "agents are told")
+    wait = partial(until_async, partial(document, bus, job), "agents can read it")
     async with at_work(bus) as straggler:
         nodes.send("n1")
         await found(bus, job, 1)
@@ -468,7 +468,7 @@ async def test_a_report_comes_at_an_interval_only_while_timings_do(
 async def test_every_switch_is_told_with_its_source_by_whoever_is_asked(
     bus: NatsBus, job: str
 ) -> None:
-    """Of a job of which nothing was heard, too (A6.5)."""
+    """Also about a job without any message (A6.5)."""
     await switch(bus, job, switched(blank(), {"straggler.stop_reports": "3"}, "ann", "r"))
     async with at_work(bus):
         question = ShowSwitches(job=job)

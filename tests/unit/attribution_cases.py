@@ -27,7 +27,7 @@ def claim(cause: Cause = "user_code", strength: float = 0.9, **more: Any) -> Cla
 
 
 def case(nodes: int = 2, ranks: int = 2, **more: Any) -> Case:
-    """An incident of a round with so many nodes of so many ranks each."""
+    """An incident of a round with `nodes` nodes of `ranks` ranks each."""
     members = tuple(
         Member(slot=n, node=f"n{n}", first_rank=n * ranks, ranks=ranks) for n in range(nodes)
     )

@@ -55,5 +55,5 @@ def cost(first: int, last: int, lost_s: float, rank: int = 3, round_: int = 1) -
 
 
 def without_costs(changes: Iterable[Change]) -> list[Change]:
-    """What is said once: who is slow, and who keeps up."""
+    """The changes that are reported once: which rank is slow, and which keeps up."""
     return [one for one in changes if not isinstance(one, Cost)]

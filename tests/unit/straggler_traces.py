@@ -27,7 +27,7 @@ def columns_written(path: Path, columns: Mapping[str, Sequence[Any]]) -> Path:
 
 
 def simulated(path: Path, plan: Plan) -> Operations:
-    """The table of a simulated training, by way of a file."""
+    """The table of a simulated training, written to a file and read."""
     return read_traces([columns_written(path, simulate(plan).columns)]).table
 
 

@@ -25,7 +25,7 @@ SHARES = {"data": 0.1, "forward": 0.3, "backward": 0.5, "optimizer": 0.1}
 
 @dataclass(frozen=True)
 class Delay:
-    """So much more time in each step, from one step on until another."""
+    """More time in each step, from one step on until another."""
 
     rank: int
     seconds: float
@@ -45,7 +45,7 @@ class Training:
     jitter: float = 0.02
     unequal: float = 0.003
     buckets: int = 1
-    """More than one: DDP's, of which only the last is waited for."""
+    """More than one: DDP's. Ranks wait for the last one only."""
     tensor: int = 1
     layers: int = 2
     """All-reduces of the tensor group forward, and as many backward."""

@@ -73,7 +73,7 @@ def test_where_ranks_stand_that_end_because_of_others_is_no_place() -> None:
 
 
 def test_who_was_killed_is_named_and_a_stronger_claim_says_by_what() -> None:
-    """A claim without a cause is no rival of one that has the cause of the same rank."""
+    """A claim without a cause does not rival a claim that has the cause of the same rank."""
     killed = claim("unknown", 0.75, kind="killed", ranks=(3,))
     judged = combine(case(), [killed], [])
     assert (judged.cause, judged.ranks, judged.is_inconclusive) == ("unknown", (3,), False)

@@ -51,7 +51,7 @@ async def judged(
 
 
 def recorders(rank: int, at: int, world: int = 4) -> bytes:
-    """Dumps of all ranks, of which one has stopped calling collectives."""
+    """Dumps of all ranks; one rank has stopped calling collectives."""
     group = fake.Group("0", "default_pg", tuple(range(world)))
     calls = {one: [fake.Call(group, "all_reduce", ((4,),))] * 6 for one in range(world)}
     job = fake.Job(world, [group], calls)

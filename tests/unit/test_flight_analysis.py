@@ -54,7 +54,7 @@ def test_a_rank_that_never_joins_is_named_alone(seed: int) -> None:
 
 
 def test_the_oldest_pending_collective_decides_not_the_newest() -> None:
-    """Whoever has begun as many as its peers, and waits in an older one, holds them up."""
+    """A rank that has begun as many as its peers, and waits in an older one, holds them up."""
     whole = fake.Group("0", "default_pg", (0, 1, 2))
     calls = {
         rank: [fake.Call(whole, "all_reduce", ((size,),)) for size in (1, 2, 3)]
@@ -95,7 +95,7 @@ def test_two_faults_at_once_are_both_named() -> None:
 
 
 def test_a_rank_without_a_dump_is_evidence() -> None:
-    """A7.2: whoever left no dump and is waited for is named, with that reason."""
+    """A7.2: a rank that others wait for, and that left no dump, is named with that reason."""
     job = _job()
     fake.leave(job, 5, 9)
     job.without_dump.add(5)

@@ -1,4 +1,4 @@
-"""What `everstep stragglers analyze` finds in traces, and how it says so."""
+"""What `everstep stragglers analyze` finds in traces, and how it reports it."""
 
 import csv
 import json
@@ -146,7 +146,7 @@ def test_times_that_are_rounded_are_no_dependencies_lost(tmp_path: Path, digits:
 
 
 def test_roles_are_inferred_where_nobody_declares_them(tmp_path: Path) -> None:
-    """Pipeline stages are told apart without a declaration (A6.3)."""
+    """Pipeline stages are distinguished without a declaration (A6.3)."""
     columns = simulate(Plan(10, data=4, pipeline=3, steps=12, slow=(Slow(5, 0.3),))).columns
     for name in ("data_rank", "pipeline_rank"):
         del columns[name]

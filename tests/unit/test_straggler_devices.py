@@ -1,4 +1,4 @@
-"""Accelerators: who came last is told by how long operations lasted, not by who asked for them."""
+"""Accelerators: how long operations lasted shows which rank came last, not which asked for them."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -105,7 +105,7 @@ def test_the_price_of_uneven_stages_is_near_the_truth() -> None:
 
 
 def test_the_policy_acts_on_no_design() -> None:
-    """Not after ever so long: another node would have as much to do."""
+    """Not after any time: another node would have as much to do."""
     changes = judged(pipeline(UNEVEN), JobJudge("job", LiveRules()), 8)
     document = revised(blank("job"), changes, FindingContext(NOW, 1))
     (fact,) = document.facts

@@ -1,4 +1,4 @@
-"""A link that slows the whole job: its node is told by its connections, by no own time."""
+"""A link that slows the whole job: its node is found by its connections, not by own times."""
 
 import random
 from collections.abc import Collection, Mapping
@@ -235,7 +235,7 @@ def test_a_quota_that_is_counted_in_one_window_only_excuses_links() -> None:
     assert not [one for one in changes if isinstance(one, SlowRankFound)]
     (found,) = judged(simulation, job, 1, (4, 6))
     assert isinstance(found, SlowRankFound)
-    assert (found.rank, found.cause) == (4, "network"), "the quota is no excuse any more"
+    assert (found.rank, found.cause) == (4, "network"), "the quota no longer excuses it"
 
 
 def test_a_rank_that_seems_to_sleep_was_held_back_by_its_host_the_window_before() -> None:

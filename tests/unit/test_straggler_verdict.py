@@ -197,7 +197,7 @@ def test_nobody_is_named_for_what_is_not_half_of_the_ranks_becoming_slow(
 @pytest.mark.parametrize("spread", [0.003, 0.03, 0.1])
 @pytest.mark.parametrize("ranks", [3, 4, 8])
 def test_halves_of_noisy_ranks_are_not_named(ranks: int, spread: float) -> None:
-    """500 windows, of which every seventh is longer on all ranks (A6.2)."""
+    """500 windows; every seventh is longer on all ranks (A6.2)."""
     random = np.random.default_rng(ranks)
     windows = random.normal(1, spread, (500, ranks)) * np.where(np.arange(500) % 7, 1, 1.4)[:, None]
     found = [one for one in run(windows.tolist()) if isinstance(one, Found)]

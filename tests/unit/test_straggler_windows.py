@@ -178,7 +178,7 @@ def test_a_node_that_uses_shorter_windows_for_a_while_is_still_compared() -> Non
 
 
 def test_ranks_come_and_go() -> None:
-    """A rank of which nothing is heard any more stays as it was; it is a gap."""
+    """A rank that sends nothing any more stays as it was; it is a gap."""
     simulation, job = Simulation(Training()), JobJudge("job", LiveRules())
     for number in range(12):
         for timings in simulation.window():

@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 
 _EVERY_S = 15.0
 _JOBS_MOST = 500
-"""So many jobs are shown: the newest."""
+"""The most jobs that are shown: the newest."""
 _SHOWN_AFTER_END_S = 3600.0
-"""A job that is over is shown for so long, so that its last values are read."""
+"""How long a job that is over is still shown, so that its last values are read."""
 _WINDOWS_S: Mapping[str, float] = {"1h": 3600.0, "24h": 86400.0, "job": float("inf")}
 
 GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {

@@ -23,7 +23,7 @@ TimeClass = Literal[
 CLASSES: tuple[TimeClass, ...] = get_args(TimeClass)
 
 FRESH_S = 90.0
-"""Steps are reported once a minute: so long after a report, the training is taken to go on."""
+"""Steps are reported once a minute: for this time after a report, training counts as going on."""
 _GOOD_ENDS = frozenset({"done", "preempted"})
 
 
@@ -236,7 +236,7 @@ def _tax_ratio(slow: SlowRankTrace, total_s: float) -> float:
 
 
 def _cut(parts: Sequence[LedgerSegment], moments_s: Sequence[float]) -> Iterator[LedgerSegment]:
-    """The same segments, none of which reaches over one of these moments, which are sorted."""
+    """The same segments, cut at each of these moments, which are sorted."""
     for part in parts:
         from_s = part.from_s
         first = bisect_right(moments_s, part.from_s)

@@ -14,7 +14,7 @@ from everstep_services.history.goodput.ledger import LedgerSegment, segments
 from everstep_services.history.goodput.trace import KINDS, GoodputTrace
 
 _JOBS_MOST = 2048
-"""So many jobs are remembered; the one that was asked about the longest ago is read again."""
+"""The most jobs to remember; the job that was asked about the longest ago is read again."""
 _AT_ONCE = 2000
 _KIND_NAMES = tuple(kind_of(kind) for kind in KINDS)
 

@@ -56,7 +56,7 @@ class Timeline(Answer):
 
     job: str
     items: list[TimelinePart]
-    is_coarse: bool = Field(description="Short parts were put together, because there are so many.")
+    is_coarse: bool = Field(description="Short parts were put together: there are too many.")
 
 
 def shown_goodput(
@@ -80,7 +80,7 @@ def ratio_of(sums: dict[TimeClass, float]) -> dict[str, Any]:
 
 
 def shown_timeline(job: str, parts: Sequence[LedgerSegment], most: int) -> Timeline:
-    """At most so many parts: of more, the shortest are put together with their neighbours."""
+    """At most `most` parts: of more, the shortest are put together with their neighbours."""
     coarse = _coarse(parts, most)
     items = [
         TimelinePart(

@@ -44,7 +44,7 @@ class TimelineWindow(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    most: Annotated[Whole, Field(ge=10, le=10_000, description="At most about so many parts.")] = (
+    most: Annotated[Whole, Field(ge=10, le=10_000, description="About the most parts.")] = (
         2000
     )
 

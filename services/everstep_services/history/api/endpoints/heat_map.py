@@ -36,7 +36,7 @@ class HeatMapWanted(BaseModel):
     )
     section: str = Field("", max_length=256, pattern=TEXT, description="Which section.")
     most_windows: Annotated[int, Field(ge=1, le=1000), LITERAL] = Field(
-        100, description="So many of the latest windows."
+        100, description="How many of the latest windows."
     )
 
 

@@ -1,4 +1,4 @@
-"""`/login-codes`: a link that opens the dashboard for whoever has a token already."""
+"""`/login-codes`: a link that opens the dashboard for somebody who has a token already."""
 
 from fastapi import APIRouter, Request, Response
 
