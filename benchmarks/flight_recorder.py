@@ -33,7 +33,7 @@ from statistics import median
 
 from everstep_services.attribution.flight_recorder.analysis import FlightAnalysis
 from everstep_services.attribution.flight_recorder.dump import read_dump
-from everstep_services.attribution.flight_recorder.verdicts import FlightReport
+from everstep_services.attribution.flight_recorder.report import FlightReport
 from tests.fakes import flight_dumps as fake
 from tests.fakes import flight_faults as faults
 

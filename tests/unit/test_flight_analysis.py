@@ -8,9 +8,8 @@ import pytest
 
 from everstep_services.attribution.flight_recorder.analysis import FlightAnalysis
 from everstep_services.attribution.flight_recorder.dump import read_dump
-from everstep_services.attribution.flight_recorder.report import lines
+from everstep_services.attribution.flight_recorder.report import FlightReport, lines
 from everstep_services.attribution.flight_recorder.summary import UnreadableDump
-from everstep_services.attribution.flight_recorder.verdicts import FlightReport
 from tests.fakes import flight_dumps as fake
 from tests.fakes import flight_faults
 

@@ -20,7 +20,7 @@ from everstep.messages import (
     Suspicion,
 )
 from everstep.messages.codec import encode
-from everstep_services.attribution.flight_recorder.verdicts import Fault, MeetingState
+from everstep_services.attribution.flight_recorder.report import Fault, MeetingState
 from everstep_services.attribution.incident import Incident
 from everstep_services.attribution.readings import Piece, flight_report, stack_report
 from everstep_services.attribution.stack_analysis.report import StackGroup, words

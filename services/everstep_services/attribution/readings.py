@@ -7,8 +7,8 @@ from pathlib import Path
 from everstep.archive import BadArchiveError, is_archive, unpack
 from everstep_services.attribution.flight_recorder.analysis import FlightAnalysis
 from everstep_services.attribution.flight_recorder.folder import DumpFile, read_dumps
+from everstep_services.attribution.flight_recorder.report import FlightReport
 from everstep_services.attribution.flight_recorder.summary import UnreadableDump as Missing
-from everstep_services.attribution.flight_recorder.verdicts import FlightReport
 from everstep_services.attribution.stack_analysis.analysis import StackAnalysis
 from everstep_services.attribution.stack_analysis.files import read_content
 from everstep_services.attribution.stack_analysis.report import StackReport

@@ -10,7 +10,7 @@ from everstep_services.attribution.analyzers.ends import first_ends, is_timeout
 from everstep_services.attribution.domain.claims import Cause, Claim, Role
 from everstep_services.attribution.flight_recorder.analysis import FlightAnalysis
 from everstep_services.attribution.flight_recorder.folder import DumpFile, read_dumps
-from everstep_services.attribution.flight_recorder.verdicts import Fault, FlightReport, Kind
+from everstep_services.attribution.flight_recorder.report import Fault, FlightReport, Kind
 from everstep_services.attribution.incident import Incident
 
 _READERS = 2

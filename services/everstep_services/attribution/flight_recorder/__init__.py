@@ -10,7 +10,6 @@ mismatches.py    do the ranks of a group call the same collectives?
 waits.py         who waits for whom, as a graph
 graph.py         the components of a graph
 analysis.py      the ends of the waiting: faults, and their suspects
-verdicts.py      the answer, as data
-report.py        the answer as text
+report.py        the answer, as data and as text
 ranges.py        many ranks in few words
 """

@@ -15,13 +15,7 @@ import msgspec
 from everstep_services.attribution.flight_recorder.graph import components
 from everstep_services.attribution.flight_recorder.mismatches import CallTexts, Mismatch
 from everstep_services.attribution.flight_recorder.ranges import named
-from everstep_services.attribution.flight_recorder.summary import (
-    GroupRecord,
-    Pending,
-    RankSummary,
-    UnreadableDump,
-)
-from everstep_services.attribution.flight_recorder.verdicts import (
+from everstep_services.attribution.flight_recorder.report import (
     Fault,
     FlightReport,
     Kind,
@@ -29,6 +23,12 @@ from everstep_services.attribution.flight_recorder.verdicts import (
     Presence,
     Suspect,
     Verdict,
+)
+from everstep_services.attribution.flight_recorder.summary import (
+    GroupRecord,
+    Pending,
+    RankSummary,
+    UnreadableDump,
 )
 from everstep_services.attribution.flight_recorder.waits import Meeting, Node, WaitGraph
 

@@ -17,12 +17,12 @@ from everstep_services.attribution.flight_recorder.mismatches import (
     find_mismatch,
 )
 from everstep_services.attribution.flight_recorder.ranges import named
+from everstep_services.attribution.flight_recorder.report import Presence
 from everstep_services.attribution.flight_recorder.summary import (
     GroupRecord,
     Pending,
     RankSummary,
 )
-from everstep_services.attribution.flight_recorder.verdicts import Presence
 
 Meeting = tuple[str, int]
 """A group's key and a sequence number."""

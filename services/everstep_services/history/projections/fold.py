@@ -25,7 +25,6 @@ from everstep.store.projected.jobs import JOBS, ROUNDS
 from everstep.subjects import CLUSTER
 from everstep_services.history.projections import (
     checkpoints,
-    health,
     incidents,
     jobs,
     nodes,
@@ -43,7 +42,6 @@ PROJECTIONS: Mapping[type[Fact], Projection] = {
     **rounds.PROJECTIONS,
     **ranks.PROJECTIONS,
     **nodes.PROJECTIONS,
-    **health.PROJECTIONS,
     **incidents.PROJECTIONS,
     **checkpoints.PROJECTIONS,
     **stragglers.PROJECTIONS,

@@ -44,9 +44,7 @@ class TimelineWindow(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    most: Annotated[Whole, Field(ge=10, le=10_000, description="About the most parts.")] = (
-        2000
-    )
+    most: Annotated[Whole, Field(ge=10, le=10_000, description="About the most parts.")] = 2000
 
 
 @router.get("/jobs/{job}/goodput", summary="What a job's time went to", responses=responses(404))

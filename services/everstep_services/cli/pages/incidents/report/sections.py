@@ -10,7 +10,7 @@ from everstep import __version__
 from everstep.observe.redaction import redact
 from everstep.sizes import size
 from everstep_services.attribution.flight_recorder.ranges import ranges
-from everstep_services.attribution.flight_recorder.verdicts import FlightReport
+from everstep_services.attribution.flight_recorder.report import FlightReport
 from everstep_services.attribution.stack_analysis.report import StackReport, words
 from everstep_services.cli.api.client import Api
 from everstep_services.cli.cells import Record, cell, moment, outcome
