@@ -1,18 +1,14 @@
 """What straggler refuses on a real bus: rounds that were not formed, changes without a number."""
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
 from everstep import ids
-from everstep.bus import connect
-from everstep.bus.auth.roles import SERVICE
 from everstep.bus.client import NatsBus
 from everstep.bus.ports import Bus
-from everstep.bus.server.dev_server import DevServer
 from everstep.messages import (
     RoundFormed,
     StepTimeShifted,
@@ -36,14 +32,6 @@ from tests.integration.straggler.replicas import (
 from tests.unit.rendezvous.documents import seated
 from tests.unit.straggler.changes import shift, slow
 from tests.waiting import until_async
-
-
-@pytest.fixture
-async def bus(shared_nats: DevServer, tmp_path: Path) -> AsyncIterator[NatsBus]:
-    settings = shared_nats.settings(SERVICE)
-    async with connect(settings, "straggler", spool=tmp_path / "spool") as bus:
-        yield bus
-
 
 FAR = 2**53 - 1
 """The newest round that a message can name."""

@@ -8,10 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
-
 from everstep import subjects
-from everstep.bus import connect
 from everstep.bus.auth.roles import SERVICE
 from everstep.bus.client import NatsBus
 from everstep.bus.errors import AskTimeoutError, BusError
@@ -38,13 +35,6 @@ from tests.unit.straggler.windows import Delay, Simulation, Training
 from tests.waiting import until_async
 
 SLOW_RANK, STEPS = 5, 16
-
-
-@pytest.fixture
-async def bus(shared_nats: DevServer, tmp_path: Path) -> AsyncIterator[NatsBus]:
-    settings = shared_nats.settings(SERVICE)
-    async with connect(settings, "straggler", spool=tmp_path / "spool") as bus:
-        yield bus
 
 
 class Trained:

@@ -5,8 +5,6 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 from threading import Event
 
@@ -17,28 +15,16 @@ from everstep import ids, subjects
 from everstep.bus import connect, topology
 from everstep.bus.auth.roles import SERVICE
 from everstep.bus.client import NatsBus
-from everstep.bus.errors import AskRefusedError, SpoolFullError
+from everstep.bus.errors import AskRefusedError
 from everstep.bus.server.dev_server import DevServer
 from everstep.messages import (
-    ClockReading,
-    Fact,
     JobEnded,
     RankScoreTable,
-    ReadClock,
     ShowScores,
-    ShowSwitches,
-    ShowTimings,
     StragglerCleared,
     StragglerFound,
-    StragglersDocument,
-    SwitchTable,
-    TimingTable,
-    decode,
-    decode_as,
     encode,
 )
-from everstep.messages.base import Question
-from everstep_services.health.nodes.control import blank, switched
 from everstep_services.straggler.domain.changes import Change
 from everstep_services.straggler.domain.findings import blank as blank_document
 from everstep_services.straggler.domain.job import JobJudge
@@ -53,17 +39,9 @@ from tests.integration.straggler.replicas import (
     document,
     found,
     said,
-    switch,
 )
 from tests.unit.straggler.windows import Delay, Simulation, Training
 from tests.waiting import until_async
-
-
-@pytest.fixture
-async def bus(shared_nats: DevServer, tmp_path: Path) -> AsyncIterator[NatsBus]:
-    settings = shared_nats.settings(SERVICE)
-    async with connect(settings, "straggler", spool=tmp_path / "spool") as bus:
-        yield bus
 
 
 async def test_two_replicas_record_one_finding_and_its_end_once(
@@ -179,48 +157,6 @@ async def test_a_job_that_falls_silent_is_forgotten_with_what_was_found(
         assert cleared.reason.startswith("nothing was heard of its job for")
 
 
-async def test_agents_are_told_how_to_measure(bus: NatsBus, job: str) -> None:
-    """Timings are switched off and on, and windows set, while it runs (A6.5)."""
-    nodes = Nodes(bus, job)
-    wait = partial(until_async, partial(document, bus, job), "agents can read it")
-    async with at_work(bus) as straggler:
-        nodes.send("n1")
-        await found(bus, job, 1)
-        assert (await wait(holds=lambda it: it.window_steps == 100)).is_on
-        fixed = switched(blank(), {"straggler.window_steps": "7", "straggler.cpu": "off"}, "a", "")
-        await switch(bus, job, fixed)
-        assert not (await wait(holds=lambda it: it.window_steps == 7)).is_cpu_timed
-        off = switched(fixed, {"straggler.timings": "off"}, "a", "")
-        await switch(bus, job, off)
-        assert (await wait(holds=lambda it: not it.is_on)).found == ()
-        nodes.send("n1")
-        refused = lambda: straggler.statistics()["refused_total"]  # noqa: E731
-        await until_async(refused, "windows that were on their way", holds=lambda n: n == 2)
-        table = await bus.ask(
-            "straggler", "scores", ShowScores(job=job), RankScoreTable, job=job, within_s=30
-        )
-        assert (table.is_on, table.window_steps) == (False, 7)
-        assert table.said == "timings are off: switch on straggler.timings"
-    async with at_work(bus):  # nobody sends anything: the document must do
-        await switch(bus, job, fixed)
-        await wait(holds=lambda it: it.is_on)
-        nodes.send("n1")
-        await found(bus, job, 1)
-
-
-async def test_the_limit_of_a_finding_is_a_switch(bus: NatsBus, job: str) -> None:
-    nodes = Nodes(bus, job)
-    async with at_work(bus) as straggler:
-        ratio = switched(blank(), {"straggler.slower_ratio": "3"}, "a", "")
-        await switch(bus, job, ratio)
-        nodes.send("n1")
-        judged = lambda: straggler.statistics()["ratio_max"]  # noqa: E731
-        await until_async(judged, "a window is judged", holds=lambda most: most == 1.0)
-        assert (await found(bus, job)).found == ()
-        nodes.send("n1", times=5.0)
-        await found(bus, job, 1)
-
-
 async def test_while_the_bus_is_away_only_windows_are_missing(
     nats: DevServer, job: str, tmp_path: Path
 ) -> None:
@@ -249,66 +185,6 @@ async def test_while_the_bus_is_away_only_windows_are_missing(
         (cleared,) = await said(bus, job, StragglerCleared, 1)
         assert isinstance(cleared, StragglerCleared)
         assert cleared.finding == known[0].finding
-
-
-async def test_what_is_asked_is_answered_in_one_message(bus: NatsBus, job: str) -> None:
-    nodes = Nodes(bus, job)
-    async with at_work(bus):
-        nodes.send("n1")
-        await found(bus, job, 1)
-        scores = await bus.ask(
-            "straggler", "scores", ShowScores(job=job, most=1), RankScoreTable, job=job, within_s=30
-        )
-        assert [(one.rank, one.slower_ratio) for one in scores.ranks] == [(1, 1.0)]
-        assert scores.window_steps == 100
-        ask = ShowTimings(job=job, most_ranks=10**9, first_rank=-5)
-        table = await bus.ask("straggler", "timings", ask, TimingTable, job=job, within_s=30)
-        assert (len(table.rows), table.next_rank) == (1024, 1024), "halved until it fits"
-        first, second = [
-            await bus.ask(
-                "straggler", "clock", ReadClock(job=job), ClockReading, job=job, within_s=30
-            )
-            for _ in range(2)
-        ]
-        assert first.clock == second.clock != ""
-        assert second.at_s >= first.at_s > 1.7e9
-
-
-@pytest.mark.parametrize(
-    ("verb", "question", "said"),
-    [
-        ("scores", ShowScores(job="nobody"), "no timings of nobody were heard"),
-        ("timings", ShowTimings(job="nobody"), "no timings of nobody were heard"),
-    ],
-)
-async def test_a_job_that_is_not_known_is_refused_in_one_line(
-    bus: NatsBus, verb: str, question: Question, said: str
-) -> None:
-    async with at_work(bus):
-        with pytest.raises(AskRefusedError, match=said):
-            await bus.ask("straggler", verb, question, RankScoreTable, job="nobody", within_s=30)
-
-
-async def test_a_measure_that_is_not_known_is_refused(bus: NatsBus, job: str) -> None:
-    async with at_work(bus) as straggler:
-        Nodes(bus, job).send()
-        await until_async(lambda: straggler.jobs.get(job), "the job is known")
-        ask = ShowTimings(job=job, measure="mood")
-        with pytest.raises(AskRefusedError, match="'mood' is not measured: use one of own, ratio"):
-            await bus.ask("straggler", "timings", ask, TimingTable, job=job, within_s=30)
-
-
-async def test_a_document_that_cannot_be_read_is_neither_followed_nor_written_over(
-    bus: NatsBus, job: str
-) -> None:
-    documents = bus.documents("STRAGGLERS")
-    await documents.put(job, b'{"type":"stragglers_document.v9"}', revision=None)
-    other = f"{job}-other"
-    async with at_work(bus):
-        Nodes(bus, job).send("n1")
-        Nodes(bus, other).send("n1")
-        await found(bus, other, 1)
-        assert (await documents.get(job)).data == b'{"type":"stragglers_document.v9"}'
 
 
 async def test_a_message_about_another_job_than_its_subject_is_not_heard(
@@ -421,33 +297,6 @@ async def test_other_jobs_go_on_while_a_large_window_is_judged(bus: NatsBus, job
         await said(bus, long, StragglerCleared, 1)
 
 
-class _FullBus(MemoryBus):
-    """Its disk takes nothing until somebody makes room."""
-
-    is_full = True
-
-    async def record(self, fact: Fact) -> None:
-        if self.is_full:
-            raise SpoolFullError("full")
-        await super().record(fact)
-
-
-async def test_facts_wait_in_the_document_while_the_disk_is_full() -> None:
-    server = MemoryServer()
-    bus = _FullBus(server)
-
-    async def outbox() -> int | None:
-        seen = await bus.documents("STRAGGLERS").get("j")
-        return None if seen.data is None else len(decode_as(seen.data, StragglersDocument).outbox)
-
-    async with at_work(bus):
-        Nodes(bus, "j").send("n1")
-        await until_async(outbox, "the fact waits", holds=lambda count: count == 1)
-        bus.is_full = False
-        await until_async(outbox, "it is on record", holds=lambda count: count == 0)
-    assert [type(decode(one.data)) for one in server.facts] == [StragglerFound]
-
-
 @pytest.mark.parametrize(("every_s", "reports"), [(60.0, 3), (0.0, 0)])
 async def test_a_report_comes_at_an_interval_only_while_timings_do(
     caplog: pytest.LogCaptureFixture, every_s: float, reports: int
@@ -463,20 +312,6 @@ async def test_a_report_comes_at_an_interval_only_while_timings_do(
             await clock.advance(1.0)
     lines = [one for one in caplog.messages if one.startswith("rank_report job=j window=")]
     assert len(lines) == reports
-
-
-async def test_every_switch_is_told_with_its_source_by_whoever_is_asked(
-    bus: NatsBus, job: str
-) -> None:
-    """Also about a job without any message (A6.5)."""
-    await switch(bus, job, switched(blank(), {"straggler.stop_reports": "3"}, "ann", "r"))
-    async with at_work(bus):
-        question = ShowSwitches(job=job)
-        of = SwitchTable
-        table = await bus.ask("straggler", "switches", question, of, job=job, within_s=30)
-    found = {one.name: (one.value, one.source) for one in table.switches}
-    assert found["straggler.stop_reports"] == ("3", "control of the job")
-    assert found["straggler.window_s"] == ("10", "default")
 
 
 async def test_it_runs_as_a_process_and_stops_when_asked(nats: DevServer, tmp_path: Path) -> None:
