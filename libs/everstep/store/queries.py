@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import ColumnElement, Select, case, func, literal, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -195,7 +195,7 @@ def is_over() -> ColumnElement[bool]:
     return jobs.end_state.is_not(None) & (jobs.ended_fact > begun)
 
 
-def slow_ranks(job: str, state: str | None = None) -> Select[Any]:
+def slow_ranks(job: str, state: Literal["open", "cleared"] | None = None) -> Select[Any]:
     """Findings about slow ranks of a job, with their state.
 
     A finding that was not cleared ends with its round.

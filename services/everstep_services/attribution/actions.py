@@ -39,7 +39,13 @@ from everstep.messages.codec import BadMessageError, decode_as
 from everstep.subjects import CLUSTER
 from everstep_services.attribution.cases import CaseKeeper
 from everstep_services.attribution.domain.case_facts import JobCases
-from everstep_services.attribution.domain.policy import Decision, PolicySwitches, due, in_force
+from everstep_services.attribution.domain.policy import (
+    ActOutcome,
+    Decision,
+    PolicySwitches,
+    due,
+    in_force,
+)
 from everstep_services.attribution.domain.verdicts import SOURCE, VerdictContext
 
 log = logging.getLogger(__name__)
@@ -130,7 +136,7 @@ class VerdictActions:
             self._under_way = ""
 
     async def _conclude(
-        self, job: str, incident: str, act: PolicyAct, outcome: str, reason: str
+        self, job: str, incident: str, act: PolicyAct, outcome: ActOutcome, reason: str
     ) -> None:
         self._counts[outcome] += 1
         log.info(
@@ -154,7 +160,7 @@ class VerdictActions:
 
         await self._keeper.change(job, deed)
 
-    async def _asked(self, verdict: VerdictReached, decision: Decision) -> tuple[str, str]:
+    async def _asked(self, verdict: VerdictReached, decision: Decision) -> tuple[ActOutcome, str]:
         """Return the outcome, and the service's answer."""
         problem = ""
         for _ in range(_TRIES):

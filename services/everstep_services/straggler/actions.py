@@ -20,7 +20,7 @@ from everstep.messages import (
 from everstep.subjects import CLUSTER
 from everstep_services.straggler.documents import JobDocuments
 from everstep_services.straggler.domain.findings import SOURCE, fact_id
-from everstep_services.straggler.domain.policy import StragglerDecision
+from everstep_services.straggler.domain.policy import ActionOutcome, StragglerDecision
 from everstep_services.straggler.jobs import TrackedJob
 from everstep_services.straggler.settings import StragglerSettings
 
@@ -46,7 +46,7 @@ class StragglerActions:
 
     def statistics(self) -> dict[str, float]:
         """What it counted so far, for metrics."""
-        names = ("observed", "asked", "refused")
+        names: tuple[ActionOutcome, ...] = ("observed", "asked", "refused")
         return {f"actions_{name}_total": float(self._counts[name]) for name in names}
 
     async def take(self, job: TrackedJob, tasks: asyncio.TaskGroup) -> None:
@@ -103,7 +103,7 @@ class StragglerActions:
 
     async def _asked(
         self, tracked: TrackedJob, straggler: KnownStraggler, decision: StragglerDecision
-    ) -> tuple[str, str]:
+    ) -> tuple[ActionOutcome, str]:
         """Return the outcome, and the service's answer."""
         job = tracked.job
         if decision.action == "exclude" and not tracked.formed.has_seat(
@@ -174,7 +174,7 @@ class StragglerActions:
         job: TrackedJob,
         straggler: KnownStraggler,
         decision: StragglerDecision,
-        outcome: str,
+        outcome: ActionOutcome,
         reason: str,
     ) -> StragglerActed:
         return StragglerActed(

@@ -1,7 +1,8 @@
 """The [straggler] section: how slow ranks are sought, and what is done about them."""
 
 from everstep.settings import Settings
-from everstep_services.straggler.domain.switches import CURABLE, OF_A_NODE, StragglerSwitches
+from everstep.slow_rank_causes import CURABLE, OF_NODE
+from everstep_services.straggler.domain.switches import StragglerSwitches
 
 
 class StragglerSettings(Settings, frozen=True, kw_only=True):
@@ -31,7 +32,7 @@ class StragglerSettings(Settings, frozen=True, kw_only=True):
     """A node is replaced if its rank is slow for this long …"""
     exclude_confidence: float = 0.7
     """… if the finding has at least this confidence …"""
-    exclude_causes: tuple[str, ...] = OF_A_NODE
+    exclude_causes: tuple[str, ...] = OF_NODE
     """… and one of these causes: of `host`, `device`, `network`, `compute` and `unknown` any. It is
     only said, unless `modes.exclude` is `enforce`."""
     drain_within_s: float = 60.0

@@ -1,7 +1,7 @@
 """What each fact adds to the cases of a job. Pure, and bounded whatever is sent."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 from msgspec.structs import replace
 
@@ -428,7 +428,14 @@ def _end(fact: RankExited, *, is_whole: bool) -> RankEnd:
     )
 
 
-def _sign(fact: Fact, node: str, sign: str, reason: str, *, cause: str = "") -> NodeSign:
+def _sign(
+    fact: Fact,
+    node: str,
+    sign: Literal["lost", "returned", "left"],
+    reason: str,
+    *,
+    cause: str = "",
+) -> NodeSign:
     return NodeSign(
         node=node, sign=sign, reason=reason[:_SHORT_MOST], fact=fact.id, at=_at(fact), cause=cause
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator
 from itertools import takewhile
+from typing import Literal
 
 from everstep.messages import (
     Case,
@@ -149,5 +150,5 @@ class PastIncidents:
             del self._signs[next(iter(self._signs))]
 
 
-def _sign(fact: Fact, node: str, sign: str, reason: str) -> NodeSign:
+def _sign(fact: Fact, node: str, sign: Literal["suspected", "cleared"], reason: str) -> NodeSign:
     return NodeSign(node=node, sign=sign, reason=reason[:_TEXT_MOST], fact=fact.id, at=fact.at)

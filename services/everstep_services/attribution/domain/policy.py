@@ -14,6 +14,7 @@ from everstep_services.attribution.domain.past import earlier
 
 Mode = Literal["observe", "enforce"]
 Action = Literal["stop", "replace"]
+ActOutcome = Literal["done", "failed", "observed"]
 RuleId = Literal["stop.user_error", "replace.repeat_offender"]
 _DETERMINISTIC = frozenset({"user_code", "configuration", "data"})
 _SURE = 0.5

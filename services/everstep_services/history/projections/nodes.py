@@ -1,6 +1,7 @@
 """Projects nodes and stall detection: standing, checks, the watch, limits, who stopped first."""
 
 from collections.abc import Mapping
+from typing import Literal
 
 from everstep.messages import (
     Fact,
@@ -177,7 +178,9 @@ def _exclusion(
     )
 
 
-def _state(state: str, entry: LoggedFact, reason: str | None) -> dict[str, Value]:
+def _state(
+    state: Literal["joined", "left", "lost"], entry: LoggedFact, reason: str | None
+) -> dict[str, Value]:
     at_us = to_us(entry.fact.at)
     return {"state_n": entry.n, "state": state, "state_us": at_us, "state_reason": reason}
 

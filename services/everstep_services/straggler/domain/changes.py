@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from everstep.messages import Score
-from everstep_services.straggler.domain.operations import Cause
+from everstep.slow_rank_causes import SlowRankCause
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class SlowRankFound:
     node: str
     slot: int
     role: str
-    cause: Cause
+    cause: SlowRankCause
     reason: str
     section: str | None
     scores: tuple[Score, ...]

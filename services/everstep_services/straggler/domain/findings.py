@@ -20,6 +20,7 @@ from everstep.messages import (
 )
 from everstep.messages.base import Time
 from everstep.messages.codec import BadMessageError, encode, envelope
+from everstep.slow_rank_causes import meaning_of
 from everstep_services.straggler.domain.changes import (
     Change,
     Cost,
@@ -233,7 +234,7 @@ class _Draft:
             slowdown_ratio=change.slowdown_ratio,
             windows=change.windows,
             confidence=change.confidence,
-            failure_class=_HELPS[change.cause],
+            failure_class=meaning_of(change.cause).helps,
         )
 
     def _cleared(self, straggler: KnownStraggler, reason: str) -> StragglerCleared:
@@ -283,18 +284,6 @@ def _is_older(change: KeepsUp | EvenRole, straggler: KnownStraggler) -> bool:
     if isinstance(change, EvenRole) or change.last_step is None:
         return False
     return change.last_step < straggler.last_step
-
-
-_HELPS = {
-    "input": "tune",
-    "compute": "watch",
-    "host": "replace",
-    "network": "replace",
-    "device": "replace",
-    "design": "tune",
-    "unknown": "watch",
-}
-"""What would help, by cause: as in `straggler_found`."""
 
 
 def _fact_id(text: str) -> str:

@@ -4,13 +4,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from everstep.slow_rank_causes import SlowRankCause
+
 Array = npt.NDArray[Any]
-Cause = Literal["input", "compute", "host", "network", "device", "design", "unknown"]
 
 
 class OperationKind(IntEnum):
@@ -57,7 +58,7 @@ def kind_of(name: str) -> OperationKind:
     return next((kind for kind, pattern in _KINDS if pattern.search(plain)), OperationKind.COMPUTE)
 
 
-def cause_of(name: str) -> Cause:
+def cause_of(name: str) -> SlowRankCause:
     """What is slow when a computation of this name is: `input`, `host` or `compute`."""
     plain = plain_name(name)
     if _INPUT.search(plain):

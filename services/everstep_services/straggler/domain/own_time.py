@@ -5,17 +5,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from everstep.slow_rank_causes import SlowRankCause
 from everstep_services.straggler.domain.arrays import combined, dense, medians_by
 from everstep_services.straggler.domain.operations import (
     Array,
-    Cause,
     OperationKind,
     cause_of,
     direction_of,
 )
 from everstep_services.straggler.domain.whatif import Decomposed
 
-CAUSES: tuple[Cause, ...] = ("input", "compute", "host", "unknown")
+CAUSES: tuple[SlowRankCause, ...] = ("input", "compute", "host", "unknown")
 _CORRELATED = 0.9
 _UNEVEN = 0.05
 
@@ -26,7 +26,7 @@ class OwnTime:
 
     steps: Array
     """Their numbers in the trace."""
-    by_cause: Mapping[Cause, Array]
+    by_cause: Mapping[SlowRankCause, Array]
     raw_s: Array
     """As measured."""
 
@@ -60,7 +60,7 @@ def own_time(parts: Decomposed, steps: Array, amount: Array) -> OwnTime:
         is_input = cause[trace.table.gap] == CAUSES.index("input")
         gaps[named] = np.where(is_input, CAUSES.index("input"), CAUSES.index("host"))[named]
     work, idle = np.where(compute, parts.work_s, 0.0), idle_lags(parts)
-    by_cause: dict[Cause, Array] = {}
+    by_cause: dict[SlowRankCause, Array] = {}
     for number, name in enumerate(CAUSES):
         own = np.where(cause[trace.table.op] == number, work / amount, 0.0)
         by_cause[name] = summed(own + np.where(gaps == number, idle, 0.0))

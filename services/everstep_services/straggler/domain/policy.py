@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from everstep.messages import KnownStraggler
-from everstep_services.straggler.domain.switches import CURABLE, Mode, StragglerSwitches
+from everstep.slow_rank_causes import CURABLE
+from everstep_services.straggler.domain.switches import Mode, StragglerSwitches
 
 Action = Literal["stop", "exclude"]
+ActionOutcome = Literal["asked", "observed", "refused"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from everstep_services.straggler.domain.operations import Cause
+from everstep.slow_rank_causes import SlowRankCause
+
+PartKind = Literal["compute", "collective", "send", "receive", "wait", "gap", ""]
+"""Empty for a role."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +17,7 @@ class Finding:
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
     role: str
-    cause: Cause
+    cause: SlowRankCause
     slower_ratio: float
     """Than the median of its role group: 0.1 for 10 %."""
     lost_s: float
@@ -64,7 +67,7 @@ class PartRow:
     """An operation or a role: what it takes, and what it would save if it were even."""
 
     name: str
-    kind: str
+    kind: PartKind
     own_s: float
     """A step and rank, in the mean."""
     price_ratio: float | None

@@ -1,6 +1,6 @@
 """The parts of a report, from a case and its prices."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from everstep_services.straggler.domain.report import (
     Design,
     Finding,
     HeatMap,
+    PartKind,
     PartRow,
     RankRow,
     Share,
@@ -163,6 +164,15 @@ def _lateness(trace: Trace) -> Array:
     return scores.lower_medians(trace.rank[rows], zeros, late, (len(trace.ranks), 1))[:, 0]
 
 
+_KIND_WORDS: Mapping[OperationKind, PartKind] = {
+    OperationKind.COMPUTE: "compute",
+    OperationKind.COLLECTIVE: "collective",
+    OperationKind.SEND: "send",
+    OperationKind.RECEIVE: "receive",
+    OperationKind.WAIT: "wait",
+}
+
+
 def part_rows(
     case: TraceCase, key: Array, names: Sequence[str], questions: Questions, asked: dict[int, int]
 ) -> tuple[PartRow, ...]:
@@ -178,7 +188,7 @@ def part_rows(
     rows = [
         PartRow(
             name=names[number],
-            kind="" if names is case.roles else OperationKind(kind).name.lower(),
+            kind="" if names is case.roles else _KIND_WORDS[OperationKind(kind)],
             own_s=float(own[number] / ranks[number] / steps),
             price_ratio=questions.price(asked.get(number)),
         )

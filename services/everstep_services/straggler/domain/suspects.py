@@ -6,9 +6,10 @@ from typing import Literal
 
 import numpy as np
 
+from everstep.slow_rank_causes import SlowRankCause
 from everstep_services.straggler.domain.arrays import combined, dense, medians_by
 from everstep_services.straggler.domain.dependencies import Trace
-from everstep_services.straggler.domain.operations import Array, Cause, OperationKind
+from everstep_services.straggler.domain.operations import Array, OperationKind
 from everstep_services.straggler.domain.own_time import OwnTime
 from everstep_services.straggler.domain.verdict import (
     Cleared,
@@ -31,7 +32,7 @@ class TraceSuspect:
 
     kind: Literal["rank", "group"]
     ranks: tuple[int, ...]
-    cause: Cause
+    cause: SlowRankCause
     ratio: float
     lost_s: float
     confidence: float

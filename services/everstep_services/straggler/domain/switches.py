@@ -5,14 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from everstep.messages import ControlDocument
+from everstep.slow_rank_causes import CURABLE, OF_NODE
 
 Mode = Literal["observe", "enforce"]
 T = TypeVar("T", int, float)
-
-CURABLE = ("host", "device", "network", "compute", "unknown")
-"""Causes that another start or another node may mend. `input` and `design` stay with the job."""
-OF_A_NODE = ("host", "device", "network")
-"""Those that speak against a node. `compute` and `unknown` may be the script's own work."""
 
 SWITCHED_OFF = "timings were switched off"
 """Why a finding is over, whichever path noticed it first."""
@@ -32,7 +28,7 @@ class StragglerSwitches:
     stop_reports: int = 10
     exclude_after_s: float = 900.0
     exclude_confidence: float = 0.7
-    exclude_causes: tuple[str, ...] = OF_A_NODE
+    exclude_causes: tuple[str, ...] = OF_NODE
     stop_mode: Mode = "observe"
     exclude_mode: Mode = "observe"
 

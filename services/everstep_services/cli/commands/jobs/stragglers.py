@@ -2,10 +2,11 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, assert_never
+from typing import TYPE_CHECKING, Any, Literal, assert_never, get_args
 
 import click
 
+from everstep.slow_rank_causes import SlowRankCause
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import (
     Invocation,
@@ -22,7 +23,6 @@ _FILE = click.Path(path_type=Path)
 
 
 _MEASURES = ("own", "ratio", "waited", "step", "cpu", "runnable", "round_trip")
-_CAUSES = ("input", "compute", "host", "network", "device", "design", "unknown")
 _EVERY_S = 2.0
 LARGE_BYTES = 16 << 20
 """Traces of this size take long enough that a person wonders."""
@@ -58,7 +58,7 @@ def command() -> None:
 @click.option(
     "--cause",
     multiple=True,
-    type=click.Choice(_CAUSES),
+    type=click.Choice(get_args(SlowRankCause)),
     help="History: with this cause; may be repeated.",
 )
 @click.option("--node", help="History: on this node.")

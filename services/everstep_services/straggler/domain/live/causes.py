@@ -6,9 +6,10 @@ import numpy as np
 from msgspec.structs import replace as replace_score
 
 from everstep.messages import Score
+from everstep.slow_rank_causes import SlowRankCause
 from everstep_services.straggler.domain.live.measures import Measured
 from everstep_services.straggler.domain.live.own import RoleTable
-from everstep_services.straggler.domain.operations import Array, Cause, cause_of
+from everstep_services.straggler.domain.operations import Array, cause_of
 from everstep_services.straggler.domain.verdict import Found, SlownessLimits
 
 _MOST_PEERS = 2048
@@ -42,7 +43,7 @@ _HOST = ("runnable_s", "throttled_s", "memory_pressure_s", "io_pressure_s")
 class Blame:
     """A cause with its numbers."""
 
-    cause: Cause
+    cause: SlowRankCause
     reason: str
     section: str | None
     scores: tuple[Score, ...]
@@ -132,7 +133,7 @@ class _Case:
 class _Ground:
     """What speaks for a cause."""
 
-    cause: Cause
+    cause: SlowRankCause
     words: str
     sureness: float
     share: float = 1.0

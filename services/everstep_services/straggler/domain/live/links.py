@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from everstep.slow_rank_causes import SlowRankCause
 from everstep_services.straggler.domain.live.causes import held_back, throttled
 from everstep_services.straggler.domain.live.measures import Measured
-from everstep_services.straggler.domain.operations import Array, Cause
+from everstep_services.straggler.domain.operations import Array
 
 _LINK_CONFIDENCE = 0.5
 """By what its connections tell, and not by its own time."""
@@ -47,7 +48,7 @@ class SlowNode:
 
     row: int
     """The node's first rank, or the one that its host held back the longest."""
-    cause: Cause
+    cause: SlowRankCause
     confidence: float
     words: str
     lost_s: float
