@@ -1,4 +1,4 @@
-"""Does what the policy asks for: others decide whether that can be."""
+"""Carries out what the policy asks for; rendezvous and health decide whether it is possible."""
 
 import asyncio
 import logging
@@ -32,7 +32,7 @@ _PAUSE_S = 1.0
 
 
 class StragglerActions:
-    """Whichever replica claims a decision acts on it: once for each finding and action."""
+    """The replica that claims a decision acts on it: once for each finding and action."""
 
     def __init__(
         self, settings: StragglerSettings, bus: Bus, clock: Clock, documents: JobDocuments
@@ -45,12 +45,12 @@ class StragglerActions:
         self._contained = Containment("the policy")
 
     def statistics(self) -> dict[str, float]:
-        """What it counted so far, for metrics."""
+        """Return the counts so far, for metrics."""
         names: tuple[ActionOutcome, ...] = ("observed", "asked", "refused")
         return {f"actions_{name}_total": float(self._counts[name]) for name in names}
 
     async def take(self, job: TrackedJob, tasks: asyncio.TaskGroup) -> None:
-        """Claim what is decided about a job, and begin with it."""
+        """Claim the decisions about a job, and begin to act."""
         decisions, job.decisions = job.decisions, []
         for decision in decisions:
             straggler = next(
@@ -135,7 +135,7 @@ class StragglerActions:
     async def _exclude(
         self, job: str, straggler: KnownStraggler, decision: StragglerDecision
     ) -> Done:
-        """First health, so that the node does not come back as the spare of itself."""
+        """Ask health first, so that the node does not come back as its own spare."""
         out = ExcludeNode(
             job=CLUSTER,
             node=straggler.node,

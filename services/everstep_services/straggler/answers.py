@@ -1,4 +1,4 @@
-"""What people and agents may ask of straggler."""
+"""Answers the questions of people and agents to straggler."""
 
 import asyncio
 from collections.abc import Callable
@@ -46,7 +46,7 @@ class StragglerAnswers:
         self._turns = turns
         self._instance = new_id()
         self.open = asyncio.Event()
-        """Set once questions are heard."""
+        """Set once questions can be received."""
 
     async def answer_for_ever(self) -> None:
         """Answer until cancelled."""
@@ -113,7 +113,7 @@ class StragglerAnswers:
         try:
             return None if document.data is None else decode_as(document.data, ControlDocument)
         except BadMessageError:
-            return None  # a newer release's: it is followed by nobody here either
+            return None  # a newer release wrote it: this release does not follow it either
 
     async def _clock_reading(self, question: Message) -> Message:
         assert isinstance(question, ReadClock)
@@ -147,7 +147,7 @@ def _table(job: TrackedJob, table: RankScoreTable) -> RankScoreTable:
 
 
 def _fitting(make: Callable[[int], M], most: int) -> M:
-    """The largest reply that fits into a message, by halves."""
+    """Return the largest reply that fits into a message; `most` is halved until it does."""
     while True:
         reply = make(most)
         try:

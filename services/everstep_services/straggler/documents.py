@@ -1,4 +1,4 @@
-"""Reads and writes the document of each job, and puts on record what a write has decided."""
+"""Reads and writes the document of each job, and records the facts that a write decides."""
 
 import logging
 from collections import Counter
@@ -46,7 +46,7 @@ _ROUND_AT_MOST_EVERY_S = 1.0
 
 
 class JobDocuments:
-    """Any replica may write: who comes second looks again, and finds it done."""
+    """Any replica may write: the second replica reads again, and finds the change made."""
 
     def __init__(self, settings: StragglerSettings, bus: Bus, clock: Clock, jobs: Jobs) -> None:
         self._settings = settings
@@ -61,7 +61,7 @@ class JobDocuments:
         self._contained = Containment("the documents")
 
     def statistics(self) -> dict[str, float]:
-        """What it counted so far, for metrics."""
+        """Return the counts so far, for metrics."""
         names = ("found", "cleared", "shifted", "conflicts")
         counts = {f"{name}_total": float(self._counts[name]) for name in names}
         return {**counts, "document_failures_total": float(self._contained.failures)}
@@ -90,7 +90,7 @@ class JobDocuments:
             self._contained.note(f"stragglers of {job.job}", error)
 
     async def claim(self, job: TrackedJob, finding: str, action: Action, fact: Fact) -> bool:
-        """Whether it is up to this replica to act; `fact` is on record should it end before."""
+        """Return whether this replica acts; `fact` is recorded if it ends before it has acted."""
         for _ in range(_ATTEMPTS):
             new = acted(job.document, finding, action, fact)
             if new is None:
@@ -100,7 +100,7 @@ class JobDocuments:
         return False
 
     async def record(self, job: TrackedJob, facts: Iterable[Fact]) -> None:
-        """Put facts on record that stand in the outbox, and take them out."""
+        """Record facts of the outbox, and remove them from it."""
         ids: set[str] = set()
         for fact in facts:
             await self._bus.record(fact)
@@ -125,7 +125,7 @@ class JobDocuments:
             self._jobs.forget(job.job)
 
     async def _prime(self, job: TrackedJob) -> None:
-        """Read what holds for the job, before anything is decided about it."""
+        """Read the job's switches and document before anything is decided about it."""
         if not self._knows_cluster:
             self._switch(await self._controls.get(CLUSTER))
             self._knows_cluster = True
@@ -136,7 +136,7 @@ class JobDocuments:
         job.is_primed = True
 
     async def _read_round(self, job: TrackedJob) -> None:
-        """Learn the newest round from rendezvous: agents may claim any."""
+        """Learn the newest round from rendezvous: an agent may claim any round."""
         if self._clock.now() - job.formed.read_at < _ROUND_AT_MOST_EVERY_S:
             return
         job.formed.is_outdated = False
@@ -149,13 +149,13 @@ class JobDocuments:
         job.see_round(document, self._clock.now())
 
     async def _remove(self, job: TrackedJob) -> None:
-        """A job of the same name begins without what was switched for this one."""
+        """Delete the document, so that a later job of this name begins without its switches."""
         if job.revision and not job.is_removed:
             with suppress(ConflictError):  # another replica was first, or the job is back
                 await self._documents.delete(job.job, revision=job.revision)
 
     async def _write_what_fits(self, job: TrackedJob) -> bool:
-        """As `_write`; changes that cannot be written are dropped, so that others can be."""
+        """As `_write`; a change that cannot be written is dropped, so that the others can be."""
         try:
             return await self._write(job)
         except BadMessageError:
@@ -164,7 +164,7 @@ class JobDocuments:
             return True
 
     def _refuse_bad(self, job: TrackedJob) -> bool:
-        """Whether a change that waits was the reason: it is dropped, and counted."""
+        """Drop and count waiting changes that cannot be written; return whether there were any."""
         document, moment = job.document, FindingContext(self._clock.wall(), job.view.round)
         waiting = len(job.changes)
         for change in list(job.changes)[:_CHANGES_AT_ONCE]:
@@ -202,7 +202,7 @@ class JobDocuments:
         return True
 
     def _suggested(self, job: TrackedJob) -> int | None:
-        """How many steps a window is to have, if that may change now: replicas must not argue."""
+        """The steps of a window, if they may change now: replicas must not change them in turn."""
         since = job.steps_since
         if since is not None and self._clock.now() - since < _STEPS_AT_MOST_EVERY_S:
             return None
@@ -213,7 +213,7 @@ class JobDocuments:
             job.changes.popleft()
 
     async def _put(self, job: TrackedJob, new: StragglersDocument) -> bool:
-        """False when another replica wrote first; then the job is as that one has written it."""
+        """Return False if another replica wrote first; the job then has that replica's document."""
         try:
             revision = await self._documents.put(job.job, encode(new), revision=job.revision)
         except ConflictError:
@@ -225,7 +225,7 @@ class JobDocuments:
         return True
 
     async def _take_over(self, job: TrackedJob) -> None:
-        """Record what another replica has decided, and has not put on record."""
+        """Record the facts that another replica has decided and not recorded."""
         now, outbox = self._clock.now(), job.document.outbox
         job.unrecorded = {text: job.unrecorded.get(text, now) for text in outbox}
         old = [text for text, at in job.unrecorded.items() if now - at >= self._settings.takeover_s]
@@ -260,7 +260,7 @@ _COUNTED: Mapping[type[Fact], str] = {
 
 
 def _needs_care(document: StragglersDocument) -> bool:
-    """Somebody must clear what is found, record what waits, or switch timings on again."""
+    """Findings must be cleared, waiting facts recorded, or timings switched on again."""
     return bool(document.found or document.outbox) or not document.is_on
 
 

@@ -1,4 +1,4 @@
-"""The jobs that timings were heard of, and how each stands with this replica."""
+"""The jobs that have sent timings, and their state in this replica."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -38,7 +38,7 @@ MakeJudge = Callable[[str, LiveRules], Judge]
 
 
 class TrackedJob:
-    """One job: its judge, its document as of one revision, and what waits to be written."""
+    """One job: its judge, its document as of one revision, and the changes to write."""
 
     def __init__(
         self,
@@ -60,20 +60,20 @@ class TrackedJob:
         """Its documents were read: nothing is judged or written before."""
         self.heard_at = now
         self.decisions: list[StragglerDecision] = []
-        """What the policy asks for, and nobody has claimed yet."""
+        """Decisions of the policy that no replica has claimed yet."""
         self.over = ""
-        """Why no finding can stay open: its job ended, say; empty while it goes on."""
+        """Why no finding can stay open, such as the end of the job; empty while the job goes on."""
         self.is_gone = False
         """Whether to forget the job once its findings are cleared."""
         self.ended_at: float | None = None
-        """When its end was heard."""
+        """When the news of its end came."""
         self._ended_round = 0
         self._counted = (-1, False)
         """The newest round, and whether its windows are by time."""
         self.steps_since: float | None = None
         """Since when a window has this number of steps."""
         self.changes: deque[Change] = deque(maxlen=_WAITING_MOST)
-        """What the judge said that is not in the document yet."""
+        """Changes by the judge that are not in the document yet."""
         self.unrecorded: dict[str, float] = {}
         """Since when a fact stands in the outbox, by its text."""
         self._slow: set[tuple[int, int]] = set()
@@ -112,7 +112,7 @@ class TrackedJob:
             self._refused["too many wait"] += 1
 
     def _is_counted_alike(self, timings: NodeTimings) -> bool:
-        """False by time, where somebody counts steps. Who begins to count them begins anew."""
+        """False for a window by time where another node counts steps. Its first count begins anew."""
         round_, is_by_time = self._counted
         if timings.round > round_:
             self._counted = timings.round, timings.is_by_time
@@ -127,12 +127,12 @@ class TrackedJob:
         return self._counted[1]
 
     def expect(self, round_: int) -> None:
-        """Somebody says that this round was formed, and rendezvous is to confirm it."""
+        """A message names this round as formed: the document of rendezvous must confirm it."""
         if self.formed.newest is None or self.formed.is_before(round_):
             self.formed.is_outdated = True
 
     def see_round(self, document: RoundDocument | None, now: float) -> None:
-        """What rendezvous knows. Timings that are of no node of its round are forgotten."""
+        """Take the document of rendezvous. Timings of nodes outside of its round are dropped."""
         self.formed.see(document, now)
         self._refused += self.work.forget(self.formed.objection)
         if self.formed.is_before(self.view.round or 0):
@@ -140,12 +140,12 @@ class TrackedJob:
             self._begin_anew(NOT_FORMED)
 
     def refuse(self, change: Change, reason: str) -> None:
-        """A change that waits is never to be written."""
+        """Drop a waiting change that can never be written."""
         self.changes.remove(change)
         self._refused[reason] += 1
 
     def is_in_aftermath(self, now: float) -> bool:
-        """Its end was heard a moment ago."""
+        """Whether the job ended a moment ago."""
         return self.ended_at is not None and now - self.ended_at < AFTERMATH_S
 
     @property
@@ -154,8 +154,8 @@ class TrackedJob:
         return self.work.view
 
     def turn(self) -> Turn:
-        """What is next to be done with its judge."""
-        # Findings of other replicas are known once what we say ourselves is written.
+        """Return the next work for its judge."""
+        # Findings of other replicas are complete once our own changes are written.
         written = () if self.changes else self.document.found
         open_ = [
             straggler
@@ -172,13 +172,13 @@ class TrackedJob:
         self.work.took(turn, outcome, now)
 
     def end(self, reason: str) -> None:
-        """No finding can stay open, for this reason. What comes after that is judged anew."""
+        """Close all findings for this reason. Later windows are judged anew."""
         self.over = reason
         self._ended_round = self.work.newest_round or 0
         self._begin_anew(reason)
 
     def see(self, document: StragglersDocument | None, revision: int, now: float) -> None:
-        """The document as of a revision."""
+        """Take the document as of a revision."""
         new = document or blank(self.job)
         if new.window_steps != self.document.window_steps:
             self.steps_since = now
@@ -205,7 +205,7 @@ class TrackedJob:
 
 
 class Jobs:
-    """All of them, and the switches that hold for each."""
+    """All jobs, and the switches in force for each."""
 
     def __init__(self, settings: StragglerSettings, make_judge: MakeJudge) -> None:
         self._settings = settings
@@ -214,7 +214,7 @@ class Jobs:
         self._jobs: dict[str, TrackedJob] = {}
         self._controls: dict[str, ControlDocument] = {}
         self.refused: Counter[str] = Counter()
-        """What jobs have refused that are forgotten."""
+        """The refusals of jobs that are forgotten."""
 
     def __iter__(self) -> Iterator[TrackedJob]:
         return iter(list(self._jobs.values()))
@@ -223,11 +223,11 @@ class Jobs:
         return len(self._jobs)
 
     def get(self, job: str) -> TrackedJob | None:
-        """The job, if something was heard of it."""
+        """Return the job; None if it has sent nothing."""
         return self._jobs.get(job)
 
     def track(self, job: str, now: float) -> TrackedJob | None:
-        """The job, from now on if it is new; None if there are too many."""
+        """Return the job, and track it if it is new; None if there are too many."""
         tracked = self._jobs.get(job)
         if tracked is None and len(self._jobs) < _JOBS_MOST:
             make_judge = partial(self._judge, job)
@@ -240,7 +240,7 @@ class Jobs:
         return self._make_judge(job, self._rules(switches))
 
     def _rules(self, switches: StragglerSwitches) -> LiveRules:
-        """What a judge goes by: found ones are cleared at half of what they are found at."""
+        """The rules of a judge: a finding is cleared at half of the limit that it was found at."""
         ratio = switches.slower_ratio
         limits = SlownessLimits(found_ratio=ratio, cleared_ratio=ratio / 2)
         return LiveRules(limits=limits, grace_s=self._settings.grace_s)
@@ -252,17 +252,17 @@ class Jobs:
             self.refused += gone.refused
 
     def switches(self, job: str) -> StragglerSwitches:
-        """What holds for a job."""
+        """Return the switches in force for a job."""
         return in_force(self._default, self._controls.get(CLUSTER), self._controls.get(job))
 
     def explained(
         self, cluster: ControlDocument | None, job: ControlDocument | None
     ) -> tuple[SwitchValue, ...]:
-        """Every switch, and where its value is from, by these documents."""
+        """Return every switch, and where its value is from, according to these documents."""
         return explained(self._default, cluster, job)
 
     def control(self, key: str, document: ControlDocument | None) -> None:
-        """Switches of a job, or of all, have changed."""
+        """Take changed switches of a job, or of all jobs."""
         if document is None:
             self._controls.pop(key, None)
         else:

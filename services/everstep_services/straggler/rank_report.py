@@ -1,4 +1,4 @@
-"""The best and worst ranks of a job, as people know it from NVRx's report. Pure."""
+"""The best and worst ranks of a job, in the form of NVRx's report. Pure."""
 
 from collections.abc import Iterator, Sequence
 from typing import Literal

@@ -51,7 +51,7 @@ class Straggler:
         )
 
     def statistics(self) -> dict[str, float]:
-        """What it knows and counted so far, for metrics."""
+        """Return gauges and counts so far, for metrics."""
         return {
             **self.observer.statistics(),
             **self.documents.statistics(),
@@ -62,7 +62,7 @@ class Straggler:
 def opened(
     settings: StragglerSettings, bus_settings: BusSettings, spool: Path | None = None
 ) -> AbstractAsyncContextManager[Parts]:
-    """The replica, whether the bus is there or not: while it is not, windows are missing.
+    """Open a replica, whether the bus is there or not: windows are missing while it is away.
 
     Facts wait in `spool`, or below the `spool_dir` of the bus.
     """

@@ -1,4 +1,4 @@
-"""Hears the timings of all jobs, has them judged, and follows who is slow."""
+"""Receives the timings of all jobs, has them judged, and follows which ranks are slow."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ _SUMS = ("windows", "slow_ranks", "missing_ranks")
 
 
 class Observer:
-    """One of any number of replicas: all hear the same timings and judge them alike."""
+    """One of any number of replicas: all receive the same timings and judge them alike."""
 
     def __init__(  # noqa: PLR0913  each is a part that it drives
         self,
@@ -54,7 +54,7 @@ class Observer:
         self._contained = Containment("the observer")
 
     def statistics(self) -> dict[str, float]:
-        """What it knows and counted so far, for metrics."""
+        """Return gauges and counts so far, for metrics."""
         summaries = [job.view.summary for job in self._jobs]
         refused = sum((job.refused for job in self._jobs), self._refused + self._jobs.refused)
         inbox = self._inbox
@@ -80,7 +80,7 @@ class Observer:
                     self._hear(timings)
 
     async def follow_jobs_for_ever(self) -> None:
-        """Hear which jobs are over: none of their ranks is slow any more."""
+        """Follow which jobs are over: their ranks are no longer slow."""
         async with self._bus.subscribe(subjects.fact(None, "job_ended"), JobEnded) as ended:
             async for fact in ended:
                 with self._contained.of("the end of a job"):
@@ -90,7 +90,7 @@ class Observer:
                         self._end(job, "its job ended")
 
     async def follow_rounds_for_ever(self) -> None:
-        """Hear of formed rounds. Agents may report them, too: rendezvous's document decides."""
+        """Follow formed rounds. Agents may report them, too; the document of rendezvous decides."""
         formed = subjects.fact(None, "round_formed")
         async with self._bus.subscribe(formed, RoundFormed, capacity=_ROUNDS_MOST) as rounds:
             async for fact in rounds:
@@ -107,7 +107,7 @@ class Observer:
                     self._judge(job, tasks)
 
     async def write_for_ever(self) -> None:
-        """Write what has changed, and do what the policy asks for, once a tick."""
+        """Write changed documents, and carry out what the policy asks for, once a tick."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 await self._clock.sleep(self._settings.tick_s)

@@ -1,4 +1,4 @@
-"""The [straggler] section: how slow ranks are sought, and what is done about them."""
+"""The [straggler] section: how slow ranks are detected, and what is done about them."""
 
 from everstep.settings import Settings
 from everstep.slow_rank_causes import CURABLE, OF_NODE
@@ -6,7 +6,7 @@ from everstep_services.straggler.domain.switches import StragglerSwitches
 
 
 class StragglerSettings(Settings, frozen=True, kw_only=True):
-    """What holds for all jobs from the start on.
+    """Settings of all jobs from the start on.
 
     Most are switches, too, such as `straggler.window_s`: for all jobs or for one, while it runs.
     """
@@ -40,7 +40,7 @@ class StragglerSettings(Settings, frozen=True, kw_only=True):
     grace_s: float = 5.0
     """How long a window waits for nodes that have not sent theirs, once the others have."""
     tick_s: float = 0.25
-    """How often windows are looked at, and documents written if there is need."""
+    """How often windows are judged, and changed documents written."""
     report_every_s: float = 60.0
     """How often the best and worst ranks of each job are logged; 0 for never."""
     report_ranks: int = 5
@@ -78,7 +78,7 @@ class StragglerSettings(Settings, frozen=True, kw_only=True):
 
 
 def defaults(settings: StragglerSettings) -> StragglerSwitches:
-    """What holds where nothing was switched."""
+    """The switches of a job for which nobody has set any."""
     return StragglerSwitches(
         is_on=settings.timings,
         is_cpu_timed=settings.cpu,

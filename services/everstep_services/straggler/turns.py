@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class Judge(Protocol):
-    """What judges the windows of one job: `domain.job.Job`."""
+    """Judges the windows of one job: `domain.job.JobJudge`."""
 
     rules: LiveRules
     refused: Counter[str]
@@ -53,7 +53,7 @@ class Judge(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a judge knew at the end of its last turn. Anybody may read it: it never changes."""
+    """What a judge knew at the end of its last turn. Any thread may read it: it never changes."""
 
     round: int | None = None
     window_steps: int | None = None
@@ -65,7 +65,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class TurnOutcome:
-    """What a turn has brought."""
+    """The result of a turn."""
 
     changes: Sequence[Change]
     view: View
@@ -82,17 +82,17 @@ class Turn:
     judge: Judge
     before: View = View()
     heard: Sequence[tuple[NodeTimings, float]] = ()
-    """Windows, and when each came."""
+    """Windows, with the time when each came."""
     stragglers: Collection[KnownStraggler] = ()
     """Findings that other replicas have made."""
     window_s: float = 0.0
     is_watched: bool = False
     """Policy looks at how slow ranks are."""
     ending: str = ""
-    """Why the judge is to end; empty while it goes on."""
+    """Why the judge must end; empty while it goes on."""
 
     def run(self, now: float) -> TurnOutcome:
-        """Do it. Only one thread at a time may, for one judge."""
+        """Run the turn. For one judge, only one thread at a time may."""
         judge, refused = self.judge, Counter(self.judge.refused)
         failures = [failure for heard in self.heard if (failure := self._hear(*heard))]
         adopted = [straggler for straggler in self.stragglers if straggler.round == judge.round]
@@ -143,12 +143,12 @@ class JobWork:
         self._waiting: deque[tuple[NodeTimings, float]] = deque()
         """Windows that the judge has not heard yet, and when each came."""
         self._retired: deque[tuple[Judge, str]] = deque()
-        """Judges that are to end, and why: another one has taken their place."""
+        """Judges that must end, with the reason: another judge has taken their place."""
         self._heard_at = self._turned_at = -math.inf
 
     @property
     def is_busy(self) -> bool:
-        """Something is still to be judged."""
+        """Something must still be judged."""
         return self.is_turning or bool(self._waiting or self._retired)
 
     @property
@@ -160,7 +160,7 @@ class JobWork:
         )
 
     def put(self, timings: NodeTimings, now: float) -> bool:
-        """A window came. False where the oldest one had to go for it."""
+        """Add a window. Returns False if the oldest one was dropped for it."""
         self._heard_at = now
         has_room = len(self._waiting) < self._most_waiting
         if not has_room:
@@ -169,7 +169,7 @@ class JobWork:
         return has_room
 
     def forget(self, objection: Callable[[NodeTimings], str]) -> Counter[str]:
-        """Leave out what waits and is bad; how much that is, by reason."""
+        """Drop waiting windows that have an objection; return their number by reason."""
         judged = [(waiting, objection(waiting[0])) for waiting in self._waiting]
         self._waiting = deque(waiting for waiting, why in judged if not why)
         return Counter(why for _, why in judged if why)
@@ -192,7 +192,7 @@ class JobWork:
     def turn(
         self, stragglers: Collection[KnownStraggler], window_s: float, *, is_watched: bool
     ) -> Turn:
-        """What is next to be done with a judge."""
+        """Return the next work for a judge."""
         if self._retired:
             judge, reason = self._retired.popleft()
             return Turn(judge=judge, ending=reason)
@@ -204,7 +204,7 @@ class JobWork:
         )  # fmt: skip
 
     def took(self, turn: Turn, outcome: TurnOutcome, now: float) -> None:
-        """A turn is over. What a judge knew that was replaced meanwhile is nothing any more."""
+        """A turn is over. If its judge was replaced meanwhile, its view is dropped."""
         self._turned_at = now
         if turn.judge is self.judge:
             self.view = outcome.view
@@ -235,7 +235,7 @@ class Turns:
         return self._contained.failures
 
     def begin(self, job: JudgedJob, tasks: asyncio.TaskGroup) -> None:
-        """The job's next turn, unless it is in one."""
+        """Begin the job's next turn, unless a turn is running."""
         if not job.work.is_turning:
             job.work.is_turning = True
             tasks.create_task(self._run(job), name=f"turn-{job.job}")
@@ -253,6 +253,6 @@ class Turns:
             job.work.is_turning = False
 
     async def ask(self, job: JudgedJob, question: Callable[[Judge], T]) -> T:
-        """What the judge of a job answers, between two of its turns."""
+        """Return the answer of a job's judge, which is asked between two of its turns."""
         async with job.work.lock:
             return await asyncio.to_thread(question, job.work.judge)

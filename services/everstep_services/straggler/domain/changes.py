@@ -1,4 +1,4 @@
-"""What the domain says of a job's ranks when something changes."""
+"""The changes of a job's ranks that the domain reports."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from everstep.slow_rank_causes import SlowRankCause
 
 @dataclass(frozen=True, slots=True)
 class SlowRankFound:
-    """A rank is slow; said once."""
+    """A rank is slow; reported once."""
 
     round: int
     rank: int
@@ -35,19 +35,19 @@ class SlowRankFound:
 
 @dataclass(frozen=True, slots=True)
 class KeepsUp:
-    """A slow rank keeps up again, or is gone; said once."""
+    """A slow rank keeps up again, or is gone; reported once."""
 
     round: int
     rank: int
     reason: str
     last_step: int | None = None
-    """The end of the window that shows it: it says nothing about what was found later. None where
-    it holds whatever the window."""
+    """The end of the window that shows it: later findings stay. None if the change
+    holds for any window."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What the job lost by a finding in some windows; said once in a while until it is over."""
+    """What the job lost by a finding in some windows; reported occasionally until it is over."""
 
     round: int
     rank: int
@@ -83,11 +83,11 @@ class UnevenRole:
 
 @dataclass(frozen=True, slots=True)
 class EvenRole:
-    """A role has no more to do than others again; said once."""
+    """A role no longer has more to do than others; reported once."""
 
     round: int
     rank: int
-    """The one that stood for it."""
+    """The rank that stood for the role."""
     reason: str
 
 

@@ -89,7 +89,7 @@ def _dimensions(table: Operations) -> list[tuple[int, list[str]]]:
 def aligned(table: Operations) -> tuple[Operations, ClockCorrection | None]:
     """The table on one clock, and how far the ranks' clocks were apart; None if they were not.
 
-    What is within the scatter of collectives is not taken for a clock.
+    Differences within the scatter of collectives do not count as differences of clocks.
     """
     keys = matched(table)
     at = np.flatnonzero(keys >= 0)
@@ -149,7 +149,7 @@ def pairs(table: Operations) -> tuple[Array, Array]:
     """Rows of sends and of the receives that belong to them, in the order of a stage's traffic.
 
     By group where a group has one sender and one receiver, else by the ranks' places in the
-    pipeline and the direction that the name says. What has no partner is left out.
+    pipeline and the direction that the name says. Rows without a partner are left out.
     """
     kinds = table.kinds()
     at = np.flatnonzero((kinds == OperationKind.SEND) | (kinds == OperationKind.RECEIVE))

@@ -1,9 +1,8 @@
-"""What an operation waits for: read from the order in which ranks did things, every time.
+"""What an operation waits for, read from the order of operations that never changes.
 
 Operations of a rank run in streams: its computations in one, and each kind of transfer in one of
 its own. An operation depends on the last one of each stream that had ended before it began in
-every step and on every rank of the same program; what a rank merely did earlier by chance is not
-earlier everywhere.
+every step and on every rank of the same program; an order by chance does not hold everywhere.
 """
 
 from dataclasses import dataclass
@@ -175,8 +174,8 @@ def _edges_of_programs(
 def _edges(start: Array, end: Array, lanes: Array) -> tuple[Array, Array]:
     """The last operation of each stream that had always ended before each operation began.
 
-    Ended but for a twentieth of its time: a thread that was done may be seen to end a while after
-    those whom it woke have gone on.
+    An overlap of a twentieth is allowed: a thread may be seen to end a while after the threads that
+    it woke have gone on.
     """
     sources, targets = [], []
     slots = np.arange(start.shape[1])
@@ -248,7 +247,7 @@ def pipeline_edges(trace: Trace, rows: slice) -> tuple[Array, Array]:
 
 
 def schedule_of(trace: Trace) -> str:
-    """What the order of microbatches shows: `GPipe`, `1F1B`, `interleaved 1F1B` or nothing."""
+    """The schedule of microbatches: `GPipe`, `1F1B`, `interleaved 1F1B`, or empty if none shows."""
     if not len(trace.steps):
         return ""
     rows = slice(int(trace.bounds[0]), int(trace.bounds[1]))

@@ -1,4 +1,4 @@
-"""How a job's document changes with what the domain says, and which facts that makes. Pure.
+"""How the domain's changes alter a job's document, and which facts they make. Pure.
 
 The document lists the open findings. The replica that writes a change of it records the facts,
 so any number of replicas with the same data make one fact.
@@ -35,7 +35,7 @@ from everstep_services.straggler.domain.switches import StragglerSwitches
 
 SOURCE = "straggler"
 STEPS = 16
-"""A window without a document, as agents measure then."""
+"""The steps of a window that agents measure while there is no document."""
 _FOUND_MOST = 1000
 _REASON_MOST = 300
 _FACT_REASON_MOST = 2000
@@ -46,14 +46,14 @@ _SAME_SHIFT_WINDOWS = 3
 
 @dataclass(frozen=True, slots=True)
 class FindingContext:
-    """When it is, and how the job stands."""
+    """The time, and the newest round of the job."""
 
     wall: Time
     round: int | None
     """Its newest round; None if nobody knows."""
 
     def since_s(self, then: Time) -> float:
-        """How long ago that was."""
+        """The seconds since `then`."""
         return max(0.0, (self.wall - then).total_seconds())
 
 
@@ -66,7 +66,7 @@ class Revision:
 
 
 def blank(job: str) -> StragglersDocument:
-    """What holds while nothing was written: agents measure, and nobody is slow."""
+    """The document of a job before the first write: agents measure, and no rank is slow."""
     return StragglersDocument(job=job, is_on=True, window_steps=STEPS)
 
 
@@ -91,7 +91,7 @@ def revised(
 def measured(
     before: StragglersDocument, switches: StragglerSwitches, suggested: int | None
 ) -> StragglersDocument:
-    """The document that says how agents measure from now on; `suggested` steps make a window."""
+    """The document with how agents measure from now on; `suggested` steps make a window."""
     return replace(
         before,
         is_on=switches.is_on,
@@ -109,9 +109,9 @@ def recorded(before: StragglersDocument, ids: Collection[str]) -> StragglersDocu
 def acted(
     before: StragglersDocument, finding: str, action: Action, fact: Fact
 ) -> StragglersDocument | None:
-    """The document that says that this was decided; None if another replica was first.
+    """The document with this decision; None if another replica was first.
 
-    `fact` is what stands on record if this replica ends before it knows how that went.
+    `fact` is recorded if this replica ends before it knows the outcome.
     """
     straggler = next(
         (candidate for candidate in before.found if candidate.finding == finding), None
@@ -135,14 +135,14 @@ class _Draft:
         self._shifted_step = before.shifted_step
 
     def document(self) -> StragglersDocument:
-        """As it is now."""
+        """The document with the changes so far."""
         stragglers = tuple(self.stragglers[key] for key in sorted(self.stragglers))
         return replace(
             self._before, round=self._round, found=stragglers, shifted_step=self._shifted_step
         )
 
     def take(self, change: Change) -> None:
-        """Take one change in; what others have written already changes nothing."""
+        """Take one change; a change that another replica has written alters nothing."""
         self.enter(change.round)
         if change.round != self._round:
             return
@@ -175,7 +175,7 @@ class _Draft:
         )
 
     def clear(self, stragglers: Iterable[KnownStraggler], reason: str) -> None:
-        """These are slow no more; the rest follows with the next write if they are many."""
+        """Clear findings; if there are many, the rest follows with the next write."""
         for straggler in list(stragglers)[:_CLEARED_AT_ONCE]:
             del self.stragglers[_key(straggler)]
             self.facts.append(self._cleared(straggler, reason))
@@ -275,12 +275,12 @@ class _Draft:
 
 
 def _key(finding: KnownStraggler | SlowRankFound) -> tuple[int, int, bool]:
-    """A rank may be slow, and stand for a role that has too much to do as well."""
+    """Round, rank, and whether the finding is about its role: a rank may have one of each kind."""
     return finding.round, finding.rank, finding.cause == "design"
 
 
 def _is_older(change: KeepsUp | EvenRole, straggler: KnownStraggler) -> bool:
-    """It was seen before that was found: by a replica that was stopped for a while, say."""
+    """The change was seen before the finding, as by a replica that was stopped for a while."""
     if isinstance(change, EvenRole) or change.last_step is None:
         return False
     return change.last_step < straggler.last_step

@@ -1,4 +1,4 @@
-"""A live job: nodes' windows come in, and who became slow, or keeps up again, comes out.
+"""A live job: takes windows of nodes, and returns which ranks became slow or keep up again.
 
 Pure: no I/O and no clock. The same messages give the same changes on any machine.
 """
@@ -89,7 +89,7 @@ class JobJudge:
         return changes
 
     def end(self, reason: str) -> list[Cost | KeepsUp | EvenRole]:
-        """The job, or its round, is over. Returns who was slow until then, and what that cost."""
+        """End the job or its round. Returns the ranks that were slow until then, and their cost."""
         kept = [change for change in self._pending if isinstance(change, Cost | KeepsUp | EvenRole)]
         self._pending = []
         return [*kept, *self._leave(reason)]

@@ -59,7 +59,7 @@ def kind_of(name: str) -> OperationKind:
 
 
 def cause_of(name: str) -> SlowRankCause:
-    """What is slow when a computation of this name is: `input`, `host` or `compute`."""
+    """The cause if a computation of this name is slow: `input`, `host` or `compute`."""
     plain = plain_name(name)
     if _INPUT.search(plain):
         return "input"
@@ -101,7 +101,7 @@ class Operations:
     sequence: Array
     """The number of a collective within its group; -1 where it is not known."""
     tokens: Array | None = None
-    """How much the operation had to work on; NaN where it is not known."""
+    """The operation's amount of work; NaN where it is not known."""
     gap: Array | None = None
     """What the trace shows of the time before the operation in which its rank did nothing that is
     in the table: an index into `ops`, -1 where it shows nothing."""

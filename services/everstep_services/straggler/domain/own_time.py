@@ -1,4 +1,4 @@
-"""The time that each rank needed by itself in each step, by cause; what it waited for is not in."""
+"""The time that each rank needed by itself in each step, by cause; without its waits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -95,7 +95,7 @@ def idle_lags(parts: Decomposed) -> Array:
 
 
 def amounts(parts: Decomposed) -> Array:
-    """How much each computation had to work on, 1 for the mean of its name; 1 if it is not known.
+    """Each computation's amount of work, 1 for the mean of its name; 1 if it is not known.
 
     From the lengths of sequences: the time that fits best is `a n + b n²`.
     """

@@ -62,7 +62,7 @@ class Policy:
     def due(
         self, stragglers: Iterable[KnownStraggler], switches: StragglerSwitches, now: float
     ) -> list[StragglerDecision]:
-        """What the rules ask for that was not decided yet; at most one action a finding."""
+        """The decisions that the rules ask for now; at most one action a finding."""
         decisions: list[StragglerDecision] = []
         for straggler in stragglers:
             record = self._records.get(straggler.finding)

@@ -1,4 +1,4 @@
-"""What a job would take without what is slow: variants of its trace, replayed together."""
+"""How long a job would take without its slow parts: variants of its trace, replayed together."""
 
 from dataclasses import dataclass
 

@@ -37,7 +37,7 @@ class Graph:
 
 
 class CyclicStepError(Exception):
-    """What was read from the order of operations contradicts itself."""
+    """The dependencies that were read from the order of operations contradict each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class _Nodes:
 
 
 class _Edges:
-    """What waits for what, as it is found."""
+    """The edges between nodes, gathered one by one."""
 
     def __init__(self) -> None:
         self._sources: list[Array] = []
@@ -94,7 +94,7 @@ def graph_of(trace: Trace, number: int) -> Graph:
 
 
 def _add_own(edges: _Edges, trace: Trace, low: int, nodes: _Nodes) -> None:
-    """What each rank's program says."""
+    """Add the edges of each rank's program."""
     high = low + len(nodes.entry)
     program, slot = trace.program[low:high], trace.slot[low:high]
     firsts = np.flatnonzero(slot == 0)
@@ -181,7 +181,7 @@ def _levels(source: Array, target: Array, count: int) -> Array:
 
 
 def waited(graph: Graph, ends: Array) -> Array:
-    """When the last one that each node waits for has ended; its own begin for those of ranks."""
+    """When the last node that each node waits for has ended; for a rank's first node, its begin."""
     source, first = graph.waits
     times = ends.copy()
     some = np.flatnonzero(np.diff(first) > 0)
@@ -192,7 +192,7 @@ def waited(graph: Graph, ends: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Of each row, taken apart: what is its own, and not waiting."""
+    """The own times of each row, without waits."""
 
     lag_s: Array
     """From when it could have begun until its rank began it."""

@@ -1,4 +1,4 @@
-"""What the verdict on a live job goes by; may change while it runs."""
+"""The rules of the verdict on a live job; they may change while it runs."""
 
 from dataclasses import dataclass, field
 

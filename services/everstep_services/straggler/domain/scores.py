@@ -97,7 +97,7 @@ def individual_gpu_scores(
 
 
 def stragglers(scores: Array, threshold: float = THRESHOLD) -> Array:
-    """Where NVRx sees a straggler: one report decides; NaN is not below anything."""
+    """The ranks that NVRx calls stragglers: one report decides; NaN is not below anything."""
     below: Array = scores < threshold
     return below
 

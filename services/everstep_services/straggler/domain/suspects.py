@@ -70,7 +70,7 @@ def spells(windows: Sequence[Window], limits: SlownessLimits) -> list[Spell]:
 
 
 def _followed(windows: Sequence[Window], limits: SlownessLimits) -> tuple[list[Spell], Array]:
-    """The same, and how subjects compare: windows × subjects."""
+    """The spells, and the ratios of all subjects: windows × subjects."""
     state = VerdictState()
     open_: dict[int, Found] = {}
     done: list[Spell] = []
@@ -183,7 +183,7 @@ def _end(spell: Spell, width: int, steps: int) -> int:
 
 
 def _confidence(change: Found, ratio: float, limits: SlownessLimits) -> float:
-    """From one half at the limit towards 1."""
+    """The confidence: one half at the limit, and towards 1 above it."""
     errors = ratio / max(change.noise_ratio, 1e-12)
     return float(1 - 0.5 ** (errors / dict(limits.horizons)[change.windows]))
 
@@ -265,7 +265,7 @@ def _groups(trace: Trace, rows: Array) -> Array:
 
 
 def _siblings(trace: Trace, rows: Array, group: Array, count: int) -> Array:
-    """Groups of one name and size: they carry the same."""
+    """Groups of one name and size, which carry the same data."""
     op, size = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     op[group] = trace.table.op[rows]
     pairs = np.unique(np.c_[group, trace.rank[rows]], axis=0)

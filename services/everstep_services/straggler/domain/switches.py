@@ -1,4 +1,4 @@
-"""What operators have switched at run time, over what the settings say."""
+"""The switches that operators have set at run time, which override the settings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -34,9 +34,10 @@ class StragglerSwitches:
 
 
 def in_force(default: StragglerSwitches, *documents: ControlDocument | None) -> StragglerSwitches:
-    """What the documents change: a later one over an earlier one, the brake if any has it on.
+    """The switches with the changes of documents: a later one overrides an earlier one.
 
-    A value that makes no sense, as a newer release may have written it, changes nothing.
+    The brake is on if any document has it on. A value that makes no sense, as a newer release may
+    have written it, changes nothing.
     """
     values: dict[str, str] = {}
     modes: dict[str, str] = {}
@@ -86,7 +87,7 @@ Source = Literal["default", "settings", "control", "control of the job", "brake"
 
 @dataclass(frozen=True, slots=True)
 class SwitchValue:
-    """What holds of one switch, and where that is from."""
+    """The value of one switch in force, and where it is from."""
 
     name: str
     value: str

@@ -1,7 +1,7 @@
-"""Who is slow: lateness that persists against a role group, with hysteresis on both sides.
+"""Which subjects are slow: lateness that persists against a role group, with hysteresis.
 
 Pure: `(state, window) -> (state, changes)`. A window says how much time each subject, a rank or a
-process group, needed by itself; who waits for others is not slow.
+process group, needed by itself; a subject that waits for others is not slow.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from everstep_services.straggler.domain.operations import Array
 
 @dataclass(frozen=True, slots=True)
 class SlownessLimits:
-    """From when on a subject is slow, and from when on it is not any more."""
+    """When a subject counts as slow, and when it no longer does."""
 
     found_ratio: float = 0.03
     """The least excess over the median of its role group: healthy ranks differ, too."""
@@ -59,7 +59,7 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A subject is slow; given once."""
+    """A subject is slow; returned once."""
 
     subject: int
     role: int
@@ -77,7 +77,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """A slow subject keeps up again, or is gone; given once."""
+    """A slow subject keeps up again, or is gone; returned once."""
 
     subject: int
     window: int
@@ -85,12 +85,12 @@ class Cleared:
     ratio: float | None
     """None where it is gone."""
     limit: float | None = None
-    """What that is below, noise counted in."""
+    """The limit that the ratio is below, with noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """How far the members of a role group are apart in one window, as some ten windows tell.
+    """How far the members of a role group are apart in one window, estimated over some ten windows.
 
     What they are in an episode counts while it lasts only; the newest windows can be taken back,
     as an episode is found some windows after it began.
@@ -189,7 +189,7 @@ def observe(
     for change in changed:
         if change.role in noises:
             noises[change.role] = noises[change.role].without(change.since)
-    # What it was found by must not keep it from being cleared, and the reverse.
+    # The windows that a finding rests on must not delay its end, nor the reverse.
     changes: tuple[Found | Cleared, ...] = (*changed, *cleared)
     history[np.isin(window.subjects, [change.subject for change in changes])] = np.nan
     earlier = _aligned(state.subjects, state.earlier, window.subjects, _EARLIER)

@@ -1,4 +1,4 @@
-"""Columns of a table of operations: their names, and what may stand in them."""
+"""Columns of a table of operations: their names, and their valid values."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ _WHOLE = frozenset(
 _PLACES = ("data", "pipeline", "tensor", "expert")
 _TIMES = ("start", "duration")
 _IDENTITY = ("op", "group", "microbatch", "sequence")
-"""What tells the operations of a rank's step apart."""
+"""The columns that distinguish the operations of a rank's step."""
 _LARGEST = 2**31 - 2
 _LONGEST_S = 1e7
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
@@ -40,7 +40,7 @@ MOST_ROWS = 50_000_000
 
 
 def recognised(path: Path, names: Sequence[str]) -> dict[str, int]:
-    """Where each column is that we know; others are ignored."""
+    """The place of each known column; other columns are ignored."""
     numbers: dict[str, int] = {}
     plain = [str(name).strip().lower().replace(" ", "_") for name in names]
     for ours, theirs in _ALIASES.items():
@@ -92,7 +92,7 @@ class Builder:
     """Of each part: where it is from."""
 
     def add(self, path: Path, columns: Mapping[str, Array], line: Callable[[int], str]) -> None:
-        """Take a part in: texts as `words` encode them, numbers as floats, NaN for none.
+        """Take a part: texts as `words` encode them, numbers as floats, NaN for none.
 
         `line` says where in its file a row of the part is. Raises `TraceError`.
         """
@@ -111,7 +111,7 @@ class Builder:
             self.parts.setdefault(name, []).append(values)
 
     def table(self, path: Path) -> Operations:
-        """All of it. Raises `TraceError` where ranks contradict themselves, or nothing is there."""
+        """Return the whole table. Raises `TraceError` for contradictions, or without rows."""
         if not self.rows:
             raise TraceError(path, "it has no operations")
         whole = {name: np.concatenate(parts) for name, parts in self.parts.items()}

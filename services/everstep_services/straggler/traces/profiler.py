@@ -44,7 +44,7 @@ class _Trace(msgspec.Struct):
 
 
 class _Described(msgspec.Struct):
-    """What torch says of a collective."""
+    """Torch's description of a collective."""
 
     collective: Any = msgspec.field(name="Collective name", default=None)
     group: Any = msgspec.field(name="Process Group Name", default=None)
@@ -56,7 +56,7 @@ class _Described(msgspec.Struct):
 
 @dataclass
 class ProfilerTraces:
-    """Reads one file after another; a rank may have one only."""
+    """Reads one file after another; a rank may have only one file."""
 
     into: Builder
     notes: list[str] = field(default_factory=list)
@@ -64,7 +64,7 @@ class ProfilerTraces:
     _base_ns: int | None = None
 
     def read(self, path: Path, *, compressed: bool) -> None:
-        """Take a file in. Raises `TraceError`."""
+        """Read a file. Raises `TraceError`."""
         trace = _decoded(path, compressed=compressed)
         if not trace.traceEvents:
             raise TraceError(path, "it holds no events")
@@ -105,7 +105,7 @@ class ProfilerTraces:
         return rank
 
     def _groups(self, trace: _Trace) -> str:
-        """The one group that collectives can be of that do not say; empty if there are several."""
+        """The only possible group of collectives without a group; empty if there are several."""
         about = trace.distributedInfo if isinstance(trace.distributedInfo, dict) else {}
         configured = about.get("pg_config")
         groups = configured if isinstance(configured, list) else []
@@ -142,7 +142,7 @@ class _Row:
     group: str = ""
     sequence: float = np.nan
     gap: str = ""
-    """What the profiler shows of the time before it, in which nothing else of the rank ran."""
+    """What the profiler shows about the time before it, in which nothing else of the rank ran."""
 
 
 def _rows(path: Path, trace: _Trace, rank: int, group: str) -> list[_Row]:
@@ -197,7 +197,7 @@ def _name_gaps(rows: Sequence[_Row], steps: Sequence[_Row], events: Sequence[_Ev
 
 
 def _gap_name(events: Sequence[_Event], begin: float, end: float) -> str:
-    """Of what is most of a gap the data loader, else the innermost; `gap` where nothing is."""
+    """Of the events that fill most of a gap the data loader, else the innermost; else `gap`."""
     least = _SHOWS * (end - begin)
     most = [
         event
@@ -234,7 +234,7 @@ def _steps(path: Path, events: Sequence[_Event]) -> list[_Row]:
 
 
 def _collectives(events: Sequence[_Event], group: str) -> list[_Row]:
-    """NCCL's kernels where the trace has them, else what gloo's threads did."""
+    """NCCL's kernels where the trace has them, else the operations of gloo's threads."""
     described = {
         about.external: about
         for event in events
@@ -276,7 +276,7 @@ def _kernel(event: _Event, described: dict[Any, _Described], group: str) -> _Row
 def _computations(events: Sequence[_Event], collectives: Sequence[_Row]) -> list[_Row]:
     """The device's kernels where there are any, else the outermost operations of the host.
 
-    What follows at once and is of one kind becomes one row, unless a collective begins between.
+    Operations of one kind that follow at once become one row, unless a collective begins between.
     """
     kernels = [
         event
@@ -306,7 +306,7 @@ def _computations(events: Sequence[_Event], collectives: Sequence[_Row]) -> list
 
 
 def _joined(last: _Row, start: float, begins: Array) -> bool:
-    """Whether hardly anything is between, and no collective begins there."""
+    """Whether the gap between two operations is tiny, and no collective begins in it."""
     gap = start - (last.start + last.duration)
     between = np.searchsorted(begins, (last.start, start))
     return gap < 50 and between[0] == between[1]

@@ -23,7 +23,7 @@ def opened(path: Path, *, compressed: bool) -> IO[bytes]:
 
 
 def read_csv(path: Path, *, compressed: bool, into: Builder) -> None:
-    """Take a CSV file in. Raises `TraceError`."""
+    """Read a CSV file. Raises `TraceError`."""
     with (
         opened(path, compressed=compressed) as raw,
         io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text,
@@ -89,7 +89,7 @@ def _numbers(path: Path, name: str, texts: tuple[str, ...], first: int) -> Array
 
 
 def read_parquet(path: Path, into: Builder) -> None:
-    """Take a Parquet file in, a part at a time. Raises `TraceError`."""
+    """Read a Parquet file, a part at a time. Raises `TraceError`."""
     import pyarrow as arrow
     from pyarrow import parquet
 

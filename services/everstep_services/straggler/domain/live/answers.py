@@ -1,4 +1,4 @@
-"""What may be asked of a live job: scores of its ranks, tables of timings, gauges."""
+"""Answers about a live job: scores of its ranks, tables of timings, gauges."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -81,7 +81,7 @@ _SIGNALS = (("cpu", "main_cpu_s"), ("runnable", "runnable_s"))
 
 @dataclass(frozen=True, slots=True)
 class _Usual:
-    """What many ranks are compared with, reckoned once: a job may have 100 000 of them."""
+    """The usual values to compare ranks with, computed once: a job may have 100 000 ranks."""
 
     own_s: Array
     """By role."""
@@ -197,7 +197,7 @@ def _last(measured: Measured, at: Array, waited: Array) -> tuple[int, float]:
     assert measured.entered is not None
     matched, ranks = measured.entered.entries, measured.sample.rank
     if matched.is_transfer[at[0]]:
-        # Who waits the least for its peers is the one that they wait for.
+        # The peers wait for the rank that waits the least for them.
         rows, index = dense(matched.row[at])
         least = int(np.argmin(means_by(index, waited, len(rows))))
         share = float((waited[index == least] <= np.median(waited)).mean())
@@ -251,7 +251,7 @@ def _rows(round_: LiveRound, values: Array, first: int, last: int) -> tuple[Timi
 
 
 def gauges(round_: LiveRound | None) -> Mapping[str, float]:
-    """What is shown of a job without a label for each rank; names without a value are left out."""
+    """The gauges of a job, without a label for each rank; names without a value are left out."""
     if round_ is None or round_.newest is None:
         return {}
     measured = round_.newest

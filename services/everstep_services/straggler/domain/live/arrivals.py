@@ -50,9 +50,9 @@ class Matched:
     nodes: Array
     """By cell: how many nodes were in it, up to 2; 1 where no clock of a node was needed."""
     is_transfer: Array
-    """It is alone in its cell: whose send is whose receive is not known."""
+    """It is alone in its cell: which send belongs to which receive is unknown."""
     is_timed: bool
-    """By what devices tell."""
+    """Matched by the durations on devices."""
 
     @property
     def to_next_s(self) -> Array:
@@ -110,7 +110,7 @@ def _matched(
     valid = np.flatnonzero(used[cell])
     if not len(valid):
         return None
-    # No clock but the device's own has a part in what devices tell, so none can be wrong.
+    # Durations on devices need only the device's own clock, so no clock can be wrong.
     nodes = count.clip(max=1) if is_timed else _nodes(sample.node[row], cell, count, order)
     own_order = np.argsort((row[valid].astype(np.int64) << 40) | time_us[valid], kind="stable")
     by_time = valid[own_order]
@@ -183,9 +183,9 @@ def _beyond_shortest(sample: Sample, at: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Slack:
-    """How long after the last rank's entry others go on, where a node is last and where it is not.
+    """How long after the last entry other ranks go on, where a node is last and where it is not.
 
-    Below zero the clocks contradict the collectives: nobody goes on before the last has entered.
+    Below zero the clocks contradict the collectives: no rank goes on before the last has entered.
     """
 
     ahead_s: Array
@@ -195,7 +195,7 @@ class Slack:
 
 
 def slack(matched: Matched, waits: Array, node: Array, nodes: int) -> Slack:
-    """What the collectives say of the nodes' clocks, in the median."""
+    """How the collectives agree with the nodes' clocks, in the median."""
     own, last = node[matched.row], node[matched.last_row[matched.cell]]
     at = np.flatnonzero(waits & (own != last))
     at = at[:: len(at) // _MOST_SAMPLES | 1]
@@ -232,7 +232,7 @@ def _aligned(sample: Sample, at: Array, cell: Array, alignment: Alignment) -> Ar
     offset_us = np.where(is_finite, alignment.offset_s, 0.0) * 1e6
     time = us - (offset_us[node] + alignment.drift[node] * since).astype(np.int64)
     if len(is_finite) > 1 and not is_finite.all():
-        # Nodes whose clocks nobody knows are put where they are late by nothing in the median.
+        # Nodes with unknown clocks are shifted until they are not late in the median.
         trusted = is_finite[node] if is_finite.any() else np.ones(len(node), dtype=bool)
         middle = medians_by(cell[trusted], time[trusted].astype(np.float64), int(cell.max()) + 1)
         with np.errstate(invalid="ignore"):
@@ -335,7 +335,7 @@ class Waits:
 def _relative(matched: Matched) -> tuple[Array, Array]:
     """The times to the last entry and to the rank's next one.
 
-    When a collective ends on devices nobody knows: there only what ranks differ by is known.
+    When a collective ends on devices is unknown: only the differences between ranks are known.
     """
     to_last, to_next = matched.last_s - matched.at_s, matched.to_next_s
     if not matched.is_timed:

@@ -1,4 +1,4 @@
-"""Why a rank is slow: where its excess is, and what the host and the device say of it."""
+"""Why a rank is slow: where its excess is, and what its host and device report."""
 
 from dataclasses import dataclass, replace
 
@@ -34,9 +34,9 @@ _SHOWN = 0.25
 """A window that shows less of what a rank loses over its horizon tells nothing about the cause."""
 _RING_CONFIDENCE = 0.6
 _LATE_CONFIDENCE = 0.6
-"""By what the kernel counted in another window than the latest."""
+"""For figures that the kernel counted in another window than the latest."""
 _HOST = ("runnable_s", "throttled_s", "memory_pressure_s", "io_pressure_s")
-"""Each second of these is one in which the main thread, or all of its cgroup, did not run."""
+"""In each of these seconds the main thread, or all of its cgroup, did not run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class _Case:
 
 @dataclass(frozen=True, slots=True)
 class _Ground:
-    """What speaks for a cause."""
+    """The evidence for a cause."""
 
     cause: SlowRankCause
     words: str
@@ -144,7 +144,7 @@ class _Ground:
 def blame(
     measured: Measured, row: int, change: Found, limits: SlownessLimits, is_usual: Array
 ) -> Blame:
-    """The cause of what a rank loses, compared with the rows that tell what is usual."""
+    """The cause of a rank's loss, compared with the rows that define what is usual."""
     peers = _peers(measured, row, is_usual)
     own = _Signal("own", float(measured.own_s[row]), _median(measured.own_s[peers]))
     usual_loss = change.ratio * own.usual if np.isfinite(own.usual) else 0.0
@@ -190,9 +190,9 @@ def blame(
 def slow_sender(measured: Measured, row: int, trips: Array) -> int | None:
     """The row whose link keeps this one in collectives, by round trips of nodes; None if none does.
 
-    In a ring each rank sends to the one before it. If a rank's link is slow, the one before it is
-    the last to leave a collective, and its own connections are quick. Those of the one after it
-    are slow, too: it sends to the slow one.
+    In a ring each rank sends to the rank before it. If a rank's link is slow, the rank before it is
+    the last to leave a collective, and has quick connections itself. The rank after it has slow
+    connections, too: it sends to the rank with the slow link.
     """
     peers = _peers(measured, row)
     own = _Signal("own", float(measured.own_s[row]), _median(measured.own_s[peers]))
@@ -206,7 +206,7 @@ def slow_sender(measured: Measured, row: int, trips: Array) -> int | None:
     own_s = float(np.nan_to_num(trips[node[row]]))
     more_s = trips[node[sender]] - own_s
     if not more_s > max((_RING_TRIPS - 1) * own_s, _RING_LEAST_S, _RING_OF_LOSS * case.lost_s):
-        return None  # too little, or what so short a delay cannot explain
+        return None  # too little, or a loss that such a short delay cannot explain
     if _is_own(case, more_s):
         return None
     others = np.delete(trips, [node[sender], (node[sender] + 1) % len(trips)])
@@ -273,7 +273,7 @@ def _median(values: Array) -> float:
 
 
 def _device(case: _Case) -> _Ground | None:
-    """The driver holds its clock down, or its clock is below those of its peers."""
+    """The driver throttles the device, or its clock is below those of its peers."""
     sample = case.measured.sample
     clock = case.plain("clock_mhz")
     is_low = clock.value < _CLOCK * clock.usual
@@ -311,9 +311,9 @@ def _excess(measured: Measured, name: str) -> Array:
 
 
 def from_host(why: Blame, held_s: float) -> Blame:
-    """The same finding, if its host held the rank back for most of what is lost; else as it is.
+    """The finding with the host as its cause, if the host held the rank back for most of the loss.
 
-    What the kernel counts of a host that is too busy may come a window late.
+    The kernel's figures of a host that is too busy may come a window late.
     """
     if why.cause != "unknown" or held_s < _EXPLAINS * why.lost_s:
         return why
@@ -325,7 +325,7 @@ def from_host(why: Blame, held_s: float) -> Blame:
 
 
 def _host(case: _Case) -> _Ground | None:
-    """Its thread was ready to run, and did not: other processes, a quota, or the hypervisor."""
+    """Its thread was ready to run and did not run: other processes, a quota, or the hypervisor."""
     signals = [*(case.per_step(name) for name in _HOST), case.steal()]
     worst = max(signals, key=lambda signal: signal.excess)
     share = worst.excess / case.lost_s

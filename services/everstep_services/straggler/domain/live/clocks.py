@@ -13,7 +13,7 @@ from everstep_services.straggler.domain.operations import Array
 _KEPT = 8
 _MOST_DRIFT = 500e-6
 _LIKELY_DRIFT = 200e-6
-"""No clock runs away faster than this, unless somebody sets it."""
+"""No clock drifts faster than this, unless somebody sets it."""
 _MOST_AGE_S = 120.0
 
 
@@ -61,7 +61,7 @@ class NodeClocks:
         return Alignment(offset, drift, at_us, error)
 
     def _kept_of(self, node: str, at_s: float) -> tuple[float, float]:
-        """What was measured last of a node that could not ask, and how far that may be off now."""
+        """The last measurement of a node that could not ask, and how wrong it may be now."""
         kept = self._kept.get(node)
         age_s = at_s - kept[-1].at_s if kept else math.inf
         if not kept or not 0 <= age_s <= _MOST_AGE_S:
@@ -88,7 +88,7 @@ class NodeClocks:
         return [_best(by_clock, ties) for by_clock in readings]
 
     def _drift(self, node: str, now: _Reading) -> tuple[float, float]:
-        """How fast a node's clock runs away, and by how much the sample may be off by that."""
+        """How fast a node's clock drifts, and by how much the sample may be wrong for it."""
         kept = self._kept.setdefault(node, deque(maxlen=_KEPT))
         if kept and now.at_s <= kept[-1].at_s:
             kept.clear()
@@ -110,7 +110,7 @@ _LEAST_WRONG_S = 0.001
 
 
 def contradicted(alignment: Alignment, ahead_s: Array, behind_s: Array) -> Array:
-    """The nodes whose measured clocks the collectives contradict: they were set meanwhile."""
+    """The nodes whose measured clocks contradict the collectives: the clocks were set meanwhile."""
     with np.errstate(invalid="ignore"):
         limit = -(alignment.error_s + _LEAST_WRONG_S)
         is_wrong: Array = (ahead_s < limit) | (behind_s < limit)

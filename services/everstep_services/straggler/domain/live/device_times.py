@@ -1,7 +1,7 @@
 """When ranks began operations on their devices, by how long these lasted there.
 
-What NCCL does runs later than the thread that asks for it, and no clock tells when. But it ends on
-all ranks of a group at once: so the one where it lasted shortest was the last to come.
+NCCL's operations run later than the thread that asks for them, and no clock shows when. They end on
+all ranks of a group at once: so the rank where an operation was shortest was the last to come.
 """
 
 import numpy as np

@@ -116,7 +116,7 @@ def _roles(measured: Measured) -> list[_Role]:
 
 
 def _finding(number: int, measured: Measured, role: _Role, ratio: float) -> SlowRankFound:
-    """Reported under the lowest rank of the role, which is to blame no more than the others."""
+    """The finding, under the lowest rank of the role, which is as little to blame as the others."""
     sample, row = measured.sample, int(role.rows[0])
     node, rank = sample.nodes[int(sample.node[row])], int(sample.rank[row])
     step_s, lost_s = measured.step_s, role.lost_s

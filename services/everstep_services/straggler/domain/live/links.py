@@ -1,6 +1,7 @@
-"""What slows the whole job from outside of ranks: a slow link, or a host that holds ranks back.
+"""Causes outside of ranks that slow the whole job: a slow link, or a host that holds ranks back.
 
-No rank's own time shows it, since all wait within collectives. Connections do, or the kernel.
+Own times of ranks do not show them, since all ranks wait within collectives. Connections or the
+kernel's figures do.
 """
 
 import warnings
@@ -16,9 +17,9 @@ from everstep_services.straggler.domain.live.measures import Measured
 from everstep_services.straggler.domain.operations import Array
 
 _LINK_CONFIDENCE = 0.5
-"""By what its connections tell, and not by its own time."""
+"""For a node that its connections accuse, and not its own time."""
 _HOST_CONFIDENCE = 0.7
-"""By what the kernel counted, and not by its own time."""
+"""For a node that the kernel's figures accuse, and not its own time."""
 LINK_WINDOWS = 3
 """This many windows make a link slow, or good again."""
 _LEAST = 3
@@ -73,9 +74,9 @@ class Links:
     throttled_s: deque[Array] = field(default_factory=lambda: deque(maxlen=LINK_WINDOWS))
     """By rank, in the latest windows: for how much longer than others a quota held it back."""
     good: int = 0
-    """What speaks for links that were slow: see `_good_again`."""
+    """The evidence that slow links are good again: see `_good_again`."""
     slow: int = 0
-    """For how many windows steps are longer, and no rank's own time tells why."""
+    """For how many windows steps have been longer without a rank's own time explaining it."""
     slow_ranks: dict[str, int] = field(default_factory=dict)
     """Nodes that were found, with the rank that each is reported under."""
     lost_s: float = 0.0
@@ -113,7 +114,7 @@ class Links:
             return None, self._good_again(1)
         self.slow += 1
         if self.slow > _KEPT and not self.slow_ranks:
-            self.steps.clear()  # steps are as long as this by now
+            self.steps.clear()  # by now steps of this length are usual
         if self.slow < LINK_WINDOWS:
             return None, []
         suspect = self._busy_host(measured)
@@ -225,12 +226,12 @@ class Links:
     def _worst(self, measured: Measured, trips: Array) -> tuple[int, int | None] | None:
         """The only node whose round trips became far longer than those of all others.
 
-        In a ring those of the next node do, too: it sends to the slow one. It comes second. A node
-        that stands out alone is named later: often the one that it sends to is the slow one, whose
-        own connections will show it.
+        In a ring those of the next node do, too: it sends to the slow node, and comes second. A
+        node that stands out alone is named later: often the node that it sends to is the slow one,
+        and its own connections will show it.
         """
         if len(trips) < 3:
-            return None  # which of two ends is slow nobody can tell
+            return None  # with two nodes, the figures do not show which end is slow
         usual = np.array([self._usual(node.node) for node in measured.sample.nodes])
         # Connections that are idle tell nothing, and wait for nothing.
         more = np.nan_to_num(trips - usual)

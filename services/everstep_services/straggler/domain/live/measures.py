@@ -1,4 +1,4 @@
-"""What one window says of each rank: own time, waits, lateness, sections, scores."""
+"""Measures each rank in one window: own time, waits, lateness, sections, scores."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -23,15 +23,15 @@ from everstep_services.straggler.domain.operations import Array
 
 _WHOLE_STEP = ""
 SILENT = "recorder silent"
-"""As agents say of a rank whose recorder they asked in vain."""
+"""An agent's word for a rank whose recorder did not answer."""
 SPARED = "recorder spared"
-"""As agents say of a rank whose recorder they left in peace in this window."""
+"""An agent's word for a rank whose recorder it did not read in this window."""
 _REASONS_MOST = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Entered:
-    """What the entries into collectives say."""
+    """Entries into collectives, and the own times that they show."""
 
     entries: Matched
     waits: Array
@@ -68,7 +68,7 @@ class Measured:
     ops: tuple[str, ...]
     """The names of operations."""
     silent: Array
-    """Whose recorder did not answer while others waited: their own time is what those waited."""
+    """Ranks whose recorder did not answer while others waited: their own time is that wait."""
 
     def signal(self, name: str) -> Array:
         """A signal of the operating system or the driver, by row."""
@@ -204,8 +204,8 @@ class Meter:
     def _with_silent(self, sample: Sample, role: Array, own: Array) -> tuple[Array, Array]:
         """Own times with those of ranks that are too starved to say when they came.
 
-        Of a collective in which a rank was not seen, the others' waits are taken for work. What
-        they all need more than when it still answered is what they wait for it.
+        Where a rank was not seen in a collective, the waits of the others count as their work. What
+        all of them need more than when that rank still answered is their wait for it.
         """
         own, silent = own.copy(), np.zeros(len(own), dtype=bool)
         usual, unheard = self.usual[sample.rank], _unheard(sample) & np.isnan(own)
@@ -329,7 +329,7 @@ def _ranks_in_words(sample: Sample, rows: list[int]) -> str:
 
 
 def _beyond_clocks(own: Array, role: Array, node: Array, margin: Array) -> Array:
-    """Own times without what the clock of a node may be off by.
+    """Own times without what an error of a node's clock may explain.
 
     A clock that is wrong moves all ranks of its node: only what they have in common is cut.
     """

@@ -41,7 +41,7 @@ class Own:
     waited_s: Array
     """In a step."""
     late_s: Array
-    """In the median of its entries into one operation, of that where it is the latest."""
+    """How late it enters operations, in the median: of the operation where it is the latest."""
     shared: Array
     """How many collectives in a step it waits in with ranks of other nodes."""
     tables: tuple[RoleTable, ...]
@@ -95,7 +95,7 @@ def _table(matched: Matched, entries: Array, segment: Array, steps: Array) -> Ro
     columns, column = np.unique(matched.column[entries], return_inverse=True)
     count = np.bincount(column)
     at = np.bincount(column, weights=matched.at_s[entries]) / count
-    common = count * 2 >= len(rows)  # what few of them did is not comparable
+    common = count * 2 >= len(rows)  # columns of few ranks are not comparable
     order = np.argsort(np.where(common, at, np.inf), kind="stable")
     place = np.empty(len(columns), dtype=np.int64)
     place[order] = np.arange(len(columns))

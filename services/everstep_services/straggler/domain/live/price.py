@@ -16,7 +16,7 @@ _MOST_PEERS = 256
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a job loses by some of its ranks."""
+    """What a job loses because of some of its ranks."""
 
     slowdown_ratio: float
     """How much faster it would be without: 0.12 for 12 %."""
@@ -90,7 +90,7 @@ def price(replay: Replay, rows: Sequence[int], slow: Sequence[int], steps: float
 def estimate(
     own_s: Array, role: Array, rows: Sequence[int], slow: Sequence[int], step_s: float
 ) -> Price | None:
-    """What the job loses by these rows where nobody knows who waits for whom.
+    """What the job loses because of these rows, where it is unknown which rank waits for which.
 
     What they have more than their peers, the most of each role.
     """

@@ -44,7 +44,7 @@ from everstep_services.straggler.domain.verdict import Cleared, Found, Slow, Ver
 
 _KEPT_NUMBERS = 128
 _ENOUGH = 0.6
-"""With fewer of the known ranks a window is shown, and not judged."""
+"""A window with fewer of the known ranks than this share is shown, and not judged."""
 _SPARED_MOST = 16
 _SIGNALS = {"cpu": "main_cpu_s", "runnable": "runnable_s"}
 
@@ -75,7 +75,7 @@ class LiveRound:
     first_steps: dict[int, int] = field(default_factory=dict)
     """Of the latest windows, by number."""
     named: dict[int, int] = field(default_factory=dict)
-    """By slow subject: the rank that is reported instead, whose link keeps it."""
+    """By slow subject: the rank that is reported instead, whose link holds the subject back."""
     links: Links = field(default_factory=Links)
     imbalance: Imbalance = field(default_factory=Imbalance)
     steps: Steps = field(default_factory=Steps)
@@ -94,7 +94,7 @@ class LiveRound:
         if not len(sample.rank):
             return []
         shown = self._shown(sample)
-        self.newest = self.replay = None  # what they hold is large
+        self.newest = self.replay = None  # these hold large arrays
         measured = self.meter.measure(sample)
         self.newest = measured
         self.closed += 1
@@ -111,7 +111,7 @@ class LiveRound:
         return [*self.costs.tell(), *changes]
 
     def _shown(self, sample: Sample) -> tuple[Measured, Array, Price | None] | None:
-        """What goes on being shown, where this window has no entries, or not those of all nodes.
+        """The measures to show: those of an earlier window where this one lacks entries of nodes.
 
         Agents read large recorders in some windows only, at least in every sixteenth.
         """
@@ -294,7 +294,7 @@ class LiveRound:
         self.state = replace(self.state, slow={**self.state.slow, straggler.rank: slow})
 
     def slow(self, besides: int = -1) -> Sequence[int]:
-        """The ranks that are reported as slow, but for what is known of one subject."""
+        """The ranks that are reported as slow, without those reported because of one subject."""
         subjects = (subject for subject in self.state.slow if subject != besides)
         named = {self.named.get(subject, subject) for subject in subjects}
         return sorted(named.union(self.links.slow_ranks.values()))

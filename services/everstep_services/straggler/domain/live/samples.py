@@ -144,7 +144,7 @@ class NodeSample:
 
 
 def sample_of(timings: NodeTimings, names: Vocabulary, refused: Counter[str]) -> NodeSample:
-    """What a message says, in columns; what makes no sense in it is left out and counted."""
+    """A message in columns; values that make no sense are left out and counted."""
     ranks = _ranks(timings, refused)
     steps = np.array([min(rank.steps, 1 << 40) for rank in ranks], dtype=np.float64)
     runs = _Runs(names, refused)
@@ -268,7 +268,7 @@ def _sections(
 
 
 def _is_plain(sketch: Sketch) -> bool:
-    """Whether the numbers of a sketch may be true."""
+    """Whether the numbers of a sketch are possible."""
     if not 0 < sketch.count < 1 << 40:
         return False
     return 0 <= sketch.min_s <= sketch.max_s <= sketch.sum_s * 1.001 + 1e-9 < _MOST_S
@@ -315,7 +315,7 @@ class _Runs:
         self._groups: dict[object, int] = {}
 
     def add(self, row: int, timing: RankTiming, sections: list[int]) -> None:
-        """Take the entries of one rank, if all of them may be true."""
+        """Take the entries of one rank, if all of them are possible."""
         left = {False: MOST_ENTRIES, True: MOST_ENTRIES}
         if not 0 <= timing.entries_from_s < _MOST_CLOCK_S:
             self._refused["absurd clock"] += 1

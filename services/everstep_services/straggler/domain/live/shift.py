@@ -68,7 +68,7 @@ class Steps:
         return shift
 
     def forget(self) -> None:
-        """A rank is slow: what is recent says nothing of the whole job."""
+        """Forget recent windows: while a rank is slow, they do not describe the whole job."""
         self.recent.clear()
 
     def _shift(self, ratio: float) -> Shift | None:

@@ -27,7 +27,7 @@ class Gathered:
     first_step: int
     last_step: int
     since_s: float
-    """When the first node's came, by our own clock."""
+    """When the first node's window came, by our own clock."""
     samples: dict[int, NodeSample] = field(default_factory=dict)
     """By slot."""
 
@@ -162,7 +162,7 @@ def joined(window: Gathered, refused: Counter[str]) -> Sample:
 
 @dataclass(frozen=True, slots=True)
 class Sections:
-    """In seconds; NaN where a rank does not have a section."""
+    """The times of sections in seconds; NaN where a rank does not have a section."""
 
     names: tuple[str, ...]
     numbers: Array
