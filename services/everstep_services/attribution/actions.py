@@ -1,8 +1,8 @@
-"""Does what the policy asks for: rendezvous and health decide whether that can be.
+"""Carries out what the policy asks for; rendezvous and health decide whether it is possible.
 
 A decision is written into the incident's case before anything is asked, and its outcome after the
-answer. A replica that takes over, or starts again, finds there what was decided, and asks no second
-time: a decision without an outcome is reported as failed, because nobody knows what came of it.
+answer. A replica that takes over, or starts again, reads the decision there and does not ask again:
+a decision without an outcome is reported as failed, because its outcome is unknown.
 """
 
 import asyncio
@@ -73,21 +73,21 @@ class VerdictActions:
         self._contained = Containment("the policy")
 
     def statistics(self) -> dict[str, float]:
-        """What it counted so far, for metrics."""
+        """Return the counts so far, for metrics."""
         names = ("observed", "done", "failed")
         return {f"actions_{name}_total": float(self._counts[name]) for name in names}
 
     def consider(
         self, verdict: VerdictReached, step: int | None, past: Sequence[PastIncident]
     ) -> None:
-        """Have a new verdict looked at, soon. Nobody waits for that."""
+        """Queue a new verdict for the rules, without waiting."""
         if self._verdicts.full():
             log.warning("not_considered job=%s incident=%s", verdict.job, verdict.incident)
         else:
             self._verdicts.put_nowait((verdict, step, past))
 
     async def act_for_ever(self) -> None:
-        """Do what the rules ask for."""
+        """Carry out what the rules ask for, until cancelled."""
         while True:
             verdict, step, past = await self._verdicts.get()
             try:
@@ -182,7 +182,7 @@ class VerdictActions:
         return await self._rendezvous("stop", job, stop)
 
     async def _replace(self, job: str, decision: Decision, node: str) -> Done:
-        """First health, so that the node does not come back as the spare of itself."""
+        """Ask health first, so that the node does not come back as its own spare."""
         show = ShowRound(job=job)
         document = await self._bus.ask(
             "rendezvous", "show", show, RoundDocument, job=job, within_s=_ASK_S
@@ -225,7 +225,7 @@ class VerdictActions:
 def _begun(
     decided: ActionDecided, act: PolicyAct, cases: JobCases, now: VerdictContext
 ) -> tuple[bool, tuple[ActionDecided, ...]]:
-    """Write a decision down; False where it was made before, or its incident is forgotten."""
+    """Write down a decision; False if it was made before, or its incident is forgotten."""
     del now
     case = cases.case(decided.incident or "")
     if case is None or any(other.decision == act.decision for other in case.acts):
@@ -235,7 +235,7 @@ def _begun(
 
 
 def _cannot_replace(document: RoundDocument, node: str) -> str:
-    """Why rendezvous is not asked; empty where a spare can take over."""
+    """Why rendezvous is not asked; empty if a spare can take over."""
     here = [seat for seat in document.seats if seat.stage != "gone" and not seat.is_leaving]
     if node not in {seat.node for seat in here}:
         return f"{node} takes no part in the job any more"

@@ -1,4 +1,4 @@
-"""What people may ask of attribution."""
+"""Answers the questions of people to attribution."""
 
 import asyncio
 
@@ -14,14 +14,14 @@ _TEXT_MOST = 2000
 
 
 class AttributionAnswers:
-    """One of any number of replicas; each answers from what all of them write down."""
+    """One of any number of replicas; each answers from the documents that all of them write."""
 
     def __init__(self, bus: Bus, attribution: Attribution) -> None:
         self._bus = bus
         self._attribution = attribution
         self._reader = EvidenceReader(bus)
         self.open = asyncio.Event()
-        """Set once questions are heard."""
+        """Set once questions can be received."""
 
     async def answer_for_ever(self) -> None:
         """Answer until cancelled."""

@@ -36,12 +36,12 @@ T = TypeVar("T")
 Deed = Callable[[JobCases, VerdictContext], tuple[T, Iterable[Fact]]]
 """Changes cases, and returns the facts to record. It may be repeated on newer cases."""
 Changed = Callable[[str, str], None]
-"""Hears of each case that a fact has changed: job and incident."""
+"""Called with job and incident of each case that a fact has changed."""
 _ATTEMPTS = 20
 
 
 class CaseKeeper:
-    """One of any number of replicas. The one that leads reads on; any may change a case."""
+    """One of any number of replicas. The leader reads the stream; any replica may change a case."""
 
     def __init__(self, bus: Bus, clock: Clock, keep_days: int) -> None:
         self._bus = bus
@@ -64,19 +64,19 @@ class CaseKeeper:
 
     @property
     def not_believed(self) -> int:
-        """Checks of nodes that have nothing to do with the job that told them."""
+        """Checks of nodes that do not belong to the job that reported them."""
         return self._seated.refused
 
     def __len__(self) -> int:
         return len(self._jobs)
 
     def open_cases(self) -> Iterator[Case]:
-        """The cases whose incident is not closed, as the replica that leads has them."""
+        """The cases whose incident is not closed, as the leader has them."""
         for stored in self._jobs.values():
             yield from (case for case in stored.cases.cases if not case.outcome)
 
     def all_cases(self) -> Iterator[Case]:
-        """All cases, as the replica that leads has them."""
+        """All cases, as the leader has them."""
         for stored in self._jobs.values():
             yield from stored.cases.cases
 
@@ -86,22 +86,22 @@ class CaseKeeper:
             yield from (case for case in stored.cases.cases if case.verdict is None)
 
     def moment(self) -> VerdictContext:
-        """Now."""
+        """The time, and how ids are made."""
         return VerdictContext(self._clock.wall(), new_id)
 
     def case(self, job: str, incident: str) -> Case | None:
-        """As the replica that leads has it."""
+        """The case as the leader has it."""
         stored = self._jobs.get(job)
         return None if stored is None else stored.cases.case(incident)
 
     async def read(self, job: str, incident: str) -> Case | None:
-        """As it was written last, or as the replica that leads has it."""
+        """The case as it was written last, or as the leader has it."""
         if self.leads and (case := self.case(job, incident)) is not None:
             return case
         return (await self._load(job)).cases.case(incident)
 
     async def known_history(self) -> PastIncidents:
-        """What is remembered beyond this job."""
+        """The incidents and node findings of all jobs."""
         if self.leads:
             return self.history
         stored = await self._documents.get(CLUSTER)
@@ -110,7 +110,7 @@ class CaseKeeper:
     # --- leading ---
 
     async def begin(self) -> StreamPosition | None:
-        """Load everything, and say from where to read on."""
+        """Load all cases, and return where to read on."""
         stored = await self._documents.get(CLUSTER)
         document = cluster_document(stored.data)
         self._revision = stored.revision if stored.data is not None else 0
@@ -126,7 +126,7 @@ class CaseKeeper:
         return StreamPosition(document.stream, document.sequence)
 
     def end(self) -> None:
-        """Another replica leads."""
+        """Forget all cases: another replica leads."""
         self.leads = False
         self._jobs.clear()
 
@@ -158,12 +158,12 @@ class CaseKeeper:
             await self._remember(fact)
 
     async def _remember(self, *facts: Fact) -> None:
-        """What is known beyond its job, of these facts and of those that wait to be believed."""
+        """Add these facts to what all jobs share, and earlier facts that can be believed now."""
         for fact in await self._seated.passed(facts):
             self.history.take(fact, self._step_of(fact))
 
     def _step_of(self, fact: Fact) -> int | None:
-        """How far the training was at the incident of a fact.
+        """The step of the training at the incident of a fact.
 
         A replica that begins reads facts again, when the job's document is ahead of them.
         """
@@ -180,7 +180,7 @@ class CaseKeeper:
                 await self._write_or_again(stored)
 
     async def write_position(self, position: StreamPosition) -> None:
-        """Write whatever is not written, and how far the facts were read."""
+        """Write all cases that are not written yet, and the position in the stream."""
         async with self._lock:
             for stored in [job for job in self._jobs.values() if job.pending]:
                 await self._write_or_again(stored)
@@ -207,7 +207,7 @@ class CaseKeeper:
     # --- changing ---
 
     async def change(self, job: str, deed: Deed[T]) -> T:
-        """Do something to a job's cases, write it, and put on record what it decides."""
+        """Change a job's cases, write them, and record the facts that the change decides."""
         async with self._lock:
             for _ in range(_ATTEMPTS):
                 mine = self._jobs.get(job) if self.leads else None
@@ -224,7 +224,7 @@ class CaseKeeper:
                 return
 
     async def _write(self, stored: StoredCases) -> bool:
-        """False when somebody else wrote first; then it is as they have written it."""
+        """Return False if another replica wrote first; the job is then loaded again."""
         for fact in facts_in(stored.outbox):
             await self._bus.record(fact)
         stored.outbox = ()
@@ -251,7 +251,7 @@ class CaseKeeper:
                 log.warning("case_dropped job=%s reason='its document is too large'", stored.job)
 
     async def _reload(self, stored: StoredCases) -> None:
-        """What others have written, with the facts that only we have read."""
+        """Load the document of another replica, and add the facts that only this one has read."""
         if self._jobs.get(stored.job) is not stored:
             return
         fresh = await self._load(stored.job)

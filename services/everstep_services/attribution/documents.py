@@ -40,20 +40,20 @@ class StoredCases:
         self.cases = JobCases(document.key, decoded)
         self.position = StreamPosition(decoded.stream, decoded.sequence)
         self.outbox = decoded.outbox
-        """Facts in the stored document that may not be recorded."""
+        """Facts in the stored document that may not have been recorded yet."""
         self.decided: list[Fact] = []
-        """Facts to put on record with the next write."""
+        """Facts to record with the next write."""
         self.pending: list[tuple[StreamPosition, Fact]] = []
-        """Facts that were taken since it was stored."""
+        """Facts that were added since the document was stored."""
         self.has_news = False
         """Whether a case has changed, and must be written soon."""
 
     def has_read(self, at: StreamPosition) -> bool:
-        """The fact at this place is in it already."""
+        """Whether the document already has the fact at this position."""
         return self.position.stream == at.stream and at.sequence <= self.position.sequence
 
     def take(self, at: StreamPosition, fact: Fact) -> str | None:
-        """Add a fact. The incident whose case it has changed."""
+        """Add a fact. Returns the incident whose case has changed."""
         if self.has_read(at):
             return None
         before = self.cases.document.cases
@@ -66,7 +66,7 @@ class StoredCases:
         return incident
 
     def encoded(self) -> bytes:
-        """What to write."""
+        """Return the document to write."""
         facts = tuple(encode(fact).decode() for fact in self.decided)
         document = msgspec.structs.replace(
             self.cases.document,
@@ -77,7 +77,7 @@ class StoredCases:
         return _ENCODER.encode(document)
 
     def settle(self, revision: int) -> None:
-        """It was written, and what it decided is on record."""
+        """The document was written, and its decided facts were recorded."""
         self.revision = revision
         self.outbox = tuple(encode(fact).decode() for fact in self.decided)
         self.decided, self.pending, self.has_news = [], [], False
@@ -92,10 +92,10 @@ def cluster_document(data: bytes | None) -> CasesDocument:
 
 
 def encoded(document: CasesDocument) -> bytes:
-    """A document to write."""
+    """Return the bytes of a document."""
     return _ENCODER.encode(document)
 
 
 def fact_of(message: Delivered) -> Fact | None:
-    """A fact about incidents or nodes; None for any other, and for what cannot be read."""
+    """Return a fact about incidents or nodes; None for any other, and for an unreadable one."""
     return codec.fact_of(message, _KINDS)

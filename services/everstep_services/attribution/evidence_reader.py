@@ -1,4 +1,4 @@
-"""Reads evidence for people who ask: how far each rank was in its collectives, where it stood."""
+"""Reads evidence on request: how far each rank was in its collectives, and where it stood."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ from everstep_services.attribution.readings import Piece, flight_report, stack_r
 from everstep_services.attribution.stack_analysis.report import StackGroup, words
 
 _CONTENT_BYTES = 256 << 20
-"""Of all pieces of one question together."""
+"""The most bytes of all pieces of one question together."""
 _ANSWER_BYTES = 512 << 10
 _WAITING_MOST = 4
 _FETCH_S = 10.0
@@ -51,7 +51,7 @@ class EvidenceReader:
         self._waiting = 0
 
     async def collectives(self, asked: ReadEvidence) -> CollectivesRead:
-        """How far each rank was; `RefusalError` where no recorder can be read."""
+        """How far each rank was; `RefusalError` if no recorder can be read."""
         report, missing = await self._read(asked, flight_report)
         if report is None or not report.dumps:
             raise _unreadable("flight recorder", missing, () if report is None else report.notes)
@@ -69,7 +69,7 @@ class EvidenceReader:
         return _fitting(answer, "faults", "collectives")
 
     async def stacks(self, asked: ReadEvidence) -> StacksRead:
-        """Where the ranks stood; `RefusalError` where no stack can be read."""
+        """Where the ranks stood; `RefusalError` if no stack can be read."""
         report, missing = await self._read(asked, stack_report)
         if report is None or not report.ranks:
             raise _unreadable("stack", missing, () if report is None else report.notes)

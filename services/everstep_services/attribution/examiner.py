@@ -1,4 +1,4 @@
-"""Analyzes one case: asks all analyzers, and combines what they claim."""
+"""Analyzes one case: asks all analyzers, and combines their claims."""
 
 import asyncio
 import logging
@@ -20,14 +20,14 @@ _FETCH_S = 10.0
 
 
 class Examiner:
-    """Knows the analyzers, where evidence is, and which nodes it may be of."""
+    """Has the analyzers, fetches evidence, and knows which nodes it may be about."""
 
     def __init__(self, bus: Bus, panel: Panel) -> None:
         self._bus = bus
         self._rounds = RoundDocuments(bus)
         self.panel = panel
         self.left_out = 0
-        """Parts of cases that were not weighed: they are of nodes without a seat in the job."""
+        """Parts of cases that were left out: they are about nodes without a seat in the job."""
 
     async def examine(
         self, case: Case, history: PastIncidents, within_s: float

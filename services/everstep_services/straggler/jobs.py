@@ -112,7 +112,7 @@ class TrackedJob:
             self._refused["too many wait"] += 1
 
     def _is_counted_alike(self, timings: NodeTimings) -> bool:
-        """False for a window by time where another node counts steps. Its first count begins anew."""
+        """False for a window by time where another node counts steps; that count begins anew."""
         round_, is_by_time = self._counted
         if timings.round > round_:
             self._counted = timings.round, timings.is_by_time

@@ -1,4 +1,4 @@
-"""The same failure before: in this job, in others, and on the same nodes."""
+"""Claims from earlier incidents: the same failure in this job, in others, and on these nodes."""
 
 import asyncio
 from collections import Counter
@@ -13,7 +13,7 @@ _NODE_OFTEN = 2
 
 
 async def analyze(incident: Incident) -> Sequence[Claim]:
-    """What earlier incidents say about this one."""
+    """Return claims from earlier incidents."""
     return await asyncio.to_thread(_of_case, incident.case)
 
 
@@ -22,7 +22,7 @@ def _of_case(case: Case) -> list[Claim]:
 
 
 def _repeated(case: Case) -> Iterator[Claim]:
-    """The same failure in further rounds of this incident: nothing has stepped in between."""
+    """The same failure in further rounds of this incident, without a step in between."""
     later = {end.round for end in case.ends} - {case.round}
     for name, ranks in fingerprints(case).items():
         rounds = {end.round for end in case.ends if fingerprint_of(end) == name} & later
@@ -63,12 +63,12 @@ def _same(
 
 
 def _has_advanced(case: Case, before: PastIncident) -> bool:
-    """The training got further than then, where it may not have begun: nothing holds it up."""
+    """Whether the training has got further than at that incident: then nothing blocks it."""
     return case.step is not None and case.step > (before.step or 0)
 
 
 def _nodes(case: Case) -> Iterator[Claim]:
-    """Nodes that were culprits more than once lately."""
+    """Nodes that were culprits more than once recently."""
     names = {member.node for member in case.members}
     counts = Counter(
         node for incident in case.past for node in set(incident.nodes) if node in names

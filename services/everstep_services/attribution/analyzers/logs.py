@@ -1,4 +1,4 @@
-"""What the ends of ranks' logs and the kernel's log say failed first."""
+"""Claims from the ends of ranks' logs and from the kernel's log about the first failure."""
 
 import asyncio
 import io
@@ -21,18 +21,18 @@ _QUOTED = 240
 _ALTERNATIVE = 0.5
 _WEAK = 0.5
 _OF_GENERAL = 0.7
-"""An exception of no known kind is mostly the script's; a claim that knows more is to win."""
+"""An exception of an unknown kind is mostly the script's; a claim with more knowledge must win."""
 _KERNEL = "kernel_log"
 _OF_PROCESSES: Mapping[str, frozenset[str]] = {
     "segfault": frozenset({"SIGSEGV", "SIGBUS", "SIGABRT"}),
     "illegal_instruction": frozenset({"SIGILL"}),
     "host_oom": frozenset({"SIGKILL"}),
 }
-"""Kinds of kernel lines that are about one process, and the signals by which it ends."""
+"""Kinds of kernel lines about one process, and the signals that end such a process."""
 _OF_ANOTHER = 0.3
-"""How much such a line says where no rank of its node ended in that way, in parts."""
+"""The factor for such a line if no rank of its node ended in that way."""
 _OF_BOTH = 0.97
-"""How sure it is where a rank and the kernel of its node report the same device."""
+"""The strength if a rank and the kernel of its node report the same device."""
 _OF_DEVICE = re.compile(
     r"(?i)\bCUDA error\b|\bcuda failure\b|AcceleratorError|cudaError|CU(?:BLAS|DNN)_STATUS"
     r"|ncclUnhandledCudaError|unhandled cuda error"
@@ -41,7 +41,7 @@ _BYTES_MOST = 64 << 20
 
 
 async def analyze(incident: Incident) -> Sequence[Claim]:
-    """Two analyses: lines of a kernel speak of its node, those of ranks of the training."""
+    """Return claims from two analyses: of kernels' lines, about nodes; of ranks' lines."""
     return [
         *await _of(incident, "log", "console"),
         *await _of(incident, _KERNEL),
@@ -104,7 +104,7 @@ def _is_of_device(end: RankEnd) -> bool:
 
 
 def _doubted(claim: Claim, case: Case) -> Claim:
-    """A kernel's line about a process may be about a process of somebody else's."""
+    """Weaken a kernel's line about a process: the process may belong to somebody else."""
     signals = _OF_PROCESSES.get(claim.kind)
     if signals is None or any(
         end.signal in signals or end.how == "out_of_memory" or has_lost_worker(end)

@@ -1,4 +1,4 @@
-"""Runs all analyzers at once. One that fails or is slow is named, and delays nobody."""
+"""Runs all analyzers at once. An analyzer that fails or is slow is named, and delays no other."""
 
 import asyncio
 import logging
@@ -57,11 +57,11 @@ def installed() -> dict[str, Analyzer]:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What all analyzers said of an incident."""
+    """The claims of all analyzers about an incident."""
 
     claims: list[Claim]
     missing: list[str]
-    """Evidence that could not be read, and analyzers that said nothing."""
+    """Evidence that could not be read, and analyzers that gave no answer."""
     is_partial: bool
     """An analyzer was not done in time."""
 

@@ -1,4 +1,4 @@
-"""What stacks say: who stands elsewhere while the others wait, and what that rank does."""
+"""Claims from stacks: which rank stands elsewhere while others wait, and what it does there."""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,11 +16,11 @@ _MORE_SUSPECTS = 0.5
 _ENDING = 0.3
 """The factor for ranks that are ending: mostly they end because others did."""
 _OWN_DOMAIN = 0.75
-"""How much a stack tells of the cause, in parts of how much it tells of the place."""
+"""The strength of a stack's claim about the cause, relative to its claim about the place."""
 
 
 async def analyze(incident: Incident) -> Sequence[Claim]:
-    """What the stacks say together; nothing where there are none."""
+    """Return claims from all stacks together; none if there are no stacks."""
     dumps, fact = await incident.by_rank("stacks")
     if not dumps:
         return ()

@@ -1,4 +1,4 @@
-"""What each fact adds to the cases of a job. Pure, and bounded whatever is sent."""
+"""How each fact changes the cases of a job. Pure, and bounded for any input."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Final, Literal
@@ -68,7 +68,7 @@ class JobCases:
 
     @property
     def document(self) -> CasesDocument:
-        """All of it."""
+        """The document as it is now."""
         return self._document
 
     @property
@@ -81,7 +81,7 @@ class JobCases:
         return next((case for case in self.cases if case.incident == incident), None)
 
     def take(self, fact: Fact) -> str | None:
-        """Add a fact. The incident whose case it has changed, if there is one."""
+        """Add a fact. Returns the incident whose case has changed, if there is one."""
         added = self.TAKEN.get(type(fact))
         return None if added is None else added(self, fact)
 
@@ -91,14 +91,14 @@ class JobCases:
         self._document = replace(self._document, cases=tuple([*cases, case][-CASES_MOST:]))
 
     def amend(self, case: Case) -> None:
-        """The same, in its place among the others."""
+        """Replace a case, and keep its place among the others."""
         cases = (
             case if other.incident == case.incident else other for other in self._document.cases
         )
         self._document = replace(self._document, cases=tuple(cases))
 
     def drop_oldest(self) -> bool:
-        """Forget the oldest case, where all of them are too large; False if there is only one."""
+        """Forget the oldest case if all of them are too large; False if there is only one."""
         if len(self._document.cases) < 2:
             return False
         self._document = replace(self._document, cases=self._document.cases[1:])
@@ -110,7 +110,7 @@ class JobCases:
         doc = self._document
         if fact.round < doc.round:
             return
-        kept = tuple(case for case in doc.cases if case.incident)  # what led to nothing is over
+        kept = tuple(case for case in doc.cases if case.incident)  # its round led to no incident
         slow = doc.slow if fact.round == doc.round else ()
         self._document = replace(
             doc, cases=kept, members=fact.members, round=fact.round,
@@ -138,7 +138,7 @@ class JobCases:
         return fact.incident
 
     def _adopted(self, fact: IncidentOpened) -> Case:
-        """What was heard of the round before its incident was opened belongs to it."""
+        """The case of a newly opened incident, with the reports of its round that came before."""
         round_ = self._document.round if fact.round is None else fact.round
         waiting = next((case for case in self._document.cases if not case.incident), None)
         if waiting is not None and waiting.round == round_:
@@ -169,7 +169,7 @@ class JobCases:
         return self._keep(case)
 
     def _adopted_late(self, incident: str, round_: int | None) -> Case:
-        """The case of an incident whose opening was not heard, or is heard later."""
+        """The case of an incident whose opening is missing, or comes later."""
         return self._blank(incident, self._document.round if round_ is None else round_)
 
     def _keep(self, case: Case) -> str:
@@ -272,7 +272,7 @@ class JobCases:
         return self._sign(fact, _sign(fact, fact.node, "left", fact.reason, cause=fact.cause))
 
     def _sign(self, fact: Fact, sign: NodeSign, *, is_late: bool = False) -> str | None:
-        """Add it to the incident of its round; what only ends something begins no case."""
+        """Add a sign to the incident of its round; a sign of an end does not begin a case."""
         if is_late:
             case = next(
                 (case for case in reversed(self.cases) if _names(case.nodes, sign.node)), None
@@ -355,8 +355,8 @@ class JobCases:
     def _of(self, round_: int, incident: str | None) -> Case:
         """The case of a fact: its incident's, its round's, or one that waits for an incident.
 
-        What names an incident that is not known yet is of none of the others: a round may have
-        several, as a stall that was over and a failure since.
+        A fact that names an unknown incident belongs to none of the others: a round may have
+        several, such as a stall that was over and a failure since.
         """
         named = None if incident is None else self.case(incident)
         if named is not None:
@@ -450,10 +450,10 @@ def _names(signs: Iterable[NodeSign], node: str) -> bool:
 
 
 def _added(parts: tuple[Any, ...], part: Any, most: int) -> tuple[Any, ...]:
-    """With this one, unless it is there or there are too many: the first ones tell the most."""
+    """Add a part, unless it is there or there are too many: the first parts tell the most."""
     is_known = any(other.fact == part.fact for other in parts)
     return parts if is_known or len(parts) >= most else (*parts, part)
 
 
 READ: tuple[type[Fact], ...] = tuple(JobCases.TAKEN)
-"""The kinds of facts of jobs that say something about incidents."""
+"""The kinds of facts of jobs that change cases."""

@@ -1,4 +1,4 @@
-"""All claims about an incident into one verdict. Pure; its numbers are in `weights.toml`."""
+"""Combines all claims about an incident into a verdict. Pure; its numbers are in `weights.toml`."""
 
 import math
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class Considered:
 
 @dataclass(frozen=True, slots=True)
 class CaseJudgement:
-    """What the claims come to."""
+    """The result of combining the claims."""
 
     cause: Cause
     kind: str
@@ -47,7 +47,7 @@ class CaseJudgement:
     is_transient: bool | None = None
     fingerprint: str = ""
     evidence: tuple[tuple[Claim, float], ...] = ()
-    """Claims with what they count; below 0 for those that speak against."""
+    """Claims with their weights; below 0 for claims against the verdict."""
     others: tuple[Considered, ...] = ()
     missing: tuple[str, ...] = ()
 
@@ -55,7 +55,7 @@ class CaseJudgement:
 def combine(
     case: Case, claims: Sequence[Claim], missing: Sequence[str], weights: Weights | None = None
 ) -> CaseJudgement:
-    """The verdict. What cannot be weighed is left out, and named."""
+    """Return the verdict. Claims that cannot be weighed are left out, and named."""
     weights = weights or shipped()
     sound = [claim for claim in claims if is_sound(claim)]
     bad = sorted({claim.analyzer for claim in claims} - {claim.analyzer for claim in sound})
@@ -134,7 +134,7 @@ def _considered(
 def _evidence(
     best: Explanation, claims: Sequence[Claim], weights: Weights
 ) -> tuple[tuple[Claim, float], ...]:
-    """What speaks for it, what against, and which ranks only lost others."""
+    """The claims for the best explanation, the claims against it, and the consequences."""
     speaks_for = [(claim, weights.of(claim)) for claim in (*best.claims, *best.places)]
     against = [(claim, -weights.of(claim)) for claim in best.against]
     rest = [(claim, 0.0) for claim in claims if claim.role == "consequence"]
@@ -168,7 +168,7 @@ def _doubt(best: Explanation, rest: Sequence[Explanation]) -> str:
 def _is_transient(best: Explanation) -> bool | None:
     judged = [claim for claim in best.claims if claim.is_transient is not None]
     if any(claim.analyzer == _AGAIN for claim in judged):
-        return False  # it came again: whatever its kind, it does not pass by itself
+        return False  # a failure that came again does not pass by itself
     return max(judged, key=lambda claim: claim.strength).is_transient if judged else None
 
 
@@ -186,7 +186,7 @@ def _fingerprint(best: Explanation) -> str:
 def _advice(best: Explanation, is_transient: bool | None, came_again: bool) -> Advice:
     match best.cause:
         case "user_code" | "configuration" | "data":
-            # One more try: what looks deterministic is sometimes a file system's hiccup.
+            # One more try: what looks deterministic may have been a hiccup of a file system.
             return "stop" if came_again and is_transient is False else "restart"
         case "gpu" | "host" | "network":
             return "restart_without" if best.nodes and is_transient is not True else "restart"
@@ -203,7 +203,7 @@ def _advice(best: Explanation, is_transient: bool | None, came_again: bool) -> A
 
 
 def _lacks(case: Case) -> tuple[str, ...]:
-    """Evidence that is not there, with the reason; each kind once."""
+    """Missing evidence, with the reason; each kind once."""
     names: dict[tuple[str, str], list[str]] = {}
     for piece in case.evidence:
         if piece.missing:

@@ -1,4 +1,4 @@
-"""Claims that say the same, together: each explanation has a cause, a place, and a score."""
+"""Groups claims of the same cause into explanations, each with a place and a score."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,16 +7,16 @@ from everstep_services.attribution.domain.claims import GENERAL, NODE_CAUSES, Ca
 from everstep_services.attribution.domain.weights import Weights
 
 _STRONG = 0.75
-"""A rank that lost its peer may still be a root, if a claim about it is so strong."""
+"""A rank that lost its peer may still be a root if a claim about it is at least this strong."""
 _SAYS_NODES = 0.5
-"""A node is named only from claims that are at least so strong."""
+"""A node is named only by claims that are at least this strong."""
 NOT_OF_NODES = frozenset({"history", "stragglers"})
-"""What they know of a node is of other times: nobody is named by that alone."""
+"""Analyzers whose knowledge of a node is of other times: it does not suffice to name the node."""
 
 
 @dataclass(slots=True)
 class Explanation:
-    """One cause, and what speaks for and against it."""
+    """One cause, with the claims for and against it."""
 
     cause: Cause
     claims: list[Claim] = field(default_factory=list)
@@ -27,14 +27,14 @@ class Explanation:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The culprits: what its own claims name, else the place that others found."""
+        """The culprits: the ranks that its own claims name, else those of its places."""
         own = {rank for claim in self.claims for rank in claim.ranks}
         ranks = own or {rank for claim in self.places for rank in claim.ranks}
         return tuple(sorted(ranks))
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Nodes that there is evidence of, for causes that can be a node's."""
+        """Nodes that evidence accuses, for causes that can be a node's."""
         if self.cause not in NODE_CAUSES:
             return ()
         named = {
@@ -48,18 +48,18 @@ class Explanation:
 
     @property
     def lead(self) -> Claim:
-        """The claim that says it best."""
+        """The strongest claim of the cause."""
         return max(self.claims or self.places, key=lambda claim: claim.strength)
 
     def takes(self, claim: Claim) -> bool:
-        """Whether a claim says the same: the same cause, or less of the same failure."""
+        """Whether a claim has the same cause, or knows less about the same failure."""
         names = {own.fingerprint for own in self.claims} - {""}
         if claim.fingerprint in names and (claim.cause == "unknown" or claim.kind == GENERAL):
             return True
         return claim.cause == self.cause and self.meets(claim)
 
     def explains(self, claim: Claim) -> bool:
-        """Whether it is about the ranks of a claim that leaves the cause open."""
+        """Whether it explains a claim that leaves the cause open, about the same ranks."""
         ranks = {rank for own in self.claims for rank in own.ranks}
         is_open = claim.cause == "unknown" and self.cause != "unknown"
         return is_open and bool(ranks & set(claim.ranks))
@@ -76,13 +76,13 @@ class Explanation:
 
 
 def explanations(claims: Sequence[Claim], weights: Weights) -> list[Explanation]:
-    """All of them, the likeliest first."""
+    """Return all explanations, the likeliest first."""
     roots = sorted(
         (claim for claim in claims if claim.role == "root" and not claim.is_against),
         key=lambda claim: (
             claim.analyzer == "history",
             -weights.of(claim),
-        ),  # it joins what others say
+        ),  # its claims join those of others
     )
     places = [claim for claim in claims if claim.role == "place" and not claim.is_against]
     candidates: list[Explanation] = []
@@ -105,7 +105,7 @@ def explanations(claims: Sequence[Claim], weights: Weights) -> list[Explanation]
 
 
 def _places_alone(places: Sequence[Claim], candidates: Sequence[Explanation]) -> list[Explanation]:
-    """Ranks where it is, that no cause is named for."""
+    """Explanations of unknown cause for the places that no other explanation covers."""
     explained = {
         rank for candidate in candidates for claim in candidate.claims for rank in claim.ranks
     }
@@ -149,7 +149,7 @@ def _score(
 
 
 def _together(claims: Sequence[Claim], weights: Weights) -> float:
-    """The strongest claim, and a part of what other analyzers say; who repeats adds nothing."""
+    """The strongest claim, and a part of each other analyzer's strongest one."""
     best: dict[str, float] = {}
     for claim in claims:
         best[claim.analyzer] = max(best.get(claim.analyzer, 0.0), weights.of(claim))

@@ -29,17 +29,17 @@ _TEXT_MOST = 240
 
 
 def accused(fact: Fact) -> tuple[str, ...]:
-    """The node that a job's agent says something of, for all jobs to remember."""
+    """The node that a fact of a job's agent is about, which all jobs will remember."""
     return (fact.node,) if isinstance(fact, NodeCheckFinished) else ()
 
 
 def earlier(past: Iterable[PastIncident], incident: str) -> Iterator[PastIncident]:
-    """Those that were judged before this one was for the first time; it may be judged again."""
+    """The incidents that were judged before this one was judged for the first time."""
     return takewhile(lambda past_incident: past_incident.incident != incident, past)
 
 
 class PastIncidents:
-    """What attribution remembers beyond single jobs; the facts of the stream make it again."""
+    """What attribution remembers beyond single jobs; it can be rebuilt from the stream."""
 
     def __init__(self, document: CasesDocument) -> None:
         self._past = {past.incident: past for past in document.past}
@@ -58,7 +58,7 @@ class PastIncidents:
         return tuple(sign for signs in self._signs.values() for sign in signs)
 
     def take(self, fact: Fact, step: int | None = None) -> None:
-        """Remember what a fact says; `step` is the last one of its job."""
+        """Remember a fact; `step` is the last step of its job."""
         match fact:
             case VerdictReached():
                 self._judged(fact, step)
@@ -95,7 +95,7 @@ class PastIncidents:
         if fact.is_inconclusive:
             self._past.pop(fact.incident, None)
             return
-        before = self._past.get(fact.incident)  # which keeps its place among the others
+        before = self._past.get(fact.incident)  # an incident that is judged again keeps its place
         self._past[fact.incident] = PastIncident(
             job=fact.job,
             incident=fact.incident,
@@ -126,7 +126,7 @@ class PastIncidents:
             self._drop(fact.node, check)
 
     def _drop(self, node: str, check: str) -> None:
-        """A check that passes takes its failures back."""
+        """Drop the failures of a check that passes now."""
         left = [sign for sign in self._signs.get(node, []) if sign.check != check]
         if left:
             self._signs[node] = left

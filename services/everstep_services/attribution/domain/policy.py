@@ -1,7 +1,7 @@
-"""What verdicts ask for beyond a restart: stop a bug that came again, replace a node that did.
+"""Actions on verdicts beyond a restart: stop a repeated bug, replace a repeat offender.
 
-Each rule only observes unless it is switched on. A restart never waits for any of this: rendezvous
-has decided about it long before.
+Each rule only observes unless it is switched on. A restart never waits for a rule: rendezvous has
+decided about the restart long before.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,7 +58,7 @@ class Decision:
 
 
 def in_force(default: PolicySwitches, *documents: ControlDocument | None) -> PolicySwitches:
-    """What the documents change, a later one over an earlier one.
+    """The switches with the changes of documents; a later document overrides an earlier one.
 
     The brake, and an actuator that is switched to observe, leave every rule observing. A value that
     makes no sense, as a newer release may have written it, changes nothing.
@@ -95,7 +95,7 @@ def due(
     past: Sequence[PastIncident],
     switches: PolicySwitches,
 ) -> list[Decision]:
-    """What the rules ask for. `step` is the last one of the training, `past` has the oldest first.
+    """The decisions of the rules. `step` is the training's last, `past` has the oldest first.
 
     An inconclusive verdict asks for nothing.
     """
@@ -111,7 +111,7 @@ def _user_error(
     past: Sequence[PastIncident],
     switches: PolicySwitches,
 ) -> Iterator[Decision]:
-    """The same bug twice in a row, and no step between: one retry has confirmed it."""
+    """Stop if the same bug came twice in a row without a step between: a retry has confirmed it."""
     if verdict.cause not in _DETERMINISTIC or verdict.is_transient is True:
         return
     last = next((incident for incident in reversed(past) if incident.job == verdict.job), None)
@@ -133,7 +133,7 @@ def _user_error(
 def _offenders(
     verdict: VerdictReached, past: Sequence[PastIncident], switches: PolicySwitches
 ) -> Iterator[Decision]:
-    """Nodes that this verdict names, and earlier ones did, whichever job they were of."""
+    """Nodes that this verdict and earlier verdicts of any job name."""
     if verdict.cause not in NODE_CAUSES:
         return
     for node in verdict.culprit_nodes:

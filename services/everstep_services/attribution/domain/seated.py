@@ -1,4 +1,4 @@
-"""Keeps of a case only the evidence about nodes that, according to rendezvous, train for its job.
+"""Keeps only the evidence about nodes that, according to rendezvous, train for the job.
 
 A job's login may put evidence, ends and signs of any node on record, and name any as a member of a
 round. The members are those of rendezvous' document while it is of the case's round. Of another

@@ -1,4 +1,4 @@
-"""A verdict as the fact that people read; whether it says something else than the last one."""
+"""Makes the fact of a verdict, if it differs from the last verdict."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,27 +27,27 @@ _TOLD_NODES = 8
 
 @dataclass(frozen=True, slots=True)
 class VerdictContext:
-    """Now, and how ids are made."""
+    """The time, and how ids are made."""
 
     wall: Time
     new_id: Callable[[], str]
 
 
 def concluded(case: Case, judged: CaseJudgement, now: VerdictContext) -> VerdictReached | None:
-    """The verdict to put on record; None where it would say what the last one says."""
+    """The verdict to record; None if it would repeat the last one."""
     if case.correction is not None:
-        return None  # a person has said what it was
+        return None  # a person has named the cause
     verdict = _fact(case, judged, now)
     return verdict if case.verdict is None or differs(case.verdict, verdict) else None
 
 
 def differs(before: VerdictReached, now: VerdictReached) -> bool:
-    """A reader would act or think otherwise."""
+    """Whether a reader would act or think differently."""
     return _told(before) != _told(now) or abs(before.confidence - now.confidence) >= _SURER
 
 
 def unknown_culprits(case: Case, ask: CorrectVerdict) -> str:
-    """Which ranks and nodes of a correction the incident does not have; empty where it has all."""
+    """The ranks and nodes of a correction that the incident does not have, in words."""
     nodes = {member.node for member in case.members} | {sign.node for sign in case.nodes}
     nodes |= {end.node for end in case.ends}
     strange = [name for name in ask.culprit_nodes if nodes and name not in nodes]
@@ -63,7 +63,7 @@ def unknown_culprits(case: Case, ask: CorrectVerdict) -> str:
 def corrected(
     case: Case, ask: CorrectVerdict, now: VerdictContext
 ) -> tuple[VerdictCorrected, VerdictReached]:
-    """What a person says, as a fact, and the verdict that holds from now on."""
+    """The fact of a person's correction, and the verdict in force from now on."""
     cause, was = cause_of(ask.cause), case.verdict
     correction = VerdictCorrected(
         id=now.new_id(),
