@@ -399,13 +399,13 @@ class StragglerDetectionCallback(Callback):
             ("relative", report.gpu_relative_perf_scores),
             ("individual", report.gpu_individual_perf_scores),
         ):
-            known = {rank: score for rank, score in scores.items() if not math.isnan(score)}
-            if known and self.num_gpu_perf_scores_to_print:
-                self._print(kind, known, report)
-            if known and self.enable_ptl_logging:
+            comparable = {rank: score for rank, score in scores.items() if not math.isnan(score)}
+            if comparable and self.num_gpu_perf_scores_to_print:
+                self._print(kind, comparable, report)
+            if comparable and self.enable_ptl_logging:
                 for name, figure in (("min", min), ("median", median), ("max", max)):
                     metric = f"gpu_{kind}_perf/{name}"
-                    pl_module.log(metric, figure(known.values()), rank_zero_only=True)
+                    pl_module.log(metric, figure(comparable.values()), rank_zero_only=True)
         slow = report.identify_stragglers(
             gpu_rel_threshold=self.gpu_relative_perf_threshold,
             gpu_indiv_threshold=self.gpu_individual_perf_threshold,

@@ -1,6 +1,6 @@
 """Import it first: then `import nvidia_resiliency_ext` finds the modules of `trainer_sdk.nvrx`.
 
-Where NVRx is installed, its own modules are found, and one line says so; `everstep run
+Where NVRx is installed, its own modules are found, and that is reported in one line; `everstep run
 --replace-nvrx` replaces them. Processes that are started by `multiprocessing` find the same.
 """
 

@@ -1,6 +1,7 @@
 """NVRx's detector: its scores, reports and interval (its rows 98 to 105)."""
 
 import math
+import statistics
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +30,7 @@ def watch() -> Iterator[Watch]:
 
 
 def section(*times_ms: float) -> Any:
-    return {"compute": straggler._summary(times_ms, straggler.median_low, straggler.stdev)}
+    return {"compute": straggler._summary(times_ms, statistics.median_low, statistics.stdev)}
 
 
 def kernel(name: str, median_us: float, count: int = 10) -> Any:

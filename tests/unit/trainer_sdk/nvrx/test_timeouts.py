@@ -92,9 +92,10 @@ def test_all_open_sections_can_be_closed_at_once() -> None:
     calc = TimeoutsCalc(start_time=0, safety_factor=1)
     for name, now in (("a", 1), ("b", 3), ("c", 6)):
         calc.update_on_section_event(name, OPEN, now)
-    assert not calc.is_out_of_section
+    states = [calc.is_out_of_section]
     calc.update_on_section_event(None, CLOSE_ALL, 10)
-    assert calc.is_out_of_section
+    states.append(calc.is_out_of_section)
+    assert states == [False, True]
     made = calc.get_section_timeouts()
     assert made.section == {"a": 9, "b": 7, "c": 4}
     assert made.out_of_section == 1
