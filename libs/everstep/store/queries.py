@@ -35,7 +35,7 @@ class LogHead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SortOrder:
-    """Columns that together tell every row apart, and the direction."""
+    """Columns that together identify every row, and the direction."""
 
     columns: tuple[ColumnElement[Any], ...]
     is_descending: bool = False
@@ -170,12 +170,12 @@ async def round_detail(
 
 
 def is_begun() -> ColumnElement[bool]:
-    """It is a job, and not only a name in some fact: anybody can ask about any name."""
+    """Whether it is a job, and not only a name in some fact: anybody can ask about any name."""
     return tables.jobs.c.opened_n.is_not(None)
 
 
 def job_state() -> ColumnElement[str]:
-    """A job's state as people call it, derived from its columns."""
+    """A job's state in the words of REST, derived from its columns."""
     jobs = tables.jobs.c
     phase = jobs.phase_order % PHASES_A_ROUND
     return case(
@@ -219,7 +219,7 @@ def slow_ranks(job: str, state: Literal["open", "cleared"] | None = None) -> Sel
 
 
 def round_state() -> ColumnElement[str]:
-    """A round's state as people call it."""
+    """A round's state in the words of REST."""
     order = tables.rounds.c.phase_order
     return case(dict(PHASES), value=order, else_="forming")
 

@@ -1,4 +1,4 @@
-"""Metrics of jobs for Prometheus, from the record: of those that are not over, without ranks."""
+"""Metrics of jobs for Prometheus, from the record: of jobs that are not over, without ranks."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -62,7 +62,7 @@ class _Values:
     samples: dict[str, list[tuple[tuple[str, ...], float]]] = field(default_factory=dict)
 
     def add(self, name: str, job: str, value: float | None, *labels: str | None) -> None:
-        """Nothing where the value is not known."""
+        """Add a sample, unless the value is not known."""
         if value is not None:
             samples = self.samples.setdefault(name, [])
             samples.append(((job, *(label or "" for label in labels)), float(value)))
@@ -94,7 +94,7 @@ class JobMetrics(Collector):
         self._values = await self.read()
 
     async def read(self) -> _Values:
-        """The values of now."""
+        """Return the values of this moment."""
         now = self._clock.wall()
         now_us, now_s = to_us(now), now.timestamp()
         values = _Values()
@@ -121,11 +121,11 @@ class JobMetrics(Collector):
         return rows
 
     def describe(self) -> list[Metric]:
-        """Nothing: what there is comes from the record."""
+        """Describe no metric: the record has them."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """The values that were read last."""
+        """Return the values that were read last."""
         samples = self._values.samples
         for name, (text, labels) in GAUGES.items():
             gauge = GaugeMetricFamily(f"everstep_job_{name}", text, labels=["job", *labels])

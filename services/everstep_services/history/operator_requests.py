@@ -1,4 +1,4 @@
-"""What people want done, asked of the service whose it is. REST does it so, and commands, too."""
+"""Sends requests of people, from REST and from commands, to the service that carries them out."""
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping

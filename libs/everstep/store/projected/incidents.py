@@ -1,4 +1,4 @@
-"""What is projected about incidents: their story, the evidence, and what was decided and done."""
+"""The projected tables of incidents: their story, evidence, verdicts, decisions and actions."""
 
 from everstep.store.projected.changes import ProjectedTable, greatest, least, led_by, once
 
@@ -124,7 +124,7 @@ CORRECTIONS = ProjectedTable(
         ),
     },
 )
-"""What people have said about verdicts."""
+"""Corrections of verdicts by people."""
 
 ACTIONS = ProjectedTable(
     "actions",
@@ -160,7 +160,7 @@ ACTIONS = ProjectedTable(
         ),
     },
 )
-"""By the id of the `action_decided`; what came of it may be heard of first."""
+"""By the id of the `action_decided`; the outcome may be recorded first."""
 
 EVIDENCE = ProjectedTable(
     "evidence",

@@ -1,4 +1,4 @@
-"""What is projected about nodes and stalls: standing, checks, the watch, limits, who stopped."""
+"""The projected tables of nodes and stalls: standing, checks, watch, limits, which rank stopped."""
 
 from everstep.store.projected.changes import ProjectedTable, greatest, least, led_by, once, total
 
@@ -87,7 +87,7 @@ WATCHES = ProjectedTable(
         sections="json",
     ),
 )
-"""Whether stalls are looked for, as each agent of a job said last."""
+"""Whether stalls are looked for, as each agent of a job reported last."""
 
 LIMITS = ProjectedTable(
     "job_limits",
@@ -145,4 +145,4 @@ LOCATED = ProjectedTable(
         ),
     },
 )
-"""Who stopped first, and how many merely waited; one row for each finding."""
+"""Which ranks stopped first, and how many merely waited; one row for each finding."""

@@ -1,13 +1,13 @@
-"""What is projected about slow ranks, and about steps that changed for the whole job."""
+"""The projected tables of slow ranks, and of steps that changed for the whole job."""
 
 from everstep.store.projected.changes import Column, ProjectedTable, Type, least, led_by, once
 
 ACTIONS = ("exclude", "stop")
-"""What the policy may ask for, each once for a finding."""
+"""The actions that the policy may ask for, each once for a finding."""
 
 
 def _action(action: str) -> dict[str, Column]:
-    """What is kept of one action: when, its outcome, and why."""
+    """The columns of one action: its time, its outcome, and the reason."""
     led: dict[str, Type] = {
         f"{action}_us": "int",
         f"{action}_outcome": "text",
@@ -58,8 +58,8 @@ STRAGGLERS = ProjectedTable(
         **{name: column for action in ACTIONS for name, column in _action(action).items()},
     },
 )
-"""One row for each finding. `n` is the place of `straggler_found`: there is none while only its
-end, or what was done about it, was heard of."""
+"""One row for each finding. `n` is the place of `straggler_found`: null while only its end, or an
+action about it, has been recorded."""
 
 STEP_SHIFTS = ProjectedTable(
     "step_shifts",

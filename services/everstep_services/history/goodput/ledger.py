@@ -29,7 +29,7 @@ _GOOD_ENDS = frozenset({"done", "preempted"})
 
 @dataclass(frozen=True, slots=True)
 class LedgerSegment:
-    """A time in one class, but for what slow ranks cost of it."""
+    """A time in one class, before the cost of slow ranks is taken from it."""
 
     from_s: float
     until_s: float
@@ -116,7 +116,7 @@ def _parts(
 def _of_round(
     here: RoundTrace, trace: GoodputTrace, from_s: float, until_s: float, *, is_over: bool
 ) -> Iterator[LedgerSegment]:
-    """A round, from when it formed until it ended."""
+    """The parts of a round, from its forming until its end."""
 
     def within(at_s: float | None, least_s: float) -> float:
         return until_s if at_s is None else min(max(at_s, least_s), until_s)
@@ -150,7 +150,7 @@ def _of_round(
 
 
 def _trained(here: RoundTrace, from_s: float, until_s: float) -> Iterator[LedgerSegment]:
-    """The time in which steps were made, with what stalls and saves took of it."""
+    """The time in which steps were made, with the parts that stalls and saves took."""
     holds: list[tuple[float, float, TimeClass]] = [
         *((begun_s, over_s, "stall") for begun_s, over_s in here.stalls),
         *((at_s, at_s + held_s, "checkpoint_stall") for at_s, held_s in here.saves.values()),
@@ -224,7 +224,7 @@ def _taxed(parts: list[LedgerSegment], trace: GoodputTrace) -> list[LedgerSegmen
 
 
 def _over_s(slow: SlowRankTrace, ends: Mapping[int, float]) -> float:
-    """When a rank was slow no more: a finding is over with its round."""
+    """When a rank was no longer slow: a finding is over with its round."""
     until_s = ends.get(slow.round, float("inf"))
     return until_s if slow.cleared_s is None else min(slow.cleared_s, until_s)
 

@@ -1,4 +1,4 @@
-"""Reads what goodput follows from out of the log of facts, and remembers it by job."""
+"""Reads the facts of goodput from the log, and remembers them by job."""
 
 import asyncio
 from collections import OrderedDict
@@ -29,7 +29,7 @@ class _Known:
 
 
 class GoodputReader:
-    """Reads on from where a job was read the last time."""
+    """Continues where a job was read the last time."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -1,4 +1,4 @@
-"""What a job's facts say about how its time was spent. Pure.
+"""Collects from a job's facts how its time was spent. Pure.
 
 Facts come in stream order. What is learned late (an incident's ledger, when a slow rank was
 cleared) belongs to earlier time. So facts are only collected here, and `segments` puts the time
@@ -32,12 +32,12 @@ _FROM_RENDEZVOUS = (
     AllocationStarted, AllocationEnded, RoundFormed, RoundStarted, RoundEnded, IncidentClosed,
     JobEnded,
 )  # fmt: skip
-"""Sent by one service, whose clock the others' are held to."""
+"""Facts of one service, whose clock bounds the times of all others."""
 
 
 @dataclass(slots=True)
 class RoundTrace:
-    """What became of one round. Times are in seconds since 1970."""
+    """The course of one round. Times are in seconds since 1970."""
 
     number: int
     formed_s: float | None = None
@@ -57,7 +57,7 @@ class RoundTrace:
     saves: dict[int, tuple[float, float]] = field(default_factory=dict)
     """By step: when saving began to hold the training up, and for how long."""
     stalls: list[tuple[float, float]] = field(default_factory=list)
-    """From when to when a rank stood still that moved again."""
+    """The times in which a rank stood still and then moved again."""
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class Closing:
 
 @dataclass(slots=True)
 class GoodputTrace:
-    """All that a job's facts say about its time."""
+    """How a job's time was spent, as its facts report it."""
 
     allocations: list[AllocationTrace] = field(default_factory=list)
     closings: dict[str, Closing] = field(default_factory=dict)
@@ -126,7 +126,7 @@ class GoodputTrace:
 
 
 def _times(facts: list[Fact], received_s: list[float], not_before_s: float) -> list[float]:
-    """When each fact was, in an order that agrees with the stream's.
+    """The time of each fact, in an order that agrees with the stream's.
 
     A node's clock may be wrong: what it reports is held between what rendezvous sent before and
     after it, and before it was received.

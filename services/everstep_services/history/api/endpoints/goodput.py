@@ -31,7 +31,7 @@ _WORST = 20
 
 
 class TimeWindow(BaseModel):
-    """Which time."""
+    """The window of time."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -40,7 +40,7 @@ class TimeWindow(BaseModel):
 
 
 class TimelineWindow(BaseModel):
-    """How finely."""
+    """How finely to show the time."""
 
     model_config = ConfigDict(extra="forbid")
 

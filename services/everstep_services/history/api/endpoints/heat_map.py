@@ -27,7 +27,7 @@ _SHOWN = 0.998
 
 
 class HeatMapWanted(BaseModel):
-    """Which picture."""
+    """The measure and the windows of the picture."""
 
     model_config = ConfigDict(extra="forbid")
 
