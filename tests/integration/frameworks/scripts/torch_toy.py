@@ -20,30 +20,33 @@ def main(folder: Path, steps: int) -> None:
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.AdamW(model.parameters())
     parallel = DistributedDataParallel(model)
-    step, saves = 0, None
-    if not os.environ.get("PLAIN"):
-        import trainer_sdk
+    step = 0
 
-        saves = trainer_sdk.Checkpointer(folder / "checkpoints", every=EVERY)
-        run, state = trainer_sdk.session(), {"model": model, "optimizer": optimizer}
-        restored = saves.restore(state)
-        step = restored.step if restored else 0
-    print("resumes from", step)
-    while step < steps:
+    def train() -> None:
         optimizer.zero_grad()
         parallel(torch.full((2, 4), float(step % 7))).square().mean().backward()
         optimizer.step()
-        step += 1
-        if saves is not None:
-            run.step(step)
+
+    if os.environ.get("PLAIN"):
+        for step in range(steps):  # noqa: B007 - `train` reads it
+            train()
+        dist.destroy_process_group()
+        return
+    import trainer_sdk
+
+    saves = trainer_sdk.Checkpointer(folder / "checkpoints", every=EVERY)
+    run, state = trainer_sdk.session(), {"model": model, "optimizer": optimizer}
+    restored = saves.restore(state)
+    step = restored.step if restored else 0
+    run.start_at(step, total=steps)
+    while step < steps:
+        train()
+        step = run.step()
         note_step(folder, step)
-        if saves is not None:
-            saves.step(step, state)
-            if run.should_stop:
-                break
-    if saves is not None:
-        saves.close()
-    print("done at", step)
+        saves.step(step, state)
+        if run.should_stop:
+            break
+    saves.close()
     dist.destroy_process_group()
 
 
