@@ -82,7 +82,8 @@ async def test_no_part_of_an_answer_waits_for_an_acknowledgement(
         made(self, transport)
 
     monkeypatch.setattr(BoundedConnection, "connection_made", connection_made)
-    async with served(observe_app(health_of(HandClock()), MetricRegistry("history"))) as (client, _):
+    app = observe_app(health_of(HandClock()), MetricRegistry("history"))
+    async with served(app) as (client, _):
         assert (await client.get("/livez")).status_code == 200
     assert options
     assert all(options)
