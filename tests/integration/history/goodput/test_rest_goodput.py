@@ -9,7 +9,7 @@ import pytest
 
 from everstep.messages import Fact, StragglerCleared
 from tests.integration.conftest import Api
-from tests.integration.history.sql_queries import counted
+from tests.integration.history.queries.sql_queries import counted
 from tests.integration.history.test_rest_incidents import problem
 from tests.integration.history.test_rest_lists import get
 from tests.unit.history.facts import make

@@ -13,7 +13,7 @@ from everstep.store.log import FactLog
 from everstep.store.schema import upgrade
 from everstep_services.history.projections.fold import fold
 from tests.integration.conftest import Api
-from tests.integration.history.sql_queries import counted
+from tests.integration.history.queries.sql_queries import counted
 from tests.unit.history.facts import make
 from tests.unit.history.story import INCIDENT, JOB, whole
 
