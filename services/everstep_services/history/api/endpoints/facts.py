@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import ColumnElement, select
 
 from everstep.store import tables
-from everstep.store.queries import Record, facts_page, facts_span, first, log_head
+from everstep.store.queries import Record, facts_page, facts_span, first
 from everstep.store.times import to_us
 from everstep_services.history.api.context import Ctx, Reader
 from everstep_services.history.api.dto.answer import PageOf
@@ -147,7 +147,7 @@ async def stream_facts(
 ) -> Response:
     """Server-sent events. After a break, send the last id to miss nothing."""
     check_room(context, token)
-    head = await log_head(context.database)
+    head = await context.feed.head()
     start = start_of(last_event_id, asked.after, epoch=context.epoch, last_n=head.last_n)
     context.feed.notifier.announce(head.last_n)
     return LiveStream(context, token, start, asked.matches)
