@@ -16,9 +16,9 @@ from everstep.bus import BusSettings, connect
 from everstep.clock import SystemClock
 from everstep.messages import NodeTimings, RankTiming, SectionTiming
 from everstep.messages.beats.sketch import sketch_of
-from everstep_services.straggler.answers import Answers
-from everstep_services.straggler.domain.job import Job
-from everstep_services.straggler.domain.rules import Rules
+from everstep_services.straggler.answers import StragglerAnswers
+from everstep_services.straggler.domain.job import JobJudge
+from everstep_services.straggler.domain.rules import LiveRules
 from everstep_services.straggler.jobs import Jobs
 from everstep_services.straggler.turns import JobWork, Turns
 
@@ -26,7 +26,7 @@ _STEPS, _PER_NODE, _KINDS = 16, 8, 20
 _WINDOW_S = 2.1
 
 
-def heard(job: str, ranks: int, windows: int) -> Job:
+def heard(job: str, ranks: int, windows: int) -> JobJudge:
     """A judge that has heard so many windows of all ranks."""
     random = np.random.default_rng(1)
     kinds = [
@@ -39,7 +39,7 @@ def heard(job: str, ranks: int, windows: int) -> Job:
         )
         for i in range(_KINDS)
     ]
-    judge, nodes = Job(job, Rules()), ranks // _PER_NODE
+    judge, nodes = JobJudge(job, LiveRules()), ranks // _PER_NODE
     for window in range(windows):
         for node in range(nodes):
             judge.hear(
@@ -62,13 +62,13 @@ def heard(job: str, ranks: int, windows: int) -> Job:
 
 
 @asynccontextmanager
-async def answering(bus: BusSettings, judge: Job) -> AsyncIterator[None]:
+async def answering(bus: BusSettings, judge: JobJudge) -> AsyncIterator[None]:
     """Questions about the judge's job are answered on the bus."""
     tracked = SimpleNamespace(job=judge.job, work=JobWork(judge, 1), is_by_time=False)
     jobs = cast("Jobs", SimpleNamespace(get={judge.job: tracked}.get))
     clock = SystemClock()
     async with connect(bus, "straggler") as client:
-        answers = Answers(client, clock, jobs, Turns(clock))
+        answers = StragglerAnswers(client, clock, jobs, Turns(clock))
         task = asyncio.ensure_future(answers.answer_for_ever())
         try:
             await answers.open.wait()

@@ -1,4 +1,4 @@
-"""Reads what goodput follows from out of the log of facts, and remembers it by job."""
+"""Reads the facts of goodput from the log, and remembers them by job."""
 
 import asyncio
 from collections import OrderedDict
@@ -13,11 +13,11 @@ from everstep.messages import Fact, decode, kind_of
 from everstep.messages.codec import BadMessageError
 from everstep.store import tables
 from everstep.store.database import Database
-from everstep_services.history.goodput.ledger import Segment, segments
-from everstep_services.history.goodput.trace import KINDS, Trace
+from everstep_services.history.goodput.ledger import LedgerSegment, segments
+from everstep_services.history.goodput.trace import KINDS, GoodputTrace
 
 _JOBS_MOST = 2048
-"""So many jobs are remembered; the one that was asked about the longest ago is read again."""
+"""The most jobs to remember; the job that was asked about the longest ago is read again."""
 _AT_ONCE = 2000
 _JOBS_AT_ONCE = 200
 _LONG_TRACE = 2000
@@ -40,12 +40,12 @@ class JobNews:
 class _Known:
     """A job's facts until a place in the log."""
 
-    trace: Trace = field(default_factory=Trace)
+    trace: GoodputTrace = field(default_factory=GoodputTrace)
     read_n: int = 0
     taken: int = 0
     """How many facts the trace has."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _put_together: tuple[float, list[Segment]] | None = None
+    _put_together: tuple[float, list[LedgerSegment]] | None = None
 
     def take(self, rows: Sequence[Any]) -> None:
         """Add facts from the log, in its order."""
@@ -58,7 +58,7 @@ class _Known:
         if rows:
             self.read_n = rows[-1].n
 
-    async def segments(self, now_s: float) -> list[Segment]:
+    async def segments(self, now_s: float) -> list[LedgerSegment]:
         """The time until now, or until less than a second ago."""
         async with self.lock:
             if self._put_together is not None:
@@ -77,13 +77,13 @@ class _Known:
 
 
 class GoodputReader:
-    """Reads on from where a job was read the last time."""
+    """Continues where a job was read the last time."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._known: OrderedDict[str, _Known] = OrderedDict()
 
-    async def segments(self, job: str, now_s: float) -> list[Segment]:
+    async def segments(self, job: str, now_s: float) -> list[LedgerSegment]:
         """How a job spent its time until now; empty where no allocation of it is known."""
         known = self._of(job)
         async with known.lock:
@@ -93,7 +93,7 @@ class GoodputReader:
 
     async def segments_of_many(
         self, jobs: Sequence[JobNews], now_s: float
-    ) -> AsyncIterator[tuple[str, list[Segment]]]:
+    ) -> AsyncIterator[tuple[str, list[LedgerSegment]]]:
         """The same, job by job. Those without news cost no query, and small news of many one."""
         known = {one.job: self._of(one.job) for one in jobs}
         behind = [one for one in jobs if one.last_n > known[one.job].read_n]
@@ -112,15 +112,15 @@ class GoodputReader:
             self._known.popitem(last=False)
         return known
 
-    async def _read_on(self, job: str, known: _Known) -> bool:
+    async def _read_on(self, job: str, state: _Known) -> bool:
         """Take some more facts. Returns whether there may be others."""
         facts = tables.facts.c
         query = _facts().where(
-            facts.job == job, facts.n > known.read_n, facts.kind.concat("").in_(_KIND_NAMES)
+            facts.job == job, facts.n > state.read_n, facts.kind.concat("").in_(_KIND_NAMES)
         )
         async with self._database.read() as connection:
             rows = (await connection.execute(query.order_by(facts.n).limit(_AT_ONCE))).all()
-        known.take(rows)
+        state.take(rows)
         return len(rows) == _AT_ONCE
 
     async def _read_group(self, known: Mapping[str, _Known], group: Sequence[JobNews]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from everstep_services.history.goodput.ledger import Segment
+from everstep_services.history.goodput.ledger import LedgerSegment
 from everstep_services.history.goodput.reader import JobNews
 from everstep_services.history.job_metrics import JobMetrics
 from tests.integration.conftest import Api
@@ -102,7 +102,7 @@ async def test_what_cannot_be_reckoned_ends_no_loop_and_is_read_again(
 
     async def segments(
         jobs: Sequence[JobNews], now_s: float
-    ) -> AsyncIterator[tuple[str, list[Segment]]]:
+    ) -> AsyncIterator[tuple[str, list[LedgerSegment]]]:
         reads.append(jobs[0].job)
         if len(reads) == 1:
             raise OverflowError("a time that no calendar has")
