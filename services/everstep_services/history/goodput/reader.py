@@ -62,15 +62,15 @@ class _Known:
         """The time until now, or until less than a second ago."""
         async with self.lock:
             if self._put_together is not None:
-                at_s, known = self._put_together
+                at_s, parts = self._put_together
                 if self._is_over() or 0 <= now_s - at_s < _FRESH_S:
-                    return known
+                    return parts
             if self.taken > _LONG_TRACE:
-                found = await asyncio.to_thread(segments, self.trace, now_s)
+                parts = await asyncio.to_thread(segments, self.trace, now_s)
             else:
-                found = segments(self.trace, now_s)
-            self._put_together = now_s, found
-            return found
+                parts = segments(self.trace, now_s)
+            self._put_together = now_s, parts
+            return parts
 
     def _is_over(self) -> bool:
         return all(allocation.ended_s is not None for allocation in self.trace.allocations)
@@ -85,32 +85,32 @@ class GoodputReader:
 
     async def segments(self, job: str, now_s: float) -> list[LedgerSegment]:
         """How a job spent its time until now; empty where no allocation of it is known."""
-        known = self._of(job)
-        async with known.lock:
-            while await self._read_on(job, known):
+        state = self._of(job)
+        async with state.lock:
+            while await self._read_on(job, state):
                 pass
-        return await known.segments(now_s)
+        return await state.segments(now_s)
 
     async def segments_of_many(
         self, jobs: Sequence[JobNews], now_s: float
     ) -> AsyncIterator[tuple[str, list[LedgerSegment]]]:
-        """The same, job by job. Those without news cost no query, and small news of many one."""
-        known = {one.job: self._of(one.job) for one in jobs}
-        behind = [one for one in jobs if one.last_n > known[one.job].read_n]
-        behind.sort(key=lambda one: known[one.job].read_n)
-        sizes = [min(one.facts, one.last_n - known[one.job].read_n) for one in behind]
+        """The same, job by job. Jobs without news cost no query, and small news of many jobs one query."""
+        states = {news.job: self._of(news.job) for news in jobs}
+        behind = [news for news in jobs if news.last_n > states[news.job].read_n]
+        behind.sort(key=lambda news: states[news.job].read_n)
+        sizes = [min(news.facts, news.last_n - states[news.job].read_n) for news in behind]
         for group in _groups(behind, sizes):
-            await self._read_group({one.job: known[one.job] for one in group}, group)
-        for one in jobs:
+            await self._read_group({news.job: states[news.job] for news in group}, group)
+        for news in jobs:
             await asyncio.sleep(0)  # others have their turn between two jobs
-            yield one.job, await known[one.job].segments(now_s)
+            yield news.job, await states[news.job].segments(now_s)
 
     def _of(self, job: str) -> _Known:
-        known = self._known.setdefault(job, _Known())
+        state = self._known.setdefault(job, _Known())
         self._known.move_to_end(job)
         while len(self._known) > _JOBS_MOST:
             self._known.popitem(last=False)
-        return known
+        return state
 
     async def _read_on(self, job: str, state: _Known) -> bool:
         """Take some more facts. Returns whether there may be others."""
@@ -123,29 +123,29 @@ class GoodputReader:
         state.take(rows)
         return len(rows) == _AT_ONCE
 
-    async def _read_group(self, known: Mapping[str, _Known], group: Sequence[JobNews]) -> None:
-        """Take the news of some jobs, which are few together; or all of one job's."""
+    async def _read_group(self, states: Mapping[str, _Known], group: Sequence[JobNews]) -> None:
+        """Take the news of some jobs, which are few together; or all news of one job."""
         facts = tables.facts.c
         async with AsyncExitStack() as held:
-            for job in sorted(known):
-                await held.enter_async_context(known[job].lock)
+            for job in sorted(states):
+                await held.enter_async_context(states[job].lock)
             if len(group) == 1:
-                (one,) = group
-                while await self._read_on(one.job, known[one.job]):
+                (news,) = group
+                while await self._read_on(news.job, states[news.job]):
                     pass
-                known[one.job].read_n = max(known[one.job].read_n, one.last_n)
+                states[news.job].read_n = max(states[news.job].read_n, news.last_n)
                 return
             query = _facts().where(
-                facts.job.in_(known),
-                facts.n > min(one.read_n for one in known.values()),
+                facts.job.in_(states),
+                facts.n > min(state.read_n for state in states.values()),
                 facts.kind.concat("").in_(_KIND_NAMES),
             )
             async with self._database.read() as connection:
                 rows = sorted((await connection.execute(query)).all(), key=lambda row: row.n)
-            for one in group:
-                here = known[one.job]
-                here.take([row for row in rows if row.job == one.job and row.n > here.read_n])
-                here.read_n = max(here.read_n, one.last_n)
+            for news in group:
+                here = states[news.job]
+                here.take([row for row in rows if row.job == news.job and row.n > here.read_n])
+                here.read_n = max(here.read_n, news.last_n)
 
 
 def _facts() -> Select[Any]:
@@ -159,11 +159,11 @@ def _groups(jobs: Sequence[JobNews], sizes: Sequence[int]) -> Iterator[Sequence[
     """Jobs with about as many facts to read as one query may bring; a larger job is alone."""
     group: list[JobNews] = []
     room = _AT_ONCE
-    for one, size in zip(jobs, sizes, strict=True):
+    for news, size in zip(jobs, sizes, strict=True):
         if group and (size > room or len(group) == _JOBS_AT_ONCE):
             yield group
             group, room = [], _AT_ONCE
-        group.append(one)
+        group.append(news)
         room -= size
     if group:
         yield group

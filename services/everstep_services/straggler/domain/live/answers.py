@@ -241,7 +241,7 @@ def timing_table(round_: LiveRound, question: ShowTimings) -> TimingTable:
 def heat_map_part(round_: LiveRound, question: ShowHeatMap, most_ranks: int) -> HeatMapPart:
     """Ranks by windows, in two bytes a cell."""
     history, meter = round_.history, round_.meter
-    sections = [str(one) for one in meter.names.sections.names()]
+    sections = [str(name) for name in meter.names.sections.names()]
     number = sections.index(question.section) if question.section in sections else -1
     windows = max(0, min(question.most_windows, _MOST_WINDOWS))
     first = min(max(0, question.first_rank), meter.world)
@@ -253,7 +253,7 @@ def heat_map_part(round_: LiveRound, question: ShowHeatMap, most_ranks: int) -> 
     return HeatMapPart(
         round=round_.number,
         measure=question.measure,
-        windows=tuple((one.first_step, one.last_step) for one in shown),
+        windows=tuple((window.first_step, window.last_step) for window in shown),
         first_rank=first,
         nodes=_node_runs(round_, first, last),
         low=low,
@@ -266,12 +266,14 @@ def heat_map_part(round_: LiveRound, question: ShowHeatMap, most_ranks: int) -> 
 
 def _cells(values: Array) -> tuple[float, float, np.ndarray[Any, np.dtype[np.uint16]]]:
     """The lowest and the highest value, and each value between them as a number from 1 on."""
-    known = np.isfinite(values)
+    is_finite = np.isfinite(values)
     low, high = (
-        (float(values[known].min()), float(values[known].max())) if known.any() else (0.0, 0.0)
+        (float(values[is_finite].min()), float(values[is_finite].max()))
+        if is_finite.any()
+        else (0.0, 0.0)
     )
     scale = (_CELL_MOST - 1) / (high - low) if high > low else 0.0
-    placed = np.where(known, (np.where(known, values, low) - low) * scale + 1, 0)
+    placed = np.where(is_finite, (np.where(is_finite, values, low) - low) * scale + 1, 0)
     return low, high, placed.round().astype("<u2")
 
 
