@@ -94,7 +94,7 @@ class GoodputReader:
     async def segments_of_many(
         self, jobs: Sequence[JobNews], now_s: float
     ) -> AsyncIterator[tuple[str, list[LedgerSegment]]]:
-        """The same, job by job. Jobs without news cost no query, and small news of many jobs one query."""
+        """The same, job by job: without news for no query, with little news for one together."""
         states = {news.job: self._of(news.job) for news in jobs}
         behind = [news for news in jobs if news.last_n > states[news.job].read_n]
         behind.sort(key=lambda news: states[news.job].read_n)
