@@ -13,7 +13,8 @@ import psutil
 from everstep.bus import BusSettings, connect
 from everstep.bus.auth.roles import SERVICE
 from everstep.bus.facts.spool import _records
-from everstep.bus.topology import Retention, plans
+from everstep.bus.settings import Retention
+from everstep.bus.topology import plans
 from everstep_services.cli.errors import CliError
 from tests.chaos.test_kills_under_load import acknowledged
 from tests.e2e.cluster import Body, Cluster
