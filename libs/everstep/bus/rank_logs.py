@@ -1,4 +1,4 @@
-"""The log store: the output of ranks as messages of a stream, which is its own index (ADR-0071).
+"""The log store: the output of ranks as messages of a stream, which is its own index (ADR-0074).
 
 A piece has the subject `es.log.<job>.<round>.<node>.<rank>.<stream>`: the server separates jobs by
 it, and finds the pieces of a rank, of a round or of a time without a consumer.
