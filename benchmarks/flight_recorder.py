@@ -33,7 +33,7 @@ from statistics import median
 
 from everstep_services.attribution.flight_recorder.analysis import FlightAnalysis
 from everstep_services.attribution.flight_recorder.dump import read_dump
-from everstep_services.attribution.flight_recorder.verdicts import Report
+from everstep_services.attribution.flight_recorder.report import FlightReport
 from tests.fakes import flight_dumps as fake
 from tests.fakes import flight_faults as faults
 
@@ -116,7 +116,7 @@ def print_score(fault: str, score: _Score, n: int) -> None:
     )
 
 
-def reported(case: faults.Case, seed: int) -> Report:
+def reported(case: faults.Case, seed: int) -> FlightReport:
     dumps = faults.dumps(case, seed)
     entries = [one for dump in dumps.values() for one in dump["entries"]]
     newest = max((one["time_created_ns"] for one in entries), default=0)

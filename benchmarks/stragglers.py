@@ -35,7 +35,7 @@ from benchmarks.straggler_traces.distributions import (
 from benchmarks.straggler_traces.simulator import Plan, simulate
 from everstep_services.straggler.domain.analysis import analyze
 from everstep_services.straggler.domain.suspects import windows_of
-from everstep_services.straggler.domain.verdict import Found, Limits, State, observe
+from everstep_services.straggler.domain.verdict import Found, SlownessLimits, VerdictState, observe
 from everstep_services.straggler.traces import read_traces
 
 SEEDS = {"tuning": 1_000_000, "scoring": 900_000_000}
@@ -129,11 +129,11 @@ def show_day(base: int, hours: int, ranks: int) -> bool:
 def healthy(base: int, noise: Noise, hours: int, ranks: int) -> int:
     """How many were found, in as many hours of one training."""
     even = speeds(np.random.default_rng(base), noise, ranks)
-    role, state, found, number = np.zeros(ranks, dtype=np.int64), State(), 0, 0
+    role, state, found, number = np.zeros(ranks, dtype=np.int64), VerdictState(), 0, 0
     for hour in range(hours):
         own = own_times(base + 1 + hour, 3600, ranks, noise, unequal=even)
         for window in windows_of(own, role, WINDOW):
-            state, changes = observe(state, replace(window, number=number), Limits())
+            state, changes = observe(state, replace(window, number=number), SlownessLimits())
             found += sum(isinstance(one, Found) for one in changes)
             number += 1
     return found

@@ -43,7 +43,7 @@ class Saving:
 
     def wait_for_writer(self, timeouts: Timeouts) -> None:
         """From now on so long; what was ordered keeps the timeouts that it was ordered with."""
-        self.queue._timeouts = timeouts
+        self.queue.timeouts = timeouts
 
     @property
     def writer(self) -> int:

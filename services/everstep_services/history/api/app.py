@@ -26,7 +26,6 @@ from everstep_services.history.api.endpoints import (
     heat_map,
     incidents,
     jobs,
-    login_codes,
     logs,
     nodes,
     operators,
@@ -70,7 +69,7 @@ PARTS = (
         logs,
         nodes,
     ),
-    *(operators, control, notification_endpoints, facts, tokens, login_codes, status),
+    *(operators, control, notification_endpoints, facts, tokens, status),
 )
 """The modules with endpoints, in the order in which they are described."""
 _DESCRIPTION = """\
