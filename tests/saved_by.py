@@ -43,7 +43,7 @@ class Saving:
 
     def wait_for_writer(self, timeouts: Timeouts) -> None:
         """Set timeouts from now on; earlier orders keep the timeouts that they have."""
-        self.queue._timeouts = timeouts
+        self.queue.timeouts = timeouts
 
     @property
     def writer(self) -> int:

@@ -13,7 +13,8 @@ import psutil
 from everstep.bus import BusSettings, connect
 from everstep.bus.auth.roles import SERVICE
 from everstep.bus.facts.spool import _records
-from everstep.bus.topology import Retention, plans
+from everstep.bus.settings import Retention
+from everstep.bus.topology import plans
 from everstep_services.cli.errors import CliError
 from tests.chaos.test_kills_under_load import acknowledged
 from tests.e2e.cluster import Body, Cluster
@@ -283,8 +284,8 @@ class Site:
     def _published(self) -> Iterator[str]:
         """The ids of all facts that any process has ever kept, from the spools themselves.
 
-        A fact may have been kept twice: by its sender, and by the next process. A segment stays until
-        all of it is acknowledged and another one has begun.
+        A fact may have been kept twice: by its sender, and by the next process. A segment stays
+        until all of it is acknowledged and another one has begun.
         """
         for folder in {path.parent for path in self._folder.rglob("*.seg")}:
             segments = sorted(folder.glob("*.seg"))
