@@ -29,7 +29,7 @@ from trainer_sdk.nvrx.state_dict_saver import (
 from trainer_sdk.nvrx.tensor_state import BasicTensorAwareStateDict
 from trainer_sdk.nvrx.torch_ckpt import TorchAsyncCheckpoint
 
-SCRIPT = Path(__file__).parent / "scripts" / "nvrx_ranks.py"
+SCRIPT = Path(__file__).parents[1] / "e2e" / "nvrx" / "four_ranks.py"
 WITHIN_S = 200
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
 

@@ -86,7 +86,7 @@ class BaseCheckpointManager(ABC):
         """Remove this iteration, which is not complete."""
 
     def find_latest(self) -> int:
-        """The newest iteration of which all ranks' states are there; -1 if there is none."""
+        """The newest iteration for which all ranks have a state; -1 if there is none."""
         if self.latest_iteration != _NONE:
             return self.latest_iteration
         own = list(self._my_ckpt_ids())

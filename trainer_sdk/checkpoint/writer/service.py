@@ -161,7 +161,7 @@ class WriterService:
         octets, size, hasher = self._mappings.of(order.image), order.size_bytes, Hasher()
         with self._writing:
             write_file(order.path, octets, size, going)
-            if order.is_hashed:  # what was to be written: the buffer cannot have changed
+            if order.is_hashed:  # of the buffer, which has not changed
                 hash_in_parts(octets[:size], hasher, going)
         digest = hasher.hexdigest() if order.is_hashed else ""
         self._tell(PartWritten(save=order.save, size_bytes=size, write_s=0.0))

@@ -1,6 +1,6 @@
-"""Run by a test with torchrun, our modules as NVRx: four ranks on two nodes save locally, and lose a node and a bit.
+"""Run by a test: four ranks on two nodes save as with NVRx, and lose a node and a bit.
 
-`nvrx_ranks.py FOLDER`; the folder of a node is FOLDER/node-N.
+`four_ranks.py FOLDER`; the folder of a node is FOLDER/node-N.
 """
 
 import shutil
