@@ -28,7 +28,7 @@ _FAILED = {
 }
 
 
-class Allocation(msgspec.Struct, frozen=True, kw_only=True):
+class EndedAllocation(msgspec.Struct, frozen=True, kw_only=True):
     """One allocation that has ended."""
 
     id: str
@@ -37,7 +37,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class RetryDecision:
     """What follows after an allocation."""
 
     goes_on: bool
@@ -62,7 +62,7 @@ def outcome(code: int) -> Outcome:
     return "final" if code in _FINAL else "failed"
 
 
-def decide(allocations: Sequence[Allocation], retries: int) -> Decision:
+def decide(allocations: Sequence[EndedAllocation], retries: int) -> RetryDecision:
     """Whether another allocation follows after the last of these.
 
     Failures count only in a row: an allocation that trained until it was preempted ends the row.
@@ -70,23 +70,27 @@ def decide(allocations: Sequence[Allocation], retries: int) -> Decision:
     last = allocations[-1]
     match outcome(last.code):
         case "done":
-            return Decision(goes_on=False, text="the job is done")
+            return RetryDecision(goes_on=False, text="the job is done")
         case "final":
-            return Decision(goes_on=False, text=f"{_FINAL[last.code]} ({last.code}): not retried")
+            return RetryDecision(
+                goes_on=False, text=f"{_FINAL[last.code]} ({last.code}): not retried"
+            )
         case "preempted":
-            return Decision(goes_on=True, text="preempted after saving: the job continues")
+            return RetryDecision(goes_on=True, text="preempted after saving: the job continues")
         case "failed":
             failures = _failures_in_a_row(allocations)
             why = _FAILED.get(last.code, _other(last.code))
             count = f"{why} ({last.code}); failed allocations in a row: {failures}"
             if failures > retries:
-                return Decision(goes_on=False, text=f"{count}, and --retries is {retries}: it ends")
-            return Decision(
+                return RetryDecision(
+                    goes_on=False, text=f"{count}, and --retries is {retries}: it ends"
+                )
+            return RetryDecision(
                 goes_on=True, text=f"{count}, --retries {retries}: the job is tried again"
             )
 
 
-def _failures_in_a_row(allocations: Sequence[Allocation]) -> int:
+def _failures_in_a_row(allocations: Sequence[EndedAllocation]) -> int:
     count = 0
     for allocation in reversed(allocations):
         if outcome(allocation.code) != "failed":
@@ -105,7 +109,7 @@ class AllocationLedger:
     def __init__(self, folder: Path) -> None:
         self.path = folder / _FILE
 
-    def read(self) -> list[Allocation]:
+    def read(self) -> list[EndedAllocation]:
         """All of them, oldest first; a last line that was cut off does not count."""
         try:
             whole, _, _ = self.path.read_bytes().rpartition(b"\n")
@@ -113,17 +117,17 @@ class AllocationLedger:
             return []
         except OSError as error:
             raise self._unusable(error) from error
-        allocations: list[Allocation] = []
+        allocations: list[EndedAllocation] = []
         for number, line in enumerate(whole.splitlines(), start=1):
             try:
-                allocations.append(msgspec.json.decode(line, type=Allocation))
+                allocations.append(msgspec.json.decode(line, type=EndedAllocation))
             except (msgspec.DecodeError, msgspec.ValidationError) as error:
                 raise CliError(
                     f"{self.path}, line {number}: {error}; correct or delete the line"
                 ) from error
         return allocations
 
-    def add(self, allocation: Allocation) -> list[Allocation]:
+    def add(self, allocation: EndedAllocation) -> list[EndedAllocation]:
         """Append it, unless it is there already; then return all of them."""
         allocations = self.read()
         if any(each.id == allocation.id for each in allocations):

@@ -10,8 +10,8 @@ from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.run.arguments import UsageError
 from everstep_services.cli.run.safe_names import safe_name
 from everstep_services.cli.slurm.allocations import (
-    Allocation,
     AllocationLedger,
+    EndedAllocation,
     decide,
     job_code,
 )
@@ -70,7 +70,7 @@ def finish(  # noqa: PLR0913  each is a port or what was asked for
         raise UsageError("--chain: this job is not an array; submit it with --array, or requeue it")
     ends = tuple(AllocationFolder(job.folder).ends()) if job.folder else ()
     code = job_code(step_code, ends)
-    allocation = Allocation(id=f"{job.id}-{job.restarts}", code=code, nodes=ends)
+    allocation = EndedAllocation(id=f"{job.id}-{job.restarts}", code=code, nodes=ends)
     decision = decide(ledger.add(allocation), retries)
     say(decision.text)
     if in_chain:

@@ -13,8 +13,8 @@ from everstep_services.agent.allocation_folder import AgentEnd, AllocationFolder
 from everstep_services.agent.core.actions import ExitAgent
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.slurm.allocations import (
-    Allocation,
     AllocationLedger,
+    EndedAllocation,
     decide,
     job_code,
     outcome,
@@ -28,7 +28,7 @@ def end(node: str, code: int, *, ends_job: bool) -> AgentEnd:
 
 
 def goes_on(*codes: int, retries: int = 2) -> bool:
-    allocations = [Allocation(id=str(number), code=code) for number, code in enumerate(codes)]
+    allocations = [EndedAllocation(id=str(number), code=code) for number, code in enumerate(codes)]
     return decide(allocations, retries).goes_on
 
 
@@ -54,7 +54,7 @@ def test_without_retries_the_first_failure_is_the_last() -> None:
 
 
 def test_decisions_name_the_code_and_the_limit() -> None:
-    text = decide([Allocation(id=str(n), code=92) for n in range(3)], 2).text
+    text = decide([EndedAllocation(id=str(n), code=92) for n in range(3)], 2).text
     assert text == (
         "there were not enough nodes (92); failed allocations in a row: 3, and --retries is 2: "
         "it ends"
@@ -89,12 +89,12 @@ def test_a_node_that_left_early_does_not_speak_for_the_job(
 
 def test_the_ledger_counts_an_allocation_once_and_survives_a_torn_line(tmp_path: Path) -> None:
     ledger = AllocationLedger(tmp_path)
-    ledger.add(Allocation(id="7-0", code=1))
-    ledger.add(Allocation(id="7-0", code=1))
+    ledger.add(EndedAllocation(id="7-0", code=1))
+    ledger.add(EndedAllocation(id="7-0", code=1))
     with ledger.path.open("ab") as file:
         file.write(b'{"id":"7-1","co')  # killed while it wrote
     assert [each.id for each in ledger.read()] == ["7-0"]
-    assert [each.code for each in ledger.add(Allocation(id="7-1", code=91))] == [1, 91]
+    assert [each.code for each in ledger.add(EndedAllocation(id="7-1", code=91))] == [1, 91]
     assert [each.code for each in ledger.read()] == [1, 91]
 
 
@@ -104,7 +104,7 @@ def test_a_damaged_ledger_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(CliError, match=r"allocations\.jsonl, line 1: .*; correct or delete"):
         ledger.read()
     with pytest.raises(CliError, match="cannot be used: No such file"):
-        AllocationLedger(tmp_path / "missing").add(Allocation(id="7-0", code=1))
+        AllocationLedger(tmp_path / "missing").add(EndedAllocation(id="7-0", code=1))
 
 
 @pytest.mark.parametrize(
