@@ -46,6 +46,11 @@ class AllocationFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    @classmethod
+    def of(cls, path: Path | None) -> "AllocationFolder | None":
+        """The folder at this path; None without a path."""
+        return None if path is None else cls(path)
+
     def create(self) -> None:
         """Make it, with its parents."""
         try:

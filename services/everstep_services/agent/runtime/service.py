@@ -127,8 +127,7 @@ class AgentService:
         )  # fmt: skip
         self._measuring = NetworkTestRunner(plan.node, clock, self._records, record)
         self._injection = None if harm is None else self._opened_to(harm)
-        shared = plan.allocation_dir
-        self._allocation = None if shared is None else AllocationFolder(shared)
+        self._allocation = AllocationFolder.of(plan.allocation_dir)
         self._idleness = Idleness(clock)
         self._due = asyncio.Event()
         self._was_answered = False
