@@ -46,7 +46,7 @@ def network_interface(invocation: Invocation) -> Diagnoses:
 
 
 def _loops(environ: Mapping[str, str], here: list[interfaces.Interface]) -> Iterator[str]:
-    loops = {one.name for one in here if one.ipv4 and all(map(_is_loopback, one.ipv4))}
+    loops = {card.name for card in here if card.ipv4 and all(map(_is_loopback, card.ipv4))}
     for variable in (interfaces.GLOO, interfaces.NCCL):
         names = {name.strip("=") for name in environ.get(variable, "").split(",") if name}
         if names and names <= loops:
@@ -63,14 +63,14 @@ def _host_name(*, is_large: bool) -> Iterator[Diagnosis]:
     """Where no interface is named, gloo listens where the host's name leads."""
     name = socket.gethostname()
     try:
-        found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
+        places = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         text = f"the name of this host, {name}, leads nowhere; gloo looks for an address by it"
         fix = f"add {name} with this host's address to /etc/hosts, or set {interfaces.GLOO}"
         level = Level.CRITICAL if is_large else Level.WARNING
         yield Diagnosis("network_interface", level, text, fix)
         return
-    addresses = sorted({str(place[0]) for *_, place in found})
+    addresses = sorted({str(place[0]) for *_, place in places})
     if is_large and all(map(_is_loopback, addresses)):
         text = (
             f"the name of this host, {name}, leads to loopback ({', '.join(addresses)}), and this "
@@ -88,7 +88,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _has_several_nodes(environ: Mapping[str, str]) -> bool:
-    """Whether the scheduler or torchrun's variables say so."""
+    """Whether a variable of the scheduler or of torchrun counts more than one node."""
     counts = (environ.get(name, "").rpartition(":")[2] for name in _NODES)
     return any(count.isdecimal() and int(count) > 1 for count in counts)
 
