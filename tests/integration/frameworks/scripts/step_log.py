@@ -31,7 +31,10 @@ def note_step(folder: Path, step: int) -> None:
         wait_for_checkpoint(folder, int(at) // EVERY * EVERY)
         if fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        threading.Event().wait()
+        import trainer_sdk
+
+        with trainer_sdk.session().section("stuck"):  # other limits hold at the start, too
+            threading.Event().wait()
 
 
 def wait_for_checkpoint(folder: Path, step: int) -> None:
