@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.bus.compression import packed
+from everstep.bus.documents import packed
 from everstep.messages import (
     MAX_MESSAGE_BYTES,
     CheckpointRestored,
@@ -29,10 +29,9 @@ from everstep_services.catalog.domain.facts import apply
 from everstep_services.catalog.domain.files import compare
 from everstep_services.catalog.domain.index import Index
 from everstep_services.catalog.domain.places import located
-from everstep_services.catalog.domain.replication import judge, repairs
+from everstep_services.catalog.domain.replication import judge, repairs, survivable
 from everstep_services.catalog.domain.retention import RetentionRules, judged, last_good
 from everstep_services.catalog.domain.schedule import ReadBackRules, rules_for, to_verify
-from everstep_services.catalog.domain.survival import survivable
 from tests.integration.catalog_replicas import formed, stored
 from tests.unit.history.facts import make
 from trainer_sdk.checkpoint.manifest import Identity, Manifest, ShardFile

@@ -6,11 +6,38 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 
 from trainer_sdk import layout
-from trainer_sdk.inject.catalogue import BadFaultError, FaultRequest
-from trainer_sdk.inject.main_thread import in_main_thread
+from trainer_sdk.inject.catalog import BadFaultError, FaultRequest
+
+_SIGNAL = signal.SIGRTMAX - 1
+
+_waiting: deque[Callable[[], None]] = deque()
+
+
+def take_signal() -> None:
+    """Set the handler; called once, in the main thread, as only that may set handlers."""
+    signal.signal(_SIGNAL, _handle)
+    signal.siginterrupt(_SIGNAL, False)  # noqa: FBT003 - positional only
+
+
+def in_main_thread(act: Callable[[], None]) -> None:
+    """Run `act` in the main thread, between two instructions of the script; its errors rise there.
+
+    If the main thread is outside of Python, `act` runs when it returns.
+    """
+    _waiting.append(act)
+    ident = threading.main_thread().ident
+    assert ident is not None, "the main thread has begun"
+    signal.pthread_kill(ident, _SIGNAL)
+
+
+def _handle(*_: object) -> None:
+    while _waiting:
+        _waiting.popleft()()
+
 
 _FOR_EVER_S = 10 * 365 * 86400.0
 _LOOK_EVERY_S = 0.001

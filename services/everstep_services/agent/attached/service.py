@@ -16,9 +16,8 @@ from everstep_services.agent.attached import attendance
 from everstep_services.agent.attached.attached_plan import AttachedPlan
 from everstep_services.agent.attached.evidence import AttachedEvidence
 from everstep_services.agent.attached.facts import AttachedFacts, StepCounter, StepsMade
-from everstep_services.agent.attached.page_finder import FoundPage
 from everstep_services.agent.attached.rank_stderr import RankStderr
-from everstep_services.agent.attached.rank_watch import RankWatch
+from everstep_services.agent.attached.rank_watch import FoundPage, RankWatch
 from everstep_services.agent.attached.stalls import AttachedStalls
 from everstep_services.agent.core.exit import RankExit
 from everstep_services.agent.probes import notes

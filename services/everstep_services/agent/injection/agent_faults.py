@@ -18,7 +18,7 @@ import msgspec
 from everstep.bus import BusSettings
 from everstep.clock import SystemClock
 from everstep_services.agent.injection.relay import Relay, opened_relay, servers_of
-from trainer_sdk.inject.catalogue import BadFaultError, FaultRequest
+from trainer_sdk.inject.catalog import BadFaultError, FaultRequest
 
 _MB = 1 << 20
 _ON_THE_LINK = {"cut_off", "partition", "slow_link"}

@@ -23,7 +23,7 @@ from everstep_services.agent.runtime.rank_environment import (
     without_logins,
 )
 from trainer_sdk import layout, wire
-from trainer_sdk.bootstrap.recorder_settings import arm_flight_recorder
+from trainer_sdk.bootstrap.torch_hooks import arm_flight_recorder
 
 _DRAIN_WITHIN_S = 5.0
 _OF_A_RANK = (layout.PAGE_VARIABLE, layout.FOLDER_VARIABLE, layout.ROUND_VARIABLE)

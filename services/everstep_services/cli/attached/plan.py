@@ -16,7 +16,7 @@ from everstep_services.agent.settings import AgentSettings
 from everstep_services.agent.stalls.limits_table import external_limits
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.machine.state import StateDir, find_state_dir
-from everstep_services.cli.run import environment, safe_names
+from everstep_services.cli.run import environment
 from everstep_services.cli.run.arguments import Given
 from everstep_services.cli.run.fingerprint import fingerprint, masked
 from everstep_services.cli.run.limit_rules import limits_of
@@ -54,7 +54,7 @@ def plan_attached(
     port = environ.get("MASTER_PORT", "")
     plan = AttachedPlan(
         job=job,
-        node=agent.node_id or safe_names.node_id(environ),
+        node=agent.node_id or environment.node_id(environ),
         folder=folder,
         place=place,
         spec=_spec(job, place, masked(command), environ),

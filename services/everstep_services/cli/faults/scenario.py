@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep_services.cli.errors import CliError, Exit
-from trainer_sdk.inject.catalogue import BadFaultError, FaultRequest, fault_request
+from trainer_sdk.inject.catalog import BadFaultError, FaultRequest, fault_request
 
 RANDOM = "random"
 _FIELDS = {

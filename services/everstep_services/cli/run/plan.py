@@ -18,7 +18,7 @@ from everstep_services.agent.run_plan import RunPlan, Scheduler, ScriptCommand
 from everstep_services.agent.settings import AgentSettings
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.machine.state import StateDir, find_state_dir
-from everstep_services.cli.run import environment, safe_names
+from everstep_services.cli.run import environment
 from everstep_services.cli.run.arguments import Given, UsageError
 from everstep_services.cli.run.compatibility import apply_rdzv_conf, nodes_of, notes_of
 from everstep_services.cli.run.console_choice import console_choice
@@ -50,7 +50,7 @@ def plan_run(invocation: Invocation, given: Given) -> RunPlan:
     standalone = _is_standalone(given, spec, bus, state)
     if not given.text("node_id") and agent.node_id is None:
         environment.refuse_crowds(environ)
-    node = given.text("node_id") or agent.node_id or safe_names.node_id(environ)
+    node = given.text("node_id") or agent.node_id or environment.node_id(environ)
     is_warm = _is_warm(given, agent, command)
     return RunPlan(
         job=job,
@@ -322,19 +322,19 @@ def _job_of(given: Given, scheduler: Scheduler, nodes: int) -> str:
         return _named("job", given.text("job"), "--job")
     run_id = given.text("rdzv_id")
     if run_id and run_id != "none":
-        job = safe_names.safe_name(run_id, "job")
+        job = environment.safe_name(run_id, "job")
         was = "" if job == run_id else f" ({run_id!r} holds what no id may)"
         given.notes.append(f"the job is called {job}, by {given.origins['rdzv_id']}{was}")
         return job
     if scheduler.job:
-        job = safe_names.safe_name(f"{scheduler.name}-{scheduler.job}", "job")
+        job = environment.safe_name(f"{scheduler.name}-{scheduler.job}", "job")
         given.notes.append(f"the job is called {job}; --job NAME gives it another id")
         return job
     if nodes > 1:
         raise UsageError(
             f"{nodes} nodes need an id for the job that they share: give the same --job ID on each"
         )
-    stem = safe_names.safe_name(Path(given.script or "").stem, "job")[:40]
+    stem = environment.safe_name(Path(given.script or "").stem, "job")[:40]
     return f"{stem}-{new_id()[-6:]}"
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from everstep.messages import CheckResult
 from everstep_services.agent.probes.base import Look
-from everstep_services.agent.probes.counter_growth import note
 from everstep_services.agent.probes.gpu.nvml import (
     GpuGoneError,
     Load,
@@ -15,6 +14,7 @@ from everstep_services.agent.probes.gpu.nvml import (
     load,
     opened,
 )
+from everstep_services.agent.probes.notes import note
 
 _COUNTERS = (
     "NVML_NVLINK_ERROR_DL_REPLAY",
