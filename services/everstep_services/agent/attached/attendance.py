@@ -111,8 +111,8 @@ class Attendance:
 
     def is_news(self, number: int, rank: int, pid: int) -> bool:
         """The page is of this round or a later one, and new."""
-        known = self._ranks.get(rank) if number == self.round else None
-        return number >= self.round and (known is None or known.pid != pid)
+        record = self._ranks.get(rank) if number == self.round else None
+        return number >= self.round and (record is None or record.pid != pid)
 
     def came(self, number: int, rank: int, pid: int, now: float) -> list[Act]:
         """A rank has opened its page."""
@@ -152,8 +152,8 @@ class Attendance:
 
     def gone(self, rank: int, ending: RankExit, fact: str, now: float) -> list[Act]:
         """The process of a rank is gone."""
-        known = self._ranks[rank]
-        known.ending, known.fact = ending, fact
+        record = self._ranks[rank]
+        record.ending, record.fact = ending, fact
         acts: list[Act] = []
         if _has_failed(ending) and self._first_bad is None:
             self._first_bad = rank
@@ -223,13 +223,18 @@ class Attendance:
         rank, presence = next(
             (r, p) for r, p in self._ranks.items() if not (p.ending and p.ending.is_good)
         )
-        said = (
+        summary = (
             "was still here when the next round began"
             if presence.ending is None
             else presence.ending.text
         )
         return RoundEnds(
-            self.round, "rank_exited", f"rank {rank} {said}", rank, presence.fact or None, lasted_s
+            self.round,
+            "rank_exited",
+            f"rank {rank} {summary}",
+            rank,
+            presence.fact or None,
+            lasted_s,
         )
 
     def _closes(self, trouble: _Trouble, outcome: str, reason: str, now: float) -> IncidentCloses:

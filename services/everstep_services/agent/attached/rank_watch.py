@@ -43,13 +43,13 @@ class PageFinder:
         """The new pages of the first round, from this one on, that has any."""
         for number, at in sorted(_numbered(self._folder)):
             if number >= oldest:
-                found = [
+                pages = [
                     folder
                     for place in sorted(at.iterdir())
                     if (folder := self._found(number, place))
                 ]
-                if found:
-                    return found
+                if pages:
+                    return pages
         return []
 
     def _found(self, number: int, place: Path) -> FoundPage | None:
@@ -77,10 +77,10 @@ class PageFinder:
 
 def _numbered(folder: Path) -> Iterator[tuple[int, Path]]:
     try:
-        found = list(folder.iterdir())
+        entries = list(folder.iterdir())
     except FileNotFoundError:
         return
-    for page in found:
+    for page in entries:
         if page.name.isdigit() and page.is_dir():
             yield int(page.name), page
 
@@ -161,13 +161,13 @@ class RankWatch:
         try:
             while True:
                 self._due.clear()
-                found = await asyncio.to_thread(self._finder.look, self.oldest)
+                pages = await asyncio.to_thread(self._finder.look, self.oldest)
                 self._notice_gone()  # ranks of the round before are gone before the next begins
-                for page in found:
+                for page in pages:
                     self.events.put_nowait(page)
                 await self.events.join()
                 self.ranks.look(self._clock.now())
-                if found:
+                if pages:
                     continue
                 try:
                     async with asyncio.timeout(_LOOK_EVERY_S):
@@ -186,21 +186,21 @@ class RankWatch:
         """The launcher lives, and may start the ranks again."""
         return self._launcher is not None and not is_over(self._launcher)
 
-    def add(self, found: FoundPage) -> None:
+    def add(self, new: FoundPage) -> None:
         """Watch a rank of the present round."""
         now = self._clock.now()
         if not self.launcher_lives:
-            self._find_launcher(found.pid)
-        self.ranks.add(found.rank, found.folder, found.page)
-        line = Spawned(round=found.round, rank=found.rank, pid=found.pid, start="cold")
+            self._find_launcher(new.pid)
+        self.ranks.add(new.rank, new.folder, new.page)
+        line = Spawned(round=new.round, rank=new.rank, pid=new.pid, start="cold")
         self.ranks.spawned(line, now)
         self.ranks.look(now)
         try:
-            handle = os.pidfd_open(found.pid)
+            handle = os.pidfd_open(new.pid)
         except OSError:
-            self._gone(found, None, None)
+            self._gone(new, None, None)
             return
-        self._handles[handle] = found
+        self._handles[handle] = new
         asyncio.get_running_loop().add_reader(handle, self._ended, handle)
 
     def _hear(self) -> None:
@@ -229,24 +229,24 @@ class RankWatch:
     def _ended(self, handle: int) -> None:
         if handle not in self._handles:
             return
-        found = self._handles[handle]
-        code, number = ending_of(found.pid, handle)
+        ended = self._handles[handle]
+        code, number = ending_of(ended.pid, handle)
         self._forget(handle)
-        self._gone(found, code, number)
+        self._gone(ended, code, number)
 
     def _forget(self, handle: int) -> None:
         asyncio.get_running_loop().remove_reader(handle)
         os.close(handle)
         del self._handles[handle]
 
-    def _gone(self, found: FoundPage, code: int | None, number: int | None) -> None:
-        known = self.ranks.rank(found.rank)
-        page = None if known is None else known.reading()
+    def _gone(self, gone: FoundPage, code: int | None, number: int | None) -> None:
+        watched = self.ranks.rank(gone.rank)
+        page = None if watched is None else watched.reading()
         lasted_s = 0.0 if page is None else max(0.0, self._clock.now() - page.script_s)
         line = Gone(
-            round=found.round,
-            rank=found.rank,
-            pid=found.pid,
+            round=gone.round,
+            rank=gone.rank,
+            pid=gone.pid,
             code=code,
             signal=number,
             core_dumped=False,

@@ -393,17 +393,17 @@ class Agent:
 
     def _say_cause(self, round: int, reason: str) -> list[Action]:
         """Show the cause, and once more if it turns out to be a consequence of something else."""
-        known, self._cause, self._withheld = self._cause, (round, reason), ""
-        if known is None or known[0] != round:
+        shown, self._cause, self._withheld = self._cause, (round, reason), ""
+        if shown is None or shown[0] != round:
             return [ShowLine(f"round {round} is over: {reason}")]
-        return [ShowLine(f"what ended round {round}: {reason}")] if known[1] != reason else []
+        return [ShowLine(f"what ended round {round}: {reason}")] if shown[1] != reason else []
 
     def _outlived(self, part: RoundPart, newest: int) -> list[Action]:
         """Our ranks belong to a round that is over: the agent was cut off, or paused."""
         acts: list[Action] = []
         if part.state != "stopping":
-            said = f"round {part.round} is over, the job is at round {newest}: stopping its ranks"
-            acts.append(ShowLine(said))
+            text = f"round {part.round} is over, the job is at round {newest}: stopping its ranks"
+            acts.append(ShowLine(text))
         return acts + part.stop()
 
     def _leave_job(self, order: LeaveJob) -> list[Action]:

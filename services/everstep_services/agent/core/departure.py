@@ -109,8 +109,8 @@ def preempted(
     goodbye.alone_at = now + min(limits.agree_within_s, grace_s / 2)
     part.noticed(now)
     told = SendReport(part.round, "preempted", reason, grace_s=grace_s)
-    said = ShowLine(f"{reason}: its ranks have {grace_s:g} s")
-    return goodbye, [PassNotice(number), noticed, told, said]
+    line = ShowLine(f"{reason}: its ranks have {grace_s:g} s")
+    return goodbye, [PassNotice(number), noticed, told, line]
 
 
 def taken(
@@ -123,8 +123,8 @@ def taken(
         return goodbye, goodbye.leave(part, limits.stop_grace_s)
     grace_s = limits.preempt_grace_s if order.within_s is None else order.within_s
     goodbye.kill_at = now + grace_s
-    said = ShowLine(f"{reason}: its ranks have {grace_s:g} s")
-    return goodbye, [PassNotice(SIGTERM, to_handlers=True), said]
+    line = ShowLine(f"{reason}: its ranks have {grace_s:g} s")
+    return goodbye, [PassNotice(SIGTERM, to_handlers=True), line]
 
 
 def interrupted(

@@ -190,10 +190,10 @@ class RoundPart:
 
     def fell(self, rank: int, ending: RankExit) -> list[Action]:
         """A rank ended by itself although its round is being stopped: it may be the cause."""
-        known = self._ranks.get(rank)
-        if known is None or known.has_failed or self.is_leaving or ending.is_good:
+        state = self._ranks.get(rank)
+        if state is None or state.has_failed or self.is_leaving or ending.is_good:
             return []
-        known.has_failed = True
+        state.has_failed = True
         return self._failed(rank, ending)
 
     def ended_while_leaving(self, ending: RankExit) -> None:

@@ -22,11 +22,11 @@ def site_commands(settings: ChecksSettings) -> dict[str, tuple[str, ...]]:
 
     Files whose names have other characters (`x~`, `.x`) are skipped, as by run-parts.
     """
-    found: dict[str, tuple[str, ...]] = {}
+    commands: dict[str, tuple[str, ...]] = {}
     folder = settings.site_dir
     if folder is not None:
-        found |= {path.name: (str(path),) for path in folder.iterdir() if _is_check(path.name)}
-    return found | {name: tuple(shlex.split(line)) for name, line in settings.site.items()}
+        commands |= {path.name: (str(path),) for path in folder.iterdir() if _is_check(path.name)}
+    return commands | {name: tuple(shlex.split(line)) for name, line in settings.site.items()}
 
 
 @dataclass(slots=True)
@@ -98,11 +98,11 @@ def beside_training(settings: ChecksSettings) -> tuple[str, ...]:
 
 def chosen(names: Iterable[str], settings: ChecksSettings) -> tuple[str, ...]:
     """These checks, each once. Raises `UnknownCheckError`; `site:<name>` is looked up later."""
-    known = all_names(settings)
+    names_known = all_names(settings)
     wanted = tuple(dict.fromkeys(names))
     for name in wanted:
-        if name not in known and not name.startswith(f"{SITE}:"):
-            near = difflib.get_close_matches(name, known, n=1)
+        if name not in names_known and not name.startswith(f"{SITE}:"):
+            near = difflib.get_close_matches(name, names_known, n=1)
             hint = f"did you mean {near[0]}?" if near else "see everstep check --list"
             raise UnknownCheckError(f"{name!r} is not a check; {hint}")
     return wanted

@@ -135,15 +135,15 @@ class WardenClient:
 
         None before it has begun, and if its page is damaged.
         """
-        known = self.watch.rank(rank)
-        return known.reading() if known is not None else None
+        watched = self.watch.rank(rank)
+        return watched.reading() if watched is not None else None
 
     async def error(self, rank: int) -> ErrorRecord | None:
         """The exception that ended a rank, if it could record one."""
-        known = self.watch.rank(rank)
-        if known is None:
+        watched = self.watch.rank(rank)
+        if watched is None:
             return None
-        return await asyncio.to_thread(setup.read_error, known.folder)
+        return await asyncio.to_thread(setup.read_error, watched.folder)
 
     async def on_line(self, octets: bytes) -> None:
         """The warden has sent a line."""

@@ -157,29 +157,29 @@ class ReplicaManager:
                     await self._release(order)
 
     async def _copy(self, order: CopyReplica) -> None:
-        found = await asyncio.to_thread(self._here, order)
-        log.info("replica_copied slot=%d files=%d", order.owner_slot, len(found))
-        for file in found:
+        files = await asyncio.to_thread(self._here, order)
+        log.info("replica_copied slot=%d files=%d", order.owner_slot, len(files))
+        for file in files:
             self._sending.also(file, order.to)
 
     async def _release(self, order: ReleaseImages) -> None:
         """Allow states of this step to be restored, and fetched, again."""
         self._suspect.discard(order.step)
-        found = await asyncio.to_thread(release_images, self._folder, order.step)
-        log.info("images_released step=%d by=%s files=%d", order.step, order.by, len(found))
-        for tier, folder in found:
+        released = await asyncio.to_thread(release_images, self._folder, order.step)
+        log.info("images_released step=%d by=%s files=%d", order.step, order.by, len(released))
+        for tier, folder in released:
             self._events.released(order, tier, folder)
 
     def _here(self, order: CopyReplica) -> list[CopyFile]:
         held = self._store.of_slot(order.owner_slot, order.step)
-        found = [CopyFile(copy.copy, copy.path) for copy in held]
+        files = [CopyFile(copy.copy, copy.path) for copy in held]
         own = self._standing.order
         if own is None or own.slot != order.owner_slot:
-            return found
+            return files
         for rank in range(own.first_rank, own.first_rank + own.ranks):
-            found.extend(
+            files.extend(
                 CopyFile(image.copy(own.slot, own.ranks), image.path)
                 for image in self._images.of(rank)
                 if image.head.identity.step == order.step
             )
-        return found
+        return files

@@ -55,22 +55,22 @@ def environment(
     paths: RankPaths,
 ) -> dict[str, str]:
     """The whole environment of a rank. `base` is the environment of `everstep run`."""
-    found = without_logins(base)
-    found.pop(layout.INJECTION_VARIABLE, None)
-    found.pop(layout.IMAGES_VARIABLE, None)
-    found.pop(layout.IMAGES_MOST_VARIABLE, None)
+    variables = without_logins(base)
+    variables.pop(layout.INJECTION_VARIABLE, None)
+    variables.pop(layout.IMAGES_VARIABLE, None)
+    variables.pop(layout.IMAGES_MOST_VARIABLE, None)
     if paths.images is not None:
-        found[layout.IMAGES_VARIABLE] = str(paths.images)
+        variables[layout.IMAGES_VARIABLE] = str(paths.images)
         if (most := plan.checkpoints.own_most_bytes) is not None:
-            found[layout.IMAGES_MOST_VARIABLE] = str(max(most // order.ranks, 1))
+            variables[layout.IMAGES_MOST_VARIABLE] = str(max(most // order.ranks, 1))
     if plan.allow_fresh_start:
-        found[layout.FRESH_VARIABLE] = "1"
+        variables[layout.FRESH_VARIABLE] = "1"
     if plan.allow_injection:
-        found[layout.INJECTION_VARIABLE] = "1"
-    found.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+        variables[layout.INJECTION_VARIABLE] = "1"
+    variables.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if order.ranks > 1:
-        found.setdefault("OMP_NUM_THREADS", "1")
-    return found | _places(plan, order, local_rank) | _devices(plan, local_rank, base) | {
+        variables.setdefault("OMP_NUM_THREADS", "1")
+    return variables | _places(plan, order, local_rank) | _devices(plan, local_rank, base) | {
         "MASTER_ADDR": order.master_address,
         "MASTER_PORT": str(order.master_port),
         "TORCHELASTIC_RESTART_COUNT": str(order.restarts),

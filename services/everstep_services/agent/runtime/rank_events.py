@@ -199,22 +199,22 @@ class RankEvents:
         desks.do(self._agent.rank_stepped(event.rank, event.step))
 
     def _said(self, order: StartRanks, event: RankSaid) -> None:
-        if isinstance(event.said, StopSeen):
+        if isinstance(event.message, StopSeen):
             now = self._clock.now()
-            self._desks.do(self._agent.rank_stops(event.rank, event.said.step, now))
+            self._desks.do(self._agent.rank_stops(event.rank, event.message.step, now))
             return
         with unharmed("what a rank said"):
             self._heard(order, event)
 
     def _heard(self, order: StartRanks, event: RankSaid) -> None:
         desks = self._desks
-        match event.said:
-            case Injected() as said:
-                desks.record(desks.records.fault_injected(order, event.rank, said))
-            case Requested() as said:
-                desks.requests.hear(said)
-            case Checkpointed() as said:
-                desks.checkpoints.said(said)
+        match event.message:
+            case Injected() as message:
+                desks.record(desks.records.fault_injected(order, event.rank, message))
+            case Requested() as message:
+                desks.requests.hear(message)
+            case Checkpointed() as message:
+                desks.checkpoints.said(message)
             case _:
                 desks.stalls.said(event)
 
@@ -326,12 +326,12 @@ class RankEvents:
         if self._agent.order is None or self._agent.order.round != order.round:
             return
         scene = self._scene(min(order.within_s, _CAPTURE_MOST_S), only=order.ranks)
-        known = {**table.of_ranks, **table.of_node}
-        wanted = order.evidence or tuple(known)
+        collectable = {**table.of_ranks, **table.of_node}
+        wanted = order.evidence or tuple(collectable)
         why = "this agent does not collect it: agent.evidence_without, or another release"
-        unknown = [Piece(kind, missing=why) for kind in wanted if kind not in known]
+        unknown = [Piece(kind, missing=why) for kind in wanted if kind not in collectable]
         evidence.collected(order.round, order.incident, unknown)
-        collectors = {kind: known[kind] for kind in wanted if kind in known}
+        collectors = {kind: collectable[kind] for kind in wanted if kind in collectable}
         evidence.collect(order.round, order.incident, collectors, scene, of_each=True)
 
     def _scene(
@@ -347,11 +347,11 @@ class RankEvents:
 
     def _say_outlived(self, outcome: Stopped) -> None:
         if outcome.outlived:
-            what = "were killed, as --leave-children was not given"
+            fate = "were killed, as --leave-children was not given"
             if self._leaves_children:
-                what = "live on"
+                fate = "live on"
             named = "; ".join(outcome.outlived)
-            self._workdir.say(f"processes that ranks had started outlived them and {what}: {named}")
+            self._workdir.say(f"processes that ranks had started outlived them and {fate}: {named}")
 
     def _stopped(self, stop: actions.StopRound, outcome: Stopped) -> None:
         desks, order = self._desks, self._agent.order

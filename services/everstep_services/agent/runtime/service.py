@@ -195,9 +195,9 @@ class AgentService:
     async def _hear(self, inbox: Inbox[Order]) -> None:
         while True:
             order = await inbox.get()
-            what = type(order).__name__
-            log.info("order type=%s round=%d reason=%s", what, order.round, order.reason)
-            with unharmed(f"order {what}"):
+            kind = type(order).__name__
+            log.info("order type=%s round=%d reason=%s", kind, order.round, order.reason)
+            with unharmed(f"order {kind}"):
                 if isinstance(order, SaveCheckpoint):
                     self._do(self._agent.asked_to_save(order, self._clock.now()))
                 else:
@@ -258,8 +258,8 @@ class AgentService:
         watched = self._watched
         ranks = InjectionTargets(
             order=lambda: self._agent.order,
-            folder=lambda rank: None if (known := watched(rank)) is None else known.folder,
-            pid=lambda rank: 0 if (known := watched(rank)) is None or known.gone else known.pid,
+            folder=lambda rank: None if (seen := watched(rank)) is None else seen.folder,
+            pid=lambda rank: 0 if (seen := watched(rank)) is None or seen.gone else seen.pid,
             step=self._progress.step,
         )
         return FaultInjector(self._plan, self._bus, harm, ranks, self._workdir.say)

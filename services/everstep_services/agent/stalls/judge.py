@@ -131,10 +131,10 @@ class StallJudge:
         excuses = {
             rank: excuse_s(stalled, other, now, slack_s) for rank, other in self.places.items()
         }
-        known = [(for_s, rank) for rank, for_s in excuses.items() if for_s is not None]
-        if not known:
+        possible = [(for_s, rank) for rank, for_s in excuses.items() if for_s is not None]
+        if not possible:
             return None
-        for_s, rank = max(known)
+        for_s, rank = max(possible)
         return rank, for_s
 
     def witnessed_s(self, place: RankPosition, now: float) -> float:

@@ -159,9 +159,9 @@ class StallLimits:
 
     def shortest_s(self) -> float:
         """A monitor that looks this often misses no limit."""
-        known = [limit.s for limit in (*self._learned.values(), *self._operators.values())]
+        values = [limit.s for limit in (*self._learned.values(), *self._operators.values())]
         rules = self.rules
-        return min([rules.section_s, rules.first_step_s, *rules.configured.values(), *known])
+        return min([rules.section_s, rules.first_step_s, *rules.configured.values(), *values])
 
     def _usual_first_step(self) -> Limit:
         return self._first_step or Limit(self.rules.first_step_s, "default", FIRST_STEP)

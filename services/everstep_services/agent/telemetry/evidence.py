@@ -150,7 +150,7 @@ class Collections:
         self._record(
             self._records.evidence(
                 round, incident, piece.evidence, rank=piece.rank, blob=blob, took_s=piece.took_s,
-                summary="" if piece.found is None else piece.found.summary, missing=missing,
+                summary="" if piece.content is None else piece.content.summary, missing=missing,
             )
         )  # fmt: skip
 
@@ -200,13 +200,13 @@ class EvidenceRecorder(Collections):
         failure = self._failures.setdefault((order.round, rank), _Failure())
 
         async def keep() -> None:
-            said = ""
+            problem = ""
             if not ending.is_good:
                 await self._store(order.round, rank, failure)
-                said = await asyncio.to_thread(self._first_error, order.round, rank)
+                problem = await asyncio.to_thread(self._first_error, order.round, rank)
             fact = self._records.rank_exited(
                 failure.fact, order, rank, pid, ending,
-                step=step, first_error=said, log=failure.blobs.get("stderr"),
+                step=step, first_error=problem, log=failure.blobs.get("stderr"),
                 incident=failure.incident,
             )  # fmt: skip
             self._record(fact)
@@ -276,7 +276,7 @@ class EvidenceRecorder(Collections):
     def _first_error(self, round: int, rank: int) -> str:
         for stream in _STREAMS:
             start = self._logs.start(round, rank, stream)
-            found = first_error(self._logs.file(round, rank, stream), start=start)
-            if found:
-                return found
+            error = first_error(self._logs.file(round, rank, stream), start=start)
+            if error:
+                return error
         return ""

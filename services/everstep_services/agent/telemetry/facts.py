@@ -211,15 +211,15 @@ class AgentFacts:
             case actions.RecordMissed():
                 return PreemptionMissed(**of, node=self._node, reason=act.reason, step=step)
 
-    def fault_injected(self, order: StartRanks, rank: int, said: Injected) -> FaultInjected:
+    def fault_injected(self, order: StartRanks, rank: int, injected: Injected) -> FaultInjected:
         return FaultInjected(
             **self._of(order.round),
-            fault=said.fault,
+            fault=injected.fault,
             by="the script",
             node=self._node,
             rank=rank,
-            target=said.target,
-            lasts_s=said.lasts_s,
+            target=injected.target,
+            lasts_s=injected.lasts_s,
         )
 
     def node_checked(self, done: NodeExamination) -> NodeCheckFinished:

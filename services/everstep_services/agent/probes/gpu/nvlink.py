@@ -69,10 +69,10 @@ class NvlinkProbe:
         if look.memory.get("boot") != boot_id:
             look.memory.clear()
             look.memory["boot"] = boot_id
-        found = [result for links in gpus for result in _judge(look, links, gpus)]
-        if not found:
+        results = [result for links in gpus for result in _judge(look, links, gpus)]
+        if not results:
             return [CheckResult(check="nvlink", state="unsupported", reason="no NVLink here")]
-        return found
+        return results
 
 
 def _read(nvml: Nvml) -> Iterator[NvlinkCounters]:
@@ -126,8 +126,8 @@ def _errors(nvml: Nvml, gpu: Any, link: int) -> int | None:
     ]
     if all(count is None for count in counts):
         counts = [nvml.field(gpu, name, link) for name in _FIELDS]
-    known = [count for count in counts if count is not None]
-    return sum(known) if known else None
+    readable = [count for count in counts if count is not None]
+    return sum(readable) if readable else None
 
 
 def _judge(

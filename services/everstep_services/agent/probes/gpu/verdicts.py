@@ -26,14 +26,14 @@ def verdicts(
     """All troubles of the GPU; one `ok` or `unknown` if there are none."""
     if gpu.gone is not None:
         return [_result(gpu, "failed", gpu.gone.reason, gpu.gone.failure_class)]
-    found = [
+    results = [
         *_recovery(gpu),
         *_memory(gpu, before),
         *_clocks(gpu, before, settings),
         *_fabric(gpu),
     ]
-    if found:
-        return found
+    if results:
+        return results
     if gpu.unreadable:
         return [_result(gpu, "unknown", f"could not be read: {'; '.join(gpu.unreadable)}")]
     return [_result(gpu, "ok", _remarks(gpu))]
@@ -57,7 +57,7 @@ def slowed_looks(gpu: GpuSnapshot, before: Mapping[str, Any]) -> int:
 def _recovery(gpu: GpuSnapshot) -> Iterator[CheckResult]:
     if not gpu.recovery_action:
         return
-    state, failure_class, name, said = RECOVERY.get(
+    state, failure_class, name, advice = RECOVERY.get(
         gpu.recovery_action,
         (
             "warning",
@@ -67,7 +67,7 @@ def _recovery(gpu: GpuSnapshot) -> Iterator[CheckResult]:
         ),
     )
     yield _result(
-        gpu, state, f"the driver says: {said}", failure_class, f"GPU_RECOVERY_ACTION={name}"
+        gpu, state, f"the driver says: {advice}", failure_class, f"GPU_RECOVERY_ACTION={name}"
     )
 
 
@@ -161,12 +161,12 @@ def _fabric(gpu: GpuSnapshot) -> Iterator[CheckResult]:
 
 
 def _remarks(gpu: GpuSnapshot) -> str:
-    said = []
+    remarks = []
     if gpu.is_mig:
-        said.append("MIG is on")
+        remarks.append("MIG is on")
     if gpu.is_persistent is False:
-        said.append("persistence mode is off: the first process waits for the driver")
-    return "; ".join(said)
+        remarks.append("persistence mode is off: the first process waits for the driver")
+    return "; ".join(remarks)
 
 
 def _ecc(gpu: GpuSnapshot) -> int | None:

@@ -34,9 +34,9 @@ def boot_id(look: Look) -> str:
 
 def grown(look: Look, name: str, count: int) -> int | None:
     """The growth of a counter since the last look; None at the first look of a boot."""
-    boot, known = boot_id(look), look.memory.get(name)
+    boot, noted = boot_id(look), look.memory.get(name)
     look.memory[name] = {_BOOT: boot, "count": count}
-    if not isinstance(known, dict) or known.get(_BOOT) != boot:
+    if not isinstance(noted, dict) or noted.get(_BOOT) != boot:
         return None
-    before = known.get("count")
+    before = noted.get("count")
     return count - before if isinstance(before, int) and before <= count else None

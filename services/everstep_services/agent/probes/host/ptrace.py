@@ -54,8 +54,8 @@ class PtraceProbe:
         try:
             self.read_own_memory()
         except OSError as error:
-            said = f"process_vm_readv: {error.strerror}; {_CONTAINER_FIX}"
-            return [_result("warning", said)]
+            reason = f"process_vm_readv: {error.strerror}; {_CONTAINER_FIX}"
+            return [_result("warning", reason)]
         refused = 0
         for pid in look.own_pids or {os.getppid()}:
             try:

@@ -30,8 +30,8 @@ class KernelRule:
         return self._part(self.over, text) if self.over else None
 
     def _part(self, pattern: str, text: str) -> str | None:
-        found = re.search(pattern, text)
-        return None if found is None else str(found.groupdict().get("part") or "")
+        match = re.search(pattern, text)
+        return None if match is None else str(match.groupdict().get("part") or "")
 
 
 _PCI = r"(?P<part>[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"

@@ -111,11 +111,11 @@ class NicProbe:
         if not ports:
             return [_none(noted)]
         where = _Where(look.root, ports)
-        found = [result for port in ports for result in _judge(look, port, noted, where)]
-        found += _vanished(ports, noted)
-        if not found:
+        results = [result for port in ports for result in _judge(look, port, noted, where)]
+        results += _vanished(ports, noted)
+        if not results:
             return [CheckResult(check="nic", state="unsupported", reason="no port has been active")]
-        return found
+        return results
 
 
 def _is_forgotten(look: Look, name: str, before: Mapping[str, Any]) -> bool:

@@ -125,8 +125,8 @@ class ChecksProcess:
             return "it cannot be killed"
         how = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
         size = os.fstat(self._errors.fileno()).st_size
-        said = os.pread(self._errors.fileno(), _LAST_WORDS, max(size - _LAST_WORDS, 0))
-        lines = said.decode(errors="replace").split("\n")
+        words = os.pread(self._errors.fileno(), _LAST_WORDS, max(size - _LAST_WORDS, 0))
+        lines = words.decode(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         return f"{how}. {last}".strip().rstrip(".")
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from everstep.errors import EverstepError
-from everstep_services.agent.replicas.displacement import Sender
+from everstep_services.agent.replicas.displacement import ImageSender
 from everstep_services.agent.replicas.images import OwnImages
 from everstep_services.agent.replicas.memory_file import MappedFiles
 from everstep_services.agent.replicas.store import HeldCopy, ReplicaStore
@@ -147,7 +147,7 @@ class ReplicaServer:
             raise ReplicaError(f"round {hello.round} is over, the job is at round {now}", "round")
         began = time.monotonic()
         try:
-            incoming = self._store.begin(copy, Sender(hello.round, asked.restored, link.abort))
+            incoming = self._store.begin(copy, ImageSender(hello.round, asked.restored, link.abort))
         except OSError as error:
             raise ReplicaError(f"there is no room for it: {error}", "room") from error
         if incoming is None:
@@ -164,11 +164,11 @@ class ReplicaServer:
         link.say(StoredAnswer())
 
     def _copies(self, ranks: tuple[int, ...]) -> list[Copy]:
-        found = [held.copy for rank in ranks for held in self._store.of_rank(rank)]
+        copies = [held.copy for rank in ranks for held in self._store.of_rank(rank)]
         for rank in ranks:
             slot, count = self._standing.slot_of(rank) or (-1, 0)
-            found += [image.copy(slot, count) for image in self._images.of(rank)]
-        return found
+            copies += [image.copy(slot, count) for image in self._images.of(rank)]
+        return copies
 
     def _give(self, link: ReplicaLink, asked: GetCopy) -> None:
         copy = asked.copy
