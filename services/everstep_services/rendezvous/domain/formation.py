@@ -4,12 +4,11 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from everstep.incident_causes import CONSEQUENCE
 from everstep.messages import Member, Option, Replacement, RoundFormed, RoundWaiting, Seat, StandBy
 from everstep_services.rendezvous.domain import incidents
 from everstep_services.rendezvous.domain.batch import Batch
 from everstep_services.rendezvous.domain.decisions import came_of, decide_to, is_open
-from everstep_services.rendezvous.domain.ends import NOT_ENOUGH_NODES, decide, end_allocation
+from everstep_services.rendezvous.domain.ends import NOT_ENOUGH_NODES, end_allocation
 from everstep_services.rendezvous.domain.placement import (
     Candidate,
     World,
@@ -19,13 +18,14 @@ from everstep_services.rendezvous.domain.placement import (
 )
 from everstep_services.rendezvous.domain.recovery import may_be_recalled
 from everstep_services.rendezvous.domain.replica_placement import arranged
+from everstep_services.rendezvous.domain.restart_backoff import settle
 
 _FIRST_PORT, _PORTS = 20_000, 12_000
 
 
 def try_form(batch: Batch) -> None:
     """Form the next round if it can form; else report what it waits for, or give up."""
-    if not _is_settled(batch):
+    if not settle(batch):
         return
     batch.timers.start("form", batch.state.doc.round, batch.state.doc.allocation)
     candidates = [
@@ -62,52 +62,6 @@ def _may(batch: Batch, seat: Seat) -> bool:
         return False
     is_excluded = batch.control.exclusion(seat.node, batch.now.wall) is not None
     return not (is_excluded and batch.control.enforces("exclude", otherwise=True))
-
-
-def _is_settled(batch: Batch) -> bool:
-    """Whether the last round is decided, and its nodes have answered or their time is over."""
-    doc = batch.state.doc
-    if doc.phase == "joining":
-        return True
-    owing = batch.state.count("stopping")
-    trigger = doc.incident.trigger if doc.incident else "operator"
-    patience_s = (
-        batch.state.doc.spec.stop_grace_s + batch.evidence_s(trigger) + batch.settings.last_call_s
-    )
-    if doc.incident is not None and doc.incident.is_of_code and not doc.has_ever_stepped:
-        patience_s += batch.settings.alike_within_s
-    _decide_in_time(batch, owing, patience_s)
-    if batch.state.doc.phase != "ending":
-        return False
-    if owing:
-        left_s = patience_s - batch.phase_s
-        if left_s > 0:
-            batch.wake_in(left_s)
-            return False
-    return _backoff_is_over(batch)
-
-
-def _decide_in_time(batch: Batch, owing: int, patience_s: float) -> None:
-    incident = batch.state.doc.incident
-    if incident is None or incident.is_decided:
-        return
-    # Consequences have a cause: a node that owes an answer may be it, and is awaited anyway.
-    is_open = incident.weight <= CONSEQUENCE or batch.is_compared
-    left_s = (patience_s if is_open else batch.settings.cause_within_s) - batch.phase_s
-    if owing and left_s > 0:
-        batch.wake_in(left_s)
-        return
-    decide(batch)
-
-
-def _backoff_is_over(batch: Batch) -> bool:
-    incident = batch.state.doc.incident
-    if incident is None or not incident.delay_s:
-        return True
-    left_s = incident.delay_s - batch.phase_s
-    if left_s > 0:
-        batch.wake_in(left_s)
-    return left_s <= 0
 
 
 def _wait_s(batch: Batch, size: int, world: World) -> float:
