@@ -12,6 +12,7 @@ changes only its own fields; `Agent` and `Departure` call methods of the other p
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from everstep.messages import (
     AwaitRound,
@@ -48,7 +49,14 @@ from everstep_services.agent.core.actions import (
 )
 from everstep_services.agent.core.departure import Departure
 from everstep_services.agent.core.exit import RankExit
-from everstep_services.agent.core.round_part import AgentTimeouts, RoundPart
+from everstep_services.agent.core.round_part import (
+    AgentTimeouts,
+    PartState,
+    RanksOutcome,
+    RoundPart,
+)
+
+AgentState = Literal["joining", "standby", "leaving"] | PartState
 
 
 @dataclass
@@ -72,7 +80,7 @@ class Agent:
     """The cause of the end of our round as far as it is known, while a better one may follow."""
 
     @property
-    def state(self) -> str:
+    def state(self) -> AgentState:
         """The state, named as in the picture above."""
         if self._part is not None:
             return self._part.state
@@ -86,7 +94,7 @@ class Agent:
         return self._part.order if self._part else None
 
     @property
-    def running_state(self) -> str:
+    def running_state(self) -> RanksOutcome:
         """The outcome of the ranks of `order` so far, named as in `join`."""
         return self._part.came_to if self._part else ""
 

@@ -7,6 +7,7 @@ from everstep.messages import LeaveJob, SaveCheckpoint
 from everstep_services.agent.core.actions import (
     Action,
     ExitAgent,
+    LeaveCause,
     PassNotice,
     RecordMissed,
     RecordNotice,
@@ -28,7 +29,7 @@ class Departure:
     """Why the agent leaves, and its exit code."""
 
     code: int
-    cause: str
+    cause: LeaveCause
     reason: str
     is_sent: bool = False
     kill_at: float | None = None
@@ -142,4 +143,13 @@ def sent(order: LeaveJob) -> Departure:
     """Rendezvous has ordered the agent to leave."""
     is_ours = order.state == "excluded"
     reason = order.reason if is_ours else f"the job is {order.state}: {order.reason}"
-    return Departure(order.exit_code, order.state, reason, is_sent=True)
+    return Departure(order.exit_code, _cause_of(order), reason, is_sent=True)
+
+
+def _cause_of(order: LeaveJob) -> LeaveCause:
+    """Close the set: a state of a newer release means that the job was stopped."""
+    match order.state:
+        case "done" | "excluded" as state:
+            return state
+        case _:
+            return "stopped"

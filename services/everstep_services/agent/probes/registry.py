@@ -4,16 +4,16 @@ import difflib
 import importlib
 import shlex
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from everstep.errors import EverstepError
 from everstep.messages import CheckResult
-from everstep_services.agent.probes.base import Look, Probe
+from everstep_services.agent.probes.base import CheckState, Look, Probe
 from everstep_services.agent.probes.program import Program
 from everstep_services.agent.probes.settings import SITE_NAME, ChecksSettings
 
-_STATES = {0: "ok", 1: "warning", 2: "failed", 3: "unknown"}
+_STATES: Mapping[int, CheckState] = {0: "ok", 1: "warning", 2: "failed", 3: "unknown"}
 _MARGIN_S = 0.2
 
 
@@ -54,7 +54,7 @@ class SiteProbe:
             return [self._said(state, ran.first_line)]
         return [self._said(state, f"{program} ended with code {ran.code}. {ran.first_line}")]
 
-    def _said(self, state: str, reason: str) -> CheckResult:
+    def _said(self, state: CheckState, reason: str) -> CheckResult:
         return CheckResult(check=self.name, state=state, reason=reason.strip())
 
 

@@ -7,6 +7,7 @@ nothing that it knows reaches the next.
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from everstep_services.agent.stalls.limits import StallLimits
 from everstep_services.agent.stalls.position import (
@@ -16,6 +17,9 @@ from everstep_services.agent.stalls.position import (
     RankView,
     position_of,
 )
+
+WatchState = Literal["", "armed", "learning", "paused"]
+"""Whether stalls are looked for, as in `watch_changed`; empty while no ranks run."""
 
 _PAUSE_S = 60.0
 """After this time another node may ask again, if a pause has no end."""

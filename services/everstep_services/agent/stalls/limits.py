@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from everstep.messages import LimitsDocument
 from trainer_sdk.page import SectionKind
@@ -9,7 +10,7 @@ from trainer_sdk.page import SectionKind
 FIRST_STEP = "first-step"
 STEP = "step"
 OUTSIDE = "outside"
-HEARTBEAT = "heartbeat"
+HEARTBEAT: Final = "heartbeat"
 SPECIAL = (FIRST_STEP, STEP, OUTSIDE, HEARTBEAT)
 """Names of limits that are not sections. A section may have one of these names, too."""
 BY_HAND = "configured"

@@ -12,7 +12,14 @@ from everstep.messages import LimitsDocument, NameExcuse, SectionLimit, SectionS
 from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.stalls.compilers import Compiling
 from everstep_services.agent.stalls.interpreter import AHEAD_S, Interpreters, in_words
-from everstep_services.agent.stalls.judge import Excused, Moving, Stalled, StallJudge, states
+from everstep_services.agent.stalls.judge import (
+    Excused,
+    Moving,
+    Stalled,
+    StallJudge,
+    WatchState,
+    states,
+)
 from everstep_services.agent.stalls.limits import FIRST_STEP, Limit, LimitRules, StallLimits
 from everstep_services.agent.stalls.position import Exempt, RankPosition, RankView
 from everstep_services.agent.stalls.process_state import PROC, ProcessState, state_of, threads_of
@@ -98,8 +105,8 @@ class StallMonitor:
         self._closer_due = asyncio.Event()
 
     @property
-    def state(self) -> str:
-        """`armed`, `learning`, `paused` or `off`; empty while no ranks run."""
+    def state(self) -> WatchState:
+        """Whether stalls are looked for; empty while no ranks run."""
         judge = self._judge
         if judge is None:
             return ""

@@ -30,7 +30,7 @@ from everstep_services.agent.core import actions
 from everstep_services.agent.core.exit import RankExit
 from everstep_services.agent.probes.verdicts import NodeExamination
 from everstep_services.agent.ranks.protocol import Stopped
-from everstep_services.agent.stalls.judge import Moving, Stalled
+from everstep_services.agent.stalls.judge import Moving, Stalled, WatchState
 from everstep_services.agent.stalls.process_state import ProcessState
 from trainer_sdk.wire import Injected
 
@@ -167,7 +167,7 @@ class AgentFacts:
         )
 
     def watch_changed(
-        self, round: int | None, state: str, reason: str, *,
+        self, round: int | None, state: WatchState, reason: str, *,
         until_s: float | None = None, sections: tuple[str, ...] = (),
     ) -> WatchChanged:  # fmt: skip
         return WatchChanged(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from everstep.messages import CheckResult
-from everstep_services.agent.probes.base import Look
+from everstep_services.agent.probes.base import CheckState, FailureClass, Look
 from everstep_services.agent.probes.gpu.nvml import (
     GpuGoneError,
     Load,
@@ -199,7 +199,9 @@ def _named(links: Sequence[int]) -> str:
     return f"{'link' if len(links) == 1 else 'links'} {', '.join(map(str, links))}"
 
 
-def _result(links: NvlinkCounters, state: str, reason: str, failure_class: str = "") -> CheckResult:
+def _result(
+    links: NvlinkCounters, state: CheckState, reason: str, failure_class: FailureClass = ""
+) -> CheckResult:
     return CheckResult(
         check="nvlink",
         state=state,

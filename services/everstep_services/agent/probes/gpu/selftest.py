@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from everstep.messages import CheckResult
-from everstep_services.agent.probes.base import Look
+from everstep_services.agent.probes.base import CheckState, FailureClass, Look
 from everstep_services.agent.probes.gpu.exercise import NOTHING_TO_DO
 
 _SLOW = 0.8
@@ -115,7 +115,9 @@ def _last_line(complaints: bytes) -> str:
     return f"it ended early: {lines[-1] if lines else 'without a word'}"
 
 
-def _result(subject: str, state: str, reason: str, failure_class: str = "") -> CheckResult:
+def _result(
+    subject: str, state: CheckState, reason: str, failure_class: FailureClass = ""
+) -> CheckResult:
     return CheckResult(
         check="gpu-selftest",
         state=state,

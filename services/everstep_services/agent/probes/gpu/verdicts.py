@@ -4,10 +4,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from everstep.messages import CheckResult
+from everstep_services.agent.probes.base import CheckState, FailureClass
 from everstep_services.agent.probes.gpu.snapshot import GpuSnapshot
 from everstep_services.agent.probes.settings import ChecksSettings
 
-RECOVERY = {
+RECOVERY: Mapping[int, tuple[CheckState, FailureClass, str, str]] = {
     1: ("failed", "reset", "GPU_RESET", "it must be reset"),
     2: ("failed", "reboot", "NODE_REBOOT", "its node must be rebooted"),
     3: ("failed", "drain", "DRAIN_P2P", "traffic to its peers must be drained"),
@@ -182,7 +183,11 @@ def _or(first: int | None, second: int | None) -> int | None:
 
 
 def _result(
-    gpu: GpuSnapshot, state: str, reason: str, failure_class: str = "", code: str = ""
+    gpu: GpuSnapshot,
+    state: CheckState,
+    reason: str,
+    failure_class: FailureClass = "",
+    code: str = "",
 ) -> CheckResult:
     return CheckResult(
         check="gpu",

@@ -1,7 +1,7 @@
 """Shared by the parts of the host check: their results, and counts since the last look."""
 
 from everstep.messages.facts.health import CheckResult
-from everstep_services.agent.probes.base import Look
+from everstep_services.agent.probes.base import CheckState, FailureClass, Look
 
 NAME = "host"
 MIB = 1 << 20
@@ -9,7 +9,7 @@ _BOOT = "boot"
 
 
 def result(
-    subject: str, state: str = "ok", reason: str = "", failure_class: str = ""
+    subject: str, state: CheckState = "ok", reason: str = "", failure_class: FailureClass = ""
 ) -> CheckResult:
     """The result for one part of the host."""
     return CheckResult(
@@ -17,7 +17,7 @@ def result(
     )
 
 
-def worst(subject: str, troubles: list[tuple[str, str]]) -> CheckResult:
+def worst(subject: str, troubles: list[tuple[CheckState, str]]) -> CheckResult:
     """The worst of the troubles of a part, as (state, reason); `ok` if there are none."""
     if not troubles:
         return result(subject)

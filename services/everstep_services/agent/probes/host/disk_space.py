@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from everstep.messages.facts.health import CheckResult
-from everstep_services.agent.probes.base import Look
+from everstep_services.agent.probes.base import CheckState, Look
 from everstep_services.agent.probes.host.common import MIB, result, worst
 from everstep_services.agent.probes.settings import ChecksSettings
 
@@ -62,16 +62,17 @@ def folders(look: Look, ask: Callable[[Path], DiskSpace] = measure) -> Iterator[
             yield result(str(path), "unknown", f"cannot be measured: {error.strerror}")
 
 
-def judge(room: DiskSpace, settings: ChecksSettings) -> list[tuple[str, str]]:
+def judge(room: DiskSpace, settings: ChecksSettings) -> list[tuple[CheckState, str]]:
     """The troubles of a file system, as (state, reason)."""
-    troubles = []
+    troubles: list[tuple[CheckState, str]] = []
     if room.is_read_only:
         troubles.append(("warning", "it is read-only; remount it, or write elsewhere"))
     free_mib = room.free // MIB
-    for state, least_mib in (
+    limits: tuple[tuple[CheckState, int], ...] = (
         ("failed", settings.room_failed_mib),
         ("warning", settings.room_least_mib),
-    ):
+    )
+    for state, least_mib in limits:
         if free_mib < least_mib and room.size > least_mib * MIB:
             reason = f"{free_mib} MiB are free (least {least_mib} MiB); delete something there"
             troubles.append((state, reason))

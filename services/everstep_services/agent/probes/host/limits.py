@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from everstep.messages.facts.health import CheckResult
-from everstep_services.agent.probes.base import Look
+from everstep_services.agent.probes.base import CheckState, Look
 from everstep_services.agent.probes.host.common import result, worst
 
 _UNLIMITED = resource.RLIM_INFINITY
@@ -33,7 +33,7 @@ def own_limits() -> ProcessLimits:
 def limits(look: Look, ask: Callable[[], ProcessLimits] = own_limits) -> Iterator[CheckResult]:
     """Whether limits are wide enough for ranks, their data workers and network adapters."""
     own, settings = ask(), look.settings
-    troubles = []
+    troubles: list[tuple[CheckState, str]] = []
     for resource_name, value, least, option in (
         ("open files", own.open_files, settings.open_files_least, "-n"),
         ("processes", own.processes, settings.processes_least, "-u"),

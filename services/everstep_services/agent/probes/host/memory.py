@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from everstep.messages.facts.health import CheckResult
-from everstep_services.agent.probes.base import Look
+from everstep_services.agent.probes.base import CheckState, Look
 from everstep_services.agent.probes.host.common import grown, result, worst
 
 _CORRECTED_MOST = 100
@@ -45,7 +45,7 @@ def kills(look: Look) -> Iterator[CheckResult]:
         "on this host": look.path("proc/vmstat"),
         "in this control group": _own_events(look),
     }
-    troubles: list[tuple[str, str]] = []
+    troubles: list[tuple[CheckState, str]] = []
     for where, path in sources.items():
         if path is None:
             continue

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from everstep.messages import CheckResult
-from everstep_services.agent.probes.base import Look
+from everstep_services.agent.probes.base import CheckState, Look
 from everstep_services.agent.probes.kernel import records
 from everstep_services.agent.probes.kernel.records import KernelRead, KernelRecord
 from everstep_services.agent.probes.kernel.rules import RULES, KernelRule, may_count
@@ -169,5 +169,5 @@ def _of_rule(
     )
 
 
-def _result(state: str, reason: str) -> CheckResult:
+def _result(state: CheckState, reason: str) -> CheckResult:
     return CheckResult(check="kernel", state=state, reason=reason)

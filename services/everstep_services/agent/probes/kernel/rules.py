@@ -3,6 +3,8 @@
 import re
 from dataclasses import dataclass
 
+from everstep_services.agent.probes.base import CheckState, FailureClass
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRule:
@@ -14,8 +16,8 @@ class KernelRule:
     pattern: str
     """Its group `part`, if there is one, names the part of the node."""
     about: str
-    state: str = "warning"
-    failure_class: str = "report"
+    state: CheckState = "warning"
+    failure_class: FailureClass = "report"
     least: int = 1
     """Fewer lines than this within the window are ignored."""
     over: str = ""

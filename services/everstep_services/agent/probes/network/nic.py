@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from everstep.messages import CheckResult
-from everstep_services.agent.probes.base import Look
+from everstep_services.agent.probes.base import CheckState, FailureClass, Look
 from everstep_services.agent.probes.notes import note
 
 _NVIDIA = "0x10de"
@@ -253,7 +253,9 @@ def _vanished(ports: Sequence[Port], noted: dict[str, Any]) -> Iterator[CheckRes
         )
 
 
-def _result(name: str, state: str, reason: str, failure_class: str = "") -> CheckResult:
+def _result(
+    name: str, state: CheckState, reason: str, failure_class: FailureClass = ""
+) -> CheckResult:
     return CheckResult(
         check="nic", state=state, subject=name, reason=reason, failure_class=failure_class
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from everstep.messages.facts.health import CheckResult
-from everstep_services.agent.probes.base import Look
+from everstep_services.agent.probes.base import CheckState, FailureClass, Look
 from everstep_services.agent.probes.program import Program, ProgramResult
 from everstep_services.agent.probes.storage.mounts import Mount, network_mounts
 
@@ -96,7 +96,11 @@ def _lustre(look: Look) -> Iterator[CheckResult]:
 
 
 def _result(
-    subject: str, state: str, reason: str = "", failure_class: str = "", code: str = ""
+    subject: str,
+    state: CheckState,
+    reason: str = "",
+    failure_class: FailureClass = "",
+    code: str = "",
 ) -> CheckResult:
     return CheckResult(
         check=NAME,
