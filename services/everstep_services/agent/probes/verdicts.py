@@ -44,7 +44,7 @@ class NodeExamination:
 
 def known_state(state: str) -> CheckState:
     """The state that a word names; `unknown` for a word of a newer release."""
-    return next((known for known in STATES if known == state), "unknown")
+    return next((member for member in STATES if member == state), "unknown")
 
 
 def gravity_of(state: str) -> int:
