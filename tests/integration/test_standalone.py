@@ -11,9 +11,10 @@ from everstep.clock import SystemClock
 from everstep.observe.http import listen
 from everstep.settings import load
 from everstep_services.cli.machine.state import StateDir
+from everstep_services.cli.stack.phases import Phases
 from everstep_services.cli.stack.services import stack_sections
 from everstep_services.cli.stack.standalone import _keep
-from everstep_services.cli.stack.supervisor import Phases, Ready, StackPlan
+from everstep_services.cli.stack.supervisor import Ready, StackPlan
 from everstep_services.history.api.http.auth import TokenAuth
 
 WITHIN_S = 120

@@ -23,7 +23,7 @@ from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.machine.state import RunningServices, StateDir, age_ms
 from everstep_services.cli.stack.admission import agent_login
-from everstep_services.cli.stack.supervisor import Phases
+from everstep_services.cli.stack.phases import Phases
 
 NAME = "everstep run"
 

@@ -19,8 +19,9 @@ from everstep.settings import DEFAULT, Flag, Loaded
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.machine.state import StateDir, age_ms, find_state_dir
 from everstep_services.cli.output import schema
+from everstep_services.cli.stack.phases import Phases
 from everstep_services.cli.stack.services import stack_sections
-from everstep_services.cli.stack.supervisor import Phases, Ready, StackPlan, run_stack
+from everstep_services.cli.stack.supervisor import Ready, StackPlan, run_stack
 from everstep_services.history.settings import ApiSettings
 
 _REMEDY = "choose another with --api-port PORT, or --api-port 0 for any that is free"

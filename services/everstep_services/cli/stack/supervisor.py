@@ -13,7 +13,7 @@ from everstep.bus import connect, topology
 from everstep.bus.auth.roles import ADMIN, SERVICE
 from everstep.bus.background import in_background
 from everstep.bus.server.dev_server import DevServer, dev_server
-from everstep.clock import Clock, SystemClock
+from everstep.clock import SystemClock
 from everstep.errors import EverstepError
 from everstep.observe.health import Check, Health
 from everstep.observe.http import AsgiApp, observe_app, serve_asgi, url_of
@@ -24,32 +24,9 @@ from everstep.settings import Loaded
 from everstep_services.agent.telemetry.leftover_spools import send_left_and_log
 from everstep_services.cli.machine.bus_settings import server_version
 from everstep_services.cli.machine.state import RunningServices, StateDir
+from everstep_services.cli.stack.phases import Phases
 from everstep_services.cli.stack.services import SERVICES, StackContext, imported
 from everstep_services.logins.settings import LoginSettings
-
-
-class Phases:
-    """Marks the ends of phases; the first begins when this is made."""
-
-    def __init__(self, clock: Clock, *, before_ms: float = 0.0) -> None:
-        self._clock = clock
-        self._last = clock.now()
-        self.took_ms: dict[str, float] = {}
-        if before_ms:
-            self.took_ms["python"] = before_ms
-
-    def end(self, name: str) -> float:
-        """The phase that just ended, in milliseconds."""
-        now = self._clock.now()
-        self.took_ms[name] = round((now - self._last) * 1000)
-        self._last = now
-        return self.took_ms[name]
-
-    @property
-    def total_ms(self) -> float:
-        """All phases so far."""
-        return sum(self.took_ms.values())
-
 
 _READY_WITHIN_S = 60.0
 _DRAIN_WITHIN_S = 10.0
