@@ -7,7 +7,7 @@ import click
 import msgspec
 
 from everstep.observe.printable import printable
-from everstep_services.cli.cells import Record, cell, short_cell
+from everstep_services.cli.cells import Record, aligned, cell, short_cell
 from everstep_services.cli.invocation import Invocation
 
 _WIDEST = 10_000
@@ -47,10 +47,12 @@ def print_record(invocation: Invocation, kind: str, record: Record, name: str) -
         case "name":
             echo(cell(record.get(name)))
         case _:
-            width = max(map(len, record)) + 2 if is_terminal() else 0
-            for key, value in record.items():
-                gap = " " * (width - len(key)) if width else "\t"
-                echo(f"{key}{gap}{cell(value)}")
+            if is_terminal():
+                lines = aligned(record.items(), indent=0)
+            else:
+                lines = (f"{key}\t{cell(value)}" for key, value in record.items())
+            for line in lines:
+                echo(line)
 
 
 def print_json(value: object) -> None:
