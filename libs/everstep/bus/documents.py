@@ -10,8 +10,8 @@ from nats.aio.msg import Msg
 
 from everstep import subjects
 from everstep.bus.background import in_background
-from everstep.bus.containment import Containment
 from everstep.bus.errors import BusError, ConflictError, DocumentDamagedError, MessageTooLargeError
+from everstep.bus.input_failures import InputFailures
 from everstep.bus.jetstream import JetStream, Stored
 from everstep.bus.ports import Document
 
@@ -135,7 +135,7 @@ class _News(AsyncIterator[Document]):
         self._unseen: dict[str, Document] = {}
         self._changed = asyncio.Event()
         self._verify = asyncio.Event()
-        self._contained = Containment(f"documents of {key or 'a bucket'}")
+        self._input_failures = InputFailures(f"documents of {key or 'a bucket'}")
 
     async def __anext__(self) -> Document:
         while not self._unseen:
@@ -169,7 +169,7 @@ class _News(AsyncIterator[Document]):
             except BusError as error:
                 log.info("documents_not_verified key=%s error=%s", self._key, error)
             except Exception as error:  # noqa: BLE001  anybody may have stored anything there
-                self._contained.note("what is stored", error)
+                self._input_failures.note("what is stored", error)
             try:
                 async with asyncio.timeout(every_s):
                     await self._verify.wait()

@@ -4,8 +4,8 @@ import asyncio
 import logging
 from collections import Counter
 
-from everstep.bus.containment import Containment
 from everstep.bus.errors import AskRefusedError, BusError
+from everstep.bus.input_failures import InputFailures
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.errors import EverstepError
@@ -42,7 +42,7 @@ class Actions:
         self._clock = clock
         self._documents = documents
         self._counts: Counter[str] = Counter()
-        self._contained = Containment("the policy")
+        self._input_failures = InputFailures("the policy")
 
     def statistics(self) -> dict[str, float]:
         """What it counted so far, for metrics."""
@@ -61,7 +61,7 @@ class Actions:
             except (EverstepError, TimeoutError) as error:
                 log.warning("not_claimed job=%s rank=%d error=%s", one.job, known.rank, error)
             except Exception as error:  # noqa: BLE001  other jobs are as good as before
-                self._contained.note("a decision", error)
+                self._input_failures.note("a decision", error)
 
     async def _take(
         self,
@@ -88,7 +88,7 @@ class Actions:
         except (EverstepError, TimeoutError) as error:
             log.warning("action_not_recorded job=%s error=%s", one.job, error)
         except Exception as error:  # noqa: BLE001  the service goes on
-            self._contained.note("an action", error)
+            self._input_failures.note("an action", error)
 
     async def _asked(
         self, one: TrackedJob, known: KnownStraggler, decision: Decision

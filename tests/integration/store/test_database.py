@@ -304,9 +304,11 @@ async def test_a_cancelled_write_frees_its_lock_though_its_error_is_kept(tmp_pat
         loop.call_soon(release.set)
         with pytest.raises(asyncio.CancelledError) as kept:
             await writer
-    async with open_database(url, limits=StoreLimits(lock_within_s=0.1)) as database:
-        async with database.write() as connection:
-            await connection.execute(text("CREATE TABLE made (n)"))
+    async with (
+        open_database(url, limits=StoreLimits(lock_within_s=0.1)) as database,
+        database.write() as connection,
+    ):
+        await connection.execute(text("CREATE TABLE made (n)"))
     assert kept.value.__traceback__ is not None
 
 
