@@ -82,7 +82,7 @@ def print_table(records: Iterable[Record], columns: Sequence[str], *, color: boo
 
 
 def echo(text: str | bytes, *, err: bool = False) -> None:
-    """Print a text, wherever it comes from: nothing in it is obeyed by a terminal."""
+    """Print a text of any origin, without control characters that a terminal would obey."""
     click.echo(
         printable(text.decode(errors="replace") if isinstance(text, bytes) else text), err=err
     )
@@ -114,5 +114,5 @@ def is_terminal() -> bool:
 
 
 def usual() -> str:
-    """How lists are printed when nobody says."""
+    """How lists are printed without `--output`."""
     return "table" if is_terminal() else "plain"

@@ -73,7 +73,7 @@ class LearnedLimits:
                         learner.started(fact.round, fact.steps_s, self._clock.now())
 
     async def write_for_ever(self) -> None:
-        """Write what was learned, every `write_every_s`."""
+        """Write the learned limits every `write_every_s`."""
         while True:
             await self._clock.sleep(self._settings.write_every_s)
             await self._bus.wait_connected()

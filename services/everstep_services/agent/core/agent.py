@@ -339,7 +339,7 @@ class Agent:
         return self._go(Departure(code, "failed", reason))
 
     def tick(self, now: float) -> list[Action]:
-        """Do what is due."""
+        """Return the actions that are due."""
         acts = self._part.due(now) if self._part else []
         if self._departure is not None:
             acts += self._departure.due(self._part, now)

@@ -60,7 +60,7 @@ class Departure:
         self.alone_at = None
 
     def due(self, part: RoundPart | None, now: float) -> list[Action]:
-        """Do what is due while the ranks save."""
+        """Return the actions that are due while the ranks save."""
         if self.kill_at is not None and self.kill_at <= now:
             self.kill_at = self.alone_at = None
             if part is None:

@@ -93,7 +93,7 @@ _SIGNALS = {
 
 @dataclass(frozen=True, slots=True)
 class InjectionTargets:
-    """What must be known about the ranks of this node, at any moment."""
+    """The present ranks of this node, for faults that are made on them."""
 
     order: Callable[[], StartRanks | None]
     """The order of their round."""

@@ -28,7 +28,7 @@ CODED = "coded"
 
 
 class StateEvents(Protocol):
-    """Who records what happens to states."""
+    """The recorder of what happens to states."""
 
     def stored(self, held: HeldCopy, by: str, took_s: float) -> None:
         """All ranks of a slot are here for the first time in a round; `held` is the last copy."""

@@ -1,4 +1,4 @@
-"""What happens to the ranks of this node, passed on to the parts of the agent that it concerns.
+"""Reads the events of the ranks of this node, and passes them to the parts that they concern.
 
 The head of this package shows the way of an event. A failure of a part that only records and
 watches is logged, and the core hears of each event anyway.

@@ -229,7 +229,7 @@ class AgentService:
             text = f"rendezvous has not answered for {for_s:.0f} s: {reason}"
             self._do(self._agent.give_up(_UNREACHABLE, text))
 
-    # -- what is known of ranks ------------------------------------------------------------------
+    # -- the ranks --------------------------------------------------------------------------------
 
     def _pids(self) -> Collection[int]:
         return self._progress.pids(self._agent.live_ranks).values()
@@ -335,7 +335,7 @@ class AgentService:
         beat = self._progress.beat(cut_off=not self._bus.connected, door=door, alive=alive)
         self._bus.send(subjects.beat(self._plan.job, self._plan.node), beat)
 
-    # -- what is done about it -------------------------------------------------------------------
+    # -- actions ---------------------------------------------------------------------------------
 
     def _do(self, wanted: Sequence[actions.Action]) -> None:
         for act in wanted:

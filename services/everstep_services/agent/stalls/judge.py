@@ -108,7 +108,7 @@ class StallJudge:
     _blind: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=256))
 
     def look(self, views: Iterable[RankView], now: float) -> list[Stalled | Moving | Excused]:
-        """Return what is new."""
+        """Return new stalls and recoveries."""
         if self.wake_at and now - self.wake_at > _LATE_S:
             self._blind.append((self.wake_at, now))
         placed = {

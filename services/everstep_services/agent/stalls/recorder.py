@@ -1,4 +1,4 @@
-"""What follows from stalls: facts, reports to rendezvous, lines for people, learned limits."""
+"""The consequences of stalls: facts, reports to rendezvous, lines for people, learned limits."""
 
 import logging
 from collections.abc import Callable, Collection, Sequence

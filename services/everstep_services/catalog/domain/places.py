@@ -65,7 +65,7 @@ def unfit(checkpoint: KnownCheckpoint) -> str:
 
 
 def place_of(checkpoint: KnownCheckpoint) -> CheckpointPlace:
-    """What is known of a checkpoint in files."""
+    """The state of a checkpoint in files."""
     return CheckpointPlace(
         step=checkpoint.step,
         tier=checkpoint.tier,

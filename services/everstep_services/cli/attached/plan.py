@@ -1,4 +1,4 @@
-"""What an agent in attach mode is to watch, and on which bus, by settings and environment."""
+"""The plan of an agent in attach mode: what it watches, and on which bus."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,7 +32,7 @@ _SECTIONS: dict[str, type[Settings]] = {
 
 
 class NoBusError(EverstepError):
-    """Nobody has said where the bus is."""
+    """Neither settings nor a running `everstep up` name a bus."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -81,7 +81,7 @@ def plan_attached(
 
 
 def _bus(loaded: Loaded, state: StateDir, job: str) -> BusSettings:
-    """The bus that somebody named, else that of a running `everstep up`."""
+    """The bus that the settings name, else that of a running `everstep up`."""
     if any(origin != DEFAULT for key, origin in loaded.origins.items() if key.startswith("bus.")):
         return loaded.section(BusSettings)
     running = state.running_at_last()

@@ -97,7 +97,7 @@ class DemoAgent:
 
 
 def last_line(log: Path) -> str:
-    """What a process said last."""
+    """The last line of a log."""
     lines = log.read_text(errors="replace").splitlines()
     return lines[-1] if lines else "it said nothing"
 
@@ -124,7 +124,7 @@ WITHIN_S = 180.0
 
 @dataclass
 class DemoStory:
-    """What is going on, as REST tells it."""
+    """The state of the job, from REST."""
 
     cluster: Cluster
     api: Api

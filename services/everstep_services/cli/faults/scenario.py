@@ -1,4 +1,4 @@
-"""What is to happen, in which order and where: read from words or a file, settled by a seed."""
+"""Which faults are made, in which order and where: from options or a file, with a seed."""
 
 import random
 import tomllib

@@ -1,4 +1,4 @@
-"""What may be wrong with this machine and this cluster; each finding names its fix."""
+"""Checks of this machine and this cluster; each finding names its remedy."""
 
 import asyncio
 import importlib.util
@@ -46,7 +46,7 @@ _GRAVITY = (Level.OK, Level.UNKNOWN, Level.WARNING, Level.CRITICAL)
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What one check found, and what to do about it."""
+    """The result of one check, and the remedy."""
 
     check: str
     level: Level

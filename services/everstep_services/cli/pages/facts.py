@@ -35,7 +35,7 @@ class FactSelection:
 def wanted(
     *, since: datetime | None, until: datetime | None, limit: int | None, **which: Any
 ) -> FactSelection:
-    """What the options ask for."""
+    """The selection that the options describe."""
     kinds = list(which.pop("kind", ())) or None
     return FactSelection({**which, "kind": kinds}, since, until, limit or 100)
 

@@ -69,7 +69,7 @@ class RankFile:
     rest: bytes = field(default=b"", repr=False)
 
     def lines(self, *, is_over: bool) -> Iterator[LogLine]:
-        """What was written since the last time; a line without an end waits for it."""
+        """The lines written since the last call; a line without an end waits for its end."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self.offset)
@@ -114,7 +114,7 @@ def newest_round(folder: Path) -> int | None:
 
 
 def past_lines(files: Iterable[RankFile], last: int | None) -> Iterator[LogLine]:
-    """What they hold now, file by file."""
+    """The present contents of the files, one after the other."""
     for file in files:
         lines = file.lines(is_over=True)
         yield from lines if last is None else deque(lines, maxlen=last)
@@ -123,7 +123,7 @@ def past_lines(files: Iterable[RankFile], last: int | None) -> Iterator[LogLine]
 def live_lines(
     log_dir: Path, wanted: LogSelection, *, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[LogLine]:
-    """What they hold, and what is added, for ever; also of rounds that begin later."""
+    """The contents of the files and what is added, for ever, also in rounds that begin later."""
     files: dict[Path, RankFile] = {}
     while True:
         for file in rank_files(log_dir, wanted):
@@ -196,7 +196,7 @@ def _failed_round(api: Api, place: str, wanted: LogSelection) -> int:
 
 
 def _about(folder: Path) -> RankFolder:
-    """Whose files these are; from the folder's own name where nobody has said."""
+    """The rank that wrote these files; from the folder's name where no note tells."""
     try:
         about = msgspec.json.decode((folder / "about.json").read_bytes(), type=RankFolder)
     except (OSError, msgspec.DecodeError, msgspec.ValidationError):
@@ -214,7 +214,7 @@ def _record(job: str, line: LogLine) -> dict[str, Any]:
 def print_logs(
     invocation: Invocation, wanted: LogSelection, log_dir: Path | None, *, is_live: bool
 ) -> None:
-    """Print it. Raises what says where else to look, when it is not to be had here."""
+    """Print the output. If it is not here, raise an error that names where to look."""
     folder = _folder(invocation, log_dir)
     if is_live:
         if not (folder / wanted.job).is_dir():

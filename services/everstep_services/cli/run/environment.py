@@ -1,4 +1,4 @@
-"""What the scheduler and the host say about this node: its id, its place, its start."""
+"""The node according to its scheduler and host: its id, its place, its start."""
 
 import errno
 import re
@@ -22,7 +22,7 @@ where these two are the same."""
 
 
 def scheduler_of(environ: Mapping[str, str]) -> Scheduler:
-    """Who started this process."""
+    """The scheduler that started this process."""
     if environ.get("SLURM_JOB_ID"):
         array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
         job = f"{array}_{task}" if array and task else environ["SLURM_JOB_ID"]
@@ -34,7 +34,7 @@ def scheduler_of(environ: Mapping[str, str]) -> Scheduler:
 
 
 def infra_rank(environ: Mapping[str, str]) -> int | None:
-    """The node's place by the first variable that says one."""
+    """The node's place, from the first variable that gives one."""
     for name, tasks, nodes in _PLACES:
         text = environ.get(name)
         if text and environ.get(tasks) == environ.get(nodes):
@@ -63,7 +63,7 @@ def allocation_id(scheduler: Scheduler) -> str:
 
 
 def topology(text: str, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Where the node sits, outermost first: as written, else as Slurm says."""
+    """The node's place in the topology, outermost first: as given, else as in Slurm."""
     if text:
         return tuple(part.strip() for part in re.split(r"[/,]", text) if part.strip())
     parts = environ.get("SLURM_TOPOLOGY_ADDR", "").split(".")
@@ -124,6 +124,6 @@ def node_id(environ: Mapping[str, str]) -> str:
 
 
 def safe_name(text: str, otherwise: str) -> str:
-    """The text, with what no job, node or file may be called replaced by `-`."""
+    """The text, with `-` for characters that names of jobs, nodes and files must not have."""
     safe = re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-_")[:_LONGEST]
     return safe or otherwise

@@ -1,4 +1,4 @@
-"""Make the plan: what was asked for, what the settings and the surroundings say, the defaults."""
+"""Makes the plan from options, settings, the environment and defaults, in this order."""
 
 import signal
 import sys
@@ -36,7 +36,7 @@ _SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 
 
 def plan_run(invocation: Invocation, given: Given) -> RunPlan:
-    """The plan for what was given. Raises one-line errors; starts and makes nothing."""
+    """The plan for the given options. Raises one-line errors; starts and makes nothing."""
     environ = invocation.environ
     apply_rdzv_conf(given)
     bus, loaded = _bus(invocation, given)
@@ -115,7 +115,7 @@ def _checkpoints(given: Given, agent: AgentSettings) -> CheckpointSettings:
 
 
 def _bus(invocation: Invocation, given: Given) -> tuple[BusSettings | None, Loaded]:
-    """The bus that somebody named, if any; and all settings."""
+    """The bus that options or settings name, if any; and all settings."""
     flags = [
         Flag(name, key, given.values.get(value) or None)
         for name, (value, key) in _BUS_FLAGS.items()
@@ -208,7 +208,7 @@ def _segment(given: Given) -> int:
 
 
 def _enforced(agent: AgentSettings, given: Given) -> tuple[str, ...]:
-    """What stops the job instead of only being advised: what somebody asked for."""
+    """The decisions that stop the job instead of only being advised, as requested."""
     rules = ["stop"] if agent.stop_on_repeat else []
     return (*rules, "no_progress") if given.has("no_progress_limit") else tuple(rules)
 
@@ -306,7 +306,7 @@ def _signals(given: Given) -> tuple[str, ...]:
 
 
 def _labels_of(given: Given) -> dict[str, str]:
-    """What --label says."""
+    """The labels of `--label`."""
     labels: dict[str, str] = {}
     for text in given.repeated.get("label", ()):
         key, equals, value = text.partition("=")
@@ -347,7 +347,7 @@ def _named(kind: str, name: str, option: str) -> str:
 
 
 def _allocation_of(given: Given, scheduler: Scheduler) -> str:
-    """The id of this start: as given, else as the scheduler says, else a new one."""
+    """The id of this start: as given, else the scheduler's, else a new one."""
     chosen = given.text("allocation")
     if chosen:
         return _named("allocation", chosen, "--allocation")

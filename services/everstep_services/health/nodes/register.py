@@ -93,7 +93,7 @@ class NodeRegister:
         self.is_changed = True
 
     def apply(self, fact: Fact, now: FactStamp) -> None:
-        """Take in what a fact says for or against a node."""
+        """Take in the evidence of a fact for or against a node."""
         if isinstance(fact, NodeCheckFinished):
             self._apply_checks(fact, now)
             return

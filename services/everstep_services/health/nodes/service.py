@@ -106,7 +106,7 @@ class StoredRegister:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """What one read of the stream brought."""
+    """The facts of one read of the stream."""
 
     facts: list[Fact]
     position: StreamPosition

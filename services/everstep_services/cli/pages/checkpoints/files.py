@@ -323,7 +323,7 @@ def _left_record(storage: Storage, leftover: Leftover) -> dict[str, Any]:
 
 @contextmanager
 def _told() -> Generator[None]:
-    """One line for what the storage says."""
+    """An error of the storage, in one line."""
     try:
         yield
     except MissingError as error:

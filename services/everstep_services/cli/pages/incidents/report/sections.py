@@ -29,7 +29,7 @@ _BYTES_MOST = 256 << 20
 
 @dataclass(slots=True)
 class EvidenceContents:
-    """What was fetched."""
+    """The evidence that was fetched."""
 
     hashes: dict[str, str] = field(default_factory=dict)
     """By piece: the SHA-256 of its content."""
