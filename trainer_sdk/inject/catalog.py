@@ -10,6 +10,16 @@ from trainer_sdk import layout
 FaultSite = Literal["rank", "process", "agent"]
 """Where a fault is made: inside the rank; on its process, from outside; in a node's agent."""
 
+RankFault = Literal[
+    "exception", "async_exception", "signal_exception", "abort", "segfault", "exit", "hang",
+    "stall", "slow", "hold_gil", "stuck", "memory_leak", "gpu_sleep", "gpu_error",
+]  # fmt: skip
+ProcessFault = Literal["kill", "terminate", "interrupt", "stop"]
+LinkFault = Literal["cut_off", "partition", "slow_link"]
+"""Faults of the agent's link to the bus."""
+AgentFault = Literal["kill_agent", "clock_skew", "disk_full"] | LinkFault
+FaultName = RankFault | ProcessFault | AgentFault
+
 _DAY_S = 86400
 
 
@@ -21,7 +31,7 @@ class BadFaultError(ValueError):
 class FaultKind:
     """A kind of fault."""
 
-    name: str
+    name: FaultName
     place: FaultSite
     effect: str
     also: tuple[str, ...] = ()
@@ -88,8 +98,10 @@ _ALL = (
               amount="MB at most", default=1024, least=1, most=1 << 20, target="the folder"),
 )  # fmt: skip
 
-FAULTS = {fault.name: fault for fault in _ALL}
-_NAMES = {name: fault for fault in _ALL for name in (fault.name, *fault.also)}
+FAULTS: Mapping[str, FaultKind] = {fault.name: fault for fault in _ALL}
+_NAMES: Mapping[str, FaultKind] = {
+    name: fault for fault in _ALL for name in (fault.name, *fault.also)
+}
 
 
 def fault_named(text: str) -> FaultKind:
