@@ -1,4 +1,4 @@
-"""What single inputs make a service raise: it is caught, logged and counted.
+"""Catches, logs and counts the errors that single inputs cause in a service.
 
 Every input from outside (a question, a beat, a fact, a document) is handled inside
 `InputFailures.caught`, one at a time, so that no input ends the service that receives it.

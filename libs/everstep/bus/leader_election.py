@@ -19,7 +19,7 @@ _RETRY_S = 2.0
 
 
 class Term:
-    """The leadership of one replica; nobody else leads while it is renewed."""
+    """The leadership of one replica; no other replica leads while it is renewed."""
 
     def __init__(self, bus: Bus, clock: Clock, held: Held) -> None:
         self._bus = bus

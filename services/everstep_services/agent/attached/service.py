@@ -115,11 +115,6 @@ class AttachedService:
         slots = -(-place.world_size // place.local_size) if place.local_size else 1
         return RoundPosition(here.round, place.slot, slots, place.world_size, here.all)
 
-    @property
-    def is_deserted(self) -> bool:
-        """No rank is here."""
-        return not self._here.live
-
     def leave(self, reason: str) -> None:
         """The process must end; the ranks go on."""
         self._do(self._here.left(reason, self._clock.now()))
