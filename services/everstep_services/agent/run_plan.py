@@ -154,6 +154,10 @@ class RunPlan:
     """Processes that ranks have started may outlive a job that is done."""
     allow_fresh_start: bool = False
     """A training may begin from scratch if none of its checkpoints can be used."""
+    stand_in: Literal["", "missing", "always"] = ""
+    """Whether ranks find Everstep's modules under NVRx's name: never, where NVRx is missing, or
+    always.
+    """
     allow_injection: bool = False
     """Faults may be injected by anybody who may give orders to this job's agents."""
     notes: tuple[str, ...] = ()

@@ -206,6 +206,11 @@ OWN = (
     _own(STARTING, "--preload", metavar="MODULES",
             help="What that process imports besides: `auto` (what the script imports), `none`, "
             "or modules with commas."),
+    _own(STARTING, "--as-nvrx", kind="flag",
+            help="In ranks, `import nvidia_resiliency_ext` finds Everstep's modules, unless NVRx "
+            "is installed."),
+    _own(STARTING, "--replace-nvrx", kind="flag",
+            help="The same, also if NVRx is installed."),
     _own(LOGS, "--console", metavar="all|none|R,R",
             help="Whose output is shown here (all): global ranks, 0-3 for several."),
     _own(LOGS, "--no-prefix", to="prefix", kind="flag", sets=False,

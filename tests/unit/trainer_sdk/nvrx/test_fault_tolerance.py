@@ -8,8 +8,14 @@ from typing import Any
 
 import pytest
 
-from trainer_sdk import nvrx, rank_session, sdk_log
-from trainer_sdk.nvrx import RankMonitorClient, WorkloadAction, WorkloadControlRequest
+from trainer_sdk import layout, nvrx, rank_session, sdk_log
+from trainer_sdk.nvrx import (
+    HeartbeatTimeouts,
+    RankMonitorClient,
+    SectionTimeouts,
+    WorkloadAction,
+    WorkloadControlRequest,
+)
 from trainer_sdk.testing import Watch, watched
 from trainer_sdk.wire import Paused, Requested, Resumed
 
@@ -54,7 +60,9 @@ def test_the_calls_of_nvrxs_documentation_work(watch: Watch) -> None:
                 selected_sections=["setup", "step", "checkpointing"], calc_out_of_section=True
             )
             assert client.calculate_and_set_hb_timeouts(skip_if_not_ready=True)
-    assert json.loads(json.dumps(client.state_dict())) == {"current_timeouts": {}}
+    state = json.loads(json.dumps(client.state_dict()))["current_timeouts"]
+    assert state["heartbeat"]["were_calculated"]
+    assert state["section"]["calculated_sections"] == ["checkpointing", "setup", "step"]
     client.shutdown_workload_monitoring()
     assert watch.step == 20
     assert {name: one.count for name, one in watch.sections.items()} == {
@@ -103,7 +111,11 @@ def test_calls_that_nvrx_refuses_are_reported_once_and_ignored(
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 4
     assert all(line.startswith("everstep: ") for line in said)
-    assert not client.calculate_and_set_section_timeouts(selected_sections=["never"])
+    for _ in range(2):
+        assert not client.calculate_and_set_section_timeouts(selected_sections=["never"])
+        assert not client.calculate_and_set_hb_timeouts()
+        assert not client.calculate_and_set_hb_timeouts(skip_if_not_ready=True)
+    assert len(capsys.readouterr().err.splitlines()) == 2
 
 
 def test_nothing_happens_before_the_beginning_and_after_the_end(watch: Watch) -> None:
@@ -149,6 +161,67 @@ def test_requests_are_passed_on(
     client.send_workload_control_request(WorkloadControlRequest(action, "why"))
     asked = [(one.kind, one.reason) for one in watch.messages if isinstance(one, Requested)]
     assert asked == ([(kind, "why")] if kind else [])
+
+
+def test_limits_are_calculated_saved_and_loaded(watch: Watch, client: RankMonitorClient) -> None:
+    """NVRx's rows 16 and 17: what was calculated replaces what was configured."""
+    for _ in range(3):
+        client.send_heartbeat()
+        with_section(client, "step")
+    assert client.calculate_and_set_hb_timeouts()
+    assert client.calculate_and_set_section_timeouts(["step"], calc_out_of_section=True)
+    beats, sections = client.hb_timeouts, client.section_timeouts
+    assert beats is not None
+    assert sections is not None
+    assert beats.are_valid
+    assert beats.were_calculated
+    assert sections.are_valid
+    assert sections.were_calculated
+    saved = json.loads(json.dumps(client.state_dict()))
+
+    before, after = RankMonitorClient(), RankMonitorClient()
+    before.load_state_dict(saved)
+    before.init_workload_monitoring()
+    after.init_workload_monitoring()
+    after.load_state_dict(saved)
+    for loaded in (before, after):
+        assert loaded.hb_timeouts == beats
+        assert loaded.section_timeouts == sections
+        assert json.loads(json.dumps(loaded.state_dict())) == saved
+
+
+def test_limits_of_the_launcher_are_the_configuration(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {"first-step": 600, "heartbeat": 30, "outside": 90, "step": 60, "setup": 5}
+    monkeypatch.setenv(layout.LIMITS_VARIABLE, json.dumps(limits))
+    client = RankMonitorClient()
+    client.init_workload_monitoring()
+    assert client.cfg is not None
+    assert client.cfg.initial_rank_heartbeat_timeout == 600
+    assert client.hb_timeouts == HeartbeatTimeouts(600, 30, were_calculated=False)
+    assert client.section_timeouts == SectionTimeouts({"setup": 5, "step": 60}, 90)
+    assert not client.section_timeouts.were_calculated
+    assert client.state_dict() == {"current_timeouts": {}}
+
+
+@pytest.mark.parametrize(
+    "state",
+    [{}, {"current_timeouts": None}, {"current_timeouts": {"heartbeat": {"x": 1}}},
+     {"current_timeouts": {"section": [1]}}, {"current_timeouts": 7}],
+)  # fmt: skip
+def test_a_state_of_another_form_does_no_harm(
+    client: RankMonitorClient, state: dict[str, Any]
+) -> None:
+    client.load_state_dict(state)
+    client.send_heartbeat()
+    assert client.hb_timeouts is not None
+    assert not client.hb_timeouts.are_valid
+
+
+def with_section(client: RankMonitorClient, name: str) -> None:
+    client.start_section(name)
+    client.end_section(name)
 
 
 NVRX_0_4_1: dict[str, dict[str, object]] = {
