@@ -144,7 +144,7 @@ class RankWatch:
         self.events: asyncio.Queue[FoundPage | WardenEvent] = asyncio.Queue()
         """The events, in order."""
         self.ranks = RoundWatch(self.events)  # type: ignore[arg-type]  # it only puts
-        self.oldest = 0
+        self._oldest = 0
         """The newest round: pages of earlier rounds are ignored."""
         self._finder = PageFinder(plan.folder)
         self._place = plan.place
@@ -161,7 +161,7 @@ class RankWatch:
         try:
             while True:
                 self._due.clear()
-                pages = await asyncio.to_thread(self._finder.look, self.oldest)
+                pages = await asyncio.to_thread(self._finder.look, self._oldest)
                 self._notice_gone()  # ranks of the round before are gone before the next begins
                 for page in pages:
                     self.events.put_nowait(page)
@@ -185,6 +185,11 @@ class RankWatch:
     def launcher_lives(self) -> bool:
         """The launcher lives, and may start the ranks again."""
         return self._launcher is not None and not is_over(self._launcher)
+
+    def begins(self, number: int, now: float) -> None:
+        """A round begins: ignore pages of earlier rounds."""
+        self._oldest = number
+        self.ranks.begin(number, now)
 
     def add(self, new: FoundPage) -> None:
         """Watch a rank of the present round."""

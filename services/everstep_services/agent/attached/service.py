@@ -152,8 +152,7 @@ class AttachedService:
         order = self._story.order(page.round, page.rank, page.local_rank)
         if any(isinstance(act, attendance.RoundBegins) for act in acts):
             self._orders.clear()
-            self._watching.oldest = page.round
-            self._watching.ranks.begin(page.round, self._clock.now())
+            self._watching.begins(page.round, self._clock.now())
             self._steps.begins()
             self._stalls.begins(order)
             self._checkpoints.begins(order)

@@ -50,7 +50,6 @@ class AttachedStalls:
         watched = MonitoredRanks(live, rank, self._stalled, self._moving, log.warning)
         self.watch = StallMonitor(plan.limits, clock, watched)
         self._announcer = LimitNotices(self.watch.limits, plan.others, say)
-        self._announcer.speaks = plan.tells_of_job
 
     async def follow_limits_for_ever(self) -> None:
         """Use the limits that health learns about this job."""
@@ -66,7 +65,7 @@ class AttachedStalls:
         self._round = order.round
         self._facts.clear()
         self.watch.begins(order)
-        self._announcer.show()
+        self._announcer.show(is_for_job=self._plan.tells_of_job)
         self.note_state(f"ranks were started by {self._plan.place.launcher}")
 
     def stepped(self, rank: int) -> None:

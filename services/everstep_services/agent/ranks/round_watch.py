@@ -62,7 +62,7 @@ class RoundWatch:
         is_silent: bool = False,
     ) -> None:
         self.bad_datagrams = 0
-        self.are_told = False
+        self._are_told = False
         """The ranks of this round were ordered to end."""
         self._is_silent = is_silent
         """The ranks are programs without a bootstrap: they run as soon as they exist."""
@@ -73,12 +73,16 @@ class RoundWatch:
         self._began = 0.0
         self._ranks: dict[int, WatchedRank] = {}
 
+    def ordered_to_end(self) -> None:
+        """The ranks of this round are being stopped: ends from now on are no failures."""
+        self._are_told = True
+
     def begin(self, number: int, now: float) -> None:
         """Forget the previous round, and begin the next."""
         for rank in self._ranks.values():
             rank.page.close()
         self._ranks.clear()
-        self.are_told = False
+        self._are_told = False
         self._round = number
         self._began = now
 
@@ -134,7 +138,7 @@ class RoundWatch:
                 self._steps(line.rank, watched, line.step, now)
             case ScriptFinished():
                 watched.ended = True
-                ended = ScriptEnded(self._round, line.rank, line.code, line.error, self.are_told)
+                ended = ScriptEnded(self._round, line.rank, line.code, line.error, self._are_told)
                 self._events.put_nowait(ended)
             case Deferred():
                 self._deferred(line.rank, line.number)

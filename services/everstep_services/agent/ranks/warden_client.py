@@ -127,7 +127,7 @@ class WardenClient:
         self._check()
         if self._stopped is None or self._stopped.done():
             self._stopped = asyncio.get_running_loop().create_future()
-            self.watch.are_told = True
+            self.watch.ordered_to_end()
             leaves = is_done and self._plan.leaves
             order = WardenStop(
                 grace_s=grace_s, kill_within_s=kill_within_s, is_done=is_done, leaves=leaves

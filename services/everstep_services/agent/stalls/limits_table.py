@@ -202,7 +202,7 @@ class LimitNotices:
     """Shows the table once, and each pair of limits in the wrong order once."""
 
     def __init__(self, limits: StallLimits, others: ExternalLimits, say: LineWriter) -> None:
-        self.speaks = False
+        self._is_for_job = False
         """One node of a job shows them for all."""
         self._limits = limits
         self._others = others
@@ -210,9 +210,10 @@ class LimitNotices:
         self._has_shown = False
         self._said: set[str] = set()
 
-    def show(self) -> None:
-        """Ranks are being started."""
-        if self.speaks and not self._has_shown:
+    def show(self, *, is_for_job: bool) -> None:
+        """Ranks are being started; one node of a job shows the limits for all nodes."""
+        self._is_for_job = is_for_job
+        if is_for_job and not self._has_shown:
             self._has_shown = True
             self._say(_SAID_ONCE)
             for line in table(self._limits, self._others):
@@ -227,7 +228,7 @@ class LimitNotices:
 
     def compare(self) -> None:
         """A limit may have changed."""
-        if not self.speaks:
+        if not self._is_for_job:
             return
         for misorder in misorders(self._limits, self._others):
             if misorder.about not in self._said:

@@ -92,8 +92,7 @@ class StallRecorder:
         """The ranks of a round are being started."""
         self._facts.clear()
         self.watch.begins(order)
-        self._announcer.speaks = order.slot == 0
-        self._announcer.show()
+        self._announcer.show(is_for_job=order.slot == 0)
         self._note_state("ranks are being started")
 
     def ends(self) -> None:
