@@ -1,4 +1,4 @@
-"""The tables: the log of facts, what is projected from it, and what the service itself needs."""
+"""The tables: the log of facts, the tables projected from it, and those of the service itself."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -61,6 +61,7 @@ facts = Table(
     Column("size", _INT, nullable=False),
     Column("body", _TEXT, nullable=False),
     Index("ix_facts_job_n", "job", "n"),
+    Index("ix_facts_job_kind_n", "job", "kind", "n"),
     Index("ix_facts_kind_n", "kind", "n"),
     Index("ix_facts_at_us_n", "at_us", "n"),
     Index(

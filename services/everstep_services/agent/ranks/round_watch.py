@@ -74,7 +74,7 @@ class RoundWatch:
         self._ranks: dict[int, WatchedRank] = {}
 
     def ordered_to_end(self) -> None:
-        """The ranks of this round are being stopped: ends from now on are no failures."""
+        """The ranks of this round are being stopped: their ends from now on were ordered."""
         self._are_told = True
 
     def begin(self, number: int, now: float) -> None:

@@ -13,6 +13,7 @@ from everstep.messages import CollectEvidence, Fact, StartRanks
 from everstep_services.agent.core import actions
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.core.exit import RankExit
+from everstep_services.agent.output.log_upload import LogUploader
 from everstep_services.agent.ranks.protocol import (
     ForgeReady,
     ForgeUnfit,
@@ -56,6 +57,8 @@ class RankObservers:
     records: AgentFacts
     record: Callable[[Fact], None]
     port: RendezvousPort
+    logs: LogUploader | None = None
+    """Sends the output of ranks, where that was chosen."""
 
 
 class RankEvents:
@@ -288,6 +291,12 @@ class RankEvents:
         self._observers.port.release(start.order)
         return True
 
+    def round_started(self, start: actions.StartRound) -> None:
+        """The files of their output exist."""
+        if self._observers.logs is not None:
+            with unharmed("the output of a round"):
+                self._observers.logs.begins(start.order)
+
     def start_failed(self, start: actions.StartRound, reason: str) -> None:
         self._do(self._agent.start_failed(start.order.round, reason))
 
@@ -325,6 +334,9 @@ class RankEvents:
             last += observers.progress.ends()
             observers.stalls.ends()
             observers.checkpoints.ends()
+        if observers.logs is not None:
+            with unharmed("the output of a round"):
+                observers.logs.ends()
         self._say_outlived(outcome)
         self._do(self._agent.stopped(stop.round))
         with unharmed("the record of ranks that were stopped"):

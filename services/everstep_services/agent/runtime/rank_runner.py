@@ -41,6 +41,10 @@ class RoundListener(Protocol):
         """The ranks are about to be started; False when they are no longer wanted."""
         ...
 
+    def round_started(self, start: StartRound) -> None:
+        """The warden starts the ranks; the files of their output exist."""
+        ...
+
     def start_failed(self, start: StartRound, reason: str) -> None:
         """The ranks could not be started."""
         ...
@@ -149,6 +153,7 @@ class RankRunner:
             self._listener.start_failed(start, f"its ranks cannot be started: {error}")
         else:
             self._workdir.show(start.order)
+            self._listener.round_started(start)
 
     async def _wait(self, stop: StopRound) -> float:
         """Wait until the ranks may be stopped; return the seconds beyond those for evidence."""

@@ -14,7 +14,6 @@ import msgspec
 from everstep.observe.printable import printable_line
 from everstep_services.agent.settings import AgentSettings
 from everstep_services.cli.api.client import Api
-from everstep_services.cli.api.location import open_record
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.machine.state import find_state_dir
@@ -47,6 +46,8 @@ class LogLine(NamedTuple):
     rank: int
     stream: str
     text: str
+    at: str | None = None
+    """When its node saw it; known of lines from the log store."""
 
 
 class RankFolder(msgspec.Struct):
@@ -69,7 +70,7 @@ class RankFile:
     rest: bytes = field(default=b"", repr=False)
 
     def lines(self, *, is_over: bool) -> Iterator[LogLine]:
-        """The lines written since the last call; a line without an end waits for its end."""
+        """What was written since the last time; a line without an end waits for it."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self.offset)
@@ -114,7 +115,7 @@ def newest_round(folder: Path) -> int | None:
 
 
 def past_lines(files: Iterable[RankFile], last: int | None) -> Iterator[LogLine]:
-    """The present contents of the files, one after the other."""
+    """What they hold now, file by file."""
     for file in files:
         lines = file.lines(is_over=True)
         yield from lines if last is None else deque(lines, maxlen=last)
@@ -123,7 +124,7 @@ def past_lines(files: Iterable[RankFile], last: int | None) -> Iterator[LogLine]
 def live_lines(
     log_dir: Path, wanted: LogSelection, *, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[LogLine]:
-    """The contents of the files and what is added, for ever, also in rounds that begin later."""
+    """What they hold, and what is added, for ever; also of rounds that begin later."""
     files: dict[Path, RankFile] = {}
     while True:
         for file in rank_files(log_dir, wanted):
@@ -196,7 +197,7 @@ def _failed_round(api: Api, place: str, wanted: LogSelection) -> int:
 
 
 def _about(folder: Path) -> RankFolder:
-    """The rank that wrote these files; from the folder's name where no note tells."""
+    """Whose files these are; from the folder's own name where nobody has said."""
     try:
         about = msgspec.json.decode((folder / "about.json").read_bytes(), type=RankFolder)
     except (OSError, msgspec.DecodeError, msgspec.ValidationError):
@@ -208,34 +209,13 @@ def _about(folder: Path) -> RankFolder:
 
 
 def _record(job: str, line: LogLine) -> dict[str, Any]:
-    return {"job": job, **line._asdict()}
+    record = {"job": job, **line._asdict()}
+    if line.at is None:
+        del record["at"]
+    return record
 
 
-def print_logs(
-    invocation: Invocation, wanted: LogSelection, log_dir: Path | None, *, is_live: bool
-) -> None:
-    """Print the output. If it is not here, raise an error that names where to look."""
-    folder = _folder(invocation, log_dir)
-    if is_live:
-        if not (folder / wanted.job).is_dir():
-            raise _not_here(folder, wanted)
-        print_lines(invocation, wanted.job, live_lines(folder, wanted), is_live=True)
-        return
-    files = rank_files(folder, wanted)
-    if files:
-        print_lines(invocation, wanted.job, past_lines(files, wanted.last))
-        return
-    try:
-        api = open_record(invocation)
-    except CliError as error:
-        if error.code is not Exit.UNREACHABLE:
-            raise
-        raise _not_here(folder, wanted) from error
-    with api:
-        print_lines(invocation, wanted.job, kept_lines(api, wanted))
-
-
-def _folder(invocation: Invocation, chosen: Path | None) -> Path:
+def log_folder(invocation: Invocation, chosen: Path | None) -> Path:
     if chosen is not None:
         return chosen.expanduser()
     settings = invocation.load({"agent": AgentSettings}).section(AgentSettings)
@@ -243,7 +223,7 @@ def _folder(invocation: Invocation, chosen: Path | None) -> Path:
     return settings.log_dir or state.path / "logs"
 
 
-def _not_here(folder: Path, wanted: LogSelection) -> CliError:
+def not_here(folder: Path, wanted: LogSelection) -> CliError:
     which = "" if wanted.round is None else f" of round {wanted.round}"
     return CliError(
         f"{folder} has no such logs{which} of {wanted.job}: run this on a node of it, name the "

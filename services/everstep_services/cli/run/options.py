@@ -215,6 +215,9 @@ OWN = (
             help="Whose output is shown here (all): global ranks, 0-3 for several."),
     _own(LOGS, "--no-prefix", to="prefix", kind="flag", sets=False,
             help="Show lines as they are, without `node:rank| `."),
+    _own(LOGS, "--store-logs", kind="flag",
+            help="Send the output to the log store, too: `everstep logs` then has all of it on any "
+            "machine."),
     _own(PLACEMENT, "--node-id", metavar="ID",
             help="This node's id (Slurm's name for it, else the host name)."),
     _own(PLACEMENT, "--infra-rank", kind="whole", metavar="N", least=0,

@@ -82,6 +82,8 @@ def plan_run(invocation: Invocation, given: Given) -> RunPlan:
         scheduler_grace_s=agent.scheduler_grace_s,
         restart_on_stall=agent.restart_on_stall,
         timings=agent.timings,
+        store_logs=agent.store_logs,
+        store_logs_bytes_per_s=agent.store_logs_bytes_per_s,
         evidence_without=agent.evidence_without,
         native_stacks=agent.native_stacks,
         signals=_signals(given),

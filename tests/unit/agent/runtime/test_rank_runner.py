@@ -67,6 +67,9 @@ class Stopping:
     def round_begins(self, start: StartRound) -> bool:
         return True
 
+    def round_started(self, start: StartRound) -> None:
+        """Never called: nothing starts."""
+
     def start_failed(self, start: StartRound, reason: str) -> None:
         """Never called: nothing starts."""
 

@@ -22,6 +22,7 @@ from everstep_services.history.api.endpoints.jobs import check_known
 from everstep_services.history.api.http.parameters import JobName, Moment, Whole
 from everstep_services.history.api.http.problems import ProblemError, responses
 from everstep_services.history.goodput.ledger import CLASSES, TimeClass
+from everstep_services.history.goodput.reader import JobNews
 
 router = APIRouter(tags=["goodput"])
 
@@ -31,7 +32,7 @@ _WORST = 20
 
 
 class TimeWindow(BaseModel):
-    """Which time."""
+    """The window of time."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -40,13 +41,11 @@ class TimeWindow(BaseModel):
 
 
 class TimelineWindow(BaseModel):
-    """How finely."""
+    """How finely to show the time."""
 
     model_config = ConfigDict(extra="forbid")
 
-    most: Annotated[Whole, Field(ge=10, le=10_000, description="At most about so many parts.")] = (
-        2000
-    )
+    most: Annotated[Whole, Field(ge=10, le=10_000, description="About the most parts.")] = 2000
 
 
 @router.get("/jobs/{job}/goodput", summary="What a job's time went to", responses=responses(404))
@@ -83,33 +82,34 @@ async def get_fleet_goodput(
     names = await _jobs_within(context, since, until)
     sums: dict[TimeClass, float] = dict.fromkeys(CLASSES, 0.0)
     shown: list[Goodput] = []
-    for name in names[:_JOBS_MOST]:
-        parts = await context.goodput.segments(name, now.timestamp())
-        one = shown_goodput(name, parts, since, until)
-        if one.wall_s > 0:
-            shown.append(one)
+    jobs = context.goodput.segments_of_many(names[:_JOBS_MOST], now.timestamp())
+    async for name, parts in jobs:
+        job_goodput = shown_goodput(name, parts, since, until)
+        if job_goodput.wall_s > 0:
+            shown.append(job_goodput)
         for time_class in CLASSES:
-            sums[time_class] += one.seconds[time_class]
-    shown.sort(key=lambda one: one.seconds["productive"] - one.wall_s)
+            sums[time_class] += job_goodput.seconds[time_class]
+    shown.sort(key=lambda job_goodput: job_goodput.seconds["productive"] - job_goodput.wall_s)
     return FleetGoodput(
         since=since, until=until, jobs=len(shown), is_cut=len(names) > _JOBS_MOST,
         worst=shown[:_WORST], **ratio_of(sums),
     )  # fmt: skip
 
 
-async def _jobs_within(context: Context, since: datetime, until: datetime) -> list[str]:
+async def _jobs_within(context: Context, since: datetime, until: datetime) -> list[JobNews]:
     """The jobs that had an allocation in a window, the newest first."""
-    here = tables.allocations.c
+    here, jobs = tables.allocations.c, tables.jobs.c
     query = (
-        select(here.job)
+        select(here.job, jobs.last_n, jobs.facts)
+        .join(tables.jobs, jobs.job == here.job)
         .where(here.started_us < to_us(until))
         .where(or_(here.ended_us.is_(None), here.ended_us > to_us(since)))
-        .group_by(here.job)
+        .group_by(here.job, jobs.last_n, jobs.facts)
         .order_by(here.job.desc())
         .limit(_JOBS_MOST + 1)
     )
     async with context.database.read() as connection:
-        return list((await connection.execute(query)).scalars())
+        return [JobNews(*row) for row in await connection.execute(query)]
 
 
 def _check(since: datetime | None, until: datetime | None) -> None:
