@@ -162,7 +162,7 @@ class Judgement:
         if first.failure_class in _WAITED:
             missing = (
                 "a rank that failed by itself: all only waited for others, or lost them"
-                " (everstep fr analyze names whom)",
+                " (everstep fr analyze names the rank)",
             )
             return base.with_verdict("inconclusive", first, 0.3, _distinct(weak), (), missing)
         confidence = 0.7 if len(classes) == 1 else 0.5

@@ -116,7 +116,7 @@ def lines(report: LogReport) -> Iterator[str]:
 
 def _headline(report: LogReport) -> str:
     if report.verdict == "nothing" or report.cause is None:
-        return "nothing: no line tells of a failure"
+        return "nothing: no line reports a failure"
     where = _where(report, report.cause)
     if report.verdict == "inconclusive":
         return f"inconclusive: {report.cause.means}, first seen in {where}"
