@@ -43,7 +43,7 @@ _MOST_TRIED = 64
 
 
 class FlightAnalysis:
-    """Takes summaries one by one, and says what they mean together."""
+    """Takes summaries one by one, and reports what they show together."""
 
     def __init__(self, *, world: int | None = None) -> None:
         self._world = world
@@ -65,7 +65,7 @@ class FlightAnalysis:
         self._ranks[dump.rank] = msgspec.structs.replace(dump, texts=(), groups=groups)
 
     def _shared(self, record: GroupRecord) -> GroupRecord:
-        """The record with the members and the calls that other ranks have alike: kept once."""
+        """The record, with members and calls that equal those of other ranks kept once."""
         return msgspec.structs.replace(
             record,
             members=self._bytes.setdefault(record.members, record.members),
@@ -73,7 +73,7 @@ class FlightAnalysis:
         )
 
     def report(self) -> FlightReport:
-        """The answer to what was added so far."""
+        """Return the report about all summaries so far."""
         world = self._world_size()
         unreadable = {dump.rank: dump.reason for dump in self._unreadable if dump.rank is not None}
         graph = WaitGraph(self._ranks, world, self._texts)
@@ -122,7 +122,7 @@ def with_global_ranks(
 
 
 class _Judgement:
-    """Faults from the ends of the arrows."""
+    """Finds faults at the ends of the wait graph."""
 
     def __init__(self, graph: WaitGraph, world: int, unreadable: Mapping[int, str]) -> None:
         self._graph = graph
@@ -218,7 +218,7 @@ class _Judgement:
         return "there is no dump of it: it died, or could not write one"
 
     def _certainty(self, ranks: Sequence[int]) -> float:
-        """Less where it is only guessed that they belong to the group."""
+        """A factor below 1 if it is only guessed that these ranks belong to the group."""
         awaited = self._awaited_at(ranks)
         return (
             0.6
@@ -271,7 +271,7 @@ class _Judgement:
         )
 
     def _without_whom(self, ranks: Sequence[int], meetings: Sequence[Meeting]) -> Sequence[int]:
-        """The rank without which no circle would be left; nothing, unless it is a single one."""
+        """The only rank without which no circle would be left; none if there are several."""
         inside: set[Node] = {*ranks, *meetings}
         awaited = [self._graph.edges[meeting] & inside for meeting in meetings]
         single = sorted({rank for few in awaited if len(few) == 1 for rank in few}, key=str)
@@ -285,7 +285,7 @@ class _Judgement:
         return any(len(component) > 1 for component in components(edges))
 
     def _fewest(self, ranks: Sequence[int], meetings: Sequence[Meeting]) -> Sequence[int]:
-        """The ranks of a circle that wait where fewest do; all, where no side is smaller."""
+        """The ranks of a circle on its smallest side; all, if no side is smaller."""
         sides = [
             [rank for rank in ranks if meeting in self._graph.edges[rank]] for meeting in meetings
         ]
@@ -435,7 +435,7 @@ class _Judgement:
         return taken_ns - pending.created_ns if taken_ns and pending.created_ns else None
 
     def _is_moving(self, end: Sequence[Node]) -> bool:
-        """Whether all that waits for this end has only just begun to."""
+        """Whether everything that waits for this end has only just begun to wait."""
         meetings = {node for node in end if not isinstance(node, int)}
         waiters = {waiter for node in end for waiter in self._graph.waiters.get(node, ())}
         meetings |= {waiter for waiter in waiters if not isinstance(waiter, int)}
@@ -465,7 +465,7 @@ def _together(ends: Sequence[Sequence[Node]]) -> Iterable[Sequence[Node]]:
 
 
 def _in_common(faults: Iterable[Fault]) -> Iterable[Fault]:
-    """Faults, with all collectives that do not end as one, of the ranks that are in all of them."""
+    """The faults; stuck collectives are one fault, of the ranks that are in all of them."""
     faults = list(faults)
     stuck = [fault for fault in faults if fault.kind == "stuck" and fault.confidence < _BELIEVED]
     common = (
