@@ -24,7 +24,7 @@ _WITHIN_S = 60.0
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """One run: what was said of it, the facts of its job, and the files of its evidence."""
+    """One run: its verdict, the facts of its job, and the files of its evidence."""
 
     score: Score
     facts: tuple[Mapping[str, Any], ...]

@@ -10,12 +10,11 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
 
 from msgspec.structs import replace
 
 from everstep.bus.containment import Containment
-from everstep.bus.errors import AskRefusedError, BusError
+from everstep.bus.policy_requests import WITHIN_S, PolicyRequests
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.errors import EverstepError
@@ -26,13 +25,10 @@ from everstep.messages import (
     Case,
     ControlDocument,
     Done,
-    DrainNode,
-    ExcludeNode,
     PastIncident,
     PolicyAct,
     RoundDocument,
     ShowRound,
-    StopJob,
     VerdictReached,
 )
 from everstep.messages.codec import BadMessageError, decode_as
@@ -50,9 +46,6 @@ from everstep_services.attribution.domain.verdicts import SOURCE, VerdictContext
 
 log = logging.getLogger(__name__)
 
-_ASK_S = 4.0
-_TRIES = 3
-_PAUSE_S = 1.0
 _WAITING_MOST = 256
 _UNKNOWN = "the service ended before it had an answer; it is not asked for again"
 
@@ -64,6 +57,7 @@ class VerdictActions:
         self._default = default
         self._keeper = keeper
         self._bus = bus
+        self._requests = PolicyRequests(bus, clock, SOURCE)
         self._clock = clock
         self._verdicts = asyncio.Queue[tuple[VerdictReached, int | None, Sequence[PastIncident]]](
             _WAITING_MOST
@@ -162,46 +156,20 @@ class VerdictActions:
 
     async def _asked(self, verdict: VerdictReached, decision: Decision) -> tuple[ActOutcome, str]:
         """Return the outcome, and the service's answer."""
-        problem = ""
-        for _ in range(_TRIES):
-            try:
-                done = await self._ask(verdict.job, decision)
-            except AskRefusedError as error:
-                return "failed", str(error)
-            except (BusError, TimeoutError) as error:
-                problem = str(error)
-                await self._clock.sleep(_PAUSE_S)
-            else:
-                return ("failed" if done.is_refused else "done"), done.text
-        return "failed", f"nobody answered: {problem}"
+        job = verdict.job
+        done = await self._requests.answered(job, partial(self._ask, job, decision))
+        return ("failed" if done.is_refused else "done"), done.text
 
     async def _ask(self, job: str, decision: Decision) -> Done:
-        if decision.node is not None:
-            return await self._replace(job, decision, decision.node)
-        stop = StopJob(job=job, by=SOURCE, reason=decision.reason, origin="service")
-        return await self._rendezvous("stop", job, stop)
-
-    async def _replace(self, job: str, decision: Decision, node: str) -> Done:
-        """Ask health first, so that the node does not come back as its own spare."""
-        show = ShowRound(job=job)
+        if decision.node is None:
+            return await self._requests.stop(job, decision.reason)
         document = await self._bus.ask(
-            "rendezvous", "show", show, RoundDocument, job=job, within_s=_ASK_S
+            "rendezvous", "show", ShowRound(job=job), RoundDocument, job=job, within_s=WITHIN_S
         )
-        why_not = _cannot_replace(document, node)
+        why_not = _cannot_replace(document, decision.node)
         if why_not:
             return Done(text=why_not, is_refused=True)
-        about: dict[str, Any] = {"by": SOURCE, "origin": "service", "node": node}
-        out = ExcludeNode(job=CLUSTER, reason=f"{job}: {decision.reason}", **about)
-        excluded = await self._bus.ask("health", "exclude", out, Done, job=CLUSTER, within_s=_ASK_S)
-        if excluded.is_refused:
-            return excluded
-        drain = DrainNode(job=job, reason=decision.reason, **about)
-        drained = await self._rendezvous("drain", job, drain)
-        refused = "it is excluded, and not drained: " if drained.is_refused else ""
-        return Done(text=f"{excluded.text}; {refused}{drained.text}")
-
-    async def _rendezvous(self, verb: str, job: str, question: StopJob | DrainNode) -> Done:
-        return await self._bus.ask("rendezvous", verb, question, Done, job=job, within_s=_ASK_S)
+        return await self._requests.replace(job, decision.node, decision.reason)
 
     def _decided(self, verdict: VerdictReached, decision: Decision) -> ActionDecided:
         """The same id for the same decision, whichever replica makes it, and how often."""

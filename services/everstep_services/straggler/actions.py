@@ -3,21 +3,18 @@
 import asyncio
 import logging
 from collections import Counter
+from functools import partial
 
 from everstep.bus.containment import Containment
-from everstep.bus.errors import AskRefusedError, BusError
+from everstep.bus.policy_requests import PolicyRequests
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.errors import EverstepError
 from everstep.messages import (
     Done,
-    DrainNode,
-    ExcludeNode,
     KnownStraggler,
-    StopJob,
     StragglerActed,
 )
-from everstep.subjects import CLUSTER
 from everstep_services.straggler.documents import JobDocuments
 from everstep_services.straggler.domain.findings import SOURCE, fact_id
 from everstep_services.straggler.domain.policy import ActionOutcome, StragglerDecision
@@ -25,10 +22,6 @@ from everstep_services.straggler.jobs import TrackedJob
 from everstep_services.straggler.settings import StragglerSettings
 
 log = logging.getLogger(__name__)
-
-_ASK_S = 4.0
-_TRIES = 3
-_PAUSE_S = 1.0
 
 
 class StragglerActions:
@@ -38,7 +31,7 @@ class StragglerActions:
         self, settings: StragglerSettings, bus: Bus, clock: Clock, documents: JobDocuments
     ) -> None:
         self._settings = settings
-        self._bus = bus
+        self._requests = PolicyRequests(bus, clock, SOURCE)
         self._clock = clock
         self._documents = documents
         self._counts: Counter[str] = Counter()
@@ -105,61 +98,21 @@ class StragglerActions:
         self, tracked: TrackedJob, straggler: KnownStraggler, decision: StragglerDecision
     ) -> tuple[ActionOutcome, str]:
         """Return the outcome, and the service's answer."""
-        job = tracked.job
-        if decision.action == "exclude" and not tracked.formed.has_seat(
-            straggler.round, straggler.node
-        ):
-            return "refused", f"{straggler.node} has no slot in round {straggler.round} of {job}"
-        problem = ""
-        for attempt in range(_TRIES):
-            try:
-                done = await self._ask(job, straggler, decision)
-            except AskRefusedError as error:
-                return "refused", str(error)
-            except (BusError, TimeoutError) as error:
-                problem = str(error)
-                log.info("asking_again job=%s attempt=%d error=%s", job, attempt, error)
-                await self._clock.sleep(_PAUSE_S)
-            else:
-                return ("refused" if done.is_refused else "asked"), done.text
-        return "refused", f"nobody answered: {problem}"
+        job, node = tracked.job, straggler.node
+        if decision.action == "exclude" and not tracked.formed.has_seat(straggler.round, node):
+            return "refused", f"{node} has no slot in round {straggler.round} of {job}"
+        done = await self._requests.answered(job, partial(self._ask, job, node, decision))
+        return ("refused" if done.is_refused else "asked"), done.text
 
-    async def _ask(self, job: str, straggler: KnownStraggler, decision: StragglerDecision) -> Done:
+    async def _ask(self, job: str, node: str, decision: StragglerDecision) -> Done:
         match decision.action:
             case "stop":
-                stop = StopJob(job=job, by=SOURCE, reason=decision.reason, origin="service")
-                return await self._rendezvous("stop", job, stop)
+                return await self._requests.stop(job, decision.reason)
             case "exclude":
-                return await self._exclude(job, straggler, decision)
-
-    async def _exclude(
-        self, job: str, straggler: KnownStraggler, decision: StragglerDecision
-    ) -> Done:
-        """Ask health first, so that the node does not come back as its own spare."""
-        out = ExcludeNode(
-            job=CLUSTER,
-            node=straggler.node,
-            by=SOURCE,
-            reason=f"{job}: {decision.reason}",
-            origin="service",
-        )
-        excluded = await self._bus.ask("health", "exclude", out, Done, job=CLUSTER, within_s=_ASK_S)
-        if excluded.is_refused:
-            return excluded
-        drain = DrainNode(
-            job=job,
-            node=straggler.node,
-            by=SOURCE,
-            reason=decision.reason,
-            within_s=self._settings.drain_within_s,
-            origin="service",
-        )
-        drained = await self._rendezvous("drain", job, drain)
-        refused = "it is excluded, and not drained: " if drained.is_refused else ""
-        return Done(text=f"{excluded.text}; {refused}{drained.text}")
-
-    async def _rendezvous(self, verb: str, job: str, question: StopJob | DrainNode) -> Done:
-        return await self._bus.ask("rendezvous", verb, question, Done, job=job, within_s=_ASK_S)
+                within_s = self._settings.drain_within_s
+                return await self._requests.replace(
+                    job, node, decision.reason, drain_within_s=within_s
+                )
 
     async def _say(self, job: TrackedJob, fact: StragglerActed) -> None:
         self._counts[fact.outcome] += 1

@@ -1,5 +1,7 @@
 """Arithmetic on groups of rows: medians, means and numbers of equal keys."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from everstep_services.straggler.domain.operations import Array
@@ -32,6 +34,13 @@ def medians_by(keys: Array, values: Array, count: int) -> Array:
     high = ordered[(first + counts // 2)[some]]
     medians[some] = (low + high) / 2
     return medians
+
+
+def finite_median(values: Array | Iterable[float | None]) -> float:
+    """The median of the finite values; NaN where there is none."""
+    numbers = values if isinstance(values, np.ndarray) else np.array(list(values), dtype=np.float64)
+    finite = numbers[np.isfinite(numbers)]
+    return float(np.median(finite)) if len(finite) else float("nan")
 
 
 def means_by(keys: Array, values: Array, count: int) -> Array:

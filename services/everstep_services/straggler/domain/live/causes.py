@@ -7,6 +7,7 @@ from msgspec.structs import replace as replace_score
 
 from everstep.messages import Score
 from everstep.slow_rank_causes import SlowRankCause
+from everstep_services.straggler.domain.arrays import finite_median
 from everstep_services.straggler.domain.live.measures import Measured
 from everstep_services.straggler.domain.live.own import RoleTable
 from everstep_services.straggler.domain.operations import Array, cause_of
@@ -95,7 +96,7 @@ class _Case:
         return self._signal(name, self.measured.signal(name))
 
     def _signal(self, name: str, values: Array) -> _Signal:
-        return _Signal(name, float(values[self.row]), _median(values[self.peers]))
+        return _Signal(name, float(values[self.row]), finite_median(values[self.peers]))
 
     def sections(self) -> list[_Signal]:
         """Own times of sections, the largest excess first; of two equal ones the shorter."""
@@ -146,7 +147,7 @@ def blame(
 ) -> Blame:
     """The cause of a rank's loss, compared with the rows that define what is usual."""
     peers = _peers(measured, row, is_usual)
-    own = _Signal("own", float(measured.own_s[row]), _median(measured.own_s[peers]))
+    own = _Signal("own", float(measured.own_s[row]), finite_median(measured.own_s[peers]))
     usual_loss = change.ratio * own.usual if np.isfinite(own.usual) else 0.0
     is_shown = own.excess > 0 and own.excess >= _SHOWN * usual_loss
     lost = max(own.excess if is_shown else usual_loss, 1e-9)
@@ -195,7 +196,7 @@ def slow_sender(measured: Measured, row: int, trips: Array) -> int | None:
     connections, too: it sends to the rank with the slow link.
     """
     peers = _peers(measured, row)
-    own = _Signal("own", float(measured.own_s[row]), _median(measured.own_s[peers]))
+    own = _Signal("own", float(measured.own_s[row]), finite_median(measured.own_s[peers]))
     case = _Case(measured, row, peers, max(own.excess, 1e-9))
     sender = _successor(measured, row)
     if sender is None or _device(case) or _host(case) or _compute(case):
@@ -226,7 +227,7 @@ def _is_own(case: _Case, more_s: float) -> bool:
     if more_s >= _EXPLAINS * case.lost_s:
         return False
     column = case.measured.sections.names.index(section.name)
-    return _median(case.measured.waits_inside[case.peers, column]) < 0.1 * case.lost_s
+    return finite_median(case.measured.waits_inside[case.peers, column]) < 0.1 * case.lost_s
 
 
 def _successor(measured: Measured, row: int) -> int | None:
@@ -267,11 +268,6 @@ def _peers(measured: Measured, row: int, is_usual: Array | None = None) -> Array
     return peers[:: max(1, len(peers) // _MOST_PEERS)]
 
 
-def _median(values: Array) -> float:
-    finite = values[np.isfinite(values)]
-    return float(np.median(finite)) if len(finite) else float("nan")
-
-
 def _device(case: _Case) -> _Ground | None:
     """The driver throttles the device, or its clock is below those of its peers."""
     sample = case.measured.sample
@@ -307,7 +303,7 @@ def throttled(measured: Measured) -> Array:
 
 def _excess(measured: Measured, name: str) -> Array:
     held_s = measured.signal(name) / np.maximum(measured.sample.steps, 1)
-    return held_s - _median(held_s)
+    return held_s - finite_median(held_s)
 
 
 def from_host(why: Blame, held_s: float) -> Blame:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from everstep.messages import Score
-from everstep_services.straggler.domain.arrays import medians_by
+from everstep_services.straggler.domain.arrays import finite_median, medians_by
 from everstep_services.straggler.domain.changes import EvenRole, SlowRankFound, UnevenRole
 from everstep_services.straggler.domain.live.measures import Measured
 from everstep_services.straggler.domain.operations import Array
@@ -145,15 +145,10 @@ def _section(measured: Measured, role: _Role) -> str | None:
     """The section that has most of what the role needs more than others."""
     others = np.setdiff1d(np.arange(len(measured.role)), role.rows)
     excess: Mapping[str, float] = {
-        name: _median(own[role.rows]) - _median(own[others])
+        name: finite_median(own[role.rows]) - finite_median(own[others])
         for name, own in zip(measured.sections.names, measured.own_sections_s.T, strict=True)
         if name
     }
     finite = {name: value for name, value in excess.items() if np.isfinite(value)}
     worst = max(finite, key=lambda name: finite[name], default=None)
     return worst if worst is not None and finite[worst] > role.lost_s / 2 else None
-
-
-def _median(values: Array) -> float:
-    finite = values[np.isfinite(values)]
-    return float(np.median(finite)) if len(finite) else float("nan")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from everstep.slow_rank_causes import SlowRankCause
+from everstep_services.straggler.domain.arrays import finite_median
 from everstep_services.straggler.domain.live.causes import held_back, throttled
 from everstep_services.straggler.domain.live.measures import Measured
 from everstep_services.straggler.domain.operations import Array
@@ -95,7 +96,9 @@ class Links:
         names = [node.node for node in measured.sample.nodes]
         self.recent.append(dict(zip(names, _by_node(measured).tolist(), strict=True)))
         nan = float("nan")
-        return np.array([_median(trips.get(name, nan) for trips in self.recent) for name in names])
+        return np.array(
+            [finite_median(trips.get(name, nan) for trips in self.recent) for name in names]
+        )
 
     def observe(
         self, measured: Measured, trips: Array, ratio: float, is_explained: bool
@@ -276,8 +279,3 @@ def _by_node(measured: Measured) -> Array:
     longest = np.full(len(measured.sample.nodes), np.nan)
     np.fmax.at(longest, measured.sample.node, measured.signal("round_trip_s"))
     return longest
-
-
-def _median(values: Iterable[float]) -> float:
-    finite = [value for value in values if np.isfinite(value)]
-    return float(np.median(finite)) if finite else float("nan")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from everstep_services.straggler.domain import scores
-from everstep_services.straggler.domain.arrays import combined, medians_by
+from everstep_services.straggler.domain.arrays import combined, finite_median, medians_by
 from everstep_services.straggler.domain.live.arrivals import Matched, Waits, matched, slack
 from everstep_services.straggler.domain.live.clocks import (
     Alignment,
@@ -127,7 +127,7 @@ class Meter:
         ranks = np.flatnonzero(self.seen)
         by_rank, roles = self.groups.roles(ranks, self.declared[ranks], self.names.roles.names())
         role = by_rank[np.searchsorted(ranks, sample.rank)]
-        step_s = _middle(sample.step_s)
+        step_s = finite_median(sample.step_s)
         sections = sections_of(sample, self.names.sections.names())
         entered, alignment = self._entered(sample, role, step_s)
         own = self._own(sample, role, sections, entered, alignment)
@@ -264,11 +264,6 @@ class Meter:
             best[int(number)][sample.rank] = lowest[:, column]
 
 
-def _middle(values: Array) -> float:
-    finite = values[np.isfinite(values)]
-    return float(np.median(finite)) if len(finite) else float("nan")
-
-
 def _by_sections(sections: Sections, rows: Array) -> Array | None:
     """The processor's or the device's time of whole steps, if all of these rows have it."""
     if _WHOLE_STEP not in sections.names or not len(rows):
@@ -361,7 +356,7 @@ def _waits_inside(sample: Sample, sections: Sections, entered: Entered | None) -
     cell = entries.row[at].astype(np.int64) * wide + column[at]
     waits = np.bincount(cell, weights=(entries.last_s - entries.at_s)[at], minlength=rows * wide)
     total = np.bincount(entries.row, weights=entries.to_next_s, minlength=rows)
-    steps = total / _middle(sample.step_s)
+    steps = total / finite_median(sample.step_s)
     whole: Array = waits.reshape(rows, wide) / np.where(steps > 0, steps, np.nan)[:, None]
     if _WHOLE_STEP in sections.names:
         whole[:, sections.names.index(_WHOLE_STEP)] = entered.own.waited_s

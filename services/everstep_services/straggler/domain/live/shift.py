@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from everstep_services.straggler.domain.arrays import finite_median
+
 _WINDOWS = 3
 """This many windows in a row make a change."""
 _LEAST = 5
@@ -93,7 +95,7 @@ class Steps:
     def _trips(self) -> str:
         """Whether the network changed, too, in words."""
         before, now = (
-            _middle([window.trip_s for window in seen]) for seen in (self.usual, self.recent)
+            finite_median([window.trip_s for window in seen]) for seen in (self.usual, self.recent)
         )
         if not now > max(_TRIPS * before, before + _LEAST_TRIP_S):
             return ""
@@ -106,8 +108,8 @@ class Steps:
         """The section that most of the change is in."""
         names = set(self.recent[-1].sections)
         changes = {
-            name: _middle([window.sections.get(name) for window in self.recent])
-            - _middle([window.sections.get(name) for window in self.usual])
+            name: finite_median([window.sections.get(name) for window in self.recent])
+            - finite_median([window.sections.get(name) for window in self.usual])
             for name in names
         }
         finite = {name: value for name, value in changes.items() if np.isfinite(value)}
@@ -117,8 +119,3 @@ class Steps:
         if finite[name] / change < 0.3:
             return None, "; no section changed as much"
         return name, f"; section {name} changed by {finite[name] * 1e3:+.1f} ms a step"
-
-
-def _middle(values: list[float | None]) -> float:
-    finite = [value for value in values if value is not None and np.isfinite(value)]
-    return float(np.median(finite)) if finite else float("nan")
