@@ -77,8 +77,8 @@ def main(folder: Path, fault: str) -> None:  # noqa: PLR0915 - to be read from t
                 state_file.write_text(json.dumps(client.state_dict()))
     queue.maybe_finalize_async_calls(blocking=True)
     queue.close()
-    weights = [round(float(one), 6) for one in model.module.weight.flatten()]
-    (folder / f"end-{rank}").write_text(json.dumps([manager.find_latest(), weights]))
+    end = [manager.find_latest(), [round(float(one), 6) for one in model.module.weight.flatten()]]
+    (folder / f"end-{rank}").write_text(json.dumps(end))
     client.shutdown_workload_monitoring()
     dist.destroy_process_group()
 
