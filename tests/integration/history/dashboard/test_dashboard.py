@@ -94,8 +94,15 @@ async def log_in(client: httpx2.AsyncClient, token: str) -> httpx2.Response:
     return await client.post("/login", content=urlencode({"token": token}), headers=OURS)
 
 
-async def test_every_page_has_its_facts_and_strict_headers(tmp_path: Path) -> None:
+async def test_a_token_that_only_reads_is_offered_no_action(tmp_path: Path) -> None:
     async with fleet(tmp_path) as (_, client):
+        for path in PAGES:
+            if not path.startswith("/do/"):
+                assert "/do/" not in (await client.get(path)).text, path
+
+
+async def test_every_page_has_its_facts_and_strict_headers(tmp_path: Path) -> None:
+    async with fleet(tmp_path, "operate") as (_, client):
         for path, texts in PAGES.items():
             answer = await client.get(path)
             assert answer.status_code == 200, (path, answer.text)

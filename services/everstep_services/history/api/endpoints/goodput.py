@@ -19,8 +19,8 @@ from everstep_services.history.api.dto.goodput import (
     shown_timeline,
 )
 from everstep_services.history.api.endpoints.jobs import check_known
-from everstep_services.history.api.http.parameters import JobName, Moment, Whole
-from everstep_services.history.api.http.problems import ProblemError, responses
+from everstep_services.history.api.http.parameters import JobName, Moment, Whole, check_window
+from everstep_services.history.api.http.problems import responses
 from everstep_services.history.goodput.ledger import CLASSES, TimeClass
 
 router = APIRouter(tags=["goodput"])
@@ -56,7 +56,7 @@ async def get_goodput(
     """Seconds by class, of all of the job's allocations or of a window of them."""
     await check_known(context, job)
     now = context.clock.wall()
-    _check(asked.since, asked.until)
+    check_window(asked.since, asked.until, now)
     parts = await context.goodput.segments(job, now.timestamp())
     return shown_goodput(job, parts, asked.since, asked.until or now)
 
@@ -77,7 +77,7 @@ async def get_fleet_goodput(
 ) -> FleetGoodput:
     """Seconds by class over all jobs in a window: the last 24 hours, if none is given."""
     now = context.clock.wall()
-    _check(asked.since, asked.until)
+    check_window(asked.since, asked.until, now)
     until = asked.until or now
     since = asked.since or until - _DAY
     names = await _jobs_within(context, since, until)
@@ -111,9 +111,3 @@ async def _jobs_within(context: Context, since: datetime, until: datetime) -> li
     async with context.database.read() as connection:
         return list((await connection.execute(query)).scalars())
 
-
-def _check(since: datetime | None, until: datetime | None) -> None:
-    if since is not None and until is not None and not since < until:
-        raise ProblemError(
-            400, "bad_window", f"the window ends ({until}) before it begins ({since})"
-        )

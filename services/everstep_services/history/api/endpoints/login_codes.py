@@ -6,6 +6,7 @@ from everstep_services.history.api.context import Ctx, Reader
 from everstep_services.history.api.dto.service import LoginCode
 from everstep_services.history.api.http.problems import responses
 from everstep_services.history.dashboard.session import CODE_LASTS_S
+from everstep_services.history.mask import show_secret
 
 router = APIRouter(tags=["tokens"])
 
@@ -19,5 +20,6 @@ async def make_login_code(
     """A code that logs a browser in with this token: once, within a minute, on this replica."""
     _, _, token = request.headers["authorization"].partition(" ")
     code = context.login_codes.make(token.strip())
+    show_secret(request)
     answer.headers["Cache-Control"] = "no-store"
     return LoginCode(code=code, path=f"/login?code={code}", lasts_s=CODE_LASTS_S)

@@ -3,7 +3,7 @@
 import logging
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from sqlalchemy import select
 
 from everstep.store import tables
@@ -14,6 +14,7 @@ from everstep_services.history.api.dto.answer import PageOf, present
 from everstep_services.history.api.dto.service import NewToken, TokenOut, TokenWanted
 from everstep_services.history.api.http.list_pages import Paging, paged
 from everstep_services.history.api.http.problems import not_found, responses
+from everstep_services.history.mask import show_secret
 
 log = logging.getLogger(__name__)
 router = APIRouter(tags=["tokens"])
@@ -31,7 +32,9 @@ async def list_tokens(
 
 
 @router.post("/tokens", summary="Make a token", status_code=201, responses=responses())
-async def make_token(context: Ctx, by: Admin, wanted: TokenWanted, answer: Response) -> NewToken:
+async def make_token(
+    context: Ctx, by: Admin, wanted: TokenWanted, request: Request, answer: Response
+) -> NewToken:
     """A new token. Its text is in this answer, and nowhere else."""
     now_us = to_us(context.clock.wall())
     lasts_s = wanted.expires_in_s
@@ -39,6 +42,7 @@ async def make_token(context: Ctx, by: Admin, wanted: TokenWanted, answer: Respo
     token, text = await context.tokens.make(
         wanted.name, wanted.scope, now_us=now_us, expires_us=expires_us
     )
+    show_secret(request)
     log.info("token_made token=%s scope=%s by=%s", token.id, token.scope, by.id)
     answer.headers["Cache-Control"] = "no-store"
     row: dict[str, Any] = {name: getattr(token, name) for name in token.__slots__}
