@@ -65,7 +65,7 @@ async def _serve(
     await asyncio.to_thread(_write_secret, token_file, token)
     facts = (await log_head(database)).last_n
     url = url_of(listener)
-    link = f"{url}/login?code={context.login_codes.make(token)}"
+    link = f"{url}/login?code={await context.login_codes.make(token)}"
     told = {"url": url, "link": link, "token_file": str(token_file), "facts": facts}
     told |= _about(origin)
     if invocation.output == "jsonl":

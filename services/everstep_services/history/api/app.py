@@ -12,6 +12,7 @@ from everstep.bus.ports import Bus
 from everstep.clock import Clock, SystemClock
 from everstep.store.database import Database
 from everstep.store.evidence_copies import EvidenceCopies
+from everstep.store.login_codes import LoginCodes
 from everstep.store.queries import log_head
 from everstep.store.schema import head
 from everstep.store.tokens import Tokens
@@ -46,7 +47,6 @@ from everstep_services.history.api.http.middleware import RequestLimits
 from everstep_services.history.api.http.problems import ProblemAnswer, handle, pattern_of
 from everstep_services.history.beats import Beats
 from everstep_services.history.bundle import BundleClock, BundleOrigin
-from everstep_services.history.dashboard.session import LoginCodes
 from everstep_services.history.dashboard.site import Dashboard
 from everstep_services.history.evidence_retention import EvidenceRetention
 from everstep_services.history.goodput.reader import GoodputReader
@@ -116,7 +116,7 @@ async def make_context(  # noqa: PLR0913  each is a part of its own
         schema=await asyncio.to_thread(head),
         connectedness=connectedness,
         notifications=notifications or Notifications(NotifySettings(), bus, clock),
-        login_codes=LoginCodes(clock),
+        login_codes=LoginCodes(database, clock),
         bundle=bundle,
     )
 

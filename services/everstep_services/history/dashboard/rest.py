@@ -9,6 +9,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from urllib.parse import quote, unquote, urlencode
 
@@ -67,6 +68,10 @@ class Rest:
         self._kept: OrderedDict[bytes, tuple[float, bytes]] = OrderedDict()
         self._kept_bytes = 0
         self._turns = asyncio.Semaphore(_AT_ONCE)
+
+    def now(self) -> datetime:
+        """The time of day, for what pages compute from it."""
+        return self._clock.wall()
 
     def reader(self, visitor: Visitor) -> "Reader":
         """For one request of one visitor."""

@@ -17,6 +17,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from everstep import __version__
 from everstep.clock import Clock
+from everstep.store.errors import StoreError
+from everstep.store.login_codes import LoginCodes
 from everstep_services.history.bundle import BundleOrigin
 from everstep_services.history.dashboard import actions, session
 from everstep_services.history.dashboard.assets import Assets
@@ -30,7 +32,6 @@ from everstep_services.history.dashboard.rest import (
     path_of,
     together,
 )
-from everstep_services.history.dashboard.session import LoginCodes
 
 log = logging.getLogger(__name__)
 
@@ -197,7 +198,10 @@ class Dashboard:
         target = _own_path(request.query_params.get("next", "/"))
         code = request.query_params.get("code", "")
         if code and request.method == "GET" and not session.comes_from_another_site(request):
-            token = self._codes.take(code)
+            try:
+                token = await self._codes.take(code)
+            except StoreError:
+                return await self._login_page(request, _NO_DATABASE, 503)
             if token is not None:
                 return await self._logged_in(request, token, target)
             return await self._login_page(request, "This link was used, or is older than a minute.")
@@ -218,8 +222,7 @@ class Dashboard:
         if answer[0] == 429:
             return await self._login_page(request, "Too many bad tokens: wait a minute.", 429)
         if answer[0] not in {200, 403}:
-            text = "Nobody can be logged in while the database is away: try again in a moment."
-            return await self._login_page(request, text, 503)
+            return await self._login_page(request, _NO_DATABASE, 503)
         response = RedirectResponse(target, 303)
         session.log_in(request, response, token)
         return _safe(response)
@@ -315,6 +318,7 @@ async def _not_in_bundle(_reader: Reader, _request: Request) -> Page:
     return Page("error.html", {"title": "Not in a bundle", "detail": text}, 404)
 
 
+_NO_DATABASE = "Nobody can be logged in while the database is away: try again in a moment."
 _FAILED = "It is our fault, and it is in the log of the history service. Other pages still work."
 
 

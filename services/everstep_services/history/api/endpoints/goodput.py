@@ -110,4 +110,3 @@ async def _jobs_within(context: Context, since: datetime, until: datetime) -> li
     )
     async with context.database.read() as connection:
         return list((await connection.execute(query)).scalars())
-
