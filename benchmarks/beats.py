@@ -1,4 +1,4 @@
-"""Beats a second from one client to another: `everstep.bus` beside raw nats-py, in turns.
+"""Beats a second from one client to another: `everstep.bus` next to raw nats-py, in turns.
 
 Raw moves the same bytes; "raw and coded" also encodes and decodes them, as anybody who uses
 them must. All run in this one process, against the same server.

@@ -46,7 +46,7 @@ def main() -> int:
     parser.add_argument("--gib", type=float, default=1.0, help="of all ranks together")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, help="on the disk that is to be measured")
+    parser.add_argument("--folder", type=Path, help="on the disk to measure")
     parser.add_argument("--nvrx", type=Path, metavar="PYTHON", help="one that has NVRx, as a peer")
     parser.add_argument("--saves", type=int, default=200, help="for memory; 0 leaves it out")
     asked = parser.parse_args()

@@ -1,6 +1,6 @@
 """Facts from `record` through JetStream and SQL until REST shows them: rate, delay, memory.
 
-Beside it, in the same run, the limits of what lies below: raw nats-py into JetStream, and
+Next to it, in the same run, the limits of the layers below: raw nats-py into JetStream, and
 raw inserts of the same bytes into the same kind of database file.
 
     python benchmarks/facts_to_rest.py --seconds 300 --rate 10500

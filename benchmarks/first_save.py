@@ -1,6 +1,6 @@
 """What the first save of a training costs its step, and the later ones.
 
-Each run is a process of its own, from scratch, with an Adam of which the state is made by the first
+Each run is a process of its own, from scratch, with an Adam whose state is made by the first
 step. The limit is the copy: the same bytes, into memory that is there.
 """
 
@@ -53,7 +53,7 @@ def run(mib: int, step_s: float) -> None:
 
 
 def main() -> None:
-    """So many runs, and their medians."""
+    """`runs` runs, and their medians."""
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--mib", type=int, default=1024, help="of the state")
     asked.add_argument("--runs", type=int, default=5)

@@ -5,12 +5,12 @@
     python -m benchmarks.flight_recorder --what speed [--ranks 64,512] [--records 2000] [--rounds 3]
         [--peers torch,nvrx] [--nvrx-python PATH] [--folder DUMPS]
 
-Accuracy: cases of `tests/fakes/flight_faults.py`, so many seeds of each fault, every other dump a
+Accuracy: cases of `tests/fakes/flight_faults.py`, some seeds of each fault, every other dump a
 pickle. Exact: those who are named are those who caused it, or all of those among whom the dumps
 cannot tell. Named is who is a suspect of a fault with a confidence of 0.5 or more. Set: how many
 suspects the report lists in the median, with any confidence.
 
-Speed: Everstep beside torch's analyzer and NVRx's. All read the same folder of pickles, one a rank,
+Speed: Everstep next to torch's analyzer and NVRx's. All read one folder of pickles, one a rank,
 of a job whose fault is known; each round takes them in another order. The figures are those of
 whole processes with their children: seconds, seconds of processors, and the largest MiB that one
 process took. NVRx's runs in an interpreter that has it (`--nvrx-python`); torch's in this one.
@@ -33,7 +33,7 @@ from statistics import median
 
 from everstep_services.attribution.flight_recorder.analysis import FlightAnalysis
 from everstep_services.attribution.flight_recorder.dump import read_dump
-from everstep_services.attribution.flight_recorder.verdicts import Report
+from everstep_services.attribution.flight_recorder.report import FlightReport
 from tests.fakes import flight_dumps as fake
 from tests.fakes import flight_faults as faults
 
@@ -116,7 +116,7 @@ def print_score(fault: str, score: _Score, n: int) -> None:
     )
 
 
-def reported(case: faults.Case, seed: int) -> Report:
+def reported(case: faults.Case, seed: int) -> FlightReport:
     dumps = faults.dumps(case, seed)
     entries = [one for dump in dumps.values() for one in dump["entries"]]
     newest = max((one["time_created_ns"] for one in entries), default=0)

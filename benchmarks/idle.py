@@ -2,7 +2,7 @@
 
     python -m benchmarks.idle --seconds 30
 
-The training has made one step and sleeps. Beside it stands torchrun at rest with as many ranks.
+The training has made one step and sleeps. Next to it stands torchrun at rest with as many ranks.
 What the kernel counts has a grain of 10 ms.
 """
 

@@ -9,7 +9,7 @@ open.
 
 Without, it prints MB per second of a processor next to a plain read of the same file and to
 `grep -c -F` with the words of the rules, which only counts lines. `ordinary` is a log as trainings
-write it: Megatron's progress line of 8 ranks of a node, of which only numbers differ, and one line
+write it: Megatron's progress line of 8 ranks of a node, which differ in numbers only, and one line
 in 200 of 12 kinds of remarks. `noisy` is the same with colours, progress bars, and one line in 10
 that means nothing but has words of the rules or of NCCL. `varied` is the worst case: each line has
 letters of its own, drawn by chance, so that no line has an earlier one's shape. One process, one
@@ -115,7 +115,7 @@ def varied() -> Iterator[str]:
 
 
 def write(path: Path, lines: Iterator[str], size: int) -> int:
-    """Write so many bytes: a few MB that are repeated."""
+    """Write this number of bytes: a few MB that are repeated."""
     part, length = [], 0
     for line in lines:
         part.append(line)

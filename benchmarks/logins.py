@@ -1,8 +1,8 @@
-"""Accounts and logins: what an account for each job costs, beside one account and passwords.
+"""Accounts and logins: what an account for each job costs, compared with one account and passwords.
 
     python -m benchmarks.logins [--jobs 1000] [--agents 1000]
 
-Both servers are nats-server as this repository configures it; the one beside has the configuration
+Both servers are nats-server as this repository configures it; the second has the configuration
 of the time before accounts. They take turns. Publisher, server and answering service share the
 machine.
 """

@@ -32,7 +32,7 @@ MOST = 1.3
 MEMORY = "/dev/shm"
 TIMES = 3
 STATES = 8
-"""So many, at most, are in the memory of all nodes and their ranks together."""
+"""The most that are in the memory of all nodes and their ranks together."""
 SOCKET = "raw socket, to memory used again"
 NEW = "raw socket, to a new file in memory"
 COPY = "copy, to memory used again"
@@ -73,7 +73,7 @@ def in_memory() -> Iterator[Path]:
 
 
 def touch(folder: Path, mib: int) -> None:
-    """Have so much memory: a virtual machine gets what it has not used yet many times slower."""
+    """Touch this much memory: a virtual machine gets memory for the first time far more slowly."""
     octets = os.urandom(1 << 20)
     with (folder / "touched").open("wb", buffering=0) as file:
         for _ in range(mib):

@@ -1,4 +1,4 @@
-"""States sent to another node and fetched from there, beside raw sockets that move the same bytes.
+"""States sent to another node and fetched from there, next to raw sockets that move the same bytes.
 
 Two processes on loopback, 256 MiB in files in `/dev/shm`, or in EVERSTEP_BENCH_DIR; the raw
 receiver fills a buffer that it has used before and checks nothing, ours writes to a file and
@@ -74,7 +74,7 @@ def copy_of(step: int, digest: str) -> Copy:
 
 
 def raw_receiver(ready: Connection, size: int, folder: str) -> None:
-    """Take so many bytes again and again, and say when they came.
+    """Receive this number of bytes again and again, and report when they came.
 
     Into a buffer that is used again, or, with a folder, into a new file in it.
     """
@@ -125,7 +125,7 @@ def holder(ready: Connection, folder: str, settings: CheckpointSettings) -> None
 
 @contextmanager
 def other(main: Callable[..., None], *arguments: object) -> Iterator[int]:
-    """It runs beside us; its port."""
+    """It runs in parallel with us; its port."""
     spawning = multiprocessing.get_context("spawn")
     ours, theirs = spawning.Pipe()
     process = spawning.Process(target=main, args=(theirs, *arguments), daemon=True)
@@ -199,7 +199,7 @@ def our_sender(
 
 
 def fetch(peer: Peer, standing: ReplicaSession, folder: Path, copy: Copy) -> None:
-    """Everything but asking who has it; what came before is to be removed by then."""
+    """Everything but asking who has it; earlier states must be removed by then."""
     store = ReplicaStore(folder / FETCHED, "bench", SETTINGS)
     (folder / FETCHED).mkdir()
     incoming = store.begin(copy)
@@ -229,7 +229,7 @@ def coded_s(image: Path, folder: Path, needed: int, parts: int) -> tuple[list[fl
 
 
 def survived(factor: int, parts_needed: int, lost: int) -> float:
-    """The part of all ways to lose so many of the nodes in which no state is lost."""
+    """The part of all ways to lose this number of nodes in which no state is lost."""
     of = Cliques(cliques([ReplicaSlot(slot) for slot in range(NODES)], factor, None, {}))
     keepers = {slot: of.after(slot)[: factor - 1] for slot in range(NODES)}
 
@@ -241,7 +241,7 @@ def survived(factor: int, parts_needed: int, lost: int) -> float:
 
 
 def cpu_s() -> float:
-    """What this process and those beside it have used."""
+    """What this process and its helpers have used."""
     own = psutil.Process()
     times = [process.cpu_times() for process in (own, *own.children())]
     return float(sum(each.user + each.system for each in times))
@@ -308,7 +308,7 @@ def parts(image: Path, folder: Path) -> None:
 
 def losses() -> None:
     """All combinations of lost nodes, counted."""
-    print(f"\n{NODES} nodes: memory beside the own state, and the part of all losses survived")
+    print(f"\n{NODES} nodes: memory besides the own state, and the part of all losses survived")
     print(f"{'':28}{'memory':>8}{'any 1':>8}{'any 2':>8}{'any 3':>8}{'any 4':>8}")
     for name, factor, needed in (
         ("mirror 2", 2, 1),

@@ -11,7 +11,7 @@ all that it started, `agent` an agent alone, `silent` stops an agent with all th
 it stands: with two ranks on each node, and a spare. Peers take a spare for one more node of an
 elastic range; the node that holds their store is never the one that is lost.
 
-NVRx is no dependency. To measure it, make it a venv that sees this one's packages:
+NVRx is not a dependency. To measure it, make it a venv that sees this one's packages:
 `pip install --no-deps nvidia-resiliency-ext defusedxml`, and a .pth file that names them.
 """
 

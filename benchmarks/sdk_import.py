@@ -1,4 +1,4 @@
-"""What `import trainer_sdk` costs, beside a bare Python and the one library it may need (A1.1)."""
+"""What `import trainer_sdk` costs, next to a bare Python and the one library it may need (A1.1)."""
 
 import statistics
 import subprocess

@@ -5,8 +5,8 @@
     python -m benchmarks.slow_ranks --report FILE FILE
 
 One training for each kind and number of ranks. In each run a rank that is drawn is slowed until it
-is found, then healed until it is cleared. A run fails if anybody else is named from the one to the
-other, or nobody within 40 s.
+is found, then healed until it is cleared. A run fails if another rank is named
+meanwhile, or nobody within 40 s.
 
     input     loses 150 ms where it reads data
     compute   loses 200 ms in backward, before gradients are exchanged
@@ -160,7 +160,7 @@ def main() -> int:
     made.add_argument("--seed", type=int, default=1)
     made.add_argument("--window-steps", type=int, default=4)
     made.add_argument("--parallel", type=int, default=2, help="trainings that sleep the most (2)")
-    made.add_argument("--minutes", type=float, default=1e6, help="no run begins after so many")
+    made.add_argument("--minutes", type=float, default=1e6, help="no run begins later")
     made.add_argument("--results", type=Path, metavar="FILE", help="add runs to this file")
     made.add_argument("--report", type=Path, nargs="+", metavar="FILE", help="of these, runs none")
     asked = made.parse_args()

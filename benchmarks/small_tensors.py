@@ -1,4 +1,4 @@
-"""A state of thousands of small tensors: saved and restored, beside torch.distributed.checkpoint.
+"""A state of thousands of small tensors: saved and restored, next to torch.distributed.checkpoint.
 
     python -m benchmarks.small_tensors [--tensors 5000] [--rounds 7]
 

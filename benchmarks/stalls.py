@@ -1,4 +1,4 @@
-"""From a rank that hangs to the finding, and to the next step: Everstep beside NVRx.
+"""From a rank that hangs to the finding, and to the next step: Everstep next to NVRx.
 
     python -m benchmarks.stalls
     python -m benchmarks.stalls --ft-launcher NVRX/bin/ft_launcher --rounds 5 --peer-rounds 3
@@ -6,7 +6,7 @@
 The last rank of a training over gloo hangs in a section, asleep, or asleep with the interpreter's
 lock. All limits are 2 s. The rank notes when it hangs; counted is from the moment at which the
 limit was passed. "found" is the time in the fact; NVRx leaves none, so that both have "killed": the
-rank is dead. NVRx looks every 5 s by default, and every 0.1 s where that is said.
+rank is dead. NVRx looks every 5 s by default, and every 0.1 s where the table has it.
 
 Then what an agent costs that watches 8 ranks, each with 20 sections a step and 10 steps a second.
 """

@@ -35,9 +35,9 @@ from everstep.messages import (
 )
 from everstep.messages.beats.sketch import sketch_of
 from everstep_services.straggler.domain import scores
-from everstep_services.straggler.domain.changes import SlowRank
-from everstep_services.straggler.domain.job import Job
-from everstep_services.straggler.domain.rules import Rules
+from everstep_services.straggler.domain.changes import SlowRankFound
+from everstep_services.straggler.domain.job import JobJudge
+from everstep_services.straggler.domain.rules import LiveRules
 
 SIZES = (512, 4096, 16_384, 100_000)
 LIMIT = (16_384, 1.0)
@@ -114,7 +114,7 @@ class Stopwatch:
 
 def measure(ranks: int, windows: int) -> Samples:
     """Processor time of each part, window by window; the first one is left out."""
-    job = Job("job", Rules())
+    job = JobJudge("job", LiveRules())
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     parts = ("decode", "hear", "close")
     found: Samples = {part: [] for part in (*parts, "named")}
@@ -128,7 +128,7 @@ def measure(ranks: int, windows: int) -> Samples:
                 job.hear(message, float(number))
         with took["close"]:
             changes = job.close_due(float(number))
-        found["named"] += [float(one.rank) for one in changes if isinstance(one, SlowRank)]
+        found["named"] += [float(one.rank) for one in changes if isinstance(one, SlowRankFound)]
         if number:
             for part in parts:
                 found[part].append(took[part].seconds)

@@ -35,13 +35,13 @@ from benchmarks.straggler_traces.distributions import (
 from benchmarks.straggler_traces.simulator import Plan, simulate
 from everstep_services.straggler.domain.analysis import analyze
 from everstep_services.straggler.domain.suspects import windows_of
-from everstep_services.straggler.domain.verdict import Found, Limits, State, observe
+from everstep_services.straggler.domain.verdict import Found, SlownessLimits, VerdictState, observe
 from everstep_services.straggler.traces import read_traces
 
 SEEDS = {"tuning": 1_000_000, "scoring": 900_000_000}
 RATIOS = (0.03, 0.05, 0.10, 0.20)
 TRACES = {8: 100, 64: 30, 512: 8, 4096: 2, 16_384: 1}
-"""How many traces of so many ranks, one of which is slow."""
+"""Ranks, and the number of traces with that many ranks, one slow rank each."""
 NOISES = {"plain": PLAIN, "variable lengths": VARIABLE}
 STEPS = 1200
 """Of 1 s: twenty minutes."""
@@ -99,7 +99,7 @@ def quality(base: int, noise: Noise, counts: dict[int, int], rules: Sequence[str
 def show_quality(base: int, counts: dict[int, int]) -> bool:
     met = True
     for title, noise in NOISES.items():
-        print(f"\n{title}: precision / recall / F1, one slow rank in so many")
+        print(f"\n{title}: precision / recall / F1, one slow rank among all")
         print(f"{'rule':16}{'slower':>8}" + "".join(f"{n:>20}" for n in counts) + f"{'all':>9}")
         for name, ratios in quality(base, noise, counts, tuple(RULES)).items():
             for ratio, by_ranks in ratios.items():
@@ -129,11 +129,11 @@ def show_day(base: int, hours: int, ranks: int) -> bool:
 def healthy(base: int, noise: Noise, hours: int, ranks: int) -> int:
     """How many were found, in as many hours of one training."""
     even = speeds(np.random.default_rng(base), noise, ranks)
-    role, state, found, number = np.zeros(ranks, dtype=np.int64), State(), 0, 0
+    role, state, found, number = np.zeros(ranks, dtype=np.int64), VerdictState(), 0, 0
     for hour in range(hours):
         own = own_times(base + 1 + hour, 3600, ranks, noise, unequal=even)
         for window in windows_of(own, role, WINDOW):
-            state, changes = observe(state, replace(window, number=number), Limits())
+            state, changes = observe(state, replace(window, number=number), SlownessLimits())
             found += sum(isinstance(one, Found) for one in changes)
             number += 1
     return found

@@ -64,7 +64,7 @@ def runs(asked: argparse.Namespace, known: Sequence[Score]) -> Iterator[tuple[Fa
 
 
 def play(up: Up, folder: Path, fault: Fault, seed: int, kept: Path | None) -> Score:
-    """One training, to its end, and what was said of it."""
+    """One training, to its end, and its verdict."""
     job = f"{str(fault).replace('_', '-')}-{seed}-{os.getpid()}"
     own = folder / job
     own.mkdir()
@@ -129,7 +129,7 @@ class _Nowhere:
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__)
     words.add_argument("--faults", default="", help="classes, with commas; all by default")
-    words.add_argument("--variants", type=int, default=99, help="so many of each class")
+    words.add_argument("--variants", type=int, default=99, help="the most of each class")
     words.add_argument("--seed", type=int, default=1, help="the first seed")
     words.add_argument("--seeds", type=int, default=1, help="how many seeds")
     words.add_argument("--minutes", type=float, default=600.0, help="begin no run after that")

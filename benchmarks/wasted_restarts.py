@@ -80,7 +80,7 @@ def main() -> None:
     words = argparse.ArgumentParser(description=__doc__)
     words.add_argument("--faults", default=ALWAYS, help="classes, with commas")
     words.add_argument("--seed", type=int, default=1)
-    words.add_argument("--most", type=int, default=99, help="so many variants of each class")
+    words.add_argument("--most", type=int, default=99, help="the most variants of each class")
     asked = words.parse_args()
     switch = {"EVERSTEP_ATTRIBUTION__USER_ERRORS": "enforce"}
     done = []

@@ -30,7 +30,7 @@ class UnknownIdError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What is to be proven, and by which tests it is, both in the order of the ids."""
+    """What must be proven, and the tests that prove it, both in the order of the ids."""
 
     sentences: dict[str, str]
     tests: dict[str, list[str]]

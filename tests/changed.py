@@ -24,7 +24,7 @@ from trainer_sdk.checkpoint.save.request import Save
 from trainer_sdk.checkpoint.save.save_queue import SaveQueue
 
 FIRST_PIECES = 4
-"""Of those that a writer hears of while a state is copied, each save has so many."""
+"""How many pieces of each save a writer hears of while a state is copied."""
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Seen:
 
     refused: int = 0
     ahead: int = 0
-    """Of which a writer had heard before all was copied."""
+    """Saves that a writer had heard of before all was copied."""
     killed: int = 0
     """Whose writer was killed while they were copied."""
 
@@ -64,7 +64,7 @@ class Training:
 
 
 class Meanwhile:
-    """What happens to each save when so many of its pieces are copied, or right after the call."""
+    """What happens to each save when some of its pieces are copied, or right after the call."""
 
     def __init__(self, rank: Saving, training: Training, *, waits: bool) -> None:
         self.what = ""
@@ -97,7 +97,7 @@ class Meanwhile:
         self._has_come.set()
 
     def go_on(self) -> None:
-        """Save has returned: whatever comes now is no part of the state."""
+        """Save has returned: later changes do not belong to the state."""
         self._training.own.fill_(self._dice.random())
         if self.what == "change":
             assert self._has_come.wait(30)

@@ -1,4 +1,4 @@
-"""A file system that takes nothing more for a while: whoever writes to it waits in the kernel."""
+"""A file system that takes nothing more for a while: writers wait in the kernel."""
 
 import os
 import shutil

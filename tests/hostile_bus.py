@@ -378,4 +378,4 @@ class ControlPlane:
 
 
 async def _nothing(error: Exception) -> None:
-    """What the server refuses is no matter here."""
+    """Refusals by the server do not matter here."""

@@ -1,4 +1,4 @@
-"""What makes an S3 server kill a client at a counted request, which comes to nothing then.
+"""Makes an S3 server kill a client at a counted request, which then fails.
 
 It knows its clients by their access keys, which those that they start have from them, and says how
 many parts it has of an object.
@@ -55,7 +55,7 @@ app = killing
 
 
 def be_killed_at(point: int, busy: int) -> None:
-    """At so many requests of this process and those that it starts; each `busy`-th is refused.
+    """At this number of requests of this process and its children; each `busy`-th is refused.
 
     0: none is.
     """

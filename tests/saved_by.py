@@ -23,7 +23,7 @@ from trainer_sdk.checkpoint.schedule.write_rate import WriteRate
 JOB = "vit-l"
 WITHIN_S = 40.0
 UNHURRIED = Timeouts(delayed_after_s=600.0, exit_within_s=WITHIN_S)
-"""For a writer whose machine gives it no turn for many seconds: nobody is told that it is late."""
+"""For a writer whose machine gives it no turn for many seconds: its delay is not reported."""
 
 
 @dataclass
@@ -42,8 +42,8 @@ class Saving:
         return self.queue.maybe_finalize(blocking=True, within_s=WITHIN_S)
 
     def wait_for_writer(self, timeouts: Timeouts) -> None:
-        """From now on so long; what was ordered keeps the timeouts that it was ordered with."""
-        self.queue._timeouts = timeouts
+        """Set timeouts from now on; earlier orders keep the timeouts that they have."""
+        self.queue.timeouts = timeouts
 
     @property
     def writer(self) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from everstep_services.attribution.log_analysis.files import analyze_files
-from everstep_services.attribution.log_analysis.report import Report
+from everstep_services.attribution.log_analysis.report import LogReport
 from tests.fakes import failure_logs
 from tests.fakes.failure_lines import HELD_OUT
 
@@ -24,7 +24,7 @@ class Scores:
     nodes: Counter[bool] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
-    def add(self, truth: failure_logs.Labelled, report: Report, number: int) -> None:
+    def add(self, truth: failure_logs.Labelled, report: LogReport, number: int) -> None:
         """Compare an answer with the truth."""
         cause = report.cause if report.verdict == "cause" else None
         answer = cause.failure_class if cause else NONE

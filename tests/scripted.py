@@ -16,7 +16,7 @@ Found = TypeVar("Found")
 def run(
     script: str, *words: object, within_s: float, environ: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """What it found, with nothing in its environment of whoever runs the tests."""
+    """What it found, with nothing of the tests' own environment in its environment."""
     done = subprocess.run(
         [sys.executable, _SCRIPTS / script, *map(str, words)],
         env={"PYTHONPATH": str(_ROOT)} | dict(environ or {}),

@@ -93,7 +93,7 @@ async def until_async(
 
 
 async def turns(count: int = 1) -> None:
-    """Let every other task have so many turns: where their order is what a test is about."""
+    """Let every other task have `count` turns: where a test is about their order."""
     for _ in range(count):
         await asyncio.sleep(0)
 

@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def made(mib: int) -> tuple[State, Any]:
-    """Parameters and both moments of Adam, different on each rank, in so many MiB."""
+    """Parameters and both moments of Adam, different on each rank, of this size in MiB."""
     each = (mib << 20) // 4 // TENSORS
     rank = dist.get_rank()
     torch.manual_seed(rank)

@@ -38,7 +38,7 @@ def flat(saves: int) -> bool:
 
 
 def least(seen: list[dict[str, float]]) -> dict[str, float]:
-    """Of the later half: a thread that is about to end is no growth."""
+    """Of the later half: a thread that is about to end does not count as growth."""
     late = seen[len(seen) // 2 :]
     return {name: min(one[name] for one in late) for name in late[0]}
 

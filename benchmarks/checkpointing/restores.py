@@ -1,4 +1,4 @@
-"""Coming back from the memory of the node, beside a copy of as many bytes."""
+"""Restores from the memory of the node, next to a copy of as many bytes."""
 
 import time
 from pathlib import Path

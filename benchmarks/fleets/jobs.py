@@ -13,7 +13,7 @@ from everstep.messages import NodeBeat, RankBeat
 
 RANKS = 8
 BACK_S = 8.0
-"""So long after a death, the round stands; then the next begins, with a spare in the slot."""
+"""How long the round stands after a death; then the next begins, with a spare in the slot."""
 QUIET_S = 30.0
 """A job loses no other node within this: its next loss is another incident."""
 LATE_S = 0.02

@@ -98,7 +98,7 @@ class Agents:
                     bus.send(subjects.beat(hail.job, hail.node), beat)
 
     def _made(self, jobs: Jobs) -> Iterator[tuple[float, bytes]]:
-        """What is to be written, and when."""
+        """The facts to write, and the time of each."""
         beats = beats_of(list(jobs.by_name.values()), self._crowd)
         due = takewhile(lambda one: one[0] < self._crowd.seconds, beats)
         for number, bundle in groupby(due, lambda one: int(one[0] / _PACE_S)):

@@ -15,7 +15,7 @@ from everstep_services.health.settings import HealthSettings
 Answer = Callable[[NodeBeat, float], NodeBeat | None]
 """What a node that is asked for a beat says at once, if the question and it arrive."""
 Hears = Callable[[NodeBeat], bool | None]
-"""Whether anybody hears what a node is asked, if that can be told."""
+"""Whether anybody receives a question to a node; None if that is unknown."""
 
 PAUSE_S = 0.3
 PAUSED_EVERY_S = 5.0
@@ -78,7 +78,7 @@ class Watching:
 
 
 class Network:
-    """Between agents and the observer; it loses some of what is said."""
+    """Between agents and the observer; it loses some of the messages."""
 
     def __init__(self, jobs: Sequence[Job], crowd: Crowd) -> None:
         self._by_name = {job.name: job for job in jobs}

@@ -52,7 +52,7 @@ class Formed:
 
 
 async def form(nodes: int) -> Formed:
-    """The first round of a job of so many nodes, with everything new."""
+    """The first round of a job with this number of nodes, with everything new."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         async with dev_server(folder) as nats:

@@ -24,7 +24,7 @@ Seen = TypeVar("Seen")
 
 @dataclass(frozen=True)
 class Saving(Training):
-    """The one that keeps so many MiB of each rank in memory, and restores after so long."""
+    """The case that keeps some MiB of each rank in memory, and restores after a while."""
 
     mib: int = 512
     building_s: float = 0.0
@@ -78,7 +78,7 @@ class Outcome:
     fetch_ms: float
     """From the order to start its ranks until its agent has said what there is."""
     ahead_ms: float
-    """That was so long before its rank called `restore()`."""
+    """How long that was before its rank called `restore()`."""
     back_ms: float
     """From the kill to the first step after it."""
 

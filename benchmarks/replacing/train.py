@@ -1,8 +1,8 @@
 """A training that keeps a state in memory, and writes down how it came back to it.
 
-train.py FOLDER MIB SAVED SECONDS: so many MiB on each rank, different ones, in parameters of 32
+train.py FOLDER MIB SAVED SECONDS: MIB MiB on each rank, different ones, in parameters of 32
 MiB. A step takes 1 from every number, so that what was saved is known; it is saved once, after the
-step SAVED. Until it restores, so many seconds pass, as what else a training builds may take.
+step SAVED. Until it restores, SECONDS seconds pass, as other parts of a training may take.
 """
 
 import json
@@ -31,7 +31,7 @@ def main(folder: Path, mib: int, saved: int, building_s: float) -> None:
     optimizer = torch.optim.SGD(values, lr=1.0)
     state = {f"rank{rank}.{number}": value for number, value in enumerate(values)}
     time.sleep(building_s)
-    dist.barrier()  # all ranks restore together: whoever comes sooner waits for the others
+    dist.barrier()  # all ranks restore together: a rank that comes sooner waits for the others
     called_at = time.monotonic()
     found = saves.restore(state)
     back_at = time.monotonic()

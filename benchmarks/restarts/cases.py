@@ -67,7 +67,7 @@ SILENT = Case("SIGSTOP of an agent with all its ranks", _silence)
 def play(
     folder: Path, contender: Contender, shape: Shape, case: Case, training: Training, times: int
 ) -> Outcome:
-    """Start the contender, strike so many times, and end it."""
+    """Start the contender, strike it `times` times, and end it."""
     folder.mkdir(parents=True)
     with Stage(folder) as stage:
         contender.start(stage, shape, training)

@@ -1,4 +1,4 @@
-"""The launchers that are compared, and how each is told to run the same training."""
+"""The launchers that are compared, and the command of each for the same training."""
 
 import sys
 from abc import ABC, abstractmethod

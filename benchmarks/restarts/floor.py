@@ -1,6 +1,6 @@
 """What no launcher can beat: fork from a process that has torch, form gloo, make a first step.
 
-A program of its own, so that whoever measures has no torch: `python -m benchmarks.restarts.floor
+A program of its own, so that the measurement has no torch: `python -m benchmarks.restarts.floor
 FOLDER RANKS TIMES` leaves the marks in FOLDER, and in `times` what each round took.
 """
 

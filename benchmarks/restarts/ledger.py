@@ -30,7 +30,7 @@ class Ledgers:
         return running
 
     def read(self, count: int, within_s: float = 5.0) -> list[Mapping[str, float]]:
-        """Milliseconds by phase, of so many incidents that are over, the oldest first."""
+        """Milliseconds by phase, of the incidents that are over, the oldest first."""
         deadline = time.monotonic() + within_s
         while len(found := self._closed()) < count and time.monotonic() < deadline:
             time.sleep(_LOOK_EVERY_S)

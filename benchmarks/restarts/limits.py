@@ -21,7 +21,7 @@ def forked(folder: Path, ranks: int, times: int) -> list[float]:
         found = stage.marks.folder / "times"
         while not found.exists():
             if stage.ended() or time.monotonic() > stage.began + _WITHIN_S:
-                raise TimeoutError(f"the floor has not come to its end: {folder}")
+                raise TimeoutError(f"the floor has not ended: {folder}")
             time.sleep(0.05)
         return [float(took) for took in json.loads(found.read_text())]
 

@@ -1,4 +1,4 @@
-"""The marks that ranks leave at their first step, read by whoever measures."""
+"""The marks that ranks leave at their first step, and how they are read."""
 
 import time
 from dataclasses import dataclass

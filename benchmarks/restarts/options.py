@@ -71,6 +71,6 @@ def workplace() -> Iterator[Path]:
     try:
         yield folder
     except BaseException:
-        print(f"what was said is in {folder}", file=sys.stderr)
+        print(f"the output is in {folder}", file=sys.stderr)
         raise
     shutil.rmtree(folder, ignore_errors=True)

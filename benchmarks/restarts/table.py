@@ -1,4 +1,4 @@
-"""How the figures are shown: each contender beside the limit, and by how much it is slower."""
+"""How the figures are shown: each contender next to the limit, and by how much it is slower."""
 
 import statistics
 from collections.abc import Mapping, Sequence

@@ -18,7 +18,7 @@ _HOG = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
 
 
 class Host:
-    """What runs in it has so many processors; in whole, and not each for itself."""
+    """All processes in it together have this number of processors."""
 
     def __init__(self, name: str, cores: float | None) -> None:
         has_own_tree = (_ROOT / "cpu/cpu.shares").exists()
@@ -54,7 +54,7 @@ class Host:
 
 @contextmanager
 def hosts(names: list[str], cores: float | None) -> Iterator[dict[str, Host]]:
-    """So many, until all that ran there has ended."""
+    """Limit it to this number of processors, until all that runs there has ended."""
     with ExitStack() as stack:
         found = {}
         for name in names:

@@ -1,4 +1,4 @@
-"""Cables that can be long: a process takes each packet from the one end, and gives it to the other.
+"""Cables that can be long: a process takes each packet from one end, and gives it to the other.
 
 What `tc netem` does where the kernel has it. Both ends are TAP devices, so that packets have the
 size of the link and sums of their own. Arguments: the file that says how many seconds a packet
@@ -45,7 +45,7 @@ class RelayedNetwork(Network):
 
     @contextmanager
     def delayed(self, node: str, seconds: float) -> Iterator[None]:
-        """Each packet from and to it takes so much longer."""
+        """How much longer each packet from and to it takes."""
         self._delay(node).write_text(str(seconds))
         try:
             yield

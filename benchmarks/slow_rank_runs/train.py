@@ -1,4 +1,4 @@
-"""A training of which each rank can be slowed, and tells how many steps it has made.
+"""A training whose ranks can be slowed, and which reports how many steps it has made.
 
 Arguments: the folder, `sections` or `plain`, and a `Shape` as JSON. While `FOLDER/slow-KIND-RANK`
 exists, that rank loses the seconds that the file holds, in each step: `input` where it reads its
@@ -35,7 +35,7 @@ class Shape(msgspec.Struct, frozen=True):
     repeats: int = 1
     """How often the model is computed."""
     width: int = 256
-    """So many squared gradients are exchanged."""
+    """The number of squared gradients that are exchanged."""
 
 
 def main(folder: Path, how: str, shape: Shape) -> None:

@@ -15,7 +15,7 @@ _RATE = ("rate", "40mbit", "burst", "64kb", "latency", "200ms")
 
 
 class Wiring:
-    """A network from entering to leaving; whoever enters it is on its hub."""
+    """A network from entering to leaving; a process that enters it is on its hub."""
 
     def __init__(self, folder: Path, *, is_relayed: bool) -> None:
         self._network: Network | RelayedNetwork

@@ -10,17 +10,17 @@ import numpy as np
 from benchmarks.straggler_traces.distributions import Array
 from everstep_services.straggler.domain.scores import lower_medians
 from everstep_services.straggler.domain.suspects import spells, windows_of
-from everstep_services.straggler.domain.verdict import Limits
+from everstep_services.straggler.domain.verdict import SlownessLimits
 
 WINDOW = 10
 Rule = Callable[[Array], set[int]]
 
 
-def everstep(own: Array, limits: Limits | None = None) -> set[int]:
+def everstep(own: Array, limits: SlownessLimits | None = None) -> set[int]:
     """Ours, at the defaults."""
     role = np.zeros(own.shape[1], dtype=np.int64)
     windows = list(windows_of(own, role, WINDOW))
-    return {one.found.subject for one in spells(windows, limits or Limits())}
+    return {one.start.subject for one in spells(windows, limits or SlownessLimits())}
 
 
 def windows(own: Array) -> Array:

@@ -6,7 +6,7 @@
 | ranks are never equal | normal, constant over the trace | 0.5 % |
 | a rank drifts (heat, neighbours) | AR(1) from step to step, 0.98 | 0.3 % |
 | garbage collection | each step and rank with this chance; 5 to 20 % of a step, even | 1 % |
-| checkpoint | every so many steps, on all ranks; 30 % of a step, log-normal 10 % | every 50 |
+| checkpoint | at an interval of steps, on all ranks; 30 % of a step, log-normal 10 % | every 50 |
 | lengths of sequences | log-normal a microbatch; computations follow it | 0, or 30 % |
 | network over the day | transfers times 1 + 0.3 sin(day) | 24 h |
 | transfers | log-normal | 10 % |

@@ -36,7 +36,7 @@ class Plan:
     noise: Noise = PLAIN
     slow: tuple[Slow, ...] = ()
     last_stage: float = 0.0
-    """So much more work on the last stage."""
+    """How much more work the last stage has."""
     forward_s: float = 0.05
     transfer_s: float = 0.02
     """Of the gradients."""

@@ -1,1 +1,1 @@
-"""Verdicts about trainings of the corpus: what was said of each, and how often it is right."""
+"""Verdicts about trainings of the corpus: the verdict of each, and how often it is right."""

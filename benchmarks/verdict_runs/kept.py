@@ -15,8 +15,8 @@ from everstep.messages.codec import UnknownMessageError, decode
 from everstep_services.attribution.analyzers.ends import fingerprints
 from everstep_services.attribution.analyzers.panel import BUILT_IN, Panel
 from everstep_services.attribution.domain.case_facts import JobCases
-from everstep_services.attribution.domain.combiner import Judged, combine
-from everstep_services.attribution.domain.past import History
+from everstep_services.attribution.domain.combiner import CaseJudgement, combine
+from everstep_services.attribution.domain.past import PastIncidents
 from everstep_services.cli.api.client import Api
 from everstep_services.cli.errors import CliError
 
@@ -24,7 +24,7 @@ _WITHIN_S = 60.0
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """One run: what was said of it, the facts of its job, and the files of its evidence."""
+    """One run: its verdict, the facts of its job, and the files of its evidence."""
 
     score: Score
     facts: tuple[Mapping[str, Any], ...]
@@ -77,14 +77,14 @@ def _case(facts: Sequence[Mapping[str, Any]]) -> Case | None:
     return cases.cases[0] if cases is not None and cases.cases else None
 
 
-async def _judged(case: Case, folder: Path) -> Judged:
+async def _judged(case: Case, folder: Path) -> CaseJudgement:
     async def fetch(ref: BlobRef) -> bytes:
         path = folder / ref.id
         if not path.exists():
             raise BlobMissingError(f"{ref.id} was not kept")
         return await asyncio.to_thread(path.read_bytes)
 
-    history = History(CasesDocument())
+    history = PastIncidents(CasesDocument())
     names = await asyncio.to_thread(fingerprints, case)
     whole = msgspec.structs.replace(case, past=history.before(case, names))
     heard = await Panel(BUILT_IN).hear(whole, fetch, _WITHIN_S)

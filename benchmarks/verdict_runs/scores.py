@@ -1,4 +1,4 @@
-"""What was said of each run of the corpus, and the tables of them all."""
+"""The verdict of each run of the corpus, and the tables of them all."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -103,7 +103,7 @@ def _by_fault(scores: Sequence[Score]) -> Iterator[str]:
 def _confusion(scores: Sequence[Score]) -> Iterator[str]:
     said = sorted({_column(one) for one in scores})
     counts = Counter((one.causes[0], _column(one)) for one in scores)
-    yield f"{'label, and what was said':25}" + "".join(f"{name[:13]:>14}" for name in said)
+    yield f"{'label, and verdict':25}" + "".join(f"{name[:13]:>14}" for name in said)
     for label in sorted({one.causes[0] for one in scores}):
         yield f"{label:25}" + "".join(f"{counts[label, name] or '.':>14}" for name in said)
     yield f"{'cause':25}{'precision':>14}{'recall':>14}"

@@ -173,7 +173,7 @@ def _with_meanings(struct: Described, schema: Json) -> Json:
 
 def _described(schema: Json, meaning: str) -> Json:
     assert isinstance(schema, dict)
-    # In draft 7, whatever stands beside a $ref is ignored.
+    # In draft 7, everything next to a $ref is ignored.
     inner: Node = {"allOf": [schema]} if "$ref" in schema else schema
     return inner | {"description": meaning}
 

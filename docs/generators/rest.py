@@ -15,7 +15,7 @@ _TOP = """# REST
 
 {about}
 Send the token with each request: `Authorization: Bearer evs_…`. Numbers and times that are not
-known are `null`. The same as a machine reads it: `openapi.json`, beside this page and, with a
+known are `null`. The same as a machine reads it: `openapi.json`, next to this page and, with a
 token, at `{base}/openapi.json`.
 """
 

@@ -7,6 +7,8 @@ from everstep.errors import EverstepError
 FACTS = "es.fact.>"
 BLOBS = "es.blob.>"
 HEARD = "es.heard.>"
+LOGS = "es.log.>"
+LOG_INDEXES = "es.logindex.>"
 CLUSTER = "_cluster"
 """Stands in place of a job in what belongs to no job; no job can have this name."""
 
@@ -93,8 +95,26 @@ def blob(job: str, blob_id: str, part: int | None = None) -> str:
     return f"es.blob.{_token(job)}.{_token(blob_id)}.{'*' if part is None else part}"
 
 
+def log(
+    job: str,
+    round: int | None = None,
+    node: str | None = None,
+    rank: int | None = None,
+    stream: str | None = None,
+) -> str:
+    """Pieces of the output of a rank; without a round, a node, a rank or a stream, of all."""
+    number, which = ("*" if value is None else str(value) for value in (round, rank))
+    return f"es.log.{_token(job)}.{number}.{_token(node)}.{which}.{_token(stream)}"
+
+
+def log_index(job: str, round: int | None = None, node: str | None = None) -> str:
+    """What a node has sent of the output of a round; without a round or a node, of all."""
+    number = "*" if round is None else str(round)
+    return f"es.logindex.{_token(job)}.{number}.{_token(node)}"
+
+
 def job_of(subject: str) -> str:
-    """The job that a fact, beat, timing, order, acknowledgement, blob or question is about."""
+    """The job that a fact, beat, timing, order, acknowledgement, blob, log or question is about."""
     tokens = subject.split(".")
     return tokens[4] if tokens[1] == "ask" else tokens[2]
 

@@ -1,4 +1,4 @@
-"""A training on a control plane of which any part can be taken away, and what must hold then."""
+"""A training on a control plane whose parts can be taken away, and what must hold then."""
 
 import asyncio
 import time
@@ -13,7 +13,8 @@ import psutil
 from everstep.bus import BusSettings, connect
 from everstep.bus.auth.roles import SERVICE
 from everstep.bus.facts.spool import _records
-from everstep.bus.topology import Retention, plans
+from everstep.bus.settings import Retention
+from everstep.bus.topology import plans
 from everstep_services.cli.errors import CliError
 from tests.chaos.test_kills_under_load import acknowledged
 from tests.e2e.cluster import Body, Cluster
@@ -49,7 +50,7 @@ _BAD = {
 
 
 class Site:
-    """Two nodes that train with gloo and save, and a publisher of facts beside them."""
+    """Two nodes that train with gloo and save, and a publisher of facts next to them."""
 
     def __init__(self, folder: Path, job: str, postgres: Postgres | None) -> None:
         for name in ("pieces", job, "recorder"):
@@ -117,7 +118,7 @@ class Site:
         self._lives |= {name: pid for name, pid in self._pids().items() if name in names}
 
     def trains_for(self, for_s: float) -> None:
-        """So much time passes, and meanwhile the training goes on."""
+        """This time passes, and meanwhile the training goes on."""
         began, before = time.monotonic(), self.step()
         moved_at, longest_s, seen = began, 0.0, before
         while (now := time.monotonic()) < began + for_s:
@@ -133,12 +134,12 @@ class Site:
         assert made > 0
 
     def further(self, steps: int) -> None:
-        """The training makes so many steps more."""
+        """The training makes this number of further steps."""
         goal = self.step() + steps
         until(self.step, f"step {goal}", holds=lambda step: step >= goal, within_s=120)
 
     def until_all_are_back(self, within_s: float = BACK_WITHIN_S) -> None:
-        """Whoever talks to the bus has a connection, and what goes over it arrives."""
+        """Each client of the bus has a connection, and its messages arrive."""
         until(self._cut_off, "all are connected", holds=not_, within_s=within_s)
         at = self.step()
         until(
@@ -283,8 +284,8 @@ class Site:
     def _published(self) -> Iterator[str]:
         """The ids of all facts that any process has ever kept, from the spools themselves.
 
-        The same one may have been kept twice, by whoever was to see to it. A segment stays until
-        all of it is acknowledged and another one has begun.
+        A fact may have been kept twice: by its sender, and by the next process. A segment stays
+        until all of it is acknowledged and another one has begun.
         """
         for folder in {path.parent for path in self._folder.rglob("*.seg")}:
             segments = sorted(folder.glob("*.seg"))

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1200)]
 def own_up(tmp_path: Path) -> Iterator[Up]:
     folder = tmp_path / "up"
     folder.mkdir()
-    # A slot waits for whoever had it, however long that takes.
+    # A slot waits for the node that had it, however long that takes.
     with running_up(folder, **PATIENT, EVERSTEP_RENDEZVOUS__LAST_CALL_S="30") as up:
         yield up
 
@@ -91,7 +91,7 @@ def test_fifty_agents_killed_at_random(five: Five, dice: random.Random) -> None:
 
 
 def joined_again(five: Five, node: str) -> None:
-    """So many times as it was started."""
+    """As many times as it was started."""
     starts = sum(agent.node == node for agent in five.cluster.agents)
 
     until(
@@ -104,7 +104,7 @@ def joined_again(five: Five, node: str) -> None:
 def test_two_hundred_rounds_with_five_agents_for_four_slots(
     five: Five, dice: random.Random
 ) -> None:
-    """Nobody is lost: four keep their slots, whoever comes back first; one stands by (A2.2)."""
+    """Nobody is lost: four keep their slots, in any order of return; one stands by (A2.2)."""
     order = list(NODES)
     dice.shuffle(order)
     for node in order:

@@ -1,4 +1,4 @@
-"""Storage that takes nothing, really: steps go on, it is said how late saves are, and ends end."""
+"""Storage that takes nothing, really: steps go on, the delay of saves is reported, and ends end."""
 
 import os
 import shutil
@@ -47,7 +47,7 @@ class Training:
         assert self.saves.unfinished <= 1
 
     def go_on(self, for_s: float) -> tuple[int, int, int]:
-        """Memory, descriptors and threads after so long."""
+        """Memory, descriptors and threads after this time."""
         until_s = time.monotonic() + for_s
         while time.monotonic() < until_s:
             self.step()
@@ -82,7 +82,7 @@ def test_ten_minutes_without_storage_cost_no_step(
         assert training.paid_s / BLOCKED_S < MOST_SHARE
         assert late[0] < early[0] + MOST_GROWTH
         assert late[1:] == early[1:]
-        assert told[-1].lag_s > BLOCKED_S / 3, "how late it is is told again as it grows"
+        assert told[-1].lag_s > BLOCKED_S / 3, "the delay is reported again as it grows"
         assert len(told) < 20, "and not all the time"
         disk.thaw()
         training.save_now()

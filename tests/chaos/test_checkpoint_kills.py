@@ -1,4 +1,4 @@
-"""Ranks and writers killed again and again: whoever comes next goes on from a verified state."""
+"""Ranks and writers killed again and again: the next round goes on from a verified state."""
 
 import tempfile
 from collections.abc import Iterator

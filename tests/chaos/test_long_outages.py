@@ -31,7 +31,7 @@ def away(for_s: float) -> float:
 
 @pytest.fixture
 def new_site(tmp_path: Path, job: str) -> Iterator[NewSite]:
-    """Makes the site of a test; its record is in PostgreSQL if the database is to be taken away."""
+    """Makes the site of a test; its record is in PostgreSQL if the database will be taken away."""
     with ExitStack() as stack:
 
         def make(names: tuple[str, ...]) -> Site:

@@ -57,7 +57,7 @@ async def test_a_leader_whose_lease_is_gone_hears_it_and_tries_again(
     terms: list[Term] = []
 
     class Hasty(NotedClock):
-        """So much time passes between two looks that it is always time to renew."""
+        """Enough time passes between two looks that it is always time to renew."""
 
         looks = itertools.count()
 

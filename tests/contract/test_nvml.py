@@ -83,7 +83,7 @@ def test_a_value_is_read_from_the_member_of_its_type() -> None:
 
 
 class _Library:
-    """What the loader gives `pynvml`: a library in C, of which some functions are here."""
+    """What the loader gives `pynvml`: a library in C, with some of its functions."""
 
     def __init__(self, *functions: Callable[..., int]) -> None:
         for function in functions:

@@ -76,7 +76,7 @@ def test_one_of_many_who_replace_the_same_wins(storage: Storage) -> None:
     assert tried.count(True) == 1
     now = storage.read("it")
     assert now == b"%d" % tried.index(True)
-    assert storage.replace("it", now, b"before"), "whoever has won may ask again"
+    assert storage.replace("it", now, b"before"), "the winner may ask again"
     assert not storage.replace("it", b"later", b"before")
     with pytest.raises(MissingError):
         storage.replace("nothing", b"later", b"before")

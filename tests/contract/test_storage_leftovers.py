@@ -1,4 +1,4 @@
-"""What saves have left that came to nothing: found by age and name, and nothing else touched."""
+"""Leftovers of failed saves: found by age and name, and nothing else touched."""
 
 from datetime import datetime, timedelta
 

@@ -13,7 +13,7 @@ import pytest
 
 from everstep_services.attribution.stack_analysis.analysis import StackAnalysis
 from everstep_services.attribution.stack_analysis.files import read_content
-from everstep_services.attribution.stack_analysis.report import Report
+from everstep_services.attribution.stack_analysis.report import StackReport
 from tests.corpus.faults import FAULTS, Fault, Outcome, Run, command, running
 from tests.corpus.injected.registry import injections
 from tests.corpus.training import draw
@@ -87,7 +87,7 @@ def _check(outcome: Outcome) -> None:
         assert not any("done" in told for told in outcome.progress.values()), text
 
 
-def _stacks(run: Run) -> Report:
+def _stacks(run: Run) -> StackReport:
     """As `everstep stacks analyze` reads what py-spy prints of all ranks."""
     analysis = StackAnalysis()
     for rank, process in run.ranks.items():
@@ -99,7 +99,7 @@ def _stacks(run: Run) -> Report:
     return analysis.report()
 
 
-def _check_stacks(report: Report, outcome: Outcome) -> None:
+def _check_stacks(report: StackReport, outcome: Outcome) -> None:
     """A7.6: right, or inconclusive."""
     suspects = {one.rank for one in report.suspects}
     if report.verdict == "odd_ranks":

@@ -28,13 +28,17 @@ from everstep.bus.ports import (
     FactBatch,
     Handler,
     Held,
+    LogPage,
+    LogScope,
     M,
+    StoredPiece,
     StreamPosition,
 )
 from everstep.bus.requests import RefusalError, check_kind
 from everstep.errors import EverstepError
 from everstep.messages import BlobRef, Fact, Message, kind_of
 from everstep.messages.codec import encode
+from everstep.messages.rank_logs import LogIndex, LogPiece
 
 
 @dataclass
@@ -50,6 +54,9 @@ class MemoryServer:
     revision: int = 0
     leases: dict[str, tuple[Held, float]] = field(default_factory=dict)
     blobs: dict[BlobRef, bytes] = field(default_factory=dict)
+    log_pieces: dict[int, LogPiece] = field(default_factory=dict)
+    log_count: int = 0
+    log_indexes: dict[tuple[str, int, str], LogIndex] = field(default_factory=dict)
     inboxes: list[tuple[str, BoundedInbox[Message]]] = field(default_factory=list)
     answers: dict[str, list[Mapping[str, Handler]]] = field(default_factory=dict)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -194,6 +201,10 @@ class MemoryBus:
     @property
     def blobs(self) -> "MemoryBlobs":
         return MemoryBlobs(self._server)
+
+    @property
+    def rank_logs(self) -> "MemoryRankLogs":
+        return MemoryRankLogs(self._server)
 
     async def prove(self) -> None:
         self._need_server()
@@ -352,6 +363,67 @@ class MemoryBlobs:
 
     async def keeps_s(self) -> float | None:
         return 30 * 86_400.0
+
+
+class MemoryRankLogs:
+    def __init__(self, server: MemoryServer) -> None:
+        self._server = server
+
+    async def put(self, piece: LogPiece) -> None:
+        self._need_server()
+        if piece not in self._server.log_pieces.values():
+            self._server.log_count += 1
+            self._server.log_pieces[self._server.log_count] = piece
+
+    async def put_index(self, index: LogIndex) -> None:
+        self._need_server()
+        self._server.log_indexes[index.job, index.round, index.node] = index
+
+    async def read(
+        self, wanted: LogScope, after: int, *, since_us: int | None, most_bytes: int
+    ) -> LogPage:
+        self._need_server()
+        behind = [
+            StoredPiece(sequence, piece)
+            for sequence, piece in self._server.log_pieces.items()
+            if sequence > after and _is_of(piece, wanted)
+        ]
+        page: list[StoredPiece] = []
+        while len(page) < len(behind) and sum(len(one.piece.data) for one in page) < most_bytes:
+            page.append(behind[len(page)])
+        last = page[-1].sequence if page else after
+        return LogPage(page, last, is_end=len(page) == len(behind))
+
+    async def rounds(self, job: str) -> list[int]:
+        self._need_server()
+        return sorted({round for of, round, _ in self._server.log_indexes if of == job})
+
+    async def indexes(self, job: str, round: int) -> list[LogIndex]:
+        self._need_server()
+        found = sorted(self._server.log_indexes.items())
+        return [index for key, index in found if key[:2] == (job, round)]
+
+    async def remove(self, job: str, round: int | None = None) -> None:
+        self._need_server()
+        wanted = LogScope(job, round)
+        for sequence, piece in list(self._server.log_pieces.items()):
+            if _is_of(piece, wanted):
+                del self._server.log_pieces[sequence]
+        for key in list(self._server.log_indexes):
+            if key[0] == job and round in {None, key[1]}:
+                del self._server.log_indexes[key]
+
+    def _need_server(self) -> None:
+        if not self._server.up:
+            raise BusUnreachableError("no connection")
+
+
+def _is_of(piece: LogPiece, wanted: LogScope) -> bool:
+    return piece.job == wanted.job and all(
+        value is None or value == getattr(piece, name)
+        for name in ("round", "node", "rank", "stream")
+        for value in (getattr(wanted, name),)
+    )
 
 
 def _now() -> float:

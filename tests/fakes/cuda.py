@@ -47,7 +47,7 @@ class Cuda:
         raise AssertionError("the training waits for its accelerator")
 
     def run(self, ms: float) -> None:
-        """Give the accelerator work for so long."""
+        """Give the accelerator work for this time."""
         self.clock_ms += ms
 
     def finish(self) -> None:

@@ -237,7 +237,7 @@ WRITTEN: Mapping[str, Sequence[str]] = {
         "[0,0,0] Assertion `srcIndex < srcSelectDimSize` failed.",
     ),
 }
-"""Classes of which the rank writes a plain line."""
+"""Classes for which the rank writes a plain line."""
 
 OF_NODES: Mapping[str, Sequence[str]] = {
     "gpu_fault": (
@@ -290,7 +290,7 @@ OF_NODES: Mapping[str, Sequence[str]] = {
         "python[4711]: segfault at 8 ip 00007f1e sp 00007ffd error 4 in libtorch_cuda.so[7f1e]",
     ),
 }
-"""Classes of which the kernel of a node tells; the rank itself ends without a word, or in CUDA."""
+"""Classes that the kernel of a node reports; the rank itself ends without a word, or in CUDA."""
 
 OF_SCHEDULERS: Mapping[str, Sequence[str]] = {
     "time_limit": (
@@ -364,7 +364,7 @@ LOOKALIKES: Sequence[str] = (
     "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Terminated. ",
     "ConnectionResetError: [Errno 104] Connection reset by peer",
 )
-"""What ends ranks that lost another, but does not say so."""
+"""What ends ranks that lost another, without reporting the loss."""
 SLOW: Sequence[Sequence[str]] = (
     (
         "[rank{rank}]:[E1102 05:20:03.118859045 ProcessGroupNCCL.cpp:1746] [PG ID 0 PG GUID 0(default_pg) "

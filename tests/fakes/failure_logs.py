@@ -37,7 +37,7 @@ CLASSES = tuple(
     sorted({*RAISED, *WRITTEN, *OF_NODES, *OF_SCHEDULERS, *OF_LAUNCHERS, BEHIND, KILLED})
 )
 WITHOUT_CAUSE = (HEALTHY, ONLY_LOST)
-"""No cause is to be named: nothing failed, or the log of the culprit is not there."""
+"""No cause may be named: nothing failed, or the log of the culprit is not there."""
 
 
 @dataclass(frozen=True, slots=True)

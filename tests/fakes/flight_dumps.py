@@ -173,7 +173,7 @@ class _Play:
         self._now = START_NS
 
     def run(self, most: int | None = None) -> None:
-        """Until all stand still, or so many calls were made."""
+        """Until all stand still, or this number of calls were made."""
         moving, made = list(range(self.job.world)), 0
         while moving:
             self._chance.shuffle(moving)
@@ -243,7 +243,7 @@ class _Play:
 
 
 def play(job: Job, *, seed: int = 0, most: int | None = None) -> dict[int, dict[str, Any]]:
-    """Each rank's dump when nothing moves any more, or after so many calls (JSON's shape)."""
+    """Each rank's dump when nothing moves any more, or after `most` calls (JSON's shape)."""
     acted = _Play(job, seed)
     acted.run(most)
     for entries in acted.played.values():

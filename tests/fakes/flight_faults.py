@@ -233,7 +233,7 @@ def _circle(chance: random.Random, job: fake.Job) -> Case | None:
     if not pairs:
         return None
     fake.swap(job, rank, chance.choice(pairs))
-    # The others may get by: then it is no fault.
+    # The others may get by: then it is not a fault.
     is_stuck = any(made < len(job.calls[one]) for one, made in fake.reached(job).items())
     return _case(job, rank) if is_stuck else None
 

@@ -1,4 +1,4 @@
-"""NVML without a driver: the module `pynvml`, of which a test says what its functions answer.
+"""NVML without a driver: the module `pynvml`, with answers that a test chooses.
 
 Constants, structures and errors are those of the real module; `tests/contract/test_nvml.py` holds
 the functions to it.
@@ -170,7 +170,7 @@ class FakeNvml:
             "nvmlDeviceGetNvLinkState",
             device,
             lambda card: card.links.get(link),
-            # As the driver does: an index past the card's own links is no valid argument.
+            # As the driver does: an index past the card's own links is not a valid argument.
             pynvml.NVML_ERROR_INVALID_ARGUMENT if device.links else NOT_SUPPORTED,
         )
 

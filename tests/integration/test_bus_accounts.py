@@ -39,6 +39,8 @@ QUESTIONS = [
     *(subjects.ask(service, verb, A) for service, verbs in AGENTS_ASK.items() for verb in verbs),
     subjects.fact(A, "rank_exited"),  # answered by the stream: an acknowledgement
     subjects.blob(A, "0" * 32, 0),
+    subjects.log(A, 1, "n1", 0, "stdout"),
+    subjects.log_index(A, 1, "n1"),
     f"$JS.API.DIRECT.GET.KV_LIMITS.$KV.LIMITS.{A}",  # answered by the stream: what it holds
     "$JS.API.INFO",
     subjects.beat(A, "n1"),  # acknowledged by whoever hears it, if the sender marks it so
@@ -62,6 +64,8 @@ TARGETS = [
     subjects.fact(B, "job_ended"),
     subjects.fact(subjects.CLUSTER, "control_changed"),
     subjects.blob(B, "0" * 32, 0),
+    subjects.log(B, 1, "n1", 0, "stdout"),
+    subjects.log_index(B, 1, "n1"),
     subjects.beat(B, "n1"),
     subjects.timing(B, "n1"),
     subjects.order(B),

@@ -229,7 +229,7 @@ def test_a_job_and_its_incident_name_the_slow_rank(run: Run) -> None:
 
 
 def test_why_names_the_slow_rank_that_the_policy_stopped_the_job_for(run: Run) -> None:
-    """The policy's stop is told with its reason and its rank (A6.1)."""
+    """The policy's stop is shown with its reason and its rank (A6.1)."""
     code, out, _ = run("why", "halted")
     first, slow, reason, *more = out.splitlines()
     assert (code, first) == (
@@ -250,7 +250,7 @@ def test_why_names_the_slow_rank_that_the_policy_stopped_the_job_for(run: Run) -
 
 
 def test_why_names_the_slow_rank_of_a_job_without_an_incident(run: Run) -> None:
-    """Its node was kept out by the policy, which is no incident (A6.1)."""
+    """Its node was kept out by the policy, which does not make an incident (A6.1)."""
     code, out, _ = run("why", "kept")
     first, slow, *more = out.splitlines()
     assert (code, first) == (0, "kept: running, and had no incident so far")

@@ -47,7 +47,7 @@ class Agent:
     """Its rank works on until then, and others may wait for it."""
     has_stalled: bool = False
     stops_after: int | None = None
-    """The step after which it was told to stop."""
+    """The step after which it must stop."""
     last_round: int | None = None
     missed: list[Message] = field(default_factory=list)
     exit_code: int | None = None

@@ -1,4 +1,4 @@
-"""64 ranks of 8 nodes, of which one raises and the others fall: real agents' rules, a real job's.
+"""64 ranks of 8 nodes; one raises and the others fall: real agents' rules, a real job's.
 
 Only time, the bus and the processes are made up. Each node has a clock of its own, hears of its
 ranks in the order in which they end, asks one question at a time, and gets orders at any moment.
@@ -95,7 +95,7 @@ class Falling:
         heapq.heappush(self._queue, (self.now + after_s, next(self._numbers), what))
 
     def some_s(self, typical: float, most: float) -> float:
-        """Mostly about so long, and now and then anything up to the most."""
+        """Mostly about this time, and now and then anything up to the most."""
         if self.rng.random() < 0.1:
             return self.rng.uniform(0.0, most)
         return min(self.rng.expovariate(1 / typical), most)
@@ -223,7 +223,7 @@ class _Node:
         return RankExit(code=1, error=ErrorRecord(name=name, text=text, at=at))
 
     def _stop(self, stop: StopRound) -> None:
-        """Evidence first; then they are told, and whatever is left is killed."""
+        """Evidence first; then ranks get a signal, and those that are left are killed."""
         evidence_s = min(self._all.some_s(0.02, 0.3), stop.evidence_s)
         self._tell_at = self._all.now + evidence_s
         self._all.later(max(evidence_s, stop.wait_s), self._tell_ranks)

@@ -73,7 +73,7 @@ class Record:
 
     def asked(self, question: Event, reply: Message | None) -> None:
         """An agent was answered: refused ones have no slot until they are accepted."""
-        # A replica that is not up to date may still say so; it must not have changed anything.
+        # A replica that is not up to date may still answer; it must not have changed anything.
         counted = self._fleet.revision > self._revision_before
         is_current = isinstance(reply, Reported) and reply.is_current
         if isinstance(question, Report) and is_current and counted:
@@ -90,7 +90,7 @@ class Record:
             self._known = max(self._known, question.known_round)
 
     def saves(self, order: SaveCheckpoint) -> None:
-        """An agent was told after which step to save: all are told the same one."""
+        """An agent has the step after which to save: all agents have the same step."""
         agreed = self._saves.setdefault(order.id, order.after_step)
         assert agreed == order.after_step, f"told to save after {agreed} and {order.after_step}"
         self.agreed += 1
@@ -203,7 +203,7 @@ class Record:
         return is_new
 
     def check_end(self, document: RoundDocument) -> None:
-        """Everything decided is recorded, once; the job came to an end that it deserves."""
+        """Everything decided is recorded, once; the job ended as it deserves."""
         left = set(document.outbox)
         safe = self._recorded.keys() | self._lost
         lost = [text for key, text in self._decided.items() if key not in safe]

@@ -139,9 +139,9 @@ def test_a_round_closes_soon_after_the_last_that_it_needs(
     assert found.required_s > 0.9 * SKEW_S, "they were late"
     assert 0 <= found.closed_s - found.required_s <= CLOSES_WITHIN_S
     assert found.members == members or (members is None and least <= found.members <= agents)
-    assert found.refused == [], "whoever was early has waited, and was never turned away"
+    assert found.refused == [], "early nodes have waited, and were never turned away"
     assert found.world.doc.round == 1
-    assert found.world.of(RoundWaiting), "and was told for what"
+    assert found.world.of(RoundWaiting), "and knows for what"
 
 
 def test_the_number_of_messages_grows_with_the_agents() -> None:

@@ -47,7 +47,7 @@ class Training:
         self._ordered_s = clock.now
 
     def train(self, rank_steps: int) -> None:
-        """Until all ranks together have made so many steps."""
+        """Until all ranks together have made this number of steps."""
         self._first_step()
         while self.steps * RANKS < rank_steps:
             chance = self.rng.random()

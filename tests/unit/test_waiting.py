@@ -16,7 +16,7 @@ PACED = {
     "chaos/recorder.py",
     "corpus/injected/standstills.py",
 }
-"""They make a load of so many messages a second, let so much time pass, or sleep on purpose."""
+"""They make a load at a rate, let a fixed time pass, or sleep on purpose."""
 
 
 def test_the_first_that_holds_is_returned() -> None:

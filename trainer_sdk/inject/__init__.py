@@ -17,7 +17,7 @@ from trainer_sdk.inject.main_thread import take_signal
 from trainer_sdk.inject.rank_faults import InjectedError, check, make
 from trainer_sdk.sdk_log import quoted
 
-__all__ = ["BadFaultError", "InjectedError", "NotAllowedError", "at_step", "now"]
+__all__ = ["BadFaultError", "InjectedError", "NotAllowedError", "at_step", "now", "prepare"]
 
 _LOOK_EVERY_S = 0.002
 _armed = False
@@ -58,6 +58,11 @@ def at_step(
     """Make this fault once, as soon as this step is finished."""
     wished = fault_request(fault, for_s=for_s, amount=amount, target=target)
     _at_step(step, wished, _link(allow=allow))
+
+
+def prepare() -> None:
+    """In the main thread: let any thread call `now` later."""
+    _take_signal()
 
 
 def arm(environ: Mapping[str, str], link: AgentLink) -> None:

@@ -24,6 +24,7 @@ from everstep.bus.inbox import BoundedInbox, Counted
 from everstep.bus.jetstream import JetStream, open_jetstream
 from everstep.bus.leases import NatsLeases
 from everstep.bus.ports import Handler, M, StreamPosition
+from everstep.bus.rank_logs import NatsRankLogs
 from everstep.bus.settings import BusSettings
 from everstep.bus.topology import PROBE
 from everstep.messages import Fact, Message
@@ -47,6 +48,7 @@ class NatsBus:
         self._outbox = outbox
         self._leases = NatsLeases(jetstream)
         self._blobs = NatsBlobs(jetstream)
+        self._rank_logs = NatsRankLogs(jetstream)
         self._inboxes: list[Counted] = []
         self._beats: deque[tuple[str, bytes]] = deque()
         self._has_beats = asyncio.Event()
@@ -172,6 +174,10 @@ class NatsBus:
     @property
     def blobs(self) -> NatsBlobs:
         return self._blobs
+
+    @property
+    def rank_logs(self) -> NatsRankLogs:
+        return self._rank_logs
 
     # -- how it is -------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -71,6 +71,14 @@ class Stored:
     headers: Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class StoredSeries:
+    """Messages in the order of their stream, and how many more of the kind there are."""
+
+    messages: Sequence[Stored]
+    pending: int
+
+
 class JetStream:
     """Use `open_jetstream`. Each call ends within the settings' `request_within_s`."""
 
@@ -79,6 +87,7 @@ class JetStream:
         self._inbox = f"{connection.inbox_prefix}.{Client().new_inbox().rpartition('.')[2]}"
         self._tokens = itertools.count(1)
         self._waiting: dict[str, tuple[str, asyncio.Future[Msg]]] = {}  # by reply subject
+        self._series: dict[str, tuple[str, asyncio.Queue[Msg | BusError]]] = {}  # by reply subject
         self._hears = AsyncExitStack()
         self._may_hear = asyncio.Lock()
         self._heard_by: str | None = None
@@ -206,6 +215,30 @@ class JetStream:
             )
         return Stored(int(headers["Nats-Sequence"]), reply.data, headers)
 
+    async def several(self, stream: str, body: Mapping[str, Any]) -> "StoredSeries":
+        """Read messages of a stream in one request, without a consumer (ADR-31 of NATS).
+
+        `body` says which: `next_by_subj` with `seq` or `start_time`, or `multi_last`.
+        """
+        if not self._connection.connected:
+            raise BusUnreachableError(f"no connection to {self._connection.settings.url}")
+        subject, answered_at = f"$JS.API.DIRECT.GET.{stream}", f"{self._inbox}.{next(self._tokens)}"
+        answers: asyncio.Queue[Msg | BusError] = asyncio.Queue()
+        self._series[answered_at] = (subject, answers)
+        limit_s = self._connection.settings.request_within_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._connection.client.publish(
+                    subject, msgspec.json.encode(body), reply=answered_at
+                )
+                return await _series(stream, answers)
+        except TimeoutError as error:
+            raise BusTimeoutError(f"no answer to {subject} within {limit_s:g} s") from error
+        except nats_errors.Error as error:
+            raise BusUnreachableError(f"cannot send {subject}: {error}") from error
+        finally:
+            del self._series[answered_at]
+
     async def api(self, verb: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Call JetStream's own API, for example `STREAM.INFO.FACTS`."""
         data = b"" if body is None else msgspec.json.encode(body)
@@ -225,6 +258,9 @@ class JetStream:
         return answer
 
     async def on_reply(self, message: Msg) -> None:
+        if message.subject in self._series:
+            self._series[message.subject][1].put_nowait(message)
+            return
         waiting = self._waiting.get(message.subject)
         if waiting is not None and not waiting[1].done():
             waiting[1].set_result(message)
@@ -233,16 +269,43 @@ class JetStream:
         """Fail all open requests: the connection was lost, and with it their answers."""
         url = self._connection.settings.url
         for subject, reply in self._waiting.values():
-            _fail(
-                reply,
-                BusUnreachableError(f"the connection to {url} broke before {subject} was answered"),
-            )
+            _fail(reply, _broken(url, subject))
+        for subject, answers in self._series.values():
+            answers.put_nowait(_broken(url, subject))
 
     def fail_denied(self, denied: str) -> None:
         who = self._connection.login.name
         for subject, reply in self._waiting.values():
             if subject.lower() == denied:
                 _fail(reply, BusDeniedError(f"user {who} may not publish to {subject}"))
+        for subject, answers in self._series.values():
+            if subject.lower() == denied:
+                answers.put_nowait(BusDeniedError(f"user {who} may not publish to {subject}"))
+
+
+async def _series(stream: str, answers: "asyncio.Queue[Msg | BusError]") -> StoredSeries:
+    """The messages up to the one that ends the series."""
+    read: list[Stored] = []
+    while True:
+        answer = await answers.get()
+        if isinstance(answer, BusError):
+            raise answer
+        headers = answer.headers or {}
+        status = headers.get("Status")
+        if status == "204":
+            return StoredSeries(read, int(headers.get("Nats-Num-Pending", 0)))
+        if status == "404":
+            return StoredSeries(read, 0)
+        if status == "503":
+            raise NoStreamError(stream)
+        if status is not None:
+            why = headers.get("Description", "no reason given")
+            raise BusRefusedError(stream, int(status), why)
+        read.append(Stored(int(headers["Nats-Sequence"]), answer.data, headers))
+
+
+def _broken(url: str, subject: str) -> BusUnreachableError:
+    return BusUnreachableError(f"the connection to {url} broke before {subject} was answered")
 
 
 def _size_of(headers: Mapping[str, str] | None) -> int:

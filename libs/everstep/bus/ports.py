@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from everstep.messages import BlobRef, Fact, Message
+from everstep.messages.rank_logs import LogIndex, LogPiece
 
 M = TypeVar("M", bound=Message)
 M_co = TypeVar("M_co", bound=Message, covariant=True)
@@ -147,6 +148,68 @@ class Blobs(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class LogScope:
+    """Whose output; None for all."""
+
+    job: str
+    round: int | None = None
+    node: str | None = None
+    rank: int | None = None
+    stream: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPiece:
+    """A piece, and its place in the store."""
+
+    sequence: int
+    piece: LogPiece
+
+
+@dataclass(frozen=True, slots=True)
+class LogPage:
+    """Pieces in the order in which they arrived."""
+
+    pieces: Sequence[StoredPiece]
+    after: int
+    """Where the next page begins."""
+    is_end: bool
+    """There were no more at that moment."""
+    unreadable: int = 0
+    """Messages that are not pieces, and were skipped."""
+
+
+class RankLogs(Protocol):
+    """The log store: output of ranks, gone after a maximum age or when the store is full."""
+
+    async def put(self, piece: LogPiece) -> None:
+        """Store a piece. A second copy within two minutes is not stored again."""
+        ...
+
+    async def put_index(self, index: LogIndex) -> None:
+        """Replace the index of this node and round."""
+        ...
+
+    async def read(
+        self, wanted: LogScope, after: int, *, since_us: int | None, most_bytes: int
+    ) -> LogPage:
+        """The next pieces behind a place; with `since_us` and `after=0`, those that came then."""
+        ...
+
+    async def rounds(self, job: str) -> list[int]:
+        """The rounds with output from any node, in order."""
+        ...
+
+    async def indexes(self, job: str, round: int) -> list[LogIndex]:
+        """What each node has sent of a round."""
+        ...
+
+    async def remove(self, job: str, round: int | None = None) -> None:
+        """Remove the output of a job, or of one round of it."""
+        ...
+
+
 class Bus(Protocol):
     """The bus as one process sees it. A lost server only delays; `send` never raises."""
 
@@ -226,6 +289,9 @@ class Bus(Protocol):
 
     @property
     def blobs(self) -> Blobs: ...
+
+    @property
+    def rank_logs(self) -> RankLogs: ...
 
     async def prove(self) -> None:
         """Write something and read it back, or raise the error that says why not."""

@@ -1,9 +1,24 @@
 """The [bus] section: where the bus is, who we are there, and how patient we are."""
 
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from everstep.bus.errors import BusConfigError
 from everstep.settings import Settings
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How much the bus may keep. History is the record; the bus only bridges its absence."""
+
+    facts_days: int = 30
+    facts_bytes: int = 8 * _GIB
+    evidence_days: int = 30
+    evidence_bytes: int = 8 * _GIB
+    logs_days: int = 7
+    logs_bytes: int = _GIB
 
 
 class BusSettings(Settings, frozen=True, kw_only=True):
@@ -48,6 +63,19 @@ class BusSettings(Settings, frozen=True, kw_only=True):
     """The most that may wait there."""
     replicas: int = 1
     """Copies of each stream, when we make them: 3 in production."""
+    facts_days: int = 30
+    """How long facts stay on the bus, for a history that is away. This and the next five count when
+    a stream is made, and when `everstep bus init` corrects it."""
+    facts_bytes: int = 8 * _GIB
+    """The most that they may take; the oldest goes first."""
+    evidence_days: int = 30
+    """How long evidence stays on the bus; history copies small pieces."""
+    evidence_bytes: int = 8 * _GIB
+    """The most that it may take; more is refused until some of it is too old."""
+    logs_days: int = 7
+    """How long the output of ranks stays in the log store, if agents send it."""
+    logs_bytes: int = _GIB
+    """The most that it may take; the oldest goes first."""
 
     def __post_init__(self) -> None:
         ways = [self.user, self.credentials_file, self.nkey_seed_file]
@@ -60,6 +88,7 @@ class BusSettings(Settings, frozen=True, kw_only=True):
         if self.replicas not in {1, 3, 5}:
             raise ValueError(f"replicas must be 1, 3 or 5, got {self.replicas}")
         for name in (
+            *RETENTION,
             "connect_within_s",
             "ping_interval_s",
             "request_within_s",
@@ -67,6 +96,11 @@ class BusSettings(Settings, frozen=True, kw_only=True):
         ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be more than 0, got {getattr(self, name):g}")
+
+    @property
+    def retention(self) -> Retention:
+        """How much the streams may keep."""
+        return Retention(**{name: getattr(self, name) for name in RETENTION})
 
     def spool_for(self, name: str) -> Path:
         """The folder of the process `name`; `BusConfigError` when nobody has said where it is."""
@@ -76,3 +110,7 @@ class BusSettings(Settings, frozen=True, kw_only=True):
                 f"[bus] to a folder that it may write to"
             )
         return self.spool_dir / name
+
+
+RETENTION = tuple(field.name for field in fields(Retention))
+"""The settings that say how much the streams may keep."""

@@ -12,11 +12,13 @@ from typing import Any
 from everstep import subjects
 from everstep.bus.errors import BusError, BusRefusedError, NoStreamError, TopologyError
 from everstep.bus.jetstream import JetStream
+from everstep.bus.settings import Retention
 
 log = logging.getLogger(__name__)
 
 FACTS_STREAM = "FACTS"
 EVIDENCE_STREAM = "EVIDENCE"
+LOGS_STREAM, LOG_INDEX_STREAM = "LOGS", "LOG_INDEX"
 ROUNDS, LIMITS, CONTROL, NODES = "ROUNDS", "LIMITS", "CONTROL", "NODES"
 STRAGGLERS = "STRAGGLERS"
 _ANNOUNCED = (ROUNDS, LIMITS, STRAGGLERS, CONTROL, NODES)
@@ -27,16 +29,6 @@ _VERIFY_EVERY_S = 60.0
 _SECOND = 1_000_000_000
 _DAY = 24 * 3600 * _SECOND
 _MIB = 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """How much the bus may keep. History is the record; the bus only bridges its absence."""
-
-    facts_days: int = 30
-    facts_bytes: int = 8 * 1024 * _MIB
-    evidence_days: int = 30
-    evidence_bytes: int = 8 * 1024 * _MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +66,26 @@ def plans(replicas: int, retention: Retention) -> list[StreamPlan]:
         "discard_new_per_subject": True,
         "deny_delete": True,
     }
+    logs = {
+        "subjects": [subjects.LOGS],
+        "max_age": retention.logs_days * _DAY,
+        "max_bytes": retention.logs_bytes,
+        "max_msg_size": _MIB,
+        "duplicate_window": 120 * _SECOND,
+        "deny_delete": True,
+    }
+    log_index = {
+        "subjects": [subjects.LOG_INDEXES],
+        "max_age": retention.logs_days * _DAY,
+        "max_bytes": 64 * _MIB,
+        "max_msgs_per_subject": 1,
+        "deny_delete": True,
+    }
     return [
         StreamPlan(FACTS_STREAM, common | facts),
         StreamPlan(EVIDENCE_STREAM, common | evidence),
+        StreamPlan(LOGS_STREAM, common | logs),
+        StreamPlan(LOG_INDEX_STREAM, common | log_index),
         *(
             _bucket(name, common, announced=True)
             for name in (ROUNDS, LIMITS, STRAGGLERS, CONTROL, NODES)
@@ -126,7 +135,9 @@ async def init(
     return done
 
 
-async def keep_for_ever(jetstream: JetStream, *, replicas: int = 1) -> None:
+async def keep_for_ever(
+    jetstream: JetStream, *, replicas: int = 1, retention: Retention | None = None
+) -> None:
     """Create the streams again whenever they are missing: within a minute of a wipe.
 
     Any number of services of the control plane run this in the background. It never changes a
@@ -138,7 +149,7 @@ async def keep_for_ever(jetstream: JetStream, *, replicas: int = 1) -> None:
             await jetstream.connection.wait_connected()
             look.clear()
             try:
-                await init(jetstream, replicas=replicas, correct=False)
+                await init(jetstream, replicas=replicas, retention=retention, correct=False)
             except BusError as error:
                 log.warning("streams_not_verified error=%s", error)
             with contextlib.suppress(TimeoutError):

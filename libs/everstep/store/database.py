@@ -1,6 +1,7 @@
 """One SQL database, SQLite or PostgreSQL: opened, used within limits, its errors named."""
 
 import asyncio
+import contextlib
 import os
 import sqlite3
 import time
@@ -151,7 +152,11 @@ def _engine(url: URL, kind: Kind, limits: StoreLimits, *, for_reading: bool) -> 
             **options,
         )
     # The driver must not begin transactions by itself: see `_begin`.
-    arguments = {"isolation_level": None, "timeout": limits.lock_within_s}
+    arguments = {
+        "isolation_level": None,
+        "timeout": limits.lock_within_s,
+        "factory": _LockFreeWhenClosed,
+    }
     engine = create_async_engine(url, connect_args=arguments, **options)
     _tame_sqlite(engine.sync_engine, limits, for_reading=for_reading)
     return engine
@@ -171,6 +176,20 @@ def _postgres_arguments(
             "timezone": "UTC",
         },
     }
+
+
+class _LockFreeWhenClosed(sqlite3.Connection):
+    """A connection whose transaction ends when it is closed.
+
+    SQLite keeps a closed connection, and its lock, until the last cursor is collected. After a
+    cancelled write a traceback may hold one for as long as the process lives.
+    """
+
+    def close(self) -> None:
+        """Roll back what was not committed, and close."""
+        with contextlib.suppress(sqlite3.Error):  # closed already, or the disk has failed
+            self.rollback()
+        super().close()
 
 
 def _use_wal(connection: Any, cursor: Any, within_s: float) -> None:

@@ -99,7 +99,7 @@ class EvidenceCopies:
             await connection.execute(statement.on_conflict_do_nothing())
 
     async def make_room(self, most_bytes: int, *, absent: str) -> int:
-        """Drop the oldest copies until the rest takes at most `most_bytes`; how many went."""
+        """Drop the oldest copies until the rest takes at most `most_bytes`; return how many."""
         kept = tables.kept_blobs.c
         newer = func.sum(kept.size).over(order_by=(kept.kept_us.desc(), kept.id.desc()))
         sums = select(kept.id, newer.label("total")).where(kept.body.is_not(None)).subquery()

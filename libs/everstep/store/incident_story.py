@@ -64,7 +64,7 @@ async def incident_story(database: Database, job: str, incident: str) -> Inciden
 
 
 async def jobs_of_incident(database: Database, incident: str) -> Sequence[str]:
-    """The jobs that have an incident of this name: one, as ids go.
+    """The jobs that have an incident of this name: normally one.
 
     Agents of any job can send evidence about any name; rendezvous alone opens an incident. One
     that was not opened yet counts only where none was.
@@ -266,7 +266,7 @@ async def _moves(
         query = except_(of(first), of(other)).limit(_MANY)
         return sorted(str(node) for node in (await connection.execute(query)).scalars())
 
-    # Of a round that has not formed, or whose facts have not come, no node is known to be missing.
+    # If a round has not formed, or its facts have not come, no node is known to be missing.
     heard = [n for n in numbers if await _all(connection, of(n).limit(1))]
     if len(heard) < 2:
         return [], []

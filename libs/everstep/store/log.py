@@ -87,7 +87,7 @@ class FactLog:
         sequence: int,
         received_us: int,
     ) -> Appended:
-        """Write the new facts of a batch, what follows from them, and the position; or nothing.
+        """Write the new facts of a batch, their projection, and the position; or nothing.
 
         `sequence` is the position after the batch; messages that could not be read are
         passed by it. A fact whose id is known is skipped, whatever its sequence: streams are
@@ -108,7 +108,7 @@ class FactLog:
         return Appended(last_n, len(new), len(batch) - len(new), is_projected, unprojected)
 
     async def catch_up(self, most: int = 2000) -> int:
-        """Project up to `most` facts that a rebuild still has to; how many remain."""
+        """Project up to `most` facts of a rebuild; return how many remain."""
         async with self._database.write() as connection:
             head = await self._lock(connection)
             rows = await _after(connection, head.projected_n, most)
@@ -118,7 +118,7 @@ class FactLog:
         return head.last_n - projected_n
 
     async def start_rebuild(self) -> int:
-        """Empty what is projected, for `catch_up` to fill it again; how many facts remain."""
+        """Empty the projected tables for `catch_up` to fill; return how many facts remain."""
         async with self._database.write() as connection:
             head = await self._lock(connection)
             for table in tables.projected.values():
@@ -143,7 +143,7 @@ class FactLog:
         last_n: int,
         received_us: int,
     ) -> Sequence[NewFact]:
-        """Write what the log does not have: the first of each id."""
+        """Write the facts that the log does not have: the first of each id."""
 
         def rows(facts: Sequence[NewFact]) -> list[Row]:
             return [_row(stream, n, received_us, f) for n, f in enumerate(facts, last_n + 1)]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import ColumnElement, Select, case, func, literal, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -35,14 +35,14 @@ class LogHead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SortOrder:
-    """Columns that together tell every row apart, and the direction."""
+    """Columns that together identify every row, and the direction."""
 
     columns: tuple[ColumnElement[Any], ...]
     is_descending: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class RowPage:
     """Some rows, and where to continue; `next_key` is None at the end."""
 
     rows: Sequence[Record]
@@ -67,7 +67,7 @@ async def stream_position(database: Database) -> tuple[str, int] | None:
 
 async def page(
     database: Database, query: Select[Any], order: SortOrder, after: Key | None, limit: int
-) -> Page:
+) -> RowPage:
     """The next `limit` rows of a query in this order."""
     async with database.read() as connection:
         result = await connection.execute(ordered(query, order, after, limit + 1))
@@ -94,12 +94,12 @@ def ordered(query: Select[Any], order: SortOrder, after: Key | None, limit: int)
     return query.order_by(*directed).limit(limit)
 
 
-def cut(rows: Sequence[Record], order: SortOrder, limit: int) -> Page:
+def cut(rows: Sequence[Record], order: SortOrder, limit: int) -> RowPage:
     """The page, from one row more than it may have."""
     shown = rows[:limit]
     if len(rows) <= limit:
-        return Page(shown, None)
-    return Page(shown, tuple(shown[-1][column.key or ""] for column in order.columns))
+        return RowPage(shown, None)
+    return RowPage(shown, tuple(shown[-1][column.key or ""] for column in order.columns))
 
 
 async def facts_page(
@@ -110,7 +110,7 @@ async def facts_page(
     limit: int,
     most_bytes: int,
     is_descending: bool = False,
-) -> Page:
+) -> RowPage:
     """Facts by their place in the log; fewer than `limit` if they are large."""
     order = SortOrder((tables.facts.c.n,), is_descending)
     key = None if after is None else (after,)
@@ -122,7 +122,7 @@ async def facts_page(
         numbers = [row.n for row in heads[:fitting]]
         query = select(tables.facts).where(tables.facts.c.n.in_(numbers))
         rows = (await connection.execute(ordered(query, order, None, limit))).mappings().all()
-    return Page(rows, (numbers[-1],) if fitting < len(heads) else None)
+    return RowPage(rows, (numbers[-1],) if fitting < len(heads) else None)
 
 
 async def facts_after(
@@ -170,12 +170,12 @@ async def round_detail(
 
 
 def is_begun() -> ColumnElement[bool]:
-    """It is a job, and not only a name in some fact: anybody can ask about any name."""
+    """Whether it is a job, and not only a name in some fact: anybody can ask about any name."""
     return tables.jobs.c.opened_n.is_not(None)
 
 
 def job_state() -> ColumnElement[str]:
-    """A job's state as people call it, derived from its columns."""
+    """A job's state in the words of REST, derived from its columns."""
     jobs = tables.jobs.c
     phase = jobs.phase_order % PHASES_A_ROUND
     return case(
@@ -195,7 +195,7 @@ def is_over() -> ColumnElement[bool]:
     return jobs.end_state.is_not(None) & (jobs.ended_fact > begun)
 
 
-def slow_ranks(job: str, state: str | None = None) -> Select[Any]:
+def slow_ranks(job: str, state: Literal["open", "cleared"] | None = None) -> Select[Any]:
     """Findings about slow ranks of a job, with their state.
 
     A finding that was not cleared ends with its round.
@@ -219,7 +219,7 @@ def slow_ranks(job: str, state: str | None = None) -> Select[Any]:
 
 
 def round_state() -> ColumnElement[str]:
-    """A round's state as people call it."""
+    """A round's state in the words of REST."""
     order = tables.rounds.c.phase_order
     return case(dict(PHASES), value=order, else_="forming")
 

@@ -22,7 +22,7 @@ from everstep.store.schema import current_revision, head, known_revisions
 
 
 class RecordFile(Database):
-    """A `Database` that cannot write, create a file or hold the writer up.
+    """A `Database` that cannot write, create a file or block the writer.
 
     Where a writer is at work, or was killed, SQLite's log lies next to the file and is read with
     it. Where there is none, the file is complete and is opened as immutable: SQLite would
@@ -43,7 +43,7 @@ class RecordFile(Database):
         raise ReadOnlyError(self.place)
 
     async def close(self) -> None:
-        """Give the connection back."""
+        """Close the connection."""
         await self._reader.dispose()
 
     async def check(self) -> None:

@@ -1,7 +1,7 @@
-"""Brings a database to the schema of this version; of several replicas, the first one does it.
+"""Brings a database to the schema of this version; the first of several replicas does it.
 
-What cannot be made again (the log, positions, tokens) changes by alembic's steps. What is
-projected from the log has a version instead: a newer one makes the tables anew, empty, and
+Tables that cannot be rebuilt (the log, positions, tokens) change by alembic's steps. Tables that
+are projected from the log have a version instead: a newer version creates them again, empty, and
 the projector fills them from the log.
 """
 
@@ -24,7 +24,7 @@ from everstep.store.errors import SchemaTooNewError
 from everstep.store.projected.catalogue import VERSION
 
 log = logging.getLogger(__name__)
-logging.getLogger("alembic").setLevel(logging.WARNING)  # what it does, we say in one event
+logging.getLogger("alembic").setLevel(logging.WARNING)  # we log its work in one event
 
 _ADVISORY_LOCK = 0x65766572_73746570  # "everstep"
 
@@ -88,7 +88,7 @@ def _upgrade(connection: Connection, scripts: ScriptDirectory, place: str) -> No
 
 
 def _config(scripts: ScriptDirectory) -> Config:
-    """What alembic wants besides the scripts, which is nothing."""
+    """The configuration that alembic requires: nothing but the scripts."""
     config = Config()
     config.set_main_option("script_location", str(scripts.dir))
     return config

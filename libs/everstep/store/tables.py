@@ -1,4 +1,4 @@
-"""The tables: the log of facts, what is projected from it, and what the service itself needs."""
+"""The tables: the log of facts, the tables projected from it, and those of the service itself."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -6,13 +6,13 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def to_us(moment: datetime) -> int:
-    """Exact; the moment must have a zone."""
+    """Return the exact microseconds; the moment must have a zone."""
     since = moment - _EPOCH
     return (since.days * 86400 + since.seconds) * 1_000_000 + since.microseconds
 
 
 def from_us(us: int) -> datetime:
-    """Moments beyond the calendar, as an hour from a broken clock may be, become its end."""
+    """Return the moment; beyond the calendar, as from a broken clock, the calendar's end."""
     return _EPOCH + timedelta(microseconds=min(max(us, _FIRST_US), _LAST_US))
 
 

@@ -115,7 +115,7 @@ def bounded(rows: list[Row], longest: Mapping[int, int]) -> list[Row]:
 
 def _bounded(text: str | None, limit: int) -> str | None:
     if text is None or (len(text) > limit and limit == _LONGEST["json"]):
-        return None  # a part of a structure would be none
+        return None  # a part of a structure cannot be decoded
     return text[:limit].replace("\x00", "\ufffd")
 
 

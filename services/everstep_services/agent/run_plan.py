@@ -144,6 +144,10 @@ class RunPlan:
     """How long the scheduler waits from its signal to its kill, where that is known."""
     restart_on_stall: bool = True
     """A rank that has stalled ends the round."""
+    store_logs: bool = False
+    """Send the output of ranks to the log store."""
+    store_logs_bytes_per_s: int = 4 << 20
+    """The most of it in a second."""
     timings: bool = True
     """Send straggler where the time of ranks goes."""
     virtual_local_rank: bool = False
@@ -154,6 +158,10 @@ class RunPlan:
     """Processes that ranks have started may outlive a job that is done."""
     allow_fresh_start: bool = False
     """A training may begin from scratch if none of its checkpoints can be used."""
+    stand_in: Literal["", "missing", "always"] = ""
+    """Whether ranks find Everstep's modules under NVRx's name: never, where NVRx is missing, or
+    always.
+    """
     allow_injection: bool = False
     """Faults may be injected by anybody who may give orders to this job's agents."""
     notes: tuple[str, ...] = ()

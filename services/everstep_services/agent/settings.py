@@ -106,6 +106,14 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     node
     is found. `everstep control set straggler.timings=off` switches it for a running job.
     """
+    store_logs: bool = False
+    """Send the output of ranks to the log store, too, so that `everstep logs` has all of it on any
+    machine, for `bus.logs_days`. What looks like a secret is masked.
+    """
+    store_logs_bytes_per_s: int = 4 << 20
+    """The most that this node sends of it in a second. Nothing is dropped: the files on the node
+    are the queue.
+    """
     evidence_without: tuple[str, ...] = ()
     """Kinds of evidence that are not collected: any of `page`, `process`, `flight_recorder`,
     `stacks`, `kernel_log`, `gpu`, `cgroup` and `environment`.
@@ -134,6 +142,10 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
         _check_words("evidence_without", self.evidence_without, KINDS)
         if self.warmup_steps is not None and self.warmup_steps < 1:
             raise ValueError(f"warmup_steps must be 1 or more, got {self.warmup_steps}")
+        if self.store_logs_bytes_per_s < 1024:
+            raise ValueError(
+                f"store_logs_bytes_per_s must be 1024 or more, got {self.store_logs_bytes_per_s}"
+            )
         if self.no_progress_limit is not None and self.no_progress_limit < 1:
             raise ValueError(f"no_progress_limit must be 1 or more, got {self.no_progress_limit}")
 

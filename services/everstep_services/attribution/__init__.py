@@ -1,1 +1,1 @@
-"""Why a job died: analyzers of evidence. The service itself is not there yet."""
+"""Why a job died: collects what analyzers claim about each incident, and gives a verdict."""

@@ -1,8 +1,8 @@
-"""Does what the policy asks for: rendezvous and health decide whether that can be.
+"""Carries out what the policy asks for; rendezvous and health decide whether it is possible.
 
 A decision is written into the incident's case before anything is asked, and its outcome after the
-answer. A replica that takes over, or starts again, finds there what was decided, and asks no second
-time: a decision without an outcome is reported as failed, because nobody knows what came of it.
+answer. A replica that takes over, or starts again, reads the decision there and does not ask again:
+a decision without an outcome is reported as failed, because its outcome is unknown.
 """
 
 import asyncio
@@ -10,12 +10,11 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
 
 from msgspec.structs import replace
 
 from everstep.bus.containment import Containment
-from everstep.bus.errors import AskRefusedError, BusError
+from everstep.bus.policy_requests import WITHIN_S, PolicyRequests
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.errors import EverstepError
@@ -26,38 +25,39 @@ from everstep.messages import (
     Case,
     ControlDocument,
     Done,
-    DrainNode,
-    ExcludeNode,
     PastIncident,
     PolicyAct,
     RoundDocument,
     ShowRound,
-    StopJob,
     VerdictReached,
 )
 from everstep.messages.codec import BadMessageError, decode_as
 from everstep.subjects import CLUSTER
 from everstep_services.attribution.cases import CaseKeeper
 from everstep_services.attribution.domain.case_facts import JobCases
-from everstep_services.attribution.domain.policy import Decision, Switches, due, in_force
-from everstep_services.attribution.domain.verdicts import SOURCE, Moment
+from everstep_services.attribution.domain.policy import (
+    ActOutcome,
+    Decision,
+    PolicySwitches,
+    due,
+    in_force,
+)
+from everstep_services.attribution.domain.verdicts import SOURCE, VerdictContext
 
 log = logging.getLogger(__name__)
 
-_ASK_S = 4.0
-_TRIES = 3
-_PAUSE_S = 1.0
 _WAITING_MOST = 256
 _UNKNOWN = "the service ended before it had an answer; it is not asked for again"
 
 
-class Actions:
+class VerdictActions:
     """Takes verdicts one after the other; each rule acts once for an incident."""
 
-    def __init__(self, default: Switches, keeper: CaseKeeper, bus: Bus, clock: Clock) -> None:
+    def __init__(self, default: PolicySwitches, keeper: CaseKeeper, bus: Bus, clock: Clock) -> None:
         self._default = default
         self._keeper = keeper
         self._bus = bus
+        self._requests = PolicyRequests(bus, clock, SOURCE)
         self._clock = clock
         self._verdicts = asyncio.Queue[tuple[VerdictReached, int | None, Sequence[PastIncident]]](
             _WAITING_MOST
@@ -67,21 +67,21 @@ class Actions:
         self._contained = Containment("the policy")
 
     def statistics(self) -> dict[str, float]:
-        """What it counted so far, for metrics."""
+        """Return the counts so far, for metrics."""
         names = ("observed", "done", "failed")
         return {f"actions_{name}_total": float(self._counts[name]) for name in names}
 
     def consider(
         self, verdict: VerdictReached, step: int | None, past: Sequence[PastIncident]
     ) -> None:
-        """Have a new verdict looked at, soon. Nobody waits for that."""
+        """Queue a new verdict for the rules, without waiting."""
         if self._verdicts.full():
             log.warning("not_considered job=%s incident=%s", verdict.job, verdict.incident)
         else:
             self._verdicts.put_nowait((verdict, step, past))
 
     async def act_for_ever(self) -> None:
-        """Do what the rules ask for."""
+        """Carry out what the rules ask for, until cancelled."""
         while True:
             verdict, step, past = await self._verdicts.get()
             try:
@@ -94,18 +94,18 @@ class Actions:
             except Exception as error:  # noqa: BLE001  other verdicts are considered as before
                 self._contained.note("a verdict", error)
 
-    async def _switches(self, job: str) -> Switches:
+    async def _switches(self, job: str) -> PolicySwitches:
         documents = self._bus.documents("CONTROL")
-        found = []
+        switches = []
         for key in (CLUSTER, job):
             document = await documents.get(key)
             try:
-                found.append(
+                switches.append(
                     None if document.data is None else decode_as(document.data, ControlDocument)
                 )
             except BadMessageError as error:
                 log.warning("switches_not_read key=%s error=%s", key, error)
-        return in_force(self._default, *found)
+        return in_force(self._default, *switches)
 
     async def close_unfinished(self, cases: Iterable[Case]) -> None:
         """Report decisions that an earlier leader has left without an outcome."""
@@ -130,7 +130,7 @@ class Actions:
             self._under_way = ""
 
     async def _conclude(
-        self, job: str, incident: str, act: PolicyAct, outcome: str, reason: str
+        self, job: str, incident: str, act: PolicyAct, outcome: ActOutcome, reason: str
     ) -> None:
         self._counts[outcome] += 1
         log.info(
@@ -138,12 +138,12 @@ class Actions:
             job, incident, act.action, outcome, reason,
         )  # fmt: skip
 
-        def deed(cases: JobCases, now: Moment) -> tuple[None, tuple[ActionTaken, ...]]:
+        def deed(cases: JobCases, now: VerdictContext) -> tuple[None, tuple[ActionTaken, ...]]:
             case = cases.case(incident)
             if case is None or act not in case.acts:
                 return None, ()
             over = replace(act, is_over=True)
-            acts = tuple(over if one == act else one for one in case.acts)
+            acts = tuple(over if other == act else other for other in case.acts)
             cases.amend(replace(case, acts=acts))
             taken = ActionTaken(
                 id=id_from(SOURCE, job, act.decision, "taken"), job=job, at=now.wall,
@@ -154,48 +154,22 @@ class Actions:
 
         await self._keeper.change(job, deed)
 
-    async def _asked(self, verdict: VerdictReached, decision: Decision) -> tuple[str, str]:
+    async def _asked(self, verdict: VerdictReached, decision: Decision) -> tuple[ActOutcome, str]:
         """Return the outcome, and the service's answer."""
-        said = ""
-        for _ in range(_TRIES):
-            try:
-                done = await self._ask(verdict.job, decision)
-            except AskRefusedError as error:
-                return "failed", str(error)
-            except (BusError, TimeoutError) as error:
-                said = str(error)
-                await self._clock.sleep(_PAUSE_S)
-            else:
-                return ("failed" if done.is_refused else "done"), done.text
-        return "failed", f"nobody answered: {said}"
+        job = verdict.job
+        done = await self._requests.answered(job, partial(self._ask, job, decision))
+        return ("failed" if done.is_refused else "done"), done.text
 
     async def _ask(self, job: str, decision: Decision) -> Done:
-        if decision.node is not None:
-            return await self._replace(job, decision, decision.node)
-        stop = StopJob(job=job, by=SOURCE, reason=decision.reason, origin="service")
-        return await self._rendezvous("stop", job, stop)
-
-    async def _replace(self, job: str, decision: Decision, node: str) -> Done:
-        """First health, so that the node does not come back as the spare of itself."""
-        show = ShowRound(job=job)
+        if decision.node is None:
+            return await self._requests.stop(job, decision.reason)
         document = await self._bus.ask(
-            "rendezvous", "show", show, RoundDocument, job=job, within_s=_ASK_S
+            "rendezvous", "show", ShowRound(job=job), RoundDocument, job=job, within_s=WITHIN_S
         )
-        why_not = _cannot_replace(document, node)
+        why_not = _cannot_replace(document, decision.node)
         if why_not:
             return Done(text=why_not, is_refused=True)
-        about: dict[str, Any] = {"by": SOURCE, "origin": "service", "node": node}
-        out = ExcludeNode(job=CLUSTER, reason=f"{job}: {decision.reason}", **about)
-        excluded = await self._bus.ask("health", "exclude", out, Done, job=CLUSTER, within_s=_ASK_S)
-        if excluded.is_refused:
-            return excluded
-        drain = DrainNode(job=job, reason=decision.reason, **about)
-        drained = await self._rendezvous("drain", job, drain)
-        refused = "it is excluded, and not drained: " if drained.is_refused else ""
-        return Done(text=f"{excluded.text}; {refused}{drained.text}")
-
-    async def _rendezvous(self, verb: str, job: str, question: StopJob | DrainNode) -> Done:
-        return await self._bus.ask("rendezvous", verb, question, Done, job=job, within_s=_ASK_S)
+        return await self._requests.replace(job, decision.node, decision.reason)
 
     def _decided(self, verdict: VerdictReached, decision: Decision) -> ActionDecided:
         """The same id for the same decision, whichever replica makes it, and how often."""
@@ -217,19 +191,19 @@ class Actions:
 
 
 def _begun(
-    decided: ActionDecided, act: PolicyAct, cases: JobCases, now: Moment
+    decided: ActionDecided, act: PolicyAct, cases: JobCases, now: VerdictContext
 ) -> tuple[bool, tuple[ActionDecided, ...]]:
-    """Write a decision down; False where it was made before, or its incident is forgotten."""
+    """Write down a decision; False if it was made before, or its incident is forgotten."""
     del now
     case = cases.case(decided.incident or "")
-    if case is None or any(one.decision == act.decision for one in case.acts):
+    if case is None or any(other.decision == act.decision for other in case.acts):
         return False, ()
     cases.amend(replace(case, acts=(*case.acts, act)))
     return True, (decided,)
 
 
 def _cannot_replace(document: RoundDocument, node: str) -> str:
-    """Why rendezvous is not asked; empty where a spare can take over."""
+    """Why rendezvous is not asked; empty if a spare can take over."""
     here = [seat for seat in document.seats if seat.stage != "gone" and not seat.is_leaving]
     if node not in {seat.node for seat in here}:
         return f"{node} takes no part in the job any more"

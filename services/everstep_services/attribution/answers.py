@@ -1,4 +1,4 @@
-"""What people may ask of attribution."""
+"""Answers the questions of people to attribution."""
 
 import asyncio
 
@@ -13,15 +13,15 @@ _CULPRITS_MOST = 1024
 _TEXT_MOST = 2000
 
 
-class Answers:
-    """One of any number of replicas; each answers from what all of them write down."""
+class AttributionAnswers:
+    """One of any number of replicas; each answers from the documents that all of them write."""
 
     def __init__(self, bus: Bus, attribution: Attribution) -> None:
         self._bus = bus
         self._attribution = attribution
         self._reader = EvidenceReader(bus)
         self.open = asyncio.Event()
-        """Set once questions are heard."""
+        """Set once questions can be received."""
 
     async def answer_for_ever(self) -> None:
         """Answer until cancelled."""
@@ -37,12 +37,12 @@ class Answers:
 
     async def _explain(self, question: Message) -> Message:
         assert isinstance(question, Explain)
-        found = await self._attribution.explained(
+        explanation = await self._attribution.explained(
             question.job, question.incident, again=question.again
         )
-        if found is None:
+        if explanation is None:
             raise _unknown(question.job, question.incident)
-        return found
+        return explanation
 
     async def _collectives(self, question: Message) -> Message:
         assert isinstance(question, ReadEvidence)

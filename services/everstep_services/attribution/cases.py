@@ -20,28 +20,28 @@ from everstep.subjects import CLUSTER, BadSubjectError
 from everstep_services.attribution.documents import (
     BUCKET,
     StoredCases,
-    UnreadableError,
+    UnreadableCasesError,
     cluster_document,
     encoded,
     fact_of,
 )
 from everstep_services.attribution.domain import case_facts, past
 from everstep_services.attribution.domain.case_facts import JobCases
-from everstep_services.attribution.domain.past import History
-from everstep_services.attribution.domain.verdicts import Moment
+from everstep_services.attribution.domain.past import PastIncidents
+from everstep_services.attribution.domain.verdicts import VerdictContext
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Deed = Callable[[JobCases, Moment], tuple[T, Iterable[Fact]]]
+Deed = Callable[[JobCases, VerdictContext], tuple[T, Iterable[Fact]]]
 """Changes cases, and returns the facts to record. It may be repeated on newer cases."""
 Changed = Callable[[str, str], None]
-"""Hears of each case that a fact has changed: job and incident."""
+"""Called with job and incident of each case that a fact has changed."""
 _ATTEMPTS = 20
 
 
 class CaseKeeper:
-    """One of any number of replicas. The one that leads reads on; any may change a case."""
+    """One of any number of replicas. The leader reads the stream; any replica may change a case."""
 
     def __init__(self, bus: Bus, clock: Clock, keep_days: int) -> None:
         self._bus = bus
@@ -53,7 +53,7 @@ class CaseKeeper:
         self._revision = 0
         self._contained = Containment("the cases")
         self._seated = SeatedOnly(bus, clock, past.accused)
-        self.history = History(CasesDocument())
+        self.history = PastIncidents(CasesDocument())
         self.counts: Counter[str] = Counter()
         self.leads = False
 
@@ -64,19 +64,19 @@ class CaseKeeper:
 
     @property
     def not_believed(self) -> int:
-        """Checks of nodes that have nothing to do with the job that told them."""
+        """Checks of nodes that do not belong to the job that reported them."""
         return self._seated.refused
 
     def __len__(self) -> int:
         return len(self._jobs)
 
     def open_cases(self) -> Iterator[Case]:
-        """The cases whose incident is not closed, as the replica that leads has them."""
+        """The cases whose incident is not closed, as the leader has them."""
         for stored in self._jobs.values():
             yield from (case for case in stored.cases.cases if not case.outcome)
 
     def all_cases(self) -> Iterator[Case]:
-        """All cases, as the replica that leads has them."""
+        """All cases, as the leader has them."""
         for stored in self._jobs.values():
             yield from stored.cases.cases
 
@@ -85,48 +85,48 @@ class CaseKeeper:
         for stored in self._jobs.values():
             yield from (case for case in stored.cases.cases if case.verdict is None)
 
-    def moment(self) -> Moment:
-        """Now."""
-        return Moment(self._clock.wall(), new_id)
+    def moment(self) -> VerdictContext:
+        """The time, and how ids are made."""
+        return VerdictContext(self._clock.wall(), new_id)
 
     def case(self, job: str, incident: str) -> Case | None:
-        """As the replica that leads has it."""
+        """The case as the leader has it."""
         stored = self._jobs.get(job)
         return None if stored is None else stored.cases.case(incident)
 
     async def read(self, job: str, incident: str) -> Case | None:
-        """As it was written last, or as the replica that leads has it."""
+        """The case as it was written last, or as the leader has it."""
         if self.leads and (case := self.case(job, incident)) is not None:
             return case
         return (await self._load(job)).cases.case(incident)
 
-    async def known_history(self) -> History:
-        """What is remembered beyond this job."""
+    async def known_history(self) -> PastIncidents:
+        """The incidents and node findings of all jobs."""
         if self.leads:
             return self.history
-        found = await self._documents.get(CLUSTER)
-        return History(cluster_document(found.data))
+        stored = await self._documents.get(CLUSTER)
+        return PastIncidents(cluster_document(stored.data))
 
     # --- leading ---
 
     async def begin(self) -> StreamPosition | None:
-        """Load everything, and say from where to read on."""
-        found = await self._documents.get(CLUSTER)
-        document = cluster_document(found.data)
-        self._revision = found.revision if found.data is not None else 0
-        self.history = History(document)
+        """Load all cases, and return where to read on."""
+        stored = await self._documents.get(CLUSTER)
+        document = cluster_document(stored.data)
+        self._revision = stored.revision if stored.data is not None else 0
+        self.history = PastIncidents(document)
         for job in await self._documents.keys():
             if job != CLUSTER:
                 try:
                     self._jobs[job] = await self._load(job)
-                except UnreadableError as error:
+                except UnreadableCasesError as error:
                     log.warning("job_passed_over job=%s error=%s", job, error)
         if not document.stream:
             return None
         return StreamPosition(document.stream, document.sequence)
 
     def end(self) -> None:
-        """Another replica leads."""
+        """Forget all cases: another replica leads."""
         self.leads = False
         self._jobs.clear()
 
@@ -135,10 +135,10 @@ class CaseKeeper:
         self.counts["facts_read"] += len(batch.facts)
         self.counts["facts_missed"] += batch.missed
         async with self._lock:
-            for one in batch.facts:
-                fact = fact_of(one)
+            for logged in batch.facts:
+                fact = fact_of(logged)
                 if fact is not None:
-                    at = StreamPosition(batch.position.stream, one.sequence)
+                    at = StreamPosition(batch.position.stream, logged.sequence)
                     with self._contained.of(kind_of(fact)):
                         await self._take(at, fact, changed)
             await self._remember()
@@ -147,7 +147,7 @@ class CaseKeeper:
         if isinstance(fact, case_facts.READ) and fact.job != CLUSTER:
             try:
                 stored = self._jobs.get(fact.job) or await self._load(fact.job)
-            except (UnreadableError, BadSubjectError) as error:
+            except (UnreadableCasesError, BadSubjectError) as error:
                 log.warning("fact_passed_over job=%s error=%s", fact.job, error)
                 return
             self._jobs[fact.job] = stored
@@ -158,31 +158,31 @@ class CaseKeeper:
             await self._remember(fact)
 
     async def _remember(self, *facts: Fact) -> None:
-        """What is known beyond its job, of these facts and of those that wait to be believed."""
+        """Add these facts to what all jobs share, and earlier facts that can be believed now."""
         for fact in await self._seated.passed(facts):
             self.history.take(fact, self._step_of(fact))
 
     def _step_of(self, fact: Fact) -> int | None:
-        """How far the training was at the incident of a fact.
+        """The step of the training at the incident of a fact.
 
         A replica that begins reads facts again, when the job's document is ahead of them.
         """
-        known = self._jobs.get(fact.job)
-        if known is None:
+        job = self._jobs.get(fact.job)
+        if job is None:
             return None
-        case = known.cases.case(fact.incident) if isinstance(fact, VerdictReached) else None
-        return known.cases.document.step if case is None else case.step
+        case = job.cases.case(fact.incident) if isinstance(fact, VerdictReached) else None
+        return job.cases.document.step if case is None else case.step
 
     async def write_news(self) -> None:
         """Write the jobs whose cases have changed."""
         async with self._lock:
-            for stored in [one for one in self._jobs.values() if one.has_news]:
+            for stored in [job for job in self._jobs.values() if job.has_news]:
                 await self._write_or_again(stored)
 
     async def write_position(self, position: StreamPosition) -> None:
-        """Write whatever is not written, and how far the facts were read."""
+        """Write all cases that are not written yet, and the position in the stream."""
         async with self._lock:
-            for stored in [one for one in self._jobs.values() if one.pending]:
+            for stored in [job for job in self._jobs.values() if job.pending]:
                 await self._write_or_again(stored)
             document = CasesDocument(
                 stream=position.stream,
@@ -207,7 +207,7 @@ class CaseKeeper:
     # --- changing ---
 
     async def change(self, job: str, deed: Deed[T]) -> T:
-        """Do something to a job's cases, write it, and put on record what it decides."""
+        """Change a job's cases, write them, and record the facts that the change decides."""
         async with self._lock:
             for _ in range(_ATTEMPTS):
                 mine = self._jobs.get(job) if self.leads else None
@@ -224,7 +224,7 @@ class CaseKeeper:
                 return
 
     async def _write(self, stored: StoredCases) -> bool:
-        """False when somebody else wrote first; then it is as they have written it."""
+        """Return False if another replica wrote first; the job is then loaded again."""
         for fact in facts_in(stored.outbox):
             await self._bus.record(fact)
         stored.outbox = ()
@@ -251,7 +251,7 @@ class CaseKeeper:
                 log.warning("case_dropped job=%s reason='its document is too large'", stored.job)
 
     async def _reload(self, stored: StoredCases) -> None:
-        """What others have written, with the facts that only we have read."""
+        """Load the document of another replica, and add the facts that only this one has read."""
         if self._jobs.get(stored.job) is not stored:
             return
         fresh = await self._load(stored.job)

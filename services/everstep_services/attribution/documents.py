@@ -13,11 +13,11 @@ from everstep_services.attribution.domain.case_facts import JobCases
 BUCKET = "CASES"
 _ENCODER = msgspec.json.Encoder()  # the body is compressed: it may be larger than a message
 _DECODER = msgspec.json.Decoder(CasesDocument)
-_KINDS = frozenset(kind_of(one) for one in (*case_facts.READ, *past.READ))
+_KINDS = frozenset(kind_of(fact_type) for fact_type in (*case_facts.READ, *past.READ))
 _PENDING_MOST = 10_000
 
 
-class UnreadableError(EverstepError):
+class UnreadableCasesError(EverstepError):
     """The document of a job cannot be decoded; nothing is decided about it."""
 
     def __init__(self, key: str, why: str) -> None:
@@ -32,28 +32,28 @@ class StoredCases:
 
     def __init__(self, document: Document) -> None:
         try:
-            found = CasesDocument() if document.data is None else _DECODER.decode(document.data)
+            decoded = CasesDocument() if document.data is None else _DECODER.decode(document.data)
         except (msgspec.DecodeError, ValueError) as error:
-            raise UnreadableError(document.key, str(error)) from error
+            raise UnreadableCasesError(document.key, str(error)) from error
         self.job = document.key
         self.revision = document.revision if document.data is not None else 0
-        self.cases = JobCases(document.key, found)
-        self.position = StreamPosition(found.stream, found.sequence)
-        self.outbox = found.outbox
-        """Facts in the stored document that may not be recorded."""
+        self.cases = JobCases(document.key, decoded)
+        self.position = StreamPosition(decoded.stream, decoded.sequence)
+        self.outbox = decoded.outbox
+        """Facts in the stored document that may not have been recorded yet."""
         self.decided: list[Fact] = []
-        """Facts to put on record with the next write."""
+        """Facts to record with the next write."""
         self.pending: list[tuple[StreamPosition, Fact]] = []
-        """Facts that were taken since it was stored."""
+        """Facts that were added since the document was stored."""
         self.has_news = False
         """Whether a case has changed, and must be written soon."""
 
     def has_read(self, at: StreamPosition) -> bool:
-        """The fact at this place is in it already."""
+        """Whether the document already has the fact at this position."""
         return self.position.stream == at.stream and at.sequence <= self.position.sequence
 
     def take(self, at: StreamPosition, fact: Fact) -> str | None:
-        """Add a fact. The incident whose case it has changed."""
+        """Add a fact. Returns the incident whose case has changed."""
         if self.has_read(at):
             return None
         before = self.cases.document.cases
@@ -66,18 +66,18 @@ class StoredCases:
         return incident
 
     def encoded(self) -> bytes:
-        """What to write."""
-        said = tuple(encode(fact).decode() for fact in self.decided)
+        """Return the document to write."""
+        facts = tuple(encode(fact).decode() for fact in self.decided)
         document = msgspec.structs.replace(
             self.cases.document,
             stream=self.position.stream,
             sequence=self.position.sequence,
-            outbox=(*self.outbox, *said),
+            outbox=(*self.outbox, *facts),
         )
         return _ENCODER.encode(document)
 
     def settle(self, revision: int) -> None:
-        """It was written, and what it decided is on record."""
+        """The document was written, and its decided facts were recorded."""
         self.revision = revision
         self.outbox = tuple(encode(fact).decode() for fact in self.decided)
         self.decided, self.pending, self.has_news = [], [], False
@@ -88,14 +88,14 @@ def cluster_document(data: bytes | None) -> CasesDocument:
     try:
         return CasesDocument() if data is None else _DECODER.decode(data)
     except (msgspec.DecodeError, ValueError) as error:
-        raise UnreadableError("_cluster", str(error)) from error
+        raise UnreadableCasesError("_cluster", str(error)) from error
 
 
 def encoded(document: CasesDocument) -> bytes:
-    """A document to write."""
+    """Return the bytes of a document."""
     return _ENCODER.encode(document)
 
 
 def fact_of(message: Delivered) -> Fact | None:
-    """A fact about incidents or nodes; None for any other, and for what cannot be read."""
+    """Return a fact about incidents or nodes; None for any other, and for an unreadable one."""
     return codec.fact_of(message, _KINDS)

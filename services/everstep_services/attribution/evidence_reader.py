@@ -1,4 +1,4 @@
-"""Reads evidence for people who ask: how far each rank was in its collectives, where it stood."""
+"""Reads evidence on request: how far each rank was in its collectives, and where it stood."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -20,13 +20,13 @@ from everstep.messages import (
     Suspicion,
 )
 from everstep.messages.codec import encode
-from everstep_services.attribution.flight_recorder.verdicts import Fault, MeetingState
+from everstep_services.attribution.flight_recorder.report import Fault, MeetingState
 from everstep_services.attribution.incident import Incident
 from everstep_services.attribution.readings import Piece, flight_report, stack_report
 from everstep_services.attribution.stack_analysis.report import StackGroup, words
 
 _CONTENT_BYTES = 256 << 20
-"""Of all pieces of one question together."""
+"""The most bytes of all pieces of one question together."""
 _ANSWER_BYTES = 512 << 10
 _WAITING_MOST = 4
 _FETCH_S = 10.0
@@ -51,7 +51,7 @@ class EvidenceReader:
         self._waiting = 0
 
     async def collectives(self, asked: ReadEvidence) -> CollectivesRead:
-        """How far each rank was; `RefusalError` where no recorder can be read."""
+        """How far each rank was; `RefusalError` if no recorder can be read."""
         report, missing = await self._read(asked, flight_report)
         if report is None or not report.dumps:
             raise _unreadable("flight recorder", missing, () if report is None else report.notes)
@@ -60,8 +60,8 @@ class EvidenceReader:
             summary=report.summary,
             ranks=report.ranks,
             dumps=report.dumps,
-            faults=tuple(_fault(one) for one in report.faults[:_FAULTS_MOST]),
-            collectives=tuple(_collective(one) for one in report.meetings),
+            faults=tuple(_fault(fault) for fault in report.faults[:_FAULTS_MOST]),
+            collectives=tuple(_collective(meeting) for meeting in report.meetings),
             without_dump=report.without_dump,
             notes=(*missing, *report.notes)[:_NOTES_MOST],
             is_cut=len(report.faults) > _FAULTS_MOST,
@@ -69,7 +69,7 @@ class EvidenceReader:
         return _fitting(answer, "faults", "collectives")
 
     async def stacks(self, asked: ReadEvidence) -> StacksRead:
-        """Where the ranks stood; `RefusalError` where no stack can be read."""
+        """Where the ranks stood; `RefusalError` if no stack can be read."""
         report, missing = await self._read(asked, stack_report)
         if report is None or not report.ranks:
             raise _unreadable("stack", missing, () if report is None else report.notes)
@@ -80,11 +80,11 @@ class EvidenceReader:
             confidence=report.confidence,
             ranks=report.ranks,
             suspects=tuple(
-                Suspicion(rank=one.rank, reason=one.reason)
-                for one in report.suspects[:_SUSPECTS_MOST]
+                Suspicion(rank=suspect.rank, reason=suspect.reason)
+                for suspect in report.suspects[:_SUSPECTS_MOST]
             ),
             waiting=report.waiting,
-            stacks=tuple(_stack(one) for one in groups[:_STACKS_MOST]),
+            stacks=tuple(_stack(group) for group in groups[:_STACKS_MOST]),
             missing=report.missing,
             notes=(*missing, *report.notes)[:_NOTES_MOST],
             is_cut=len(groups) > _STACKS_MOST,
@@ -130,9 +130,9 @@ class EvidenceReader:
             return await self._bus.blobs.get(ref)
 
 
-def _unreadable(what: str, missing: Sequence[str], notes: Sequence[str]) -> RefusalError:
+def _unreadable(kind: str, missing: Sequence[str], notes: Sequence[str]) -> RefusalError:
     why = next(iter((*missing, *notes)), "no piece of evidence belongs to a rank")
-    return RefusalError("422", f"no {what} can be read: {why}")
+    return RefusalError("422", f"no {kind} can be read: {why}")
 
 
 def _fault(fault: Fault) -> CollectiveFault:
@@ -141,7 +141,8 @@ def _fault(fault: Fault) -> CollectiveFault:
         summary=fault.summary,
         confidence=fault.confidence,
         suspects=tuple(
-            Suspicion(rank=one.rank, reason=one.reason) for one in fault.suspects[:_SUSPECTS_MOST]
+            Suspicion(rank=suspect.rank, reason=suspect.reason)
+            for suspect in fault.suspects[:_SUSPECTS_MOST]
         ),
         waiting=fault.waiting,
     )

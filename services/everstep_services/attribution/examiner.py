@@ -1,4 +1,4 @@
-"""Analyzes one case: asks all analyzers, and combines what they claim."""
+"""Analyzes one case: asks all analyzers, and combines their claims."""
 
 import asyncio
 import logging
@@ -10,8 +10,8 @@ from everstep.bus.seats import RoundDocuments
 from everstep.messages import BlobRef, Case
 from everstep_services.attribution.analyzers.ends import fingerprints
 from everstep_services.attribution.analyzers.panel import Panel
-from everstep_services.attribution.domain.combiner import Judged, combine
-from everstep_services.attribution.domain.past import History
+from everstep_services.attribution.domain.combiner import CaseJudgement, combine
+from everstep_services.attribution.domain.past import PastIncidents
 from everstep_services.attribution.domain.seated import left_out, naming_only, seated
 
 log = logging.getLogger(__name__)
@@ -20,16 +20,18 @@ _FETCH_S = 10.0
 
 
 class Examiner:
-    """Knows the analyzers, where evidence is, and which nodes it may be of."""
+    """Has the analyzers, fetches evidence, and knows which nodes it may be about."""
 
     def __init__(self, bus: Bus, panel: Panel) -> None:
         self._bus = bus
         self._rounds = RoundDocuments(bus)
         self.panel = panel
         self.left_out = 0
-        """Parts of cases that were not weighed: they are of nodes without a seat in the job."""
+        """Parts of cases that were left out: they are about nodes without a seat in the job."""
 
-    async def examine(self, case: Case, history: History, within_s: float) -> tuple[Judged, bool]:
+    async def examine(
+        self, case: Case, history: PastIncidents, within_s: float
+    ) -> tuple[CaseJudgement, bool]:
         """Return the judgement of a case, and whether an analyzer was too slow."""
         document = await self._rounds.read(case.job)
         ours = seated(case, document)

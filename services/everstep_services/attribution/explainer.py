@@ -1,4 +1,4 @@
-"""Has a language model put a finished verdict into words. It decides nothing, and delays nobody."""
+"""Has a language model put a finished verdict into words; it decides nothing and delays nothing."""
 
 import asyncio
 import logging
@@ -54,7 +54,7 @@ class Explainer:
         return bool(self._settings.url)
 
     async def explain(self, verdict: VerdictReached) -> str:
-        """The verdict in words; empty where it is off, or there is no answer worth showing."""
+        """The verdict in words; empty if the model is off, or gave no usable answer."""
         if not self.is_on:
             return ""
         try:
@@ -95,7 +95,7 @@ class Explainer:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A key goes where the settings say, and nowhere else."""
+    """Refuses redirects: the key is sent only to the address in the settings."""
 
     def redirect_request(self, *_: object) -> None:
         return None
@@ -111,8 +111,10 @@ def question(verdict: VerdictReached) -> str:
         "reason": verdict.reason,
         "culprit ranks": list(verdict.culprit_ranks[:16]),
         "culprit nodes": list(verdict.culprit_nodes[:16]),
-        "evidence": [one.says for one in verdict.evidence[:_EVIDENCE_MOST]],
-        "alternatives": [f"{one.cause}: {one.reason}" for one in verdict.alternatives],
+        "evidence": [item.says for item in verdict.evidence[:_EVIDENCE_MOST]],
+        "alternatives": [
+            f"{alternative.cause}: {alternative.reason}" for alternative in verdict.alternatives
+        ],
         "missing": list(verdict.missing[:_EVIDENCE_MOST]),
         "advice": verdict.advice,
     }

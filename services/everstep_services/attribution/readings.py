@@ -7,11 +7,11 @@ from pathlib import Path
 from everstep.archive import BadArchiveError, is_archive, unpack
 from everstep_services.attribution.flight_recorder.analysis import FlightAnalysis
 from everstep_services.attribution.flight_recorder.folder import DumpFile, read_dumps
-from everstep_services.attribution.flight_recorder.summary import Unreadable as Missing
-from everstep_services.attribution.flight_recorder.verdicts import Report as FlightReport
+from everstep_services.attribution.flight_recorder.report import FlightReport
+from everstep_services.attribution.flight_recorder.summary import UnreadableDump as Missing
 from everstep_services.attribution.stack_analysis.analysis import StackAnalysis
 from everstep_services.attribution.stack_analysis.files import read_content
-from everstep_services.attribution.stack_analysis.report import Report as StackReport
+from everstep_services.attribution.stack_analysis.report import StackReport
 from everstep_services.attribution.stack_analysis.stacks import Unreadable
 
 _READERS = 2
@@ -66,5 +66,5 @@ def _members(pieces: Iterable[Piece]) -> Iterator[tuple[int | None, bytes | str]
         except BadArchiveError as error:
             yield rank, str(error)
             continue
-        yield from ((one.rank, one.content) for one in archive.members)
+        yield from ((member.rank, member.content) for member in archive.members)
         yield from archive.missing.items()

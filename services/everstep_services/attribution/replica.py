@@ -10,9 +10,9 @@ from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.replicas import on_bus
 from everstep.runtime import Loop, Parts
-from everstep_services.attribution.actions import Actions
+from everstep_services.attribution.actions import VerdictActions
 from everstep_services.attribution.analyzers.panel import Panel, installed
-from everstep_services.attribution.answers import Answers
+from everstep_services.attribution.answers import AttributionAnswers
 from everstep_services.attribution.cases import CaseKeeper
 from everstep_services.attribution.domain import weights
 from everstep_services.attribution.examiner import Examiner
@@ -36,11 +36,11 @@ class AttributionReplica:
         self.keeper = CaseKeeper(bus, clock, settings.keep_days)
         examiner = Examiner(bus, Panel(analyzers))
         explainer = Explainer(settings.explainer)
-        self.actions = Actions(defaults(settings), self.keeper, bus, clock)
+        self.actions = VerdictActions(defaults(settings), self.keeper, bus, clock)
         self.attribution = Attribution(
             settings, bus, clock, self.keeper, examiner, explainer, self.actions
         )
-        self.answers = Answers(bus, self.attribution)
+        self.answers = AttributionAnswers(bus, self.attribution)
 
     @property
     def loops(self) -> tuple[Loop, ...]:

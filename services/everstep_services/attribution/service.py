@@ -14,12 +14,12 @@ from everstep.bus.requests import RefusalError
 from everstep.clock import Clock
 from everstep.errors import EverstepError
 from everstep.messages import Case, CorrectVerdict, VerdictCorrected, VerdictReached
-from everstep_services.attribution.actions import Actions
+from everstep_services.attribution.actions import VerdictActions
 from everstep_services.attribution.cases import CaseKeeper
 from everstep_services.attribution.domain.case_facts import JobCases
-from everstep_services.attribution.domain.combiner import Judged
+from everstep_services.attribution.domain.combiner import CaseJudgement
 from everstep_services.attribution.domain.verdicts import (
-    Moment,
+    VerdictContext,
     concluded,
     corrected,
     unknown_culprits,
@@ -40,7 +40,7 @@ _EXPLAINED_MOST = 32
 
 
 @dataclass(slots=True)
-class Watch:
+class WatchedIncident:
     """One incident that awaits its verdict or a revision. Times are of our own clock."""
 
     since: float
@@ -61,7 +61,7 @@ class Attribution:
         keeper: CaseKeeper,
         examiner: Examiner,
         explainer: Explainer,
-        actions: Actions,
+        actions: VerdictActions,
     ) -> None:
         self._settings = settings
         self._bus = bus
@@ -70,7 +70,7 @@ class Attribution:
         self._examiner = examiner
         self._explainer = explainer
         self._actions = actions
-        self._watches: dict[tuple[str, str], Watch] = {}
+        self._watches: dict[tuple[str, str], WatchedIncident] = {}
         self._counts: Counter[str] = Counter()
         self._to_explain = asyncio.Queue[VerdictReached](_EXPLAINED_MOST)
         self._took_s = 0.0
@@ -139,7 +139,9 @@ class Attribution:
     def _note(self, job: str, incident: str) -> None:
         """Note that a case has changed, and needs a verdict or a revision."""
         now = self._clock.now()
-        watch = self._watches.setdefault((job, incident), Watch(since=now, changed_at=now))
+        watch = self._watches.setdefault(
+            (job, incident), WatchedIncident(since=now, changed_at=now)
+        )
         watch.changed_at = now
 
     def _begin_due(self, tasks: asyncio.TaskGroup) -> None:
@@ -157,7 +159,7 @@ class Attribution:
                 watch.is_running = True
                 tasks.create_task(self._judge(case, watch), name=f"judge-{incident}")
 
-    async def _judge(self, case: Case, watch: Watch) -> None:
+    async def _judge(self, case: Case, watch: WatchedIncident) -> None:
         began = watch.changed_at
         settings = self._settings
         within_s = settings.analyzer_longest_s if watch.is_late else settings.analyzer_within_s
@@ -176,18 +178,20 @@ class Attribution:
             return
         watch.is_running, watch.changed_at = False, self._clock.now()
 
-    def _is_judged(self, case: Case, watch: Watch, began: float, *, is_partial: bool) -> None:
+    def _is_judged(
+        self, case: Case, watch: WatchedIncident, began: float, *, is_partial: bool
+    ) -> None:
         watch.is_running = False
         if is_partial and not watch.is_late:
             watch.is_late, watch.changed_at = True, self._clock.now()
         elif watch.changed_at == began:
             self._watches.pop((case.job, case.incident), None)
 
-    async def _conclude(self, case: Case, judged: Judged) -> VerdictReached | None:
+    async def _conclude(self, case: Case, judged: CaseJudgement) -> VerdictReached | None:
         """Put the verdict on record, if it says something new."""
 
         def deed(
-            cases: JobCases, now: Moment
+            cases: JobCases, now: VerdictContext
         ) -> tuple[VerdictReached | None, tuple[VerdictReached, ...]]:
             newest = cases.case(case.incident)
             verdict = None if newest is None else concluded(newest, judged, now)
@@ -220,7 +224,7 @@ class Attribution:
         if not text:
             return
 
-        def deed(cases: JobCases, now: Moment) -> tuple[None, tuple[VerdictReached, ...]]:
+        def deed(cases: JobCases, now: VerdictContext) -> tuple[None, tuple[VerdictReached, ...]]:
             newest = cases.case(verdict.incident)
             if newest is None or newest.verdict is None or newest.verdict.id != verdict.id:
                 return None, ()
@@ -269,7 +273,7 @@ class Attribution:
         """Take a person's word down; None where the incident is not remembered."""
 
         def deed(
-            cases: JobCases, now: Moment
+            cases: JobCases, now: VerdictContext
         ) -> tuple[VerdictCorrected | None, tuple[VerdictCorrected | VerdictReached, ...]]:
             case = cases.case(ask.incident)
             if case is None:
@@ -291,7 +295,7 @@ class Attribution:
         return correction
 
 
-def is_due(case: Case, watch: Watch, now: float, settings: AttributionSettings) -> bool:
+def is_due(case: Case, watch: WatchedIncident, now: float, settings: AttributionSettings) -> bool:
     """Whether a case must be judged now."""
     quiet_s = now - watch.changed_at
     if case.verdict is not None:

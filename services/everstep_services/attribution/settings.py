@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from everstep.settings import Settings
-from everstep_services.attribution.domain.policy import Switches
+from everstep_services.attribution.domain.policy import PolicySwitches
 
 
 class ExplainerSettings(Settings, frozen=True, kw_only=True):
@@ -85,9 +85,9 @@ class AttributionSettings(Settings, frozen=True, kw_only=True):
             )
 
 
-def defaults(settings: AttributionSettings) -> Switches:
+def defaults(settings: AttributionSettings) -> PolicySwitches:
     """What holds where nothing was switched."""
-    return Switches(
+    return PolicySwitches(
         user_errors=settings.user_errors,
         repeat_offenders=settings.repeat_offenders,
         offences=settings.offences,

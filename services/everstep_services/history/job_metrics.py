@@ -1,4 +1,4 @@
-"""Metrics of jobs for Prometheus, from the record: of those that are not over, without ranks."""
+"""Metrics of jobs for Prometheus, from the record: of jobs that are not over, without ranks."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,16 +16,16 @@ from everstep.store.database import Database
 from everstep.store.errors import StoreError
 from everstep.store.queries import Record, is_begun, is_over, job_state
 from everstep.store.times import to_us
-from everstep_services.history.goodput.ledger import Segment, seconds
+from everstep_services.history.goodput.ledger import LedgerSegment, seconds
 from everstep_services.history.goodput.reader import GoodputReader
 
 log = logging.getLogger(__name__)
 
 _EVERY_S = 15.0
 _JOBS_MOST = 500
-"""So many jobs are shown: the newest."""
+"""The most jobs that are shown: the newest."""
 _SHOWN_AFTER_END_S = 3600.0
-"""A job that is over is shown for so long, so that its last values are read."""
+"""How long a job that is over is still shown, so that its last values are read."""
 _WINDOWS_S: Mapping[str, float] = {"1h": 3600.0, "24h": 86400.0, "job": float("inf")}
 
 GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -65,10 +65,10 @@ class _Values:
     samples: dict[str, list[tuple[tuple[str, ...], float]]] = field(default_factory=dict)
 
     def add(self, name: str, job: str, value: float | None, *labels: str | None) -> None:
-        """Nothing where the value is not known."""
+        """Add a sample, unless the value is not known."""
         if value is not None:
-            known = self.samples.setdefault(name, [])
-            known.append(((job, *(label or "" for label in labels)), float(value)))
+            samples = self.samples.setdefault(name, [])
+            samples.append(((job, *(label or "" for label in labels)), float(value)))
 
 
 class JobMetrics(Collector):
@@ -97,7 +97,7 @@ class JobMetrics(Collector):
         self._values = await self.read()
 
     async def read(self) -> _Values:
-        """The values of now."""
+        """Return the values of this moment."""
         now = self._clock.wall()
         now_us, now_s = to_us(now), now.timestamp()
         values = _Values()
@@ -124,11 +124,11 @@ class JobMetrics(Collector):
         return rows
 
     def describe(self) -> list[Metric]:
-        """Nothing: what there is comes from the record."""
+        """Describe no metric: the record has them."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """The values that were read last."""
+        """Return the values that were read last."""
         samples = self._values.samples
         for name, (text, labels) in GAUGES.items():
             gauge = GaugeMetricFamily(f"everstep_job_{name}", text, labels=["job", *labels])
@@ -202,7 +202,7 @@ def _add_saves(values: _Values, row: Record, now_us: int) -> None:
     values.add("checkpoint_failures", job, row["failures"] or 0, tier)
 
 
-def _add_goodput(values: _Values, job: str, parts: Sequence[Segment], now_s: float) -> None:
+def _add_goodput(values: _Values, job: str, parts: Sequence[LedgerSegment], now_s: float) -> None:
     for window, length_s in _WINDOWS_S.items():
         sums = seconds(parts, now_s - length_s, now_s)
         wall_s = sum(sums.values())

@@ -1,9 +1,9 @@
-"""What people want done, asked of the service whose it is. REST does it so, and commands, too."""
+"""Sends requests of people, from REST and from commands, to the service that carries them out."""
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 from everstep.bus.errors import AskRefusedError, AskTimeoutError, BusDeniedError, BusError
 from everstep.bus.ports import Bus
@@ -109,21 +109,42 @@ class _Way:
     """The service's own verb, where it differs."""
 
 
-def _set_limit(*, section: str, limit_s: float, **rest: Any) -> SetLimit:
+class _Asker(TypedDict):
+    """What every request has: the job, and who asks for what reason from where."""
+
+    job: str
+    by: str
+    reason: str
+    origin: str
+
+
+class _Measurement(_Asker):
+    nodes: tuple[str, ...]
+    partners: int
+    is_beside_training: bool
+
+
+class _Capture(_Asker):
+    evidence: tuple[str, ...]
+    ranks: tuple[int, ...]
+    within_s: float
+
+
+def _set_limit(*, section: str, limit_s: float, **asker: Unpack[_Asker]) -> SetLimit:
     limit = SectionLimit(section=section, limit_s=limit_s, source="configured")
-    return SetLimit(limit=limit, **rest)
+    return SetLimit(limit=limit, **asker)
 
 
-def _check(*, node: str, **rest: Any) -> RequestChecks:
-    return RequestChecks(nodes=(node,), **rest)
+def _check(*, node: str, checks: tuple[str, ...] = (), **asker: Unpack[_Asker]) -> RequestChecks:
+    return RequestChecks(nodes=(node,), checks=checks, **asker)
 
 
-def _measure(*, test: str | None, **rest: Any) -> RequestMeasurement:
-    return RequestMeasurement(test=test or new_id(), **rest)
+def _measure(*, test: str | None, **asked: Unpack[_Measurement]) -> RequestMeasurement:
+    return RequestMeasurement(test=test or new_id(), **asked)
 
 
-def _capture(*, capture: str | None, **rest: Any) -> RequestEvidence:
-    return RequestEvidence(incident=f"{CAPTURE}{capture or new_id()}", **rest)
+def _capture(*, capture: str | None, **asked: Unpack[_Capture]) -> RequestEvidence:
+    return RequestEvidence(incident=f"{CAPTURE}{capture or new_id()}", **asked)
 
 
 _WAYS: Mapping[Verb, _Way] = {

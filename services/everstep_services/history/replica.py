@@ -88,7 +88,12 @@ async def opened(
                 context.auth.write_used_for_ever,
                 context.beats.hear_for_ever,
                 *notifications.loops,
-                partial(topology.keep_for_ever, bus.jetstream, replicas=bus_settings.replicas),
+                partial(
+                    topology.keep_for_ever,
+                    bus.jetstream,
+                    replicas=bus_settings.replicas,
+                    retention=bus_settings.retention,
+                ),
             ),
             drains=(
                 partial(serve_asgi, create_app(context), listener, limits=limits),

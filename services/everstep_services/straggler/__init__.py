@@ -1,1 +1,1 @@
-"""Which ranks are slow, why, and what they cost. So far for traces; the service comes later."""
+"""Which ranks are slow, why, and what they cost. In running jobs, and in traces."""

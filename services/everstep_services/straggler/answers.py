@@ -1,4 +1,4 @@
-"""What people and agents may ask of straggler."""
+"""Answers the questions of people and agents to straggler."""
 
 import asyncio
 from collections.abc import Callable
@@ -36,7 +36,7 @@ _MEASURES = ("own", "ratio", "waited", "step", "cpu", "runnable", "round_trip", 
 M = TypeVar("M", bound=Message)
 
 
-class Answers:
+class StragglerAnswers:
     """One of any number of replicas; each answers from what it has heard itself."""
 
     def __init__(self, bus: Bus, clock: Clock, jobs: Jobs, turns: Turns) -> None:
@@ -46,7 +46,7 @@ class Answers:
         self._turns = turns
         self._instance = new_id()
         self.open = asyncio.Event()
-        """Set once questions are heard."""
+        """Set once questions can be received."""
 
     async def answer_for_ever(self) -> None:
         """Answer until cancelled."""
@@ -62,18 +62,18 @@ class Answers:
 
     async def _scores(self, question: Message) -> Message:
         assert isinstance(question, ShowScores)
-        one = self._job(question.job)
+        job = self._job(question.job)
         most = min(max(question.most, 0), _RANKS_MOST)
 
         def table(judge: Judge) -> RankScoreTable:
             _check_role(judge, question.role)
-            return _fitting(lambda ranks: _table(one, judge.scores(ranks, question.role)), most)
+            return _fitting(lambda ranks: _table(job, judge.scores(ranks, question.role)), most)
 
-        return await self._turns.ask(one, table)
+        return await self._turns.ask(job, table)
 
     async def _timings(self, question: Message) -> Message:
         assert isinstance(question, ShowTimings)
-        one = self._job(question.job)
+        job = self._job(question.job)
         if question.measure not in _MEASURES:
             text = f"{question.measure[:40]!r} is not measured: use one of {', '.join(_MEASURES)}"
             raise RefusalError("422", text)
@@ -86,21 +86,22 @@ class Answers:
 
         def table(judge: Judge) -> TimingTable:
             def of(ranks: int) -> TimingTable:
-                found = judge.timings(replace(bounded, most_ranks=max(ranks, 1)))
-                return replace(found, is_by_time=one.is_by_time)
+                answer = judge.timings(replace(bounded, most_ranks=max(ranks, 1)))
+                return replace(answer, is_by_time=job.is_by_time)
 
             return _fitting(of, most)
 
-        return await self._turns.ask(one, table)
+        return await self._turns.ask(job, table)
 
     async def _switches(self, question: Message) -> Message:
         assert isinstance(question, ShowSwitches)
         cluster = await self._control(CLUSTER)
         job = None if question.job == CLUSTER else await self._control(question.job)
-        found = self._jobs.explained(cluster, job)
+        switches = self._jobs.explained(cluster, job)
         return SwitchTable(
             switches=tuple(
-                SwitchInForce(name=one.name, value=one.value, source=one.source) for one in found
+                SwitchInForce(name=switch.name, value=switch.value, source=switch.source)
+                for switch in switches
             )
         )
 
@@ -112,41 +113,41 @@ class Answers:
         try:
             return None if document.data is None else decode_as(document.data, ControlDocument)
         except BadMessageError:
-            return None  # a newer release's: it is followed by nobody here either
+            return None  # a newer release wrote it: this release does not follow it either
 
     async def _clock_reading(self, question: Message) -> Message:
         assert isinstance(question, ReadClock)
         return ClockReading(clock=self._instance, at_s=self._clock.wall().timestamp())
 
     def _job(self, job: str) -> TrackedJob:
-        one = self._jobs.get(job)
-        if one is None:
+        tracked = self._jobs.get(job)
+        if tracked is None:
             text = f"no timings of {job} were heard: it does not run, or sent none yet; ask again"
             raise RefusalError("404", text)
-        return one
+        return tracked
 
 
 def _check_role(judge: Judge, role: str) -> None:
     """Refuse a role that no rank has; while nothing was compared, nobody knows the roles."""
     if not role or judge.scores(1, role).ranks:
         return
-    known = list(dict.fromkeys(one.role for one in judge.scores(_RANKS_MOST, "").ranks))
-    if known:
-        more = ", …" if len(known) > _ROLES_NAMED else ""
-        text = f"no rank has the role {role[:100]!r}: use one of {', '.join(known[:_ROLES_NAMED])}"
+    roles = list(dict.fromkeys(score.role for score in judge.scores(_RANKS_MOST, "").ranks))
+    if roles:
+        more = ", …" if len(roles) > _ROLES_NAMED else ""
+        text = f"no rank has the role {role[:100]!r}: use one of {', '.join(roles[:_ROLES_NAMED])}"
         raise RefusalError("422", text + more)
 
 
-def _table(one: TrackedJob, table: RankScoreTable) -> RankScoreTable:
-    said = table.said if one.switches.is_on else "timings are off: switch on straggler.timings"
+def _table(job: TrackedJob, table: RankScoreTable) -> RankScoreTable:
+    note = table.said if job.switches.is_on else "timings are off: switch on straggler.timings"
     return replace(
-        table, is_on=one.switches.is_on, window_steps=one.document.window_steps, said=said,
-        is_by_time=one.is_by_time,
+        table, is_on=job.switches.is_on, window_steps=job.document.window_steps, said=note,
+        is_by_time=job.is_by_time,
     )  # fmt: skip
 
 
 def _fitting(make: Callable[[int], M], most: int) -> M:
-    """The largest reply that fits into a message, by halves."""
+    """Return the largest reply that fits into a message; `most` is halved until it does."""
     while True:
         reply = make(most)
         try:

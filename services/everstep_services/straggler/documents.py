@@ -1,4 +1,4 @@
-"""Reads and writes the document of each job, and puts on record what a write has decided."""
+"""Reads and writes the document of each job, and records the facts that a write decides."""
 
 import logging
 from collections import Counter
@@ -24,7 +24,7 @@ from everstep.messages import (
 from everstep.messages.codec import BadMessageError, decode_as, encode
 from everstep.subjects import CLUSTER
 from everstep_services.straggler.domain.findings import (
-    Moment,
+    FindingContext,
     acted,
     measured,
     recorded,
@@ -46,7 +46,7 @@ _ROUND_AT_MOST_EVERY_S = 1.0
 
 
 class JobDocuments:
-    """Any replica may write: who comes second looks again, and finds it done."""
+    """Any replica may write: the second replica reads again, and finds the change made."""
 
     def __init__(self, settings: StragglerSettings, bus: Bus, clock: Clock, jobs: Jobs) -> None:
         self._settings = settings
@@ -61,7 +61,7 @@ class JobDocuments:
         self._contained = Containment("the documents")
 
     def statistics(self) -> dict[str, float]:
-        """What it counted so far, for metrics."""
+        """Return the counts so far, for metrics."""
         names = ("found", "cleared", "shifted", "conflicts")
         counts = {f"{name}_total": float(self._counts[name]) for name in names}
         return {**counts, "document_failures_total": float(self._contained.failures)}
@@ -80,176 +80,176 @@ class JobDocuments:
                 with self._contained.of("switches"):
                     self._switch(news)
 
-    async def settle(self, one: TrackedJob) -> None:
+    async def settle(self, job: TrackedJob) -> None:
         """Write the changes of a job, and forget the job if it is over."""
         try:
-            await self._settle(one)
+            await self._settle(job)
         except (EverstepError, TimeoutError) as error:
-            log.warning("stragglers_not_written job=%s error=%s", one.job, error)
+            log.warning("stragglers_not_written job=%s error=%s", job.job, error)
         except Exception as error:  # noqa: BLE001  other jobs are as good as before
-            self._contained.note(f"stragglers of {one.job}", error)
+            self._contained.note(f"stragglers of {job.job}", error)
 
-    async def claim(self, one: TrackedJob, finding: str, action: Action, fact: Fact) -> bool:
-        """Whether it is up to this replica to act; `fact` is on record should it end before."""
+    async def claim(self, job: TrackedJob, finding: str, action: Action, fact: Fact) -> bool:
+        """Return whether this replica acts; `fact` is recorded if it ends before it has acted."""
         for _ in range(_ATTEMPTS):
-            new = acted(one.document, finding, action, fact)
+            new = acted(job.document, finding, action, fact)
             if new is None:
                 return False
-            if await self._put(one, new):
+            if await self._put(job, new):
                 return True
         return False
 
-    async def record(self, one: TrackedJob, facts: Iterable[Fact]) -> None:
-        """Put facts on record that stand in the outbox, and take them out."""
+    async def record(self, job: TrackedJob, facts: Iterable[Fact]) -> None:
+        """Record facts of the outbox, and remove them from it."""
         ids: set[str] = set()
         for fact in facts:
             await self._bus.record(fact)
             ids.add(fact.id)
         for _ in range(_ATTEMPTS):
-            new = recorded(one.document, ids)
-            if new == one.document or await self._put(one, new):
+            new = recorded(job.document, ids)
+            if new == job.document or await self._put(job, new):
                 return
 
-    async def _settle(self, one: TrackedJob) -> None:
-        if not one.is_primed:
-            await self._prime(one)
-        elif one.formed.is_outdated:
-            await self._read_round(one)
+    async def _settle(self, job: TrackedJob) -> None:
+        if not job.is_primed:
+            await self._prime(job)
+        elif job.formed.is_outdated:
+            await self._read_round(job)
         for _ in range(_ATTEMPTS):
-            if not await self._write_what_fits(one):
+            if not await self._write_what_fits(job):
                 break
-        await self._take_over(one)
-        has_more = one.work.is_busy or one.changes or one.document.found or one.document.outbox
-        if one.is_gone and not has_more and not one.is_in_aftermath(self._clock.now()):
-            await self._remove(one)
-            self._jobs.forget(one.job)
+        await self._take_over(job)
+        has_more = job.work.is_busy or job.changes or job.document.found or job.document.outbox
+        if job.is_gone and not has_more and not job.is_in_aftermath(self._clock.now()):
+            await self._remove(job)
+            self._jobs.forget(job.job)
 
-    async def _prime(self, one: TrackedJob) -> None:
-        """Read what holds for the job, before anything is decided about it."""
+    async def _prime(self, job: TrackedJob) -> None:
+        """Read the job's switches and document before anything is decided about it."""
         if not self._knows_cluster:
             self._switch(await self._controls.get(CLUSTER))
             self._knows_cluster = True
-        self._switch(await self._controls.get(one.job))
-        found = await self._documents.get(one.job)
-        one.see(_decoded(found), found.revision, self._clock.now())
-        await self._read_round(one)
-        one.is_primed = True
+        self._switch(await self._controls.get(job.job))
+        stored = await self._documents.get(job.job)
+        job.see(_decoded(stored), stored.revision, self._clock.now())
+        await self._read_round(job)
+        job.is_primed = True
 
-    async def _read_round(self, one: TrackedJob) -> None:
-        """Learn the newest round from rendezvous: agents may claim any."""
-        if self._clock.now() - one.formed.read_at < _ROUND_AT_MOST_EVERY_S:
+    async def _read_round(self, job: TrackedJob) -> None:
+        """Learn the newest round from rendezvous: an agent may claim any round."""
+        if self._clock.now() - job.formed.read_at < _ROUND_AT_MOST_EVERY_S:
             return
-        one.formed.is_outdated = False
-        found, document = await self._rounds.get(one.job), None
+        job.formed.is_outdated = False
+        stored, document = await self._rounds.get(job.job), None
         try:
-            if found.data is not None:
-                document = decode_as(found.data, RoundDocument)
+            if stored.data is not None:
+                document = decode_as(stored.data, RoundDocument)
         except BadMessageError as error:
-            self._contained.note(f"the round of {one.job}", error)
-        one.see_round(document, self._clock.now())
+            self._contained.note(f"the round of {job.job}", error)
+        job.see_round(document, self._clock.now())
 
-    async def _remove(self, one: TrackedJob) -> None:
-        """A job of the same name begins without what was switched for this one."""
-        if one.revision and not one.is_removed:
+    async def _remove(self, job: TrackedJob) -> None:
+        """Delete the document, so that a later job of this name begins without its switches."""
+        if job.revision and not job.is_removed:
             with suppress(ConflictError):  # another replica was first, or the job is back
-                await self._documents.delete(one.job, revision=one.revision)
+                await self._documents.delete(job.job, revision=job.revision)
 
-    async def _write_what_fits(self, one: TrackedJob) -> bool:
-        """As `_write`; changes that cannot be written are dropped, so that others can be."""
+    async def _write_what_fits(self, job: TrackedJob) -> bool:
+        """As `_write`; a change that cannot be written is dropped, so that the others can be."""
         try:
-            return await self._write(one)
+            return await self._write(job)
         except BadMessageError:
-            if not self._refuse_bad(one):
+            if not self._refuse_bad(job):
                 raise
             return True
 
-    def _refuse_bad(self, one: TrackedJob) -> bool:
-        """Whether a change that waits was the reason: it is dropped, and counted."""
-        document, moment = one.document, Moment(self._clock.wall(), one.view.round)
-        waiting = len(one.changes)
-        for change in list(one.changes)[:_CHANGES_AT_ONCE]:
+    def _refuse_bad(self, job: TrackedJob) -> bool:
+        """Drop and count waiting changes that cannot be written; return whether there were any."""
+        document, moment = job.document, FindingContext(self._clock.wall(), job.view.round)
+        waiting = len(job.changes)
+        for change in list(job.changes)[:_CHANGES_AT_ONCE]:
             try:
                 new = revised(document, [change], moment).document
                 encode(new)
             except BadMessageError as error:
-                one.refuse(change, "cannot be written")
-                self._contained.note(f"change of {one.job}", error)
+                job.refuse(change, "cannot be written")
+                self._contained.note(f"change of {job.job}", error)
             else:
                 document = new
-        return len(one.changes) < waiting
+        return len(job.changes) < waiting
 
-    async def _write(self, one: TrackedJob) -> bool:
+    async def _write(self, job: TrackedJob) -> bool:
         """Write new changes; return False when there are no more."""
-        taken = list(one.changes)[:_CHANGES_AT_ONCE]
-        if len(one.document.outbox) > _OUTBOX_MOST:
+        taken = list(job.changes)[:_CHANGES_AT_ONCE]
+        if len(job.document.outbox) > _OUTBOX_MOST:
             taken = []
-        is_all = len(taken) == len(one.changes) and not one.work.is_busy
-        over = one.over if is_all else ""
-        if not one.switches.is_on:
+        is_all = len(taken) == len(job.changes) and not job.work.is_busy
+        over = job.over if is_all else ""
+        if not job.switches.is_on:
             over = over or SWITCHED_OFF
-        before = one.document
-        moment = Moment(self._clock.wall(), one.view.round)
-        base = measured(before, one.switches, self._suggested(one))
+        before = job.document
+        moment = FindingContext(self._clock.wall(), job.view.round)
+        base = measured(before, job.switches, self._suggested(job))
         new = revised(base, taken, moment, over)
-        if new.document == before and (one.revision or one.is_gone):
-            self._drop(one, len(taken))
+        if new.document == before and (job.revision or job.is_gone):
+            self._drop(job, len(taken))
             return False
-        if await self._put(one, new.document):
-            self._drop(one, len(taken))
-            self._count(one, new.facts)
+        if await self._put(job, new.document):
+            self._drop(job, len(taken))
+            self._count(job, new.facts)
             if new.facts:
-                await self.record(one, new.facts)
+                await self.record(job, new.facts)
         return True
 
-    def _suggested(self, one: TrackedJob) -> int | None:
-        """How many steps a window is to have, if that may change now: replicas must not argue."""
-        since = one.steps_since
+    def _suggested(self, job: TrackedJob) -> int | None:
+        """The steps of a window, if they may change now: replicas must not change them in turn."""
+        since = job.steps_since
         if since is not None and self._clock.now() - since < _STEPS_AT_MOST_EVERY_S:
             return None
-        return one.view.window_steps
+        return job.view.window_steps
 
-    def _drop(self, one: TrackedJob, count: int) -> None:
-        for _ in range(min(count, len(one.changes))):
-            one.changes.popleft()
+    def _drop(self, job: TrackedJob, count: int) -> None:
+        for _ in range(min(count, len(job.changes))):
+            job.changes.popleft()
 
-    async def _put(self, one: TrackedJob, new: StragglersDocument) -> bool:
-        """False when another replica wrote first; then the job is as that one has written it."""
+    async def _put(self, job: TrackedJob, new: StragglersDocument) -> bool:
+        """Return False if another replica wrote first; the job then has that replica's document."""
         try:
-            revision = await self._documents.put(one.job, encode(new), revision=one.revision)
+            revision = await self._documents.put(job.job, encode(new), revision=job.revision)
         except ConflictError:
             self._counts["conflicts"] += 1
-            found = await self._documents.get(one.job)
-            one.see(_decoded(found), found.revision, self._clock.now())
+            stored = await self._documents.get(job.job)
+            job.see(_decoded(stored), stored.revision, self._clock.now())
             return False
-        one.see(new, revision, self._clock.now())
+        job.see(new, revision, self._clock.now())
         return True
 
-    async def _take_over(self, one: TrackedJob) -> None:
-        """Record what another replica has decided, and has not put on record."""
-        now, outbox = self._clock.now(), one.document.outbox
-        one.unrecorded = {text: one.unrecorded.get(text, now) for text in outbox}
-        old = [text for text, at in one.unrecorded.items() if now - at >= self._settings.takeover_s]
+    async def _take_over(self, job: TrackedJob) -> None:
+        """Record the facts that another replica has decided and not recorded."""
+        now, outbox = self._clock.now(), job.document.outbox
+        job.unrecorded = {text: job.unrecorded.get(text, now) for text in outbox}
+        old = [text for text, at in job.unrecorded.items() if now - at >= self._settings.takeover_s]
         if old:
-            log.info("facts_taken_over job=%s count=%d", one.job, len(old))
-            await self.record(one, facts_in(old))
+            log.info("facts_taken_over job=%s count=%d", job.job, len(old))
+            await self.record(job, facts_in(old))
 
     def _see(self, news: Document) -> None:
         now = self._clock.now()
         document = _decoded(news)
-        one = self._jobs.get(news.key)
-        if one is None and document is not None and _needs_care(document):
-            one = self._jobs.track(news.key, now)
-        if one is not None and not 0 < news.revision <= one.revision:
-            one.see(document, news.revision, now)
+        job = self._jobs.get(news.key)
+        if job is None and document is not None and _needs_care(document):
+            job = self._jobs.track(news.key, now)
+        if job is not None and not 0 < news.revision <= job.revision:
+            job.see(document, news.revision, now)
 
     def _switch(self, news: Document) -> None:
         document = None if news.data is None else decode_as(news.data, ControlDocument)
         self._jobs.control(news.key, document)
 
-    def _count(self, one: TrackedJob, facts: Iterable[Fact]) -> None:
+    def _count(self, job: TrackedJob, facts: Iterable[Fact]) -> None:
         for fact in facts:
             self._counts[_COUNTED[type(fact)]] += 1
-            log.info("%s job=%s reason=%r", kind_of(fact), one.job, getattr(fact, "reason", ""))
+            log.info("%s job=%s reason=%r", kind_of(fact), job.job, getattr(fact, "reason", ""))
 
 
 _COUNTED: Mapping[type[Fact], str] = {
@@ -260,17 +260,17 @@ _COUNTED: Mapping[type[Fact], str] = {
 
 
 def _needs_care(document: StragglersDocument) -> bool:
-    """Somebody must clear what is found, record what waits, or switch timings on again."""
+    """Findings must be cleared, waiting facts recorded, or timings switched on again."""
     return bool(document.found or document.outbox) or not document.is_on
 
 
-def _decoded(found: Document) -> StragglersDocument | None:
-    if found.data is None:
+def _decoded(stored: Document) -> StragglersDocument | None:
+    if stored.data is None:
         return None
     try:
-        return decode_as(found.data, StragglersDocument)
+        return decode_as(stored.data, StragglersDocument)
     except BadMessageError as error:
         raise BusError(
-            f"what the bus holds about slow ranks of {found.key} cannot be read ({error}): a newer "
-            f"release may have written it; else remove key {found.key} of bucket {_BUCKET}"
+            f"what the bus holds about slow ranks of {stored.key} cannot be read ({error}): a "
+            f"newer release may have written it; else remove key {stored.key} of bucket {_BUCKET}"
         ) from error

@@ -1,4 +1,4 @@
-"""What rendezvous knows of a job's rounds: agents may claim any, and any node's place in them."""
+"""A job's rounds as rendezvous knows them: an agent may claim any round, and any slot in it."""
 
 import math
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ _ROUNDS_KEPT = 2
 
 @dataclass(frozen=True, slots=True)
 class _Seating:
-    """A round that has formed: who has which slot."""
+    """A round that has formed: which node has which slot."""
 
     world: int
     places: Mapping[int, Member]
@@ -26,7 +26,7 @@ class _Seating:
         if (timings.slots, timings.world) != (len(self.places), self.world):
             return "another world"
         ranks = range(place.first_rank, place.first_rank + place.ranks)
-        return "" if all(one.rank in ranks for one in timings.ranks) else "rank of another node"
+        return "" if all(rank.rank in ranks for rank in timings.ranks) else "rank of another node"
 
 
 class FormedRound:
@@ -41,7 +41,7 @@ class FormedRound:
         self._seatings: dict[int, _Seating] = {}
 
     def see(self, document: RoundDocument | None, now: float) -> None:
-        """Take in what rendezvous has written."""
+        """Take the document of rendezvous."""
         self.newest, self.read_at = None if document is None else document.round, now
         if document is None:
             self._seatings = {}
@@ -53,16 +53,16 @@ class FormedRound:
             self._seatings = {number: self._seatings[number] for number in kept}
 
     def is_before(self, round_: int) -> bool:
-        """That round was not formed, as far as this is known."""
+        """Whether that round has not formed, as far as is known."""
         return self.newest is not None and round_ > self.newest
 
     def has_seat(self, round_: int, node: str) -> bool:
         """Whether a node has a slot in a round that is known."""
         seating = self._seatings.get(round_)
-        return seating is not None and any(one.node == node for one in seating.places.values())
+        return seating is not None and any(seat.node == node for seat in seating.places.values())
 
     def objection(self, timings: NodeTimings) -> str:
-        """Why a window is not what a node of the job may say; empty if it is."""
+        """Why a window cannot be of a node of the job; empty if it can."""
         if self.newest is None:
             return ""
         seating = self._seatings.get(timings.round)
@@ -77,4 +77,8 @@ class FormedRound:
 def _seating(document: RoundDocument) -> _Seating | None:
     """None while the slots are not given."""
     members = document.members
-    return _Seating(document.world_size, {one.slot: one for one in members}) if members else None
+    return (
+        _Seating(document.world_size, {member.slot: member for member in members})
+        if members
+        else None
+    )

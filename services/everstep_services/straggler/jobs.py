@@ -1,4 +1,4 @@
-"""The jobs that timings were heard of, and how each stands with this replica."""
+"""The jobs that have sent timings, and their state in this replica."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -12,21 +12,21 @@ from everstep.messages import (
     StragglersDocument,
 )
 from everstep.subjects import CLUSTER
-from everstep_services.straggler.domain.changes import Change, KeepsUp, SlowRank
+from everstep_services.straggler.domain.changes import Change, KeepsUp, SlowRankFound
 from everstep_services.straggler.domain.findings import blank
-from everstep_services.straggler.domain.policy import Decision, Policy
-from everstep_services.straggler.domain.rules import Rules
+from everstep_services.straggler.domain.policy import Policy, StragglerDecision
+from everstep_services.straggler.domain.rules import LiveRules
 from everstep_services.straggler.domain.switches import (
     SWITCHED_OFF,
-    Switches,
+    StragglerSwitches,
     SwitchValue,
     explained,
     in_force,
 )
-from everstep_services.straggler.domain.verdict import Limits
+from everstep_services.straggler.domain.verdict import SlownessLimits
 from everstep_services.straggler.formed_round import NOT_FORMED, FormedRound
 from everstep_services.straggler.settings import StragglerSettings, defaults
-from everstep_services.straggler.turns import JobWork, Judge, Outcome, Turn, View
+from everstep_services.straggler.turns import JobWork, Judge, Turn, TurnOutcome, View
 
 _JOBS_MOST = 1000
 _WAITING_MOST = 5000
@@ -34,17 +34,17 @@ AFTERMATH_S = 30.0
 """How long after the end of a job its agents may still send earlier measurements."""
 
 
-MakeJudge = Callable[[str, Rules], Judge]
+MakeJudge = Callable[[str, LiveRules], Judge]
 
 
 class TrackedJob:
-    """One job: its judge, its document as of one revision, and what waits to be written."""
+    """One job: its judge, its document as of one revision, and the changes to write."""
 
     def __init__(
         self,
         job: str,
-        make_judge: Callable[[Switches], Judge],
-        switches: Switches,
+        make_judge: Callable[[StragglerSwitches], Judge],
+        switches: StragglerSwitches,
         now: float,
         most_waiting: int,
     ) -> None:
@@ -59,21 +59,21 @@ class TrackedJob:
         self.is_primed = False
         """Its documents were read: nothing is judged or written before."""
         self.heard_at = now
-        self.decisions: list[Decision] = []
-        """What the policy asks for, and nobody has claimed yet."""
+        self.decisions: list[StragglerDecision] = []
+        """Decisions of the policy that no replica has claimed yet."""
         self.over = ""
-        """Why no finding can stay open: its job ended, say; empty while it goes on."""
+        """Why no finding can stay open, such as the end of the job; empty while the job goes on."""
         self.is_gone = False
         """Whether to forget the job once its findings are cleared."""
         self.ended_at: float | None = None
-        """When its end was heard."""
+        """When the news of its end came."""
         self._ended_round = 0
         self._counted = (-1, False)
         """The newest round, and whether its windows are by time."""
         self.steps_since: float | None = None
         """Since when a window has this number of steps."""
         self.changes: deque[Change] = deque(maxlen=_WAITING_MOST)
-        """What the judge said that is not in the document yet."""
+        """Changes by the judge that are not in the document yet."""
         self.unrecorded: dict[str, float] = {}
         """Since when a fact stands in the outbox, by its text."""
         self._slow: set[tuple[int, int]] = set()
@@ -85,9 +85,11 @@ class TrackedJob:
         return Counter(self._refused)
 
     @property
-    def found(self) -> tuple[KnownStraggler, ...]:
+    def stragglers(self) -> tuple[KnownStraggler, ...]:
         """The open findings of its round."""
-        return tuple(one for one in self.document.found if one.round == self.view.round)
+        return tuple(
+            straggler for straggler in self.document.found if straggler.round == self.view.round
+        )
 
     def hear(self, timings: NodeTimings, now: float) -> None:
         """Take the window of a node in."""
@@ -110,7 +112,7 @@ class TrackedJob:
             self._refused["too many wait"] += 1
 
     def _is_counted_alike(self, timings: NodeTimings) -> bool:
-        """False by time, where somebody counts steps. Who begins to count them begins anew."""
+        """False for a window by time where another node counts steps; that count begins anew."""
         round_, is_by_time = self._counted
         if timings.round > round_:
             self._counted = timings.round, timings.is_by_time
@@ -125,12 +127,12 @@ class TrackedJob:
         return self._counted[1]
 
     def expect(self, round_: int) -> None:
-        """Somebody says that this round was formed, and rendezvous is to confirm it."""
+        """A message names this round as formed: the document of rendezvous must confirm it."""
         if self.formed.newest is None or self.formed.is_before(round_):
             self.formed.is_outdated = True
 
     def see_round(self, document: RoundDocument | None, now: float) -> None:
-        """What rendezvous knows. Timings that are of no node of its round are forgotten."""
+        """Take the document of rendezvous. Timings of nodes outside of its round are dropped."""
         self.formed.see(document, now)
         self._refused += self.work.forget(self.formed.objection)
         if self.formed.is_before(self.view.round or 0):
@@ -138,12 +140,12 @@ class TrackedJob:
             self._begin_anew(NOT_FORMED)
 
     def refuse(self, change: Change, reason: str) -> None:
-        """A change that waits is never to be written."""
+        """Drop a waiting change that can never be written."""
         self.changes.remove(change)
         self._refused[reason] += 1
 
     def is_in_aftermath(self, now: float) -> bool:
-        """Its end was heard a moment ago."""
+        """Whether the job ended a moment ago."""
         return self.ended_at is not None and now - self.ended_at < AFTERMATH_S
 
     @property
@@ -152,34 +154,38 @@ class TrackedJob:
         return self.work.view
 
     def turn(self) -> Turn:
-        """What is next to be done with its judge."""
-        # Findings of other replicas are known once what we say ourselves is written.
-        found = () if self.changes else self.document.found
-        known = [one for one in found if (one.round, one.rank) not in self._slow]
-        return self.work.turn(known, self.switches.window_s, is_watched=bool(self._slow))
+        """Return the next work for its judge."""
+        # Findings of other replicas are complete once our own changes are written.
+        written = () if self.changes else self.document.found
+        open_ = [
+            straggler
+            for straggler in written
+            if (straggler.round, straggler.rank) not in self._slow
+        ]
+        return self.work.turn(open_, self.switches.window_s, is_watched=bool(self._slow))
 
-    def take(self, turn: Turn, outcome: Outcome, now: float) -> None:
+    def take(self, turn: Turn, outcome: TurnOutcome, now: float) -> None:
         """A turn is over."""
         self._refused += outcome.refused
-        self._slow |= {(one.round, one.rank) for one in outcome.adopted}
+        self._slow |= {(straggler.round, straggler.rank) for straggler in outcome.adopted}
         self._note(outcome.changes)
         self.work.took(turn, outcome, now)
 
     def end(self, reason: str) -> None:
-        """No finding can stay open, for this reason. What comes after that is judged anew."""
+        """Close all findings for this reason. Later windows are judged anew."""
         self.over = reason
         self._ended_round = self.work.newest_round or 0
         self._begin_anew(reason)
 
     def see(self, document: StragglersDocument | None, revision: int, now: float) -> None:
-        """The document as of a revision."""
+        """Take the document as of a revision."""
         new = document or blank(self.job)
         if new.window_steps != self.document.window_steps:
             self.steps_since = now
         self.document, self.revision = new, revision
         self.is_removed = document is None
 
-    def follow(self, switches: Switches, rules: Rules) -> None:
+    def follow(self, switches: StragglerSwitches, rules: LiveRules) -> None:
         """Judge by these switches from now on."""
         was_on, self.switches = self.switches.is_on, switches
         if was_on and not switches.is_on:
@@ -192,14 +198,14 @@ class TrackedJob:
     def _note(self, changes: Iterable[Change]) -> None:
         for change in changes:
             self.changes.append(change)
-            if isinstance(change, SlowRank):
+            if isinstance(change, SlowRankFound):
                 self._slow.add((change.round, change.rank))
             elif isinstance(change, KeepsUp):
                 self._slow.discard((change.round, change.rank))
 
 
 class Jobs:
-    """All of them, and the switches that hold for each."""
+    """All jobs, and the switches in force for each."""
 
     def __init__(self, settings: StragglerSettings, make_judge: MakeJudge) -> None:
         self._settings = settings
@@ -208,7 +214,7 @@ class Jobs:
         self._jobs: dict[str, TrackedJob] = {}
         self._controls: dict[str, ControlDocument] = {}
         self.refused: Counter[str] = Counter()
-        """What jobs have refused that are forgotten."""
+        """The refusals of jobs that are forgotten."""
 
     def __iter__(self) -> Iterator[TrackedJob]:
         return iter(list(self._jobs.values()))
@@ -217,27 +223,27 @@ class Jobs:
         return len(self._jobs)
 
     def get(self, job: str) -> TrackedJob | None:
-        """The job, if something was heard of it."""
+        """Return the job; None if it has sent nothing."""
         return self._jobs.get(job)
 
     def track(self, job: str, now: float) -> TrackedJob | None:
-        """The job, from now on if it is new; None if there are too many."""
-        known = self._jobs.get(job)
-        if known is None and len(self._jobs) < _JOBS_MOST:
+        """Return the job, and track it if it is new; None if there are too many."""
+        tracked = self._jobs.get(job)
+        if tracked is None and len(self._jobs) < _JOBS_MOST:
             make_judge = partial(self._judge, job)
-            known = self._jobs[job] = TrackedJob(
+            tracked = self._jobs[job] = TrackedJob(
                 job, make_judge, self.switches(job), now, self._settings.inbox_windows
             )
-        return known
+        return tracked
 
-    def _judge(self, job: str, switches: Switches) -> Judge:
+    def _judge(self, job: str, switches: StragglerSwitches) -> Judge:
         return self._make_judge(job, self._rules(switches))
 
-    def _rules(self, switches: Switches) -> Rules:
-        """What a judge goes by: found ones are cleared at half of what they are found at."""
+    def _rules(self, switches: StragglerSwitches) -> LiveRules:
+        """The rules of a judge: a finding is cleared at half of the limit that it was found at."""
         ratio = switches.slower_ratio
-        limits = Limits(found_ratio=ratio, cleared_ratio=ratio / 2)
-        return Rules(limits=limits, grace_s=self._settings.grace_s)
+        limits = SlownessLimits(found_ratio=ratio, cleared_ratio=ratio / 2)
+        return LiveRules(limits=limits, grace_s=self._settings.grace_s)
 
     def forget(self, job: str) -> None:
         """Forget a job that is over."""
@@ -245,23 +251,23 @@ class Jobs:
         if gone is not None:
             self.refused += gone.refused
 
-    def switches(self, job: str) -> Switches:
-        """What holds for a job."""
+    def switches(self, job: str) -> StragglerSwitches:
+        """Return the switches in force for a job."""
         return in_force(self._default, self._controls.get(CLUSTER), self._controls.get(job))
 
     def explained(
         self, cluster: ControlDocument | None, job: ControlDocument | None
     ) -> tuple[SwitchValue, ...]:
-        """Every switch, and where its value is from, by these documents."""
+        """Return every switch, and where its value is from, according to these documents."""
         return explained(self._default, cluster, job)
 
     def control(self, key: str, document: ControlDocument | None) -> None:
-        """Switches of a job, or of all, have changed."""
+        """Take changed switches of a job, or of all jobs."""
         if document is None:
             self._controls.pop(key, None)
         else:
             self._controls[key] = document
-        for one in self:
-            if key in {CLUSTER, one.job}:
-                switches = self.switches(one.job)
-                one.follow(switches, self._rules(switches))
+        for job in self:
+            if key in {CLUSTER, job.job}:
+                switches = self.switches(job.job)
+                job.follow(switches, self._rules(switches))

@@ -9,10 +9,10 @@ from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.replicas import on_bus
 from everstep.runtime import Loop, Parts
-from everstep_services.straggler.actions import Actions
-from everstep_services.straggler.answers import Answers
+from everstep_services.straggler.actions import StragglerActions
+from everstep_services.straggler.answers import StragglerAnswers
 from everstep_services.straggler.documents import JobDocuments
-from everstep_services.straggler.domain.job import Job
+from everstep_services.straggler.domain.job import JobJudge
 from everstep_services.straggler.jobs import Jobs, MakeJudge
 from everstep_services.straggler.service import Observer
 from everstep_services.straggler.settings import StragglerSettings
@@ -23,17 +23,17 @@ class Straggler:
     """One replica, put together."""
 
     def __init__(
-        self, settings: StragglerSettings, bus: Bus, clock: Clock, make_judge: MakeJudge = Job
+        self, settings: StragglerSettings, bus: Bus, clock: Clock, make_judge: MakeJudge = JobJudge
     ) -> None:
         turns = Turns(clock)
         self.jobs = Jobs(settings, make_judge)
         self.documents = JobDocuments(settings, bus, clock, self.jobs)
-        self.actions = Actions(settings, bus, clock, self.documents)
+        self.actions = StragglerActions(settings, bus, clock, self.documents)
         self.observer = Observer(
             settings, bus, clock, self.jobs,
             documents=self.documents, actions=self.actions, turns=turns,
         )  # fmt: skip
-        self.answers = Answers(bus, clock, self.jobs, turns)
+        self.answers = StragglerAnswers(bus, clock, self.jobs, turns)
 
     @property
     def loops(self) -> tuple[Loop, ...]:
@@ -51,7 +51,7 @@ class Straggler:
         )
 
     def statistics(self) -> dict[str, float]:
-        """What it knows and counted so far, for metrics."""
+        """Return gauges and counts so far, for metrics."""
         return {
             **self.observer.statistics(),
             **self.documents.statistics(),
@@ -62,7 +62,7 @@ class Straggler:
 def opened(
     settings: StragglerSettings, bus_settings: BusSettings, spool: Path | None = None
 ) -> AbstractAsyncContextManager[Parts]:
-    """The replica, whether the bus is there or not: while it is not, windows are missing.
+    """Open a replica, whether the bus is there or not: windows are missing while it is away.
 
     Facts wait in `spool`, or below the `spool_dir` of the bus.
     """

@@ -1,4 +1,4 @@
-"""Hears the timings of all jobs, has them judged, and follows who is slow."""
+"""Receives the timings of all jobs, has them judged, and follows which ranks are slow."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ from everstep.bus.containment import Containment
 from everstep.bus.ports import Bus, Inbox
 from everstep.clock import Clock
 from everstep.messages import JobEnded, NodeTimings, RoundFormed
-from everstep_services.straggler.actions import Actions
+from everstep_services.straggler.actions import StragglerActions
 from everstep_services.straggler.documents import JobDocuments
 from everstep_services.straggler.jobs import Jobs, TrackedJob
 from everstep_services.straggler.rank_report import report_lines
@@ -28,7 +28,7 @@ _SUMS = ("windows", "slow_ranks", "missing_ranks")
 
 
 class Observer:
-    """One of any number of replicas: all hear the same timings and judge them alike."""
+    """One of any number of replicas: all receive the same timings and judge them alike."""
 
     def __init__(  # noqa: PLR0913  each is a part that it drives
         self,
@@ -38,7 +38,7 @@ class Observer:
         jobs: Jobs,
         *,
         documents: JobDocuments,
-        actions: Actions,
+        actions: StragglerActions,
         turns: Turns,
     ) -> None:
         self._settings = settings
@@ -54,14 +54,14 @@ class Observer:
         self._contained = Containment("the observer")
 
     def statistics(self) -> dict[str, float]:
-        """What it knows and counted so far, for metrics."""
-        summaries = [one.view.summary for one in self._jobs]
-        refused = sum((one.refused for one in self._jobs), self._refused + self._jobs.refused)
+        """Return gauges and counts so far, for metrics."""
+        summaries = [job.view.summary for job in self._jobs]
+        refused = sum((job.refused for job in self._jobs), self._refused + self._jobs.refused)
         inbox = self._inbox
         return {
             "jobs": float(len(self._jobs)),
-            "open_findings": float(sum(len(one.document.found) for one in self._jobs)),
-            **{name: sum(one.get(name, 0.0) for one in summaries) for name in _SUMS},
+            "open_findings": float(sum(len(job.document.found) for job in self._jobs)),
+            **{name: sum(summary.get(name, 0.0) for summary in summaries) for name in _SUMS},
             **{name: _together(name, summaries) for name in _GAUGES},
             "messages_total": float(self._counts["messages"]),
             "messages_dropped_total": float(0 if inbox is None else inbox.dropped),
@@ -80,43 +80,43 @@ class Observer:
                     self._hear(timings)
 
     async def follow_jobs_for_ever(self) -> None:
-        """Hear which jobs are over: none of their ranks is slow any more."""
+        """Follow which jobs are over: their ranks are no longer slow."""
         async with self._bus.subscribe(subjects.fact(None, "job_ended"), JobEnded) as ended:
             async for fact in ended:
                 with self._contained.of("the end of a job"):
-                    one = self._jobs.get(fact.job)
-                    if one is not None:
-                        one.ended_at = self._clock.now()
-                        self._end(one, "its job ended")
+                    job = self._jobs.get(fact.job)
+                    if job is not None:
+                        job.ended_at = self._clock.now()
+                        self._end(job, "its job ended")
 
     async def follow_rounds_for_ever(self) -> None:
-        """Hear of formed rounds. Agents may report them, too: rendezvous's document decides."""
+        """Follow formed rounds. Agents may report them, too; the document of rendezvous decides."""
         formed = subjects.fact(None, "round_formed")
         async with self._bus.subscribe(formed, RoundFormed, capacity=_ROUNDS_MOST) as rounds:
             async for fact in rounds:
-                one = self._jobs.get(fact.job)
-                if one is not None and fact.round is not None:
-                    one.expect(fact.round)
+                job = self._jobs.get(fact.job)
+                if job is not None and fact.round is not None:
+                    job.expect(fact.round)
 
     async def judge_for_ever(self) -> None:
         """Judge the windows that are complete or overdue, once a tick."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 await self._clock.sleep(self._settings.tick_s)
-                for one in self._jobs:
-                    self._judge(one, tasks)
+                for job in self._jobs:
+                    self._judge(job, tasks)
 
     async def write_for_ever(self) -> None:
-        """Write what has changed, and do what the policy asks for, once a tick."""
+        """Write changed documents, and carry out what the policy asks for, once a tick."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 await self._clock.sleep(self._settings.tick_s)
                 await self._bus.wait_connected()
-                for one in self._jobs:
-                    await self._documents.settle(one)
+                for job in self._jobs:
+                    await self._documents.settle(job)
                     with self._contained.of("the policy"):
-                        self._apply_policy(one)
-                    await self._actions.take(one, tasks)
+                        self._apply_policy(job)
+                    await self._actions.take(job, tasks)
 
     async def report_for_ever(self) -> None:
         """Log the best and worst ranks of the jobs that send timings."""
@@ -124,52 +124,52 @@ class Observer:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 await self._clock.sleep(every_s or 3600.0)
-                for one in self._jobs if every_s else ():
-                    if self._clock.now() - one.heard_at < every_s:
-                        tasks.create_task(self._report(one), name=f"report-{one.job}")
+                for job in self._jobs if every_s else ():
+                    if self._clock.now() - job.heard_at < every_s:
+                        tasks.create_task(self._report(job), name=f"report-{job.job}")
 
     def _hear(self, timings: NodeTimings) -> None:
         now = self._clock.now()
-        one = self._jobs.track(timings.job, now)
-        if one is None:
+        job = self._jobs.track(timings.job, now)
+        if job is None:
             self._refused["too many jobs"] += 1
         else:
-            one.hear(timings, now)
+            job.hear(timings, now)
 
-    def _judge(self, one: TrackedJob, tasks: asyncio.TaskGroup) -> None:
+    def _judge(self, job: TrackedJob, tasks: asyncio.TaskGroup) -> None:
         now = self._clock.now()
-        if one.is_primed and one.work.is_due(now):
-            self._turns.begin(one, tasks)
-        silent_s = now - one.heard_at
-        if silent_s >= self._settings.forget_after_s and not one.is_gone:
-            self._end(one, f"nothing was heard of its job for {silent_s / 3600:.1f} h")
+        if job.is_primed and job.work.is_due(now):
+            self._turns.begin(job, tasks)
+        silent_s = now - job.heard_at
+        if silent_s >= self._settings.forget_after_s and not job.is_gone:
+            self._end(job, f"nothing was heard of its job for {silent_s / 3600:.1f} h")
 
-    def _end(self, one: TrackedJob, reason: str) -> None:
-        one.end(reason)
-        one.is_gone = True
+    def _end(self, job: TrackedJob, reason: str) -> None:
+        job.end(reason)
+        job.is_gone = True
 
-    def _apply_policy(self, one: TrackedJob) -> None:
-        if not (one.is_primed and one.found and one.work.has_news):
+    def _apply_policy(self, job: TrackedJob) -> None:
+        if not (job.is_primed and job.stragglers and job.work.has_news):
             return
-        one.work.has_news = False
-        view, now = one.view, self._clock.now()
-        one.policy.report(one.found, view.slower_ratios, view.window, one.switches, now)
-        one.decisions.extend(one.policy.due(one.found, one.switches, now))
+        job.work.has_news = False
+        view, now = job.view, self._clock.now()
+        job.policy.report(job.stragglers, view.slower_ratios, view.window, job.switches, now)
+        job.decisions.extend(job.policy.due(job.stragglers, job.switches, now))
 
-    async def _report(self, one: TrackedJob) -> None:
+    async def _report(self, job: TrackedJob) -> None:
         most = self._settings.report_ranks
 
         def lines(judge: Judge) -> list[str]:
             return list(report_lines(judge.scores(10**9, ""), most))
 
         with self._contained.of("a report"):
-            for line in await self._turns.ask(one, lines):
-                log.info("rank_report job=%s %s", one.job, line)
+            for line in await self._turns.ask(job, lines):
+                log.info("rank_report job=%s %s", job.job, line)
 
 
 def _together(name: str, summaries: Iterable[Mapping[str, float]]) -> float:
     """A gauge over all jobs: the least, the most, or the median of the jobs'."""
-    values = [one[name] for one in summaries if name in one]
+    values = [summary[name] for summary in summaries if name in summary]
     if not values:
         return 0.0
     if name.endswith("min"):

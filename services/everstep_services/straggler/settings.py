@@ -1,11 +1,12 @@
-"""The [straggler] section: how slow ranks are sought, and what is done about them."""
+"""The [straggler] section: how slow ranks are detected, and what is done about them."""
 
 from everstep.settings import Settings
-from everstep_services.straggler.domain.switches import CURABLE, OF_A_NODE, Switches
+from everstep.slow_rank_causes import CURABLE, OF_NODE
+from everstep_services.straggler.domain.switches import StragglerSwitches
 
 
 class StragglerSettings(Settings, frozen=True, kw_only=True):
-    """What holds for all jobs from the start on.
+    """Settings of all jobs from the start on.
 
     Most are switches, too, such as `straggler.window_s`: for all jobs or for one, while it runs.
     """
@@ -31,7 +32,7 @@ class StragglerSettings(Settings, frozen=True, kw_only=True):
     """A node is replaced if its rank is slow for this long …"""
     exclude_confidence: float = 0.7
     """… if the finding has at least this confidence …"""
-    exclude_causes: tuple[str, ...] = OF_A_NODE
+    exclude_causes: tuple[str, ...] = OF_NODE
     """… and one of these causes: of `host`, `device`, `network`, `compute` and `unknown` any. It is
     only said, unless `modes.exclude` is `enforce`."""
     drain_within_s: float = 60.0
@@ -39,7 +40,7 @@ class StragglerSettings(Settings, frozen=True, kw_only=True):
     grace_s: float = 5.0
     """How long a window waits for nodes that have not sent theirs, once the others have."""
     tick_s: float = 0.25
-    """How often windows are looked at, and documents written if there is need."""
+    """How often windows are judged, and changed documents written."""
     report_every_s: float = 60.0
     """How often the best and worst ranks of each job are logged; 0 for never."""
     report_ranks: int = 5
@@ -76,9 +77,9 @@ class StragglerSettings(Settings, frozen=True, kw_only=True):
             raise ValueError(f"exclude_causes may be {', '.join(CURABLE)}, got {value}")
 
 
-def defaults(settings: StragglerSettings) -> Switches:
-    """What holds where nothing was switched."""
-    return Switches(
+def defaults(settings: StragglerSettings) -> StragglerSwitches:
+    """The switches of a job for which nobody has set any."""
+    return StragglerSwitches(
         is_on=settings.timings,
         is_cpu_timed=settings.cpu,
         window_s=settings.window_s,

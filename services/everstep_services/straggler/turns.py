@@ -20,8 +20,8 @@ from everstep.messages import (
     ShowTimings,
     TimingTable,
 )
-from everstep_services.straggler.domain.changes import Change, SlowRank
-from everstep_services.straggler.domain.rules import Rules
+from everstep_services.straggler.domain.changes import Change, SlowRankFound
+from everstep_services.straggler.domain.rules import LiveRules
 
 _JOBS_AT_ONCE = 4
 """Of a process with one interpreter lock: more would only wait for each other."""
@@ -34,9 +34,9 @@ T = TypeVar("T")
 
 
 class Judge(Protocol):
-    """What judges the windows of one job: `domain.job.Job`."""
+    """Judges the windows of one job: `domain.job.JobJudge`."""
 
-    rules: Rules
+    rules: LiveRules
     refused: Counter[str]
 
     @property
@@ -44,7 +44,7 @@ class Judge(Protocol):
     def hear(self, timings: NodeTimings, now: float) -> None: ...
     def close_due(self, now: float) -> list[Change]: ...
     def end(self, reason: str) -> Sequence[Change]: ...
-    def adopt(self, found: Iterable[KnownStraggler]) -> None: ...
+    def adopt(self, stragglers: Iterable[KnownStraggler]) -> None: ...
     def window_steps(self, window_s: float) -> int | None: ...
     def scores(self, most: int, role: str) -> RankScoreTable: ...
     def timings(self, question: ShowTimings) -> TimingTable: ...
@@ -53,7 +53,7 @@ class Judge(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a judge knew at the end of its last turn. Anybody may read it: it never changes."""
+    """What a judge knew at the end of its last turn. Any thread may read it: it never changes."""
 
     round: int | None = None
     window_steps: int | None = None
@@ -64,8 +64,8 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a turn has brought."""
+class TurnOutcome:
+    """The result of a turn."""
 
     changes: Sequence[Change]
     view: View
@@ -82,25 +82,25 @@ class Turn:
     judge: Judge
     before: View = View()
     heard: Sequence[tuple[NodeTimings, float]] = ()
-    """Windows, and when each came."""
-    known: Collection[KnownStraggler] = ()
+    """Windows, with the time when each came."""
+    stragglers: Collection[KnownStraggler] = ()
     """Findings that other replicas have made."""
     window_s: float = 0.0
     is_watched: bool = False
     """Policy looks at how slow ranks are."""
     ending: str = ""
-    """Why the judge is to end; empty while it goes on."""
+    """Why the judge must end; empty while it goes on."""
 
-    def run(self, now: float) -> Outcome:
-        """Do it. Only one thread at a time may, for one judge."""
+    def run(self, now: float) -> TurnOutcome:
+        """Run the turn. For one judge, only one thread at a time may."""
         judge, refused = self.judge, Counter(self.judge.refused)
         failures = [failure for heard in self.heard if (failure := self._hear(*heard))]
-        adopted = [one for one in self.known if one.round == judge.round]
+        adopted = [straggler for straggler in self.stragglers if straggler.round == judge.round]
         if adopted:
             judge.adopt(adopted)
         changes = judge.end(self.ending) if self.ending else judge.close_due(now)
         view = View() if self.ending else self._view(changes)
-        return Outcome(changes, view, adopted, Counter(judge.refused) - refused, failures)
+        return TurnOutcome(changes, view, adopted, Counter(judge.refused) - refused, failures)
 
     def _hear(self, timings: NodeTimings, at: float) -> Exception | None:
         try:
@@ -112,12 +112,12 @@ class Turn:
     def _view(self, changes: Sequence[Change]) -> View:
         judge, before = self.judge, self.before
         summary = dict(judge.summary())
-        is_watched = self.is_watched or any(isinstance(one, SlowRank) for one in changes)
+        is_watched = self.is_watched or any(isinstance(change, SlowRankFound) for change in changes)
         if not changes and summary == before.summary and is_watched <= bool(before.slower_ratios):
             table = None  # no window was closed: tables of many ranks take their time
         else:
             table = judge.scores(_RANKS_WATCHED if is_watched else 1, "")
-        ratios = {one.rank: one.slower_ratio or 0.0 for one in table.ranks} if table else {}
+        ratios = {rank.rank: rank.slower_ratio or 0.0 for rank in table.ranks} if table else {}
         return View(
             round=judge.round,
             window_steps=judge.window_steps(self.window_s),
@@ -143,22 +143,24 @@ class JobWork:
         self._waiting: deque[tuple[NodeTimings, float]] = deque()
         """Windows that the judge has not heard yet, and when each came."""
         self._retired: deque[tuple[Judge, str]] = deque()
-        """Judges that are to end, and why: another one has taken their place."""
+        """Judges that must end, with the reason: another judge has taken their place."""
         self._heard_at = self._turned_at = -math.inf
 
     @property
     def is_busy(self) -> bool:
-        """Something is still to be judged."""
+        """Something must still be judged."""
         return self.is_turning or bool(self._waiting or self._retired)
 
     @property
     def newest_round(self) -> int | None:
         """The newest round with data."""
-        known = None if self.view.round is None else [self.view.round]
-        return max([*(known or []), *(one.round for one, _ in self._waiting)], default=None)
+        rounds = None if self.view.round is None else [self.view.round]
+        return max(
+            [*(rounds or []), *(timings.round for timings, _ in self._waiting)], default=None
+        )
 
     def put(self, timings: NodeTimings, now: float) -> bool:
-        """A window came. False where the oldest one had to go for it."""
+        """Add a window. Returns False if the oldest one was dropped for it."""
         self._heard_at = now
         has_room = len(self._waiting) < self._most_waiting
         if not has_room:
@@ -167,10 +169,10 @@ class JobWork:
         return has_room
 
     def forget(self, objection: Callable[[NodeTimings], str]) -> Counter[str]:
-        """Leave out what waits and is bad; how much that is, by reason."""
-        found = [(one, objection(one[0])) for one in self._waiting]
-        self._waiting = deque(one for one, why in found if not why)
-        return Counter(why for _, why in found if why)
+        """Drop waiting windows that have an objection; return their number by reason."""
+        judged = [(waiting, objection(waiting[0])) for waiting in self._waiting]
+        self._waiting = deque(waiting for waiting, why in judged if not why)
+        return Counter(why for _, why in judged if why)
 
     def retire(self, successor: Judge, reason: str) -> None:
         """The judge ends with its next turn, which may be much later; another one goes on."""
@@ -187,34 +189,36 @@ class JobWork:
         may_be_open = now - self._heard_at <= grace_s + 2 * pause_s
         return may_be_open and now - self._turned_at >= pause_s
 
-    def turn(self, known: Collection[KnownStraggler], window_s: float, *, is_watched: bool) -> Turn:
-        """What is next to be done with a judge."""
+    def turn(
+        self, stragglers: Collection[KnownStraggler], window_s: float, *, is_watched: bool
+    ) -> Turn:
+        """Return the next work for a judge."""
         if self._retired:
             judge, reason = self._retired.popleft()
             return Turn(judge=judge, ending=reason)
         count = min(_WINDOWS_AT_ONCE, len(self._waiting))
         heard = [self._waiting.popleft() for _ in range(count)]
         return Turn(
-            judge=self.judge, before=self.view, heard=heard, known=known, window_s=window_s,
-            is_watched=is_watched,
+            judge=self.judge, before=self.view, heard=heard, stragglers=stragglers,
+            window_s=window_s, is_watched=is_watched,
         )  # fmt: skip
 
-    def took(self, turn: Turn, outcome: Outcome, now: float) -> None:
-        """A turn is over. What a judge knew that was replaced meanwhile is nothing any more."""
+    def took(self, turn: Turn, outcome: TurnOutcome, now: float) -> None:
+        """A turn is over. If its judge was replaced meanwhile, its view is dropped."""
         self._turned_at = now
         if turn.judge is self.judge:
             self.view = outcome.view
             self.has_news = self.has_news or bool(turn.heard)
 
 
-class Judged(Protocol):
+class JudgedJob(Protocol):
     """A job that takes turns."""
 
     job: str
     work: JobWork
 
     def turn(self) -> Turn: ...
-    def take(self, turn: Turn, outcome: Outcome, now: float) -> None: ...
+    def take(self, turn: Turn, outcome: TurnOutcome, now: float) -> None: ...
 
 
 class Turns:
@@ -230,25 +234,25 @@ class Turns:
         """How many judgements, or messages within them, have failed."""
         return self._contained.failures
 
-    def begin(self, one: Judged, tasks: asyncio.TaskGroup) -> None:
-        """The job's next turn, unless it is in one."""
-        if not one.work.is_turning:
-            one.work.is_turning = True
-            tasks.create_task(self._run(one), name=f"turn-{one.job}")
+    def begin(self, job: JudgedJob, tasks: asyncio.TaskGroup) -> None:
+        """Begin the job's next turn, unless a turn is running."""
+        if not job.work.is_turning:
+            job.work.is_turning = True
+            tasks.create_task(self._run(job), name=f"turn-{job.job}")
 
-    async def _run(self, one: Judged) -> None:
+    async def _run(self, job: JudgedJob) -> None:
         try:
             with self._contained.of("a judgement"):
-                async with self._few, one.work.lock:
-                    turn, now = one.turn(), self._clock.now()
+                async with self._few, job.work.lock:
+                    turn, now = job.turn(), self._clock.now()
                     outcome = await asyncio.to_thread(turn.run, now)
-                    one.take(turn, outcome, now)
+                    job.take(turn, outcome, now)
                 for error in outcome.failures:
                     self._contained.note("a window", error)
         finally:
-            one.work.is_turning = False
+            job.work.is_turning = False
 
-    async def ask(self, one: Judged, question: Callable[[Judge], T]) -> T:
-        """What the judge of a job answers, between two of its turns."""
-        async with one.work.lock:
-            return await asyncio.to_thread(question, one.work.judge)
+    async def ask(self, job: JudgedJob, question: Callable[[Judge], T]) -> T:
+        """Return the answer of a job's judge, which is asked between two of its turns."""
+        async with job.work.lock:
+            return await asyncio.to_thread(question, job.work.judge)

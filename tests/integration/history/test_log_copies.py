@@ -1,4 +1,4 @@
-"""The ends of logs are copied out of the real stream of evidence, by whoever projects, for ever."""
+"""The replica that projects copies the ends of logs out of the real stream of evidence."""
 
 import asyncio
 from collections.abc import AsyncIterator

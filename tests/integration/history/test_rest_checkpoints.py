@@ -31,7 +31,7 @@ def root(tmp_path: Path) -> str:
 
 @pytest.fixture
 async def operator(api: Api, root: str) -> AsyncIterator[httpx2.AsyncClient]:
-    """Three checkpoints, of which 300 differs from what was saved."""
+    """Three checkpoints; 300 differs from what was saved."""
     facts = [committed(JOB, root, step, save(root, JOB, step)) for step in (100, 200, 300)]
     flip(root, 300)
     await api.add(make("job_started", job=JOB, round=None), *facts)

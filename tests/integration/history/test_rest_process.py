@@ -93,7 +93,7 @@ async def finished(process: Process) -> tuple[int | None, str, str]:
 
 
 async def shown(client: httpx2.AsyncClient, count: int) -> list[Any]:
-    """All facts, once there are so many."""
+    """All facts, once there are `count`."""
 
     async def items() -> list[Any]:
         return list((await client.get("facts")).json()["items"])

@@ -152,7 +152,7 @@ async def test_a_view_that_is_stale_says_why(
 async def test_a_job_says_whether_stalls_are_looked_for_and_why_not(
     api: Api, reader: httpx2.AsyncClient
 ) -> None:
-    """The state of the watch, its reason, and the node that says so (A3.8)."""
+    """The state of the watch, its reason, and the node that reports it (A3.8)."""
 
     async def watch() -> dict[str, Any] | None:
         found: dict[str, Any] | None = (await get(reader, "jobs/j"))["watch"]

@@ -21,8 +21,8 @@ from everstep.messages import (
 )
 from everstep.messages.facts.stragglers import Score
 from everstep.messages.questions.straggler import GroupScores, RankScores, TimingRow
+from everstep.slow_rank_causes import SlowRankCause
 from everstep_services.cli.commands.jobs.stragglers import show
-from everstep_services.straggler.domain.operations import Cause
 from tests.integration.conftest import Api
 from tests.integration.history.test_rest_incidents import problem
 from tests.integration.history.test_rest_lists import every_item, get
@@ -164,7 +164,7 @@ async def test_findings_are_listed_newest_first_in_pages_and_filtered(
 async def test_every_cause_that_straggler_names_can_be_asked_for(
     api: Api, reader: httpx2.AsyncClient
 ) -> None:
-    causes = list(get_args(Cause))
+    causes = list(get_args(SlowRankCause))
     await api.add(*began(2), *(found(rank, cause=cause) for rank, cause in enumerate(causes)))
     assert await ranks(reader, cause=causes, order="asc") == list(range(len(causes)))
     choice = next(one for one in show.params if one.name == "cause").type

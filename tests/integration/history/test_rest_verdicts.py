@@ -15,9 +15,9 @@ from everstep.bus.blobs import MAX_BLOB_BYTES
 from everstep.messages import BlobRef, CorrectVerdict, Done, Fact, Message, ReadEvidence
 from everstep_services.attribution.evidence_reader import EvidenceReader
 from tests.integration.conftest import Api
+from tests.unit.attribution.test_evidence import ALL_REDUCE, STEP, recorders, stack
 from tests.unit.history.facts import make
 from tests.unit.history.story import BLOB, INCIDENT, JOB, killed, whole
-from tests.unit.test_attribution_evidence import ALL_REDUCE, STEP, recorders, stack
 
 PATH = f"incidents/{INCIDENT}"
 

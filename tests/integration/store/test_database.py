@@ -4,6 +4,7 @@ import asyncio
 import os
 import sqlite3
 import stat
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -275,6 +276,40 @@ async def test_a_cancelled_query_leaves_the_database_usable(database_url: str) -
             async with asyncio.timeout(0.1), database.read() as connection:
                 await connection.execute(endless)
         assert (await log_head(database)).last_n == 0
+
+
+async def test_a_cancelled_write_frees_its_lock_though_its_error_is_kept(tmp_path: Path) -> None:
+    """A log or a debugger may keep a traceback, and with it the cursor, as long as it likes."""
+    url = f"sqlite:///{tmp_path / 'history.db'}"
+    entered, release = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def hold() -> int:
+        loop.call_soon_threadsafe(entered.set)
+        release.wait()
+        return 1
+
+    async def write(database: Database) -> None:
+        async with database.write() as connection:
+            raw = await connection.get_raw_connection()
+            assert raw.driver_connection is not None
+            await raw.driver_connection.create_function("hold", 0, hold)
+            await connection.execute(text("CREATE TABLE made (n)"))
+            await connection.execute(text("SELECT hold() UNION ALL SELECT 2"))
+
+    async with open_database(url) as database:
+        writer = asyncio.create_task(write(database))
+        await entered.wait()
+        writer.cancel()
+        loop.call_soon(release.set)
+        with pytest.raises(asyncio.CancelledError) as kept:
+            await writer
+    async with (
+        open_database(url, limits=StoreLimits(lock_within_s=0.1)) as database,
+        database.write() as connection,
+    ):
+        await connection.execute(text("CREATE TABLE made (n)"))
+    assert kept.value.__traceback__ is not None
 
 
 async def test_more_readers_than_connections_wait_and_are_then_named(database_url: str) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from everstep.messages import Fact, Ledger
 from everstep_services.history.goodput.ledger import CLASSES, seconds, segments
-from everstep_services.history.goodput.trace import KINDS, Trace
+from everstep_services.history.goodput.trace import KINDS, GoodputTrace
 from tests.unit.history.goodput_trace import (
     SECONDS,
     TRACE,
@@ -23,8 +23,8 @@ from tests.unit.history.goodput_trace import (
 )
 
 
-def traced(facts: Iterable[Fact]) -> Trace:
-    trace = Trace()
+def traced(facts: Iterable[Fact]) -> GoodputTrace:
+    trace = GoodputTrace()
     trace.take(facts)
     return trace
 
@@ -106,7 +106,7 @@ def test_a_nodes_clock_that_is_wrong_moves_nothing_past_what_rendezvous_said() -
 
 def test_facts_in_pieces_give_the_same_as_at_once() -> None:
     whole = segments(traced(TRACE), ZERO_S + 500)
-    trace = Trace()
+    trace = GoodputTrace()
     for fact in TRACE:
         trace.take([fact])
     assert segments(trace, ZERO_S + 500) == whole
@@ -148,7 +148,7 @@ def test_whatever_the_facts_say_time_sums_to_the_wall_clock(
     assert sum(seconds(parts).values()) == pytest.approx(_wall_s(trace, ZERO_S + now), abs=1e-3)
 
 
-def _wall_s(trace: Trace, now_s: float) -> float:
+def _wall_s(trace: GoodputTrace, now_s: float) -> float:
     """How long all allocations lasted: each until it ended, or the next one began."""
     starts = [one.started_s for one in trace.allocations[1:]] + [max(now_s, trace.newest_s)]
     ends = [one.ended_s for one in trace.allocations]

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from everstep.messages import Fact, Ledger
 from everstep_services.history.goodput.ledger import seconds, segments
-from everstep_services.history.goodput.trace import Trace
+from everstep_services.history.goodput.trace import GoodputTrace
 from tests.unit.history.goodput_trace import BEGAN, ZERO_S, at
 
 MONTH_S = 30 * 86400.0
@@ -129,7 +129,7 @@ def test_a_month_sums_to_what_really_happened(seed: int) -> None:
     """A11.4."""
     month = Month(random.Random(seed))
     month.play()
-    trace = Trace()
+    trace = GoodputTrace()
     trace.take(month.facts)
     parts = segments(trace, ZERO_S + month.now_s)
     shown = {name: lasted_s for name, lasted_s in seconds(parts).items() if lasted_s}

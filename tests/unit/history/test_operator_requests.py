@@ -37,7 +37,7 @@ from tests.unit.rendezvous.documents import round_document
 
 
 class Rendezvous:
-    """Answers as it is told, and remembers what it was asked."""
+    """Gives the answers that a test has set, and remembers the questions."""
 
     def __init__(self, answer: Done | RefusalError) -> None:
         self.answer = answer
@@ -156,10 +156,10 @@ async def test_health_is_asked_what_is_healths() -> None:
 
 
 async def test_what_health_cannot_take_is_refused_in_its_words() -> None:
-    health = Rendezvous(RefusalError("422", "n1 is no node"))
+    health = Rendezvous(RefusalError("422", "n1 is not a node"))
     bus = MemoryBus(MemoryServer())
     async with bus.answer("health", {"include": health}):
-        with pytest.raises(RequestRefusedError, match="^n1 is no node$"):
+        with pytest.raises(RequestRefusedError, match="^n1 is not a node$"):
             await carry_out(
                 bus, OperatorRequest("include", CLUSTER, "ann", "", "cli", {"node": "n1"})
             )

@@ -65,7 +65,7 @@ def test_bytes_of_every_release_still_say_the_same(path: Path) -> None:
 
 
 def says_all_of(new: object, old: object) -> bool:
-    """Whether nothing that was said is gone: a field renamed or dropped would lose it."""
+    """Whether no value is lost: a field that was renamed or dropped would lose it."""
     if isinstance(old, dict):
         return isinstance(new, dict) and all(
             key in new and says_all_of(new[key], value) for key, value in old.items()

@@ -52,6 +52,17 @@ _rounds: dict[str, int] = {}
 """The round of this launch since a restore, by root; where no agent counts rounds."""
 
 
+def noted_round(root: str) -> int:
+    """The round of this launch since a restore from this root; 0 if there was none."""
+    return _rounds.get(root, 0)
+
+
+def note_round(root: str, round_: int) -> None:
+    """Note the round of this launch after a restore from this root; it never goes back."""
+    if root:
+        _rounds[root] = max(round_, noted_round(root))
+
+
 @dataclass(frozen=True, slots=True)
 class Restored:
     """The state that was loaded."""
@@ -367,7 +378,7 @@ class Restorer:
         It is also later than the rounds that other `Checkpointer`s of this process have seen in the
         same root: saves of an earlier round count as saves of a finished launch.
         """
-        return max(self._round, _rounds.get(self._root, 0))
+        return max(self._round, noted_round(self._root))
 
     def latest(self) -> Latest | None:
         """The state that a restore would try first. All ranks call it together."""
@@ -393,8 +404,7 @@ class Restorer:
             self._past = restored.past
             if not self._is_counted:
                 self._round = max(self.round, restored.last_round + 1)
-                if self._root:
-                    _rounds[self._root] = self._round
+                note_round(self._root, self._round)
             loaded = LoadedState(
                 identity=restored.choice.identity,
                 tier=restored.tier,

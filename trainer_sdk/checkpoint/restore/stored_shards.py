@@ -112,6 +112,26 @@ class StoredShards:
 
     def verify(self, rank: int, world_size: int) -> None:
         """Verify a rank's share of the files."""
+        files = self._open()
+        with self._unless_gone():
+            for file in share(files, rank, world_size):
+                self._check(file)
+
+    def describe(self) -> Metadata:
+        """Torch's metadata, verified: for planners of torch."""
+        self._open()
+        with self._unless_gone():
+            return self._read_metadata()
+
+    def verify_for(self, items: Sequence[ReadItem]) -> None:
+        """Verify every file that has any of these items; `describe` comes first."""
+        names = {self._range(item).file.removeprefix(f"{self._name}/") for item in items}
+        with self._unless_gone():
+            for name in sorted(names):
+                self._check(self._files[name])
+
+    def _open(self) -> Sequence[ShardFile]:
+        """Read the manifest; returns its files."""
         try:
             octets = self._storage.read(f"{self._name}/{MANIFEST}")
             manifest = decode(octets, Manifest, f"{self._place}/{MANIFEST}")
@@ -125,9 +145,7 @@ class StoredShards:
             raise UnfitError(f"{self._place} was replaced by another checkpoint meanwhile")
         self._manifest = octets
         self._files = {file.name: file for file in manifest.files}
-        with self._unless_gone():
-            for file in share(manifest.files, rank, world_size):
-                self._check(file)
+        return manifest.files
 
     def fit(self, target: Target) -> None:
         """Compare the checkpoint with the live state, and read the values that are not tensors."""
@@ -149,7 +167,7 @@ class StoredShards:
         self._planner.set_up_planner(asked, described)
         plan = self._planner.finish_plan(self._planner.create_local_plan())
         values = [item for item in plan.items if item.type == LoadItemType.BYTE_IO]
-        for item, octets in self._read(values):
+        for item, octets in self.read(values):
             key = item.dest_index.fqn
             self._values[key] = read_value(bytes(octets), key)
         check_values(target, self._values)
@@ -164,18 +182,22 @@ class StoredShards:
             for item in self._plan.items
             if item.type != LoadItemType.BYTE_IO and not target.is_kept(item.dest_index.fqn)
         ]
-        for item, octets in self._read(tensors):
+        for item, octets in self.read(tensors):
             size += len(octets)
-            saved = inside(octets, *self._form(item))
-            if saved is None:
-                saved = torch.load(io.BytesIO(octets), map_location="cpu", weights_only=True)
-            part = narrow_tensor_by_index(saved, item.storage_offsets, item.lengths)
-            fill(self._planner.resolve_tensor(item).detach(), part)
+            fill(self._planner.resolve_tensor(item).detach(), self.part(item, octets))
             target.loaded(item.dest_index.fqn)
         for key, value in self._values.items():
             if not target.is_kept(key):
                 target.put(key, value)
         return size
+
+    def part(self, item: ReadItem, octets: memoryview) -> torch.Tensor:
+        """The part of a saved tensor that an item asks for, from its saved bytes."""
+        saved = inside(octets, *self._form(item))
+        if saved is None:
+            saved = torch.load(io.BytesIO(octets), map_location="cpu", weights_only=True)
+        part: torch.Tensor = narrow_tensor_by_index(saved, item.storage_offsets, item.lengths)
+        return part
 
     def close(self) -> None:
         """Do nothing: no file is open."""
@@ -228,7 +250,7 @@ class StoredShards:
         self._metadata = read_metadata(octets, place)
         return self._metadata
 
-    def _read(self, items: Sequence[ReadItem]) -> Iterator[tuple[ReadItem, memoryview]]:
+    def read(self, items: Sequence[ReadItem]) -> Iterator[tuple[ReadItem, memoryview]]:
         """The saved bytes of each item, in the order of the files."""
         ranges = [self._range(item) for item in items]
         try:

@@ -99,7 +99,7 @@ class Plan:
     @property
     def extra_bytes(self) -> int:
         """The size of `extra`, in whole pages."""
-        return _up(len(self.metadata) + len(self.entries), PAGE_BYTES)
+        return up(len(self.metadata) + len(self.entries), PAGE_BYTES)
 
 
 def make_plan(flat: FlatState, group: RankGroup, mark: str, *, with_all: bool) -> Plan:
@@ -115,14 +115,14 @@ def make_plan(flat: FlatState, group: RankGroup, mark: str, *, with_all: bool) -
         [_as_torch(description.pieces) for description in told]
     )
     mine = _kept(local.pieces, plans[group.rank])
-    placed, file_bytes = _place(local.pieces, mine, 0)
-    file_bytes = _up(file_bytes, PAGE_BYTES)
+    placed, file_bytes = place_pieces(local.pieces, mine, 0)
+    file_bytes = up(file_bytes, PAGE_BYTES)
     image_bytes = file_bytes
     if with_all:
         others = sorted(set(range(len(local.pieces))) - set(mine))
         more, image_bytes = _place_bare(local.pieces, others, file_bytes)
         placed += more
-        image_bytes = _up(image_bytes, PAGE_BYTES)
+        image_bytes = up(image_bytes, PAGE_BYTES)
     if group.rank == 0:
         metadata.storage_data = _storage_data(told, plans)
         metadata.version = CURRENT_DCP_VERSION
@@ -199,7 +199,7 @@ def _index(piece: StatePiece) -> MetadataIndex:
     return MetadataIndex(piece.key, piece.offsets if piece.dtype else None)
 
 
-def _place(
+def place_pieces(
     pieces: Sequence[StatePiece], numbers: Sequence[int], at: int
 ) -> tuple[list[PlacedPiece], int]:
     """Place pieces as in a file: with the bytes that `torch.save` writes around each tensor."""
@@ -210,9 +210,9 @@ def _place(
             around(getattr(torch, piece.dtype), piece.sizes) if piece.is_bare else (b"",) * 2
         )
         end = at + len(head) + piece.length + len(tail)
-        tail += bytes(_up(end, _ALIGNED) - end)
+        tail += bytes(up(end, _ALIGNED) - end)
         placed.append(PlacedPiece(number, at + len(head), piece.length, head, tail))
-        at = _up(end, _ALIGNED)
+        at = up(end, _ALIGNED)
     return placed, at
 
 
@@ -222,7 +222,7 @@ def _place_bare(
     placed = []
     for number in numbers:
         placed.append(PlacedPiece(number, at, pieces[number].length))
-        at = _up(at + pieces[number].length, _ALIGNED)
+        at = up(at + pieces[number].length, _ALIGNED)
     return placed, at
 
 
@@ -231,7 +231,7 @@ def _storage_data(
 ) -> dict[MetadataIndex, _StorageInfo]:
     places = {}
     for rank, (description, plan) in enumerate(zip(told, plans, strict=True)):
-        for placed in _place(description.pieces, _kept(description.pieces, plan), 0)[0]:
+        for placed in place_pieces(description.pieces, _kept(description.pieces, plan), 0)[0]:
             begin = placed.offset - len(placed.head)
             length = len(placed.head) + placed.length + len(placed.tail)
             index = _index(description.pieces[placed.number])
@@ -261,7 +261,8 @@ def _pickled(metadata: Metadata) -> bytes:
     return octets.getvalue()
 
 
-def _up(size: int, to: int) -> int:
+def up(size: int, to: int) -> int:
+    """The size, rounded up to a multiple of `to`."""
     return -(-size // to) * to
 
 

@@ -57,7 +57,7 @@ class SaveQueue:
         self._rank = rank
         self._events = SaveEvents(rank, reporter, on_error)
         self._on_error = on_error
-        self._timeouts = timeouts or Timeouts()
+        self.timeouts = timeouts or Timeouts()
         self._last = 0
         self._is_skipping = False
         self._failure: SaveError | None = None
@@ -245,7 +245,7 @@ class SaveQueue:
         None if `on_error` is "warn"; the failure of the last save if it is "retry"; any failure
         if it is "fatal".
         """
-        within_s = self._timeouts.exit_within_s
+        within_s = self.timeouts.exit_within_s
         self.hurry()
         deadline = time.monotonic() + within_s
         failure = self._failure
@@ -359,9 +359,9 @@ class SaveQueue:
                     self._check_limits_of(save, now)
 
     def _check_limits_of(self, save: Save, now: float) -> None:
-        within_s = self._timeouts.write_within_s + save.least_s
+        within_s = self.timeouts.write_within_s + save.least_s
         # The writer waits as long for other ranks, and then needs some time to report it.
-        most_s = 2 * within_s + self._timeouts.delayed_after_s
+        most_s = 2 * within_s + self.timeouts.delayed_after_s
         if now - save.sent_at > (most_s if save.stage == "publish" else within_s):
             self._kill_writer()
             self._fail_sent(f"the writer was not done within {now - save.sent_at:.0f} s", "timeout")
@@ -377,7 +377,7 @@ class SaveQueue:
             return save.called_at + 2 * save.reported_lag_s
         # While it waits for other ranks, messages arrive all the time, without progress.
         since = save.sent_at if save.waits_for else save.news_at
-        return since + self._timeouts.delayed_after_s
+        return since + self.timeouts.delayed_after_s
 
     def _goes_on(self, save: Save) -> None:
         if save.is_delayed:

@@ -11,9 +11,9 @@ class TargetState(Part, frozen=True, kw_only=True):
     state: Name
     """`firing`, `resolved`, or `given_up`: the target has refused the notice for good."""
     cause: Name = ""
-    """The cause that the target was told last."""
+    """The last cause in a message to the target."""
     updates: Count = 0
-    """How often the target was told another cause."""
+    """How many messages to the target had another cause than the one before."""
 
 
 class Notice(Part, frozen=True, kw_only=True):
@@ -66,7 +66,7 @@ class Notice(Part, frozen=True, kw_only=True):
     incident: Name = ""
     """The incident that ended a job."""
     more: Count = 0
-    """So many others of the same kind are told with this one."""
+    """How many others of the same kind this message stands for."""
     more_since_s: float | None = None
     """When the first of these was heard: seconds since 1970."""
     targets: tuple[TargetState, ...] = ()

@@ -52,8 +52,13 @@ def least(type_: Type) -> Column:
 
 
 def greatest(type_: Type) -> Column:
-    """A column that keeps its greatest value; also for one that is only ever set once."""
+    """A column that keeps its greatest value."""
     return Column(type_, MergeRule.GREATEST)
+
+
+def once(**types: Type) -> dict[str, Column]:
+    """Columns that only one fact sets: two values meet only if that fact is repeated."""
+    return {name: greatest(type_) for name, type_ in types.items()}
 
 
 def total(type_: Type = "int") -> Column:

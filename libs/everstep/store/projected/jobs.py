@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from everstep.store.projected.changes import ProjectedTable, greatest, least, led_by, total
+from everstep.store.projected.changes import ProjectedTable, greatest, least, led_by, once, total
 
 WAITING, FORMED, STARTED, ENDED = 1, 2, 3, 4
 """Phases of a round, in the order in which they win; `PHASES` names them for people."""
@@ -188,30 +188,32 @@ EXITS = ProjectedTable(
     "rank_exits",
     key={"n": "int"},
     columns={
-        "id": greatest("text"),
-        "job": greatest("text"),
-        "round": greatest("int"),
-        "rank": greatest("int"),
-        "local_rank": greatest("int"),
-        "node": greatest("text"),
-        "slot": greatest("int"),
-        "at_us": greatest("int"),
-        "how": greatest("text"),
-        "is_failure": greatest("bool"),
-        "exit_code": greatest("int"),
-        "signal": greatest("text"),
-        "error_name": greatest("text"),
-        "error_text": greatest("text"),
-        "error_place": greatest("text"),
-        "error_chain": greatest("json"),
-        "traceback": greatest("text"),
-        "first_error": greatest("text"),
-        "log": greatest("json"),
-        "pid": greatest("int"),
-        "core_dumped": greatest("bool"),
-        "lasted_s": greatest("float"),
-        "step": greatest("int"),
-        "section": greatest("text"),
-        "incident": greatest("text"),
+        **once(
+            id="text",
+            job="text",
+            round="int",
+            rank="int",
+            local_rank="int",
+            node="text",
+            slot="int",
+            at_us="int",
+            how="text",
+            is_failure="bool",
+            exit_code="int",
+            signal="text",
+            error_name="text",
+            error_text="text",
+            error_place="text",
+            error_chain="json",
+            traceback="text",
+            first_error="text",
+            log="json",
+            pid="int",
+            core_dumped="bool",
+            lasted_s="float",
+            step="int",
+            section="text",
+            incident="text",
+        ),
     },
 )

@@ -1,6 +1,6 @@
-"""What is projected about nodes and stalls: standing, checks, the watch, limits, who stopped."""
+"""The projected tables of nodes and stalls: standing, checks, watch, limits, which rank stopped."""
 
-from everstep.store.projected.changes import ProjectedTable, greatest, least, led_by, total
+from everstep.store.projected.changes import ProjectedTable, greatest, least, led_by, once, total
 
 NODES = ProjectedTable(
     "nodes",
@@ -60,15 +60,17 @@ NODE_CHECKS = ProjectedTable(
     "node_checks",
     key={"n": "int"},
     columns={
-        "id": greatest("text"),
-        "node": greatest("text"),
-        "job": greatest("text"),
-        "at_us": greatest("int"),
-        "occasion": greatest("text"),
-        "is_healthy": greatest("bool"),
-        "took_s": greatest("float"),
-        "checks": greatest("json"),
-        "results": greatest("json"),
+        **once(
+            id="text",
+            node="text",
+            job="text",
+            at_us="int",
+            occasion="text",
+            is_healthy="bool",
+            took_s="float",
+            checks="json",
+            results="json",
+        ),
     },
 )
 
@@ -85,7 +87,7 @@ WATCHES = ProjectedTable(
         sections="json",
     ),
 )
-"""Whether stalls are looked for, as each agent of a job said last."""
+"""Whether stalls are looked for, as each agent of a job reported last."""
 
 LIMITS = ProjectedTable(
     "job_limits",
@@ -105,23 +107,22 @@ STALLS = ProjectedTable(
     key={"id": "text"},
     columns={
         "n": least("int"),
-        "job": greatest("text"),
-        "round": greatest("int"),
-        "rank": greatest("int"),
-        "node": greatest("text"),
+        **once(job="text", round="int", rank="int", node="text"),
         "at_us": least("int"),
-        "phase": greatest("text"),
-        "section": greatest("text"),
-        "step": greatest("int"),
-        "shown_by": greatest("text"),
-        "blocked_in": greatest("text"),
-        "process_state": greatest("text"),
-        "waited_s": greatest("float"),
-        "limit_s": greatest("float"),
-        "limit_source": greatest("text"),
-        "is_fatal": greatest("bool"),
-        "recovered_us": greatest("int"),
-        "stalled_s": greatest("float"),
+        **once(
+            phase="text",
+            section="text",
+            step="int",
+            shown_by="text",
+            blocked_in="text",
+            process_state="text",
+            waited_s="float",
+            limit_s="float",
+            limit_source="text",
+            is_fatal="bool",
+            recovered_us="int",
+            stalled_s="float",
+        ),
     },
 )
 
@@ -130,16 +131,18 @@ LOCATED = ProjectedTable(
     key={"id": "text"},
     columns={
         "n": least("int"),
-        "job": greatest("text"),
-        "round": greatest("int"),
-        "at_us": greatest("int"),
-        "first_ranks": greatest("json"),
-        "first_nodes": greatest("json"),
-        "waiting_ranks": greatest("int"),
-        "section": greatest("text"),
-        "lead_s": greatest("float"),
-        "is_certain": greatest("bool"),
-        "reason": greatest("text"),
+        **once(
+            job="text",
+            round="int",
+            at_us="int",
+            first_ranks="json",
+            first_nodes="json",
+            waiting_ranks="int",
+            section="text",
+            lead_s="float",
+            is_certain="bool",
+            reason="text",
+        ),
     },
 )
-"""Who stopped first, and how many merely waited; one row for each finding."""
+"""Which ranks stopped first, and how many merely waited; one row for each finding."""

@@ -1,4 +1,4 @@
-"""What is projected about checkpoints: how saving goes, and what was restored last."""
+"""The projected tables of checkpoints: commits, failures, delays, and the last restore."""
 
 from everstep.store.projected.changes import ProjectedTable, led_by, total
 
@@ -70,7 +70,7 @@ DELAYS = ProjectedTable(
         "refusals": total(),
     },
 )
-"""Saves that wait for a slow storage, and those that did not fit, as each node said last."""
+"""Saves that wait for a slow storage, and those that did not fit, as each node reported last."""
 
 RESTORES = ProjectedTable(
     "job_restores",

@@ -1,13 +1,13 @@
-"""What is projected about slow ranks, and about steps that changed for the whole job."""
+"""The projected tables of slow ranks, and of steps that changed for the whole job."""
 
-from everstep.store.projected.changes import Column, ProjectedTable, Type, greatest, least, led_by
+from everstep.store.projected.changes import Column, ProjectedTable, Type, least, led_by, once
 
 ACTIONS = ("exclude", "stop")
-"""What the policy may ask for, each once for a finding."""
+"""The actions that the policy may ask for, each once for a finding."""
 
 
 def _action(action: str) -> dict[str, Column]:
-    """What is kept of one action: when, its outcome, and why."""
+    """The columns of one action: its time, its outcome, and the reason."""
     led: dict[str, Type] = {
         f"{action}_us": "int",
         f"{action}_outcome": "text",
@@ -21,22 +21,24 @@ STRAGGLERS = ProjectedTable(
     key={"id": "text"},
     columns={
         "n": least("int"),
-        "job": greatest("text"),
-        "round": greatest("int"),
-        "rank": greatest("int"),
-        "node": greatest("text"),
-        "slot": greatest("int"),
-        "role": greatest("text"),
-        "found_us": greatest("int"),
-        "cause": greatest("text"),
-        "reason": greatest("text"),
-        "section": greatest("text"),
-        "scores": greatest("json"),
-        "lateness_s": greatest("float"),
-        "slowdown_ratio": greatest("float"),
-        "windows": greatest("int"),
-        "confidence": greatest("float"),
-        "failure_class": greatest("text"),
+        **once(
+            job="text",
+            round="int",
+            rank="int",
+            node="text",
+            slot="int",
+            role="text",
+            found_us="int",
+            cause="text",
+            reason="text",
+            section="text",
+            scores="json",
+            lateness_s="float",
+            slowdown_ratio="float",
+            windows="int",
+            confidence="float",
+            failure_class="text",
+        ),
         **led_by(
             "cleared_fact",
             "text",
@@ -56,22 +58,24 @@ STRAGGLERS = ProjectedTable(
         **{name: column for action in ACTIONS for name, column in _action(action).items()},
     },
 )
-"""One row for each finding. `n` is the place of `straggler_found`: there is none while only its
-end, or what was done about it, was heard of."""
+"""One row for each finding. `n` is the place of `straggler_found`: null while only its end, or an
+action about it, has been recorded."""
 
 STEP_SHIFTS = ProjectedTable(
     "step_shifts",
     key={"id": "text"},
     columns={
         "n": least("int"),
-        "job": greatest("text"),
-        "round": greatest("int"),
-        "at_us": greatest("int"),
-        "before_s": greatest("float"),
-        "now_s": greatest("float"),
-        "step": greatest("int"),
-        "section": greatest("text"),
-        "reason": greatest("text"),
+        **once(
+            job="text",
+            round="int",
+            at_us="int",
+            before_s="float",
+            now_s="float",
+            step="int",
+            section="text",
+            reason="text",
+        ),
     },
 )
 """When the steps of a whole job became slower or faster, and no rank stood out."""

@@ -72,9 +72,14 @@ class LogFiles:
         self._job = checked_name("job", job)
         self._starts: dict[Path, int] = {}
 
+    @property
+    def of_job(self) -> Path:
+        """The folder of the job's rounds."""
+        return self._root / self._job
+
     def folder(self, round: int, rank: int) -> Path:
         """The folder of this rank's output."""
-        return self._root / self._job / f"round-{round}" / f"rank-{rank}"
+        return self.of_job / f"round-{round}" / f"rank-{rank}"
 
     def file(self, round: int, rank: int, stream: str) -> Path:
         """Its `stdout` or `stderr`."""

@@ -1,5 +1,7 @@
 """The environment of a rank: torchrun's, so that unmodified scripts run, and our own variables."""
 
+import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +22,17 @@ _OF_LOGINS = re.compile(
     r"|EVERSTEP_.*(?:TOKEN|PASSWORD|SECRET|CREDENTIAL|SEED).*"
 )
 """Variables with which our processes log in to the bus and the API; scripts do not need them."""
+
+
+_NOT_INHERITED = (
+    layout.INJECTION_VARIABLE,
+    layout.IMAGES_VARIABLE,
+    layout.IMAGES_MOST_VARIABLE,
+    layout.LIMITS_VARIABLE,
+    layout.STAND_IN_VARIABLE,
+)
+_STAND_IN = os.path.join(os.path.dirname(os.path.abspath(layout.__file__)), "nvrx", "path")
+"""The folder with a package of NVRx's name."""
 
 
 class DevicesMissingError(EverstepError):
@@ -56,17 +69,13 @@ def environment(
 ) -> dict[str, str]:
     """The whole environment of a rank. `base` is the environment of `everstep run`."""
     found = without_logins(base)
-    found.pop(layout.INJECTION_VARIABLE, None)
-    found.pop(layout.IMAGES_VARIABLE, None)
-    found.pop(layout.IMAGES_MOST_VARIABLE, None)
+    for name in _NOT_INHERITED:
+        found.pop(name, None)
     if paths.images is not None:
         found[layout.IMAGES_VARIABLE] = str(paths.images)
         if (most := plan.checkpoints.own_most_bytes) is not None:
             found[layout.IMAGES_MOST_VARIABLE] = str(max(most // order.ranks, 1))
-    if plan.allow_fresh_start:
-        found[layout.FRESH_VARIABLE] = "1"
-    if plan.allow_injection:
-        found[layout.INJECTION_VARIABLE] = "1"
+    found |= _choices(plan, found.get("PYTHONPATH", ""))
     found.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if order.ranks > 1:
         found.setdefault("OMP_NUM_THREADS", "1")
@@ -87,6 +96,21 @@ def environment(
         "EVERSTEP_ROUND": str(order.round),
         "EVERSTEP_SLOT": str(order.slot),
     }  # fmt: skip
+
+
+def _choices(plan: RunPlan, python_path: str) -> dict[str, str]:
+    """What the plan says about all ranks."""
+    chosen: dict[str, str] = {}
+    if plan.allow_fresh_start:
+        chosen[layout.FRESH_VARIABLE] = "1"
+    if plan.allow_injection:
+        chosen[layout.INJECTION_VARIABLE] = "1"
+    if plan.limits.configured:
+        chosen[layout.LIMITS_VARIABLE] = json.dumps(dict(plan.limits.configured), sort_keys=True)
+    if plan.stand_in:
+        chosen[layout.STAND_IN_VARIABLE] = plan.stand_in
+        chosen["PYTHONPATH"] = os.pathsep.join(filter(None, [_STAND_IN, python_path]))
+    return chosen
 
 
 def shared_and_own(

@@ -26,6 +26,7 @@ from everstep_services.agent.collectors.registry import Collectors
 from everstep_services.agent.core import actions
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.core.exit import RankExit
+from everstep_services.agent.output.log_upload import LogUploader
 from everstep_services.agent.ranks.protocol import (
     ForgeReady,
     ForgeUnfit,
@@ -74,6 +75,8 @@ class EventSinks:
     record: Callable[[Fact], None]
     do: Callable[[Sequence[actions.Action]], None]
     collectors: Collectors
+    logs: LogUploader | None = None
+    """Sends the output of ranks, where that was chosen."""
 
 
 class RankEvents:
@@ -90,7 +93,9 @@ class RankEvents:
         desks: EventSinks,
         port: RendezvousPort,
     ) -> None:
-        told = RunnerCallbacks(self._begins, self._not_started, self._stops, self._stopped)
+        told = RunnerCallbacks(
+            self._begins, self._not_started, self._stops, self._stopped, self._started
+        )
         self.work = RankRunner(keepers, workdir, clock, told)
         self._workdir = workdir
         self._leaves_children = workdir.leaves_children
@@ -302,6 +307,11 @@ class RankEvents:
         self._port.release(start.order)
         return True
 
+    def _started(self, start: actions.StartRound) -> None:
+        if self._desks.logs is not None:
+            with unharmed("the output of a round"):
+                self._desks.logs.begins(start.order)
+
     def _not_started(self, start: actions.StartRound, reason: str) -> None:
         self._desks.do(self._agent.start_failed(start.order.round, reason))
 
@@ -362,6 +372,9 @@ class RankEvents:
             last += desks.progress.ends()
             desks.stalls.ends()
             desks.checkpoints.ends()
+        if desks.logs is not None:
+            with unharmed("the output of a round"):
+                desks.logs.ends()
         self._say_outlived(outcome)
         desks.do(self._agent.stopped(stop.round))
         with unharmed("the record of ranks that were stopped"):

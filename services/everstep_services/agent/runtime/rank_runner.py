@@ -43,6 +43,8 @@ class RunnerCallbacks:
     stops: Callable[[StopRound], Awaitable[None]]
     """These ranks are about to be stopped: collect evidence first."""
     stopped: Callable[[StopRound, Stopped], None]
+    started: Callable[[StartRound], None] = lambda _: None
+    """The warden starts these ranks; the files of their output exist."""
 
 
 class RankRunner:
@@ -140,6 +142,7 @@ class RankRunner:
             self._told.failed(start, f"its ranks cannot be started: {error}")
         else:
             self._workdir.show(start.order)
+            self._told.started(start)
 
     async def _wait(self, stop: StopRound) -> float:
         """Wait until the ranks may be stopped; return the seconds beyond those for evidence."""

@@ -17,6 +17,7 @@ from everstep_services.agent.collectors.registry import collectors
 from everstep_services.agent.core import actions
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.core.round_part import AgentTimeouts
+from everstep_services.agent.output.log_upload import LogUploader
 from everstep_services.agent.probes import notes
 from everstep_services.agent.probes.node_checks import NodeChecks
 from everstep_services.agent.probes.runner.examiner import NodeExaminer
@@ -104,10 +105,12 @@ class AgentService:
         self._saves = CoordinatedSaves(
             plan.scheduler.name, self._agent, self._watched, self._records, clock, record
         )
+        self._uploader = _log_uploader(plan, workdir, bus, clock)
         desks = EventSinks(
             self._agent, self._progress, self._evidence, self._stalls, self._saves,
             self._checkpoints, self._requests, self._records, record, self._do,
             collectors(plan.evidence_without, native_stacks=plan.native_stacks),
+            self._uploader,
         )  # fmt: skip
         port = RendezvousPort()
         self._ranks = RankEvents(keepers, workdir, clock, desks, port)
@@ -158,6 +161,7 @@ class AgentService:
                     self._beat_when_hailed_for_ever,
                     self._hear_faults_for_ever,
                     *self._measures_timings(),
+                    *(() if self._uploader is None else (self._uploader.upload_for_ever,)),
                 )
             ]
             exiting = await self._exit
@@ -425,6 +429,9 @@ class AgentService:
         await self._workdir.drain()
         within_s = _GOODBYE_WITHIN_S if self._bus.connected else _CUT_OFF_GOODBYE_WITHIN_S
         await self._evidence.finish(within_s)
+        if self._uploader is not None:
+            with unharmed("the output of ranks"):
+                await self._uploader.finish(within_s)
         if not exiting.is_sent:
             await self._asker.leave(self._questions.leave(exiting), within_s)
         try:
@@ -434,3 +441,11 @@ class AgentService:
         except (BusError, TimeoutError) as error:
             lost = self._recorder.waiting  # as if no disk had taken any of them
             log.info("facts_wait_in_the_spool lost=%d error=%s", lost, error)
+
+
+def _log_uploader(plan: RunPlan, workdir: Workdir, bus: Bus, clock: Clock) -> LogUploader | None:
+    if not plan.store_logs:
+        return None
+    return LogUploader(
+        plan.job, plan.node, workdir.logs, bus.rank_logs, clock, plan.store_logs_bytes_per_s
+    )

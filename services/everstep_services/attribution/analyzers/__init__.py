@@ -1,13 +1,13 @@
 """Analyzers: each is an async function from an incident to claims. They know nothing of each other.
 
 ends.py             how ranks and nodes ended
-stalls.py           who stopped, in which section, in which state
-flight_recorder.py  who never came to a collective
-stacks.py           who stands elsewhere while others wait
+stalls.py           which ranks stopped, in which section, in which state
+flight_recorder.py  which ranks never came to a collective
+stacks.py           which ranks stand elsewhere while others wait
 logs.py             what the logs say failed first
 health.py           checks of the nodes
 node_state.py       what GPUs, control groups and processes showed
-stragglers.py       who had been slow
+stragglers.py       which ranks had been slow
 history.py          the same failure, the same node before
 panel.py            runs all of them at once, those of plug-ins too
 nvrx.py             analyzers in the shape of NVRx's, as plug-ins

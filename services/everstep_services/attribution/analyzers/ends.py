@@ -1,4 +1,4 @@
-"""How ranks ended: exit codes, signals, exceptions, and what ended them from outside."""
+"""Claims from the ends of ranks: exit codes, signals, exceptions, and causes from outside."""
 
 import asyncio
 import re
@@ -25,14 +25,14 @@ _LATER_S = 2.0
 _DETERMINISTIC: frozenset[Cause] = frozenset({"user_code", "configuration", "data"})
 _STRENGTHS = {1: 0.8, 2: 0.9, 3: 0.95}
 _SIGNALS: Mapping[str, tuple[Cause, str, float, str]] = {
-    # A kill for memory is counted by the kernel, and reported as such: nothing tells of this one.
+    # The kernel counts kills for memory, and they are reported as such: this signal has no source.
     "SIGKILL": (
         "unknown",
         "killed",
         0.75,
         "was killed from outside by a person, a tool or the kernel; no evidence shows by which",
     ),
-    # In whose native code: the script's extensions, a library's, or on broken memory.
+    # In unknown native code: the script's extensions, a library, or broken memory.
     "SIGSEGV": ("unknown", "segfault", 0.75, "read or wrote memory that is not its own"),
     "SIGILL": (
         "host",
@@ -62,12 +62,12 @@ _UNREADABLE = re.compile(
 """A value or a file that cannot be parsed."""
 _LOADER_KILLED = ("DataLoader worker", "killed by signal")
 _MISFIT = "gloo::EnforceNotMet"
-"""What gloo throws, in a thread of its own, when more comes than the tensor of a rank holds."""
+"""Gloo's error, in a thread of its own, if more data comes than the tensor of a rank holds."""
 _BY_SIGNAL = 128
 """A script that handles a signal exits with this and its number."""
 _ABORTED_FIRST = 0.55
 _GUESSES = frozenset({"aborted", "torn_write"})
-"""Rules for logs without more: what is on record of an end tells more than its last line."""
+"""Rules that only guess: the record of an end tells more than the last line of its log."""
 _WRONG_SIZE = "wrong_size"
 _RAISED = re.compile(r"(?:[\w.]+\.)?\w*Error: ")
 _AFTER_STORAGE = 0.85
@@ -76,7 +76,7 @@ _OF_ENVIRON = re.compile(r'File "(?:<frozen os>|[^"]*/os\.py)", line \d+, in __g
 
 
 async def analyze(incident: Incident) -> Sequence[Claim]:
-    """What the ends of ranks and nodes say."""
+    """Return claims from the ends of ranks and nodes."""
     return await asyncio.to_thread(_of_case, incident.case)
 
 
@@ -85,23 +85,23 @@ def _of_case(case: Case) -> list[Claim]:
 
 
 def fingerprints(case: Case) -> dict[str, list[int]]:
-    """The failures of the round in which it began, and their ranks; without consequences."""
-    found: dict[str, list[int]] = defaultdict(list)
+    """The failures of the incident's first round, with their ranks; without consequences."""
+    ranks_of: dict[str, list[int]] = defaultdict(list)
     for end in first_ends(case):
         if not is_consequence(end):
-            found[fingerprint_of(end)].append(end.rank)
-    return dict(found)
+            ranks_of[fingerprint_of(end)].append(end.rank)
+    return dict(ranks_of)
 
 
 def first_ends(case: Case) -> list[RankEnd]:
-    """Those of the round in which the incident began; of the first one that has any, else."""
+    """The ends of the round in which the incident began; else of the first round that has any."""
     rounds = {end.round for end in case.ends}
     first = case.round if case.round in rounds else min(rounds, default=case.round)
     return [end for end in case.ends if end.round == first]
 
 
 def is_consequence(end: RankEnd) -> bool:
-    """It ended because another rank was no longer there, as far as its own words go."""
+    """Whether, by its own words, it ended because another rank was gone."""
     if _as_exit(end).is_secondary:
         return True
     match = _match(end)
@@ -109,19 +109,19 @@ def is_consequence(end: RankEnd) -> bool:
 
 
 def has_lost_worker(end: RankEnd) -> bool:
-    """A worker of its data loader was killed, as torch reports."""
+    """Whether torch reports that a worker of its data loader was killed."""
     text = f"{end.error_text} {end.first_error}"
     return all(word in text for word in _LOADER_KILLED)
 
 
 def is_timeout(end: RankEnd) -> bool:
-    """It gave up waiting in a collective: nobody's end needs to have torn that."""
+    """Whether it gave up waiting in a collective, which needs no end of another rank."""
     match = _match(end)
     return match is not None and match.rule.failure_class == "collective_timeout"
 
 
 def fingerprint_of(end: RankEnd) -> str:
-    """The failure without its accidents."""
+    """The name of the failure, without its numbers and paths."""
     if end.error_name:
         function = end.place.rpartition(" in ")[2] if " in " in end.place else ""
         return redact(fingerprint.of_exception(end.error_name, function, _headline(end)))
@@ -184,8 +184,8 @@ def _nodes(case: Case) -> Iterator[Claim]:
 
 
 def _lost(node: str, reason: str) -> str:
-    said = _clean(reason)
-    return said if said.startswith(f"{node} ") else f"{node} was lost: {said}"
+    text = _clean(reason)
+    return text if text.startswith(f"{node} ") else f"{node} was lost: {text}"
 
 
 def _of_lost(case: Case, sign: NodeSign, back: NodeSign | None, lost: int) -> Iterator[Claim]:
@@ -198,7 +198,7 @@ def _of_lost(case: Case, sign: NodeSign, back: NodeSign | None, lost: int) -> It
             cause="host", kind="node_lost", says=f"{sign.node} runs", strength=0.9,
             is_against=True, nodes=(sign.node,), fact=back.fact,
         )  # fmt: skip
-    elif lost > 2:  # what takes several nodes at once is hardly one of them
+    elif lost > 2:  # the cause of several losses at once is hardly one of these nodes
         yield Claim(
             cause="network", kind="nodes_lost", says=f"{lost} nodes were lost, {sign.node} too",
             strength=0.6, fact=sign.fact,
@@ -250,20 +250,20 @@ def _ranks(case: Case) -> Iterator[Claim]:
     first = min((end.at for end in roots), default=None)
     for same in alike.values():
         claim = _of_alike(case, same)
-        if claim.kind == "aborted" and lost:  # the others lost connections, and this one tells why
+        if claim.kind == "aborted" and lost:  # it explains the others' lost connections
             claim = replace(claim, strength=_ABORTED_FIRST)
         late_s = (min(end.at for end in same) - first).total_seconds() if first else 0.0
         if late_s > _LATER_S and len({end.node for end in roots}) == 1:
-            # One clock says that others were first.
+            # By one clock, others were first.
             claim = replace(claim, strength=0.6 * claim.strength)
         yield claim
 
 
 def _told_apart(ends: Sequence[RankEnd]) -> tuple[list[RankEnd], list[RankEnd]]:
-    """Those that only lost others, and those that failed by themselves.
+    """Split into ends of ranks that only lost others, and of ranks that failed by themselves.
 
-    Native code aborts since a connection is lost, too: where nothing else explains why the others
-    lost theirs, the ranks that were aborted do.
+    Native code also aborts because a connection is lost: the aborted ranks count as failures only
+    if nothing else explains the lost connections.
     """
     lost = [end for end in ends if is_consequence(end)]
     roots = [end for end in ends if not is_consequence(end)]
@@ -275,7 +275,7 @@ def _told_apart(ends: Sequence[RankEnd]) -> tuple[list[RankEnd], list[RankEnd]]:
 
 
 def _done(case: Case, lost: Sequence[RankEnd]) -> Iterator[Claim]:
-    """Some are done, and others wait for them or have lost them: they left too early."""
+    """A claim if ranks are done while others wait for them or have lost them: they left early."""
     done = [end for end in case.done if end.round == case.round]
     if not done or case.more_done or 2 * len(done) > case.world_size:
         return
@@ -294,23 +294,23 @@ def left_early(ranks: Sequence[int], fact: str | None) -> Claim:
 def _of_alike(case: Case, same: Sequence[RankEnd]) -> Claim:
     """One claim for all ranks that ended in the same way."""
     end = same[0]
-    cause, kind, strength, what = _cause_of(end)
+    cause, kind, strength, event = _cause_of(end)
     if kind == _WRONG_SIZE:
-        return Claim(  # the rank is unknown: any of those in this collective
+        return Claim(  # the rank is unknown: it may be any rank of this collective
             cause=cause, kind=kind, strength=strength, fact=end.fact, fingerprint=kind,
-            says=f"{_ranks_told(sorted(one.rank for one in same))} {what}",
+            says=f"{_ranks_told(sorted(member.rank for member in same))} {event}",
         )  # fmt: skip
-    ranks = tuple(sorted(one.rank for one in same))
+    ranks = tuple(sorted(member.rank for member in same))
     everybody = len(ranks) > 1 and len(ranks) == case.world_size
     if kind == GENERAL and (read := _setting(end, is_of_most=2 * len(ranks) > case.world_size > 1)):
         cause, kind = "configuration", read
     who = "every rank" if everybody else _ranks_told(ranks, end.node if len(ranks) == 1 else "")
     if end.step is not None:
-        what = f"{what} after step {end.step}"
+        event = f"{event} after step {end.step}"
     return Claim(
         cause=cause,
         kind=kind,
-        says=f"{who} {what}",
+        says=f"{who} {event}",
         strength=strength,
         ranks=ranks,
         is_transient=_is_transient(end, cause, is_everywhere=everybody),
@@ -320,10 +320,10 @@ def _of_alike(case: Case, same: Sequence[RankEnd]) -> Claim:
 
 
 def _setting(end: RankEnd, *, is_of_most: bool) -> str:
-    """What of its settings an exception is about; empty where it may be about anything else."""
+    """The kind of setting that an exception is about; empty if it may be about anything else."""
     if end.error_name == "KeyError" and _OF_ENVIRON.search(end.traceback[-_QUOTED:]):
         return "missing_variable"
-    # Data that cannot be parsed hit one rank, and settings all of them, before any step.
+    # Bad data hits one rank; a bad setting hits all ranks before any step.
     if is_of_most and not end.step and _UNREADABLE.search(f"{end.error_name} {end.error_text}"):
         return "unreadable_value"
     return ""
@@ -336,7 +336,7 @@ def _is_transient(end: RankEnd, cause: Cause, *, is_everywhere: bool) -> bool | 
 
 
 def _cause_of(end: RankEnd) -> tuple[Cause, str, float, str]:
-    """Cause, kind, strength, and what happened in words."""
+    """Return cause, kind, strength, and the event in words."""
     if end.how == "out_of_memory":
         return "host", "host_oom", 0.95, "was killed by the kernel: out of memory"
     if end.error_name:
@@ -347,29 +347,29 @@ def _cause_of(end: RankEnd) -> tuple[Cause, str, float, str]:
         return "unknown", "unseen", 0.4, "ended without a known exit code or signal"
     if (match := _match(end)) is not None and match.rule.role == "root":
         strength = 0.7 * _STRENGTHS[match.rule.severity]
-        what = f"exited with {end.exit_code}: {_clean(end.first_error)}"
-        return _cause(match), match.rule.failure_class, strength, what
-    said = f": {_clean(end.first_error)}" if end.first_error else ""
-    return "user_code", "exit_code", 0.5, f"exited with {end.exit_code}{said}"
+        event = f"exited with {end.exit_code}: {_clean(end.first_error)}"
+        return _cause(match), match.rule.failure_class, strength, event
+    detail = f": {_clean(end.first_error)}" if end.first_error else ""
+    return "user_code", "exit_code", 0.5, f"exited with {end.exit_code}{detail}"
 
 
 def _of_signal(end: RankEnd) -> tuple[Cause, str, float, str]:
     name = end.signal or ""
-    cause, kind, strength, what = _SIGNALS.get(
+    cause, kind, strength, event = _SIGNALS.get(
         name, ("unknown", "signal", 0.5, "was ended by a signal")
     )
     if name == "SIGABRT" and _MISFIT in end.first_error:
-        what = "received more data than its tensor holds, and gloo aborted it: the sizes differ"
-        return "user_code", _WRONG_SIZE, 0.6, what
+        event = "received more data than its tensor holds, and gloo aborted it: the sizes differ"
+        return "user_code", _WRONG_SIZE, 0.6, event
     if name == "SIGABRT" and (match := _match(end)) is not None and match.rule.role == "root":
         cause, kind, strength = _cause(match), match.rule.failure_class, 0.7
-        what = f"was aborted: {_clean(end.first_error)}"
-    return cause, kind, strength, f"{what} ({name})"
+        event = f"was aborted: {_clean(end.first_error)}"
+    return cause, kind, strength, f"{event} ({name})"
 
 
 def _of_exception(end: RankEnd) -> tuple[Cause, str, float, str]:
     where = f" at {_clean(end.place)}" if end.place else ""
-    what = f"raised {_text(end)}{where}"
+    event = f"raised {_text(end)}{where}"
     match = _match(end)
     if end.error_name == "SystemExit" and (handled := _handled_signal(end)):
         cause, kind, strength, text = _SIGNALS[handled]
@@ -378,14 +378,14 @@ def _of_exception(end: RankEnd) -> tuple[Cause, str, float, str]:
         return "configuration", "arguments", 0.85, f"refused its arguments: {_text(end)}"
     if match is not None and match.rule.role == "root":
         rule = match.rule
-        return _cause(match), rule.failure_class, _STRENGTHS[rule.severity], what
+        return _cause(match), rule.failure_class, _STRENGTHS[rule.severity], event
     if match is not None:
-        return "unknown", match.rule.failure_class, 0.4, what
+        return "unknown", match.rule.failure_class, 0.4, event
     if (storage := _storage_failure(end)) is not None:
         kind, line = storage
-        return "storage", kind, _AFTER_STORAGE, f"{what}, after {_clean(line)}"
+        return "storage", kind, _AFTER_STORAGE, f"{event}, after {_clean(line)}"
     strength = 0.85 if end.place else 0.7
-    return "user_code", GENERAL, strength, what
+    return "user_code", GENERAL, strength, event
 
 
 def _handled_signal(end: RankEnd) -> str:
@@ -396,9 +396,9 @@ def _handled_signal(end: RankEnd) -> str:
 
 
 def _storage_failure(end: RankEnd) -> tuple[str, str] | None:
-    """What a library's exception was raised after, where that is a failure of storage.
+    """The failure of storage that a library's exception followed; None if there is none.
 
-    torch.save reports a full disk as a position that it did not expect.
+    torch.save reports a full disk as an unexpected position in the file.
     """
     for line in end.traceback.splitlines():
         match = _told(line) if _RAISED.match(line) else None

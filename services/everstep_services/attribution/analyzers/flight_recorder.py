@@ -1,4 +1,4 @@
-"""What the ranks' flight recorders say: who never came to a collective that the others wait in."""
+"""Claims from flight recorders: which rank never came to a collective in which others wait."""
 
 import asyncio
 import tempfile
@@ -10,22 +10,22 @@ from everstep_services.attribution.analyzers.ends import first_ends, is_timeout
 from everstep_services.attribution.domain.claims import Cause, Claim, Role
 from everstep_services.attribution.flight_recorder.analysis import FlightAnalysis
 from everstep_services.attribution.flight_recorder.folder import DumpFile, read_dumps
-from everstep_services.attribution.flight_recorder.verdicts import Fault, Kind, Report
+from everstep_services.attribution.flight_recorder.report import Fault, FlightReport, Kind
 from everstep_services.attribution.incident import Incident
 
 _READERS = 2
 _FAULTS_MOST = 6
 _SUSPECTS_MOST = 8
 _MORE_SUSPECTS = 0.5
-"""What a fault with several suspects says of each of them, in parts."""
+"""The factor for the strength of each suspect if a fault has several."""
 _ALL_JOINED: frozenset[Kind] = frozenset({"not_started", "half_completed", "stuck"})
-"""Faults of what is below the ranks, as long as all live: the end of one tears its collectives."""
+"""Faults below the ranks, if all ranks live: the end of a rank tears its collectives."""
 _OF_ALL: frozenset[Kind] = frozenset({"mismatch", "cycle"})
-"""Faults of the script, no matter which of the ranks is wrong."""
+"""Faults of the script, whichever rank is wrong."""
 
 
 class _Reading(NamedTuple):
-    """What a kind of fault means."""
+    """The claim that a kind of fault makes."""
 
     role: Role
     cause: Cause
@@ -33,12 +33,12 @@ class _Reading(NamedTuple):
 
 
 _KINDS: Mapping[Kind, Sequence[_Reading]] = {
-    # The rank is elsewhere, and others know where. Where they do not, it is mostly the script.
+    # The rank is elsewhere; other evidence may show where. If none does, it is mostly the script.
     "never_joined": (_Reading("place", "unknown", 1.0), _Reading("root", "user_code", 0.35)),
     "no_dump": (_Reading("place", "unknown", 0.7),),
     "mismatch": (_Reading("root", "user_code", 1.0),),
     "cycle": (_Reading("root", "user_code", 0.9),),
-    # All have joined: the ranks are where they should be, and the network is not.
+    # All have joined: the ranks are in the right place, so the network is suspect.
     "not_started": (_Reading("place", "unknown", 0.6), _Reading("root", "network", 0.5)),
     "half_completed": (_Reading("place", "unknown", 0.6), _Reading("root", "network", 0.55)),
     "stuck": (_Reading("root", "network", 0.5),),
@@ -46,7 +46,7 @@ _KINDS: Mapping[Kind, Sequence[_Reading]] = {
 
 
 async def analyze(incident: Incident) -> Sequence[Claim]:
-    """What the dumps say together; nothing where there are none."""
+    """Return claims from all dumps together; none if there are no dumps."""
     dumps, fact = await incident.by_rank("flight_recorder")
     if not dumps:
         return ()
@@ -63,7 +63,7 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
     ]
 
 
-def _report(dumps: Mapping[int, bytes], world: int | None) -> Report:
+def _report(dumps: Mapping[int, bytes], world: int | None) -> FlightReport:
     analysis = FlightAnalysis(world=world)
     with tempfile.TemporaryDirectory(prefix="everstep-dumps-") as name:
         files = [DumpFile(Path(name, f"dump_{rank}"), rank) for rank in dumps]
@@ -76,7 +76,7 @@ def _report(dumps: Mapping[int, bytes], world: int | None) -> Report:
 
 def _claims(fault: Fault, fact: str | None) -> Iterator[Claim]:
     suspects = fault.suspects[:_SUSPECTS_MOST]
-    ranks = tuple(one.rank for one in suspects)
+    ranks = tuple(suspect.rank for suspect in suspects)
     is_clear = len(fault.suspects) <= 2 or fault.kind in _OF_ALL
     for reading in _KINDS[fault.kind]:
         strength = min(fault.confidence, 1.0) * reading.strength

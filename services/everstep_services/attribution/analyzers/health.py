@@ -1,4 +1,4 @@
-"""What checks and the history of nodes say about the nodes of an incident."""
+"""Claims from checks and the history of nodes about the nodes of an incident."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
 
 
 def _newest(case: Case) -> list[NodeSign]:
-    """Failed checks and suspicions that nothing has taken back since, before the incident's end."""
+    """Failed checks and suspicions that still stood at the incident's end."""
     open_signs: dict[tuple[str, str, str], NodeSign] = {}
     for sign in case.nodes:
         match sign.sign:
@@ -44,7 +44,7 @@ def _newest(case: Case) -> list[NodeSign]:
 
 
 def _everywhere(case: Case, signs: Sequence[NodeSign]) -> frozenset[str]:
-    """Checks that fail on most nodes: the check, or what they share, is to blame."""
+    """Checks that fail on most nodes: the check itself, or a shared part, is to blame."""
     failed: dict[str, set[str]] = defaultdict(set)
     for sign in signs:
         if sign.sign == "check":
@@ -78,7 +78,7 @@ def _of_sign(case: Case, sign: NodeSign, everywhere: frozenset[str]) -> Iterator
 
 
 def _ranks_of(case: Case, node: str) -> tuple[int, ...]:
-    """The ranks of the node that failed; none where none of them is known to have."""
+    """The ranks of the node that are known to have failed."""
     told = Counter(end.rank for end in case.ends if end.node == node)
     told.update(stall.rank for stall in case.stalls if stall.node == node)
     return tuple(sorted(told))[:64]

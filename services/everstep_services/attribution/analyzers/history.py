@@ -1,4 +1,4 @@
-"""The same failure before: in this job, in others, and on the same nodes."""
+"""Claims from earlier incidents: the same failure in this job, in others, and on these nodes."""
 
 import asyncio
 from collections import Counter
@@ -13,7 +13,7 @@ _NODE_OFTEN = 2
 
 
 async def analyze(incident: Incident) -> Sequence[Claim]:
-    """What earlier incidents say about this one."""
+    """Return claims from earlier incidents."""
     return await asyncio.to_thread(_of_case, incident.case)
 
 
@@ -22,7 +22,7 @@ def _of_case(case: Case) -> list[Claim]:
 
 
 def _repeated(case: Case) -> Iterator[Claim]:
-    """The same failure in further rounds of this incident: nothing has stepped in between."""
+    """The same failure in further rounds of this incident, without a step in between."""
     later = {end.round for end in case.ends} - {case.round}
     for name, ranks in fingerprints(case).items():
         rounds = {end.round for end in case.ends if fingerprint_of(end) == name} & later
@@ -33,13 +33,13 @@ def _repeated(case: Case) -> Iterator[Claim]:
 
 def _seen_before(case: Case) -> Iterator[Claim]:
     for name, ranks in fingerprints(case).items():
-        alike = [one for one in case.past if one.fingerprint == name]
-        own = [one for one in alike if one.job == case.job]
+        alike = [incident for incident in case.past if incident.fingerprint == name]
+        own = [incident for incident in alike if incident.job == case.job]
         if own and not _has_advanced(case, own[-1]):
             ended = _counted(len(own), "round")
             yield _same(name, ranks, f"the same failure had ended {ended} of this job", 0.7, own)
         elif alike:
-            jobs = _counted(len({one.job for one in alike}), "job")
+            jobs = _counted(len({incident.job for incident in alike}), "job")
             seen = _counted(len(alike), "incident")
             yield Claim(
                 cause=cause_of(alike[-1].cause), kind="seen_before", fingerprint=name,
@@ -63,17 +63,19 @@ def _same(
 
 
 def _has_advanced(case: Case, before: PastIncident) -> bool:
-    """The training got further than then, where it may not have begun: nothing holds it up."""
+    """Whether the training has got further than at that incident: then nothing blocks it."""
     return case.step is not None and case.step > (before.step or 0)
 
 
 def _nodes(case: Case) -> Iterator[Claim]:
-    """Nodes that were culprits more than once lately."""
+    """Nodes that were culprits more than once recently."""
     names = {member.node for member in case.members}
-    counts = Counter(node for one in case.past for node in set(one.nodes) if node in names)
+    counts = Counter(
+        node for incident in case.past for node in set(incident.nodes) if node in names
+    )
     for node, count in counts.most_common(4):
         if count >= _NODE_OFTEN:
-            causes = Counter(one.cause for one in case.past if node in one.nodes)
+            causes = Counter(incident.cause for incident in case.past if node in incident.nodes)
             yield Claim(
                 cause=cause_of(causes.most_common(1)[0][0]), kind="repeat_offender",
                 says=f"{node} was the culprit of {count} incidents lately", strength=0.4,

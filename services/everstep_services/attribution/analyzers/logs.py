@@ -1,4 +1,4 @@
-"""What the ends of ranks' logs and the kernel's log say failed first."""
+"""Claims from the ends of ranks' logs and from the kernel's log about the first failure."""
 
 import asyncio
 import io
@@ -14,25 +14,25 @@ from everstep_services.attribution.incident import Incident
 from everstep_services.attribution.log_analysis.analysis import LogAnalysis
 from everstep_services.attribution.log_analysis.files import take_stream
 from everstep_services.attribution.log_analysis.origins import Origin
-from everstep_services.attribution.log_analysis.report import Failure, Report
+from everstep_services.attribution.log_analysis.report import Failure, LogReport
 from everstep_services.attribution.log_analysis.rules import shipped
 
 _QUOTED = 240
 _ALTERNATIVE = 0.5
 _WEAK = 0.5
 _OF_GENERAL = 0.7
-"""An exception of no known kind is mostly the script's; a claim that knows more is to win."""
+"""An exception of an unknown kind is mostly the script's; a claim with more knowledge must win."""
 _KERNEL = "kernel_log"
 _OF_PROCESSES: Mapping[str, frozenset[str]] = {
     "segfault": frozenset({"SIGSEGV", "SIGBUS", "SIGABRT"}),
     "illegal_instruction": frozenset({"SIGILL"}),
     "host_oom": frozenset({"SIGKILL"}),
 }
-"""Kinds of kernel lines that are about one process, and the signals by which it ends."""
+"""Kinds of kernel lines about one process, and the signals that end such a process."""
 _OF_ANOTHER = 0.3
-"""How much such a line says where no rank of its node ended in that way, in parts."""
+"""The factor for such a line if no rank of its node ended in that way."""
 _OF_BOTH = 0.97
-"""How sure it is where a rank and the kernel of its node report the same device."""
+"""The strength if a rank and the kernel of its node report the same device."""
 _OF_DEVICE = re.compile(
     r"(?i)\bCUDA error\b|\bcuda failure\b|AcceleratorError|cudaError|CU(?:BLAS|DNN)_STATUS"
     r"|ncclUnhandledCudaError|unhandled cuda error"
@@ -41,7 +41,7 @@ _BYTES_MOST = 64 << 20
 
 
 async def analyze(incident: Incident) -> Sequence[Claim]:
-    """Two analyses: lines of a kernel speak of its node, those of ranks of the training."""
+    """Return claims from two analyses: of kernels' lines, about nodes; of ranks' lines."""
     return [
         *await _of(incident, "log", "console"),
         *await _of(incident, _KERNEL),
@@ -70,29 +70,29 @@ async def _of(incident: Incident, *kinds: str) -> Sequence[Claim]:
     return [*doubted, *_of_devices(report, pieces, incident.case)]
 
 
-def _of_devices(report: Report, pieces: Sequence[EvidencePiece], case: Case) -> Iterator[Claim]:
+def _of_devices(report: LogReport, pieces: Sequence[EvidencePiece], case: Case) -> Iterator[Claim]:
     """A rank died of its device, and the kernel of its node reports that device: one cause.
 
     The kernel's log begins with the round. Its line has the process on the device. Where that is
     unknown, or counted in another namespace, the only rank of the node that died so is meant.
     """
-    failures = [one for one in (report.cause, *report.alternatives) if one is not None]
-    for one in failures:
-        if one.domain != "gpu" or one.role != "root":
+    failures = [failure for failure in (report.cause, *report.alternatives) if failure is not None]
+    for failure in failures:
+        if failure.domain != "gpu" or failure.role != "root":
             continue
-        piece = pieces[one.file]
+        piece = pieces[failure.file]
         ends = [end for end in first_ends(case) if end.node == piece.node and _is_of_device(end)]
-        named = [end for end in ends if end.pid and str(end.pid) == one.pid]
+        named = [end for end in ends if end.pid and str(end.pid) == failure.pid]
         if not named and len(ends) != 1:
             continue
         for end in named or ends:
             says = (
                 f"rank {end.rank} ({end.node}) ended by a failure of its device, and the kernel of "
-                f"{piece.node} reports that device: {one.means}: {one.quote[:_QUOTED]}"
+                f"{piece.node} reports that device: {failure.means}: {failure.quote[:_QUOTED]}"
             )
             both = Claim(
-                cause="gpu", kind=one.failure_class, says=says, strength=_OF_BOTH,
-                ranks=(end.rank,), nodes=(piece.node,), fingerprint=one.fingerprint,
+                cause="gpu", kind=failure.failure_class, says=says, strength=_OF_BOTH,
+                ranks=(end.rank,), nodes=(piece.node,), fingerprint=failure.fingerprint,
                 fact=piece.fact, blob=piece.blob,
             )  # fmt: skip
             yield both
@@ -104,7 +104,7 @@ def _is_of_device(end: RankEnd) -> bool:
 
 
 def _doubted(claim: Claim, case: Case) -> Claim:
-    """A kernel's line about a process may be about a process of somebody else's."""
+    """Weaken a kernel's line about a process: the process may belong to somebody else."""
     signals = _OF_PROCESSES.get(claim.kind)
     if signals is None or any(
         end.signal in signals or end.how == "out_of_memory" or has_lost_worker(end)
@@ -115,7 +115,9 @@ def _doubted(claim: Claim, case: Case) -> Claim:
     return replace(claim, strength=claim.strength * _OF_ANOTHER, says=says)
 
 
-def _report(read: Sequence[tuple[EvidencePiece, int | None, bytes]], world: int | None) -> Report:
+def _report(
+    read: Sequence[tuple[EvidencePiece, int | None, bytes]], world: int | None
+) -> LogReport:
     rules = shipped()
     analysis = LogAnalysis(rules, world)
     for number, (piece, rank, data) in enumerate(read):
@@ -125,41 +127,43 @@ def _report(read: Sequence[tuple[EvidencePiece, int | None, bytes]], world: int 
     return analysis.report()
 
 
-def _claims(report: Report, pieces: Sequence[EvidencePiece], *, is_kernel: bool) -> Iterator[Claim]:
+def _claims(
+    report: LogReport, pieces: Sequence[EvidencePiece], *, is_kernel: bool
+) -> Iterator[Claim]:
     if report.cause is None:
         return
     if report.verdict == "cause":
         yield _claim(report.cause, report.confidence, report.culprits, pieces, is_kernel)
-    for one in report.alternatives:
-        if one.role == "root":
+    for alternative in report.alternatives:
+        if alternative.role == "root":
             strength = _ALTERNATIVE * report.confidence
-            ranks = () if one.rank is None else (one.rank,)
-            yield _claim(one, strength, ranks, pieces, is_kernel)
+            ranks = () if alternative.rank is None else (alternative.rank,)
+            yield _claim(alternative, strength, ranks, pieces, is_kernel)
 
 
 def _claim(
-    one: Failure,
+    failure: Failure,
     strength: float,
     ranks: Sequence[int],
     pieces: Sequence[EvidencePiece],
     is_kernel: bool,
 ) -> Claim:
-    piece = pieces[one.file]
-    cause = cause_of(one.domain)
+    piece = pieces[failure.file]
+    cause = cause_of(failure.domain)
     where = f"the kernel of {piece.node}" if is_kernel else _who(ranks)
-    if one.role != "root":
+    if failure.role != "root":
         strength *= _WEAK
-    if one.failure_class == GENERAL:
+    if failure.failure_class == GENERAL:
         strength *= _OF_GENERAL
-    is_of_node = is_kernel and cause in NODE_CAUSES and one.failure_class != "host_oom"
+    is_of_node = is_kernel and cause in NODE_CAUSES and failure.failure_class != "host_oom"
     return Claim(
         cause=cause,
-        kind=one.failure_class,
-        says=f"{where}: {one.means}: {one.quote[:_QUOTED]}",
+        kind=failure.failure_class,
+        says=f"{where}: {failure.means}: {failure.quote[:_QUOTED]}",
         strength=strength,
         ranks=tuple(ranks),
         nodes=(piece.node,) if is_of_node else (),
-        fingerprint=one.fingerprint,
+        fingerprint=failure.fingerprint,
         fact=piece.fact,
         blob=piece.blob,
     )

@@ -1,4 +1,4 @@
-"""What GPUs, control groups, processes and pages of a node showed before its ranks were ended."""
+"""Claims from a node's GPUs, control groups, processes and pages before its ranks were ended."""
 
 import asyncio
 import math
@@ -57,7 +57,7 @@ class _Processes(msgspec.Struct):
 
 
 async def analyze(incident: Incident) -> list[Claim]:
-    """What the state of its nodes says."""
+    """Return claims from the state of the nodes."""
     claims: list[Claim] = []
     async for piece, _, data in incident.contents(*_READERS):
         try:
@@ -80,7 +80,7 @@ def _of_gpus(case: Case, piece: EvidencePiece, data: bytes) -> Iterator[Claim]:
     for reading in readings:
         for result in verdicts(reading, {}, ChecksSettings()):
             if result.state in {"failed", "warning"}:
-                # Slow or worn hardware ends no training by itself; failed one does.
+                # Slow or worn hardware does not end a training by itself; failed hardware does.
                 yield Claim(
                     cause="gpu", kind="gpu_state", says=f"{piece.node}: {result.reason}",
                     strength=0.85 if result.state == "failed" else 0.3,
@@ -89,7 +89,7 @@ def _of_gpus(case: Case, piece: EvidencePiece, data: bytes) -> Iterator[Claim]:
 
 
 def _gone(kind: type, value: Any) -> Any:
-    """A GPU that does not answer: its reason is all that was written."""
+    """A claim about a GPU that does not answer: the file has only the reason."""
     if kind is GpuGoneError and isinstance(value, str):
         return GpuGoneError(value, "reboot")
     raise NotImplementedError(f"{kind.__name__}: {type(value).__name__}")
@@ -101,8 +101,8 @@ def _gone(kind: type, value: Any) -> Any:
 def _of_groups(case: Case, piece: EvidencePiece, data: bytes) -> Iterator[Claim]:
     """The kernel's count of kills for memory, where a rank or its worker was killed.
 
-    The count begins with the group, so it may be of long ago: only a shortage of this moment makes
-    it sure. Who was counted at its end is reported as such already.
+    The count begins with the group, so it may be old: only a shortage at this moment makes it
+    certain. A rank that was counted at its end is reported as such already.
     """
     ends = [end for end in first_ends(case) if end.node == piece.node]
     workers = [end for end in ends if has_lost_worker(end)]
@@ -142,9 +142,9 @@ def _is_short(files: Mapping[str, str]) -> bool:
     limit = files.get("memory.max") or files.get("memory.limit_in_bytes") or ""
     if used.isdecimal() and limit.isdecimal() and int(used) >= _FULL * int(limit):
         return True
-    found = files.get("memory.pressure", "").partition("avg10=")[2].partition(" ")[0]
+    pressure = files.get("memory.pressure", "").partition("avg10=")[2].partition(" ")[0]
     try:
-        return float(found) >= _PRESSURE
+        return float(pressure) >= _PRESSURE
     except ValueError:
         return False
 
@@ -153,7 +153,7 @@ def _is_short(files: Mapping[str, str]) -> bool:
 
 
 def _of_processes(case: Case, piece: EvidencePiece, data: bytes) -> Iterator[Claim]:
-    """Ranks that somebody has stopped; a debugger that only looks leaves another letter."""
+    """Ranks that somebody has stopped; a debugger that only reads leaves another letter."""
     del case
     for rank, files in msgspec.json.decode(data, type=_Processes).ranks.items():
         if _STOPPED.search(files.get("status", "")):
@@ -166,13 +166,16 @@ def _of_processes(case: Case, piece: EvidencePiece, data: bytes) -> Iterator[Cla
 def _of_pages(case: Case, piece: EvidencePiece, data: bytes) -> Iterator[Claim]:
     """Ranks whose scripts had ended without an error while others went on.
 
-    A script that raises is reported at once. One that ends well is known only once its process is
-    gone: the round may be over by then, as the others have lost it.
+    A script that raises is reported at once. A script that ends well is known only once its process
+    is gone, and then the round may be over, as the others have lost that rank.
     """
     ends = first_ends(case)
     if not ends or not all(map(is_consequence, ends)):
         return
-    pages = {rank: one.page for rank, one in msgspec.json.decode(data, type=_Pages).ranks.items()}
+    pages = {
+        rank: rank_state.page
+        for rank, rank_state in msgspec.json.decode(data, type=_Pages).ranks.items()
+    }
     told = {end.rank for end in (*ends, *case.done)}
     first_s = min((pages[rank].progress_s for rank in told & pages.keys()), default=math.inf)
     left = sorted(
@@ -186,8 +189,8 @@ def _of_pages(case: Case, piece: EvidencePiece, data: bytes) -> Iterator[Claim]:
 
 def _number(text: str, name: str) -> int:
     pairs = (line.split() for line in text.splitlines())
-    found = next((pair[1] for pair in pairs if len(pair) == 2 and pair[0] == name), "")
-    return int(found) if found.isdecimal() and len(found) < 20 else 0
+    number = next((pair[1] for pair in pairs if len(pair) == 2 and pair[0] == name), "")
+    return int(number) if number.isdecimal() and len(number) < 20 else 0
 
 
 _Reader = Callable[[Case, EvidencePiece, bytes], Iterator[Claim]]

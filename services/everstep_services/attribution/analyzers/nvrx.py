@@ -55,17 +55,19 @@ def adapted(
 
 async def logs_by_rank(incident: Incident) -> Mapping[int, str]:
     """The ends of the ranks' logs."""
-    found: dict[int, str] = {}
+    logs: dict[int, str] = {}
     async for _, rank, data in incident.contents("log"):
         if rank is not None:
-            found[rank] = found.get(rank, "") + data.decode(errors="replace")
-    return found
+            logs[rank] = logs.get(rank, "") + data.decode(errors="replace")
+    return logs
 
 
 def places(result: Any) -> Sequence[Claim]:
     """The ranks that a result names in brackets."""
     text = result[0] if isinstance(result, tuple) and result else result
-    ranks = [int(one) for found in _RANKS.findall(str(text)) for one in re.findall(r"\d+", found)]
+    ranks = [
+        int(rank) for listed in _RANKS.findall(str(text)) for rank in re.findall(r"\d+", listed)
+    ]
     if not ranks:
         return ()
     named = tuple(dict.fromkeys(ranks))[:_MOST]

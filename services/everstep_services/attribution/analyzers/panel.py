@@ -1,4 +1,4 @@
-"""Runs all analyzers at once. One that fails or is slow is named, and delays nobody."""
+"""Runs all analyzers at once. An analyzer that fails or is slow is named, and delays no other."""
 
 import asyncio
 import logging
@@ -43,25 +43,25 @@ _CLAIMS_MOST = 256
 
 def installed() -> dict[str, Analyzer]:
     """The built-in analyzers and those of plug-ins; a plug-in that cannot be loaded is logged."""
-    found = dict(BUILT_IN)
+    analyzers = dict(BUILT_IN)
     for point in entry_points(group=GROUP):
         if point.name in BUILT_IN:
             log.error("analyzer_refused name=%s reason='a built-in one has this name'", point.name)
             continue
         try:
-            found[point.name] = point.load()
+            analyzers[point.name] = point.load()
         except Exception as error:  # noqa: BLE001  a plug-in is anybody's code
             log.error("analyzer_not_loaded name=%s error=%r", point.name, error)
-    return found
+    return analyzers
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What all analyzers said of an incident."""
+    """The claims of all analyzers about an incident."""
 
     claims: list[Claim]
     missing: list[str]
-    """Evidence that could not be read, and analyzers that said nothing."""
+    """Evidence that could not be read, and analyzers that gave no answer."""
     is_partial: bool
     """An analyzer was not done in time."""
 
@@ -90,8 +90,8 @@ class Panel:
         is_late = False
         try:
             async with asyncio.timeout(within_s):
-                said = await self._analyzers[name](incident)
-            claims = [_named(name, claim) for claim in said[:_CLAIMS_MOST]]
+                answer = await self._analyzers[name](incident)
+            claims = [_named(name, claim) for claim in answer[:_CLAIMS_MOST]]
         except TimeoutError:
             is_late, why = True, f"analyzer {name} was not done after {within_s:g} s"
         except Exception as error:

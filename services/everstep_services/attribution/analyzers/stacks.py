@@ -1,4 +1,4 @@
-"""What stacks say: who stands elsewhere while the others wait, and what that rank does."""
+"""Claims from stacks: which rank stands elsewhere while others wait, and what it does there."""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,7 +7,7 @@ from everstep_services.attribution.domain.claims import Claim, cause_of
 from everstep_services.attribution.incident import Incident
 from everstep_services.attribution.stack_analysis.analysis import StackAnalysis
 from everstep_services.attribution.stack_analysis.files import read_content
-from everstep_services.attribution.stack_analysis.report import Report
+from everstep_services.attribution.stack_analysis.report import StackReport
 from everstep_services.attribution.stack_analysis.rules import shipped
 
 _SUSPECTS_MOST = 8
@@ -16,11 +16,11 @@ _MORE_SUSPECTS = 0.5
 _ENDING = 0.3
 """The factor for ranks that are ending: mostly they end because others did."""
 _OWN_DOMAIN = 0.75
-"""How much a stack tells of the cause, in parts of how much it tells of the place."""
+"""The strength of a stack's claim about the cause, relative to its claim about the place."""
 
 
 async def analyze(incident: Incident) -> Sequence[Claim]:
-    """What the stacks say together; nothing where there are none."""
+    """Return claims from all stacks together; none if there are no stacks."""
     dumps, fact = await incident.by_rank("stacks")
     if not dumps:
         return ()
@@ -28,35 +28,35 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
     return list(_claims(report, fact)) if report.verdict == "odd_ranks" else ()
 
 
-def _report(dumps: Mapping[int, bytes], world: int | None) -> Report:
+def _report(dumps: Mapping[int, bytes], world: int | None) -> StackReport:
     analysis = StackAnalysis(world=world, rules=shipped())
     for rank, data in dumps.items():
         analysis.add(read_content(data, rank, f"rank {rank}"))
     return analysis.report()
 
 
-def _claims(report: Report, fact: str | None) -> Iterator[Claim]:
+def _claims(report: StackReport, fact: str | None) -> Iterator[Claim]:
     suspects = report.suspects[:_SUSPECTS_MOST]
     if report.pattern == "together":
         yield Claim(
             cause="user_code", kind="one_sided_transfer", says=report.summary, fact=fact,
-            strength=report.confidence, ranks=tuple(one.rank for one in report.suspects),
+            strength=report.confidence, ranks=tuple(suspect.rank for suspect in report.suspects),
             fingerprint="hang:one_sided_transfer",
         )  # fmt: skip
         return
     parts = 1.0 if len(report.suspects) <= 2 else _MORE_SUSPECTS
-    if all(one.activity == "exit" for one in suspects):
+    if all(suspect.activity == "exit" for suspect in suspects):
         parts *= _ENDING
     strength = min(report.confidence, 1.0) * parts
     yield Claim(
         cause="unknown", kind="elsewhere", role="place", says=report.summary, strength=strength,
-        ranks=tuple(one.rank for one in suspects), fact=fact,
+        ranks=tuple(suspect.rank for suspect in suspects), fact=fact,
     )  # fmt: skip
-    for one in suspects:
-        cause = cause_of(one.domain)
+    for suspect in suspects:
+        cause = cause_of(suspect.domain)
         if cause != "unknown":
             yield Claim(
-                cause=cause, kind=f"in_{one.activity}", strength=strength * _OWN_DOMAIN,
-                says=f"rank {one.rank}: {one.reason}", ranks=(one.rank,), fact=fact,
-                fingerprint=f"hang:{one.activity}",
+                cause=cause, kind=f"in_{suspect.activity}", strength=strength * _OWN_DOMAIN,
+                says=f"rank {suspect.rank}: {suspect.reason}", ranks=(suspect.rank,), fact=fact,
+                fingerprint=f"hang:{suspect.activity}",
             )  # fmt: skip

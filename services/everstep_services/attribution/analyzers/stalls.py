@@ -1,4 +1,4 @@
-"""Ranks that made no progress: who stopped first, in which section, in which state."""
+"""Claims from stalls: which rank stopped first, in which section, in which state."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ _SECTIONS: Mapping[str, tuple[Cause, str]] = {
     "restore": ("storage", "stuck_restore"),
 }
 _OF_WARNED = 0.6
-"""How much a stall says that ended no round, in parts: its limit is one that may be passed."""
+"""The factor for a stall that ended no round: its limit may be passed."""
 _COLLECTIVE = re.compile(
     r"distributed_c10d|collective|\b(all_reduce|all_gather|reduce_scatter|barrier)\b"
 )
@@ -27,16 +27,16 @@ _PHASES: Mapping[str, tuple[Cause, str]] = {"checkpoint": ("storage", "stuck_che
 
 
 async def analyze(incident: Incident) -> Sequence[Claim]:
-    """What stalls say: those that ended the round, and those that were only warned of."""
+    """Return claims from stalls that ended the round, and from stalls that were only warned of."""
     warned = _warned(incident.case)
     case = replace(incident.case, stalls=(*incident.case.stalls, *warned))
     ranks = {stall.rank for stall in warned}
     claims = [*_located(case), *_elsewhere(case), *_stalled(case)]
     return [
-        replace(one, strength=_OF_WARNED * one.strength)
-        if one.ranks and ranks >= {*one.ranks}
-        else one
-        for one in claims
+        replace(claim, strength=_OF_WARNED * claim.strength)
+        if claim.ranks and ranks >= {*claim.ranks}
+        else claim
+        for claim in claims
     ]
 
 
@@ -51,25 +51,25 @@ def _warned(case: Case) -> Sequence[Stall]:
 
 
 def _located(case: Case) -> Iterator[Claim]:
-    found = case.located
-    if found is None or not found.first_ranks or not found.waiting_ranks:
+    stall = case.located
+    if stall is None or not stall.first_ranks or not stall.waiting_ranks:
         return
     yield Claim(
         cause="unknown",
         kind="stopped_first",
         role="place",
-        says=f"{_named(found.first_ranks)} stopped first: {found.reason}",
-        strength=0.75 if found.is_certain else 0.45,
-        ranks=found.first_ranks,
-        fact=found.fact,
+        says=f"{_named(stall.first_ranks)} stopped first: {stall.reason}",
+        strength=0.75 if stall.is_certain else 0.45,
+        ranks=stall.first_ranks,
+        fact=stall.fact,
     )
 
 
 def _elsewhere(case: Case) -> Iterator[Claim]:
-    """Most wait in a collective; who does not is whom they wait for."""
-    known = [stall for stall in case.stalls if stall.blocked_in]
-    waiting = [stall for stall in known if _COLLECTIVE.search(stall.blocked_in)]
-    others = [stall for stall in known if stall not in waiting]
+    """If most ranks wait in a collective: the ranks outside of it, which the others wait for."""
+    located = [stall for stall in case.stalls if stall.blocked_in]
+    waiting = [stall for stall in located if _COLLECTIVE.search(stall.blocked_in)]
+    others = [stall for stall in located if stall not in waiting]
     is_alone = not waiting and len(others) == 1 and case.world_size > 1
     if not is_alone and not 0 < len(others) <= len(waiting):
         return
@@ -78,7 +78,7 @@ def _elsewhere(case: Case) -> Iterator[Claim]:
     if waiting:
         says = f"{_named(sorted(stall.rank for stall in waiting))} wait in a collective, {says}"
     says = f"{says}: {others[0].blocked_in}"
-    # Who waits for others is excused: a rank that has stalled alone waits for nobody.
+    # A rank that waits for others is excused: a rank that has stalled alone waits for none.
     yield Claim(
         cause="unknown", kind="elsewhere", role="place", says=says, ranks=ranks,
         strength=0.85 if waiting else 0.7,
@@ -92,7 +92,7 @@ def _elsewhere(case: Case) -> Iterator[Claim]:
 
 
 def _is_in_script(stall: Stall) -> bool:
-    """It runs or sleeps, in no section that says what for."""
+    """Whether it runs or sleeps in the script, outside of a section that explains it."""
     is_plain = stall.section is None or _of_section(stall.section) is None
     return is_plain and stall.process_state[:1] in {"S", "R", ""}
 

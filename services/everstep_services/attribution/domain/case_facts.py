@@ -1,7 +1,7 @@
-"""What each fact adds to the cases of a job. Pure, and bounded whatever is sent."""
+"""How each fact changes the cases of a job. Pure, and bounded for any input."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 from msgspec.structs import replace
 
@@ -68,7 +68,7 @@ class JobCases:
 
     @property
     def document(self) -> CasesDocument:
-        """All of it."""
+        """The document as it is now."""
         return self._document
 
     @property
@@ -78,25 +78,27 @@ class JobCases:
 
     def case(self, incident: str) -> Case | None:
         """One incident, if it is remembered."""
-        return next((one for one in self.cases if one.incident == incident), None)
+        return next((case for case in self.cases if case.incident == incident), None)
 
     def take(self, fact: Fact) -> str | None:
-        """Add a fact. The incident whose case it has changed, if there is one."""
+        """Add a fact. Returns the incident whose case has changed, if there is one."""
         added = self.TAKEN.get(type(fact))
         return None if added is None else added(self, fact)
 
     def put(self, case: Case) -> None:
         """Put a case in the place of the one with its incident."""
-        cases = [one for one in self._document.cases if one.incident != case.incident]
+        cases = [other for other in self._document.cases if other.incident != case.incident]
         self._document = replace(self._document, cases=tuple([*cases, case][-CASES_MOST:]))
 
     def amend(self, case: Case) -> None:
-        """The same, in its place among the others."""
-        cases = (case if one.incident == case.incident else one for one in self._document.cases)
+        """Replace a case, and keep its place among the others."""
+        cases = (
+            case if other.incident == case.incident else other for other in self._document.cases
+        )
         self._document = replace(self._document, cases=tuple(cases))
 
     def drop_oldest(self) -> bool:
-        """Forget the oldest case, where all of them are too large; False if there is only one."""
+        """Forget the oldest case if all of them are too large; False if there is only one."""
         if len(self._document.cases) < 2:
             return False
         self._document = replace(self._document, cases=self._document.cases[1:])
@@ -108,7 +110,7 @@ class JobCases:
         doc = self._document
         if fact.round < doc.round:
             return
-        kept = tuple(case for case in doc.cases if case.incident)  # what led to nothing is over
+        kept = tuple(case for case in doc.cases if case.incident)  # its round led to no incident
         slow = doc.slow if fact.round == doc.round else ()
         self._document = replace(
             doc, cases=kept, members=fact.members, round=fact.round,
@@ -116,8 +118,8 @@ class JobCases:
         )  # fmt: skip
 
     def _opened(self, fact: IncidentOpened) -> str:
-        known = self.case(fact.incident)
-        case = known or self._adopted(fact)
+        before = self.case(fact.incident)
+        case = before or self._adopted(fact)
         self.put(
             replace(
                 case,
@@ -136,11 +138,11 @@ class JobCases:
         return fact.incident
 
     def _adopted(self, fact: IncidentOpened) -> Case:
-        """What was heard of the round before its incident was opened belongs to it."""
+        """The case of a newly opened incident, with the reports of its round that came before."""
         round_ = self._document.round if fact.round is None else fact.round
-        waiting = next((one for one in self._document.cases if not one.incident), None)
+        waiting = next((case for case in self._document.cases if not case.incident), None)
         if waiting is not None and waiting.round == round_:
-            kept = tuple(one for one in self._document.cases if one.incident)
+            kept = tuple(case for case in self._document.cases if case.incident)
             self._document = replace(self._document, cases=kept)
             return replace(waiting, incident=fact.incident)
         return self._blank(fact.incident, round_)
@@ -167,7 +169,7 @@ class JobCases:
         return self._keep(case)
 
     def _adopted_late(self, incident: str, round_: int | None) -> Case:
-        """The case of an incident whose opening was not heard, or is heard later."""
+        """The case of an incident whose opening is missing, or comes later."""
         return self._blank(incident, self._document.round if round_ is None else round_)
 
     def _keep(self, case: Case) -> str:
@@ -181,7 +183,7 @@ class JobCases:
         case = self._of(fact.round, fact.incident)
         if fact.how == "done":
             return self._done(case, fact)
-        if any(one.rank == fact.rank and one.round == fact.round for one in case.ends):
+        if any(end.rank == fact.rank and end.round == fact.round for end in case.ends):
             return None
         if len(case.ends) >= _ENDS_MOST:
             return self._changed(replace(case, more_ends=case.more_ends + 1))
@@ -190,7 +192,7 @@ class JobCases:
 
     def _done(self, case: Case, fact: RankExited) -> str | None:
         """Note a rank that has finished while others continue."""
-        if any(one.rank == fact.rank and one.round == fact.round for one in case.done):
+        if any(report.rank == fact.rank and report.round == fact.round for report in case.done):
             return None
         if len(case.done) >= _SIGNS_MOST:
             return self._changed(replace(case, more_done=case.more_done + 1))
@@ -270,9 +272,11 @@ class JobCases:
         return self._sign(fact, _sign(fact, fact.node, "left", fact.reason, cause=fact.cause))
 
     def _sign(self, fact: Fact, sign: NodeSign, *, is_late: bool = False) -> str | None:
-        """Add it to the incident of its round; what only ends something begins no case."""
+        """Add a sign to the incident of its round; a sign of an end does not begin a case."""
         if is_late:
-            case = next((one for one in reversed(self.cases) if _names(one.nodes, sign.node)), None)
+            case = next(
+                (case for case in reversed(self.cases) if _names(case.nodes, sign.node)), None
+            )
             if case is None:
                 return None
         else:
@@ -319,11 +323,13 @@ class JobCases:
             rank=fact.rank, node=fact.node, cause=fact.cause, fact=fact.id,
             reason=fact.reason[:_SHORT_MOST], confidence=fact.confidence,
         )  # fmt: skip
-        slow = [one for one in self._document.slow if one.rank != fact.rank]
+        slow = [straggler for straggler in self._document.slow if straggler.rank != fact.rank]
         self._document = replace(self._document, slow=tuple([*slow, sign][-_SLOW_MOST:]))
 
     def _fast(self, fact: StragglerCleared) -> None:
-        slow = tuple(one for one in self._document.slow if one.fact != fact.finding)
+        slow = tuple(
+            straggler for straggler in self._document.slow if straggler.fact != fact.finding
+        )
         self._document = replace(self._document, slow=slow)
 
     def _progress(self, fact: ProgressMade) -> None:
@@ -349,8 +355,8 @@ class JobCases:
     def _of(self, round_: int, incident: str | None) -> Case:
         """The case of a fact: its incident's, its round's, or one that waits for an incident.
 
-        What names an incident that is not known yet is of none of the others: a round may have
-        several, as a stall that was over and a failure since.
+        A fact that names an unknown incident belongs to none of the others: a round may have
+        several, such as a stall that was over and a failure since.
         """
         named = None if incident is None else self.case(incident)
         if named is not None:
@@ -367,7 +373,7 @@ class JobCases:
         if case.incident:
             self.amend(case)
             return case.incident
-        kept = [one for one in self._document.cases if one.incident]
+        kept = [case for case in self._document.cases if case.incident]
         self._document = replace(self._document, cases=(*kept[-CASES_MOST + 1 :], case))
         return None
 
@@ -422,7 +428,14 @@ def _end(fact: RankExited, *, is_whole: bool) -> RankEnd:
     )
 
 
-def _sign(fact: Fact, node: str, sign: str, reason: str, *, cause: str = "") -> NodeSign:
+def _sign(
+    fact: Fact,
+    node: str,
+    sign: Literal["lost", "returned", "left"],
+    reason: str,
+    *,
+    cause: str = "",
+) -> NodeSign:
     return NodeSign(
         node=node, sign=sign, reason=reason[:_SHORT_MOST], fact=fact.id, at=_at(fact), cause=cause
     )
@@ -437,10 +450,10 @@ def _names(signs: Iterable[NodeSign], node: str) -> bool:
 
 
 def _added(parts: tuple[Any, ...], part: Any, most: int) -> tuple[Any, ...]:
-    """With this one, unless it is there or there are too many: the first ones tell the most."""
-    is_known = any(one.fact == part.fact for one in parts)
+    """Add a part, unless it is there or there are too many: the first parts tell the most."""
+    is_known = any(other.fact == part.fact for other in parts)
     return parts if is_known or len(parts) >= most else (*parts, part)
 
 
 READ: tuple[type[Fact], ...] = tuple(JobCases.TAKEN)
-"""The kinds of facts of jobs that say something about incidents."""
+"""The kinds of facts of jobs that change cases."""

@@ -10,17 +10,17 @@ Cause = Literal[
     "user_code", "configuration", "data", "framework", "gpu", "host", "network", "storage",
     "scheduler", "unknown",
 ]  # fmt: skip
-"""Whose trouble it is."""
+"""The area that caused the incident."""
 Role = Literal["root", "place", "consequence"]
 """`root` names a cause. `place` names the ranks where it is, and leaves open why. `consequence`
-names ranks that failed because of others: they are nobody's culprits."""
+names ranks that failed because of others: these are not culprits."""
 
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 NODE_CAUSES: frozenset[Cause] = frozenset({"gpu", "host", "network", "storage"})
 """Causes that may be a node's fault."""
 MOST_SAID = 600
 GENERAL = "python_exception"
-"""The kind of a claim that knows of an exception no more than that it ended the script."""
+"""The kind of a claim that knows only that an exception ended the script."""
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,19 +30,19 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     """Finer than the cause: `python_exception`, `never_joined`."""
     says: str
-    """For people, with ranks and numbers."""
+    """The claim in words for people, with ranks and numbers."""
     strength: float
-    """0 to 1: how often it is right, by the analyzer's own account."""
+    """0 to 1: how often such a claim is right, as the analyzer estimates."""
     role: Role = "root"
     is_against: bool = False
     """It speaks against this cause, for these ranks and nodes."""
     ranks: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
-    """Nodes that this is evidence of: never merely the nodes that the ranks run on."""
+    """Nodes that the evidence accuses: never merely the nodes that the ranks run on."""
     is_transient: bool | None = None
     """Whether the same run may succeed next time; None if unknown."""
     fingerprint: str = ""
-    """The failure without its accidents."""
+    """The name of the failure, without its numbers and paths."""
     fact: str | None = None
     """The fact that it comes from."""
     blob: BlobRef | None = None
@@ -58,7 +58,7 @@ def cause_of(text: str) -> Cause:
 
 
 def is_sound(claim: Claim) -> bool:
-    """Its values can be weighed: an analyzer may come from anybody."""
+    """Whether its values can be weighed: an analyzer may be a plug-in by anybody."""
     return (
         claim.cause in CAUSES
         and 0.0 <= claim.strength <= 1.0

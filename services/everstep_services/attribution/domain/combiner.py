@@ -1,4 +1,4 @@
-"""All claims about an incident into one verdict. Pure; its numbers are in `weights.toml`."""
+"""Combines all claims about an incident into a verdict. Pure; its numbers are in `weights.toml`."""
 
 import math
 from collections.abc import Sequence
@@ -33,8 +33,8 @@ class Considered:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """What the claims come to."""
+class CaseJudgement:
+    """The result of combining the claims."""
 
     cause: Cause
     kind: str
@@ -47,49 +47,51 @@ class Judged:
     is_transient: bool | None = None
     fingerprint: str = ""
     evidence: tuple[tuple[Claim, float], ...] = ()
-    """Claims with what they count; below 0 for those that speak against."""
+    """Claims with their weights; below 0 for claims against the verdict."""
     others: tuple[Considered, ...] = ()
     missing: tuple[str, ...] = ()
 
 
 def combine(
     case: Case, claims: Sequence[Claim], missing: Sequence[str], weights: Weights | None = None
-) -> Judged:
-    """The verdict. What cannot be weighed is left out, and named."""
+) -> CaseJudgement:
+    """Return the verdict. Claims that cannot be weighed are left out, and named."""
     weights = weights or shipped()
     sound = [claim for claim in claims if is_sound(claim)]
     bad = sorted({claim.analyzer for claim in claims} - {claim.analyzer for claim in sound})
     unclear = tuple(f"{name}: its claims have invalid values" for name in bad)
-    found = explanations(sound, weights)
+    candidates = explanations(sound, weights)
     lacks = (*missing, *unclear, *_lacks(case))
-    if not found:
+    if not candidates:
         reason = f"inconclusive: there is no evidence for a cause of {case.trigger or 'the end'}"
-        return Judged("unknown", "", 0.0, reason, "restart", is_inconclusive=True, missing=lacks)
-    return _judged(found, sound, lacks, weights)
+        return CaseJudgement(
+            "unknown", "", 0.0, reason, "restart", is_inconclusive=True, missing=lacks
+        )
+    return _judged(candidates, sound, lacks, weights)
 
 
 def _judged(
-    found: Sequence[Explanation],
+    candidates: Sequence[Explanation],
     claims: Sequence[Claim],
     missing: tuple[str, ...],
     weights: Weights,
-) -> Judged:
-    best, rest = found[0], found[1:]
+) -> CaseJudgement:
+    best, rest = candidates[0], candidates[1:]
     confidence = _confidence(best, rest[0] if rest else None, weights)
     is_unsure = confidence < weights.confidence.least
-    others = rest if not is_unsure else found
+    others = rest if not is_unsure else candidates
     considered = tuple(
-        _considered(one, best, confidence, weights) for one in others[:_ALTERNATIVES_MOST]
+        _considered(other, best, confidence, weights) for other in others[:_ALTERNATIVES_MOST]
     )
     weighed = _evidence(best, claims, weights)
     if is_unsure:
         reason = f"inconclusive: {best.lead.says}, but {_doubt(best, rest)}"
-        return Judged(
+        return CaseJudgement(
             "unknown", best.lead.kind, round(confidence, 2), reason, "restart",
             is_inconclusive=True,            evidence=weighed, others=considered, missing=missing,
         )  # fmt: skip
     is_transient = _is_transient(best)
-    return Judged(
+    return CaseJudgement(
         cause=best.cause,
         kind=best.lead.kind,
         confidence=round(confidence, 2),
@@ -114,45 +116,47 @@ def _confidence(best: Explanation, rival: Explanation | None, weights: Weights) 
 
 
 def _considered(
-    one: Explanation, best: Explanation, confidence: float, weights: Weights
+    explanation: Explanation, best: Explanation, confidence: float, weights: Weights
 ) -> Considered:
-    own = _confidence(one, best, weights) if one is not best else confidence
-    if one is best:
+    own = _confidence(explanation, best, weights) if explanation is not best else confidence
+    if explanation is best:
         why = "the likeliest cause, but not likely enough"
-    elif one.against:
-        why = f"against it: {one.against[0].says}"
+    elif explanation.against:
+        why = f"against it: {explanation.against[0].says}"
     else:
-        why = f"it has less evidence ({one.score:.2f}) than {best.cause} ({best.score:.2f})"
+        why = f"it has less evidence ({explanation.score:.2f}) than {best.cause} ({best.score:.2f})"
     return Considered(
-        one.cause, round(own, 2), f"{one.lead.says}; {why}",
-        one.ranks[:_TOLD_RANKS], one.nodes[:_TOLD_RANKS],
+        explanation.cause, round(own, 2), f"{explanation.lead.says}; {why}",
+        explanation.ranks[:_TOLD_RANKS], explanation.nodes[:_TOLD_RANKS],
     )  # fmt: skip
 
 
 def _evidence(
     best: Explanation, claims: Sequence[Claim], weights: Weights
 ) -> tuple[tuple[Claim, float], ...]:
-    """What speaks for it, what against, and which ranks only lost others."""
-    speaks_for = [(one, weights.of(one)) for one in (*best.claims, *best.places)]
-    against = [(one, -weights.of(one)) for one in best.against]
-    rest = [(one, 0.0) for one in claims if one.role == "consequence"]
+    """The claims for the best explanation, the claims against it, and the consequences."""
+    speaks_for = [(claim, weights.of(claim)) for claim in (*best.claims, *best.places)]
+    against = [(claim, -weights.of(claim)) for claim in best.against]
+    rest = [(claim, 0.0) for claim in claims if claim.role == "consequence"]
     ordered = sorted((*speaks_for, *against), key=lambda pair: -abs(pair[1]))
-    return tuple((one, round(weight, 3)) for one, weight in (*ordered, *rest)[:_EVIDENCE_MOST])
+    return tuple((claim, round(weight, 3)) for claim, weight in (*ordered, *rest)[:_EVIDENCE_MOST])
 
 
 def _reason(best: Explanation, claims: Sequence[Claim]) -> str:
-    said = best.lead.says
-    place = next((one for one in best.places if one.says != said), None)
+    first = best.lead.says
+    place = next((place for place in best.places if place.says != first), None)
     if place is not None and not best.lead.ranks:
-        said = f"{said}; {place.says}"
-    lost = {r for one in claims if one.role == "consequence" for r in one.ranks} - set(best.ranks)
+        first = f"{first}; {place.says}"
+    lost = {r for claim in claims if claim.role == "consequence" for r in claim.ranks} - set(
+        best.ranks
+    )
     if lost:
         told = ", ".join(map(str, sorted(lost)[:_TOLD_RANKS]))
         more = ", …" if len(lost) > _TOLD_RANKS else ""
         ranks = f"rank {told}" if len(lost) == 1 else f"{len(lost)} ranks ({told}{more})"
-        said = f"{said}; {ranks} failed only because of that"
-    again = next((one for one in best.claims if one.analyzer == _AGAIN), None)
-    return f"{said}; {again.says}" if again is not None and again is not best.lead else said
+        first = f"{first}; {ranks} failed only because of that"
+    again = next((claim for claim in best.claims if claim.analyzer == _AGAIN), None)
+    return f"{first}; {again.says}" if again is not None and again is not best.lead else first
 
 
 def _doubt(best: Explanation, rest: Sequence[Explanation]) -> str:
@@ -162,27 +166,27 @@ def _doubt(best: Explanation, rest: Sequence[Explanation]) -> str:
 
 
 def _is_transient(best: Explanation) -> bool | None:
-    said = [one for one in best.claims if one.is_transient is not None]
-    if any(one.analyzer == _AGAIN for one in said):
-        return False  # it came again: whatever its kind, it does not pass by itself
-    return max(said, key=lambda one: one.strength).is_transient if said else None
+    judged = [claim for claim in best.claims if claim.is_transient is not None]
+    if any(claim.analyzer == _AGAIN for claim in judged):
+        return False  # a failure that came again does not pass by itself
+    return max(judged, key=lambda claim: claim.strength).is_transient if judged else None
 
 
 def _came_again(best: Explanation) -> bool:
-    return any(one.analyzer == _AGAIN and one.kind == "same_failure" for one in best.claims)
+    return any(claim.analyzer == _AGAIN and claim.kind == "same_failure" for claim in best.claims)
 
 
 def _fingerprint(best: Explanation) -> str:
-    named = [one for one in best.claims if one.fingerprint and one.analyzer != _AGAIN]
+    named = [claim for claim in best.claims if claim.fingerprint and claim.analyzer != _AGAIN]
     if named:
-        return max(named, key=lambda one: one.strength).fingerprint
+        return max(named, key=lambda claim: claim.strength).fingerprint
     return f"{best.cause}:{best.lead.kind}"
 
 
 def _advice(best: Explanation, is_transient: bool | None, came_again: bool) -> Advice:
     match best.cause:
         case "user_code" | "configuration" | "data":
-            # One more try: what looks deterministic is sometimes a file system's hiccup.
+            # One more try: what looks deterministic may have been a hiccup of a file system.
             return "stop" if came_again and is_transient is False else "restart"
         case "gpu" | "host" | "network":
             return "restart_without" if best.nodes and is_transient is not True else "restart"
@@ -199,12 +203,12 @@ def _advice(best: Explanation, is_transient: bool | None, came_again: bool) -> A
 
 
 def _lacks(case: Case) -> tuple[str, ...]:
-    """Evidence that is not there, with the reason; each kind once."""
-    said: dict[tuple[str, str], list[str]] = {}
+    """Missing evidence, with the reason; each kind once."""
+    names: dict[tuple[str, str], list[str]] = {}
     for piece in case.evidence:
         if piece.missing:
-            said.setdefault((piece.evidence, piece.missing), []).append(piece.node)
+            names.setdefault((piece.evidence, piece.missing), []).append(piece.node)
     return tuple(
         f"{kind} of {nodes[0] if len(nodes) == 1 else f'{len(nodes)} nodes'}: {why}"
-        for (kind, why), nodes in list(said.items())[:_EVIDENCE_MOST]
+        for (kind, why), nodes in list(names.items())[:_EVIDENCE_MOST]
     )

@@ -1,4 +1,4 @@
-"""Claims that say the same, together: each explanation has a cause, a place, and a score."""
+"""Groups claims of the same cause into explanations, each with a place and a score."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,16 +7,16 @@ from everstep_services.attribution.domain.claims import GENERAL, NODE_CAUSES, Ca
 from everstep_services.attribution.domain.weights import Weights
 
 _STRONG = 0.75
-"""A rank that lost its peer may still be a root, if a claim about it is so strong."""
+"""A rank that lost its peer may still be a root if a claim about it is at least this strong."""
 _SAYS_NODES = 0.5
-"""A node is named only from claims that are at least so strong."""
+"""A node is named only by claims that are at least this strong."""
 NOT_OF_NODES = frozenset({"history", "stragglers"})
-"""What they know of a node is of other times: nobody is named by that alone."""
+"""Analyzers whose knowledge of a node is of other times: it does not suffice to name the node."""
 
 
 @dataclass(slots=True)
 class Explanation:
-    """One cause, and what speaks for and against it."""
+    """One cause, with the claims for and against it."""
 
     cause: Cause
     claims: list[Claim] = field(default_factory=list)
@@ -27,14 +27,14 @@ class Explanation:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The culprits: what its own claims name, else the place that others found."""
+        """The culprits: the ranks that its own claims name, else those of its places."""
         own = {rank for claim in self.claims for rank in claim.ranks}
-        found = own or {rank for claim in self.places for rank in claim.ranks}
-        return tuple(sorted(found))
+        ranks = own or {rank for claim in self.places for rank in claim.ranks}
+        return tuple(sorted(ranks))
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Nodes that there is evidence of, for causes that can be a node's."""
+        """Nodes that evidence accuses, for causes that can be a node's."""
         if self.cause not in NODE_CAUSES:
             return ()
         named = {
@@ -48,19 +48,19 @@ class Explanation:
 
     @property
     def lead(self) -> Claim:
-        """The claim that says it best."""
+        """The strongest claim of the cause."""
         return max(self.claims or self.places, key=lambda claim: claim.strength)
 
     def takes(self, claim: Claim) -> bool:
-        """Whether a claim says the same: the same cause, or less of the same failure."""
-        names = {one.fingerprint for one in self.claims} - {""}
+        """Whether a claim has the same cause, or knows less about the same failure."""
+        names = {own.fingerprint for own in self.claims} - {""}
         if claim.fingerprint in names and (claim.cause == "unknown" or claim.kind == GENERAL):
             return True
         return claim.cause == self.cause and self.meets(claim)
 
     def explains(self, claim: Claim) -> bool:
-        """Whether it is about the ranks of a claim that leaves the cause open."""
-        ranks = {rank for one in self.claims for rank in one.ranks}
+        """Whether it explains a claim that leaves the cause open, about the same ranks."""
+        ranks = {rank for own in self.claims for rank in own.ranks}
         is_open = claim.cause == "unknown" and self.cause != "unknown"
         return is_open and bool(ranks & set(claim.ranks))
 
@@ -68,42 +68,49 @@ class Explanation:
         """Whether a claim may be about the same thing, by ranks and nodes."""
         if not claim.ranks and not claim.nodes:
             return True
-        ranks = {rank for one in self.claims for rank in one.ranks}
-        nodes = {node for one in self.claims for node in one.nodes}
+        ranks = {rank for own in self.claims for rank in own.ranks}
+        nodes = {node for own in self.claims for node in own.nodes}
         if not ranks and not nodes:
             return True
         return bool(ranks & set(claim.ranks) or nodes & set(claim.nodes))
 
 
 def explanations(claims: Sequence[Claim], weights: Weights) -> list[Explanation]:
-    """All of them, the likeliest first."""
+    """Return all explanations, the likeliest first."""
     roots = sorted(
-        (one for one in claims if one.role == "root" and not one.is_against),
-        key=lambda one: (one.analyzer == "history", -weights.of(one)),  # it joins what others say
+        (claim for claim in claims if claim.role == "root" and not claim.is_against),
+        key=lambda claim: (
+            claim.analyzer == "history",
+            -weights.of(claim),
+        ),  # its claims join those of others
     )
-    places = [one for one in claims if one.role == "place" and not one.is_against]
-    found: list[Explanation] = []
+    places = [claim for claim in claims if claim.role == "place" and not claim.is_against]
+    candidates: list[Explanation] = []
     for claim in roots:
-        same = next((one for one in found if one.takes(claim)), None)
-        same = same or next((one for one in found if one.explains(claim)), None)
+        same = next((candidate for candidate in candidates if candidate.takes(claim)), None)
+        same = same or next(
+            (candidate for candidate in candidates if candidate.explains(claim)), None
+        )
         if same is None:
             same = Explanation(claim.cause)
-            found.append(same)
+            candidates.append(same)
         same.claims.append(claim)
-    found += _places_alone(places, found)
-    lost = {r for one in claims if one.role == "consequence" for r in one.ranks}
-    told = {r for one in roots if one.strength >= _STRONG for r in one.ranks}
-    for one in found:
-        one.against = [it for it in claims if it.is_against and _concerns(it, one)]
-        _score(one, places, lost - told, weights)
-    return sorted(found, key=lambda one: -one.score)
+    candidates += _places_alone(places, candidates)
+    lost = {r for claim in claims if claim.role == "consequence" for r in claim.ranks}
+    told = {r for root in roots if root.strength >= _STRONG for r in root.ranks}
+    for candidate in candidates:
+        candidate.against = [it for it in claims if it.is_against and _concerns(it, candidate)]
+        _score(candidate, places, lost - told, weights)
+    return sorted(candidates, key=lambda candidate: -candidate.score)
 
 
-def _places_alone(places: Sequence[Claim], found: Sequence[Explanation]) -> list[Explanation]:
-    """Ranks where it is, that no cause is named for."""
-    explained = {rank for one in found for claim in one.claims for rank in claim.ranks}
-    anywhere = any(not claim.ranks for one in found for claim in one.claims)
-    left = [one for one in places if not (set(one.ranks) & explained or anywhere)]
+def _places_alone(places: Sequence[Claim], candidates: Sequence[Explanation]) -> list[Explanation]:
+    """Explanations of unknown cause for the places that no other explanation covers."""
+    explained = {
+        rank for candidate in candidates for claim in candidate.claims for rank in claim.ranks
+    }
+    anywhere = any(not claim.ranks for candidate in candidates for claim in candidate.claims)
+    left = [place for place in places if not (set(place.ranks) & explained or anywhere)]
     alone: list[Explanation] = []
     for claim in left:
         same = next((it for it in alone if set(it.places[0].ranks) & set(claim.ranks)), None)
@@ -114,33 +121,35 @@ def _places_alone(places: Sequence[Claim], found: Sequence[Explanation]) -> list
     return alone
 
 
-def _concerns(claim: Claim, one: Explanation) -> bool:
-    return claim.cause == one.cause and one.meets(claim)
+def _concerns(claim: Claim, explanation: Explanation) -> bool:
+    return claim.cause == explanation.cause and explanation.meets(claim)
 
 
-def _score(one: Explanation, places: Sequence[Claim], lost: set[int], weights: Weights) -> None:
+def _score(
+    explanation: Explanation, places: Sequence[Claim], lost: set[int], weights: Weights
+) -> None:
     numbers = weights.score
-    if one.claims:
-        ranks = {rank for claim in one.claims for rank in claim.ranks}
+    if explanation.claims:
+        ranks = {rank for claim in explanation.claims for rank in claim.ranks}
         here = [it for it in places if not ranks or ranks & set(it.ranks)]
-        one.places = here
-        score = _together(one.claims, weights)
+        explanation.places = here
+        score = _together(explanation.claims, weights)
         score += numbers.same_place * _most(here, weights)
         if ranks and not here:
             # Ranks that are ending because of others stand elsewhere, too.
             rivals = [it for it in places if not set(it.ranks) <= lost]
             score -= numbers.other_place * _most(rivals, weights)
     else:
-        ranks = set(one.ranks)
-        score = numbers.place_alone * _together(one.places, weights)
+        ranks = set(explanation.ranks)
+        score = numbers.place_alone * _together(explanation.places, weights)
     if ranks and ranks <= lost:
         score *= 1 - numbers.consequence
-    score -= numbers.against * _most(one.against, weights)
-    one.score = max(score, 0.0)
+    score -= numbers.against * _most(explanation.against, weights)
+    explanation.score = max(score, 0.0)
 
 
 def _together(claims: Sequence[Claim], weights: Weights) -> float:
-    """The strongest claim, and a part of what other analyzers say; who repeats adds nothing."""
+    """The strongest claim, and a part of each other analyzer's strongest one."""
     best: dict[str, float] = {}
     for claim in claims:
         best[claim.analyzer] = max(best.get(claim.analyzer, 0.0), weights.of(claim))

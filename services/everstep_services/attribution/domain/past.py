@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator
 from itertools import takewhile
+from typing import Literal
 
 from everstep.messages import (
     Case,
@@ -28,20 +29,20 @@ _TEXT_MOST = 240
 
 
 def accused(fact: Fact) -> tuple[str, ...]:
-    """The node that a job's agent says something of, for all jobs to remember."""
+    """The node that a fact of a job's agent is about, which all jobs will remember."""
     return (fact.node,) if isinstance(fact, NodeCheckFinished) else ()
 
 
 def earlier(past: Iterable[PastIncident], incident: str) -> Iterator[PastIncident]:
-    """Those that were judged before this one was for the first time; it may be judged again."""
-    return takewhile(lambda one: one.incident != incident, past)
+    """The incidents that were judged before this one was judged for the first time."""
+    return takewhile(lambda past_incident: past_incident.incident != incident, past)
 
 
-class History:
-    """What attribution remembers beyond single jobs; the facts of the stream make it again."""
+class PastIncidents:
+    """What attribution remembers beyond single jobs; it can be rebuilt from the stream."""
 
     def __init__(self, document: CasesDocument) -> None:
-        self._past = {one.incident: one for one in document.past}
+        self._past = {past.incident: past for past in document.past}
         self._signs: dict[str, list[NodeSign]] = {}
         for sign in document.nodes:
             self._signs.setdefault(sign.node, []).append(sign)
@@ -57,7 +58,7 @@ class History:
         return tuple(sign for signs in self._signs.values() for sign in signs)
 
     def take(self, fact: Fact, step: int | None = None) -> None:
-        """Remember what a fact says; `step` is the last one of its job."""
+        """Remember a fact; `step` is the last step of its job."""
         match fact:
             case VerdictReached():
                 self._judged(fact, step)
@@ -72,29 +73,29 @@ class History:
 
     def signs_of(self, case: Case) -> tuple[NodeSign, ...]:
         """Return the findings about the nodes of a case."""
-        known = {sign.fact for sign in case.nodes}
+        facts = {sign.fact for sign in case.nodes}
         return tuple(
             sign
             for member in case.members
             for sign in self._signs.get(member.node, ())
-            if sign.fact not in known
+            if sign.fact not in facts
         )
 
     def before(self, case: Case, names: Collection[str]) -> tuple[PastIncident, ...]:
         """Earlier incidents of its job, of its nodes, and with one of these fingerprints."""
         nodes = {member.node for member in case.members}
-        found = [
-            one
-            for one in earlier(self._past.values(), case.incident)
-            if (one.job == case.job or one.fingerprint in names or nodes & set(one.nodes))
+        incidents = [
+            past
+            for past in earlier(self._past.values(), case.incident)
+            if (past.job == case.job or past.fingerprint in names or nodes & set(past.nodes))
         ]
-        return tuple(found[-_FOR_A_CASE:])
+        return tuple(incidents[-_FOR_A_CASE:])
 
     def _judged(self, fact: VerdictReached, step: int | None) -> None:
         if fact.is_inconclusive:
             self._past.pop(fact.incident, None)
             return
-        before = self._past.get(fact.incident)  # which keeps its place among the others
+        before = self._past.get(fact.incident)  # an incident that is judged again keeps its place
         self._past[fact.incident] = PastIncident(
             job=fact.job,
             incident=fact.incident,
@@ -110,22 +111,22 @@ class History:
             del self._past[next(iter(self._past))]
 
     def _checked(self, fact: NodeCheckFinished) -> None:
-        failed = [one for one in fact.results if one.state == "failed"]
-        for one in failed[:_SIGNS_MOST]:
+        failed = [result for result in fact.results if result.state == "failed"]
+        for result in failed[:_SIGNS_MOST]:
             self._sign(
                 NodeSign(
-                    node=fact.node, sign="check", fact=f"{fact.id}/{one.check}", at=fact.at,
-                    reason=one.reason[:_TEXT_MOST], check=one.check, code=one.code[:_TEXT_MOST],
-                    failure_class=one.failure_class,
+                    node=fact.node, sign="check", fact=f"{fact.id}/{result.check}", at=fact.at,
+                    reason=result.reason[:_TEXT_MOST], check=result.check,
+                    code=result.code[:_TEXT_MOST], failure_class=result.failure_class,
                 )
             )  # fmt: skip
-        bad = {one.check for one in fact.results if one.state in {"failed", "unknown"}}
+        bad = {result.check for result in fact.results if result.state in {"failed", "unknown"}}
         open_checks = {sign.check for sign in self._signs.get(fact.node, ()) if sign.check}
         for check in sorted((open_checks & set(fact.checks)) - bad):
             self._drop(fact.node, check)
 
     def _drop(self, node: str, check: str) -> None:
-        """A check that passes takes its failures back."""
+        """Drop the failures of a check that passes now."""
         left = [sign for sign in self._signs.get(node, []) if sign.check != check]
         if left:
             self._signs[node] = left
@@ -135,9 +136,13 @@ class History:
     def _sign(self, sign: NodeSign) -> None:
         signs = self._signs.pop(sign.node, [])
         if sign.sign == "cleared":
-            signs = [one for one in signs if one.sign != "suspected"]
+            signs = [earlier_sign for earlier_sign in signs if earlier_sign.sign != "suspected"]
         else:
-            signs = [one for one in signs if (one.sign, one.check) != (sign.sign, sign.check)]
+            signs = [
+                earlier_sign
+                for earlier_sign in signs
+                if (earlier_sign.sign, earlier_sign.check) != (sign.sign, sign.check)
+            ]
             signs.append(sign)
         if signs:
             self._signs[sign.node] = signs[-_SIGNS_MOST:]
@@ -145,5 +150,5 @@ class History:
             del self._signs[next(iter(self._signs))]
 
 
-def _sign(fact: Fact, node: str, sign: str, reason: str) -> NodeSign:
+def _sign(fact: Fact, node: str, sign: Literal["suspected", "cleared"], reason: str) -> NodeSign:
     return NodeSign(node=node, sign=sign, reason=reason[:_TEXT_MOST], fact=fact.id, at=fact.at)

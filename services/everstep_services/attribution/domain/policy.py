@@ -1,7 +1,7 @@
-"""What verdicts ask for beyond a restart: stop a bug that came again, replace a node that did.
+"""Actions on verdicts beyond a restart: stop a repeated bug, replace a repeat offender.
 
-Each rule only observes unless it is switched on. A restart never waits for any of this: rendezvous
-has decided about it long before.
+Each rule only observes unless it is switched on. A restart never waits for a rule: rendezvous has
+decided about the restart long before.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +14,7 @@ from everstep_services.attribution.domain.past import earlier
 
 Mode = Literal["observe", "enforce"]
 Action = Literal["stop", "replace"]
+ActOutcome = Literal["done", "failed", "observed"]
 RuleId = Literal["stop.user_error", "replace.repeat_offender"]
 _DETERMINISTIC = frozenset({"user_code", "configuration", "data"})
 _SURE = 0.5
@@ -21,7 +22,7 @@ _SURE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Switches:
+class PolicySwitches:
     """Whether each rule acts, and from when on."""
 
     user_errors: Mode = "observe"
@@ -56,8 +57,8 @@ class Decision:
                 assert_never(never)
 
 
-def in_force(default: Switches, *documents: ControlDocument | None) -> Switches:
-    """What the documents change, a later one over an earlier one.
+def in_force(default: PolicySwitches, *documents: ControlDocument | None) -> PolicySwitches:
+    """The switches with the changes of documents; a later document overrides an earlier one.
 
     The brake, and an actuator that is switched to observe, leave every rule observing. A value that
     makes no sense, as a newer release may have written it, changes nothing.
@@ -74,8 +75,8 @@ def in_force(default: Switches, *documents: ControlDocument | None) -> Switches:
     def mode(name: str, otherwise: Mode, actuator: str) -> Mode:
         if is_braked or modes.get(actuator) == "observe":
             return "observe"
-        found = values.get(f"attribution.{name}", otherwise)
-        return "enforce" if found == "enforce" else "observe"
+        switch = values.get(f"attribution.{name}", otherwise)
+        return "enforce" if switch == "enforce" else "observe"
 
     return replace(
         default,
@@ -89,9 +90,12 @@ def in_force(default: Switches, *documents: ControlDocument | None) -> Switches:
 
 
 def due(
-    verdict: VerdictReached, step: int | None, past: Sequence[PastIncident], switches: Switches
+    verdict: VerdictReached,
+    step: int | None,
+    past: Sequence[PastIncident],
+    switches: PolicySwitches,
 ) -> list[Decision]:
-    """What the rules ask for. `step` is the last one of the training, `past` has the oldest first.
+    """The decisions of the rules. `step` is the training's last, `past` has the oldest first.
 
     An inconclusive verdict asks for nothing.
     """
@@ -102,12 +106,15 @@ def due(
 
 
 def _user_error(
-    verdict: VerdictReached, step: int | None, past: Sequence[PastIncident], switches: Switches
+    verdict: VerdictReached,
+    step: int | None,
+    past: Sequence[PastIncident],
+    switches: PolicySwitches,
 ) -> Iterator[Decision]:
-    """The same bug twice in a row, and no step between: one retry has confirmed it."""
+    """Stop if the same bug came twice in a row without a step between: a retry has confirmed it."""
     if verdict.cause not in _DETERMINISTIC or verdict.is_transient is True:
         return
-    last = next((one for one in reversed(past) if one.job == verdict.job), None)
+    last = next((incident for incident in reversed(past) if incident.job == verdict.job), None)
     is_same = last is not None and verdict.fingerprint and last.fingerprint == verdict.fingerprint
     has_gone_on = last is not None and step is not None and step > (last.step or 0)
     # Rounds that fail before the training is back are one incident: its own verdict counts them.
@@ -124,18 +131,18 @@ def _user_error(
 
 
 def _offenders(
-    verdict: VerdictReached, past: Sequence[PastIncident], switches: Switches
+    verdict: VerdictReached, past: Sequence[PastIncident], switches: PolicySwitches
 ) -> Iterator[Decision]:
-    """Nodes that this verdict names, and earlier ones did, whichever job they were of."""
+    """Nodes that this verdict and earlier verdicts of any job name."""
     if verdict.cause not in NODE_CAUSES:
         return
     for node in verdict.culprit_nodes:
         named = [
-            one.incident
-            for one in past
-            if node in one.nodes
-            and one.cause in NODE_CAUSES
-            and (verdict.at - one.at).total_seconds() <= switches.offences_within_s
+            incident.incident
+            for incident in past
+            if node in incident.nodes
+            and incident.cause in NODE_CAUSES
+            and (verdict.at - incident.at).total_seconds() <= switches.offences_within_s
         ]
         if len(named) + 1 < switches.offences:
             continue

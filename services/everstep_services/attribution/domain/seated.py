@@ -1,4 +1,4 @@
-"""Keeps of a case only the evidence about nodes that, according to rendezvous, train for its job.
+"""Keeps only the evidence about nodes that, according to rendezvous, train for the job.
 
 A job's login may put evidence, ends and signs of any node on record, and name any as a member of a
 round. The members are those of rendezvous' document while it is of the case's round. Of another
@@ -73,7 +73,7 @@ def _round_of(
 
 
 def _of(nodes: Collection[str], parts: Iterable[P]) -> tuple[P, ...]:
-    return tuple(one for one in parts if one.node is None or one.node in nodes)
+    return tuple(part for part in parts if part.node is None or part.node in nodes)
 
 
 def _parts(case: Case) -> int:

@@ -1,4 +1,4 @@
-"""A verdict as the fact that people read; whether it says something else than the last one."""
+"""Makes the fact of a verdict, if it differs from the last verdict."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from everstep.messages import (
 )
 from everstep.messages.base import Time
 from everstep_services.attribution.domain.claims import Claim, cause_of
-from everstep_services.attribution.domain.combiner import Judged, combine
+from everstep_services.attribution.domain.combiner import CaseJudgement, combine
 
 SOURCE = "attribution"
 _SURER = 0.1
@@ -26,30 +26,30 @@ _TOLD_NODES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """Now, and how ids are made."""
+class VerdictContext:
+    """The time, and how ids are made."""
 
     wall: Time
     new_id: Callable[[], str]
 
 
-def concluded(case: Case, judged: Judged, now: Moment) -> VerdictReached | None:
-    """The verdict to put on record; None where it would say what the last one says."""
+def concluded(case: Case, judged: CaseJudgement, now: VerdictContext) -> VerdictReached | None:
+    """The verdict to record; None if it would repeat the last one."""
     if case.correction is not None:
-        return None  # a person has said what it was
+        return None  # a person has named the cause
     verdict = _fact(case, judged, now)
     return verdict if case.verdict is None or differs(case.verdict, verdict) else None
 
 
 def differs(before: VerdictReached, now: VerdictReached) -> bool:
-    """A reader would act or think otherwise."""
+    """Whether a reader would act or think differently."""
     return _told(before) != _told(now) or abs(before.confidence - now.confidence) >= _SURER
 
 
 def unknown_culprits(case: Case, ask: CorrectVerdict) -> str:
-    """Which ranks and nodes of a correction the incident does not have; empty where it has all."""
-    nodes = {one.node for one in case.members} | {one.node for one in case.nodes}
-    nodes |= {one.node for one in case.ends}
+    """The ranks and nodes of a correction that the incident does not have, in words."""
+    nodes = {member.node for member in case.members} | {sign.node for sign in case.nodes}
+    nodes |= {end.node for end in case.ends}
     strange = [name for name in ask.culprit_nodes if nodes and name not in nodes]
     if strange:
         names = ", ".join(sorted(nodes)[:_TOLD_NODES])
@@ -61,9 +61,9 @@ def unknown_culprits(case: Case, ask: CorrectVerdict) -> str:
 
 
 def corrected(
-    case: Case, ask: CorrectVerdict, now: Moment
+    case: Case, ask: CorrectVerdict, now: VerdictContext
 ) -> tuple[VerdictCorrected, VerdictReached]:
-    """What a person says, as a fact, and the verdict that holds from now on."""
+    """The fact of a person's correction, and the verdict in force from now on."""
     cause, was = cause_of(ask.cause), case.verdict
     correction = VerdictCorrected(
         id=now.new_id(),
@@ -123,7 +123,7 @@ def _told(verdict: VerdictReached) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def _fact(case: Case, judged: Judged, now: Moment) -> VerdictReached:
+def _fact(case: Case, judged: CaseJudgement, now: VerdictContext) -> VerdictReached:
     took = max((now.wall - case.opened_at).total_seconds(), 0.0) if case.opened_at else 0.0
     return VerdictReached(
         id=now.new_id(),
@@ -141,10 +141,10 @@ def _fact(case: Case, judged: Judged, now: Moment) -> VerdictReached:
         evidence=tuple(_item(claim, weight) for claim, weight in judged.evidence),
         alternatives=tuple(
             Alternative(
-                cause=one.cause, confidence=one.confidence, reason=one.reason,
-                ranks=one.ranks, nodes=one.nodes,
+                cause=other.cause, confidence=other.confidence, reason=other.reason,
+                ranks=other.ranks, nodes=other.nodes,
             )
-            for one in judged.others
+            for other in judged.others
         ),
         missing=tuple(text[:_TEXT_MOST] for text in judged.missing[:_MISSING_MOST]),
         advice=judged.advice,

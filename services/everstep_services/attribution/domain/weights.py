@@ -1,4 +1,4 @@
-"""The numbers of the combiner. They are data, in `weights.toml`."""
+"""Reads the numbers of the combiner from `weights.toml`."""
 
 import tomllib
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class ScoreWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All of them."""
+    """All numbers of the combiner."""
 
     confidence: ConfidenceWeights
     score: ScoreWeights
@@ -40,7 +40,7 @@ class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kinds: Mapping[str, float]
 
     def of(self, claim: Claim) -> float:
-        """What a claim is worth, 0 to 1."""
+        """The weight of a claim, 0 to 1."""
         name = f"{claim.analyzer}.{claim.kind}"
         trust = self.analyzers.get(claim.analyzer, self.analyzers["other"])
         return claim.strength * self.kinds.get(name, trust)

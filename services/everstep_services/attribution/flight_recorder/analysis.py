@@ -15,20 +15,20 @@ import msgspec
 from everstep_services.attribution.flight_recorder.graph import components
 from everstep_services.attribution.flight_recorder.mismatches import CallTexts, Mismatch
 from everstep_services.attribution.flight_recorder.ranges import named
+from everstep_services.attribution.flight_recorder.report import (
+    Fault,
+    FlightReport,
+    Kind,
+    MeetingState,
+    Presence,
+    Suspect,
+    Verdict,
+)
 from everstep_services.attribution.flight_recorder.summary import (
     GroupRecord,
     Pending,
     RankSummary,
-    Unreadable,
-)
-from everstep_services.attribution.flight_recorder.verdicts import (
-    Fault,
-    Kind,
-    MeetingState,
-    Presence,
-    Report,
-    Suspect,
-    Verdict,
+    UnreadableDump,
 )
 from everstep_services.attribution.flight_recorder.waits import Meeting, Node, WaitGraph
 
@@ -48,20 +48,20 @@ class FlightAnalysis:
     def __init__(self, *, world: int | None = None) -> None:
         self._world = world
         self._ranks: dict[int, RankSummary] = {}
-        self._unreadable: list[Unreadable] = []
+        self._unreadable: list[UnreadableDump] = []
         self._texts = CallTexts()
         self._bytes: dict[bytes, bytes] = {}
 
-    def add(self, dump: RankSummary | Unreadable) -> None:
-        if isinstance(dump, Unreadable):
+    def add(self, dump: RankSummary | UnreadableDump) -> None:
+        if isinstance(dump, UnreadableDump):
             self._unreadable.append(dump)
             return
         if dump.rank in self._ranks:
             reason = f"there is a second dump of rank {dump.rank}; only the first one is used"
-            self._unreadable.append(Unreadable(name=f"rank {dump.rank}", reason=reason))
+            self._unreadable.append(UnreadableDump(name=f"rank {dump.rank}", reason=reason))
             return
         self._texts.add(dump.texts)
-        groups = tuple(self._shared(one) for one in dump.groups)
+        groups = tuple(self._shared(group) for group in dump.groups)
         self._ranks[dump.rank] = msgspec.structs.replace(dump, texts=(), groups=groups)
 
     def _shared(self, record: GroupRecord) -> GroupRecord:
@@ -72,26 +72,26 @@ class FlightAnalysis:
             calls=self._bytes.setdefault(record.calls, record.calls),
         )
 
-    def report(self) -> Report:
+    def report(self) -> FlightReport:
         """The answer to what was added so far."""
         world = self._world_size()
-        unreadable = {one.rank: one.reason for one in self._unreadable if one.rank is not None}
+        unreadable = {dump.rank: dump.reason for dump in self._unreadable if dump.rank is not None}
         graph = WaitGraph(self._ranks, world, self._texts)
         return _Judgement(graph, world, unreadable).report(tuple(self._notes()))
 
     def _world_size(self) -> int:
-        groups = {g.members for one in self._ranks.values() for g in one.groups if g.members}
+        groups = {g.members for rank in self._ranks.values() for g in rank.groups if g.members}
         listed = [max(array("I", members)) for members in groups]
-        named_ranks = [one.rank for one in self._unreadable if one.rank is not None]
+        named_ranks = [dump.rank for dump in self._unreadable if dump.rank is not None]
         seen = max([*listed, *self._ranks, *named_ranks, -1]) + 1
         return max(self._world or 0, seen)
 
     def _notes(self) -> Iterable[str]:
-        for one in self._unreadable:
-            yield f"{one.name} was left out: {one.reason}"
+        for dump in self._unreadable:
+            yield f"{dump.name} was left out: {dump.reason}"
         for rank, summary in sorted(self._ranks.items()):
             yield from (f"rank {rank}: {problem}" for problem in summary.problems)
-        lost = [rank for rank, one in self._ranks.items() if one.lost]
+        lost = [rank for rank, record in self._ranks.items() if record.lost]
         if lost:
             yield (
                 f"the ring of {named(lost)} was full and lost its oldest entries: differences "
@@ -99,21 +99,24 @@ class FlightAnalysis:
             )
 
 
-def with_global_ranks(dump: RankSummary | Unreadable, group_world: int) -> RankSummary | Unreadable:
+def with_global_ranks(
+    dump: RankSummary | UnreadableDump, group_world: int
+) -> RankSummary | UnreadableDump:
     """A dump of torchft whose default group lists the ranks of its replica group, made global.
 
     A replica group has `group_world` ranks; with 0, the dump is as it was.
     """
-    if isinstance(dump, Unreadable) or not group_world:
+    if isinstance(dump, UnreadableDump) or not group_world:
         return dump
     first = dump.rank // group_world * group_world
     groups = tuple(
         msgspec.structs.replace(
-            one, members=array("I", (rank + first for rank in array("I", one.members))).tobytes()
+            group,
+            members=array("I", (rank + first for rank in array("I", group.members))).tobytes(),
         )
-        if one.description == "default_pg"
-        else one
-        for one in dump.groups
+        if group.description == "default_pg"
+        else group
+        for group in dump.groups
     )
     return msgspec.structs.replace(dump, groups=groups)
 
@@ -125,17 +128,17 @@ class _Judgement:
         self._graph = graph
         self._unreadable = unreadable
         self._world = world
-        members = {m for one in graph.groups.values() for m in one.everybody()}
+        members = {m for group in graph.groups.values() for m in group.everybody()}
         self._missing = tuple(sorted(members - set(graph.ranks)))
 
-    def report(self, notes: tuple[str, ...]) -> Report:
-        ends = [one for one in self._graph.ends() if not self._is_moving(one)]
+    def report(self, notes: tuple[str, ...]) -> FlightReport:
+        ends = [end for end in self._graph.ends() if not self._is_moving(end)]
         faults = sorted(
-            (fault for one in _together(ends) for fault in self._faults(one)),
+            (fault for end in _together(ends) for fault in self._faults(end)),
             key=lambda fault: (-fault.confidence, -len(fault.waiting)),
         )
         faults = list(_in_common(faults))
-        return Report(
+        return FlightReport(
             verdict=self._verdict(faults),
             summary=self._summary(faults),
             ranks=self._world,
@@ -153,7 +156,7 @@ class _Judgement:
 
     def _summary(self, faults: Sequence[Fault]) -> str:
         if faults and faults[0].confidence >= _BELIEVED:
-            more = len([one for one in faults if one.confidence >= _BELIEVED]) - 1
+            more = len([fault for fault in faults if fault.confidence >= _BELIEVED]) - 1
             return faults[0].summary + (f"; and {more} more" if more else "")
         if faults:
             return f"inconclusive: {faults[0].summary}"
@@ -170,7 +173,7 @@ class _Judgement:
         return "no rank waits in a collective"
 
     def _guesses(self) -> Iterable[str]:
-        guessed = sorted(one.key for one in self._graph.groups.values() if not one.members)
+        guessed = sorted(group.key for group in self._graph.groups.values() if not group.members)
         if guessed:
             yield (
                 f"no dump lists the ranks of {', '.join(guessed[:8])}: ranks that never called "
@@ -178,19 +181,19 @@ class _Judgement:
             )
 
     def _faults(self, end: Sequence[Node]) -> Iterable[Fault]:
-        ranks = sorted(one for one in end if isinstance(one, int))
-        meetings = [one for one in end if not isinstance(one, int)]
+        ranks = sorted(node for node in end if isinstance(node, int))
+        meetings = [node for node in end if not isinstance(node, int)]
         if not meetings and not self._graph.edges.get(ranks[0], set()) & set(ranks):
             yield from self._absent(ranks)
         elif ranks:
             yield self._cycle(ranks, meetings)
         else:
-            yield from (self._at_meeting(one) for one in meetings)
+            yield from (self._at_meeting(meeting) for meeting in meetings)
 
     def _absent(self, ranks: Sequence[int]) -> Iterable[Fault]:
         """Ranks for which others wait, and that wait for nobody."""
-        silent = [one for one in ranks if one not in self._graph.ranks]
-        present = [one for one in ranks if one in self._graph.ranks]
+        silent = [rank for rank in ranks if rank not in self._graph.ranks]
+        present = [rank for rank in ranks if rank in self._graph.ranks]
         if present:
             waits = "waits for nobody: it is" if len(present) == 1 else "wait for nobody: they are"
             yield self._fault(
@@ -198,7 +201,7 @@ class _Judgement:
                 f"{named(present)} never joined {self._awaited(present)}, and {waits} busy, stuck "
                 f"or gone outside of any collective",
                 (0.95 if not silent else 0.85) * self._certainty(present),
-                [(one, self._last_seen(one)) for one in present],
+                [(rank, self._last_seen(rank)) for rank in present],
             )
         if silent:
             yield self._fault(
@@ -206,7 +209,7 @@ class _Judgement:
                 f"{named(silent)} left no dump, and others wait for "
                 f"{'it' if len(silent) == 1 else 'them'} in {self._awaited(silent)}",
                 0.85 if not present else 0.4,
-                [(one, self._without_dump(one)) for one in silent],
+                [(rank, self._without_dump(rank)) for rank in silent],
             )
 
     def _without_dump(self, rank: int) -> str:
@@ -217,17 +220,21 @@ class _Judgement:
     def _certainty(self, ranks: Sequence[int]) -> float:
         """Less where it is only guessed that they belong to the group."""
         awaited = self._awaited_at(ranks)
-        return 0.6 if awaited and all(self._graph.is_guessed(one[0]) for one in awaited) else 1.0
+        return (
+            0.6
+            if awaited and all(self._graph.is_guessed(meeting[0]) for meeting in awaited)
+            else 1.0
+        )
 
     def _awaited_at(self, ranks: Sequence[int]) -> list[Meeting]:
-        waiters = {one for rank in ranks for one in self._graph.waiters.get(rank, ())}
-        return [one for one in waiters if not isinstance(one, int)]
+        waiters = {node for rank in ranks for node in self._graph.waiters.get(rank, ())}
+        return [waiter for waiter in waiters if not isinstance(waiter, int)]
 
     def _awaited(self, ranks: Sequence[int]) -> str:
         meetings = self._awaited_at(ranks)
         if not meetings:
             return "a transfer"
-        first = min(meetings, key=lambda one: self._graph.last_to_come[one][1].created_ns)
+        first = min(meetings, key=lambda meeting: self._graph.last_to_come[meeting][1].created_ns)
         more = f" and {len(meetings) - 1} more" if len(meetings) > 1 else ""
         return (
             f"{self._graph.last_to_come[first][1].operation}, number {first[1]} of {first[0]}{more}"
@@ -236,7 +243,11 @@ class _Judgement:
     def _last_seen(self, rank: int) -> str:
         groups = self._graph.groups.values()
         done = max(
-            ((one.records[rank].enqueued, one.key) for one in groups if rank in one.records),
+            (
+                (group.records[rank].enqueued, group.key)
+                for group in groups
+                if rank in group.records
+            ),
             default=None,
         )
         if done is None:
@@ -244,7 +255,7 @@ class _Judgement:
         return f"the last that it entered is number {done[0]} of {done[1]}"
 
     def _cycle(self, ranks: Sequence[int], meetings: Sequence[Meeting]) -> Fault:
-        keys = sorted({one[0] for one in meetings}) or ["transfers"]
+        keys = sorted({meeting[0] for meeting in meetings}) or ["transfers"]
         few = self._without_whom(ranks, meetings) or self._fewest(ranks, meetings)
         odd = (
             ""
@@ -256,37 +267,37 @@ class _Judgement:
             f"{named(ranks)} wait for each other in {' and '.join(keys[:4])}: they do not make the "
             f"calls of these groups in the same order, or one is left out{odd}",
             0.85 if odd else 0.6,
-            [(one, f"waits in {self._waits_in(one, keys)}") for one in few],
+            [(rank, f"waits in {self._waits_in(rank, keys)}") for rank in few],
         )
 
     def _without_whom(self, ranks: Sequence[int], meetings: Sequence[Meeting]) -> Sequence[int]:
         """The rank without which no circle would be left; nothing, unless it is a single one."""
         inside: set[Node] = {*ranks, *meetings}
-        awaited = [self._graph.edges[one] & inside for one in meetings]
+        awaited = [self._graph.edges[meeting] & inside for meeting in meetings]
         single = sorted({rank for few in awaited if len(few) == 1 for rank in few}, key=str)
         if len(single) > _MOST_TRIED:
             return ()
-        needed = [one for one in single if not self._has_circle(inside - {one})]
-        return [one for one in needed if isinstance(one, int)] if len(needed) == 1 else ()
+        needed = [node for node in single if not self._has_circle(inside - {node})]
+        return [node for node in needed if isinstance(node, int)] if len(needed) == 1 else ()
 
     def _has_circle(self, nodes: set[Node]) -> bool:
-        edges = {one: self._graph.edges[one] & nodes for one in nodes}
-        return any(len(one) > 1 for one in components(edges))
+        edges = {node: self._graph.edges[node] & nodes for node in nodes}
+        return any(len(component) > 1 for component in components(edges))
 
     def _fewest(self, ranks: Sequence[int], meetings: Sequence[Meeting]) -> Sequence[int]:
         """The ranks of a circle that wait where fewest do; all, where no side is smaller."""
         sides = [
-            [one for one in ranks if meeting in self._graph.edges[one]] for meeting in meetings
+            [rank for rank in ranks if meeting in self._graph.edges[rank]] for meeting in meetings
         ]
-        sides = sorted((one for one in sides if one), key=len)
+        sides = sorted((side for side in sides if side), key=len)
         is_smaller = len(sides) > 1 and len(sides[0]) < len(sides[1])
         return sides[0] if is_smaller else ranks
 
     def _waits_in(self, rank: int, keys: Sequence[str]) -> str:
-        waits = [one for one in self._graph.edges[rank] if not isinstance(one, int)]
-        places = [f"number {one[1]} of {one[0]}" for one in waits if one[0] in keys]
-        peers = [named([one]) for one in self._graph.edges[rank] if isinstance(one, int)]
-        return " and ".join([*places, *(f"a transfer with {one}" for one in peers)])
+        waits = [node for node in self._graph.edges[rank] if not isinstance(node, int)]
+        places = [f"number {meeting[1]} of {meeting[0]}" for meeting in waits if meeting[0] in keys]
+        peers = [named([peer]) for peer in self._graph.edges[rank] if isinstance(peer, int)]
+        return " and ".join([*places, *(f"a transfer with {peer}" for peer in peers)])
 
     def _at_meeting(self, meeting: Meeting) -> Fault:
         group = self._graph.groups.get(meeting[0])
@@ -298,14 +309,17 @@ class _Judgement:
         here = (
             f"{self._graph.last_to_come[meeting][1].operation}, number {meeting[1]} of {group.key}"
         )
-        late = [one for one in states.get("scheduled", ()) if one in group.late(meeting[1])]
+        late = [rank for rank in states.get("scheduled", ()) if rank in group.late(meeting[1])]
         if late:
             return self._fault(
                 "not_started",
                 f"{named(late)} joined {here}, but "
                 f"{'its device has' if len(late) == 1 else 'their devices have'} not started it",
                 0.7,
-                [(one, "its device is busy with something else, or does not run") for one in late],
+                [
+                    (rank, "its device is busy with something else, or does not run")
+                    for rank in late
+                ],
             )
         unfinished = [*states.get("started", ()), *states.get("scheduled", ())]
         if states.get("completed") and len(unfinished) < len(group.everybody()):
@@ -313,33 +327,33 @@ class _Judgement:
                 "half_completed",
                 f"{here} is over on {named(states['completed'])}, and not on {named(unfinished)}",
                 0.6,
-                [(one, "others have ended what it still waits for") for one in unfinished],
+                [(rank, "others have ended what it still waits for") for rank in unfinished],
             )
         return self._fault(
             "stuck",
             f"all {len(unfinished)} ranks joined {here}, and it does not end: the network, a "
             f"device or the library; the dumps do not tell which",
             0.3,
-            [(one, "joined") for one in unfinished],
+            [(rank, "joined") for rank in unfinished],
         )
 
     def _transfer(self, meeting: Meeting) -> Fault:
         waiters = self._graph.waiters.get(meeting, ())
-        ranks = sorted(one for one in waiters if isinstance(one, int))
+        ranks = sorted(waiter for waiter in waiters if isinstance(waiter, int))
         tensors = {rank: self._graph.tensors(meeting, rank) for rank in ranks}
         if len(set(tensors.values())) > 1:
             return self._fault(
                 "mismatch",
                 f"the ends of the {meeting[0]} do not agree: "
-                f"{' against '.join(tensors[one] for one in ranks)}",
+                f"{' against '.join(tensors[rank] for rank in ranks)}",
                 0.6,
-                [(one, f"its end has {tensors[one]}") for one in ranks],
+                [(rank, f"its end has {tensors[rank]}") for rank in ranks],
             )
         return self._fault(
             "stuck",
             f"both ends of the {meeting[0]} wait: the link between {named(ranks)}, or a device",
             0.5,
-            [(one, "one end of the transfer") for one in ranks],
+            [(rank, "one end of the transfer") for rank in ranks],
         )
 
     def _mismatch(self, key: str, mismatch: Mismatch) -> Fault:
@@ -353,18 +367,18 @@ class _Judgement:
             "dtype": "has tensors of another type",
         }[difference]
         suspects = [
-            (one, f"{kind}: calls {text}, where most call {mismatch.majority}")
-            for one, (kind, text) in sorted(mismatch.odd.items())
+            (rank, f"{kind}: calls {text}, where most call {mismatch.majority}")
+            for rank, (kind, text) in sorted(mismatch.odd.items())
         ]
         summary = (
             f"{named(mismatch.odd)} {did} at number {mismatch.sequence} of {key}: {call} instead "
             f"of {mismatch.majority}"
         )
         if not mismatch.is_clear:
-            others = [one for one in self._graph.groups[key].records if one not in mismatch.odd]
-            suspects += [(one, f"calls {mismatch.majority}") for one in others]
+            others = [rank for rank in self._graph.groups[key].records if rank not in mismatch.odd]
+            suspects += [(rank, f"calls {mismatch.majority}") for rank in others]
             summary = (
-                f"{named(one for one, _ in suspects)} do not agree at number {mismatch.sequence} "
+                f"{named(rank for rank, _ in suspects)} do not agree at number {mismatch.sequence} "
                 f"of {key}: {call} against {mismatch.majority}"
             )
         return self._fault("mismatch", summary, 0.95 if mismatch.is_clear else 0.6, suspects)
@@ -386,7 +400,7 @@ class _Judgement:
         """These ranks, and the meetings in which they wait for each other."""
         nodes: set[Node] = set(ranks)
         for rank in ranks:
-            nodes |= {one for one in self._graph.edges.get(rank, ()) if not isinstance(one, int)}
+            nodes |= {node for node in self._graph.edges.get(rank, ()) if not isinstance(node, int)}
         return nodes
 
     def _states(self, meeting: Meeting) -> dict[Presence, tuple[int, ...]]:
@@ -400,7 +414,7 @@ class _Judgement:
         return {state: tuple(ranks) for state, ranks in states.items()}
 
     def _meetings(self) -> Iterable[MeetingState]:
-        ordered = sorted(self._graph.last_to_come.items(), key=lambda one: one[1][1].created_ns)
+        ordered = sorted(self._graph.last_to_come.items(), key=lambda item: item[1][1].created_ns)
         for meeting, (_, pending) in ordered[:_MOST_MEETINGS]:
             age_ns = self._age_ns(meeting)
             yield MeetingState(
@@ -422,44 +436,46 @@ class _Judgement:
 
     def _is_moving(self, end: Sequence[Node]) -> bool:
         """Whether all that waits for this end has only just begun to."""
-        meetings = {one for one in end if not isinstance(one, int)}
-        waiters = {one for node in end for one in self._graph.waiters.get(node, ())}
-        meetings |= {one for one in waiters if not isinstance(one, int)}
-        ages = [(one[0], self._age_ns(one)) for one in meetings]
+        meetings = {node for node in end if not isinstance(node, int)}
+        waiters = {waiter for node in end for waiter in self._graph.waiters.get(node, ())}
+        meetings |= {waiter for waiter in waiters if not isinstance(waiter, int)}
+        ages = [(meeting[0], self._age_ns(meeting)) for meeting in meetings]
         ages += [
             (key, self._since_ns(rank, transfer))
             for node in end
             if isinstance(node, int)
             for rank, key, transfer in self._graph.transfers.get(node, ())
         ]
-        known = [(key, age) for key, age in ages if age is not None]
-        return bool(known) and all(age < self._patience_ns(key) for key, age in known)
+        timed = [(key, age) for key, age in ages if age is not None]
+        return bool(timed) and all(age < self._patience_ns(key) for key, age in timed)
 
     def _patience_ns(self, key: str) -> int:
         group = self._graph.groups.get(key)
-        gaps = [one.longest_gap_ns for one in group.records.values()] if group else []
+        gaps = [record.longest_gap_ns for record in group.records.values()] if group else []
         usual = max(gaps, default=0)
         return max(_LEAST_NS, _UNUSUAL * usual) if usual else _PATIENCE_NS
 
 
 def _together(ends: Sequence[Sequence[Node]]) -> Iterable[Sequence[Node]]:
     """Merge ends that are single ranks, so that all missing ranks are reported together."""
-    alone = [one[0] for one in ends if len(one) == 1 and isinstance(one[0], int)]
+    alone = [end[0] for end in ends if len(end) == 1 and isinstance(end[0], int)]
     if alone:
         yield alone
-    yield from (one for one in ends if not (len(one) == 1 and isinstance(one[0], int)))
+    yield from (end for end in ends if not (len(end) == 1 and isinstance(end[0], int)))
 
 
 def _in_common(faults: Iterable[Fault]) -> Iterable[Fault]:
     """Faults, with all collectives that do not end as one, of the ranks that are in all of them."""
     faults = list(faults)
-    stuck = [one for one in faults if one.kind == "stuck" and one.confidence < _BELIEVED]
+    stuck = [fault for fault in faults if fault.kind == "stuck" and fault.confidence < _BELIEVED]
     common = (
-        set.intersection(*({s.rank for s in one.suspects} for one in stuck)) if stuck else set()
+        set.intersection(*({s.rank for s in fault.suspects} for fault in stuck)) if stuck else set()
     )
     if len(stuck) < 2 or not common:
         return faults
-    waiting = {rank for one in stuck for rank in (*one.waiting, *(s.rank for s in one.suspects))}
+    waiting = {
+        rank for fault in stuck for rank in (*fault.waiting, *(s.rank for s in fault.suspects))
+    }
     fault = Fault(
         kind="stuck",
         summary=f"{len(stuck)} collectives do not end though all have joined, and {named(common)} "
@@ -471,5 +487,5 @@ def _in_common(faults: Iterable[Fault]) -> Iterable[Fault]:
         ),
         waiting=tuple(sorted(waiting - common)),
     )
-    others = [one for one in faults if one not in stuck]
-    return sorted([*others, fault], key=lambda one: -one.confidence)
+    others = [fault for fault in faults if fault not in stuck]
+    return sorted([*others, fault], key=lambda item: -item.confidence)

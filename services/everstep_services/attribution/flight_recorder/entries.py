@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 
-from everstep_services.attribution.flight_recorder.dump import decoded_entries
+from everstep_services.attribution.flight_recorder.dump_file import decoded_entries
 
 _LONGEST = 400
 _TRANSFERS = {"send": "->", "recv": "<-"}
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class RecorderEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of a ring, in words."""
 
     record: int
@@ -27,7 +27,7 @@ class RankEntries(msgspec.Struct, frozen=True, kw_only=True):
     """All entries of one dump, the oldest first."""
 
     rank: int
-    entries: tuple[Entry, ...]
+    entries: tuple[RecorderEntry, ...]
 
 
 def read_entries(content: bytes, rank: int, *, verbose: bool, group_world: int = 0) -> RankEntries:
@@ -57,26 +57,26 @@ def table(
 
     An entry of another process group leaves its place empty.
     """
-    start = max((one.entries[0].record for one in dumps if one.entries), default=0)
+    start = max((dump.entries[0].record for dump in dumps if dump.entries), default=0)
     shown = sorted(
-        (one for one in dumps if not ranks or one.rank in ranks), key=lambda one: one.rank
+        (dump for dump in dumps if not ranks or dump.rank in ranks), key=lambda dump: dump.rank
     )
     columns = [
         [
             entry.text if not groups or {entry.group, entry.description} & {*groups} else ""
-            for entry in one.entries
+            for entry in dump.entries
             if entry.record >= start
         ]
-        for one in shown
+        for dump in shown
     ]
     rows = [list(row) for row in zip_longest(*columns, fillvalue="")]
-    return [one.rank for one in shown], rows
+    return [dump.rank for dump in shown], rows
 
 
 def stacks(dumps: Sequence[RankEntries]) -> list[str]:
     """The different stacks, in the order of ranks and entries."""
-    ordered = sorted(dumps, key=lambda one: one.rank)
-    return list(dict.fromkeys(e.stack for one in ordered for e in one.entries if e.stack))
+    ordered = sorted(dumps, key=lambda dump: dump.rank)
+    return list(dict.fromkeys(e.stack for dump in ordered for e in dump.entries if e.stack))
 
 
 def lines(ranks: Sequence[int], rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -89,7 +89,7 @@ def lines(ranks: Sequence[int], rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def _entry(
     entry: Mapping[str, Any], groups: Mapping[str, Any], first: int, *, verbose: bool
-) -> Entry:
+) -> RecorderEntry:
     named = entry.get("process_group", ("", ""))
     pair = [*map(str, named), "", ""] if isinstance(named, list | tuple) else [str(named), ""]
     kind, _, ends = str(entry.get("profiling_name", "")).partition(":")[2].partition(" ")
@@ -107,7 +107,7 @@ def _entry(
             f"pg_description={pair[1]}", f"state={entry.get('state')}",
         ]  # fmt: skip
     record, frames = entry.get("record_id"), entry.get("frames")
-    return Entry(
+    return RecorderEntry(
         record=record if type(record) is int and abs(record) < 2**62 else 0,
         group=pair[0][:_LONGEST],
         description=pair[1][:_LONGEST],
@@ -129,7 +129,7 @@ def _ends(kind: str, ends: str, group: Any, first: int) -> str:
         return ""
     listed = group.get("ranks") if isinstance(group, dict) else None
     text = listed if isinstance(listed, str) else ""
-    members = sorted(int(one) + first for one in text.strip("[]").split(",") if _is_rank(one))
+    members = sorted(int(rank) + first for rank in text.strip("[]").split(",") if _is_rank(rank))
     ranks = [members[at] if at < len(members) else at for at in (int(own), int(other))]
     source, target = ranks if kind == "send" else reversed(ranks)
     return f"s={source} d={target}"

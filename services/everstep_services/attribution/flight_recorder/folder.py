@@ -19,9 +19,10 @@ from typing import NamedTuple
 import msgspec
 
 from everstep.errors import EverstepError
-from everstep_services.attribution.flight_recorder.dump import BadDumpError, read_dump
+from everstep_services.attribution.flight_recorder.dump import read_dump
+from everstep_services.attribution.flight_recorder.dump_file import BadDumpError
 from everstep_services.attribution.flight_recorder.entries import RankEntries, read_entries
-from everstep_services.attribution.flight_recorder.summary import RankSummary, Unreadable
+from everstep_services.attribution.flight_recorder.summary import RankSummary, UnreadableDump
 
 _REASON_MOST = 300
 _MOST_BYTES = 1 << 30
@@ -40,7 +41,7 @@ _LEAST_COMMON = 4
 
 class _Answer(msgspec.Struct):
     summary: RankSummary | None = None
-    unreadable: Unreadable | None = None
+    unreadable: UnreadableDump | None = None
 
 
 class _EntriesAnswer(msgspec.Struct):
@@ -75,20 +76,20 @@ def find_dumps(folder: Path, prefix: str | None = None) -> list[DumpFile]:
     """
     if not folder.is_dir():
         raise NoDumpsError(f"{folder} is not a folder: name the one that holds the dumps")
-    found: dict[str, list[DumpFile]] = {}
+    files_of: dict[str, list[DumpFile]] = {}
     for path in sorted(folder.rglob("*")):
         match = _RANK.fullmatch(path.name)
         if match and path.is_file() and (prefix is None or match["prefix"].endswith(prefix)):
-            found.setdefault(match["prefix"], []).append(DumpFile(path, int(match["rank"])))
-    if not found:
+            files_of.setdefault(match["prefix"], []).append(DumpFile(path, int(match["rank"])))
+    if not files_of:
         wanted = "ends in a rank" if prefix is None else f"is {prefix!r} and a rank"
         raise NoDumpsError(
             f"no file in {folder} has a name that {wanted}, such as nccl_trace_rank_7 or "
             f"_dump_7.json: pass the folder of the dumps, or --prefix"
         )
-    every = [one for files in found.values() for one in files]
-    if len(found) > 1 and not (prefix or _differ_by_host(list(found), every)):
-        names = ", ".join(repr(one) for one in sorted(found)[:8])
+    every = [file for files in files_of.values() for file in files]
+    if len(files_of) > 1 and not (prefix or _differ_by_host(list(files_of), every)):
+        names = ", ".join(repr(prefix) for prefix in sorted(files_of)[:8])
         raise NoDumpsError(
             f"the files in {folder} have several prefixes ({names}): choose one by --prefix"
         )
@@ -97,11 +98,11 @@ def find_dumps(folder: Path, prefix: str | None = None) -> list[DumpFile]:
 
 def _differ_by_host(prefixes: Sequence[str], files: Sequence[DumpFile]) -> bool:
     """Whether names differ only by what stands before a prefix that all of them have."""
-    alike = {one[-_LEAST_COMMON:] for one in prefixes if len(one) >= _LEAST_COMMON}
+    alike = {prefix[-_LEAST_COMMON:] for prefix in prefixes if len(prefix) >= _LEAST_COMMON}
     return (
         len(alike) == 1
         and min(map(len, prefixes)) >= _LEAST_COMMON
-        and len({one.rank for one in files}) == len(files)
+        and len({file.rank for file in files}) == len(files)
     )
 
 
@@ -111,7 +112,7 @@ def read_dumps(
     readers: int = 2,
     memory_bytes: int = _MEMORY_BYTES,
     cpu_s: int = _CPU_S,
-) -> Iterator[RankSummary | Unreadable]:
+) -> Iterator[RankSummary | UnreadableDump]:
     """Each file's summary, or why there is none, in no order; a few files are held at a time."""
     limits = _Limits(memory_bytes, cpu_s)
     size = max(1, min(_MOST_PER_TASK, len(files) // (readers * _AHEAD)))
@@ -125,7 +126,7 @@ def read_dumps(
 
 def read_all_entries(
     files: Sequence[DumpFile], *, verbose: bool = False, group_world: int = 0
-) -> Iterator[RankEntries | Unreadable]:
+) -> Iterator[RankEntries | UnreadableDump]:
     """Each file's entries, or why there are none, in the order of the files."""
     limits = _Limits(_MEMORY_BYTES, _CPU_S)
     todo = list(reversed(files))
@@ -137,18 +138,18 @@ def read_all_entries(
                     _read_entries, str(file.path), file.rank, limits.cpu_s, verbose, group_world
                 )
                 try:
-                    found = msgspec.msgpack.decode(answer.result(), type=_EntriesAnswer)
+                    entries = msgspec.msgpack.decode(answer.result(), type=_EntriesAnswer)
                 except BrokenProcessPool:
                     yield _too_large(file, limits)
                     break
-                yield found.entries or Unreadable(
-                    name=file.path.name, reason=found.reason, rank=file.rank
+                yield entries.entries or UnreadableDump(
+                    name=file.path.name, reason=entries.reason, rank=file.rank
                 )
 
 
 def _read(
     todo: list[Sequence[DumpFile]], suspects: list[DumpFile], readers: int, limits: _Limits
-) -> Iterator[RankSummary | Unreadable]:
+) -> Iterator[RankSummary | UnreadableDump]:
     """Read until nothing is left to do, or a reader has died."""
     running: dict[Future[list[bytes]], Sequence[DumpFile]] = {}
     with _pool(readers, limits) as pool:
@@ -169,7 +170,7 @@ def _read(
 
 def _read_alone(
     suspects: Sequence[DumpFile], limits: _Limits
-) -> Iterator[RankSummary | Unreadable]:
+) -> Iterator[RankSummary | UnreadableDump]:
     """Each by itself, to see which one ends its reader."""
     todo = list(reversed(suspects))
     while todo:
@@ -183,8 +184,8 @@ def _read_alone(
                     break
 
 
-def _too_large(file: DumpFile, limits: _Limits) -> Unreadable:
-    return Unreadable(
+def _too_large(file: DumpFile, limits: _Limits) -> UnreadableDump:
+    return UnreadableDump(
         name=file.path.name,
         reason=f"reading it takes more than {limits.memory_bytes >> 20} MiB or "
         f"{limits.cpu_s} s of a processor: no dump needs as much",
@@ -204,7 +205,7 @@ def _pool(readers: int, limits: _Limits) -> ProcessPoolExecutor:
 def _submit(
     pool: ProcessPoolExecutor, files: Sequence[DumpFile], limits: _Limits
 ) -> "Future[list[bytes]]":
-    return pool.submit(_read_files, [(str(one.path), one.rank) for one in files], limits.cpu_s)
+    return pool.submit(_read_files, [(str(file.path), file.rank) for file in files], limits.cpu_s)
 
 
 def _limit(memory_bytes: int) -> None:
@@ -222,9 +223,9 @@ def _limit_cpu(cpu_s: int) -> None:
     )
 
 
-def _answer(content: bytes) -> RankSummary | Unreadable:
+def _answer(content: bytes) -> RankSummary | UnreadableDump:
     answer = msgspec.msgpack.decode(content, type=_Answer)
-    return answer.summary or answer.unreadable or Unreadable(name="?", reason="no answer")
+    return answer.summary or answer.unreadable or UnreadableDump(name="?", reason="no answer")
 
 
 def _read_files(files: Sequence[tuple[str, int]], cpu_s: int) -> list[bytes]:
@@ -242,10 +243,10 @@ def _read_file(path: str, rank: int) -> bytes:
         answer = _Answer(summary=read_file(file, rank))
     except (BadDumpError, OSError, MemoryError) as error:
         reason = str(error) or "it needs more memory than a dump may take"
-        answer = _Answer(unreadable=Unreadable(name=file.name, reason=reason, rank=rank))
+        answer = _Answer(unreadable=UnreadableDump(name=file.name, reason=reason, rank=rank))
     except Exception as error:  # noqa: BLE001  a file may hold anything: it costs its own rank only
         reason = f"it cannot be read: {type(error).__name__}: {error}"[:_REASON_MOST]
-        answer = _Answer(unreadable=Unreadable(name=file.name, reason=reason, rank=rank))
+        answer = _Answer(unreadable=UnreadableDump(name=file.name, reason=reason, rank=rank))
     return msgspec.msgpack.encode(answer)
 
 

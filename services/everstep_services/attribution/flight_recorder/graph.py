@@ -8,10 +8,10 @@ N = TypeVar("N", bound=Hashable)
 
 def closing_components(edges: Mapping[N, Collection[N]]) -> list[list[N]]:
     """The strongly connected components that no arrow leaves, by Tarjan's algorithm."""
-    found = components(edges)
-    home = {node: number for number, members in enumerate(found) for node in members}
+    strong = components(edges)
+    home = {node: number for number, members in enumerate(strong) for node in members}
     left = {home[a] for a, targets in edges.items() for b in targets if home[a] != home[b]}
-    return [members for number, members in enumerate(found) if number not in left]
+    return [members for number, members in enumerate(strong) if number not in left]
 
 
 def components(edges: Mapping[N, Collection[N]]) -> list[list[N]]:

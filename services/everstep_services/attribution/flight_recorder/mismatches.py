@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from everstep_services.attribution.flight_recorder.dump import readable
+from everstep_services.attribution.flight_recorder.fields import readable
 from everstep_services.attribution.flight_recorder.summary import GroupRecord
 
 Difference = Literal["operation", "size", "dtype", "order", "skipped", "extra"]
@@ -43,17 +43,17 @@ class CallTexts:
 
 def find_mismatch(records: Mapping[int, GroupRecord], texts: CallTexts) -> Mismatch | None:
     """The first difference in what all of these ranks' rings still have; None if there is none."""
-    seen = {rank: one for rank, one in records.items() if one.calls}
+    seen = {rank: record for rank, record in records.items() if record.calls}
     if len(seen) < 2:
         return None
-    first = max(one.first for one in seen.values())
-    last = min(one.first + len(one.calls) // 8 for one in seen.values())
-    spans = {rank: _span(one, first, last) for rank, one in seen.items()}
+    first = max(record.first for record in seen.values())
+    last = min(record.first + len(record.calls) // 8 for record in seen.values())
+    spans = {rank: _span(record, first, last) for rank, record in seen.items()}
     if last <= first or len(set(spans.values())) == 1:
         return None
     calls = {rank: array("Q", span) for rank, span in spans.items()}
     for at in range(last - first):
-        column = {rank: one[at] for rank, one in calls.items() if one[at]}
+        column = {rank: row[at] for rank, row in calls.items() if row[at]}
         if len(set(column.values())) > 1:
             return _mismatch(first + at, at, column, calls, texts)
     return None

@@ -1,9 +1,63 @@
-"""The answer as text: the verdict first, then the evidence."""
+"""The answer of the flight recorders, as data and as text."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from typing import Literal
+
+import msgspec
 
 from everstep_services.attribution.flight_recorder.ranges import named, ranges
-from everstep_services.attribution.flight_recorder.verdicts import Fault, MeetingState, Report
+
+Kind = Literal[
+    "never_joined", "no_dump", "mismatch", "not_started", "half_completed", "stuck", "cycle"
+]
+Verdict = Literal["culprits", "inconclusive", "nothing_pending"]
+Presence = Literal["completed", "started", "scheduled", "never_joined", "no_dump"]
+
+
+class Suspect(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank that others wait for."""
+
+    rank: int
+    reason: str
+
+
+class MeetingState(msgspec.Struct, frozen=True, kw_only=True):
+    """One collective of one group that is not over, and how far each of its ranks is."""
+
+    group: str
+    sequence: int
+    operation: str
+    where: str
+    """The line of a script that waits there, where a dump has stacks."""
+    age_s: float | None
+    """How long ago the last rank came to it; None where no dump says when it was written."""
+    ranks: Mapping[Presence, tuple[int, ...]]
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is wrong, and the ranks that may have caused it."""
+
+    kind: Kind
+    summary: str
+    confidence: float
+    suspects: tuple[Suspect, ...]
+    waiting: tuple[int, ...] = ()
+    """The ranks that wait for it, directly or through others."""
+
+
+class FlightReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What the dumps of a job say together."""
+
+    verdict: Verdict
+    summary: str
+    ranks: int
+    """How many ranks the job has, as far as the dumps tell."""
+    dumps: int
+    faults: tuple[Fault, ...] = ()
+    meetings: tuple[MeetingState, ...] = ()
+    without_dump: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
+
 
 _MOST_SUSPECTS = 8
 _MOST_MEETINGS = 10
@@ -17,14 +71,14 @@ _STATES = {
 
 
 def lines(
-    report: Report, *, most: int = _MOST_MEETINGS, groups: Collection[str] = ()
+    report: FlightReport, *, most: int = _MOST_MEETINGS, groups: Collection[str] = ()
 ) -> Iterator[str]:
     """Yield a report for people, limited to these groups and this number of collectives."""
     yield report.summary
     yield ""
     for number, fault in enumerate(report.faults, 1):
         yield from _fault(number, fault)
-    meetings = [one for one in report.meetings if _is_of(one, groups)]
+    meetings = [meeting for meeting in report.meetings if _is_of(meeting, groups)]
     if meetings:
         yield "Collectives that are not over:"
         for meeting in meetings[:most]:
@@ -41,8 +95,8 @@ def lines(
 def _is_of(meeting: MeetingState, groups: Collection[str]) -> bool:
     """Whether it is of one of these groups; groups that share a description have a longer key."""
     return not groups or any(
-        meeting.group in {one, f"group {one}"} or meeting.group.startswith(f"{one} (")
-        for one in groups
+        meeting.group in {group, f"group {group}"} or meeting.group.startswith(f"{group} (")
+        for group in groups
     )
 
 
@@ -53,9 +107,9 @@ def _fault(number: int, fault: Fault) -> Iterator[str]:
         f", {named(fault.waiting)} wait for it" if fault.waiting else ""
     )
     if len(fault.suspects) > _MOST_SUSPECTS:
-        yield f"   any of {named(one.rank for one in fault.suspects)}"
+        yield f"   any of {named(suspect.rank for suspect in fault.suspects)}"
     else:
-        yield from (f"   rank {one.rank}: {one.reason}" for one in fault.suspects)
+        yield from (f"   rank {suspect.rank}: {suspect.reason}" for suspect in fault.suspects)
     yield ""
 
 

@@ -72,7 +72,7 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What could not be read of it."""
 
 
-class Unreadable(msgspec.Struct, frozen=True, kw_only=True):
+class UnreadableDump(msgspec.Struct, frozen=True, kw_only=True):
     """A file that is not a dump, or an incomplete one."""
 
     name: str

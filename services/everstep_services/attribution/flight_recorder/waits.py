@@ -17,12 +17,12 @@ from everstep_services.attribution.flight_recorder.mismatches import (
     find_mismatch,
 )
 from everstep_services.attribution.flight_recorder.ranges import named
+from everstep_services.attribution.flight_recorder.report import Presence
 from everstep_services.attribution.flight_recorder.summary import (
     GroupRecord,
     Pending,
     RankSummary,
 )
-from everstep_services.attribution.flight_recorder.verdicts import Presence
 
 Meeting = tuple[str, int]
 """A group's key and a sequence number."""
@@ -67,7 +67,7 @@ class Group:
         return self._late[sequence]
 
     def _find_late(self, sequence: int) -> frozenset[int]:
-        if not any(one.knows_starts for one in self.records.values()):
+        if not any(record.knows_starts for record in self.records.values()):
             return frozenset()
         states = {rank: self.presence(rank, sequence, has_dump=True) for rank in self.records}
         if not {"started", "completed"} & set(states.values()):
@@ -105,17 +105,19 @@ class WaitGraph:
     def ends(self) -> list[list[Node]]:
         """What waits for nothing outside of itself, and is waited for."""
         components = closing_components(self.edges)
-        return [one for one in components if any(node in self.waiters for node in one)]
+        return [
+            component for component in components if any(node in self.waiters for node in component)
+        ]
 
     def waiting_for(self, nodes: Iterable[Node]) -> tuple[int, ...]:
         """The ranks from which arrows lead to any of these, these themselves left out."""
         start = set(nodes)
         seen, todo = set(start), list(start)
         while todo:
-            fresh = [one for one in self.waiters.get(todo.pop(), ()) if one not in seen]
+            fresh = [waiter for waiter in self.waiters.get(todo.pop(), ()) if waiter not in seen]
             seen.update(fresh)
             todo.extend(fresh)
-        return tuple(sorted(one for one in seen - start if isinstance(one, int)))
+        return tuple(sorted(node for node in seen - start if isinstance(node, int)))
 
     def _add_waits(self, key: str, rank: int, record: GroupRecord) -> None:
         oldest = oldest_wait(record)
@@ -150,10 +152,10 @@ class WaitGraph:
         if record is None:
             return False
         if any(
-            one.peer is not None
-            and one.is_send != transfer.is_send
-            and group.place(one.peer) == rank
-            for one in record.pending
+            call.peer is not None
+            and call.is_send != transfer.is_send
+            and group.place(call.peer) == rank
+            for call in record.pending
         ):
             return True
         if self.ranks[rank].lost or self.ranks[peer].lost:
@@ -202,9 +204,9 @@ class WaitGraph:
 
 def oldest_wait(record: GroupRecord) -> Pending | None:
     """The oldest collective that a rank has begun in a group, and that is not over."""
-    listed = [one for one in record.pending if one.peer is None]
+    listed = [call for call in record.pending if call.peer is None]
     if listed:
-        return min(listed, key=lambda one: one.sequence)
+        return min(listed, key=lambda call: call.sequence)
     if 0 <= record.completed < record.enqueued and record.has_status:
         return Pending(  # the ring has lost it, or has only what is active
             sequence=record.completed + 1,

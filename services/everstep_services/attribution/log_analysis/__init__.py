@@ -9,6 +9,7 @@ origins.py       whose line it is: rank, node
 clocks.py        when it was written, and which of two was certainly earlier
 tracebacks.py    Python's tracebacks, line by line
 fingerprint.py   a failure's name without its numbers
-analysis.py      what is kept of each rank, and the verdict
+analysis.py      what is kept of each rank's lines
+judgement.py     which failure began it
 report.py        the verdict as data and as text
 """

@@ -1,31 +1,27 @@
-"""What is kept of each rank's lines, and which failure began it: by causes first, then by clocks.
+"""Keeps what the lines of each rank say of failures.
 
-What is kept does not grow with the logs: of each rank the first failures of different names, and
+Memory does not grow with the logs: of each rank the first failures of different names are kept, and
 numbers of the rest.
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 from everstep_services.attribution.log_analysis import clocks, fingerprint
-from everstep_services.attribution.log_analysis.clocks import ZONE_S, Clocks, Moment, Offset
+from everstep_services.attribution.log_analysis.clocks import Clocks
+from everstep_services.attribution.log_analysis.judgement import Judgement, Timing
 from everstep_services.attribution.log_analysis.origins import Origin, of_line
-from everstep_services.attribution.log_analysis.report import Failure, Report
-from everstep_services.attribution.log_analysis.rules import Match, Role, Rule, Rules
+from everstep_services.attribution.log_analysis.report import Failure, LogReport
+from everstep_services.attribution.log_analysis.rules import LogRule, LogRules, Match, Role
 from everstep_services.attribution.log_analysis.tracebacks import Raised, Traceback, innermost
 
 _MOST_ORIGINS = 20_000
 _MOST_FAILURES = 8
 _MOST_PROCESSES = 20_000
 _QUOTED = 400
-_FOLLOWING_ALIKE = 4
-_MANY_ALIKE = 3
 _STEPS_ON = 3
-_SURELY_FIRST_S = 1.0
 _SOME_YEAR = 2000
-_OTHER_YEAR_S = 300 * 86400.0
-"""So far apart are times only where one of them has no year."""
 _SUMMARY = re.compile(r"^\s*(?:exitcode|traceback)\s*:.*(?:\(pid: |by PID )(?P<pid>\d+)")
 _SUMMARY_RANK = re.compile(r"^\s*rank\s*:\s*(?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
 _IGNORED = "Exception ignored in"
@@ -35,13 +31,9 @@ _NCCL_RANK = re.compile(r"\brank (?P<rank>\d{1,7}) n[Rr]anks \d+")
 _LOCAL = re.compile(r"(\d{1,4})$")
 _BARE = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)): (?P<text>.*)")
 _ENQUEUED = re.compile(r"last enqueued (?:NCCL )?work: (-?\d+)")
-_ENDS = frozenset({"exited", "aborted"})
-"""Classes of a launcher's line that only says that a process ended."""
-_WAITED = frozenset({"collective_timeout", "rendezvous", "nccl_error"})
-"""Classes of what ranks write that wait for, or lose, another."""
 _BY_OTHERS = frozenset({"launcher_ends_ranks", "launcher_saw_kill", "launcher_saw_exit", "aborted"})
 """Rules of lines that others write about a rank."""
-_GENERAL = Rule(
+_GENERAL = LogRule(
     id="python_exception",
     failure_class="python_exception",
     domain="user code",
@@ -86,7 +78,7 @@ class _Kept:
 class LogAnalysis:
     """Takes lines of any number of files, and says what failed first."""
 
-    def __init__(self, rules: Rules, world: int | None = None) -> None:
+    def __init__(self, rules: LogRules, world: int | None = None) -> None:
         self._rules = rules
         self._world = world
         self._origins: dict[tuple[int | None, int, str], _Kept] = {}
@@ -225,7 +217,7 @@ class LogAnalysis:
         text = f"{kind}: {raised.message}" if raised.message else kind
         match = self._rules.match(text) or Match(_GENERAL, {})
         name = fingerprint.of_exception(kind, innermost(raised.frames), raised.message)
-        frames = tuple(f"{one.file}:{one.line} in {one.function}" for one in raised.frames)
+        frames = tuple(f"{frame.file}:{frame.line} in {frame.function}" for frame in raised.frames)
         self._keep(origin, number, line, match, match.rule.role, name, frames)
 
     def _keep(  # noqa: PLR0913
@@ -278,15 +270,15 @@ class LogAnalysis:
             key = (None, origin.file, "")
         self._origins.setdefault(key, _Kept()).add(failure)
 
-    # --- the verdict ---
-
-    def report(self) -> Report:
+    def report(self) -> LogReport:
         """What failed first, with what speaks for it."""
-        failures = [one for kept in self._origins.values() for one in kept.failures.values()]
+        failures = [
+            failure for kept in self._origins.values() for failure in kept.failures.values()
+        ]
         cascades: Counter[str] = Counter()
         for kept in self._origins.values():
             cascades.update(kept.cascades)
-        base = Report(
+        base = LogReport(
             verdict="nothing",
             files=tuple(self.names),
             lines=self.lines,
@@ -294,7 +286,7 @@ class LogAnalysis:
             cascades=dict(cascades.most_common()),
             notes=tuple(self.notes),
         )
-        failures = [self._with_rank(one) for one in failures]
+        failures = [self._with_rank(failure) for failure in failures]
         timing = Timing(self._clocks.offsets(), self._clocks.latest, self._survived)
         return Judgement(failures, self._accused, timing, self._silent()).report(
             base, self._enqueued
@@ -317,216 +309,9 @@ class LogAnalysis:
             rank
             for (rank, _, _), kept in self._origins.items()
             if rank is not None
-            and any(one.rule not in _BY_OTHERS for one in kept.failures.values())
+            and any(failure.rule not in _BY_OTHERS for failure in kept.failures.values())
         }
         world = self._world or max([*self._ranks, *self._accused, 0]) + 1
         if len(failed) < max(2, world - 2):
             return ()
         return tuple(rank for rank in range(world) if rank not in failed)
-
-
-class Timing:
-    """What clocks and lines tell of the order of failures: a hint, never more than causes."""
-
-    def __init__(
-        self, offsets: Mapping[str, Offset], latest_step: float | None, survived: Mapping[int, int]
-    ) -> None:
-        self._offsets = offsets
-        self._latest_step = latest_step
-        self._survived = survived
-
-    def is_outlived(self, one: Failure) -> bool:
-        """Whether training went on after it: by lines of its file, or by days."""
-        if one.line <= self._survived.get(one.file, 0):
-            return True
-        if one.at is None or self._latest_step is None or self._survived.get(one.file):
-            return False
-        return ZONE_S < self._latest_step - one.at < _OTHER_YEAR_S
-
-    def earliest(self, failures: Sequence[Failure]) -> list[Failure]:
-        """Without those that were certainly later than another."""
-        moments = {
-            number: Moment(one.clock, one.at)
-            for number, one in enumerate(failures)
-            if one.at is not None
-        }
-        earliest = clocks.Earliest(moments.values(), self._offsets)
-        return [
-            one
-            for number, one in enumerate(failures)
-            if number not in moments or not earliest.is_before(moments[number], _SURELY_FIRST_S)
-        ]
-
-
-class Judgement:
-    """Weighs failures against each other."""
-
-    def __init__(
-        self,
-        failures: Sequence[Failure],
-        accused: Counter[int],
-        timing: Timing,
-        silent: tuple[int, ...],
-    ) -> None:
-        self._accused = accused
-        self._timing = timing
-        self._silent = silent
-        self._failures = failures
-        self._roots = [one for one in failures if one.role == "root"]
-        self._weak = [one for one in failures if one.role == "weak"]
-        self._cascades = [one for one in failures if one.role == "cascade"]
-        self._alike = _ranks_alike(self._roots)
-
-    def report(self, base: Report, enqueued: dict[int, int]) -> Report:
-        """The verdict."""
-        if roots := self._lasting(self._roots):
-            return self._of_roots(base, roots, 0.95)
-        if (judged := self._by_others(base, enqueued)) is not None:
-            return judged
-        lasting = self._lasting(self._weak)
-        if weak := [one for one in lasting if one.failure_class not in _ENDS] or [
-            one for one in lasting if one.failure_class == "aborted"
-        ]:
-            return self._of_weak(base, weak)
-        return self._without_cause(base)
-
-    def _by_others(self, base: Report, enqueued: dict[int, int]) -> Report | None:
-        """The rank that the others point to, or that alone is silent; None where there is none."""
-        if not self._weak + self._cascades:
-            return None
-        if (behind := _furthest_behind(enqueued)) is not None:
-            return self._of_rank(base, behind, "entered fewer collectives than the others")
-        if self._accused and (named := _only_top(self._accused)) is not None:
-            return self._of_rank(base, named, f"{self._accused[named]} lines accuse it")
-        if 1 <= len(self._silent) <= 2:
-            return self._of_rank(
-                base, self._silent[0], "the others lost it; it wrote nothing about an end"
-            )
-        return None
-
-    def _lasting(self, failures: Iterable[Failure]) -> list[Failure]:
-        """Without those that training outlived."""
-        return [one for one in failures if not self._timing.is_outlived(one)]
-
-    def _of_roots(self, base: Report, roots: list[Failure], confidence: float) -> Report:
-        first = self._first(roots)
-        alike = [one for one in roots if one.fingerprint == first.fingerprint]
-        others = _distinct([one for one in roots if one.fingerprint != first.fingerprint])
-        earliest = self._timing.earliest(alike)
-        if len(earliest) == 1 and len(alike) > 1:
-            first, alike = earliest[0], earliest
-        rank_known = len(alike) == 1 or _are_ordered(alike)
-        if others and others[0].failure_class != first.failure_class:
-            confidence -= 0.15 if first.severity > others[0].severity else 0.25
-        ranks = tuple(sorted({one.rank for one in alike if one.rank is not None}))
-        missing: tuple[str, ...] = ()
-        if not rank_known and len(ranks) > 1:
-            missing = ("which of the ranks was first: their clocks cannot be compared",)
-        return base.with_verdict("cause", first, confidence, others, ranks, missing)
-
-    def _first(self, failures: list[Failure]) -> Failure:
-        """The one that explains the others: its kind, who accuses it, when, what it tells.
-
-        Of the rank with the most telling failure, the first one that ended it.
-        """
-
-        def explains(one: Failure) -> tuple[int, int]:
-            accused = self._accused[one.rank] if one.rank is not None else 0
-            return (one.severity // 3, min(accused, 1))
-
-        def telling(one: Failure) -> tuple[int, int, int, int]:
-            return (-one.severity, self._alike[one.fingerprint], *_by_place(one))
-
-        most = max(map(explains, failures))
-        leading = [one for one in failures if explains(one) == most]
-        first = min(self._timing.earliest(leading), key=telling)
-        of_rank = [
-            one
-            for one in leading
-            if one.rank == first.rank
-            and (one.file, one.clock) == (first.file, first.clock)
-            and one.domain != "scheduler"
-        ]
-        return min(of_rank, key=_by_place) if of_rank and first.domain != "scheduler" else first
-
-    def _of_rank(self, base: Report, rank: int, reason: str) -> Report:
-        """A rank that the others point to, although it has not said what happened to it."""
-        own = [one for one in self._weak + self._cascades if one.rank == rank]
-        every = self._lasting(self._weak) or self._weak or self._cascades
-        failure = min(own or every, key=lambda one: (-one.severity, _by_place(one)))
-        reported = failure if failure.rank == rank else failure.of_rank(rank)
-        others = _distinct(self._weak)[:3]
-        return base.with_verdict(
-            "cause", reported, 0.6, others, (rank,), (f"rank {rank}: {reason}",)
-        )
-
-    def _of_weak(self, base: Report, weak: list[Failure]) -> Report:
-        killed = [one for one in weak if one.rule == "launcher_saw_kill"]
-        weak = [one for one in weak if one.failure_class not in _WAITED] or weak
-        classes = {one.failure_class for one in weak}
-        first = min(killed or weak, key=lambda one: (-one.severity, _by_place(one)))
-        if first.failure_class in _WAITED:
-            missing = (
-                "a rank that failed by itself: all only waited for others, or lost them"
-                " (everstep fr analyze names whom)",
-            )
-            return base.with_verdict("inconclusive", first, 0.3, _distinct(weak), (), missing)
-        confidence = 0.7 if len(classes) == 1 else 0.5
-        same = {one.rank for one in weak if one.fingerprint == first.fingerprint} - {None}
-        ranks = (first.rank,) if first.rank is not None and len(same) == 1 else ()
-        others = _distinct([one for one in weak if one.failure_class != first.failure_class])
-        return base.with_verdict("cause", first, confidence, others, ranks, ())
-
-    def _without_cause(self, base: Report) -> Report:
-        ends = [*self._lasting(self._weak), *self._lasting(self._cascades)]
-        if not ends:
-            return base
-        rest = _distinct([*self._weak, *self._cascades, *self._roots])
-        missing = ["the log of the rank that ended first: here ranks only lost others"]
-        if self._silent:
-            missing.append(f"lines of {len(self._silent)} ranks")
-        first = min(ends, key=_by_place)
-        return base.with_verdict("inconclusive", first, 0.2, rest, (), tuple(missing))
-
-
-def _by_place(one: Failure) -> tuple[int, int]:
-    return (one.file, one.line)
-
-
-def _are_ordered(failures: list[Failure]) -> bool:
-    """Whether one log, or one clock, says which was first: lines far apart, not all at once."""
-    if len({one.file for one in failures}) > 1:
-        return False
-    lines = sorted(one.line for one in failures)
-    return len(failures) < _FOLLOWING_ALIKE and lines[0] < lines[1]
-
-
-def _furthest_behind(enqueued: dict[int, int]) -> int | None:
-    """The only rank that entered fewer collectives than all others."""
-    if len(enqueued) < 2:
-        return None
-    least = min(enqueued.values())
-    behind = [rank for rank, sequence in enqueued.items() if sequence == least]
-    return behind[0] if len(behind) == 1 and len(set(enqueued.values())) > 1 else None
-
-
-def _only_top(counts: Counter[int]) -> int | None:
-    top = counts.most_common(2)
-    return top[0][0] if len(top) == 1 or top[0][1] > top[1][1] else None
-
-
-def _distinct(failures: Iterable[Failure]) -> list[Failure]:
-    """One for each name, the most telling first."""
-    names: dict[str, Failure] = {}
-    for one in sorted(failures, key=lambda one: (-one.severity, _by_place(one))):
-        names.setdefault(one.fingerprint, one)
-    return list(names.values())
-
-
-def _ranks_alike(failures: Iterable[Failure]) -> Mapping[str, int]:
-    """How many ranks have each failure; few are alike until there are many.
-
-    What one rank alone has is more telling than what many have in common.
-    """
-    counts = Counter(one.fingerprint for one in failures)
-    return Counter({name: number for name, number in counts.items() if number >= _MANY_ALIKE})

@@ -244,16 +244,16 @@ class LogFile:
             self.bytes += len(block)
             if block == _ZEROS[: len(block)]:  # a hole of a sparse file
                 continue
-            whole, found, tail = block.rpartition(b"\n")
-            if found:
+            whole, separator, tail = block.rpartition(b"\n")
+            if separator:
                 yield rest + whole, True
                 rest = tail
             else:
                 rest += block
             if len(rest) > CHUNK_BYTES:
-                whole, found, tail = rest.rpartition(b"\r")
-                yield (whole if found else rest), False
-                rest = tail if found else b""
+                whole, separator, tail = rest.rpartition(b"\r")
+                yield (whole if separator else rest), False
+                rest = tail if separator else b""
         if rest:
             yield rest, False
 

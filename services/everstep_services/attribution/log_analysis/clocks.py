@@ -66,8 +66,8 @@ def year_of(text: str) -> int | None:
 
 def step_of(text: str) -> int | None:
     """The step that a line about progress counts."""
-    found = _STEP.search(text)
-    return int(found[1]) if found else None
+    match = _STEP.search(text)
+    return int(match[1]) if match else None
 
 
 def _stamp(when: datetime, fraction: str | None) -> float:
@@ -102,16 +102,16 @@ class Clocks:
             return {}
         reference = max(self._steps, key=lambda clock: len(self._steps[clock]))
         base = self._steps[reference]
-        known: dict[str, Offset] = {}
+        offsets: dict[str, Offset] = {}
         for clock, steps in self._steps.items():
             ahead = [at - base[step] for step, at in steps.items() if step in base]
             if len(ahead) < _LEAST_STEPS:
                 continue
             middle = median(ahead)
-            spread = max(abs(one - middle) for one in ahead)
+            spread = max(abs(lead - middle) for lead in ahead)
             if spread <= _MOST_SPREAD_S:
-                known[clock] = Offset(middle, max(_LEAST_UNCERTAINTY_S, 2 * spread))
-        return known
+                offsets[clock] = Offset(middle, max(_LEAST_UNCERTAINTY_S, 2 * spread))
+        return offsets
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -127,25 +127,27 @@ class Earliest:
     def __init__(self, moments: Iterable[Moment], offsets: Mapping[str, Offset]) -> None:
         self._offsets = offsets
         self._of_clock: dict[str, float] = {}
-        for one in moments:
-            self._of_clock[one.clock] = min(one.at, self._of_clock.get(one.clock, math.inf))
-        known = [
+        for moment in moments:
+            self._of_clock[moment.clock] = min(
+                moment.at, self._of_clock.get(moment.clock, math.inf)
+            )
+        times = [
             at - offsets[clock].ahead_s + offsets[clock].uncertainty_s
             for clock, at in self._of_clock.items()
             if clock in offsets
         ]
-        self._known = min(known, default=math.inf)
+        self._known = min(times, default=math.inf)
         self._unknown = min(
             (at for clock, at in self._of_clock.items() if clock not in offsets), default=math.inf
         )
         self._any = min(self._of_clock.values(), default=math.inf)
 
-    def is_before(self, one: Moment, margin_s: float) -> bool:
+    def is_before(self, moment: Moment, margin_s: float) -> bool:
         """Whether another moment was certainly earlier, by more than a margin."""
-        at = one.at - margin_s
-        if self._of_clock[one.clock] < at:
+        at = moment.at - margin_s
+        if self._of_clock[moment.clock] < at:
             return True
-        offset = self._offsets.get(one.clock)
+        offset = self._offsets.get(moment.clock)
         if offset is None:
             return self._any + 2 * SKEW_S < at
         return (

@@ -12,7 +12,7 @@ from typing import BinaryIO, cast
 from everstep_services.attribution.log_analysis.analysis import LogAnalysis
 from everstep_services.attribution.log_analysis.chunks import LogFile, Shapes
 from everstep_services.attribution.log_analysis.origins import Origin, of_file
-from everstep_services.attribution.log_analysis.rules import Rules, shipped
+from everstep_services.attribution.log_analysis.rules import LogRules, shipped
 
 _GZIP = b"\x1f\x8b"
 _COMPRESSED = {
@@ -34,7 +34,7 @@ STDIN = Path("-")
 
 
 def analyze_files(
-    paths: Sequence[Path], world: int | None = None, rules: Rules | None = None
+    paths: Sequence[Path], world: int | None = None, rules: LogRules | None = None
 ) -> LogAnalysis:
     """The analysis of all files; what could not be read is in its notes."""
     rules = rules or shipped()
@@ -51,7 +51,7 @@ def analyze_files(
     return analysis
 
 
-def take_stream(stream: BinaryIO, origin: Origin, analysis: LogAnalysis, rules: Rules) -> None:
+def take_stream(stream: BinaryIO, origin: Origin, analysis: LogAnalysis, rules: LogRules) -> None:
     """Read what is not a file into an analysis."""
     shapes = Shapes(rules.words)
     _take(LogFile(stream, shapes), origin, analysis, shapes, rules)
@@ -63,7 +63,7 @@ def _shown(path: Path) -> str:
 
 
 def _read(
-    path: Path, name: str, origin: Origin, analysis: LogAnalysis, shapes: Shapes, rules: Rules
+    path: Path, name: str, origin: Origin, analysis: LogAnalysis, shapes: Shapes, rules: LogRules
 ) -> None:
     if path == STDIN:
         _take(LogFile(sys.stdin.buffer, shapes), origin, analysis, shapes, rules)
@@ -142,7 +142,7 @@ class _Sparse:
 
 
 def _take(
-    log: LogFile, origin: Origin, analysis: LogAnalysis, shapes: Shapes, rules: Rules
+    log: LogFile, origin: Origin, analysis: LogAnalysis, shapes: Shapes, rules: LogRules
 ) -> None:
     try:
         for line in log.loud_lines():

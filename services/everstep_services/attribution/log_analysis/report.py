@@ -54,7 +54,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class LogReport(msgspec.Struct, frozen=True, kw_only=True):
     """What logs say together."""
 
     verdict: Verdict
@@ -79,7 +79,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         alternatives: Sequence[Failure],
         culprits: tuple[int, ...],
         missing: tuple[str, ...],
-    ) -> "Report":
+    ) -> "LogReport":
         """The report with this answer, fit for people to see."""
         if cause.rank is not None and not culprits and verdict == "cause":
             culprits = (cause.rank,)
@@ -89,20 +89,23 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             cause=cause.for_people(),
             confidence=round(confidence, 2),
             culprits=culprits,
-            alternatives=tuple(one.for_people() for one in alternatives[:_MOST_ALTERNATIVES]),
+            alternatives=tuple(
+                alternative.for_people() for alternative in alternatives[:_MOST_ALTERNATIVES]
+            ),
             missing=missing,
         )
 
 
-def lines(report: Report) -> Iterator[str]:
+def lines(report: LogReport) -> Iterator[str]:
     """The report for people."""
     yield _headline(report)
     if report.cause is not None:
         yield from _cause(report, report.cause)
     if report.alternatives:
         yield "Also seen:"
-        for one in report.alternatives:
-            yield f"  {one.failure_class}, {_where(report, one)}: {one.quote[:160]}"
+        for alternative in report.alternatives:
+            where = _where(report, alternative)
+            yield f"  {alternative.failure_class}, {where}: {alternative.quote[:160]}"
     if report.cascades:
         counts = ", ".join(f"{number} {name}" for name, number in report.cascades.items())
         yield f"Consequences, not causes: {counts}."
@@ -111,7 +114,7 @@ def lines(report: Report) -> Iterator[str]:
     yield from (f"Note: {note}." for note in report.notes)
 
 
-def _headline(report: Report) -> str:
+def _headline(report: LogReport) -> str:
     if report.verdict == "nothing" or report.cause is None:
         return "nothing: no line tells of a failure"
     where = _where(report, report.cause)
@@ -123,7 +126,7 @@ def _headline(report: Report) -> str:
     )
 
 
-def _who(report: Report) -> str:
+def _who(report: LogReport) -> str:
     ranks = report.culprits
     if len(ranks) > 1:
         shown = ", ".join(map(str, ranks[:_MOST_RANKS]))
@@ -131,7 +134,7 @@ def _who(report: Report) -> str:
     return f"rank {ranks[0]}: " if ranks else ""
 
 
-def _cause(report: Report, cause: Failure) -> Iterator[str]:
+def _cause(report: LogReport, cause: Failure) -> Iterator[str]:
     yield f"  {cause.quote}"
     yield from (f"    at {frame}" for frame in cause.frames)
     yield f"  fingerprint {cause.fingerprint}"
@@ -139,9 +142,12 @@ def _cause(report: Report, cause: Failure) -> Iterator[str]:
         yield f"  {cause.advice}"
 
 
-def _where(report: Report, one: Failure) -> str:
-    parts = [f"node {one.node}" if one.node else "", one.member if one.rank is None else ""]
-    parts.append(f"{report.files[one.file]}:{one.line}")
+def _where(report: LogReport, failure: Failure) -> str:
+    parts = [
+        f"node {failure.node}" if failure.node else "",
+        failure.member if failure.rank is None else "",
+    ]
+    parts.append(f"{report.files[failure.file]}:{failure.line}")
     return ", ".join(part for part in parts if part)
 
 

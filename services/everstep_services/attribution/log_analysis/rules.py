@@ -57,7 +57,7 @@ _STEM = 4
 _NEEDS_NUMBERS = re.compile(r"\\d|\d")
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LogRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a kind of line means."""
 
     id: str
@@ -79,20 +79,20 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Match(msgspec.Struct, frozen=True):
     """A line that means something."""
 
-    rule: Rule
+    rule: LogRule
     groups: Mapping[str, str]
     component: str = ""
 
 
 class _File(msgspec.Struct):
     sources: dict[str, str]
-    rule: tuple[Rule, ...]
+    rule: tuple[LogRule, ...]
 
 
-class Rules:
+class LogRules:
     """All rules, ready to use."""
 
-    def __init__(self, rules: Sequence[Rule], sources: Mapping[str, str]) -> None:
+    def __init__(self, rules: Sequence[LogRule], sources: Mapping[str, str]) -> None:
         self.rules = tuple(rules)
         self.sources = sources
         self.words = {word for rule in rules for word in rule.words} | set(CONTEXT_WORDS)
@@ -122,14 +122,14 @@ class Rules:
 
     def _match(self, text: str) -> Match | None:
         lower = text.lower()
-        if "xid" in lower and (found := _XID.search(text)):
-            return _of_xid(found) if _KERNEL_HEAD.fullmatch(text, 0, found.start()) else None
+        if "xid" in lower and (hit := _XID.search(text)):
+            return _of_xid(hit) if _KERNEL_HEAD.fullmatch(text, 0, hit.start()) else None
         for number in sorted(self._with_words(lower)):
             rule, patterns = self._compiled[number]
             for pattern in patterns:
-                found = pattern.search(text)
-                if found and _is_in_form(rule, found):
-                    groups = {key: value for key, value in found.groupdict().items() if value}
+                hit = pattern.search(text)
+                if hit and _is_in_form(rule, hit):
+                    groups = {key: value for key, value in hit.groupdict().items() if value}
                     return Match(rule, groups, rule.id)
         return None
 
@@ -152,11 +152,11 @@ class Rules:
         return not self._numeric & self._with_words(lower)
 
 
-def _is_in_form(rule: Rule, found: re.Match[str]) -> bool:
+def _is_in_form(rule: LogRule, match: re.Match[str]) -> bool:
     """Whether a line is one that reports a failure of hardware, and no sentence about one."""
     if rule.failure_class not in _HARDWARE:
         return True
-    text, end = found.string, found.start()
+    text, end = match.string, match.start()
     if _GLOG.match(text):
         return True
     head = _KERNEL_HEAD.match(text, 0, end)
@@ -180,21 +180,21 @@ def _by_stem(words: set[str]) -> dict[str, list[str]]:
 
 
 @cache
-def shipped() -> Rules:
+def shipped() -> LogRules:
     """The rules that come with Everstep."""
     text = resources.files(__package__).joinpath("rules.toml").read_bytes()
     file = msgspec.convert(tomllib.loads(text.decode()), _File)
-    return Rules(file.rule, file.sources)
+    return LogRules(file.rule, file.sources)
 
 
-def _of_xid(found: re.Match[str]) -> Match | None:
+def _of_xid(hit: re.Match[str]) -> Match | None:
     """What an Xid means by the table of the node checks; None for a remark of the driver."""
-    number = int(found["number"])
+    number = int(hit["number"])
     row = xid.table().rows.get(number)
-    if row is not None and (row.kind not in _XIDS or (row.unless and row.unless in found["text"])):
+    if row is not None and (row.kind not in _XIDS or (row.unless and row.unless in hit["text"])):
         return None
     failure_class, domain, severity = _XIDS[row.kind] if row else ("gpu_fault", "gpu", 2)
-    rule = Rule(
+    rule = LogRule(
         id=f"xid_{number}",
         failure_class=failure_class,
         domain=domain,
@@ -206,7 +206,7 @@ def _of_xid(found: re.Match[str]) -> Match | None:
         advice=row.note if row else "Look it up in NVIDIA's catalog.",
         source="nvidia",
     )
-    groups = {"part": found["part"]}
-    if pid := re.search(r"\bpid=(\d+)", found["text"]):
+    groups = {"part": hit["part"]}
+    if pid := re.search(r"\bpid=(\d+)", hit["text"]):
         groups["pid"] = pid[1]
     return Match(rule, groups, f"xid_{number}")

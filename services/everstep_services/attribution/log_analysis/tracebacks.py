@@ -20,7 +20,7 @@ _MOST_FRAMES = 3
 _MOST_STRAY_LINES = 40
 
 
-class Frame(msgspec.Struct, frozen=True):
+class TracebackFrame(msgspec.Struct, frozen=True):
     """One place in the code."""
 
     file: str
@@ -33,7 +33,7 @@ class Raised(msgspec.Struct, frozen=True):
 
     kind: str
     message: str
-    frames: tuple[Frame, ...]
+    frames: tuple[TracebackFrame, ...]
 
 
 class Traceback:
@@ -42,8 +42,8 @@ class Traceback:
     def __init__(self, *, is_of_end: bool = True) -> None:
         self.is_of_end = is_of_end
         """Whether what it reports could end a script."""
-        self._user: list[Frame] = []
-        self._inner: Frame | None = None
+        self._user: list[TracebackFrame] = []
+        self._inner: TracebackFrame | None = None
         self._stray = 0
 
     @staticmethod
@@ -71,17 +71,17 @@ class Traceback:
         return None
 
     def _add_frame(self, match: re.Match[str]) -> None:
-        frame = Frame(match["file"], int(match["line"][:9]), (match["name"] or "")[:80])
+        frame = TracebackFrame(match["file"], int(match["line"][:9]), (match["name"] or "")[:80])
         self._stray, self._inner = 0, frame
         if not _LIBRARY.search(frame.file):
             self._user = [*self._user, frame][-_MOST_FRAMES:]
 
-    def _frames(self) -> tuple[Frame, ...]:
+    def _frames(self) -> tuple[TracebackFrame, ...]:
         if self._user:
             return tuple(self._user)
         return (self._inner,) if self._inner else ()
 
 
-def innermost(frames: Sequence[Frame]) -> str:
+def innermost(frames: Sequence[TracebackFrame]) -> str:
     """The function in which it was raised; empty where nobody knows."""
     return frames[-1].function if frames else ""

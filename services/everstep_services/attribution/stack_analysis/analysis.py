@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 from everstep_services.attribution.flight_recorder.ranges import named
 from everstep_services.attribution.stack_analysis.report import (
     Pattern,
-    Report,
     StackGroup,
-    Suspect,
+    StackReport,
+    StackSuspect,
     Verdict,
     words,
 )
 from everstep_services.attribution.stack_analysis.rules import (
     ACTIVITIES,
     Activity,
-    Rules,
-    State,
+    StackRules,
+    ThreadState,
     shipped,
 )
 from everstep_services.attribution.stack_analysis.stacks import (
@@ -43,7 +43,7 @@ _ONE_SIDED = {"recv": "receive, and none sends", "send": "send, and none receive
 _ONE_SIDED_CERTAINTY = 0.65
 _ROOTED = ("broadcast", "scatter", "gather", "reduce", "send", "recv")
 """Calls that some ranks leave before all have come: where most are says little."""
-_Key = tuple[str, State, tuple[Frame, ...]]
+_Key = tuple[str, ThreadState, tuple[Frame, ...]]
 
 
 @dataclass(slots=True)
@@ -57,11 +57,11 @@ class _Fold:
 class StackAnalysis:
     """Takes the stacks of ranks one by one, and says what they mean together."""
 
-    def __init__(self, *, world: int | None = None, rules: Rules | None = None) -> None:
+    def __init__(self, *, world: int | None = None, rules: StackRules | None = None) -> None:
         self._rules = rules or shipped()
         self._world = world or 0
-        self._states: dict[int, State] = {}
-        self._workers: dict[int, State] = {}
+        self._states: dict[int, ThreadState] = {}
+        self._workers: dict[int, ThreadState] = {}
         self._mains: dict[_Key, _Fold] = {}
         self._others: dict[_Key, _Fold] = {}
         self._notes: list[str] = []
@@ -81,21 +81,21 @@ class StackAnalysis:
             return
         for problem in dump.problems:
             self._note(f"rank {dump.rank}: {problem}")
-        states = [(one, self._rules.state(one)) for one in dump.threads]
+        states = [(thread, self._rules.state(thread)) for thread in dump.threads]
         self._states[dump.rank] = self._of_main(states)
         for thread, state in states:
             self._fold(dump.rank, thread, state)
             if thread.child and "data_worker" in (state.activity, state.within):
                 self._workers.setdefault(dump.rank, state)
 
-    def _of_main(self, states: Sequence[tuple[Thread, State]]) -> State:
+    def _of_main(self, states: Sequence[tuple[Thread, ThreadState]]) -> ThreadState:
         """What the main thread does; it may be unable to, as another thread has the lock."""
-        state = next((state for one, state in states if one.is_main), State("unknown"))
+        state = next((state for thread, state in states if thread.is_main), ThreadState("unknown"))
         holder = next(
             (
-                (one, other)
-                for one, other in states
-                if one.has_interpreter and not one.is_main and not one.child
+                (thread, other)
+                for thread, other in states
+                if thread.has_interpreter and not thread.is_main and not thread.child
             ),
             None,
         )
@@ -105,11 +105,11 @@ class StackAnalysis:
         is_open = state.activity in ("user_code", "standing", "unknown")
         if not is_open and not (state.activity == "lock" and thread.is_idle):
             return state
-        return State(
+        return ThreadState(
             "interpreter_lock", f"{thread.name}: {other.place or other.call}", None, state.place
         )
 
-    def _fold(self, rank: int, thread: Thread, state: State) -> None:
+    def _fold(self, rank: int, thread: Thread, state: ThreadState) -> None:
         folds = self._mains if thread.is_main else self._others
         if not thread.is_main and state.activity in _NEVER_TOLD:
             return
@@ -127,15 +127,15 @@ class StackAnalysis:
         if len(self._notes) < _MOST_NOTES and text not in self._notes:
             self._notes.append(text)
 
-    def report(self) -> Report:
+    def report(self) -> StackReport:
         """The answer to what was added so far."""
-        known = [*self._states, *self._unreadable]
-        world = min(max([self._world, *(rank + 1 for rank in known)], default=0), _MOST_WORLD)
+        ranks = [*self._states, *self._unreadable]
+        world = min(max([self._world, *(rank + 1 for rank in ranks)], default=0), _MOST_WORLD)
         missing = tuple(rank for rank in range(world) if rank not in self._states)
         answer = _Judgement(
             self._states, self._workers, missing, self._unreadable, self._damaged
         ).answer()
-        return Report(
+        return StackReport(
             verdict=answer.verdict,
             pattern=answer.pattern,
             summary=answer.summary,
@@ -152,13 +152,13 @@ class StackAnalysis:
 
 def _groups(folds: Mapping[_Key, _Fold]) -> Iterator[StackGroup]:
     for (name, state, frames), fold in sorted(
-        folds.items(), key=lambda one: (-len(one[1].ranks), min(one[1].ranks))
+        folds.items(), key=lambda item: (-len(item[1].ranks), min(item[1].ranks))
     ):
         yield StackGroup(
             ranks=tuple(sorted(set(fold.ranks))),
             thread=name,
             state=state,
-            frames=tuple(one.place for one in frames),
+            frames=tuple(frame.place for frame in frames),
             has_interpreter=tuple(sorted(set(fold.holders))),
         )
 
@@ -168,7 +168,7 @@ class _Answer:
     pattern: Pattern
     summary: str
     confidence: float = 0.0
-    suspects: tuple[Suspect, ...] = ()
+    suspects: tuple[StackSuspect, ...] = ()
     waiting: tuple[int, ...] = ()
     is_calm: bool = False
     """Whether nobody waits for anybody."""
@@ -185,8 +185,8 @@ class _Judgement:
 
     def __init__(
         self,
-        states: Mapping[int, State],
-        workers: Mapping[int, State],
+        states: Mapping[int, ThreadState],
+        workers: Mapping[int, ThreadState],
         missing: Sequence[int],
         unreadable: Mapping[int, str],
         damaged: Collection[int],
@@ -197,7 +197,7 @@ class _Judgement:
         self._unreadable = unreadable
         self._damaged = damaged
         self._waiting = sorted(
-            rank for rank, one in states.items() if ACTIVITIES[one.activity].awaits_others
+            rank for rank, state in states.items() if ACTIVITIES[state.activity].awaits_others
         )
         self._busy = sorted(set(states) - set(self._waiting))
 
@@ -212,7 +212,7 @@ class _Judgement:
 
     def _of_busy(self) -> _Answer:
         """Answer if some ranks wait: the ranks that do anything else are awaited."""
-        suspects = sorted(map(self._suspect, self._busy), key=lambda one: -one.certainty)
+        suspects = sorted(map(self._suspect, self._busy), key=lambda suspect: -suspect.certainty)
         confidence = suspects[0].certainty
         if len(self._busy) > len(self._waiting):
             confidence *= 0.5
@@ -241,7 +241,7 @@ class _Judgement:
         text = ACTIVITIES[states.pop()].words
         return text if len(ranks) == 1 else f"each {text}"
 
-    def _suspect(self, rank: int) -> Suspect:
+    def _suspect(self, rank: int) -> StackSuspect:
         state = self._states[rank]
         meaning = ACTIVITIES[state.activity]
         place = f" at {state.place}" if state.place else ""
@@ -252,7 +252,7 @@ class _Judgement:
         domain = meaning.domain
         if state.within is not None and domain in ("user code", "unknown"):
             domain = ACTIVITIES[state.within].domain
-        return Suspect(
+        return StackSuspect(
             rank=rank,
             reason=reason,
             activity=state.activity,
@@ -268,7 +268,7 @@ class _Judgement:
             summary = f"inconclusive: the stacks of {named(self._missing)} cannot be read"
             return _Answer("scattered", summary, waiting=tuple(self._waiting))
         suspects = tuple(
-            Suspect(
+            StackSuspect(
                 rank=rank,
                 reason=self._unreadable.get(rank, "there is no stack of it: has it died?"),
                 activity="unknown",
@@ -331,14 +331,14 @@ class _Judgement:
                 )
         return None
 
-    def _all_in(self, state: State) -> str:
-        one = len(self._waiting) == 1
-        who = named(self._waiting) if one else f"all {len(self._waiting)} ranks with a stack"
+    def _all_in(self, state: ThreadState) -> str:
+        is_alone = len(self._waiting) == 1
+        who = named(self._waiting) if is_alone else f"all {len(self._waiting)} ranks with a stack"
         call = f" in {state.call}" if state.call else ""
-        where = "" if one else " at the same place"
+        where = "" if is_alone else " at the same place"
         return (
-            f"inconclusive: {who} wait{'s' * one}{call}{where}{_at(state)}: the network, a device, "
-            "groups in another order, or a rank without a stack"
+            f"inconclusive: {who} wait{'s' * is_alone}{call}{where}{_at(state)}: the network, a "
+            "device, groups in another order, or a rank without a stack"
         )
 
     def _odd(self, odd: Sequence[int], waiting: tuple[int, ...], confidence: float) -> _Answer:
@@ -353,9 +353,9 @@ class _Judgement:
             summary = f"inconclusive: {summary}"
         return _Answer("odd", summary, confidence, tuple(map(self._waits_elsewhere, odd)), waiting)
 
-    def _waits_elsewhere(self, rank: int) -> Suspect:
+    def _waits_elsewhere(self, rank: int) -> StackSuspect:
         state = self._states[rank]
-        return Suspect(
+        return StackSuspect(
             rank=rank,
             reason=f"{words(state)}{_at(state)}",
             activity=state.activity,
@@ -392,12 +392,12 @@ class _Judgement:
             tuple(map(self._suspect, still)),
         )
 
-    def _parts(self, ranks: Sequence[int]) -> dict[State, list[int]]:
-        parts: dict[State, list[int]] = {}
+    def _parts(self, ranks: Sequence[int]) -> dict[ThreadState, list[int]]:
+        parts: dict[ThreadState, list[int]] = {}
         for rank in ranks:
             parts.setdefault(self._states[rank], []).append(rank)
-        return dict(sorted(parts.items(), key=lambda one: (-len(one[1]), one[1][0])))
+        return dict(sorted(parts.items(), key=lambda item: (-len(item[1]), item[1][0])))
 
 
-def _at(state: State) -> str:
+def _at(state: ThreadState) -> str:
     return f" at {state.place}" if state.place else ""

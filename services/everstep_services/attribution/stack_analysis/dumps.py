@@ -94,8 +94,8 @@ def _of_json(content: bytes, rank: int) -> RankStacks:
         problems.append(f"its dump is cut or damaged after {len(spied)} threads")
     problems += _cut(len(spied))
     own = spied[0].pid if spied else 0
-    threads = [_of_spy(one, own) for one in spied[:_MOST_THREADS]]
-    if threads and not any(one.is_main for one in threads):
+    threads = [_of_spy(thread, own) for thread in spied[:_MOST_THREADS]]
+    if threads and not any(thread.is_main for thread in threads):
         problems.append("its main thread is not in the dump")
     if not threads:
         raise BadStacksError("it lists no thread: the process was ending, or is not Python's")
@@ -117,23 +117,27 @@ def _whole_threads(content: bytes) -> Iterator[_SpyThread]:
         at = text.find("{", end)
 
 
-def _of_spy(one: _SpyThread, own: int) -> Thread:
-    is_own = one.pid == own
-    is_first = one.os_thread_id == one.pid if one.os_thread_id else one.thread_name == "MainThread"
+def _of_spy(thread: _SpyThread, own: int) -> Thread:
+    is_own = thread.pid == own
+    is_first = (
+        thread.os_thread_id == thread.pid
+        if thread.os_thread_id
+        else thread.thread_name == "MainThread"
+    )
     return Thread(
-        name=_short(one.thread_name or ("MainThread" if is_first else "")),
-        frames=tuple(_of_spy_frame(frame) for frame in one.frames[:_MOST_FRAMES]),
+        name=_short(thread.thread_name or ("MainThread" if is_first else "")),
+        frames=tuple(_of_spy_frame(frame) for frame in thread.frames[:_MOST_FRAMES]),
         is_main=is_own and is_first,
-        is_idle=not one.active,
-        has_interpreter=one.owns_gil,
-        child=0 if is_own else one.pid,
+        is_idle=not thread.active,
+        has_interpreter=thread.owns_gil,
+        child=0 if is_own else thread.pid,
     )
 
 
-def _of_spy_frame(one: _SpyFrame) -> Frame:
-    is_native = bool(one.module) or bool(_NATIVE_FILE.search(one.filename))
-    file = one.module or one.filename
-    return Frame(_short(one.name), _short_path(file), one.line or 0, is_native)
+def _of_spy_frame(frame: _SpyFrame) -> Frame:
+    is_native = bool(frame.module) or bool(_NATIVE_FILE.search(frame.filename))
+    file = frame.module or frame.filename
+    return Frame(_short(frame.name), _short_path(file), frame.line or 0, is_native)
 
 
 # --- text ---
@@ -179,17 +183,17 @@ def _of_faulthandler(text: str) -> Iterator[Thread]:
 
     The current thread is the one that writes the dump: that it has the lock says nothing.
     """
-    found: list[tuple[str, list[Frame]]] = []
+    threads: list[tuple[str, list[Frame]]] = []
     for line in text.splitlines():
         if head := _FAULT_HEAD.match(line):
-            if len(found) == _MOST_THREADS:
+            if len(threads) == _MOST_THREADS:
                 break
-            found.append((head["name"] or "", []))
-        elif found and len(found[-1][1]) < _MOST_FRAMES and (frame := _FAULT_FRAME.match(line)):
+            threads.append((head["name"] or "", []))
+        elif threads and len(threads[-1][1]) < _MOST_FRAMES and (frame := _FAULT_FRAME.match(line)):
             number = int(frame["line"]) if frame["line"].isdigit() else 0
-            found[-1][1].append(Frame(_short(frame["name"]), _short_path(frame["file"]), number))
-    for number, (name, frames) in enumerate(found):
-        is_main = number == len(found) - 1
+            threads[-1][1].append(Frame(_short(frame["name"]), _short_path(frame["file"]), number))
+    for number, (name, frames) in enumerate(threads):
+        is_main = number == len(threads) - 1
         yield Thread(
             name=_short(name) or ("MainThread" if is_main else ""),
             frames=tuple(frames),

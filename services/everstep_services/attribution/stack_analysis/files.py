@@ -22,7 +22,7 @@ class NoStacksError(EverstepError):
 
 def read_paths(paths: Sequence[Path]) -> Iterator[RankStacks | Unreadable]:
     """All stacks in them, or why there are none; a file or an archive is held at a time."""
-    files = [one for path in paths for one in _files(path)]
+    files = [file for path in paths for file in _files(path)]
     if not files:
         raise NoStacksError(
             f"no file in {paths[0]} has a name with a rank, such as rank_7.json or py-spy.7.txt"
@@ -37,7 +37,7 @@ def read_paths(paths: Sequence[Path]) -> Iterator[RankStacks | Unreadable]:
 
 def _files(path: Path) -> list[Path]:
     if path.is_dir():
-        return sorted(one for one in path.rglob("*") if one.is_file() and _is_ours(one))
+        return sorted(file for file in path.rglob("*") if file.is_file() and _is_ours(file))
     if not path.exists():
         raise NoStacksError(f"{path} does not exist")
     return [path]
@@ -49,8 +49,8 @@ def _is_ours(path: Path) -> bool:
 
 
 def _rank_of(name: str) -> int | None:
-    found = _NAMED.findall(name) or _LAST.findall(name)
-    return int(found[-1]) if found else None
+    numbers = _NAMED.findall(name) or _LAST.findall(name)
+    return int(numbers[-1]) if numbers else None
 
 
 def _free_rank(path: Path, taken: set[int]) -> int:

@@ -7,7 +7,12 @@ import msgspec
 
 from everstep.observe.printable import printable
 from everstep_services.attribution.flight_recorder.ranges import named, ranges
-from everstep_services.attribution.stack_analysis.rules import ACTIVITIES, Activity, Domain, State
+from everstep_services.attribution.stack_analysis.rules import (
+    ACTIVITIES,
+    Activity,
+    Domain,
+    ThreadState,
+)
 
 Verdict = Literal["odd_ranks", "inconclusive", "nothing"]
 Pattern = Literal["odd", "split", "together", "scattered"]
@@ -19,7 +24,7 @@ _MOST_SUSPECTS = 8
 _SHOWN_FRAMES = 12
 
 
-class Suspect(msgspec.Struct, frozen=True, kw_only=True):
+class StackSuspect(msgspec.Struct, frozen=True, kw_only=True):
     """A rank that stands elsewhere than those that wait."""
 
     rank: int
@@ -35,14 +40,14 @@ class StackGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     ranks: tuple[int, ...]
     thread: str
-    state: State
+    state: ThreadState
     frames: tuple[str, ...]
     """The innermost one first."""
     has_interpreter: tuple[int, ...] = ()
     """The ranks in which it held the interpreter's lock."""
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class StackReport(msgspec.Struct, frozen=True, kw_only=True):
     """What the stacks of a job say together."""
 
     verdict: Verdict
@@ -51,7 +56,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     confidence: float
     ranks: int
     """Of how many ranks there are stacks."""
-    suspects: tuple[Suspect, ...] = ()
+    suspects: tuple[StackSuspect, ...] = ()
     waiting: tuple[int, ...] = ()
     """The ranks that wait for others."""
     groups: tuple[StackGroup, ...] = ()
@@ -63,7 +68,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-def words(state: State) -> str:
+def words(state: ThreadState) -> str:
     """`waits in a collective (barrier) within a save`."""
     text = ACTIVITIES[state.activity].words
     if state.call:
@@ -73,12 +78,12 @@ def words(state: State) -> str:
     return text
 
 
-def lines(report: Report) -> Iterator[str]:
+def lines(report: StackReport) -> Iterator[str]:
     """A report for people."""
     yield printable(report.summary)
     yield ""
-    for one in report.suspects[:_MOST_SUSPECTS]:
-        yield printable(f"  rank {one.rank}: {one.reason}")
+    for suspect in report.suspects[:_MOST_SUSPECTS]:
+        yield printable(f"  rank {suspect.rank}: {suspect.reason}")
     if len(report.suspects) > _MOST_SUSPECTS:
         yield f"  … and {len(report.suspects) - _MOST_SUSPECTS} more ranks"
     if report.suspects:
@@ -96,32 +101,32 @@ def _groups(title: str, groups: tuple[StackGroup, ...], most: int) -> Iterator[s
     if not groups:
         return
     yield title
-    for one in groups[:most]:
-        thread = "" if one.thread == "MainThread" else f" {one.thread or 'without a name'}:"
-        number = f"{len(one.ranks)} ranks" if len(one.ranks) > 1 else "rank"
-        lock = f", {_holds(one)} the interpreter's lock" if _is_holder(one) else ""
-        yield printable(f"  {number} {ranges(one.ranks)}:{thread} {words(one.state)}{lock}")
-        yield from (printable(f"      {frame}") for frame in one.frames[:_SHOWN_FRAMES])
-        if len(one.frames) > _SHOWN_FRAMES:
-            yield f"      … {len(one.frames) - _SHOWN_FRAMES} frames further out"
+    for group in groups[:most]:
+        thread = "" if group.thread == "MainThread" else f" {group.thread or 'without a name'}:"
+        number = f"{len(group.ranks)} ranks" if len(group.ranks) > 1 else "rank"
+        lock = f", {_holds(group)} the interpreter's lock" if _is_holder(group) else ""
+        yield printable(f"  {number} {ranges(group.ranks)}:{thread} {words(group.state)}{lock}")
+        yield from (printable(f"      {frame}") for frame in group.frames[:_SHOWN_FRAMES])
+        if len(group.frames) > _SHOWN_FRAMES:
+            yield f"      … {len(group.frames) - _SHOWN_FRAMES} frames further out"
     if len(groups) > most:
         yield f"  … and {len(groups) - most} more stacks (all of them: -o json)"
     yield ""
 
 
-def _is_holder(one: StackGroup) -> bool:
-    return bool(one.has_interpreter) and one.state.activity != "native"
+def _is_holder(group: StackGroup) -> bool:
+    return bool(group.has_interpreter) and group.state.activity != "native"
 
 
-def _holds(one: StackGroup) -> str:
-    if one.has_interpreter == one.ranks:
+def _holds(group: StackGroup) -> str:
+    if group.has_interpreter == group.ranks:
         return "and holds"
-    return f"and on {named(one.has_interpreter)} holds"
+    return f"and on {named(group.has_interpreter)} holds"
 
 
-def folded(report: Report) -> Iterator[str]:
+def folded(report: StackReport) -> Iterator[str]:
     """`thread;outermost;…;innermost count`, a line a stack, as flame graphs are made from."""
-    for one in (*report.groups, *report.others):
-        frames = [one.thread or "thread", *reversed(one.frames)]
+    for group in (*report.groups, *report.others):
+        frames = [group.thread or "thread", *reversed(group.frames)]
         stack = ";".join(printable(frame).replace(";", ",") for frame in frames)
-        yield f"{stack} {len(one.ranks)}"
+        yield f"{stack} {len(group.ranks)}"

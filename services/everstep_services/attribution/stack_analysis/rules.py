@@ -69,7 +69,7 @@ _CALLS = {"_engine_run_backward": "backward"}
 _NEVER = re.compile(r"(?!)")
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StackRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a kind of frame means."""
 
     activity: Activity
@@ -83,7 +83,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     passes: bool = False
 
 
-class State(msgspec.Struct, frozen=True):
+class ThreadState(msgspec.Struct, frozen=True):
     """What a thread does, as its frames tell."""
 
     activity: Activity
@@ -97,39 +97,39 @@ class State(msgspec.Struct, frozen=True):
 
 class _File(msgspec.Struct):
     sources: dict[str, str]
-    rule: tuple[Rule, ...]
+    rule: tuple[StackRule, ...]
 
 
-class Rules:
+class StackRules:
     """All rules, ready to use."""
 
-    def __init__(self, rules: Sequence[Rule], sources: dict[str, str]) -> None:
+    def __init__(self, rules: Sequence[StackRule], sources: dict[str, str]) -> None:
         self.rules = tuple(rules)
         self.sources = sources
-        self._compiled = [(one, re.compile(one.names) if one.names else None) for one in rules]
-        self._matches: dict[tuple[str, str, bool], tuple[Rule, ...]] = {}
+        self._compiled = [(rule, re.compile(rule.names) if rule.names else None) for rule in rules]
+        self._matches: dict[tuple[str, str, bool], tuple[StackRule, ...]] = {}
 
-    def state(self, thread: Thread) -> State:
+    def state(self, thread: Thread) -> ThreadState:
         """What this thread does."""
-        place = next((one.place for one in thread.frames if self._is_users(one)), "")
+        place = next((frame.place for frame in thread.frames if self._is_users(frame)), "")
         if not thread.frames:
-            return State("unknown")
-        strong: list[tuple[Rule, Frame]] = []
-        weak: list[tuple[Rule, Frame]] = []
+            return ThreadState("unknown")
+        strong: list[tuple[StackRule, Frame]] = []
+        weak: list[tuple[StackRule, Frame]] = []
         for frame in thread.frames:
             rule = self._rule(frame, thread)
             if rule is not None and not rule.passes:
                 (weak if rule.is_weak else strong).append((rule, frame))
         if strong:
             rule, frame = strong[0]
-            outer = (one.activity for one, _ in strong if one.activity != rule.activity)
+            outer = (other.activity for other, _ in strong if other.activity != rule.activity)
             call = _CALLS.get(frame.function, frame.function)
-            return State(rule.activity, call, next(outer, None), place)
+            return ThreadState(rule.activity, call, next(outer, None), place)
         if weak:
-            return State(weak[0][0].activity, weak[0][1].function, None, place)
-        if all(one.is_native for one in thread.frames):
-            return State("unknown")
-        return State(_without_rule(thread), self._innermost(thread), None, place)
+            return ThreadState(weak[0][0].activity, weak[0][1].function, None, place)
+        if all(frame.is_native for frame in thread.frames):
+            return ThreadState("unknown")
+        return ThreadState(_without_rule(thread), self._innermost(thread), None, place)
 
     def _innermost(self, thread: Thread) -> str:
         """The function that runs, where it is not the user's own."""
@@ -139,23 +139,30 @@ class Rules:
                 return "" if self._is_users(frame) else frame.function
         return ""
 
-    def _rule(self, frame: Frame, thread: Thread) -> Rule | None:
+    def _rule(self, frame: Frame, thread: Thread) -> StackRule | None:
         key = (frame.file, frame.name, frame.is_native)
         rules = self._matches.get(key)
         if rules is None:
-            rules = tuple(one for one, names in self._compiled if _matches(one, names, frame))
+            rules = tuple(
+                candidate
+                for candidate, names in self._compiled
+                if _matches(candidate, names, frame)
+            )
             if len(self._matches) < 100_000:
                 self._matches[key] = rules
-        return next((one for one in rules if _applies(one, thread)), None)
+        return next((candidate for candidate in rules if _applies(candidate, thread)), None)
 
     def _is_users(self, frame: Frame) -> bool:
         if frame.is_native or _LIBRARY.search(frame.file):
             return False
-        rule = next((one for one, names in self._compiled if _matches(one, names, frame)), None)
+        rule = next(
+            (candidate for candidate, names in self._compiled if _matches(candidate, names, frame)),
+            None,
+        )
         return rule is None or not rule.files
 
 
-def _applies(rule: Rule, thread: Thread) -> bool:
+def _applies(rule: StackRule, thread: Thread) -> bool:
     if rule.of_threads and thread.is_main:
         return False
     return thread.is_idle is None or rule.is_idle in (None, thread.is_idle)
@@ -167,7 +174,7 @@ def _without_rule(thread: Thread) -> Activity:
     return "standing" if thread.is_idle else "user_code"
 
 
-def _matches(rule: Rule, names: re.Pattern[str] | None, frame: Frame) -> bool:
+def _matches(rule: StackRule, names: re.Pattern[str] | None, frame: Frame) -> bool:
     if rule.native != frame.is_native:
         return False
     if rule.native:
@@ -176,13 +183,14 @@ def _matches(rule: Rule, names: re.Pattern[str] | None, frame: Frame) -> bool:
         return False
     path = f"/{frame.file}"
     return not rule.files or any(
-        f"/{one}" in path if one.endswith("/") else path.endswith(f"/{one}") for one in rule.files
+        f"/{suffix}" in path if suffix.endswith("/") else path.endswith(f"/{suffix}")
+        for suffix in rule.files
     )
 
 
 @cache
-def shipped() -> Rules:
+def shipped() -> StackRules:
     """The rules that come with Everstep."""
     text = resources.files(__package__).joinpath("rules.toml").read_bytes()
     file = msgspec.convert(tomllib.loads(text.decode()), _File)
-    return Rules(file.rule, file.sources)
+    return StackRules(file.rule, file.sources)

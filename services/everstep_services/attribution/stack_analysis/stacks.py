@@ -49,7 +49,7 @@ class RankStacks(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def main(self) -> Thread | None:
-        return next((one for one in self.threads if one.is_main), None)
+        return next((thread for thread in self.threads if thread.is_main), None)
 
 
 class Unreadable(msgspec.Struct, frozen=True, kw_only=True):

@@ -100,6 +100,11 @@ class Api:
         """What is there now, where it is text and not JSON."""
         return self._ask_bytes("GET", path, params=params).decode(errors="replace")
 
+    def text_page(self, path: str, params: Params) -> tuple[str, str | None]:
+        """A page of a text, and the cursor of the next one; None at the end."""
+        text = self.text(path, params)
+        return text, self._headers.get("everstep-next")
+
     def content(self, path: str) -> bytes:
         """What is there now, as it is."""
         return self._ask_bytes("GET", path)

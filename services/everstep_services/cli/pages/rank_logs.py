@@ -14,7 +14,6 @@ import msgspec
 from everstep.observe.printable import printable_line
 from everstep_services.agent.settings import AgentSettings
 from everstep_services.cli.api.client import Api
-from everstep_services.cli.api.location import open_record
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.machine.state import find_state_dir
@@ -47,6 +46,8 @@ class LogLine(NamedTuple):
     rank: int
     stream: str
     text: str
+    at: str | None = None
+    """When its node saw it; known of lines from the log store."""
 
 
 class RankFolder(msgspec.Struct):
@@ -208,34 +209,13 @@ def _about(folder: Path) -> RankFolder:
 
 
 def _record(job: str, line: LogLine) -> dict[str, Any]:
-    return {"job": job, **line._asdict()}
+    record = {"job": job, **line._asdict()}
+    if line.at is None:
+        del record["at"]
+    return record
 
 
-def print_logs(
-    invocation: Invocation, wanted: LogSelection, log_dir: Path | None, *, is_live: bool
-) -> None:
-    """Print it. Raises what says where else to look, when it is not to be had here."""
-    folder = _folder(invocation, log_dir)
-    if is_live:
-        if not (folder / wanted.job).is_dir():
-            raise _not_here(folder, wanted)
-        print_lines(invocation, wanted.job, live_lines(folder, wanted), is_live=True)
-        return
-    files = rank_files(folder, wanted)
-    if files:
-        print_lines(invocation, wanted.job, past_lines(files, wanted.last))
-        return
-    try:
-        api = open_record(invocation)
-    except CliError as error:
-        if error.code is not Exit.UNREACHABLE:
-            raise
-        raise _not_here(folder, wanted) from error
-    with api:
-        print_lines(invocation, wanted.job, kept_lines(api, wanted))
-
-
-def _folder(invocation: Invocation, chosen: Path | None) -> Path:
+def log_folder(invocation: Invocation, chosen: Path | None) -> Path:
     if chosen is not None:
         return chosen.expanduser()
     settings = invocation.load({"agent": AgentSettings}).section(AgentSettings)
@@ -243,7 +223,7 @@ def _folder(invocation: Invocation, chosen: Path | None) -> Path:
     return settings.log_dir or state.path / "logs"
 
 
-def _not_here(folder: Path, wanted: LogSelection) -> CliError:
+def not_here(folder: Path, wanted: LogSelection) -> CliError:
     which = "" if wanted.round is None else f" of round {wanted.round}"
     return CliError(
         f"{folder} has no such logs{which} of {wanted.job}: run this on a node of it, name the "

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from everstep_services.cli.errors import CliError, Exit
-from everstep_services.cli.run.options import OPTIONS, WORDS_FOR_NONE, RunOption, spellings
+from everstep_services.cli.run.nvrx_config import FileError, file_options
+from everstep_services.cli.run.options import NVRX, OPTIONS, WORDS_FOR_NONE, RunOption, spellings
 
 Value = str | int | float | bool | None
 
@@ -17,6 +18,7 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 _REPEATED = frozenset({"label", "limit"})
 _WARMUP = "warmup="
 _NVRX_WARMUP_STEPS = 5
+_NOT_SET = "false"
 
 
 class UsageError(CliError):
@@ -80,9 +82,44 @@ def scan(words: Sequence[str], environ: Mapping[str, str]) -> Given:
     if rest:
         given.script, *after = rest
         given.arguments = tuple(after[1:] if not ended and after[:1] == ["--"] else after)
-    for name, option in aliases.items():
+    _read_file(given, aliases)
+    # Limits last: a section `warmup` has a default number of steps.
+    for name, option in sorted(aliases.items(), key=lambda alias: alias[0].endswith(">limit")):
         _follow(given, name, option)
     return given
+
+
+def _read_file(given: Given, aliases: dict[str, RunOption]) -> None:
+    """Take what the file of NVRx's launcher says, where no option says otherwise."""
+    path = given.text("ft_cfg_path")
+    if not path or path.lower() in WORDS_FOR_NONE:
+        return
+    may_lack = given.has("ft_ignore_missing_cfg") or any(
+        origin.startswith("--ft-") and name not in {"ft_cfg_path", "ft_ignore_missing_cfg"}
+        for name, origin in given.origins.items()
+    )
+    try:
+        entries = file_options(path, may_lack=may_lack)
+    except FileError as error:
+        raise UsageError(str(error)) from error
+    typed = set(given.origins)
+    for entry in entries:
+        option = _BY_NAME.get(entry.option)
+        if option is None:
+            close = difflib.get_close_matches(entry.option, [each.long for each in NVRX], n=1)
+            hint = f"; did you mean {close[0][5:].replace('-', '_')}?" if close else ""
+            given.notes.append(f"{entry.origin} is not used: NVRx has no such key{hint}")
+        elif option.to in typed:
+            given.notes.append(f"{entry.origin} is not used: {given.origins[option.to]} was given")
+        else:
+            text = entry.text if option.kind != "flag" else _truth(entry.text)
+            if text is not _NOT_SET:
+                _take(given, option, entry.origin, text, aliases)
+
+
+def _truth(text: str) -> str | None:
+    """What a flag's value in a file says; None sets it."""
+    return None if text.strip().lower() in {"true", "yes", "on", "1"} else _NOT_SET
 
 
 def _flag(option: RunOption, text: str) -> str | None:

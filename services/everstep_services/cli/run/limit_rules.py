@@ -41,13 +41,16 @@ def limits_of(given: Given, agent: AgentSettings) -> LimitRules:
 
 def _is_outside_late(origins: Mapping[str, str], given: Given) -> bool:
     """NVRx looks at the time outside of sections only after the first step, unless it warms up."""
-    said_by = set(given.limit_origins.values())
-    is_theirs = origins.get(OUTSIDE) == _NVRX_OUTSIDE and _NVRX_SECTIONS in said_by
-    warms_up = any(
-        origin == _NVRX_SECTIONS and text.startswith("first-step=")
-        for text, origin in given.limit_origins.items()
-    )
-    return is_theirs and not warms_up
+    of_sections = [
+        text for text, origin in given.limit_origins.items() if _is_from(origin, _NVRX_SECTIONS)
+    ]
+    is_theirs = _is_from(origins.get(OUTSIDE, ""), _NVRX_OUTSIDE) and bool(of_sections)
+    return is_theirs and not any(text.startswith("first-step=") for text in of_sections)
+
+
+def _is_from(origin: str, option: str) -> bool:
+    """Whether a limit is from this option, or from its key in a file of NVRx's launcher."""
+    return origin == option or origin.endswith(f": {option[5:].replace('-', '_')}")
 
 
 def _read(texts: Iterable[str], origin: str) -> dict[str, float]:

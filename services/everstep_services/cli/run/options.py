@@ -206,10 +206,18 @@ OWN = (
     _own(STARTING, "--preload", metavar="MODULES",
             help="What that process imports besides: `auto` (what the script imports), `none`, "
             "or modules with commas."),
+    _own(STARTING, "--as-nvrx", kind="flag",
+            help="In ranks, `import nvidia_resiliency_ext` finds Everstep's modules, unless NVRx "
+            "is installed."),
+    _own(STARTING, "--replace-nvrx", kind="flag",
+            help="The same, also if NVRx is installed."),
     _own(LOGS, "--console", metavar="all|none|R,R",
             help="Whose output is shown here (all): global ranks, 0-3 for several."),
     _own(LOGS, "--no-prefix", to="prefix", kind="flag", sets=False,
             help="Show lines as they are, without `node:rank| `."),
+    _own(LOGS, "--store-logs", kind="flag",
+            help="Send the output to the log store, too: `everstep logs` then has all of it on any "
+            "machine."),
     _own(PLACEMENT, "--node-id", metavar="ID",
             help="This node's id (Slurm's name for it, else the host name)."),
     _own(PLACEMENT, "--infra-rank", kind="whole", metavar="N", least=0,
@@ -250,6 +258,7 @@ _TAKEN: dict[str, tuple[str, str, Kind]] = {
     "--ft-rank-heartbeat-timeout": ("limit", "--limit heartbeat=", "text"),
     "--ft-rank-section-timeouts": ("limit", "--limit ", "text"),
     "--ft-rank-out-of-section-timeout": ("limit", "--limit outside=", "text"),
+    "--ft-num-warmup-iterations": ("warmup_steps", "--warmup-steps", "whole"),
 }
 """Options that have a counterpart: its name in the plan, as typed, and what a value is."""
 
@@ -317,16 +326,34 @@ _NOTED = {
     "--ft-install-exception-hook": "every exception is recorded, without a hook of yours",
     "--ft-min-progress-iterations": "any new step is progress",
     "--ft-checkpoint-iteration-file": "steps are counted inside the ranks",
-    "--ft-cycle-info-dir": "rounds are in the record: `everstep facts`",
-    "--ft-ignore-missing-cfg": "there is no such file to miss",
+    **dict.fromkeys(
+        ["--ft-cycle-info-dir", "--ft-cycle-info-job-id"],
+        "rounds are in the record: `everstep facts`",
+    ),
+    "--ft-segment-health-check-dir": _HEALTH,
 }  # fmt: skip
 _REFUSED = {
-    "--ft-cfg-path": "write what it says as options, or under [agent] in everstep.toml: "
-    "`everstep config show agent` lists them",
     "--ft-no-restart-exit-code": "the code for 'do not restart' is always 93, and 90 asks to be "
     "requeued: change the script around it",
 }
-_FLAGS = frozenset({"--ft-ignore-missing-cfg", "--ft-check-remaining-processes"})
+_FLAGS = frozenset({"--ft-check-remaining-processes"})
+_FILE = (
+    RunOption(
+        names=("--ft-cfg-path",),
+        to="ft_cfg_path",
+        group="",
+        metavar="FILE",
+        help="A YAML file of NVRx's launcher: each key under `fault_tolerance:` is taken as its "
+        "option below would be.",
+    ),
+    RunOption(
+        names=("--ft-ignore-missing-cfg",),
+        to="ft_ignore_missing_cfg",
+        group="",
+        kind="flag",
+        help="That file may have no section `fault_tolerance:`.",
+    ),
+)
 
 
 def _taken(name: str) -> RunOption:
@@ -348,11 +375,13 @@ def _noted(name: str) -> RunOption:
 def _refused(name: str) -> RunOption:
     return RunOption(
         names=(name,), to=name[2:].replace("-", "_"), group="", metavar="VALUE",
-        quiet=("", "none", "null"), help=f"Refused: {_REFUSED[name]}.", instead=_REFUSED[name],
+        quiet=("", "none", "null", "93"), help=f"Refused: {_REFUSED[name]}.",
+        instead=_REFUSED[name],
     )  # fmt: skip
 
 
 NVRX = (
+    *_FILE,
     *(_taken(name) for name in _TAKEN),
     *(_noted(name) for name in _NOTED),
     *(_refused(name) for name in _REFUSED),

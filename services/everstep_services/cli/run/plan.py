@@ -83,6 +83,8 @@ def plan_run(invocation: Invocation, given: Given) -> RunPlan:
         scheduler_grace_s=agent.scheduler_grace_s,
         restart_on_stall=agent.restart_on_stall,
         timings=agent.timings,
+        store_logs=agent.store_logs,
+        store_logs_bytes_per_s=agent.store_logs_bytes_per_s,
         evidence_without=agent.evidence_without,
         native_stacks=agent.native_stacks,
         signals=_signals(given),
@@ -90,9 +92,16 @@ def plan_run(invocation: Invocation, given: Given) -> RunPlan:
         standalone=standalone,
         leave_children=given.has("leave_children") or agent.leave_children,
         allow_fresh_start=given.has("allow_fresh_start"),
+        stand_in=_stand_in(given),
         allow_injection=given.has("allow_injection"),
         notes=notes_of(given, environ, spec.ranks_per_node),
     )
+
+
+def _stand_in(given: Given) -> Literal["", "missing", "always"]:
+    if given.has("replace_nvrx"):
+        return "always"
+    return "missing" if given.has("as_nvrx") else ""
 
 
 def _checks(settings: ChecksSettings, log_dir: Path) -> ChecksSettings:

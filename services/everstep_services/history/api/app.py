@@ -27,10 +27,10 @@ from everstep_services.history.api.endpoints import (
     heat_map,
     incidents,
     jobs,
-    login_codes,
     logs,
     nodes,
     operators,
+    rank_logs,
     ranks,
     stall_limits,
     status,
@@ -70,9 +70,10 @@ PARTS = (
         incidents,
         evidence,
         logs,
+        rank_logs,
         nodes,
     ),
-    *(operators, control, notification_endpoints, facts, tokens, login_codes, status),
+    *(operators, control, notification_endpoints, facts, tokens, status),
 )
 """The modules with endpoints, in the order in which they are described."""
 _DESCRIPTION = """\

@@ -1,7 +1,6 @@
 """Forwards requests of people to the service that carries them out, and logs who asked."""
 
 import logging
-from typing import Any
 
 from sqlalchemy import exists, or_, select
 
@@ -29,14 +28,20 @@ _NAMES_MOST = 1000
 
 
 async def do(
-    context: Context, by: Token, verb: Verb, job: str | None, wanted: RequestBody, **more: Any
+    context: Context,
+    by: Token,
+    verb: Verb,
+    job: str | None,
+    wanted: RequestBody,
+    *,
+    node: str | None = None,
+    **more: str | float,
 ) -> Decided:
     """Forward a request. Without a job it is about all jobs; `more` has the names in the path."""
     who = asker(by, wanted)
-    deed = OperatorRequest(
-        verb, job or CLUSTER, who, wanted.reason, "rest", wanted.details() | more
-    )
-    about = more.get("node") or job or "the cluster"
+    details = wanted.details() | more | ({} if node is None else {"node": node})
+    deed = OperatorRequest(verb, job or CLUSTER, who, wanted.reason, "rest", details)
+    about = node or job or "the cluster"
     try:
         text = await carry_out(context.bus, deed)
     except NoSuchJobError as error:
@@ -46,7 +51,7 @@ async def do(
     except (ServiceUnavailableError, BusDeniedError) as error:
         raise unavailable(deed.service, error) from error
     log.info("operator_asked action=%s about=%s by=%r token=%s", verb, about, who, by.id)
-    return Decided(job=job, action=verb, node=more.get("node"), by=who, text=text)
+    return Decided(job=job, action=verb, node=node, by=who, text=text)
 
 
 def asker(by: Token, wanted: RequestBody) -> str:

@@ -9,7 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from everstep_services.history.goodput.trace import Allocation, Round, SlowRank, Trace
+from everstep_services.history.goodput.trace import (
+    AllocationTrace,
+    GoodputTrace,
+    RoundTrace,
+    SlowRankTrace,
+)
 
 TimeClass = Literal[
     "productive", "start_up", "rendezvous", "restore", "checkpoint_stall", "stall", "lost_steps",
@@ -18,13 +23,13 @@ TimeClass = Literal[
 CLASSES: tuple[TimeClass, ...] = get_args(TimeClass)
 
 FRESH_S = 90.0
-"""Steps are reported once a minute: so long after a report, the training is taken to go on."""
+"""Steps are reported once a minute: for this time after a report, training counts as going on."""
 _GOOD_ENDS = frozenset({"done", "preempted"})
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    """A time in one class, but for what slow ranks cost of it."""
+class LedgerSegment:
+    """A time in one class, before the cost of slow ranks is taken from it."""
 
     from_s: float
     until_s: float
@@ -39,7 +44,7 @@ class Segment:
         return self.until_s - self.from_s
 
 
-def segments(trace: Trace, now_s: float) -> list[Segment]:
+def segments(trace: GoodputTrace, now_s: float) -> list[LedgerSegment]:
     """The time of all of a job's allocations until now, in order, without gaps within one."""
     parts = [
         part
@@ -53,7 +58,7 @@ def segments(trace: Trace, now_s: float) -> list[Segment]:
 
 
 def seconds(
-    parts: Iterable[Segment], since_s: float = float("-inf"), until_s: float = float("inf")
+    parts: Iterable[LedgerSegment], since_s: float = float("-inf"), until_s: float = float("inf")
 ) -> dict[TimeClass, float]:
     """How long each class lasted within a window."""
     sums: dict[TimeClass, float] = dict.fromkeys(CLASSES, 0.0)
@@ -65,7 +70,7 @@ def seconds(
     return sums
 
 
-def _end_s(trace: Trace, number: int, now_s: float) -> float:
+def _end_s(trace: GoodputTrace, number: int, now_s: float) -> float:
     """When an allocation ended: at the latest when the next one began."""
     allocation = trace.allocations[number]
     following = trace.allocations[number + 1 :]
@@ -76,18 +81,20 @@ def _end_s(trace: Trace, number: int, now_s: float) -> float:
     return max(now_s, allocation.heard_s) if allocation.ended_s is None else allocation.ended_s
 
 
-def _parts(allocation: Allocation, trace: Trace, end_s: float) -> Iterator[Segment]:
+def _parts(
+    allocation: AllocationTrace, trace: GoodputTrace, end_s: float
+) -> Iterator[LedgerSegment]:
     """An allocation's time, before lost steps and slow ranks are taken from it."""
     known_s = min(allocation.heard_s, end_s) if allocation.is_lost else end_s
     at_s = allocation.started_s
     rounds = sorted(
-        (one for one in allocation.rounds.values() if one.formed_s is not None),
-        key=lambda one: one.number,
+        (round_ for round_ in allocation.rounds.values() if round_.formed_s is not None),
+        key=lambda round_: round_.number,
     )
     waits: TimeClass = "rendezvous"
     for place, here in enumerate(rounds):
         assert here.formed_s is not None
-        yield Segment(at_s, max(here.formed_s, at_s), waits)
+        yield LedgerSegment(at_s, max(here.formed_s, at_s), waits)
         at_s = max(here.formed_s, at_s)
         following = rounds[place + 1].formed_s if place + 1 < len(rounds) else None
         limit_s = known_s if following is None else min(following, known_s)
@@ -97,19 +104,19 @@ def _parts(allocation: Allocation, trace: Trace, end_s: float) -> Iterator[Segme
         at_s = max(until_s, at_s)
         waits = "idle" if here.end_cause in _GOOD_ENDS else "rendezvous"
     if trace.job_ended_s is not None and at_s < trace.job_ended_s < known_s:
-        yield Segment(at_s, trace.job_ended_s, waits)
+        yield LedgerSegment(at_s, trace.job_ended_s, waits)
         at_s, waits = trace.job_ended_s, "idle"
     elif trace.job_ended_s is not None and trace.job_ended_s <= at_s:
         waits = "idle"
     is_training = bool(rounds) and rounds[-1].ended_s is None
-    yield Segment(at_s, max(known_s, at_s), "unknown" if is_training else waits)
-    yield Segment(max(known_s, at_s), max(end_s, at_s), "unknown")
+    yield LedgerSegment(at_s, max(known_s, at_s), "unknown" if is_training else waits)
+    yield LedgerSegment(max(known_s, at_s), max(end_s, at_s), "unknown")
 
 
 def _of_round(
-    here: Round, trace: Trace, from_s: float, until_s: float, *, is_over: bool
-) -> Iterator[Segment]:
-    """A round, from when it formed until it ended."""
+    here: RoundTrace, trace: GoodputTrace, from_s: float, until_s: float, *, is_over: bool
+) -> Iterator[LedgerSegment]:
+    """The parts of a round, from its forming until its end."""
 
     def within(at_s: float | None, least_s: float) -> float:
         return until_s if at_s is None else min(max(at_s, least_s), until_s)
@@ -120,11 +127,11 @@ def _of_round(
         restored_s = within(here.restored_s, from_s)
         restoring_s = max(restored_s - here.restore_took_s, within(here.started_s, from_s))
         restoring_s = min(restoring_s, restored_s)
-        yield Segment(from_s, restoring_s, "start_up", number)
-        yield Segment(restoring_s, restored_s, "restore", number)
+        yield LedgerSegment(from_s, restoring_s, "start_up", number)
+        yield LedgerSegment(restoring_s, restored_s, "restore", number)
         begun_s = restored_s
     first_s = within(here.first_step_s, begun_s)
-    yield Segment(begun_s, first_s, "start_up", number)
+    yield LedgerSegment(begun_s, first_s, "start_up", number)
     if here.first_step_s is None or here.last_step_s is None:
         return
     last_s = within(here.last_step_s, first_s)
@@ -135,13 +142,15 @@ def _of_round(
         last_s = min(until_s, last_s + FRESH_S)
     yield from _trained(here, first_s, last_s)
     if is_over:
-        yield Segment(last_s, until_s, "idle" if here.end_cause in _GOOD_ENDS else "stall", number)
+        yield LedgerSegment(
+            last_s, until_s, "idle" if here.end_cause in _GOOD_ENDS else "stall", number
+        )
     else:
-        yield Segment(last_s, until_s, "unknown", number)
+        yield LedgerSegment(last_s, until_s, "unknown", number)
 
 
-def _trained(here: Round, from_s: float, until_s: float) -> Iterator[Segment]:
-    """The time in which steps were made, with what stalls and saves took of it."""
+def _trained(here: RoundTrace, from_s: float, until_s: float) -> Iterator[LedgerSegment]:
+    """The time in which steps were made, with the parts that stalls and saves took."""
     holds: list[tuple[float, float, TimeClass]] = [
         *((begun_s, over_s, "stall") for begun_s, over_s in here.stalls),
         *((at_s, at_s + held_s, "checkpoint_stall") for at_s, held_s in here.saves.values()),
@@ -149,13 +158,13 @@ def _trained(here: Round, from_s: float, until_s: float) -> Iterator[Segment]:
     at_s = from_s
     for begun_s, over_s, time_class in sorted(holds):
         begun, over = min(max(begun_s, at_s), until_s), min(max(over_s, at_s), until_s)
-        yield Segment(at_s, begun, "productive", here.number)
-        yield Segment(begun, over, time_class, here.number)
+        yield LedgerSegment(at_s, begun, "productive", here.number)
+        yield LedgerSegment(begun, over, time_class, here.number)
         at_s = over
-    yield Segment(at_s, until_s, "productive", here.number)
+    yield LedgerSegment(at_s, until_s, "productive", here.number)
 
 
-def _take_lost_steps(parts: list[Segment], here: Round, trace: Trace) -> None:
+def _take_lost_steps(parts: list[LedgerSegment], here: RoundTrace, trace: GoodputTrace) -> None:
     """Steps that had to be made again: the last that were made before this round formed."""
     if here.formed_s is None:
         return
@@ -174,25 +183,27 @@ def _take_lost_steps(parts: list[Segment], here: Round, trace: Trace) -> None:
         place -= 1
 
 
-def _lost_s(here: Round, trace: Trace) -> float:
-    known = [one.lost_s for one in trace.closings.values() if one.next_round == here.number]
-    if known:
-        return sum(known)
+def _lost_s(here: RoundTrace, trace: GoodputTrace) -> float:
+    losses = [
+        closing.lost_s for closing in trace.closings.values() if closing.next_round == here.number
+    ]
+    if losses:
+        return sum(losses)
     if not here.lost_steps:
         return 0.0
     earlier = [
-        one
+        round_
         for allocation in trace.allocations
-        for one in allocation.rounds.values()
-        if one.number < here.number and one.steps
+        for round_ in allocation.rounds.values()
+        if round_.number < here.number and round_.steps
     ]
     if not earlier:
         return 0.0
-    last = max(earlier, key=lambda one: one.number)
+    last = max(earlier, key=lambda round_: round_.number)
     return here.lost_steps * last.steps_took_s / last.steps
 
 
-def _taxed(parts: list[Segment], trace: Trace) -> list[Segment]:
+def _taxed(parts: list[LedgerSegment], trace: GoodputTrace) -> list[LedgerSegment]:
     """What slow ranks cost, spread over the productive time in which they were slow."""
     ends = {
         here.number: here.ended_s
@@ -212,20 +223,20 @@ def _taxed(parts: list[Segment], trace: Trace) -> list[Segment]:
     return parts
 
 
-def _over_s(slow: SlowRank, ends: Mapping[int, float]) -> float:
-    """When a rank was slow no more: a finding is over with its round."""
+def _over_s(slow: SlowRankTrace, ends: Mapping[int, float]) -> float:
+    """When a rank was no longer slow: a finding is over with its round."""
     until_s = ends.get(slow.round, float("inf"))
     return until_s if slow.cleared_s is None else min(slow.cleared_s, until_s)
 
 
-def _tax_ratio(slow: SlowRank, total_s: float) -> float:
+def _tax_ratio(slow: SlowRankTrace, total_s: float) -> float:
     if slow.lost_s is not None:
         return min(1.0, max(slow.lost_s, 0.0) / total_s) if total_s > 0 else 0.0
     return slow.slowdown_ratio / (1 + slow.slowdown_ratio)
 
 
-def _cut(parts: Sequence[Segment], moments_s: Sequence[float]) -> Iterator[Segment]:
-    """The same segments, none of which reaches over one of these moments, which are sorted."""
+def _cut(parts: Sequence[LedgerSegment], moments_s: Sequence[float]) -> Iterator[LedgerSegment]:
+    """The same segments, cut at each of these moments, which are sorted."""
     for part in parts:
         from_s = part.from_s
         first = bisect_right(moments_s, part.from_s)

@@ -1,4 +1,4 @@
-"""Reads what goodput follows from out of the log of facts, and remembers it by job."""
+"""Reads the facts of goodput from the log, and remembers them by job."""
 
 import asyncio
 from collections import OrderedDict
@@ -10,11 +10,11 @@ from everstep.messages import Fact, decode, kind_of
 from everstep.messages.codec import BadMessageError
 from everstep.store import tables
 from everstep.store.database import Database
-from everstep_services.history.goodput.ledger import Segment, segments
-from everstep_services.history.goodput.trace import KINDS, Trace
+from everstep_services.history.goodput.ledger import LedgerSegment, segments
+from everstep_services.history.goodput.trace import KINDS, GoodputTrace
 
 _JOBS_MOST = 2048
-"""So many jobs are remembered; the one that was asked about the longest ago is read again."""
+"""The most jobs to remember; the job that was asked about the longest ago is read again."""
 _AT_ONCE = 2000
 _KIND_NAMES = tuple(kind_of(kind) for kind in KINDS)
 
@@ -23,34 +23,34 @@ _KIND_NAMES = tuple(kind_of(kind) for kind in KINDS)
 class _Known:
     """A job's facts until a place in the log."""
 
-    trace: Trace = field(default_factory=Trace)
+    trace: GoodputTrace = field(default_factory=GoodputTrace)
     read_n: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class GoodputReader:
-    """Reads on from where a job was read the last time."""
+    """Continues where a job was read the last time."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._known: OrderedDict[str, _Known] = OrderedDict()
 
-    async def segments(self, job: str, now_s: float) -> list[Segment]:
+    async def segments(self, job: str, now_s: float) -> list[LedgerSegment]:
         """How a job spent its time until now; empty where no allocation of it is known."""
-        known = self._known.setdefault(job, _Known())
+        state = self._known.setdefault(job, _Known())
         self._known.move_to_end(job)
         while len(self._known) > _JOBS_MOST:
             self._known.popitem(last=False)
-        async with known.lock:
-            while await self._read_on(job, known):
+        async with state.lock:
+            while await self._read_on(job, state):
                 pass
-            return segments(known.trace, now_s)
+            return segments(state.trace, now_s)
 
-    async def _read_on(self, job: str, known: _Known) -> bool:
+    async def _read_on(self, job: str, state: _Known) -> bool:
         """Take some more facts. Returns whether there may be others."""
         facts = tables.facts.c
         query = select(facts.n, facts.received_us, facts.body).where(
-            facts.job == job, facts.n > known.read_n, facts.kind.in_(_KIND_NAMES)
+            facts.job == job, facts.n > state.read_n, facts.kind.in_(_KIND_NAMES)
         )
         async with self._database.read() as connection:
             rows = (await connection.execute(query.order_by(facts.n).limit(_AT_ONCE))).all()
@@ -60,8 +60,8 @@ class GoodputReader:
                 for row in rows
                 if (fact := _decoded(row.body)) is not None
             ]
-            known.trace.take((fact for fact, _ in read), (by_s for _, by_s in read))
-            known.read_n = rows[-1].n
+            state.trace.take((fact for fact, _ in read), (by_s for _, by_s in read))
+            state.read_n = rows[-1].n
         return len(rows) == _AT_ONCE
 
 

@@ -1,4 +1,4 @@
-"""What a job's facts say about how its time was spent. Pure.
+"""Collects from a job's facts how its time was spent. Pure.
 
 Facts come in stream order. What is learned late (an incident's ledger, when a slow rank was
 cleared) belongs to earlier time. So facts are only collected here, and `segments` puts the time
@@ -32,12 +32,12 @@ _FROM_RENDEZVOUS = (
     AllocationStarted, AllocationEnded, RoundFormed, RoundStarted, RoundEnded, IncidentClosed,
     JobEnded,
 )  # fmt: skip
-"""Sent by one service, whose clock the others' are held to."""
+"""Facts of one service, whose clock bounds the times of all others."""
 
 
 @dataclass(slots=True)
-class Round:
-    """What became of one round. Times are in seconds since 1970."""
+class RoundTrace:
+    """The course of one round. Times are in seconds since 1970."""
 
     number: int
     formed_s: float | None = None
@@ -57,11 +57,11 @@ class Round:
     saves: dict[int, tuple[float, float]] = field(default_factory=dict)
     """By step: when saving began to hold the training up, and for how long."""
     stalls: list[tuple[float, float]] = field(default_factory=list)
-    """From when to when a rank stood still that moved again."""
+    """The times in which a rank stood still and then moved again."""
 
 
 @dataclass(slots=True)
-class Allocation:
+class AllocationTrace:
     """A time in which nodes were there for the job."""
 
     name: str
@@ -70,11 +70,11 @@ class Allocation:
     is_lost: bool = False
     heard_s: float = 0.0
     """When anything was last reported in it."""
-    rounds: dict[int, Round] = field(default_factory=dict)
+    rounds: dict[int, RoundTrace] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
-class SlowRank:
+class SlowRankTrace:
     """A rank that was found to be slow, until it was cleared."""
 
     round: int
@@ -94,12 +94,12 @@ class Closing:
 
 
 @dataclass(slots=True)
-class Trace:
-    """All that a job's facts say about its time."""
+class GoodputTrace:
+    """How a job's time was spent, as its facts report it."""
 
-    allocations: list[Allocation] = field(default_factory=list)
+    allocations: list[AllocationTrace] = field(default_factory=list)
     closings: dict[str, Closing] = field(default_factory=dict)
-    slow_ranks: dict[str, SlowRank] = field(default_factory=dict)
+    slow_ranks: dict[str, SlowRankTrace] = field(default_factory=dict)
     job_ended_s: float | None = None
     newest_s: float = 0.0
 
@@ -114,7 +114,7 @@ class Trace:
             if self.allocations:
                 self.allocations[-1].heard_s = max(self.allocations[-1].heard_s, at_s)
 
-    def round(self, number: int) -> Round | None:
+    def round(self, number: int) -> RoundTrace | None:
         """A round of the newest allocation; None where nothing began an allocation."""
         if not self.allocations:
             return None
@@ -122,11 +122,11 @@ class Trace:
             if number in allocation.rounds:
                 return allocation.rounds[number]
         rounds = self.allocations[-1].rounds
-        return rounds.setdefault(number, Round(number))
+        return rounds.setdefault(number, RoundTrace(number))
 
 
 def _times(facts: list[Fact], received_s: list[float], not_before_s: float) -> list[float]:
-    """When each fact was, in an order that agrees with the stream's.
+    """The time of each fact, in an order that agrees with the stream's.
 
     A node's clock may be wrong: what it reports is held between what rendezvous sent before and
     after it, and before it was received.
@@ -145,34 +145,34 @@ def _times(facts: list[Fact], received_s: list[float], not_before_s: float) -> l
     return times
 
 
-def _allocation_started(trace: Trace, fact: AllocationStarted, at_s: float) -> None:
-    if any(known.name == fact.allocation for known in trace.allocations):
+def _allocation_started(trace: GoodputTrace, fact: AllocationStarted, at_s: float) -> None:
+    if any(allocation.name == fact.allocation for allocation in trace.allocations):
         return
-    trace.allocations.append(Allocation(fact.allocation, at_s, heard_s=at_s))
+    trace.allocations.append(AllocationTrace(fact.allocation, at_s, heard_s=at_s))
 
 
-def _allocation_ended(trace: Trace, fact: AllocationEnded, at_s: float) -> None:
+def _allocation_ended(trace: GoodputTrace, fact: AllocationEnded, at_s: float) -> None:
     for allocation in trace.allocations:
         if allocation.name == fact.allocation and allocation.ended_s is None:
             allocation.ended_s = at_s
             allocation.is_lost = fact.state == "lost"
 
 
-def _round_formed(trace: Trace, fact: RoundFormed, at_s: float) -> None:
+def _round_formed(trace: GoodputTrace, fact: RoundFormed, at_s: float) -> None:
     if not trace.allocations:
-        trace.allocations.append(Allocation(fact.allocation, at_s, heard_s=at_s))
+        trace.allocations.append(AllocationTrace(fact.allocation, at_s, heard_s=at_s))
     here = trace.round(fact.round)
     if here is not None and here.formed_s is None:
         here.formed_s = at_s
 
 
-def _round_started(trace: Trace, fact: RoundStarted, at_s: float) -> None:
+def _round_started(trace: GoodputTrace, fact: RoundStarted, at_s: float) -> None:
     here = trace.round(fact.round)
     if here is not None and here.started_s is None:
         here.started_s = at_s
 
 
-def _restored(trace: Trace, fact: CheckpointRestored | FreshStarted, at_s: float) -> None:
+def _restored(trace: GoodputTrace, fact: CheckpointRestored | FreshStarted, at_s: float) -> None:
     here = trace.round(fact.round)
     if here is None or here.restored_s is not None or here.first_step_s is not None:
         return  # a script may load again while it trains
@@ -180,7 +180,7 @@ def _restored(trace: Trace, fact: CheckpointRestored | FreshStarted, at_s: float
     here.restore_took_s = fact.took_s if isinstance(fact, CheckpointRestored) else 0.0
 
 
-def _progress(trace: Trace, fact: ProgressMade, at_s: float) -> None:
+def _progress(trace: GoodputTrace, fact: ProgressMade, at_s: float) -> None:
     here = trace.round(fact.round)
     if here is None:
         return
@@ -196,13 +196,13 @@ def _progress(trace: Trace, fact: ProgressMade, at_s: float) -> None:
     here.steps_took_s += fact.steps_s
 
 
-def _round_ended(trace: Trace, fact: RoundEnded, at_s: float) -> None:
+def _round_ended(trace: GoodputTrace, fact: RoundEnded, at_s: float) -> None:
     here = trace.round(fact.round)
     if here is not None and here.ended_s is None:
         here.ended_s, here.end_cause, here.incident = at_s, fact.cause, fact.incident
 
 
-def _saved(trace: Trace, fact: CheckpointCommitted | ShardsWritten, at_s: float) -> None:
+def _saved(trace: GoodputTrace, fact: CheckpointCommitted | ShardsWritten, at_s: float) -> None:
     here = trace.round(fact.round)
     if here is None or not fact.stall_s > 0:
         return
@@ -213,37 +213,39 @@ def _saved(trace: Trace, fact: CheckpointCommitted | ShardsWritten, at_s: float)
         here.saves[fact.step] = (began_s, fact.stall_s)
 
 
-def _recovered(trace: Trace, fact: RankRecovered, at_s: float) -> None:
+def _recovered(trace: GoodputTrace, fact: RankRecovered, at_s: float) -> None:
     here = trace.round(fact.round)
     if here is not None and fact.stalled_s > 0:
         here.stalls.append((at_s - fact.stalled_s, at_s))
 
 
-def _closed(trace: Trace, fact: IncidentClosed, at_s: float) -> None:
+def _closed(trace: GoodputTrace, fact: IncidentClosed, at_s: float) -> None:
     del at_s
     if fact.outcome != "merged":
         closing = Closing(fact.ledger.detect_s, fact.lost_s, fact.next_round)
         trace.closings[fact.incident] = closing
 
 
-def _slow(trace: Trace, fact: StragglerFound, at_s: float) -> None:
-    trace.slow_ranks[fact.id] = SlowRank(fact.round, at_s, max(fact.slowdown_ratio or 0.0, 0.0))
+def _slow(trace: GoodputTrace, fact: StragglerFound, at_s: float) -> None:
+    trace.slow_ranks[fact.id] = SlowRankTrace(
+        fact.round, at_s, max(fact.slowdown_ratio or 0.0, 0.0)
+    )
 
 
-def _cleared(trace: Trace, fact: StragglerCleared, at_s: float) -> None:
-    known = trace.slow_ranks.get(fact.finding)
-    if known is not None and known.cleared_s is None:
-        known.cleared_s, known.lost_s = at_s, fact.lost_s
+def _cleared(trace: GoodputTrace, fact: StragglerCleared, at_s: float) -> None:
+    slow = trace.slow_ranks.get(fact.finding)
+    if slow is not None and slow.cleared_s is None:
+        slow.cleared_s, slow.lost_s = at_s, fact.lost_s
 
 
-def _job_ended(trace: Trace, _: JobEnded, at_s: float) -> None:
+def _job_ended(trace: GoodputTrace, _: JobEnded, at_s: float) -> None:
     trace.job_ended_s = at_s
     for allocation in trace.allocations:
         for here in allocation.rounds.values():
             here.ended_s = at_s if here.ended_s is None else here.ended_s
 
 
-_TAKERS: Mapping[type[Fact], Callable[[Trace, Any, float], None]] = {
+_TAKERS: Mapping[type[Fact], Callable[[GoodputTrace, Any, float], None]] = {
     AllocationStarted: _allocation_started,
     AllocationEnded: _allocation_ended,
     RoundFormed: _round_formed,

@@ -1,1 +1,1 @@
-"""What each kind of fact changes in the tables, a module for each area of the catalogue. Pure."""
+"""How each kind of fact changes the tables; a module for each area of facts. Pure."""

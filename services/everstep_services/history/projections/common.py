@@ -1,4 +1,4 @@
-"""What all projections share."""
+"""Helpers of all projections."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

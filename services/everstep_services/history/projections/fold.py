@@ -1,4 +1,4 @@
-"""What a batch of facts changes in the projected tables.
+"""Collects the changes of a batch of facts to the projected tables.
 
 Pure. Facts come in stream order, but senders overtake each other: a round may end before it
 starts. So a projection does not read the tables: it only returns the values that a fact gives to
@@ -25,7 +25,6 @@ from everstep.store.projected.jobs import JOBS, ROUNDS
 from everstep.subjects import CLUSTER
 from everstep_services.history.projections import (
     checkpoints,
-    health,
     incidents,
     jobs,
     nodes,
@@ -43,7 +42,6 @@ PROJECTIONS: Mapping[type[Fact], Projection] = {
     **rounds.PROJECTIONS,
     **ranks.PROJECTIONS,
     **nodes.PROJECTIONS,
-    **health.PROJECTIONS,
     **incidents.PROJECTIONS,
     **checkpoints.PROJECTIONS,
     **stragglers.PROJECTIONS,
@@ -62,7 +60,7 @@ of people, and the answers of services, may name jobs that never existed."""
 
 
 def fold(recorded: Iterable[LoggedFact]) -> Changes:
-    """All that these facts change. They come in the order of the log, and each comes once."""
+    """Return the changes by these facts, which come in the order of the log, each once."""
     changes = Changes()
     counts: dict[tuple[str, int | None], _Counts] = {}
     for entry in recorded:

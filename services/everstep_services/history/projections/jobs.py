@@ -18,7 +18,7 @@ from everstep_services.history.projections.common import Projection
 
 
 def _job_started(changes: Changes, _one: LoggedFact, fact: JobStarted) -> None:
-    # 0: whatever a `job_changed` said holds, however late the start is heard of.
+    # 0: a `job_changed` wins, however late the start is recorded.
     _spec(changes, fact.job, 0, fact.spec)
     changes.merge(
         JOBS,

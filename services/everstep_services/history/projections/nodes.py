@@ -1,9 +1,11 @@
-"""Projects nodes: joined or left, healthy, suspect, excluded."""
+"""Projects nodes and stall detection: standing, checks, the watch, limits, who stopped first."""
 
 from collections.abc import Mapping
+from typing import Literal
 
 from everstep.messages import (
     Fact,
+    LimitsLearned,
     NodeCheckFinished,
     NodeCleared,
     NodeExcluded,
@@ -14,10 +16,12 @@ from everstep.messages import (
     NodeRefused,
     NodeReturned,
     NodeSuspected,
+    StallLocated,
+    WatchChanged,
 )
 from everstep.store.projected.changes import Changes, LoggedFact, Value, compact
 from everstep.store.projected.jobs import ALLOCATIONS, JOBS
-from everstep.store.projected.nodes import NODE_CHECKS
+from everstep.store.projected.nodes import LIMITS, LOCATED, NODE_CHECKS, WATCHES
 from everstep.store.times import to_us
 from everstep.subjects import CLUSTER
 from everstep_services.history.projections.common import Projection, parts, update_node
@@ -174,12 +178,60 @@ def _exclusion(
     )
 
 
-def _state(state: str, entry: LoggedFact, reason: str | None) -> dict[str, Value]:
+def _state(
+    state: Literal["joined", "left", "lost"], entry: LoggedFact, reason: str | None
+) -> dict[str, Value]:
     at_us = to_us(entry.fact.at)
     return {"state_n": entry.n, "state": state, "state_us": at_us, "state_reason": reason}
 
 
+def _watch_changed(changes: Changes, entry: LoggedFact, fact: WatchChanged) -> None:
+    changes.merge(
+        WATCHES,
+        (fact.job, fact.node),
+        watch_n=entry.n,
+        watch_state=fact.state,
+        watch_reason=fact.reason,
+        watch_us=to_us(fact.at),
+        until_s=fact.until_s,
+        sections=compact(fact.sections),
+    )
+
+
+def _limits_learned(changes: Changes, entry: LoggedFact, fact: LimitsLearned) -> None:
+    changes.merge(
+        LIMITS,
+        (fact.job,),
+        limits_n=entry.n,
+        limits=parts(fact.limits),
+        limits_reason=fact.reason,
+        limits_us=to_us(fact.at),
+        limits_revision=fact.revision,
+    )
+
+
+def _stall_located(changes: Changes, entry: LoggedFact, fact: StallLocated) -> None:
+    changes.merge(
+        LOCATED,
+        (fact.id,),
+        n=entry.n,
+        job=fact.job,
+        round=fact.round,
+        at_us=to_us(fact.at),
+        first_ranks=compact(fact.first_ranks),
+        first_nodes=compact(fact.nodes),
+        waiting_ranks=fact.waiting_ranks,
+        section=fact.section,
+        lead_s=fact.lead_s,
+        is_certain=fact.is_certain,
+        reason=fact.reason,
+    )
+
+
 PROJECTIONS: Mapping[type[Fact], Projection] = {
+    WatchChanged: _watch_changed,
+    LimitsLearned: _limits_learned,
+    StallLocated: _stall_located,
     NodeJoined: _node_joined,
     NodeRefused: _node_refused,
     NodeLeft: _node_left,

@@ -1,1 +1,1 @@
-"""What is decided about slow ranks: pure, on arrays."""
+"""Decisions about slow ranks: pure, on arrays."""

@@ -3,10 +3,19 @@
 import numpy as np
 
 from everstep_services.straggler.domain import rows, whatif
-from everstep_services.straggler.domain.case import Case, NothingToCompareError, case_of, complete
+from everstep_services.straggler.domain.case import (
+    NothingToCompareError,
+    TraceCase,
+    case_of,
+    complete,
+)
 from everstep_services.straggler.domain.collectives import aligned
 from everstep_services.straggler.domain.dependencies import schedule_of, trace_of
-from everstep_services.straggler.domain.operations import Kind, Operations, without_enclosing
+from everstep_services.straggler.domain.operations import (
+    OperationKind,
+    Operations,
+    without_enclosing,
+)
 from everstep_services.straggler.domain.prices import (
     Questions,
     ask_parts,
@@ -15,8 +24,8 @@ from everstep_services.straggler.domain.prices import (
     even_stages,
     without,
 )
-from everstep_services.straggler.domain.report import Report
-from everstep_services.straggler.domain.verdict import Limits
+from everstep_services.straggler.domain.report import TraceReport
+from everstep_services.straggler.domain.verdict import SlownessLimits
 
 __all__ = ["NothingToCompareError", "analyze"]
 
@@ -24,9 +33,11 @@ _LEAST_S = 1e-5
 """Every training has an operation that is longer."""
 
 
-def analyze(table: Operations, limits: Limits | None = None, window: int | None = None) -> Report:
+def analyze(
+    table: Operations, limits: SlownessLimits | None = None, window: int | None = None
+) -> TraceReport:
     """Judge a table of operations. Raises `NothingToCompareError`."""
-    limits = limits or Limits()
+    limits = limits or SlownessLimits()
     notes: list[str] = []
     _refuse_no_time(table)
     table = complete(table, notes)
@@ -55,12 +66,12 @@ def _refuse_no_time(table: Operations) -> None:
         )
 
 
-def _report(case: Case, notes: list[str]) -> Report:
+def _report(case: TraceCase, notes: list[str]) -> TraceReport:
     trace, questions = case.trace, Questions([])
     ideal = whatif.ideal(case.parts)
     whole = questions.ask(ideal)
-    suspects = [without(case, one) for one in case.suspects]
-    of_suspects = [questions.ask(one) for one in suspects]
+    suspects = [without(case, suspect) for suspect in case.suspects]
+    of_suspects = [questions.ask(variant) for variant in suspects]
     culprits = questions.ask(whatif.together(suspects)) if suspects else None
     of_ranks = ask_ranks(case, questions)
     of_operations = ask_parts(questions, ideal, trace.table.op, case.parts)
@@ -69,13 +80,13 @@ def _report(case: Case, notes: list[str]) -> Report:
     even = questions.ask(stages) if stages is not None else None
     lengths = even_lengths(case)
     even_length = questions.ask(lengths) if lengths is not None else None
-    transfers = np.flatnonzero(trace.kinds != Kind.COMPUTE)
+    transfers = np.flatnonzero(trace.kinds != OperationKind.COMPUTE)
     even_transfers = questions.ask(whatif.only(ideal, transfers))
     questions.answer(case.parts)
-    found = rows.findings(case, [questions.price(number) for number in of_suspects])
+    findings = rows.findings(case, [questions.price(number) for number in of_suspects])
     causes = [("slow ranks", culprits), ("uneven stages", even),
               ("sequence lengths", even_length), ("transfers", even_transfers)]  # fmt: skip
-    return Report(
+    return TraceReport(
         rows=len(trace.table),
         ranks=len(trace.ranks),
         steps=len(trace.steps),
@@ -85,13 +96,13 @@ def _report(case: Case, notes: list[str]) -> Report:
         step_s=float(np.median(case.parts.step_s)),
         slowdown_ratio=None if (price := questions.price(whole)) is None else 1 + price,
         replay_error_ratio=rows.median_error(case.parts),
-        findings=found,
+        findings=findings,
         designs=rows.designs(
             case, stage_factors, questions.price(even), questions.price(even_length)
         ),
         shares=rows.shares(questions, whole, causes),
         rank_rows=rows.rank_rows(
-            case, {rank: questions.price(one) for rank, one in of_ranks.items()}
+            case, {rank: questions.price(number) for rank, number in of_ranks.items()}
         ),
         operations=rows.part_rows(case, trace.table.op, trace.table.ops, questions, of_operations),
         role_rows=rows.part_rows(case, case.row_role, case.roles, questions, of_roles),

@@ -1,5 +1,7 @@
 """Arithmetic on groups of rows: medians, means and numbers of equal keys."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from everstep_services.straggler.domain.operations import Array
@@ -13,11 +15,11 @@ def dense(values: Array) -> tuple[Array, Array]:
 
 def combined(*keys: Array) -> Array:
     """For each row a number that is equal where all keys are; dense, from 0."""
-    found = np.zeros(len(keys[0]), dtype=np.int64)
+    numbers = np.zeros(len(keys[0]), dtype=np.int64)
     for key in keys:
         _, index = dense(key)
-        found = dense(found * (int(index.max(initial=0)) + 1) + index)[1]
-    return found
+        numbers = dense(numbers * (int(index.max(initial=0)) + 1) + index)[1]
+    return numbers
 
 
 def medians_by(keys: Array, values: Array, count: int) -> Array:
@@ -25,13 +27,20 @@ def medians_by(keys: Array, values: Array, count: int) -> Array:
     order = np.lexsort((values, keys))
     counts = np.bincount(keys, minlength=count)
     first = np.cumsum(counts) - counts
-    found = np.full(count, np.nan)
+    medians = np.full(count, np.nan)
     some = counts > 0
     ordered = values[order]
     low = ordered[(first + (counts - 1) // 2)[some]]
     high = ordered[(first + counts // 2)[some]]
-    found[some] = (low + high) / 2
-    return found
+    medians[some] = (low + high) / 2
+    return medians
+
+
+def finite_median(values: Array | Iterable[float | None]) -> float:
+    """The median of the finite values; NaN where there is none."""
+    numbers = values if isinstance(values, np.ndarray) else np.array(list(values), dtype=np.float64)
+    finite = numbers[np.isfinite(numbers)]
+    return float(np.median(finite)) if len(finite) else float("nan")
 
 
 def means_by(keys: Array, values: Array, count: int) -> Array:
@@ -49,6 +58,6 @@ def ordinals(keys: Array) -> Array:
     ordered = keys[order]
     begins = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(keys) else order
     lengths = np.diff(np.r_[begins, len(keys)])
-    found = np.empty(len(keys), dtype=np.int64)
-    found[order] = np.arange(len(keys)) - np.repeat(begins, lengths)
-    return found
+    counts = np.empty(len(keys), dtype=np.int64)
+    counts[order] = np.arange(len(keys)) - np.repeat(begins, lengths)
+    return counts

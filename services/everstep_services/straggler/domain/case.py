@@ -10,8 +10,8 @@ from everstep_services.straggler.domain.dependencies import Trace
 from everstep_services.straggler.domain.operations import Array, Operations
 from everstep_services.straggler.domain.own_time import OwnTime, amounts, own_time
 from everstep_services.straggler.domain.roles import role_groups
-from everstep_services.straggler.domain.suspects import Suspect, slow_groups, slow_ranks
-from everstep_services.straggler.domain.verdict import Limits
+from everstep_services.straggler.domain.suspects import TraceSuspect, slow_groups, slow_ranks
+from everstep_services.straggler.domain.verdict import SlownessLimits
 from everstep_services.straggler.domain.whatif import Decomposed
 
 _WINDOW_STEPS = 10
@@ -22,7 +22,7 @@ class NothingToCompareError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class TraceCase:
     """All that the parts of a report are made from."""
 
     parts: Decomposed
@@ -31,9 +31,9 @@ class Case:
     role: Array
     """Of each rank, an index into `roles`."""
     amount: Array
-    suspects: tuple[Suspect, ...]
+    suspects: tuple[TraceSuspect, ...]
     window: int
-    limits: Limits
+    limits: SlownessLimits
     scored: Array
     """Ranks × windows: own time over the role group's median, less 1."""
     unjudged: str
@@ -69,7 +69,9 @@ def complete(table: Operations, notes: list[str]) -> Operations:
     return table.take(np.flatnonzero(whole[step]))
 
 
-def case_of(parts: Decomposed, limits: Limits, window: int | None, notes: list[str]) -> Case:
+def case_of(
+    parts: Decomposed, limits: SlownessLimits, window: int | None, notes: list[str]
+) -> TraceCase:
     trace = parts.trace
     named = role_groups(trace.table)
     roles = tuple(dict.fromkeys(named.values()))
@@ -85,7 +87,7 @@ def case_of(parts: Decomposed, limits: Limits, window: int | None, notes: list[s
     for name, count in zip(roles, np.bincount(role), strict=True):
         if count < limits.peers:
             notes.append(f"role {name!r} has {count} ranks, too few to tell a slow one")
-    return Case(
+    return TraceCase(
         parts=parts,
         own=own,
         roles=roles,
@@ -99,7 +101,7 @@ def case_of(parts: Decomposed, limits: Limits, window: int | None, notes: list[s
     )
 
 
-def _unjudged(parts: Decomposed, members: Array, ratios: Array, limits: Limits) -> str:
+def _unjudged(parts: Decomposed, members: Array, ratios: Array, limits: SlownessLimits) -> str:
     """Why nothing that was compared can tell a slow rank; empty if something can."""
     least, windows = limits.horizons[0][0], ratios.shape[1]
     if not len(parts.kept):

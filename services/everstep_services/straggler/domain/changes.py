@@ -1,21 +1,21 @@
-"""What the domain says of a job's ranks when something changes."""
+"""The changes of a job's ranks that the domain reports."""
 
 from dataclasses import dataclass
 
 from everstep.messages import Score
-from everstep_services.straggler.domain.operations import Cause
+from everstep.slow_rank_causes import SlowRankCause
 
 
 @dataclass(frozen=True, slots=True)
-class SlowRank:
-    """A rank is slow; said once."""
+class SlowRankFound:
+    """A rank is slow; reported once."""
 
     round: int
     rank: int
     node: str
     slot: int
     role: str
-    cause: Cause
+    cause: SlowRankCause
     reason: str
     section: str | None
     scores: tuple[Score, ...]
@@ -35,19 +35,19 @@ class SlowRank:
 
 @dataclass(frozen=True, slots=True)
 class KeepsUp:
-    """A slow rank keeps up again, or is gone; said once."""
+    """A slow rank keeps up again, or is gone; reported once."""
 
     round: int
     rank: int
     reason: str
     last_step: int | None = None
-    """The end of the window that shows it: it says nothing about what was found later. None where
-    it holds whatever the window."""
+    """The end of the window that shows it: later findings stay. None if the change
+    holds for any window."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What the job lost by a finding in some windows; said once in a while until it is over."""
+    """What the job lost by a finding in some windows; reported occasionally until it is over."""
 
     round: int
     rank: int
@@ -58,7 +58,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class StepShift:
+class StepsShifted:
     """The whole job became slower or faster, and no rank stands out."""
 
     round: int
@@ -71,24 +71,24 @@ class StepShift:
 
 @dataclass(frozen=True, slots=True)
 class UnevenRole:
-    """All ranks of a role have more to do than those of others; said once."""
+    """All ranks of a role have more to do than those of others; reported once."""
 
-    known: SlowRank
+    finding: SlowRankFound
     """Of cause `design`, about one of its ranks that stands for all of them."""
 
     @property
     def round(self) -> int:
-        return self.known.round
+        return self.finding.round
 
 
 @dataclass(frozen=True, slots=True)
 class EvenRole:
-    """A role has no more to do than others again; said once."""
+    """A role no longer has more to do than others; reported once."""
 
     round: int
     rank: int
-    """The one that stood for it."""
+    """The rank that stood for the role."""
     reason: str
 
 
-Change = SlowRank | KeepsUp | Cost | StepShift | UnevenRole | EvenRole
+Change = SlowRankFound | KeepsUp | Cost | StepsShifted | UnevenRole | EvenRole

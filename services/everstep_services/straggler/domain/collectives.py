@@ -8,7 +8,7 @@ import numpy as np
 from everstep_services.straggler.domain.arrays import combined, dense, medians_by, ordinals
 from everstep_services.straggler.domain.operations import (
     Array,
-    Kind,
+    OperationKind,
     Operations,
     Place,
     direction_of,
@@ -27,7 +27,7 @@ _MOST_SAMPLES = 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class Clocks:
+class ClockCorrection:
     """How far each rank's clock is ahead, estimated: collectives end everywhere at once."""
 
     offsets_s: Mapping[int, float]
@@ -41,10 +41,10 @@ def matched(table: Operations) -> Array:
     Rows of one step, one group and one sequence number belong together; without numbers, the
     n-th of a name in a group on every rank.
     """
-    at = np.flatnonzero(table.kinds() == Kind.COLLECTIVE)
-    found = np.full(len(table), -1, dtype=np.int64)
+    at = np.flatnonzero(table.kinds() == OperationKind.COLLECTIVE)
+    keys = np.full(len(table), -1, dtype=np.int64)
     if not len(at):
-        return found
+        return keys
     groups = _instances(table, at)
     number = np.where(table.sequence[at] >= 0, table.sequence[at], -1)
     order = np.argsort(table.start[at], kind="stable")
@@ -52,8 +52,8 @@ def matched(table: Operations) -> Array:
     cells = combined(groups, table.op[at], table.step[at], table.rank[at])
     ordinal[order] = ordinals(cells[order])
     ordinal[number >= 0] = 0
-    found[at] = combined(groups, table.step[at], table.op[at], number, ordinal)
-    return found
+    keys[at] = combined(groups, table.step[at], table.op[at], number, ordinal)
+    return keys
 
 
 def _instances(table: Operations, at: Array) -> Array:
@@ -75,19 +75,21 @@ def _instances(table: Operations, at: Array) -> Array:
 
 def _dimensions(table: Operations) -> list[tuple[int, list[str]]]:
     """Groups whose name is a dimension, and the coordinates that tell its groups apart."""
-    found = []
+    dimensions = []
     for number, name in enumerate(table.groups):
         for dimension, names in _DIMENSIONS.items():
             if name.lower() in names:
-                found.append((number, [one for one in _COORDINATES if one != dimension]))
+                dimensions.append(
+                    (number, [coordinate for coordinate in _COORDINATES if coordinate != dimension])
+                )
     # A collective without a group, in a pipeline: of the ranks that have the same layers.
-    return [*found, (-1, ["pipeline", "tensor"])]
+    return [*dimensions, (-1, ["pipeline", "tensor"])]
 
 
-def aligned(table: Operations) -> tuple[Operations, Clocks | None]:
+def aligned(table: Operations) -> tuple[Operations, ClockCorrection | None]:
     """The table on one clock, and how far the ranks' clocks were apart; None if they were not.
 
-    What is within the scatter of collectives is not taken for a clock.
+    Differences within the scatter of collectives do not count as differences of clocks.
     """
     keys = matched(table)
     at = np.flatnonzero(keys >= 0)
@@ -112,16 +114,16 @@ def aligned(table: Operations) -> tuple[Operations, Clocks | None]:
     after = _scatter(key, end - offset[rank] - drift[rank] * (end - middle))
     if after * 2 >= before:
         return table, None
-    known, index = dense(table.rank)
-    places = np.searchsorted(ranks, known)
+    every_rank, index = dense(table.rank)
+    places = np.searchsorted(ranks, every_rank)
     places[places == len(ranks)] = 0
-    seen = ranks[places] == known
+    seen = ranks[places] == every_rank
     by_rank = np.where(seen, offset[places], 0.0)
     by_drift = np.where(seen, drift[places], 0.0)
     start = table.start - by_rank[index] - by_drift[index] * (table.start - middle)
-    offsets = {int(one): float(by_rank[number]) for number, one in enumerate(known)}
+    offsets = {int(of_rank): float(by_rank[number]) for number, of_rank in enumerate(every_rank)}
     duration = table.duration * (1 - by_drift[index])
-    return replace(table, start=start, duration=duration), Clocks(offsets, after)
+    return replace(table, start=start, duration=duration), ClockCorrection(offsets, after)
 
 
 def _scatter(key: Array, end: Array) -> float:
@@ -147,17 +149,17 @@ def pairs(table: Operations) -> tuple[Array, Array]:
     """Rows of sends and of the receives that belong to them, in the order of a stage's traffic.
 
     By group where a group has one sender and one receiver, else by the ranks' places in the
-    pipeline and the direction that the name says. What has no partner is left out.
+    pipeline and the direction that the name says. Rows without a partner are left out.
     """
     kinds = table.kinds()
-    at = np.flatnonzero((kinds == Kind.SEND) | (kinds == Kind.RECEIVE))
+    at = np.flatnonzero((kinds == OperationKind.SEND) | (kinds == OperationKind.RECEIVE))
     if not len(at):
         return at, at
     at = at[np.argsort(table.start[at], kind="stable")]
-    sends = kinds[at] == Kind.SEND
+    sends = kinds[at] == OperationKind.SEND
     ends = _links(table, at, sends)
-    known = ends >= 0
-    at, sends, ends = at[known], sends[known], ends[known]
+    is_linked = ends >= 0
+    at, sends, ends = at[is_linked], sends[is_linked], ends[is_linked]
     number = np.where(table.sequence[at] >= 0, table.sequence[at], -1)
     ordinal = ordinals(combined(ends, table.step[at], sends, number))
     key = combined(ends, table.step[at], number, ordinal)
@@ -175,10 +177,10 @@ def _links(table: Operations, at: Array, sends: Array) -> Array:
         senders = np.unique(np.c_[table.group[at[sends]], table.rank[at[sends]]], axis=0)
         receivers = np.unique(np.c_[table.group[at[~sends]], table.rank[at[~sends]]], axis=0)
         groups = [
-            np.bincount(one[:, 0], minlength=len(table.groups)) for one in (senders, receivers)
+            np.bincount(ends[:, 0], minlength=len(table.groups)) for ends in (senders, receivers)
         ]
         # Two ranks that send to each other under one name: the direction tells them apart.
-        if max(int(one.max(initial=0)) for one in groups) <= 1:
+        if max(int(group.max(initial=0)) for group in groups) <= 1:
             return table.group[at].astype(np.int64)
     return _by_place(table, at, sends)
 
@@ -188,11 +190,11 @@ def _by_place(table: Operations, at: Array, sends: Array) -> Array:
     places = [table.places.get(int(rank)) for rank in ranks]
     if any(place is None or place.pipeline is None for place in places):
         return np.full(len(at), -1)
-    known = [place for place in places if place is not None]
-    stage = np.array([place.pipeline for place in known])[index]
+    seats = [place for place in places if place is not None]
+    stage = np.array([place.pipeline for place in seats])[index]
     column = combined(
         *(
-            np.array([-1 if (value := getattr(place, name)) is None else value for place in known])
+            np.array([-1 if (value := getattr(place, name)) is None else value for place in seats])
             for name in ("data", "tensor", "expert")
         )
     )[index]

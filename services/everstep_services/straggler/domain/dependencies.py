@@ -1,9 +1,8 @@
-"""What an operation waits for: read from the order in which ranks did things, every time.
+"""What an operation waits for, read from the order of operations that never changes.
 
 Operations of a rank run in streams: its computations in one, and each kind of transfer in one of
 its own. An operation depends on the last one of each stream that had ended before it began in
-every step and on every rank of the same program; what a rank merely did earlier by chance is not
-earlier everywhere.
+every step and on every rank of the same program; an order by chance does not hold everywhere.
 """
 
 from dataclasses import dataclass
@@ -12,7 +11,12 @@ import numpy as np
 
 from everstep_services.straggler.domain.arrays import combined, dense, ordinals
 from everstep_services.straggler.domain.collectives import matched, pairs
-from everstep_services.straggler.domain.operations import Array, Kind, Operations, direction_of
+from everstep_services.straggler.domain.operations import (
+    Array,
+    OperationKind,
+    Operations,
+    direction_of,
+)
 
 _MOST_INSTANCES = 128
 _LEAST_OVERLAP, _MOST_TRIES = 0.05, 8
@@ -52,7 +56,7 @@ class Trace:
 def trace_of(table: Operations) -> Trace:
     """Put a table in order, and read dependencies within ranks from it."""
     kinds = table.kinds()
-    stream = np.where(kinds == Kind.COMPUTE, 0, 1 + combined(kinds, table.op, table.group))
+    stream = np.where(kinds == OperationKind.COMPUTE, 0, 1 + combined(kinds, table.op, table.group))
     order = np.lexsort((table.start, stream, table.rank, table.step))
     table, kinds, stream = table.take(order), kinds[order], stream[order]
     steps, step = dense(table.step)
@@ -126,8 +130,8 @@ def _programs(table: Operations, stream: Array, begins: Array, slot: Array) -> t
     changed[begins] = True
     lane = np.cumsum(changed)
     lane -= np.repeat(lane[begins], np.diff(np.r_[begins, len(table)]))
-    what = combined(table.op, table.microbatch)
-    words = _mixed(what * 64 + lane) ^ _mixed(slot + 1)
+    label = combined(table.op, table.microbatch)
+    words = _mixed(label * 64 + lane) ^ _mixed(slot + 1)
     hashes = np.add.reduceat(_mixed(words), begins)
     _, of_cell = dense(hashes)
     return np.repeat(of_cell, np.diff(np.r_[begins, len(table)])), of_cell
@@ -155,7 +159,7 @@ def _edges_of_programs(
     table: Operations, stream: Array, begins: Array, of_cell: Array, tolerance_s: float
 ) -> dict[int, tuple[Array, Array]]:
     lengths = np.diff(np.r_[begins, len(table)])
-    found = {}
+    edges = {}
     order = np.argsort(of_cell, kind="stable")
     numbers, starts = np.unique(of_cell[order], return_index=True)
     for number, cells in zip(numbers, np.split(order, starts[1:]), strict=True):
@@ -163,15 +167,15 @@ def _edges_of_programs(
         chosen = begins[cells[::every]]
         rows = chosen[:, None] + np.arange(lengths[cells[0]])
         lanes = dense(stream[rows[0]])[1]
-        found[int(number)] = _edges(table.start[rows] + tolerance_s, table.end[rows], lanes)
-    return found
+        edges[int(number)] = _edges(table.start[rows] + tolerance_s, table.end[rows], lanes)
+    return edges
 
 
 def _edges(start: Array, end: Array, lanes: Array) -> tuple[Array, Array]:
     """The last operation of each stream that had always ended before each operation began.
 
-    Ended but for a twentieth of its time: a thread that was done may be seen to end a while after
-    those whom it woke have gone on.
+    An overlap of a twentieth is allowed: a thread may be seen to end a while after the threads that
+    it woke have gone on.
     """
     sources, targets = [], []
     slots = np.arange(start.shape[1])
@@ -206,12 +210,16 @@ def pipeline_edges(trace: Trace, rows: slice) -> tuple[Array, Array]:
     """
     table = trace.table
     direction = np.array([direction_of(name) for name in table.ops] or [0])[table.op[rows]]
-    known = (trace.kinds[rows] == Kind.COMPUTE) & (table.microbatch[rows] >= 0) & (direction != 0)
-    at = np.flatnonzero(known) + rows.start
+    is_staged = (
+        (trace.kinds[rows] == OperationKind.COMPUTE)
+        & (table.microbatch[rows] >= 0)
+        & (direction != 0)
+    )
+    at = np.flatnonzero(is_staged) + rows.start
     places = [table.places.get(int(rank)) for rank in trace.ranks]
     if not len(at) or any(place is None or place.pipeline is None for place in places):
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    direction = direction[known]
+    direction = direction[is_staged]
     stage = np.array([place.pipeline for place in places if place])[trace.rank[at]]
     others = [
         np.array([-1 if (value := getattr(place, name)) is None else value for place in places])
@@ -239,7 +247,7 @@ def pipeline_edges(trace: Trace, rows: slice) -> tuple[Array, Array]:
 
 
 def schedule_of(trace: Trace) -> str:
-    """What the order of microbatches shows: `GPipe`, `1F1B`, `interleaved 1F1B` or nothing."""
+    """The schedule of microbatches: `GPipe`, `1F1B`, `interleaved 1F1B`, or empty if none shows."""
     if not len(trace.steps):
         return ""
     rows = slice(int(trace.bounds[0]), int(trace.bounds[1]))
@@ -249,8 +257,10 @@ def schedule_of(trace: Trace) -> str:
     table = trace.table
     at = np.arange(rows.start, rows.stop)
     direction = np.array([direction_of(name) for name in table.ops])[table.op[at]]
-    at, direction = (one[(direction != 0) & (table.microbatch[at] >= 0)] for one in (at, direction))
-    at, direction = (one[trace.kinds[at] == Kind.COMPUTE] for one in (at, direction))
+    at, direction = (
+        column[(direction != 0) & (table.microbatch[at] >= 0)] for column in (at, direction)
+    )
+    at, direction = (column[trace.kinds[at] == OperationKind.COMPUTE] for column in (at, direction))
     rank = trace.rank[at]
     forwards = at[direction > 0]
     if not len(forwards) or not (direction < 0).any():
@@ -259,6 +269,12 @@ def schedule_of(trace: Trace) -> str:
     if np.bincount(cells).max() > 1:
         return "interleaved 1F1B"
     ranks = np.unique(rank)
-    late = [table.start[at[(rank == one) & (direction > 0)]].max(initial=-np.inf) for one in ranks]
-    early = [table.start[at[(rank == one) & (direction < 0)]].min(initial=np.inf) for one in ranks]
-    return "GPipe" if all(one <= other for one, other in zip(late, early, strict=True)) else "1F1B"
+    late = [
+        table.start[at[(rank == number) & (direction > 0)]].max(initial=-np.inf) for number in ranks
+    ]
+    early = [
+        table.start[at[(rank == number) & (direction < 0)]].min(initial=np.inf) for number in ranks
+    ]
+    return (
+        "GPipe" if all(last <= other for last, other in zip(late, early, strict=True)) else "1F1B"
+    )

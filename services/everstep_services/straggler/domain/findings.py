@@ -1,4 +1,4 @@
-"""How a job's document changes with what the domain says, and which facts that makes. Pure.
+"""How the domain's changes alter a job's document, and which facts they make. Pure.
 
 The document lists the open findings. The replica that writes a change of it records the facts,
 so any number of replicas with the same data make one fact.
@@ -20,21 +20,22 @@ from everstep.messages import (
 )
 from everstep.messages.base import Time
 from everstep.messages.codec import BadMessageError, encode, envelope
+from everstep.slow_rank_causes import meaning_of
 from everstep_services.straggler.domain.changes import (
     Change,
     Cost,
     EvenRole,
     KeepsUp,
-    SlowRank,
-    StepShift,
+    SlowRankFound,
+    StepsShifted,
     UnevenRole,
 )
 from everstep_services.straggler.domain.policy import Action
-from everstep_services.straggler.domain.switches import Switches
+from everstep_services.straggler.domain.switches import StragglerSwitches
 
 SOURCE = "straggler"
 STEPS = 16
-"""A window without a document, as agents measure then."""
+"""The steps of a window that agents measure while there is no document."""
 _FOUND_MOST = 1000
 _REASON_MOST = 300
 _FACT_REASON_MOST = 2000
@@ -44,15 +45,15 @@ _SAME_SHIFT_WINDOWS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """When it is, and how the job stands."""
+class FindingContext:
+    """The time, and the newest round of the job."""
 
     wall: Time
     round: int | None
     """Its newest round; None if nobody knows."""
 
     def since_s(self, then: Time) -> float:
-        """How long ago that was."""
+        """The seconds since `then`."""
         return max(0.0, (self.wall - then).total_seconds())
 
 
@@ -65,12 +66,12 @@ class Revision:
 
 
 def blank(job: str) -> StragglersDocument:
-    """What holds while nothing was written: agents measure, and nobody is slow."""
+    """The document of a job before the first write: agents measure, and no rank is slow."""
     return StragglersDocument(job=job, is_on=True, window_steps=STEPS)
 
 
 def revised(
-    before: StragglersDocument, changes: Iterable[Change], now: Moment, over: str = ""
+    before: StragglersDocument, changes: Iterable[Change], now: FindingContext, over: str = ""
 ) -> Revision:
     """The document after these changes. With `over`, the reason, no finding stays open."""
     draft, taken = _Draft(before, now), list(changes)
@@ -81,16 +82,16 @@ def revised(
     for change in taken:
         draft.take(change)
     if over:
-        draft.clear(list(draft.found.values()), over)
+        draft.clear(list(draft.stragglers.values()), over)
     document = draft.document()
     kept = tuple(encode(fact).decode() for fact in draft.facts)
     return Revision(replace(document, outbox=before.outbox + kept), draft.facts)
 
 
 def measured(
-    before: StragglersDocument, switches: Switches, suggested: int | None
+    before: StragglersDocument, switches: StragglerSwitches, suggested: int | None
 ) -> StragglersDocument:
-    """The document that says how agents measure from now on; `suggested` steps make a window."""
+    """The document with how agents measure from now on; `suggested` steps make a window."""
     return replace(
         before,
         is_on=switches.is_on,
@@ -108,88 +109,94 @@ def recorded(before: StragglersDocument, ids: Collection[str]) -> StragglersDocu
 def acted(
     before: StragglersDocument, finding: str, action: Action, fact: Fact
 ) -> StragglersDocument | None:
-    """The document that says that this was decided; None if another replica was first.
+    """The document with this decision; None if another replica was first.
 
-    `fact` is what stands on record if this replica ends before it knows how that went.
+    `fact` is recorded if this replica ends before it knows the outcome.
     """
-    known = next((one for one in before.found if one.finding == finding), None)
-    if known is None or action in known.acted:
+    straggler = next(
+        (candidate for candidate in before.found if candidate.finding == finding), None
+    )
+    if straggler is None or action in straggler.acted:
         return None
-    new = replace(known, acted=(*known.acted, action))
-    found = tuple(new if one is known else one for one in before.found)
-    return replace(before, found=found, outbox=(*before.outbox, encode(fact).decode()))
+    new = replace(straggler, acted=(*straggler.acted, action))
+    stragglers = tuple(new if other is straggler else other for other in before.found)
+    return replace(before, found=stragglers, outbox=(*before.outbox, encode(fact).decode()))
 
 
 class _Draft:
     """A document that takes changes, one after the other."""
 
-    def __init__(self, before: StragglersDocument, now: Moment) -> None:
+    def __init__(self, before: StragglersDocument, now: FindingContext) -> None:
         self._before = before
         self._now = now
         self.facts: list[Fact] = []
-        self.found = {_key(one): one for one in before.found}
+        self.stragglers = {_key(straggler): straggler for straggler in before.found}
         self._round = before.round
         self._shifted_step = before.shifted_step
 
     def document(self) -> StragglersDocument:
-        """As it is now."""
-        found = tuple(self.found[key] for key in sorted(self.found))
+        """The document with the changes so far."""
+        stragglers = tuple(self.stragglers[key] for key in sorted(self.stragglers))
         return replace(
-            self._before, round=self._round, found=found, shifted_step=self._shifted_step
+            self._before, round=self._round, found=stragglers, shifted_step=self._shifted_step
         )
 
     def take(self, change: Change) -> None:
-        """Take one change in; what others have written already changes nothing."""
+        """Take one change; a change that another replica has written alters nothing."""
         self.enter(change.round)
         if change.round != self._round:
             return
         match change:
-            case SlowRank():
+            case SlowRankFound():
                 self._slow(change)
             case UnevenRole():
-                self._slow(change.known)
+                self._slow(change.finding)
             case KeepsUp() | EvenRole():
                 is_design = isinstance(change, EvenRole)
-                known = self.found.get((change.round, change.rank, is_design))
-                if known is not None and not _is_older(change, known):
-                    self.clear([known], change.reason)
+                straggler = self.stragglers.get((change.round, change.rank, is_design))
+                if straggler is not None and not _is_older(change, straggler):
+                    self.clear([straggler], change.reason)
             case Cost():
                 self.count(change)
-            case StepShift():
+            case StepsShifted():
                 self._shifted(change)
 
     def count(self, change: Cost) -> None:
         """Add what a finding cost, for the steps that no replica has counted yet."""
         key = change.round, change.rank, change.is_design
-        known = self.found.get(key)
-        if known is None or change.last_step <= known.counted_step:
+        straggler = self.stragglers.get(key)
+        if straggler is None or change.last_step <= straggler.counted_step:
             return
         steps = change.last_step - change.first_step + 1
-        uncounted = min(steps, change.last_step - known.counted_step)
-        lost_s = known.lost_so_far_s + change.lost_s * uncounted / steps
-        self.found[key] = replace(known, lost_so_far_s=lost_s, counted_step=change.last_step)
+        uncounted = min(steps, change.last_step - straggler.counted_step)
+        lost_s = straggler.lost_so_far_s + change.lost_s * uncounted / steps
+        self.stragglers[key] = replace(
+            straggler, lost_so_far_s=lost_s, counted_step=change.last_step
+        )
 
-    def clear(self, known: Iterable[KnownStraggler], reason: str) -> None:
-        """These are slow no more; the rest follows with the next write if they are many."""
-        for one in list(known)[:_CLEARED_AT_ONCE]:
-            del self.found[_key(one)]
-            self.facts.append(self._cleared(one, reason))
+    def clear(self, stragglers: Iterable[KnownStraggler], reason: str) -> None:
+        """Clear findings; if there are many, the rest follows with the next write."""
+        for straggler in list(stragglers)[:_CLEARED_AT_ONCE]:
+            del self.stragglers[_key(straggler)]
+            self.facts.append(self._cleared(straggler, reason))
 
     def enter(self, round_: int | None) -> None:
         """A newer round has begun: findings of the one before are over."""
         if round_ is not None and (self._round is None or round_ > self._round):
             self._round, self._shifted_step = round_, 0
         if self._round is not None:
-            old = [one for one in self.found.values() if one.round < self._round]
+            old = [
+                straggler for straggler in self.stragglers.values() if straggler.round < self._round
+            ]
             self.clear(old, "its round ended")
 
-    def _slow(self, change: SlowRank) -> None:
+    def _slow(self, change: SlowRankFound) -> None:
         key = _key(change)
-        if key in self.found or len(self.found) >= _FOUND_MOST:
+        if key in self.stragglers or len(self.stragglers) >= _FOUND_MOST:
             return
         kind = "uneven" if change.cause == "design" else "slow"
         finding = fact_id(kind, self._before.job, change.round, change.rank, change.last_step)
-        self.found[key] = KnownStraggler(
+        self.stragglers[key] = KnownStraggler(
             finding=finding,
             round=change.round,
             rank=change.rank,
@@ -208,7 +215,7 @@ class _Draft:
         )
         self.facts.append(self._fact(change, finding))
 
-    def _fact(self, change: SlowRank, finding: str) -> StragglerFound:
+    def _fact(self, change: SlowRankFound, finding: str) -> StragglerFound:
         return StragglerFound(
             id=finding,
             job=self._before.job,
@@ -227,26 +234,26 @@ class _Draft:
             slowdown_ratio=change.slowdown_ratio,
             windows=change.windows,
             confidence=change.confidence,
-            failure_class=_HELPS[change.cause],
+            failure_class=meaning_of(change.cause).helps,
         )
 
-    def _cleared(self, known: KnownStraggler, reason: str) -> StragglerCleared:
-        lasted_s = self._now.since_s(known.found_at)
+    def _cleared(self, straggler: KnownStraggler, reason: str) -> StragglerCleared:
+        lasted_s = self._now.since_s(straggler.found_at)
         return StragglerCleared(
-            id=fact_id("cleared", known.finding),
+            id=fact_id("cleared", straggler.finding),
             job=self._before.job,
             at=self._now.wall,
             source=SOURCE,
-            round=known.round,
-            node=known.node,
-            rank=known.rank,
+            round=straggler.round,
+            node=straggler.node,
+            rank=straggler.rank,
             reason=reason,
-            finding=known.finding,
+            finding=straggler.finding,
             lasted_s=round(lasted_s, 3),
-            lost_s=round(known.lost_so_far_s, 3) if known.counted_step else None,
+            lost_s=round(straggler.lost_so_far_s, 3) if straggler.counted_step else None,
         )
 
-    def _shifted(self, change: StepShift) -> None:
+    def _shifted(self, change: StepsShifted) -> None:
         apart = _SAME_SHIFT_WINDOWS * self._before.window_steps
         if self._shifted_step and abs(change.step - self._shifted_step) <= apart:
             return
@@ -267,28 +274,16 @@ class _Draft:
         )
 
 
-def _key(known: KnownStraggler | SlowRank) -> tuple[int, int, bool]:
-    """A rank may be slow, and stand for a role that has too much to do as well."""
-    return known.round, known.rank, known.cause == "design"
+def _key(finding: KnownStraggler | SlowRankFound) -> tuple[int, int, bool]:
+    """Round, rank, and whether the finding is about its role: a rank may have one of each kind."""
+    return finding.round, finding.rank, finding.cause == "design"
 
 
-def _is_older(change: KeepsUp | EvenRole, known: KnownStraggler) -> bool:
-    """It was seen before that was found: by a replica that was stopped for a while, say."""
+def _is_older(change: KeepsUp | EvenRole, straggler: KnownStraggler) -> bool:
+    """The change was seen before the finding, as by a replica that was stopped for a while."""
     if isinstance(change, EvenRole) or change.last_step is None:
         return False
-    return change.last_step < known.last_step
-
-
-_HELPS = {
-    "input": "tune",
-    "compute": "watch",
-    "host": "replace",
-    "network": "replace",
-    "device": "replace",
-    "design": "tune",
-    "unknown": "watch",
-}
-"""What would help, by cause: as in `straggler_found`."""
+    return change.last_step < straggler.last_step
 
 
 def _fact_id(text: str) -> str:

@@ -1,4 +1,4 @@
-"""A live job: nodes' windows come in, and who became slow, or keeps up again, comes out.
+"""A live job: takes windows of nodes, and returns which ranks became slow or keep up again.
 
 Pure: no I/O and no clock. The same messages give the same changes on any machine.
 """
@@ -17,24 +17,24 @@ from everstep.messages import (
 from everstep_services.straggler.domain.changes import Change, Cost, EvenRole, KeepsUp
 from everstep_services.straggler.domain.live import answers
 from everstep_services.straggler.domain.live.measures import Meter
-from everstep_services.straggler.domain.live.round import Round
+from everstep_services.straggler.domain.live.round import LiveRound
 from everstep_services.straggler.domain.live.samples import MOST_WORLD
 from everstep_services.straggler.domain.live.windows import Windows
-from everstep_services.straggler.domain.rules import Rules
+from everstep_services.straggler.domain.rules import LiveRules
 
 _MOST_WINDOW_STEPS = 1 << 20
 
 
-class Job:
+class JobJudge:
     """The ranks of one job, in its newest round."""
 
-    def __init__(self, job: str, rules: Rules) -> None:
+    def __init__(self, job: str, rules: LiveRules) -> None:
         self.job = job
         self.rules = rules
         """May be replaced at any time."""
         self.refused: Counter[str] = Counter()
         """Messages and values that were refused, by reason."""
-        self._round: Round | None = None
+        self._round: LiveRound | None = None
         self._ended = -1
         """The newest round that is over."""
         self._adopted: list[KnownStraggler] = []
@@ -72,12 +72,12 @@ class Job:
             self._pending += self._leave(f"round {timings.round} began")
         windows = Windows(timings.round, self.refused)
         meter = Meter(timings.world, windows.names, self.refused)
-        self._round = Round(timings.round, windows, meter, self.refused)
-        for known in self._adopted:
-            if known.round == timings.round:
-                self._round.adopt(known)
-            elif known.round < timings.round:
-                self._pending.append(_over(known, f"round {timings.round} began"))
+        self._round = LiveRound(timings.round, windows, meter, self.refused)
+        for straggler in self._adopted:
+            if straggler.round == timings.round:
+                self._round.adopt(straggler)
+            elif straggler.round < timings.round:
+                self._pending.append(_over(straggler, f"round {timings.round} began"))
         self._adopted = []
 
     def close_due(self, now: float) -> list[Change]:
@@ -89,40 +89,42 @@ class Job:
         return changes
 
     def end(self, reason: str) -> list[Cost | KeepsUp | EvenRole]:
-        """The job, or its round, is over. Returns who was slow until then, and what that cost."""
-        known = [one for one in self._pending if isinstance(one, Cost | KeepsUp | EvenRole)]
+        """End the job or its round. Returns the ranks that were slow until then, and their cost."""
+        kept = [change for change in self._pending if isinstance(change, Cost | KeepsUp | EvenRole)]
         self._pending = []
-        return [*known, *self._leave(reason)]
+        return [*kept, *self._leave(reason)]
 
     def _leave(self, reason: str) -> list[Cost | KeepsUp | EvenRole]:
-        known = self._round
-        gone: list[Cost | KeepsUp | EvenRole] = [_over(one, reason) for one in self._adopted]
+        judged = self._round
+        gone: list[Cost | KeepsUp | EvenRole] = [
+            _over(straggler, reason) for straggler in self._adopted
+        ]
         self._adopted = []
         self._round = None
-        if known is None:
+        if judged is None:
             return gone
-        self._ended = max(self._ended, known.number)
-        gone += known.costs.tell(is_over=True)
-        gone += [KeepsUp(known.number, rank, reason) for rank in known.slow()]
-        return [*gone, *(EvenRole(known.number, rank, reason) for rank in known.uneven())]
+        self._ended = max(self._ended, judged.number)
+        gone += judged.costs.tell(is_over=True)
+        gone += [KeepsUp(judged.number, rank, reason) for rank in judged.slow()]
+        return [*gone, *(EvenRole(judged.number, rank, reason) for rank in judged.uneven())]
 
-    def adopt(self, found: Iterable[KnownStraggler]) -> None:
+    def adopt(self, stragglers: Iterable[KnownStraggler]) -> None:
         """Take over findings that another replica made."""
-        for one in found:
+        for straggler in stragglers:
             if self._round is None:
-                self._adopted.append(one)
-            elif one.round == self._round.number:
-                self._round.adopt(one)
+                self._adopted.append(straggler)
+            elif straggler.round == self._round.number:
+                self._round.adopt(straggler)
 
     def window_steps(self, window_s: float) -> int | None:
-        """How many steps last about `window_s`, as a power of two; None while not known."""
+        """How many steps last about `window_s`, as a power of two; None before any measurement."""
         newest = None if self._round is None else self._round.newest
         if newest is None or not newest.step_s > 0 or not window_s > 0:
             return self._window_steps
         wanted = math.log2(window_s / newest.step_s)
-        known = self._window_steps
+        settled = self._window_steps
         # An answer that is right by three quarters of a power stays: it must not flap.
-        if known is None or abs(wanted - math.log2(known)) > 0.75:
+        if settled is None or abs(wanted - math.log2(settled)) > 0.75:
             steps = 2 ** max(0, round(wanted))
             self._window_steps = min(steps, _MOST_WINDOW_STEPS)
         return self._window_steps
@@ -144,7 +146,7 @@ class Job:
         return answers.gauges(self._round)
 
 
-def _over(known: KnownStraggler, reason: str) -> KeepsUp | EvenRole:
-    if known.cause == "design":
-        return EvenRole(known.round, known.rank, reason)
-    return KeepsUp(known.round, known.rank, reason)
+def _over(straggler: KnownStraggler, reason: str) -> KeepsUp | EvenRole:
+    if straggler.cause == "design":
+        return EvenRole(straggler.round, straggler.rank, reason)
+    return KeepsUp(straggler.round, straggler.rank, reason)

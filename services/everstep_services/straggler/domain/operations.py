@@ -4,16 +4,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from everstep.slow_rank_causes import SlowRankCause
+
 Array = npt.NDArray[Any]
-Cause = Literal["input", "compute", "host", "network", "device", "design", "unknown"]
 
 
-class Kind(IntEnum):
+class OperationKind(IntEnum):
     COMPUTE = 0
     COLLECTIVE = 1
     SEND = 2
@@ -23,11 +24,11 @@ class Kind(IntEnum):
 
 _TORCH_OWN = re.compile(r"aten::|autograd::|torch::")
 _KINDS = (
-    (Kind.WAIT, re.compile(r"(^|[^a-z])(wait|idle|bubble)([^a-z]|$)")),
-    (Kind.SEND, re.compile(r"(^|[^a-z])i?send([^a-z]|$)")),
-    (Kind.RECEIVE, re.compile(r"(^|[^a-z])i?rec(v|eive)([^a-z]|$)")),
+    (OperationKind.WAIT, re.compile(r"(^|[^a-z])(wait|idle|bubble)([^a-z]|$)")),
+    (OperationKind.SEND, re.compile(r"(^|[^a-z])i?send([^a-z]|$)")),
+    (OperationKind.RECEIVE, re.compile(r"(^|[^a-z])i?rec(v|eive)([^a-z]|$)")),
     (
-        Kind.COLLECTIVE,
+        OperationKind.COLLECTIVE,
         re.compile(
             r"all_?reduce|all_?gather|reduce_?scatter|broadcast|all_?to_?all|barrier|nccl"
             r"|gloo:|c10d::|collective|(^|[^a-z])(reduce|scatter|gather)([^a-z]|$)"
@@ -49,16 +50,16 @@ def plain_name(name: str) -> str:
     return _CAMEL.sub("_", name).lower()
 
 
-def kind_of(name: str) -> Kind:
+def kind_of(name: str) -> OperationKind:
     """What an operation is, by its name."""
     plain = plain_name(name)
     if _TORCH_OWN.match(plain):
-        return Kind.COMPUTE
-    return next((kind for kind, pattern in _KINDS if pattern.search(plain)), Kind.COMPUTE)
+        return OperationKind.COMPUTE
+    return next((kind for kind, pattern in _KINDS if pattern.search(plain)), OperationKind.COMPUTE)
 
 
-def cause_of(name: str) -> Cause:
-    """What is slow when a computation of this name is: `input`, `host` or `compute`."""
+def cause_of(name: str) -> SlowRankCause:
+    """The cause if a computation of this name is slow: `input`, `host` or `compute`."""
     plain = plain_name(name)
     if _INPUT.search(plain):
         return "input"
@@ -100,7 +101,7 @@ class Operations:
     sequence: Array
     """The number of a collective within its group; -1 where it is not known."""
     tokens: Array | None = None
-    """How much the operation had to work on; NaN where it is not known."""
+    """The operation's amount of work; NaN where it is not known."""
     gap: Array | None = None
     """What the trace shows of the time before the operation in which its rank did nothing that is
     in the table: an index into `ops`, -1 where it shows nothing."""
@@ -123,7 +124,9 @@ class Operations:
 
     def kinds(self) -> Array:
         """The kind of each row."""
-        by_name = np.array([kind_of(name) for name in self.ops] or [Kind.COMPUTE], dtype=np.int8)
+        by_name = np.array(
+            [kind_of(name) for name in self.ops] or [OperationKind.COMPUTE], dtype=np.int8
+        )
         kinds: Array = by_name[self.op]
         return kinds
 
@@ -151,14 +154,14 @@ def without_enclosing(table: Operations) -> tuple[Operations, int]:
     the gaps between are time outside of all operations.
     """
     kinds = table.kinds()
-    rows = np.flatnonzero(kinds != Kind.WAIT)
+    rows = np.flatnonzero(kinds != OperationKind.WAIT)
     order = rows[np.lexsort((-table.duration[rows], table.start[rows], table.rank[rows]))]
-    own = order[kinds[order] == Kind.COMPUTE]
+    own = order[kinds[order] == OperationKind.COMPUTE]
     rank, start, end = table.rank[own], table.start[own], table.end[own]
     inner = 1e-9 + np.abs(end[:-1]) * 1e-12
     encloses = (rank[1:] == rank[:-1]) & (start[1:] < end[:-1] - inner) & (end[1:] <= end[:-1])
     outer = own[:-1][encloses]
     keep = np.ones(len(table), dtype=bool)
-    keep[kinds == Kind.WAIT] = False
+    keep[kinds == OperationKind.WAIT] = False
     keep[outer] = False
     return table.take(np.flatnonzero(keep)), len(outer)

@@ -1,21 +1,21 @@
-"""The time that each rank needed by itself in each step, by cause; what it waited for is not in."""
+"""The time that each rank needed by itself in each step, by cause; without its waits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from everstep.slow_rank_causes import SlowRankCause
 from everstep_services.straggler.domain.arrays import combined, dense, medians_by
 from everstep_services.straggler.domain.operations import (
     Array,
-    Cause,
-    Kind,
+    OperationKind,
     cause_of,
     direction_of,
 )
 from everstep_services.straggler.domain.whatif import Decomposed
 
-CAUSES: tuple[Cause, ...] = ("input", "compute", "host", "unknown")
+CAUSES: tuple[SlowRankCause, ...] = ("input", "compute", "host", "unknown")
 _CORRELATED = 0.9
 _UNEVEN = 0.05
 
@@ -26,7 +26,7 @@ class OwnTime:
 
     steps: Array
     """Their numbers in the trace."""
-    by_cause: Mapping[Cause, Array]
+    by_cause: Mapping[SlowRankCause, Array]
     raw_s: Array
     """As measured."""
 
@@ -44,14 +44,14 @@ def own_time(parts: Decomposed, steps: Array, amount: Array) -> OwnTime:
     """
     trace = parts.trace
     ranks = len(trace.ranks)
-    compute = trace.kinds == Kind.COMPUTE
+    compute = trace.kinds == OperationKind.COMPUTE
     step = np.repeat(np.arange(len(trace.steps)), np.diff(trace.bounds))
     cell = step * ranks + trace.rank
     size = len(trace.steps) * ranks
 
     def summed(values: Array) -> Array:
-        found: Array = np.bincount(cell, weights=values, minlength=size).reshape(-1, ranks)[steps]
-        return found
+        sums: Array = np.bincount(cell, weights=values, minlength=size).reshape(-1, ranks)[steps]
+        return sums
 
     cause = np.array([CAUSES.index(cause_of(name)) for name in trace.table.ops] or [0])
     gaps = np.full(len(compute), CAUSES.index("host" if compute.any() else "unknown"))
@@ -60,11 +60,11 @@ def own_time(parts: Decomposed, steps: Array, amount: Array) -> OwnTime:
         is_input = cause[trace.table.gap] == CAUSES.index("input")
         gaps[named] = np.where(is_input, CAUSES.index("input"), CAUSES.index("host"))[named]
     work, idle = np.where(compute, parts.work_s, 0.0), idle_lags(parts)
-    found: dict[Cause, Array] = {}
+    by_cause: dict[SlowRankCause, Array] = {}
     for number, name in enumerate(CAUSES):
         own = np.where(cause[trace.table.op] == number, work / amount, 0.0)
-        found[name] = summed(own + np.where(gaps == number, idle, 0.0))
-    return OwnTime(steps, found, summed(work + idle))
+        by_cause[name] = summed(own + np.where(gaps == number, idle, 0.0))
+    return OwnTime(steps, by_cause, summed(work + idle))
 
 
 def idle_lags(parts: Decomposed) -> Array:
@@ -72,14 +72,14 @@ def idle_lags(parts: Decomposed) -> Array:
 
     A transfer may begin amid a computation.
     """
-    trace, found = parts.trace, parts.lag_s.copy()
+    trace, lags = parts.trace, parts.lag_s.copy()
     start, end = trace.table.start, trace.table.end
     order = np.lexsort((start, trace.rank))
     bounds = np.searchsorted(trace.rank[order], np.arange(len(trace.ranks) + 1))
     for rank in range(len(trace.ranks)):
         rows = order[bounds[rank] : bounds[rank + 1]]
-        busy = rows[trace.kinds[rows] == Kind.COMPUTE]
-        late = rows[(trace.kinds[rows] != Kind.COMPUTE) & (found[rows] > 0)]
+        busy = rows[trace.kinds[rows] == OperationKind.COMPUTE]
+        late = rows[(trace.kinds[rows] != OperationKind.COMPUTE) & (lags[rows] > 0)]
         if not len(busy) or not len(late):
             continue
         ends = np.maximum.accumulate(end[busy])
@@ -88,27 +88,27 @@ def idle_lags(parts: Decomposed) -> Array:
         done = np.cumsum(np.maximum(ends - begins, 0.0))
         total = np.c_[np.r_[0.0, done[:-1]], done].ravel()
         computed = np.interp(start[late], times, total) - np.interp(
-            start[late] - found[late], times, total
+            start[late] - lags[late], times, total
         )
-        found[late] = np.maximum(found[late] - computed, 0.0)
-    return found
+        lags[late] = np.maximum(lags[late] - computed, 0.0)
+    return lags
 
 
 def amounts(parts: Decomposed) -> Array:
-    """How much each computation had to work on, 1 for the mean of its name; 1 if it is not known.
+    """Each computation's amount of work, 1 for the mean of its name; 1 if it is not known.
 
     From the lengths of sequences: the time that fits best is `a n + b n²`.
     """
-    table, found = parts.trace.table, np.ones(len(parts.trace.table))
+    table, amounts_ = parts.trace.table, np.ones(len(parts.trace.table))
     if table.tokens is None:
-        return found
-    known = np.isfinite(table.tokens) & (parts.trace.kinds == Kind.COMPUTE)
-    for op in np.unique(table.op[known]):
-        rows = np.flatnonzero(known & (table.op == op))
+        return amounts_
+    has_length = np.isfinite(table.tokens) & (parts.trace.kinds == OperationKind.COMPUTE)
+    for op in np.unique(table.op[has_length]):
+        rows = np.flatnonzero(has_length & (table.op == op))
         predicted = _fitted(table.tokens[rows], parts.work_s[rows])
         if predicted is not None:
-            found[rows] = predicted / predicted.mean()
-    return found
+            amounts_[rows] = predicted / predicted.mean()
+    return amounts_
 
 
 def _fitted(tokens: Array, work: Array) -> Array | None:
@@ -133,7 +133,7 @@ def lengths_vary(parts: Decomposed) -> bool:
     table = trace.table
     direction = np.array([direction_of(name) for name in table.ops] or [0])[table.op]
     rows = np.flatnonzero(
-        (trace.kinds == Kind.COMPUTE) & (table.microbatch >= 0) & (direction != 0)
+        (trace.kinds == OperationKind.COMPUTE) & (table.microbatch >= 0) & (direction != 0)
     )
     if len(rows) < 32:
         return False

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from everstep.messages import KnownStraggler
-from everstep_services.straggler.domain.switches import CURABLE, Mode, Switches
+from everstep.slow_rank_causes import CURABLE
+from everstep_services.straggler.domain.switches import Mode, StragglerSwitches
 
 Action = Literal["stop", "exclude"]
+ActionOutcome = Literal["asked", "observed", "refused"]
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class StragglerDecision:
     """The action on one finding, real or only observed."""
 
     action: Action
@@ -40,33 +42,35 @@ class Policy:
 
     def report(
         self,
-        found: Collection[KnownStraggler],
+        stragglers: Collection[KnownStraggler],
         slower_ratios: Mapping[int, float],
         window: int,
-        switches: Switches,
+        switches: StragglerSwitches,
         now: float,
     ) -> None:
         """Take a window in, once: how much slower each rank is than its role group's median."""
         is_new, self._window = window != self._window, window
-        for one in found:
-            record = self._records.setdefault(one.finding, _Record(now))
+        for straggler in stragglers:
+            record = self._records.setdefault(straggler.finding, _Record(now))
             if not is_new:
                 continue
-            is_below = score(slower_ratios.get(one.rank, 0.0)) < switches.stop_below
+            is_below = score(slower_ratios.get(straggler.rank, 0.0)) < switches.stop_below
             record.reports = record.reports + 1 if is_below else 0
-        open_ = {one.finding for one in found}
-        self._records = {key: one for key, one in self._records.items() if key in open_}
+        open_ = {straggler.finding for straggler in stragglers}
+        self._records = {key: record for key, record in self._records.items() if key in open_}
 
     def due(
-        self, found: Iterable[KnownStraggler], switches: Switches, now: float
-    ) -> list[Decision]:
-        """What the rules ask for that was not decided yet; at most one action a finding."""
-        decisions: list[Decision] = []
-        for one in found:
-            record = self._records.get(one.finding)
+        self, stragglers: Iterable[KnownStraggler], switches: StragglerSwitches, now: float
+    ) -> list[StragglerDecision]:
+        """The decisions that the rules ask for now; at most one action a finding."""
+        decisions: list[StragglerDecision] = []
+        for straggler in stragglers:
+            record = self._records.get(straggler.finding)
             if record is None:
                 continue
-            decision = _stop(one, record, switches) or _exclude(one, record, switches, now)
+            decision = _stop(straggler, record, switches) or _exclude(
+                straggler, record, switches, now
+            )
             if decision is not None:
                 decisions.append(decision)
         return decisions
@@ -77,29 +81,31 @@ def score(slower_ratio: float) -> float:
     return 1 / (1 + max(slower_ratio, 0.0))
 
 
-def _stop(one: KnownStraggler, record: _Record, switches: Switches) -> Decision | None:
-    if one.cause not in CURABLE or "stop" in one.acted:
+def _stop(
+    straggler: KnownStraggler, record: _Record, switches: StragglerSwitches
+) -> StragglerDecision | None:
+    if straggler.cause not in CURABLE or "stop" in straggler.acted:
         return None
     if record.reports < switches.stop_reports:
         return None
     reason = (
-        f"rank {one.rank} scores below {switches.stop_below:g} in {record.reports} windows in a "
-        f"row, limit {switches.stop_reports}: {one.reason}"
+        f"rank {straggler.rank} scores below {switches.stop_below:g} in {record.reports} windows "
+        f"in a row, limit {switches.stop_reports}: {straggler.reason}"
     )
-    return Decision("stop", one.finding, switches.stop_mode, reason)
+    return StragglerDecision("stop", straggler.finding, switches.stop_mode, reason)
 
 
 def _exclude(
-    one: KnownStraggler, record: _Record, switches: Switches, now: float
-) -> Decision | None:
-    slow_s, confidence = now - record.since, one.confidence or 0.0
-    if one.cause not in switches.exclude_causes or "exclude" in one.acted:
+    straggler: KnownStraggler, record: _Record, switches: StragglerSwitches, now: float
+) -> StragglerDecision | None:
+    slow_s, confidence = now - record.since, straggler.confidence or 0.0
+    if straggler.cause not in switches.exclude_causes or "exclude" in straggler.acted:
         return None
     if slow_s < switches.exclude_after_s or confidence < switches.exclude_confidence:
         return None
     reason = (
-        f"rank {one.rank} is slow ({one.cause}, confidence {confidence:.2f}, limit "
+        f"rank {straggler.rank} is slow ({straggler.cause}, confidence {confidence:.2f}, limit "
         f"{switches.exclude_confidence:g}) for {slow_s:.0f} s, limit "
-        f"{switches.exclude_after_s:g} s: {one.reason}"
+        f"{switches.exclude_after_s:g} s: {straggler.reason}"
     )
-    return Decision("exclude", one.finding, switches.exclude_mode, reason)
+    return StragglerDecision("exclude", straggler.finding, switches.exclude_mode, reason)

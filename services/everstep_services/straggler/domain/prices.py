@@ -1,4 +1,4 @@
-"""What a job would take without what is slow: variants of its trace, replayed together."""
+"""How long a job would take without its slow parts: variants of its trace, replayed together."""
 
 from dataclasses import dataclass
 
@@ -6,10 +6,10 @@ import numpy as np
 
 from everstep_services.straggler.domain import whatif
 from everstep_services.straggler.domain.arrays import combined, means_by
-from everstep_services.straggler.domain.case import Case, row_means
-from everstep_services.straggler.domain.operations import Array, Kind
+from everstep_services.straggler.domain.case import TraceCase, row_means
+from everstep_services.straggler.domain.operations import Array, OperationKind
 from everstep_services.straggler.domain.own_time import lengths_vary
-from everstep_services.straggler.domain.suspects import Suspect
+from everstep_services.straggler.domain.suspects import TraceSuspect
 from everstep_services.straggler.domain.whatif import Decomposed, Variant
 
 _MOST_PRICED_RANKS = 16
@@ -21,7 +21,7 @@ class Questions:
     """The variants that are replayed together, and the answers."""
 
     variants: list[Variant]
-    outcome: whatif.Outcome | None = None
+    outcome: whatif.ReplayOutcome | None = None
 
     def ask(self, variant: Variant) -> int:
         self.variants.append(variant)
@@ -42,11 +42,11 @@ class Questions:
         return 0.0 if price is None else max(0.0, price / (1 + price))
 
 
-def without(case: Case, suspect: Suspect) -> Variant:
+def without(case: TraceCase, suspect: TraceSuspect) -> Variant:
     """The trace, with a suspect like its peers."""
     rows, peers = suspect.rows, suspect.peer_rows
     if suspect.kind == "rank":
-        bad = [one.ranks[0] for one in case.suspects if one.kind == "rank"]
+        bad = [suspect.ranks[0] for suspect in case.suspects if suspect.kind == "rank"]
         trace, rank = case.trace, suspect.ranks[0]
         others = (case.role == case.role[rank]) & ~np.isin(np.arange(len(case.role)), bad)
         if not others.any():
@@ -55,18 +55,18 @@ def without(case: Case, suspect: Suspect) -> Variant:
     return whatif.like_peers(case.parts, rows, peers, case.amount)
 
 
-def ask_ranks(case: Case, questions: Questions) -> dict[int, int]:
+def ask_ranks(case: TraceCase, questions: Questions) -> dict[int, int]:
     """The ranks that are the furthest behind their peers, found or not."""
     means = row_means(case.scored)
     order = np.argsort(-np.nan_to_num(means, nan=-np.inf))[:_MOST_PRICED_RANKS]
-    found = {}
+    numbers = {}
     for rank in order[np.isfinite(means[order])]:
         others = (case.role == case.role[rank]) & (np.arange(len(case.role)) != rank)
         rows = np.flatnonzero(case.trace.rank == rank)
         peers = np.flatnonzero(others[case.trace.rank])
         variant = whatif.like_peers(case.parts, rows, peers, case.amount)
-        found[int(rank)] = questions.ask(variant)
-    return found
+        numbers[int(rank)] = questions.ask(variant)
+    return numbers
 
 
 def ask_parts(
@@ -78,26 +78,27 @@ def ask_parts(
     if len(weight) == 1:
         return {}
     return {
-        int(one): questions.ask(whatif.only(ideal, np.flatnonzero(key == one))) for one in largest
+        int(part): questions.ask(whatif.only(ideal, np.flatnonzero(key == part)))
+        for part in largest
     }
 
 
-def even_stages(case: Case) -> tuple[Variant | None, Array]:
+def even_stages(case: TraceCase) -> tuple[Variant | None, Array]:
     """All roles of a pipeline with the same work a step, and by how much each has more now."""
     trace = case.trace
-    compute = np.flatnonzero(trace.kinds == Kind.COMPUTE)
+    compute = np.flatnonzero(trace.kinds == OperationKind.COMPUTE)
     staged = any(name.startswith("stage ") for name in case.roles)
     if len(case.roles) < 2 or not (staged or (trace.partner >= 0).any()):
         return None, np.ones(len(case.roles))
     by_rank = np.median(case.own.by_cause["compute"], axis=0)
-    stage = np.array([np.median(by_rank[case.role == one]) for one in range(len(case.roles))])
+    stage = np.array([np.median(by_rank[case.role == number]) for number in range(len(case.roles))])
     factors = stage / max(stage.mean(), 1e-12)
     if factors.min() <= 0:
         return None, np.ones(len(case.roles))
     return whatif.scaled(case.parts, compute, 1 / factors[case.row_role[compute]]), factors
 
 
-def even_lengths(case: Case) -> Variant | None:
+def even_lengths(case: TraceCase) -> Variant | None:
     """All sequences as long as the mean, where their lengths are known or show."""
     if (case.amount != 1).any():
         rows = np.flatnonzero(case.amount != 1)
@@ -105,7 +106,7 @@ def even_lengths(case: Case) -> Variant | None:
     if not lengths_vary(case.parts):
         return None
     trace = case.trace
-    rows = np.flatnonzero((trace.kinds == Kind.COMPUTE) & (trace.table.microbatch >= 0))
+    rows = np.flatnonzero((trace.kinds == OperationKind.COMPUTE) & (trace.table.microbatch >= 0))
     key = combined(trace.rank[rows], trace.table.op[rows])
     means = means_by(key, case.parts.work_s[rows], int(key.max()) + 1)[key]
     return Variant(rows, case.parts.lag_s[rows], means)

@@ -11,7 +11,7 @@ import numpy as np
 
 from everstep_services.straggler.domain.arrays import dense
 from everstep_services.straggler.domain.dependencies import Trace, pipeline_edges
-from everstep_services.straggler.domain.operations import Array, Kind
+from everstep_services.straggler.domain.operations import Array, OperationKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Graph:
 
 
 class CyclicStepError(Exception):
-    """What was read from the order of operations contradicts itself."""
+    """The dependencies that were read from the order of operations contradict each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class _Nodes:
 
 
 class _Edges:
-    """What waits for what, as it is found."""
+    """The edges between nodes, gathered one by one."""
 
     def __init__(self) -> None:
         self._sources: list[Array] = []
@@ -71,7 +71,7 @@ def graph_of(trace: Trace, number: int) -> Graph:
     """The graph of one step, the same for all of its structure. Raises `CyclicStepError`."""
     low, high = int(trace.bounds[number]), int(trace.bounds[number + 1])
     size, ranks = high - low, len(trace.ranks)
-    transfer = np.flatnonzero(trace.kinds[low:high] != Kind.COMPUTE)
+    transfer = np.flatnonzero(trace.kinds[low:high] != OperationKind.COMPUTE)
     entry = ranks + np.arange(size)
     final = entry.copy()
     final[transfer] = ranks + size + np.arange(len(transfer))
@@ -94,7 +94,7 @@ def graph_of(trace: Trace, number: int) -> Graph:
 
 
 def _add_own(edges: _Edges, trace: Trace, low: int, nodes: _Nodes) -> None:
-    """What each rank's program says."""
+    """Add the edges of each rank's program."""
     high = low + len(nodes.entry)
     program, slot = trace.program[low:high], trace.slot[low:high]
     firsts = np.flatnonzero(slot == 0)
@@ -122,7 +122,7 @@ def _sends_that_do_not_wait(trace: Trace, low: int, high: int, transfer: Array) 
         return np.empty(0, np.int64)
     partner = trace.partner[transfer + low]
     sends: Array = transfer[
-        (trace.kinds[transfer + low] == Kind.SEND) & (partner >= low) & (partner < high)
+        (trace.kinds[transfer + low] == OperationKind.SEND) & (partner >= low) & (partner < high)
     ]
     return sends
 
@@ -181,18 +181,18 @@ def _levels(source: Array, target: Array, count: int) -> Array:
 
 
 def waited(graph: Graph, ends: Array) -> Array:
-    """When the last one that each node waits for has ended; its own begin for those of ranks."""
+    """When the last node that each node waits for has ended; for a rank's first node, its begin."""
     source, first = graph.waits
-    found = ends.copy()
+    times = ends.copy()
     some = np.flatnonzero(np.diff(first) > 0)
     if len(some):
-        found[some] = np.maximum.reduceat(ends[source], first[some], axis=0)
-    return found
+        times[some] = np.maximum.reduceat(ends[source], first[some], axis=0)
+    return times
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Of each row, taken apart: what is its own, and not waiting."""
+    """The own times of each row, without waits."""
 
     lag_s: Array
     """From when it could have begun until its rank began it."""

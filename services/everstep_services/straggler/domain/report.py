@@ -1,9 +1,12 @@
-"""What an analysis of a trace finds."""
+"""The report of a trace's analysis, as data."""
 
 from dataclasses import dataclass, field
 from typing import Literal
 
-from everstep_services.straggler.domain.operations import Cause
+from everstep.slow_rank_causes import SlowRankCause
+
+PartKind = Literal["compute", "collective", "send", "receive", "wait", "gap", ""]
+"""Empty for a role."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,11 +17,11 @@ class Finding:
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
     role: str
-    cause: Cause
+    cause: SlowRankCause
     slower_ratio: float
-    """Than the median of its role group: 0.1 for 10 %."""
+    """How much slower than the median of its role group: 0.1 for 10 %."""
     lost_s: float
-    """A step, by its own."""
+    """Its own loss in each step."""
     price_ratio: float | None
     """How much faster the job would be without it; None if no step could be replayed."""
     confidence: float
@@ -49,7 +52,7 @@ class RankRow:
     own_s: float
     """Its own time a step, in the median."""
     slower_ratio: float | None
-    """Than its role group's median; None where it has no peers."""
+    """How much slower than its role group's median; None where it has no peers."""
     late_s: float | None
     """Behind the first one to enter collectives, in the median."""
     relative_score: float | None
@@ -61,12 +64,12 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartRow:
-    """An operation or a role: what it takes, and what it would save if it were even."""
+    """An operation or a role: its time, and what the job would save if it were even."""
 
     name: str
-    kind: str
+    kind: PartKind
     own_s: float
-    """A step and rank, in the mean."""
+    """The mean time a step and rank."""
     price_ratio: float | None
 
 
@@ -82,7 +85,7 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """A part of the job's time, that would not be spent without its cause."""
+    """A part of the job's time that would be saved without its cause."""
 
     cause: str
     ratio: float
@@ -99,7 +102,7 @@ class HeatMap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class TraceReport:
     rows: int
     ranks: int
     steps: int

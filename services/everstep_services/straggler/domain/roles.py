@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from everstep_services.straggler.domain.arrays import combined, dense
-from everstep_services.straggler.domain.operations import Array, Kind, Operations
+from everstep_services.straggler.domain.operations import Array, OperationKind, Operations
 
 EVERYBODY = "all ranks"
 
@@ -39,9 +39,9 @@ def _inferred(table: Operations, ranks: list[int]) -> dict[int, str]:
     chance, or why it is slow.
     """
     kinds = table.kinds()
-    if not np.isin(kinds, (Kind.SEND, Kind.RECEIVE)).any():
+    if not np.isin(kinds, (OperationKind.SEND, OperationKind.RECEIVE)).any():
         return dict.fromkeys(ranks, EVERYBODY)
-    parts = _joined(table, np.asarray(ranks), kinds == Kind.COLLECTIVE)
+    parts = _joined(table, np.asarray(ranks), kinds == OperationKind.COLLECTIVE)
     roles = combined(_programs(table, ranks), parts)
     if not roles.any():
         return dict.fromkeys(ranks, EVERYBODY)

@@ -1,19 +1,20 @@
 """The parts of a report, from a case and its prices."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from everstep_services.straggler.domain import scores
 from everstep_services.straggler.domain.arrays import combined, means_by
-from everstep_services.straggler.domain.case import Case, row_means
+from everstep_services.straggler.domain.case import TraceCase, row_means
 from everstep_services.straggler.domain.dependencies import Trace
-from everstep_services.straggler.domain.operations import Array, Kind
+from everstep_services.straggler.domain.operations import Array, OperationKind
 from everstep_services.straggler.domain.prices import Questions
 from everstep_services.straggler.domain.report import (
     Design,
     Finding,
     HeatMap,
+    PartKind,
     PartRow,
     RankRow,
     Share,
@@ -25,13 +26,13 @@ _MOST_COLUMNS = 400
 _UNEVEN = 0.05
 
 
-def findings(case: Case, prices: Sequence[float | None]) -> tuple[Finding, ...]:
+def findings(case: TraceCase, prices: Sequence[float | None]) -> tuple[Finding, ...]:
     trace = case.trace
-    found = []
+    rows = []
     for suspect, price in zip(case.suspects, prices, strict=True):
-        ranks = tuple(int(trace.ranks[one]) for one in suspect.ranks)
+        ranks = tuple(int(trace.ranks[row]) for row in suspect.ranks)
         hosts = [trace.table.hosts[rank] for rank in ranks if rank in trace.table.hosts]
-        found.append(
+        rows.append(
             Finding(
                 kind=suspect.kind,
                 ranks=ranks,
@@ -48,17 +49,17 @@ def findings(case: Case, prices: Sequence[float | None]) -> tuple[Finding, ...]:
                 reason=suspect.reason,
             )
         )
-    return tuple(sorted(found, key=lambda one: -(one.price_ratio or one.slower_ratio)))
+    return tuple(sorted(rows, key=lambda finding: -(finding.price_ratio or finding.slower_ratio)))
 
 
 def designs(
-    case: Case, factors: Array, stages: float | None, lengths: float | None
+    case: TraceCase, factors: Array, stages: float | None, lengths: float | None
 ) -> tuple[Design, ...]:
-    found = []
+    rows = []
     worst = int(np.argmax(factors))
     if factors[worst] > 1 + _UNEVEN:
-        ranks = tuple(int(one) for one in case.trace.ranks[case.role == worst])
-        found.append(
+        ranks = tuple(int(rank) for rank in case.trace.ranks[case.role == worst])
+        rows.append(
             Design(
                 what="uneven stages",
                 role=case.roles[worst],
@@ -70,9 +71,9 @@ def designs(
             )
         )
     if lengths is not None and lengths > 0.01:
-        known = (case.amount != 1).any()
-        how = "as their lengths say" if known else "forwards as backwards"
-        found.append(
+        has_lengths = (case.amount != 1).any()
+        how = "as their lengths say" if has_lengths else "forwards as backwards"
+        rows.append(
             Design(
                 what="sequence lengths",
                 role="",
@@ -82,7 +83,7 @@ def designs(
                 reason=f"microbatches take unequal times, {how}; ranks wait for the longest",
             )
         )
-    return tuple(found)
+    return tuple(rows)
 
 
 def shares(
@@ -90,33 +91,33 @@ def shares(
 ) -> tuple[Share, ...]:
     if questions.outcome is None:
         return ()
-    found = [
+    rows = [
         Share(cause=name, ratio=questions.saved(number))
         for name, number in causes
         if number is not None
     ]
-    rest = questions.saved(whole) - sum(one.ratio for one in found)
-    return (*found, Share(cause="rest", ratio=max(0.0, rest)))
+    rest = questions.saved(whole) - sum(share.ratio for share in rows)
+    return (*rows, Share(cause="rest", ratio=max(0.0, rest)))
 
 
-def rank_rows(case: Case, prices: dict[int, float | None]) -> tuple[RankRow, ...]:
+def rank_rows(case: TraceCase, prices: dict[int, float | None]) -> tuple[RankRow, ...]:
     trace = case.trace
     relative, individual = _scores(case)
     late = _lateness(trace)
     own, ratios = np.median(case.own.total_s, axis=0), row_means(case.scored)
     return tuple(
         RankRow(
-            rank=int(trace.ranks[one]),
-            host=trace.table.hosts.get(int(trace.ranks[one]), ""),
-            role=case.roles[int(case.role[one])],
-            own_s=float(own[one]),
-            slower_ratio=_number(ratios[one]),
-            late_s=_number(late[one]),
-            relative_score=_number(relative[one]),
-            individual_score=_number(individual[one]),
-            price_ratio=prices.get(one),
+            rank=int(trace.ranks[row]),
+            host=trace.table.hosts.get(int(trace.ranks[row]), ""),
+            role=case.roles[int(case.role[row])],
+            own_s=float(own[row]),
+            slower_ratio=_number(ratios[row]),
+            late_s=_number(late[row]),
+            relative_score=_number(relative[row]),
+            individual_score=_number(individual[row]),
+            price_ratio=prices.get(row),
         )
-        for one in range(len(trace.ranks))
+        for row in range(len(trace.ranks))
     )
 
 
@@ -124,10 +125,10 @@ def _number(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def _scores(case: Case) -> tuple[Array, Array]:
+def _scores(case: TraceCase) -> tuple[Array, Array]:
     """NVRx's, as it would report the computations of the whole trace, and of its last window."""
     trace, ranks, ops = case.trace, len(case.trace.ranks), len(case.trace.table.ops)
-    compute = np.flatnonzero((trace.kinds == Kind.COMPUTE) & (trace.table.duration > 0))
+    compute = np.flatnonzero((trace.kinds == OperationKind.COMPUTE) & (trace.table.duration > 0))
     nothing = np.full(ranks, np.nan)
     if not len(compute):
         return nothing, nothing
@@ -163,8 +164,17 @@ def _lateness(trace: Trace) -> Array:
     return scores.lower_medians(trace.rank[rows], zeros, late, (len(trace.ranks), 1))[:, 0]
 
 
+_KIND_WORDS: Mapping[OperationKind, PartKind] = {
+    OperationKind.COMPUTE: "compute",
+    OperationKind.COLLECTIVE: "collective",
+    OperationKind.SEND: "send",
+    OperationKind.RECEIVE: "receive",
+    OperationKind.WAIT: "wait",
+}
+
+
 def part_rows(
-    case: Case, key: Array, names: Sequence[str], questions: Questions, asked: dict[int, int]
+    case: TraceCase, key: Array, names: Sequence[str], questions: Questions, asked: dict[int, int]
 ) -> tuple[PartRow, ...]:
     parts, steps = case.parts, len(case.trace.steps)
     gaps = None if names is case.roles else case.trace.table.gap
@@ -178,7 +188,7 @@ def part_rows(
     rows = [
         PartRow(
             name=names[number],
-            kind="" if names is case.roles else Kind(kind).name.lower(),
+            kind="" if names is case.roles else _KIND_WORDS[OperationKind(kind)],
             own_s=float(own[number] / ranks[number] / steps),
             price_ratio=questions.price(asked.get(number)),
         )
@@ -186,7 +196,7 @@ def part_rows(
     ]
     if gaps is not None:
         rows += _gap_rows(gaps, parts.lag_s, names, steps * len(case.trace.ranks))
-    return tuple(sorted(rows, key=lambda one: -one.own_s))
+    return tuple(sorted(rows, key=lambda part: -part.own_s))
 
 
 def _gap_rows(gaps: Array, lag_s: Array, names: Sequence[str], count: int) -> list[PartRow]:
@@ -194,8 +204,8 @@ def _gap_rows(gaps: Array, lag_s: Array, names: Sequence[str], count: int) -> li
     named = gaps >= 0
     own = np.bincount(gaps[named], weights=lag_s[named], minlength=len(names)) / count
     return [
-        PartRow(name=names[one], kind="gap", own_s=float(own[one]), price_ratio=None)
-        for one in np.flatnonzero(own > 0).tolist()
+        PartRow(name=names[number], kind="gap", own_s=float(own[number]), price_ratio=None)
+        for number in np.flatnonzero(own > 0).tolist()
     ]
 
 
@@ -218,17 +228,17 @@ def step_rows(parts: Decomposed, questions: Questions, whole: int) -> tuple[Step
     )
 
 
-def counts(case: Case) -> dict[str, int]:
+def counts(case: TraceCase) -> dict[str, int]:
     counts = np.bincount(case.role, minlength=len(case.roles))
     return {name: int(count) for name, count in zip(case.roles, counts, strict=True)}
 
 
 def median_error(parts: Decomposed) -> float | None:
-    known = parts.error[np.isfinite(parts.error)]
-    return float(np.median(known)) if len(known) else None
+    errors = parts.error[np.isfinite(parts.error)]
+    return float(np.median(errors)) if len(errors) else None
 
 
-def heat_map(case: Case) -> HeatMap:
+def heat_map(case: TraceCase) -> HeatMap:
     """By step, or by spans of steps where there are too many."""
     own = case.own.total_s
     width = -(-len(own) // _MOST_COLUMNS)
@@ -242,7 +252,7 @@ def heat_map(case: Case) -> HeatMap:
         ratios[np.ix_(some, members)] = total[np.ix_(some, members)] / usual[some, None]
     steps = case.trace.steps[case.own.steps[::width]]
     return HeatMap(
-        ranks=tuple(int(one) for one in case.trace.ranks),
-        steps=tuple(int(one) for one in steps),
-        ratios=tuple(tuple(_number(one) for one in row) for row in ratios.T),
+        ranks=tuple(int(rank) for rank in case.trace.ranks),
+        steps=tuple(int(step) for step in steps),
+        ratios=tuple(tuple(_number(ratio) for ratio in row) for row in ratios.T),
     )

@@ -1,15 +1,15 @@
-"""What the verdict on a live job goes by; may change while it runs."""
+"""The rules of the verdict on a live job; they may change while it runs."""
 
 from dataclasses import dataclass, field
 
-from everstep_services.straggler.domain.verdict import Limits
+from everstep_services.straggler.domain.verdict import SlownessLimits
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class LiveRules:
     """Limits and bounds of the live verdict."""
 
-    limits: Limits = field(default_factory=Limits)
+    limits: SlownessLimits = field(default_factory=SlownessLimits)
     grace_s: float = 5.0
     """A window closes that long after its first message, even if nodes are missing."""
     shift_ratio: float = 0.1

@@ -56,10 +56,10 @@ def lower_medians(rows: Array, columns: Array, values: Array, shape: tuple[int, 
     order = np.lexsort((values, cells))
     counts = np.bincount(cells, minlength=shape[0] * shape[1])
     first = np.cumsum(counts) - counts
-    found = np.full(shape[0] * shape[1], np.nan)
+    medians = np.full(shape[0] * shape[1], np.nan)
     some = counts > 0
-    found[some] = values[order][(first + (counts - 1) // 2)[some]]
-    return found.reshape(shape)
+    medians[some] = values[order][(first + (counts - 1) // 2)[some]]
+    return medians.reshape(shape)
 
 
 def relative_section_scores(medians: Array) -> Array:
@@ -97,7 +97,7 @@ def individual_gpu_scores(
 
 
 def stragglers(scores: Array, threshold: float = THRESHOLD) -> Array:
-    """Where NVRx sees a straggler: one report decides; NaN is not below anything."""
+    """The ranks that NVRx calls stragglers: one report decides; NaN is not below anything."""
     below: Array = scores < threshold
     return below
 

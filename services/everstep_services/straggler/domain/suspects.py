@@ -6,15 +6,16 @@ from typing import Literal
 
 import numpy as np
 
+from everstep.slow_rank_causes import SlowRankCause
 from everstep_services.straggler.domain.arrays import combined, dense, medians_by
 from everstep_services.straggler.domain.dependencies import Trace
-from everstep_services.straggler.domain.operations import Array, Cause, Kind
+from everstep_services.straggler.domain.operations import Array, OperationKind
 from everstep_services.straggler.domain.own_time import OwnTime
 from everstep_services.straggler.domain.verdict import (
     Cleared,
     Found,
-    Limits,
-    State,
+    SlownessLimits,
+    VerdictState,
     Window,
     compare,
     middle,
@@ -26,12 +27,12 @@ _NOTHING = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Suspect:
+class TraceSuspect:
     """A rank, or the ranks of a group, as indexes into the trace's ranks."""
 
     kind: Literal["rank", "group"]
     ranks: tuple[int, ...]
-    cause: Cause
+    cause: SlowRankCause
     ratio: float
     lost_s: float
     confidence: float
@@ -46,8 +47,8 @@ class Suspect:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
-    suspects: tuple[Suspect, ...]
+class SlowRanks:
+    suspects: tuple[TraceSuspect, ...]
     ratios: Array
     """Ranks × windows."""
 
@@ -56,21 +57,21 @@ class Ranks:
 class Spell:
     """One time for which a subject was slow."""
 
-    found: Found
+    start: Found
     first: int
     """Windows."""
     last: int
     cleared: bool
 
 
-def spells(windows: Sequence[Window], limits: Limits) -> list[Spell]:
+def spells(windows: Sequence[Window], limits: SlownessLimits) -> list[Spell]:
     """Run the verdict over all windows. Spells in the order in which they were found."""
     return _followed(windows, limits)[0]
 
 
-def _followed(windows: Sequence[Window], limits: Limits) -> tuple[list[Spell], Array]:
-    """The same, and how subjects compare: windows × subjects."""
-    state = State()
+def _followed(windows: Sequence[Window], limits: SlownessLimits) -> tuple[list[Spell], Array]:
+    """The spells, and the ratios of all subjects: windows × subjects."""
+    state = VerdictState()
     open_: dict[int, Found] = {}
     done: list[Spell] = []
     ratios: list[Array] = []
@@ -82,13 +83,13 @@ def _followed(windows: Sequence[Window], limits: Limits) -> tuple[list[Spell], A
                 case Found():
                     open_[change.subject] = change
                 case Cleared():
-                    found = open_.pop(change.subject)
-                    slow = [row[change.subject] >= found.ratio / 2 for row in ratios]
-                    last = max(np.flatnonzero(slow), default=found.window)
-                    done.append(Spell(found, found.since, int(last), cleared=True))
+                    start = open_.pop(change.subject)
+                    slow = [row[change.subject] >= start.ratio / 2 for row in ratios]
+                    last = max(np.flatnonzero(slow), default=start.window)
+                    done.append(Spell(start, start.since, int(last), cleared=True))
     last = windows[-1].number if windows else 0
-    done += [Spell(found, found.since, last, cleared=False) for found in open_.values()]
-    return sorted(done, key=lambda one: (one.first, one.found.subject)), np.array(ratios)
+    done += [Spell(start, start.since, last, cleared=False) for start in open_.values()]
+    return sorted(done, key=lambda spell: (spell.first, spell.start.subject)), np.array(ratios)
 
 
 def windows_of(own: Array, role: Array, width: int) -> Iterator[Window]:
@@ -100,23 +101,30 @@ def windows_of(own: Array, role: Array, width: int) -> Iterator[Window]:
         yield Window(number, np.arange(own.shape[1]), middle(rows.T), role)
 
 
-def slow_ranks(own: OwnTime, role: Array, width: int, limits: Limits) -> Ranks:
+def slow_ranks(own: OwnTime, role: Array, width: int, limits: SlownessLimits) -> SlowRanks:
     """Ranks that need more time of their own than the others of their role."""
     spans, ratios = _followed(list(windows_of(own.total_s, role, width)), limits)
-    found = [_rank(one, spans, own, role, width, limits) for one in spans]
-    by_rank: dict[int, Suspect] = {}
-    for one in found:  # of several spells the worst, over the whole time
-        known = by_rank.get(one.ranks[0])
-        by_rank[one.ranks[0]] = one if known is None or one.ratio > known.ratio else known
-    return Ranks(tuple(by_rank.values()), ratios.T)
+    suspects = [_rank(spell, spans, own, role, width, limits) for spell in spans]
+    by_rank: dict[int, TraceSuspect] = {}
+    for suspect in suspects:  # of several spells the worst, over the whole time
+        before = by_rank.get(suspect.ranks[0])
+        by_rank[suspect.ranks[0]] = (
+            suspect if before is None or suspect.ratio > before.ratio else before
+        )
+    return SlowRanks(tuple(by_rank.values()), ratios.T)
 
 
 def _rank(
-    spell: Spell, known: Sequence[Spell], own: OwnTime, role: Array, width: int, limits: Limits
-) -> Suspect:
-    rank = spell.found.subject
+    spell: Spell,
+    spells_: Sequence[Spell],
+    own: OwnTime,
+    role: Array,
+    width: int,
+    limits: SlownessLimits,
+) -> TraceSuspect:
+    rank = spell.start.subject
     span = slice(spell.first * width, _end(spell, width, len(own.steps)))
-    peers = _peers(spell, known, role)
+    peers = _peers(spell, spells_, role)
     excess = {
         cause: float(np.median(times[span, rank])) - _usual(times[span][:, peers])
         for cause, times in own.by_cause.items()
@@ -124,16 +132,16 @@ def _rank(
     total = own.total_s[span]
     usual = _usual(total[:, peers])
     lost = float(np.median(total[:, rank])) - usual
-    cause = max(excess, key=lambda one: excess[one])
+    cause = max(excess, key=lambda cause_: excess[cause_])
     share = min(1.0, max(0.0, excess[cause] / lost)) if lost > 0 else 0.0
     ratio = lost / usual if usual > 0 else 0.0
-    return Suspect(
+    return TraceSuspect(
         kind="rank",
         ranks=(rank,),
         cause=cause,
         ratio=ratio,
         lost_s=lost,
-        confidence=_confidence(spell.found, ratio, limits) * share,
+        confidence=_confidence(spell.start, ratio, limits) * share,
         first_step=int(own.steps[span.start]),
         last_step=int(own.steps[span.stop - 1]),
         cleared=spell.cleared,
@@ -144,12 +152,14 @@ def _rank(
     )
 
 
-def _peers(spell: Spell, known: Sequence[Spell], role: Array) -> Array:
+def _peers(spell: Spell, spells: Sequence[Spell], role: Array) -> Array:
     """The other ranks of its role; where half of these are slow at the same time, the rest."""
-    rank = spell.found.subject
+    rank = spell.start.subject
     peers: Array = (role == role[rank]) & (np.arange(len(role)) != rank)
-    together = (one for one in known if one.first <= spell.last and spell.first <= one.last)
-    rest = peers & ~np.isin(np.arange(len(role)), [one.found.subject for one in together])
+    together = (
+        other for other in spells if other.first <= spell.last and spell.first <= other.last
+    )
+    rest = peers & ~np.isin(np.arange(len(role)), [other.start.subject for other in together])
     is_most = 2 * rest.sum() <= peers.sum()
     return rest if is_most and rest.any() else peers
 
@@ -172,21 +182,21 @@ def _end(spell: Spell, width: int, steps: int) -> int:
     return steps if spell.last >= count - 1 else (spell.last + 1) * width
 
 
-def _confidence(found: Found, ratio: float, limits: Limits) -> float:
-    """From one half at the limit towards 1."""
-    errors = ratio / max(found.noise_ratio, 1e-12)
-    return float(1 - 0.5 ** (errors / dict(limits.horizons)[found.windows]))
+def _confidence(change: Found, ratio: float, limits: SlownessLimits) -> float:
+    """The confidence: one half at the limit, and towards 1 above it."""
+    errors = ratio / max(change.noise_ratio, 1e-12)
+    return float(1 - 0.5 ** (errors / dict(limits.horizons)[change.windows]))
 
 
-def _reason(spell: Spell, ratio: float, what: str, peers: str, limits: Limits) -> str:
-    found = spell.found
-    errors = dict(limits.horizons)[found.windows]
-    limit = float(np.hypot(limits.found_ratio, errors * found.noise_ratio))
+def _reason(spell: Spell, ratio: float, excess: str, peers: str, limits: SlownessLimits) -> str:
+    change = spell.start
+    errors = dict(limits.horizons)[change.windows]
+    limit = float(np.hypot(limits.found_ratio, errors * change.noise_ratio))
     return (
-        f"{what} {ratio * 100:.1f} % above the median of {peers}; found by "
-        f"{found.ratio * 100:.1f} % over {found.windows} windows (limit {limit * 100:.1f} %, of "
+        f"{excess} {ratio * 100:.1f} % above the median of {peers}; found by "
+        f"{change.ratio * 100:.1f} % over {change.windows} windows (limit {limit * 100:.1f} %, of "
         f"{limits.found_ratio * 100:g} % and {errors:g} standard errors of "
-        f"{found.noise_ratio * 100:.2f} %)"
+        f"{change.noise_ratio * 100:.2f} %)"
     )
 
 
@@ -214,10 +224,14 @@ class _Transfers:
     steps: Array
 
 
-def slow_groups(parts: Decomposed, steps: Array, width: int, limits: Limits) -> tuple[Suspect, ...]:
+def slow_groups(
+    parts: Decomposed, steps: Array, width: int, limits: SlownessLimits
+) -> tuple[TraceSuspect, ...]:
     """Process groups, or links, whose transfers take longer than those of their siblings."""
     trace = parts.trace
-    rows = np.flatnonzero((trace.kinds == Kind.COLLECTIVE) | (trace.kinds == Kind.RECEIVE))
+    rows = np.flatnonzero(
+        (trace.kinds == OperationKind.COLLECTIVE) | (trace.kinds == OperationKind.RECEIVE)
+    )
     rows = rows[(trace.collective[rows] >= 0) | (trace.partner[rows] >= 0)]
     if not len(rows):
         return ()
@@ -229,9 +243,9 @@ def slow_groups(parts: Decomposed, steps: Array, width: int, limits: Limits) -> 
     ratio = max(_TRANSFER_RATIO, limits.found_ratio)
     limits = replace(limits, found_ratio=ratio, cleared_ratio=ratio / 2)
     windows = list(windows_of(own, role, width))
-    found = [_group(spell, transfers, width, limits) for spell in spells(windows, limits)]
+    suspects = [_group(spell, transfers, width, limits) for spell in spells(windows, limits)]
     least = _LEAST_SHARE * float(np.median(parts.step_s))
-    return tuple(_narrowed([one for one in found if one.lost_s >= least], trace))
+    return tuple(_narrowed([suspect for suspect in suspects if suspect.lost_s >= least], trace))
 
 
 def _groups(trace: Trace, rows: Array) -> Array:
@@ -251,7 +265,7 @@ def _groups(trace: Trace, rows: Array) -> Array:
 
 
 def _siblings(trace: Trace, rows: Array, group: Array, count: int) -> Array:
-    """Groups of one name and size: they carry the same."""
+    """Groups of one name and size, which carry the same data."""
     op, size = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     op[group] = trace.table.op[rows]
     pairs = np.unique(np.c_[group, trace.rank[rows]], axis=0)
@@ -266,13 +280,13 @@ def _transfer_times(parts: Decomposed, rows: Array, group: Array, count: int) ->
     step = np.searchsorted(trace.steps, trace.table.step[rows])
     cells, at = dense((step * count + group) * ranks + trace.rank[rows])
     summed = np.bincount(at, weights=parts.work_s[rows])
-    found = medians_by(cells // ranks, summed, steps * count)
-    return found.reshape(steps, count)
+    times = medians_by(cells // ranks, summed, steps * count)
+    return times.reshape(steps, count)
 
 
-def _group(spell: Spell, transfers: _Transfers, width: int, limits: Limits) -> Suspect:
+def _group(spell: Spell, transfers: _Transfers, width: int, limits: SlownessLimits) -> TraceSuspect:
     trace, role = transfers.parts.trace, transfers.role
-    subject = spell.found.subject
+    subject = spell.start.subject
     siblings = np.flatnonzero((role == role[subject]) & (np.arange(len(role)) != subject))
     window = slice(spell.first * width, _end(spell, width, len(transfers.steps)))
     usual = float(np.nanmedian(transfers.own_s[window][:, siblings]))
@@ -283,13 +297,13 @@ def _group(spell: Spell, transfers: _Transfers, width: int, limits: Limits) -> S
     ranks = np.union1d(trace.rank[mine], trace.rank[partner[partner >= 0]])
     name = trace.table.ops[int(trace.table.op[mine[0]])]
     reason = _reason(spell, ratio, f"transfers ({name})", f"{len(siblings) + 1} groups", limits)
-    return Suspect(
+    return TraceSuspect(
         kind="group",
-        ranks=tuple(int(one) for one in ranks),
+        ranks=tuple(int(rank) for rank in ranks),
         cause="network",
         ratio=ratio,
         lost_s=lost,
-        confidence=_confidence(spell.found, ratio, limits),
+        confidence=_confidence(spell.start, ratio, limits),
         first_step=int(transfers.steps[window.start]),
         last_step=int(transfers.steps[window.stop - 1]),
         cleared=spell.cleared,
@@ -299,30 +313,30 @@ def _group(spell: Spell, transfers: _Transfers, width: int, limits: Limits) -> S
     )
 
 
-def _narrowed(found: list[Suspect], trace: Trace) -> list[Suspect]:
+def _narrowed(suspects: list[TraceSuspect], trace: Trace) -> list[TraceSuspect]:
     """Several slow groups with one rank in common are one slow rank."""
-    if len(found) < 2:
-        return found
+    if len(suspects) < 2:
+        return suspects
     counts = np.zeros(len(trace.ranks), dtype=np.int64)
-    for one in found:
-        counts[list(one.ranks)] += 1
-    common = np.flatnonzero(counts == len(found))
+    for suspect in suspects:
+        counts[list(suspect.ranks)] += 1
+    common = np.flatnonzero(counts == len(suspects))
     if len(common) != 1:
-        return found
-    worst = max(found, key=lambda one: one.ratio)
+        return suspects
+    worst = max(suspects, key=lambda suspect: suspect.ratio)
     return [
-        Suspect(
+        TraceSuspect(
             kind="group",
             ranks=(int(common[0]),),
             cause="network",
             ratio=worst.ratio,
-            lost_s=sum(one.lost_s for one in found),
+            lost_s=sum(suspect.lost_s for suspect in suspects),
             confidence=worst.confidence,
-            first_step=min(one.first_step for one in found),
-            last_step=max(one.last_step for one in found),
-            cleared=all(one.cleared for one in found),
-            reason=f"all {len(found)} slow groups have this rank in common; {worst.reason}",
-            rows=np.unique(np.concatenate([one.rows for one in found])),
-            peer_rows=np.unique(np.concatenate([one.peer_rows for one in found])),
+            first_step=min(suspect.first_step for suspect in suspects),
+            last_step=max(suspect.last_step for suspect in suspects),
+            cleared=all(suspect.cleared for suspect in suspects),
+            reason=f"all {len(suspects)} slow groups have this rank in common; {worst.reason}",
+            rows=np.unique(np.concatenate([suspect.rows for suspect in suspects])),
+            peer_rows=np.unique(np.concatenate([suspect.peer_rows for suspect in suspects])),
         )
     ]

@@ -1,25 +1,21 @@
-"""What operators have switched at run time, over what the settings say."""
+"""The switches that operators have set at run time, which override the settings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from everstep.messages import ControlDocument
+from everstep.slow_rank_causes import CURABLE, OF_NODE
 
 Mode = Literal["observe", "enforce"]
 T = TypeVar("T", int, float)
-
-CURABLE = ("host", "device", "network", "compute", "unknown")
-"""Causes that another start or another node may mend. `input` and `design` stay with the job."""
-OF_A_NODE = ("host", "device", "network")
-"""Those that speak against a node. `compute` and `unknown` may be the script's own work."""
 
 SWITCHED_OFF = "timings were switched off"
 """Why a finding is over, whichever path noticed it first."""
 
 
 @dataclass(frozen=True, slots=True)
-class Switches:
+class StragglerSwitches:
     """How slow ranks of one job are sought, and what may be done about them."""
 
     is_on: bool = True
@@ -32,15 +28,16 @@ class Switches:
     stop_reports: int = 10
     exclude_after_s: float = 900.0
     exclude_confidence: float = 0.7
-    exclude_causes: tuple[str, ...] = OF_A_NODE
+    exclude_causes: tuple[str, ...] = OF_NODE
     stop_mode: Mode = "observe"
     exclude_mode: Mode = "observe"
 
 
-def in_force(default: Switches, *documents: ControlDocument | None) -> Switches:
-    """What the documents change: a later one over an earlier one, the brake if any has it on.
+def in_force(default: StragglerSwitches, *documents: ControlDocument | None) -> StragglerSwitches:
+    """The switches with the changes of documents: a later one overrides an earlier one.
 
-    A value that makes no sense, as a newer release may have written it, changes nothing.
+    The brake is on if any document has it on. A value that makes no sense, as a newer release may
+    have written it, changes nothing.
     """
     values: dict[str, str] = {}
     modes: dict[str, str] = {}
@@ -90,7 +87,7 @@ Source = Literal["default", "settings", "control", "control of the job", "brake"
 
 @dataclass(frozen=True, slots=True)
 class SwitchValue:
-    """What holds of one switch, and where that is from."""
+    """The value of one switch in force, and where it is from."""
 
     name: str
     value: str
@@ -98,7 +95,7 @@ class SwitchValue:
 
 
 def explained(
-    settings: Switches, cluster: ControlDocument | None, job: ControlDocument | None
+    settings: StragglerSwitches, cluster: ControlDocument | None, job: ControlDocument | None
 ) -> tuple[SwitchValue, ...]:
     """Every switch by name. `settings` is what holds where nothing was switched."""
     now = in_force(settings, cluster, job)
@@ -110,21 +107,23 @@ def explained(
 
 def _source(
     name: str,
-    settings: Switches,
+    settings: StragglerSwitches,
     documents: tuple[ControlDocument | None, ControlDocument | None],
 ) -> Source:
     field = _FIELDS[name]
-    is_braked = any(one is not None and one.is_braked for one in documents)
+    is_braked = any(document is not None and document.is_braked for document in documents)
     for document, source in zip(reversed(documents), _OF_DOCUMENTS, strict=True):
         if document is not None and _acts(document, name, settings):
             return "brake" if is_braked and name.startswith("modes.") else source
-    return "default" if getattr(settings, field) == getattr(Switches(), field) else "settings"
+    return (
+        "default" if getattr(settings, field) == getattr(StragglerSwitches(), field) else "settings"
+    )
 
 
 _OF_DOCUMENTS: tuple[Source, Source] = ("control of the job", "control")
 
 
-def _acts(document: ControlDocument, name: str, settings: Switches) -> bool:
+def _acts(document: ControlDocument, name: str, settings: StragglerSwitches) -> bool:
     """Whether a document decides a switch, whatever the settings say."""
     if name.startswith("modes."):
         return name.removeprefix("modes.") in document.modes

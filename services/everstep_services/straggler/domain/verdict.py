@@ -1,7 +1,7 @@
-"""Who is slow: lateness that persists against a role group, with hysteresis on both sides.
+"""Which subjects are slow: lateness that persists against a role group, with hysteresis.
 
 Pure: `(state, window) -> (state, changes)`. A window says how much time each subject, a rank or a
-process group, needed by itself; who waits for others is not slow.
+process group, needed by itself; a subject that waits for others is not slow.
 """
 
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ from everstep_services.straggler.domain.operations import Array
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """From when on a subject is slow, and from when on it is not any more."""
+class SlownessLimits:
+    """When a subject counts as slow, and when it no longer does."""
 
     found_ratio: float = 0.03
     """The least excess over the median of its role group: healthy ranks differ, too."""
@@ -59,7 +59,7 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A subject is slow; given once."""
+    """A subject is slow; returned once."""
 
     subject: int
     role: int
@@ -77,7 +77,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """A slow subject keeps up again, or is gone; given once."""
+    """A slow subject keeps up again, or is gone; returned once."""
 
     subject: int
     window: int
@@ -85,12 +85,12 @@ class Cleared:
     ratio: float | None
     """None where it is gone."""
     limit: float | None = None
-    """What that is below, noise counted in."""
+    """The limit that the ratio is below, with noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """How far the members of a role group are apart in one window, as some ten windows tell.
+    """How far the members of a role group are apart in one window, estimated over some ten windows.
 
     What they are in an episode counts while it lasts only; the newest windows can be taken back,
     as an episode is found some windows after it began.
@@ -105,10 +105,10 @@ class Noise:
 
     def now(self) -> float:
         """The variance, recent windows included; infinite where none is known."""
-        known, count = self.variance, self.windows
+        total, count = self.variance, self.windows
         for _, variance in self.recent:
-            known, count = _smoothed(known, count, variance)
-        return max(known, self.episode[0]) if count or self.episode[1] else np.inf
+            total, count = _smoothed(total, count, variance)
+        return max(total, self.episode[0]) if count or self.episode[1] else np.inf
 
     @property
     def is_known(self) -> bool:
@@ -118,8 +118,8 @@ class Noise:
         recent = (*self.recent, (window, variance))
         if len(recent) <= _RECENT:
             return replace(self, recent=recent, episode=(0.0, 0))
-        known, count = _smoothed(self.variance, self.windows, recent[0][1])
-        return Noise(known, count, recent[1:])
+        total, count = _smoothed(self.variance, self.windows, recent[0][1])
+        return Noise(total, count, recent[1:])
 
     def meanwhile(self, variance: float) -> "Noise":
         """The noise with one more window of an episode."""
@@ -127,12 +127,12 @@ class Noise:
 
     def without(self, since: int) -> "Noise":
         """The noise without the recent windows from `since` on, which belong to an episode."""
-        return replace(self, recent=tuple(one for one in self.recent if one[0] < since))
+        return replace(self, recent=tuple(entry for entry in self.recent if entry[0] < since))
 
 
-def _smoothed(known: float, count: int, variance: float) -> tuple[float, int]:
+def _smoothed(before: float, count: int, variance: float) -> tuple[float, int]:
     """Over some ten windows: the variance of a single one, of eight ranks, is a guess."""
-    return known + (variance - known) / min(count + 1, _SMOOTHED), count + 1
+    return before + (variance - before) / min(count + 1, _SMOOTHED), count + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class VerdictState:
     """What is kept from window to window: bounded by the number of subjects."""
 
     subjects: Array = field(default_factory=lambda: np.empty(0, dtype=np.int64))
@@ -169,37 +169,39 @@ class State:
 
 
 def observe(
-    state: State, window: Window, limits: Limits
-) -> tuple[State, tuple[Found | Cleared, ...]]:
+    state: VerdictState, window: Window, limits: SlownessLimits
+) -> tuple[VerdictState, tuple[Found | Cleared, ...]]:
     """Take one window in. Returns what changed by it, found ones in the order of their ratios."""
     compared = compare(window, limits, state)
     ratios = compared.ratios
     history = _aligned(state.subjects, state.ratios, window.subjects, limits.horizons[-1][0])
     seen = np.isfinite(ratios)
     history[seen] = np.c_[history[seen, 1:], ratios[seen]]
-    known = _taught(state.noise, window.number, compared, limits)
+    noises = _taught(state.noise, window.number, compared, limits)
     roles, at = np.unique(window.role, return_inverse=True)
-    by_role = np.array([known.get(int(role), Noise()).now() for role in roles])
+    by_role = np.array([noises.get(int(role), Noise()).now() for role in roles])
     noise = np.maximum(np.sqrt(by_role), limits.floor_ratio)[at]
-    found = _found(state, window, history, noise, compared.growth, limits)
+    changed = _found(state, window, history, noise, compared.growth, limits)
     cleared, slow = _cleared(state, window, history, noise, limits)
-    slow |= {one.subject: Slow(one.since, one.window, one.windows) for one in found}
-    for one in found:
-        if one.role in known:
-            known[one.role] = known[one.role].without(one.since)
-    # What it was found by must not keep it from being cleared, and the reverse.
-    changes: tuple[Found | Cleared, ...] = (*found, *cleared)
-    history[np.isin(window.subjects, [one.subject for one in changes])] = np.nan
+    slow |= {
+        change.subject: Slow(change.since, change.window, change.windows) for change in changed
+    }
+    for change in changed:
+        if change.role in noises:
+            noises[change.role] = noises[change.role].without(change.since)
+    # The windows that a finding rests on must not delay its end, nor the reverse.
+    changes: tuple[Found | Cleared, ...] = (*changed, *cleared)
+    history[np.isin(window.subjects, [change.subject for change in changes])] = np.nan
     earlier = _aligned(state.subjects, state.earlier, window.subjects, _EARLIER)
     usual = seen & ~np.isin(window.subjects, list(slow)) & (ratios < _GROWN / 2)
     earlier[usual] = np.c_[earlier[usual, 1:], window.own_s[usual]]
-    after = State(window.subjects, history, earlier, known, slow)
+    after = VerdictState(window.subjects, history, earlier, noises, slow)
     return after, changes
 
 
-def compare(window: Window, limits: Limits, state: State | None = None) -> Compared:
+def compare(window: Window, limits: SlownessLimits, state: VerdictState | None = None) -> Compared:
     """Compare each subject with its role group; `state` has the earlier windows of both."""
-    state = state or State()
+    state = state or VerdictState()
     ratios, growth = np.full((2, len(window.subjects)), np.nan)
     is_usual = np.ones(len(window.subjects), dtype=bool)
     spread: dict[int, tuple[float, int]] = {}
@@ -279,21 +281,21 @@ def _medians(values: Array, least: int) -> Array:
     count = np.isfinite(ordered).sum(axis=1)
     each = np.arange(len(values))
     low, high = ordered[each, np.maximum(count - 1, 0) // 2], ordered[each, count // 2]
-    found: Array = np.where(count >= least, (low + high) / 2, np.nan)
-    return found
+    medians: Array = np.where(count >= least, (low + high) / 2, np.nan)
+    return medians
 
 
 def _taught(
-    noise: Mapping[int, Noise], window: int, compared: Compared, limits: Limits
+    noise: Mapping[int, Noise], window: int, compared: Compared, limits: SlownessLimits
 ) -> dict[int, Noise]:
     """The noise of each role group, with what this window tells of it."""
     after = dict(noise)
     for role, (variance, count) in compared.spread.items():
-        known = after.get(role, Noise())
-        if role not in compared.episodes or (count >= limits.peers and not known.is_known):
-            after[role] = known.taught(window, variance)
+        noise_before = after.get(role, Noise())
+        if role not in compared.episodes or (count >= limits.peers and not noise_before.is_known):
+            after[role] = noise_before.taught(window, variance)
         else:
-            after[role] = known.meanwhile(variance)
+            after[role] = noise_before.meanwhile(variance)
     return after
 
 
@@ -301,8 +303,8 @@ def middle(values: Array) -> Array:
     """The mean of the middle half of each row: outliers do not count, and little is lost."""
     cut = values.shape[1] // 4 if values.shape[1] > 3 else (values.shape[1] - 1) // 2
     ordered = np.sort(values, axis=1)
-    found: Array = ordered[:, cut : values.shape[1] - cut].mean(axis=1)
-    return np.where(np.isfinite(values).all(axis=1), found, np.nan)
+    means: Array = ordered[:, cut : values.shape[1] - cut].mean(axis=1)
+    return np.where(np.isfinite(values).all(axis=1), means, np.nan)
 
 
 _MOST = 0.75
@@ -317,8 +319,8 @@ def middle_of_most(values: Array) -> Array:
     sums = np.cumsum(np.nan_to_num(ordered), axis=1, dtype=np.float64)
     sums = np.concatenate([np.zeros((len(values), 1)), sums], axis=1)
     parts = np.maximum(count - 2 * cut, 1)
-    found: Array = (sums[each, count - cut] - sums[each, cut]) / parts
-    return np.where(count > _MOST * values.shape[1], found, np.nan)
+    means: Array = (sums[each, count - cut] - sums[each, cut]) / parts
+    return np.where(count > _MOST * values.shape[1], means, np.nan)
 
 
 _FEW, _OF_FEW, _OF_MANY = 6, 1.16, 1.09
@@ -337,19 +339,24 @@ def _variance(ratios: Array) -> float:
     return (deviation * (1 + 1.2 / (count - 1))) ** 2
 
 
-def _aligned(known: Array, kept: Array, subjects: Array, length: int) -> Array:
+def _aligned(values: Array, kept: Array, subjects: Array, length: int) -> Array:
     """The rows that are kept of these subjects, as a copy: those that are new have nothing."""
-    if kept.shape[1:] == (length,) and np.array_equal(known, subjects):
+    if kept.shape[1:] == (length,) and np.array_equal(values, subjects):
         return kept.copy()
     rows = np.full((len(subjects), length), np.nan, dtype=np.float32)
     if kept.shape[1:] == (length,):
-        _, before, now = np.intersect1d(known, subjects, return_indices=True)
+        _, before, now = np.intersect1d(values, subjects, return_indices=True)
         rows[now] = kept[before]
     return rows
 
 
 def _found(
-    state: State, window: Window, history: Array, noise: Array, growth: Array, limits: Limits
+    state: VerdictState,
+    window: Window,
+    history: Array,
+    noise: Array,
+    growth: Array,
+    limits: SlownessLimits,
 ) -> list[Found]:
     best: dict[int, Found] = {}
     still = middle(history[:, -limits.horizons[0][0] :]) >= limits.cleared_ratio
@@ -373,28 +380,28 @@ def _found(
                 window.number - horizon + 1 + began, window.number, horizon,
                 None if np.isnan(growth[rows[row]]) else float(growth[rows[row]]),
             )  # fmt: skip
-    return sorted(best.values(), key=lambda one: -one.ratio)
+    return sorted(best.values(), key=lambda change: -change.ratio)
 
 
 def _cleared(
-    state: State, window: Window, history: Array, noise: Array, limits: Limits
+    state: VerdictState, window: Window, history: Array, noise: Array, limits: SlownessLimits
 ) -> tuple[list[Cleared], dict[int, Slow]]:
     slow, cleared = dict(state.slow), []
     horizons = dict(limits.horizons)
     share = limits.cleared_ratio / limits.found_ratio
-    for subject, known in state.slow.items():
+    for subject, spell in state.slow.items():
         row = int(np.searchsorted(window.subjects, subject))
         if row == len(window.subjects) or window.subjects[row] != subject:
-            cleared.append(Cleared(subject, window.number, known.since, None))
+            cleared.append(Cleared(subject, window.number, spell.since, None))
             del slow[subject]
             continue
-        recent = history[row, -known.horizon :]
+        recent = history[row, -spell.horizon :]
         if not np.isfinite(recent).all() or not np.isfinite(window.own_s[row]):
             continue
         ratio = float(middle(recent[None])[0])
-        error = noise[row] * _error_of(known.horizon)
-        limit = share * float(np.hypot(limits.found_ratio, horizons[known.horizon] * error))
+        error = noise[row] * _error_of(spell.horizon)
+        limit = share * float(np.hypot(limits.found_ratio, horizons[spell.horizon] * error))
         if ratio < limit:
-            cleared.append(Cleared(subject, window.number, known.since, ratio, limit))
+            cleared.append(Cleared(subject, window.number, spell.since, ratio, limit))
             del slow[subject]
     return cleared, slow

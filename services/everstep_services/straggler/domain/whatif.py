@@ -7,7 +7,7 @@ import numpy as np
 
 from everstep_services.straggler.domain.arrays import combined, means_by, medians_by, ordinals
 from everstep_services.straggler.domain.dependencies import Trace
-from everstep_services.straggler.domain.operations import Array, Kind
+from everstep_services.straggler.domain.operations import Array, OperationKind
 from everstep_services.straggler.domain.replay import (
     CyclicStepError,
     Graph,
@@ -101,7 +101,7 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReplayOutcome:
     """How long the replayed steps take with each variant."""
 
     steps: Array
@@ -120,14 +120,14 @@ class Outcome:
         return float(total[0] / total[variant + 1] - 1) if total[variant + 1] > 0 else 0.0
 
 
-def outcome_of(parts: Decomposed, variants: Sequence[Variant]) -> Outcome:
+def outcome_of(parts: Decomposed, variants: Sequence[Variant]) -> ReplayOutcome:
     """Replay the trace as it is, and with each variant; a sample of its steps, where it is large.
 
     Steps follow one another as they did: a rank that is late at the end of one is late in the next.
     """
     runs = _sampled(parts, len(variants) + 1)
     steps = np.concatenate(runs) if runs else np.empty(0, np.int64)
-    found = np.zeros((len(steps), len(variants) + 1))
+    lengths = np.zeros((len(steps), len(variants) + 1))
     most = max((graph.count for graph in parts.graphs.values()), default=1)
     width = max(1, _CELLS_AT_ONCE // most)
     everything: list[Variant | None] = [None, *variants]
@@ -135,9 +135,9 @@ def outcome_of(parts: Decomposed, variants: Sequence[Variant]) -> Outcome:
         chosen = everything[low : low + width]
         at = 0
         for run in runs:
-            found[at : at + len(run), low : low + len(chosen)] = _replayed(parts, run, chosen)
+            lengths[at : at + len(run), low : low + len(chosen)] = _replayed(parts, run, chosen)
             at += len(run)
-    return Outcome(steps, found)
+    return ReplayOutcome(steps, lengths)
 
 
 def _sampled(parts: Decomposed, columns: int) -> list[Array]:
@@ -153,11 +153,11 @@ def _sampled(parts: Decomposed, columns: int) -> list[Array]:
     pieces = [run[at : at + _RUN] for run in runs for at in range(0, len(run), _RUN)]
     count = max(1, steps // _RUN)
     chosen = np.unique(np.linspace(0, len(pieces) - 1, count).astype(int))
-    return [pieces[one] for one in chosen]
+    return [pieces[piece] for piece in chosen]
 
 
 def _replayed(parts: Decomposed, run: Array, variants: Sequence[Variant | None]) -> Array:
-    found = np.zeros((len(run), len(variants)))
+    lengths = np.zeros((len(run), len(variants)))
     begun = np.repeat(parts.begun_s[run[0]][:, None], len(variants), axis=1)
     begun -= begun.min()
     for at, number in enumerate(run):
@@ -173,9 +173,9 @@ def _replayed(parts: Decomposed, run: Array, variants: Sequence[Variant | None])
                 lag[rows, column] = variant.lag_s[first:last]
                 work[rows, column] = variant.work_s[first:last]
         through = replay(graph, begun, lag, work)
-        found[at] = (through - begun).mean(axis=0)
+        lengths[at] = (through - begun).mean(axis=0)
         begun = through
-    return found
+    return lengths
 
 
 # ---- the variants
@@ -193,7 +193,7 @@ def equal_in_roles(parts: Decomposed, role: Array) -> Variant:
 
 def _equal(parts: Decomposed, role: Array) -> Variant:
     trace = parts.trace
-    compute = trace.kinds == Kind.COMPUTE
+    compute = trace.kinds == OperationKind.COMPUTE
     key = combined(role, trace.table.op)
     size = int(key.max(initial=-1)) + 1
     lag = means_by(key, parts.lag_s, size)[key]
@@ -205,7 +205,7 @@ def _equal(parts: Decomposed, role: Array) -> Variant:
 
 def _sizes(trace: Trace, key: Array) -> Array:
     """Transfers of one name may carry different amounts: the n-th of a step is alike everywhere."""
-    transfer = trace.kinds != Kind.COMPUTE
+    transfer = trace.kinds != OperationKind.COMPUTE
     cell = combined(trace.rank, trace.table.step, key)
     return combined(key, np.where(transfer, ordinals(cell), -1))
 
@@ -248,8 +248,8 @@ def scaled(parts: Decomposed, rows: Array, factors: Array) -> Variant:
 
 def together(variants: Sequence[Variant]) -> Variant:
     """All of these variants at once; the first one wins where they overlap."""
-    rows = np.concatenate([one.rows for one in variants])
+    rows = np.concatenate([variant.rows for variant in variants])
     rows, first = np.unique(rows, return_index=True)
-    lag = np.concatenate([one.lag_s for one in variants])[first]
-    work = np.concatenate([one.work_s for one in variants])[first]
+    lag = np.concatenate([variant.lag_s for variant in variants])[first]
+    work = np.concatenate([variant.work_s for variant in variants])[first]
     return Variant(rows, lag, work)

@@ -1,4 +1,4 @@
-"""Traces as people have them: tables of operations, and what torch.profiler writes."""
+"""Reads traces: tables of operations, and the files of torch.profiler."""
 
 from everstep_services.straggler.traces.errors import TraceError
 from everstep_services.straggler.traces.files import Read, read_traces

@@ -1,4 +1,4 @@
-"""Columns of a table of operations: their names, and what may stand in them."""
+"""Columns of a table of operations: their names, and their valid values."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ _WHOLE = frozenset(
 _PLACES = ("data", "pipeline", "tensor", "expert")
 _TIMES = ("start", "duration")
 _IDENTITY = ("op", "group", "microbatch", "sequence")
-"""What tells the operations of a rank's step apart."""
+"""The columns that distinguish the operations of a rank's step."""
 _LARGEST = 2**31 - 2
 _LONGEST_S = 1e7
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
@@ -40,8 +40,8 @@ MOST_ROWS = 50_000_000
 
 
 def recognised(path: Path, names: Sequence[str]) -> dict[str, int]:
-    """Where each column is that we know; others are ignored."""
-    found: dict[str, int] = {}
+    """The place of each known column; other columns are ignored."""
+    numbers: dict[str, int] = {}
     plain = [str(name).strip().lower().replace(" ", "_") for name in names]
     for ours, theirs in _ALIASES.items():
         places = [at for at, name in enumerate(plain) if name in theirs]
@@ -49,12 +49,12 @@ def recognised(path: Path, names: Sequence[str]) -> dict[str, int]:
             both = " and ".join(repr(names[at]) for at in places)
             raise TraceError(path, f"columns {both} are the same, {ours}: leave one out")
         if places:
-            found[ours] = places[0]
-    missing = [name for name in REQUIRED if name not in found]
+            numbers[ours] = places[0]
+    missing = [name for name in REQUIRED if name not in numbers]
     if missing:
         has = ", ".join(str(name)[:40] for name in names[:20]) or "none"
         raise TraceError(path, f"columns missing: {', '.join(missing)}; it has {has}")
-    return found
+    return numbers
 
 
 @dataclass
@@ -65,11 +65,11 @@ class Words:
 
     def encoded(self, texts: Sequence[str]) -> Array:
         """-1 for an empty text."""
-        known = self.numbers
+        number_of = self.numbers
         for text in dict.fromkeys(texts):
-            if text and text not in known:
-                known[text] = len(known)
-        codes = {**known, "": -1}
+            if text and text not in number_of:
+                number_of[text] = len(number_of)
+        codes = {**number_of, "": -1}
         return np.fromiter((codes[text] for text in texts), dtype=np.int32, count=len(texts))
 
 
@@ -92,7 +92,7 @@ class Builder:
     """Of each part: where it is from."""
 
     def add(self, path: Path, columns: Mapping[str, Array], line: Callable[[int], str]) -> None:
-        """Take a part in: texts as `words` encode them, numbers as floats, NaN for none.
+        """Take a part: texts as `words` encode them, numbers as floats, NaN for none.
 
         `line` says where in its file a row of the part is. Raises `TraceError`.
         """
@@ -111,7 +111,7 @@ class Builder:
             self.parts.setdefault(name, []).append(values)
 
     def table(self, path: Path) -> Operations:
-        """All of it. Raises `TraceError` where ranks contradict themselves, or nothing is there."""
+        """Return the whole table. Raises `TraceError` for contradictions, or without rows."""
         if not self.rows:
             raise TraceError(path, "it has no operations")
         whole = {name: np.concatenate(parts) for name, parts in self.parts.items()}
@@ -128,7 +128,7 @@ class Builder:
             )
             for rank, at in zip(ranks, first, strict=True)
         }
-        known = any(place != Place() for place in places.values())
+        are_known = any(place != Place() for place in places.values())
         return Operations(
             rank=whole["rank"], step=whole["step"], op=whole["op"], start=start,
             duration=whole["duration"], group=whole["group"], microbatch=whole["microbatch"],
@@ -138,7 +138,7 @@ class Builder:
             ops=tuple(self.words["op"].numbers), groups=tuple(self.words["group"].numbers),
             roles=self._of_ranks("role", whole["role"][first], ranks),
             hosts=self._of_ranks("host", whole["host"][first], ranks),
-            places=places if known else {},
+            places=places if are_known else {},
         )  # fmt: skip
 
     def _of_ranks(self, name: str, codes: Array, ranks: Array) -> dict[int, str]:
@@ -152,16 +152,18 @@ def _refuse_contradictions(sources: Sequence[_Source], whole: Mapping[str, Array
 
     A table may be cut into files at any row: then one step of a rank is in two files, in parts.
     """
-    paths = list(dict.fromkeys(one.path for one in sources))
+    paths = list(dict.fromkeys(source.path for source in sources))
     if len(paths) < 2:
         return
-    file = np.repeat([paths.index(one.path) for one in sources], [one.rows for one in sources])
+    file = np.repeat(
+        [paths.index(source.path) for source in sources], [source.rows for source in sources]
+    )
     rows = np.flatnonzero(np.isin(whole["rank"], _shared(whole["rank"], file)))
     for rank in np.unique(whole["rank"][rows]):
         mine = rows[whole["rank"][rows] == rank]
-        found = _twice(mine, file, whole)
-        if found is not None:
-            first, again = found
+        pair = _twice(mine, file, whole)
+        if pair is not None:
+            first, again = pair
             (path, line), (other, place) = _where(sources, again), _where(sources, first)
             is_copy = all(whole[name][first] == whole[name][again] for name in _TIMES)
             raise TraceError(
@@ -186,20 +188,20 @@ def _twice(rows: Array, file: Array, whole: Mapping[str, Array]) -> tuple[int, i
     """Two rows of one rank, in two files, for the same operation of a step; None if none are."""
     step = whole["step"]
     rows = rows[np.isin(step[rows], _shared(step[rows], file[rows]))]
-    found: list[tuple[int, int]] = []
+    pairs: list[tuple[int, int]] = []
     for number in np.unique(step[rows])[:_MOST_SHARED_STEPS]:
         here = rows[step[rows] == number]
-        what = combined(*(whole[name][here] for name in _IDENTITY))
-        common = np.isin(what, _shared(what, file[here]))
+        identity = combined(*(whole[name][here] for name in _IDENTITY))
+        common = np.isin(identity, _shared(identity, file[here]))
         if not common.any():
             continue
-        here, what = here[common], what[common]
+        here, identity = here[common], identity[common]
         first = int(here[0])
-        again = int(here[(file[here] != file[first]) & (what == what[0])][0])
-        spans = [_span(here[file[here] == one], whole) for one in (file[first], file[again])]
-        found.append((first, again))
-        if len(found) > 1 or (spans[0][0] < spans[1][1] and spans[1][0] < spans[0][1]):
-            return found[0]
+        again = int(here[(file[here] != file[first]) & (identity == identity[0])][0])
+        spans = [_span(here[file[here] == number], whole) for number in (file[first], file[again])]
+        pairs.append((first, again))
+        if len(pairs) > 1 or (spans[0][0] < spans[1][1] and spans[1][0] < spans[0][1]):
+            return pairs[0]
     return None
 
 
@@ -210,10 +212,10 @@ def _span(rows: Array, whole: Mapping[str, Array]) -> tuple[float, float]:
 
 def _where(sources: Sequence[_Source], row: int) -> tuple[Path, str]:
     """The file of a row, and its place there."""
-    for one in sources:
-        if row < one.rows:
-            return one.path, one.line(row)
-        row -= one.rows
+    for source in sources:
+        if row < source.rows:
+            return source.path, source.line(row)
+        row -= source.rows
     raise IndexError(row)
 
 
@@ -268,6 +270,6 @@ def _constant(
 ) -> None:
     differs = values != firsts[np.searchsorted(ranks, rank)]
     if differs.any():
-        one = int(rank[int(np.argmax(differs))])
+        wrong = int(rank[int(np.argmax(differs))])
         title = f"{name} rank" if name in _PLACES else name
-        raise TraceError(path, f"rank {one} has more than one {title}: it must stay the same")
+        raise TraceError(path, f"rank {wrong} has more than one {title}: it must stay the same")

@@ -1,4 +1,4 @@
-"""Files of traces, told apart by what is in them."""
+"""Files of traces, whose format is recognized by their content."""
 
 import gzip
 import zlib

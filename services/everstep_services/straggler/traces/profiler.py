@@ -44,7 +44,7 @@ class _Trace(msgspec.Struct):
 
 
 class _Described(msgspec.Struct):
-    """What torch says of a collective."""
+    """Torch's description of a collective."""
 
     collective: Any = msgspec.field(name="Collective name", default=None)
     group: Any = msgspec.field(name="Process Group Name", default=None)
@@ -56,7 +56,7 @@ class _Described(msgspec.Struct):
 
 @dataclass
 class ProfilerTraces:
-    """Reads one file after another; a rank may have one only."""
+    """Reads one file after another; a rank may have only one file."""
 
     into: Builder
     notes: list[str] = field(default_factory=list)
@@ -64,7 +64,7 @@ class ProfilerTraces:
     _base_ns: int | None = None
 
     def read(self, path: Path, *, compressed: bool) -> None:
-        """Take a file in. Raises `TraceError`."""
+        """Read a file. Raises `TraceError`."""
         trace = _decoded(path, compressed=compressed)
         if not trace.traceEvents:
             raise TraceError(path, "it holds no events")
@@ -105,13 +105,13 @@ class ProfilerTraces:
         return rank
 
     def _groups(self, trace: _Trace) -> str:
-        """The one group that collectives can be of that do not say; empty if there are several."""
+        """The only possible group of collectives without a group; empty if there are several."""
         about = trace.distributedInfo if isinstance(trace.distributedInfo, dict) else {}
         configured = about.get("pg_config")
         groups = configured if isinstance(configured, list) else []
         if len(groups) <= 1:
             return "default"
-        if str(about.get("backend")) == "gloo" and not any("gloo" in one for one in self.notes):
+        if str(about.get("backend")) == "gloo" and not any("gloo" in note for note in self.notes):
             self.notes.append(
                 "gloo does not say which of several process groups a collective is of: who waits "
                 "for whom there is not known"
@@ -142,23 +142,23 @@ class _Row:
     group: str = ""
     sequence: float = np.nan
     gap: str = ""
-    """What the profiler shows of the time before it, in which nothing else of the rank ran."""
+    """What the profiler shows about the time before it, in which nothing else of the rank ran."""
 
 
 def _rows(path: Path, trace: _Trace, rank: int, group: str) -> list[_Row]:
-    events = [one for one in trace.traceEvents if _timed(one)]
+    events = [event for event in trace.traceEvents if _timed(event)]
     steps = _steps(path, events)
-    bounds = np.array([one.start for one in steps])
+    bounds = np.array([step.start for step in steps])
     collectives = _collectives(events, group or f"of rank {rank}")
     rows = [*collectives, *_computations(events, collectives)]
     places = np.searchsorted(bounds, [row.start for row in rows], side="right") - 1
-    found = []
+    inside = []
     for row, place in zip(rows, places, strict=True):
         if place >= 0 and row.start < steps[place].start + steps[place].duration:
             row.step = steps[place].step
-            found.append(row)
-    _name_gaps(found, steps, events)
-    return found
+            inside.append(row)
+    _name_gaps(inside, steps, events)
+    return inside
 
 
 _LEAST_GAP_US = 50.0
@@ -173,18 +173,18 @@ def _name_gaps(rows: Sequence[_Row], steps: Sequence[_Row], events: Sequence[_Ev
     """Name the times of a step in which no operation ran by what the host did meanwhile."""
     hosts = sorted(
         (
-            one
-            for one in events
-            if one.cat in _HOST_EVENTS
-            and one.dur >= _SHOWS * _LEAST_GAP_US
-            and not _NOT_WORK.match(one.name)
+            event
+            for event in events
+            if event.cat in _HOST_EVENTS
+            and event.dur >= _SHOWS * _LEAST_GAP_US
+            and not _NOT_WORK.match(event.name)
         ),
-        key=lambda one: one.ts,
+        key=lambda event: event.ts,
     )
-    begins = {one.step: one.start for one in steps}
+    begins = {step.step: step.start for step in steps}
     active: list[_Event] = []
     at, end = 0, -np.inf
-    for row in sorted(rows, key=lambda one: one.start):
+    for row in sorted(rows, key=lambda row: row.start):
         begin = begins[row.step] if end == -np.inf else end
         end = max(end, row.start + row.duration)
         if row.start - begin < _LEAST_GAP_US:
@@ -192,21 +192,23 @@ def _name_gaps(rows: Sequence[_Row], steps: Sequence[_Row], events: Sequence[_Ev
         while at < len(hosts) and hosts[at].ts < row.start:
             active.append(hosts[at])
             at += 1
-        active = [one for one in active if one.ts + one.dur > begin]
+        active = [event for event in active if event.ts + event.dur > begin]
         row.gap = _gap_name(active, begin, row.start)
 
 
 def _gap_name(events: Sequence[_Event], begin: float, end: float) -> str:
-    """Of what is most of a gap the data loader, else the innermost; `gap` where nothing is."""
+    """Of the events that fill most of a gap the data loader, else the innermost; else `gap`."""
     least = _SHOWS * (end - begin)
     most = [
-        one for one in events if min(one.ts + one.dur, end) - max(float(one.ts), begin) >= least
+        event
+        for event in events
+        if min(event.ts + event.dur, end) - max(float(event.ts), begin) >= least
     ]
-    if any(_kind(one.name) == "dataloader" for one in most):
+    if any(_kind(event.name) == "dataloader" for event in most):
         return "gap: dataloader"
     if not most:
         return "gap"
-    return f"gap: {min(most, key=lambda one: one.dur).name}"[:128]
+    return f"gap: {min(most, key=lambda event: event.dur).name}"[:128]
 
 
 def _timed(event: _Event) -> bool:
@@ -221,24 +223,24 @@ def _timed(event: _Event) -> bool:
 
 
 def _steps(path: Path, events: Sequence[_Event]) -> list[_Row]:
-    found: dict[int, _Row] = {}
+    steps: dict[int, _Row] = {}
     for event in events:
         named = _STEP.match(event.name)
         if named and event.cat == "user_annotation":
-            found[int(named[1])] = _Row(int(named[1]), "", float(event.ts), float(event.dur))
-    if not found:
+            steps[int(named[1])] = _Row(int(named[1]), "", float(event.ts), float(event.dur))
+    if not steps:
         raise TraceError(path, "it has no steps: call the profiler's step() once a step")
-    return sorted(found.values(), key=lambda one: one.start)
+    return sorted(steps.values(), key=lambda step: step.start)
 
 
 def _collectives(events: Sequence[_Event], group: str) -> list[_Row]:
-    """NCCL's kernels where the trace has them, else what gloo's threads did."""
+    """NCCL's kernels where the trace has them, else the operations of gloo's threads."""
     described = {
         about.external: about
         for event in events
         if event.name == "record_param_comms" and (about := _about(event)).external is not None
     }
-    kernels = [one for one in events if one.cat == "kernel" and one.name.startswith("nccl")]
+    kernels = [event for event in events if event.cat == "kernel" and event.name.startswith("nccl")]
     if kernels:
         return [_kernel(event, described, group) for event in kernels]
     return [
@@ -274,16 +276,20 @@ def _kernel(event: _Event, described: dict[Any, _Described], group: str) -> _Row
 def _computations(events: Sequence[_Event], collectives: Sequence[_Row]) -> list[_Row]:
     """The device's kernels where there are any, else the outermost operations of the host.
 
-    What follows at once and is of one kind becomes one row, unless a collective begins between.
+    Operations of one kind that follow at once become one row, unless a collective begins between.
     """
     kernels = [
-        one for one in events if one.cat in {"kernel", "gpu_memcpy"} and "nccl" not in one.name
+        event
+        for event in events
+        if event.cat in {"kernel", "gpu_memcpy"} and "nccl" not in event.name
     ]
     if kernels:
-        pieces = [("kernels", float(one.ts), float(one.ts + one.dur)) for one in kernels]
+        pieces = [
+            ("kernels", float(kernel.ts), float(kernel.ts + kernel.dur)) for kernel in kernels
+        ]
     else:
         pieces = _outermost(events)
-    pieces.sort(key=lambda one: one[1])
+    pieces.sort(key=lambda piece: piece[1])
     begins = np.sort([row.start for row in collectives])
     rows: list[_Row] = []
     for name, begin, end in pieces:
@@ -300,22 +306,24 @@ def _computations(events: Sequence[_Event], collectives: Sequence[_Row]) -> list
 
 
 def _joined(last: _Row, start: float, begins: Array) -> bool:
-    """Whether hardly anything is between, and no collective begins there."""
+    """Whether the gap between two operations is tiny, and no collective begins in it."""
     gap = start - (last.start + last.duration)
     between = np.searchsorted(begins, (last.start, start))
     return gap < 50 and between[0] == between[1]
 
 
 def _outermost(events: Sequence[_Event]) -> list[tuple[str, float, float]]:
-    host = [one for one in events if one.cat in _HOST_PARTS and not _NOT_WORK.match(one.name)]
-    host.sort(key=lambda one: (str(one.tid), one.ts, -one.dur))
-    found, thread, end = [], None, -np.inf
+    host = [
+        event for event in events if event.cat in _HOST_PARTS and not _NOT_WORK.match(event.name)
+    ]
+    host.sort(key=lambda event: (str(event.tid), event.ts, -event.dur))
+    outermost, thread, end = [], None, -np.inf
     for event in host:
         if event.tid == thread and event.ts < end:
             continue
         thread, end = event.tid, event.ts + event.dur
-        found.append((_kind(event.name), float(event.ts), float(end)))
-    return found
+        outermost.append((_kind(event.name), float(event.ts), float(end)))
+    return outermost
 
 
 def _kind(name: str) -> str:

@@ -23,7 +23,7 @@ def opened(path: Path, *, compressed: bool) -> IO[bytes]:
 
 
 def read_csv(path: Path, *, compressed: bool, into: Builder) -> None:
-    """Take a CSV file in. Raises `TraceError`."""
+    """Read a CSV file. Raises `TraceError`."""
     with (
         opened(path, compressed=compressed) as raw,
         io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text,
@@ -77,19 +77,19 @@ def _numbers(path: Path, name: str, texts: tuple[str, ...], first: int) -> Array
         return np.array(texts, dtype=np.float64)
     except (ValueError, OverflowError):
         pass
-    found = np.empty(len(texts))
+    values = np.empty(len(texts))
     for at, text in enumerate(texts):
         try:
-            found[at] = float(text) if text.strip() else np.nan
+            values[at] = float(text) if text.strip() else np.nan
         except (ValueError, OverflowError):
             raise TraceError(
                 path, f"line {first + at + 1}: {name} {text[:40]!r} is not a number"
             ) from None
-    return found
+    return values
 
 
 def read_parquet(path: Path, into: Builder) -> None:
-    """Take a Parquet file in, a part at a time. Raises `TraceError`."""
+    """Read a Parquet file, a part at a time. Raises `TraceError`."""
     import pyarrow as arrow
     from pyarrow import parquet
 
@@ -126,8 +126,8 @@ def _column(path: Path, name: str, column: Any, into: Builder) -> Array:
             column = compute.cast(column, arrow.string(), safe=False)
         coded = compute.dictionary_encode(compute.fill_null(column, ""))
         numbers = into.words[name].encoded(coded.dictionary.to_pylist())
-        found: Array = numbers[coded.indices.to_numpy(zero_copy_only=False)]
-        return found
+        coded_numbers: Array = numbers[coded.indices.to_numpy(zero_copy_only=False)]
+        return coded_numbers
     numeric = arrow.types.is_integer(column.type) or arrow.types.is_floating(column.type)
     if not numeric and not arrow.types.is_null(column.type):
         raise TraceError(path, f"column {name} has {column.type}, and needs numbers")

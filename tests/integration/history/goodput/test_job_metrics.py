@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from everstep_services.history.goodput.ledger import Segment
+from everstep_services.history.goodput.ledger import LedgerSegment
 from everstep_services.history.job_metrics import JobMetrics
 from tests.integration.conftest import Api
 from tests.unit.history.facts import make
@@ -98,7 +98,7 @@ async def test_what_cannot_be_reckoned_ends_no_loop_and_is_read_again(
     reads: list[str] = []
     read = api.context.goodput.segments
 
-    async def segments(job: str, now_s: float) -> list[Segment]:
+    async def segments(job: str, now_s: float) -> list[LedgerSegment]:
         reads.append(job)
         if len(reads) == 1:
             raise OverflowError("a time that no calendar has")

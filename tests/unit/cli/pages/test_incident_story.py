@@ -39,7 +39,7 @@ def test_what_only_the_bus_has_says_until_when() -> None:
 
 
 def test_a_revision_that_only_explains_is_no_change_of_mind() -> None:
-    """The words of a model stand beside the verdict, and change nothing of it (A11.1)."""
+    """The words of a model stand next to the verdict, and change nothing of it (A11.1)."""
     none = ("kind", "cause_kind", "culprit_ranks", "culprit_nodes", "alternatives", "advice")
     said = dict.fromkeys(none) | {
         "cause": "data", "verdict_reason": "batch 17 has no labels", "confidence": 0.9,
@@ -58,6 +58,6 @@ def test_a_revision_that_only_explains_is_no_change_of_mind() -> None:
 
 
 def test_an_incident_that_nobody_has_judged_says_what_is_missing() -> None:
-    """Without attribution there is no verdict, and that is no silence (A11.1)."""
+    """Without attribution there is no verdict, and the page reports that (A11.1)."""
     (line,) = verdict_lines({"verdict": None})
     assert line == "verdict: none yet; attribution judges an incident within seconds, where it runs"

@@ -138,7 +138,8 @@ def test_what_follows_the_script_belongs_to_it(
         (["--max-restarts=-1"], "--max-restarts '-1': it must be at least 0"),
         (["--stop-grace", "5x"], "expected seconds, or a time such as 90s, 10m or 2h"),
         (["-o", "jsn"], "-o 'jsn': it is one of table, json, jsonl, name; did you mean json?"),
-        (["--ft-cfg-path", "x.yaml"], "--ft-cfg-path is not for everstep: write what it says"),
+        (["--ft-cfg-path", "x.yaml"], "--ft-cfg-path x.yaml: No such file or directory"),
+        (["--ft-no-restart-exit-code", "7"], "--ft-no-restart-exit-code is not for everstep"),
         (["--max-restarts", "9" * 40], "expected a whole number"),
     ],
 )
@@ -189,6 +190,7 @@ NVRX_TEXT = """
 --ft-attribution-startup-timeout --ft-attribution-llm-api-key-file --ft-attribution-llm-base-url
 --ft-attribution-llm-model --ft-attribution-analysis-backend --ft-attribution-stop-action
 --ft-attribution-log-level --ft-attribution-export-url --term-timeout --workers-stop-timeout
+--ft-segment-health-check-dir --ft-cycle-info-job-id --ft-num-warmup-iterations
 """
 NVRX_FLAGS = NVRX_TEXT.split()
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from everstep_services.attribution.flight_recorder.entries import RankEntries
-    from everstep_services.attribution.flight_recorder.summary import Unreadable
+    from everstep_services.attribution.flight_recorder.summary import UnreadableDump
 
 
 class _SeveralValues(click.Command):
@@ -182,7 +182,7 @@ def analyze(  # noqa: PLR0913  an option each
 
 def _print_entries(
     invocation: Invocation,
-    dumps: "Iterable[RankEntries | Unreadable]",
+    dumps: "Iterable[RankEntries | UnreadableDump]",
     ranks: tuple[int, ...],
     groups: tuple[str, ...],
     *,

@@ -1,10 +1,12 @@
 """Print what the ranks of a job wrote, and find what failed first in any logs."""
 
+from datetime import datetime
 from pathlib import Path
 
 import click
 
 from everstep_services.cli.invocation import Invocation, with_api_options, with_formats
+from everstep_services.cli.times import MomentParameter
 
 
 class _OrJob(click.Group):
@@ -44,7 +46,27 @@ def command() -> None:
     type=click.IntRange(min=1),
     help="Only the last N lines of each file.",
 )
-@click.option("-f", "--follow", is_flag=True, help="Go on with what is written, on this node.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with what is written.")
+@click.option("--contains", metavar="TEXT", help="Only lines with this text.")
+@click.option("--regex", metavar="PATTERN", help="Only lines in which it is found (log store).")
+@click.option(
+    "--since", type=MomentParameter(), metavar="MOMENT", help="Written since then (log store)."
+)
+@click.option(
+    "--until", type=MomentParameter(), metavar="MOMENT", help="Written until then (log store)."
+)
+@click.option(
+    "--store",
+    "of_store",
+    is_flag=True,
+    help="From the log store, also where files are here: of all nodes, by time.",
+)
+@click.option(
+    "--cycle-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the round into one file as NVRx does, each line with its rank (log store).",
+)
 @click.option(
     "--log-dir",
     type=click.Path(path_type=Path),
@@ -63,24 +85,41 @@ def show(  # noqa: PLR0913  each is an option
     stream: str | None,
     last: int | None,
     follow: bool,
+    contains: str | None,
+    regex: str | None,
+    since: datetime | None,
+    until: datetime | None,
+    of_store: bool,
+    cycle_file: Path | None,
     log_dir: Path | None,
 ) -> None:
     """Print what the ranks of a job wrote, each line with its node and rank before it.
 
-    On a node that ran the round, all of it, from its files. Elsewhere the ends of the logs of
-    those ranks that failed, from the record: also when their node is gone.
+    On a node that ran the round, all of it, from its files. Elsewhere from the log store, by time
+    and of all nodes, where agents send it there (`everstep run --store-logs`). Else the ends of the
+    logs of those ranks that failed, from the record: also when their node is gone.
     """
     from everstep.ids import checked_name
-    from everstep_services.cli.pages.rank_logs import STREAMS, LogSelection, print_logs
+    from everstep_services.cli.pages.log_sources import LogRequest, print_logs
+    from everstep_services.cli.pages.rank_logs import STREAMS, LogSelection
+    from everstep_services.cli.pages.stored_logs import LineSearch
 
     if follow and last is not None:
         raise click.UsageError("-f shows all and goes on: it takes no --lines")
+    if follow and cycle_file is not None:
+        raise click.UsageError("--cycle-file writes what there is: it takes no -f")
     if invocation.output == "name":
         raise click.UsageError("lines have no names: use -o json or jsonl")
+    if follow and invocation.output == "json":
+        raise click.UsageError("-f never ends: use -o jsonl")
     wanted = LogSelection(
         checked_name("job", job), number, ranks, node, (stream,) if stream else STREAMS, last
     )
-    print_logs(invocation, wanted, log_dir, is_live=follow)
+    search = LineSearch(contains=contains, regex=regex, since=since, until=until)
+    request = LogRequest(
+        wanted, search, log_dir, is_live=follow, of_store=of_store, cycle_file=cycle_file
+    )
+    print_logs(invocation, request)
 
 
 @command.command()

@@ -2,10 +2,11 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, assert_never
+from typing import TYPE_CHECKING, Any, Literal, assert_never, get_args
 
 import click
 
+from everstep.slow_rank_causes import SlowRankCause
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import (
     Invocation,
@@ -15,14 +16,13 @@ from everstep_services.cli.invocation import (
 )
 
 if TYPE_CHECKING:
-    from everstep_services.straggler.domain.report import Report
+    from everstep_services.straggler.domain.report import TraceReport
 
 _UNITS = ("s", "ms", "us", "ns")
 _FILE = click.Path(path_type=Path)
 
 
 _MEASURES = ("own", "ratio", "waited", "step", "cpu", "runnable", "round_trip")
-_CAUSES = ("input", "compute", "host", "network", "device", "design", "unknown")
 _EVERY_S = 2.0
 LARGE_BYTES = 16 << 20
 """Traces of this size take long enough that a person wonders."""
@@ -58,7 +58,7 @@ def command() -> None:
 @click.option(
     "--cause",
     multiple=True,
-    type=click.Choice(_CAUSES),
+    type=click.Choice(get_args(SlowRankCause)),
     help="History: with this cause; may be repeated.",
 )
 @click.option("--node", help="History: on this node.")
@@ -198,15 +198,15 @@ def analyze(
 
 def _analyzed(
     files: tuple[Path, ...], *, unit: str, window: int | None, slower: float
-) -> "tuple[Report, tuple[str, ...]]":
+) -> "tuple[TraceReport, tuple[str, ...]]":
     from everstep_services.straggler.domain.analysis import NothingToCompareError, analyze
-    from everstep_services.straggler.domain.verdict import Limits
+    from everstep_services.straggler.domain.verdict import SlownessLimits
     from everstep_services.straggler.traces import read_traces
 
     paths = list(dict.fromkeys(files))
     _say_what_is_read(paths)
     read = read_traces(paths, unit)
-    limits = Limits(found_ratio=slower, cleared_ratio=slower / 2)
+    limits = SlownessLimits(found_ratio=slower, cleared_ratio=slower / 2)
     try:
         return analyze(read.table, limits, window), read.notes
     except NothingToCompareError as error:

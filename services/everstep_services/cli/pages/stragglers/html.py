@@ -7,14 +7,14 @@ from importlib.resources import files
 import msgspec
 
 from everstep_services.cli.pages.stragglers import text
-from everstep_services.straggler.domain.report import HeatMap, Report
+from everstep_services.straggler.domain.report import HeatMap, TraceReport
 
 _MOST_LINES = 512
 _MOST_RANKS = 1000
 _TABLE_COLUMNS = 16
 
 
-def page(report: Report, title: str, notes: Sequence[str]) -> str:
+def page(report: TraceReport, title: str, notes: Sequence[str]) -> str:
     """The page. Whatever comes from a trace is escaped."""
     template = (
         files("everstep_services.cli.pages.stragglers").joinpath("page.html").read_text("utf-8")
@@ -66,7 +66,7 @@ def _data(heat: _Heat) -> str:
     return msgspec.json.encode(heat).decode().replace("<", "\\u003c")
 
 
-def _verdict(report: Report) -> str:
+def _verdict(report: TraceReport) -> str:
     slow = [_card("slow", text.headline(finding), finding.reason) for finding in report.findings]
     design = [
         _card("design", text.design_line(finding), finding.reason) for finding in report.designs
@@ -98,12 +98,12 @@ def _sentence(head: Sequence[str]) -> list[str]:
     return [name.capitalize().replace("Nvrx", "NVRx") for name in head]
 
 
-def _ranks(report: Report) -> str:
+def _ranks(report: TraceReport) -> str:
     rows = [text.rank_cells(row) for row in text.worst(report)[:_MOST_RANKS]]
     return _table(_sentence(text.RANK_HEAD), rows)
 
 
-def _parts(report: Report) -> str:
+def _parts(report: TraceReport) -> str:
     rows = [
         (row.name, row.kind or "role", text.span_fine(row.own_s),
          "-" if row.price_ratio is None else text.percent(row.price_ratio))

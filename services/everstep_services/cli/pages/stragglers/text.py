@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from everstep_services.cli.cells import aligned, cell, counted, listed, span
-from everstep_services.straggler.domain.report import Design, Finding, RankRow, Report
+from everstep_services.straggler.domain.report import Design, Finding, RankRow, TraceReport
 
 _CAUSES = {
     "input": "its input takes",
@@ -21,14 +21,14 @@ _MOST_PARTS = 10
 _RANKS_SHOWN = 8
 
 
-def record(report: Report, notes: Sequence[str]) -> dict[str, Any]:
+def record(report: TraceReport, notes: Sequence[str]) -> dict[str, Any]:
     """Everything, for programs."""
     answer: dict[str, Any] = msgspec.to_builtins(report)
     answer["notes"] = [*notes, *report.notes]
     return answer
 
 
-def lines(report: Report, top: int, notes: Sequence[str]) -> Iterator[str]:
+def lines(report: TraceReport, top: int, notes: Sequence[str]) -> Iterator[str]:
     """The report for people, with the `top` best and worst ranks."""
     yield from verdict(report)
     yield ""
@@ -40,7 +40,7 @@ def lines(report: Report, top: int, notes: Sequence[str]) -> Iterator[str]:
         yield f"note: {cell(note)}"
 
 
-def verdict(report: Report) -> Iterator[str]:
+def verdict(report: TraceReport) -> Iterator[str]:
     """Who is slow, why, and what it costs; a line each, with its reason below."""
     for finding in report.findings:
         yield headline(finding)
@@ -52,7 +52,7 @@ def verdict(report: Report) -> Iterator[str]:
         yield nobody(report)
 
 
-def nobody(report: Report) -> str:
+def nobody(report: TraceReport) -> str:
     """One line where there is no finding: nobody is slow, or nobody could be judged."""
     if report.unjudged:
         return f"nobody could be judged: {cell(report.unjudged)}"
@@ -96,14 +96,14 @@ def percent(ratio: float) -> str:
     return f"{max(ratio, 0.0) * 100:.1f} %"
 
 
-def roles(report: Report) -> str:
+def roles(report: TraceReport) -> str:
     """`'stage 0' (4), 'stage 1' (4)`."""
     shown = [f"{cell(name)!r} ({count})" for name, count in list(report.roles.items())[:8]]
     more = len(report.roles) - len(shown)
     return ", ".join(shown) + (f" and {counted(more, 'more role')}" if more > 0 else "")
 
 
-def summary(report: Report) -> list[tuple[str, str]]:
+def summary(report: TraceReport) -> list[tuple[str, str]]:
     """The training, and where its time goes."""
     schedule = f", {report.schedule}" if report.schedule else ""
     rows = [
@@ -122,14 +122,14 @@ def summary(report: Report) -> list[tuple[str, str]]:
     return rows
 
 
-def _summary(report: Report) -> Iterator[str]:
+def _summary(report: TraceReport) -> Iterator[str]:
     yield from aligned(summary(report), indent=0)
 
 
 RANK_HEAD = ("RANK", "HOST", "ROLE", "OWN TIME", "SLOWER", "LATE", "NVRX REL", "NVRX IND", "PRICE")
 
 
-def worst(report: Report) -> list[RankRow]:
+def worst(report: TraceReport) -> list[RankRow]:
     """Ranks, the slowest within its role first."""
     return sorted(
         report.rank_rows,
@@ -162,7 +162,7 @@ def _score(score: float | None) -> str:
     return "-" if score is None else f"{score:.3f}"
 
 
-def _ranks(report: Report, top: int) -> Iterator[str]:
+def _ranks(report: TraceReport, top: int) -> Iterator[str]:
     ranked = worst(report)
     titles = [("worst ranks", ranked[:top])]
     if len(ranked) > top:
@@ -174,7 +174,7 @@ def _ranks(report: Report, top: int) -> Iterator[str]:
 PART_HEAD = ("NAME", "KIND", "OWN TIME A STEP", "EVEN, THE JOB IS FASTER BY")
 
 
-def _parts(report: Report) -> Iterator[str]:
+def _parts(report: TraceReport) -> Iterator[str]:
     for title, parts in (("operations", report.operations), ("roles", report.role_rows)):
         if len(parts) > 1:
             rows = [
@@ -188,7 +188,7 @@ def _parts(report: Report) -> Iterator[str]:
 STEP_HEAD = ("STEP", "TOOK", "SLOW-DOWN", "REPLAY ERROR")
 
 
-def _steps(report: Report) -> Iterator[str]:
+def _steps(report: TraceReport) -> Iterator[str]:
     slowest = sorted(report.step_rows, key=lambda row: -row.duration_s)[:_MOST_STEPS]
     rows = [
         (str(row.step), span_fine(row.duration_s),

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from everstep_services.history.api.dto.answer import Answer
-from everstep_services.history.goodput.ledger import Segment, TimeClass, seconds
+from everstep_services.history.goodput.ledger import LedgerSegment, TimeClass, seconds
 
 _SECONDS = Field(
     description="Seconds by class: `productive`, `start_up`, `rendezvous`, `restore`, "
@@ -56,11 +56,11 @@ class Timeline(Answer):
 
     job: str
     items: list[TimelinePart]
-    is_coarse: bool = Field(description="Short parts were put together, because there are so many.")
+    is_coarse: bool = Field(description="Short parts were put together: there are too many.")
 
 
 def shown_goodput(
-    job: str, parts: Sequence[Segment], since: datetime | None, until: datetime
+    job: str, parts: Sequence[LedgerSegment], since: datetime | None, until: datetime
 ) -> Goodput:
     """The sums of these segments within a window."""
     from_s = float("-inf") if since is None else since.timestamp()
@@ -79,8 +79,8 @@ def ratio_of(sums: dict[TimeClass, float]) -> dict[str, Any]:
     }
 
 
-def shown_timeline(job: str, parts: Sequence[Segment], most: int) -> Timeline:
-    """At most so many parts: of more, the shortest are put together with their neighbours."""
+def shown_timeline(job: str, parts: Sequence[LedgerSegment], most: int) -> Timeline:
+    """At most `most` parts: of more, the shortest are put together with their neighbours."""
     coarse = _coarse(parts, most)
     items = [
         TimelinePart(
@@ -92,19 +92,19 @@ def shown_timeline(job: str, parts: Sequence[Segment], most: int) -> Timeline:
     return Timeline(job=job, items=items, is_coarse=len(coarse) < len(parts))
 
 
-def _coarse(parts: Sequence[Segment], most: int) -> Sequence[Segment]:
+def _coarse(parts: Sequence[LedgerSegment], most: int) -> Sequence[LedgerSegment]:
     if len(parts) <= most:
         return parts
     whole_s = parts[-1].until_s - parts[0].from_s
     least_s = whole_s / most
-    merged: list[Segment] = []
+    merged: list[LedgerSegment] = []
     for part in parts:
         last = merged[-1] if merged else None
         follows = last is not None and last.until_s == part.from_s and last.round == part.round
         if last is not None and follows and last.lasted_s < least_s:
-            longest = max(last, part, key=lambda one: one.lasted_s)
+            longest = max(last, part, key=lambda candidate: candidate.lasted_s)
             taxed_s = last.tax_ratio * last.lasted_s + part.tax_ratio * part.lasted_s
-            merged[-1] = Segment(
+            merged[-1] = LedgerSegment(
                 last.from_s, part.until_s, longest.time_class, part.round,
                 taxed_s / (part.until_s - last.from_s),
             )  # fmt: skip

@@ -6,7 +6,7 @@ import logging
 import re
 from base64 import b64encode
 from collections.abc import Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Path, Response
@@ -48,6 +48,8 @@ _LEND_WITHIN_S = 5.0
 _LEND_AT_ONCE = 8
 _REASONS = 3
 R = TypeVar("R", bound=Reply)
+_Readable = Literal["flight_recorder", "stacks"]
+_ReadVerb = Literal["collectives", "stacks"]
 
 EvidenceId = Annotated[
     str, Path(pattern=NAME, description="Its id, as in the evidence of the incident.")
@@ -136,7 +138,9 @@ async def get_stacks(context: Ctx, _token: Reader, incident: IncidentId) -> Stac
     return Stacks.model_validate(fields, from_attributes=True)
 
 
-async def _read(context: Context, job: str, incident: str, kind: str, verb: str, of: type[R]) -> R:
+async def _read(
+    context: Context, job: str, incident: str, kind: _Readable, verb: _ReadVerb, of: type[R]
+) -> R:
     pieces = await pieces_of_evidence(context.database, job, incident, kind)
     there = [piece for piece in pieces if piece["blob"] is not None]
     if not there:
@@ -191,7 +195,7 @@ def _piece(row: Record) -> EvidencePiece:
     )
 
 
-def _why_not(incident: str, kind: str, pieces: Sequence[Record]) -> str:
+def _why_not(incident: str, kind: _Readable, pieces: Sequence[Record]) -> str:
     reasons = [f"{piece['node']}: {piece['missing_reason'] or 'no reason'}" for piece in pieces]
     more = f"; and {len(reasons) - _REASONS} more" if len(reasons) > _REASONS else ""
     why = "; ".join(reasons[:_REASONS]) or "no node has reported any"

@@ -31,7 +31,7 @@ _WORST = 20
 
 
 class TimeWindow(BaseModel):
-    """Which time."""
+    """The window of time."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -40,13 +40,11 @@ class TimeWindow(BaseModel):
 
 
 class TimelineWindow(BaseModel):
-    """How finely."""
+    """How finely to show the time."""
 
     model_config = ConfigDict(extra="forbid")
 
-    most: Annotated[Whole, Field(ge=10, le=10_000, description="At most about so many parts.")] = (
-        2000
-    )
+    most: Annotated[Whole, Field(ge=10, le=10_000, description="About the most parts.")] = 2000
 
 
 @router.get("/jobs/{job}/goodput", summary="What a job's time went to", responses=responses(404))
@@ -85,12 +83,12 @@ async def get_fleet_goodput(
     shown: list[Goodput] = []
     for name in names[:_JOBS_MOST]:
         parts = await context.goodput.segments(name, now.timestamp())
-        one = shown_goodput(name, parts, since, until)
-        if one.wall_s > 0:
-            shown.append(one)
+        job_goodput = shown_goodput(name, parts, since, until)
+        if job_goodput.wall_s > 0:
+            shown.append(job_goodput)
         for time_class in CLASSES:
-            sums[time_class] += one.seconds[time_class]
-    shown.sort(key=lambda one: one.seconds["productive"] - one.wall_s)
+            sums[time_class] += job_goodput.seconds[time_class]
+    shown.sort(key=lambda job_goodput: job_goodput.seconds["productive"] - job_goodput.wall_s)
     return FleetGoodput(
         since=since, until=until, jobs=len(shown), is_cut=len(names) > _JOBS_MOST,
         worst=shown[:_WORST], **ratio_of(sums),

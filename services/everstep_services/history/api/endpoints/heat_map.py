@@ -27,7 +27,7 @@ _SHOWN = 0.998
 
 
 class HeatMapWanted(BaseModel):
-    """Which picture."""
+    """The measure and the windows of the picture."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -36,7 +36,7 @@ class HeatMapWanted(BaseModel):
     )
     section: str = Field("", max_length=256, pattern=TEXT, description="Which section.")
     most_windows: Annotated[int, Field(ge=1, le=1000), LITERAL] = Field(
-        100, description="So many of the latest windows."
+        100, description="How many of the latest windows."
     )
 
 
@@ -94,9 +94,9 @@ def _body(tables: Sequence[TimingTable], *, is_packed: bool) -> bytes:
     rows = [row for table in tables if len(table.windows) == len(newest) for row in table.rows]
     values = np.array([row.values for row in rows], dtype=np.float64)  # None becomes NaN
     values = values.reshape(len(rows), len(newest))
-    known = values[~np.isnan(values)]
+    finite = values[~np.isnan(values)]
     low, high = (
-        (float(known.min()), float(np.quantile(known, _SHOWN))) if known.size else (0.0, 1.0)
+        (float(finite.min()), float(np.quantile(finite, _SHOWN))) if finite.size else (0.0, 1.0)
     )
     scale = 254 / (high - low) if high > low else 0.0
     cells = np.nan_to_num(np.clip((values - low) * scale, 0, 254) + 1, nan=0).astype(np.uint8)

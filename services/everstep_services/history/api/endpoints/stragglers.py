@@ -17,6 +17,7 @@ from everstep.messages import (
     ShowTimings,
     TimingTable,
 )
+from everstep.slow_rank_causes import SlowRankCause
 from everstep.store import tables
 from everstep.store.queries import SortOrder, first, is_over, job_state, page, slow_ranks
 from everstep_services.history.api.context import Context, Ctx, Reader
@@ -44,7 +45,6 @@ router = APIRouter(tags=["slow ranks"])
 
 _OPEN_MOST = 1000
 _SECTIONS_NAMED = 20
-_Cause = Literal["input", "compute", "host", "network", "device", "design", "unknown"]
 R = TypeVar("R", bound=Reply)
 
 
@@ -55,7 +55,7 @@ class SlowRankFilter(Paging):
     """Filters of findings."""
 
     state: Literal["open", "cleared"] | None = Field(None, description="In this state.")
-    cause: list[_Cause] | None = Field(
+    cause: list[SlowRankCause] | None = Field(
         None, max_length=10, description="With one of these causes.", examples=[["input", "host"]]
     )
     node: str | None = Field(None, pattern=NAME, description="On this node.")

@@ -1,4 +1,4 @@
-"""`/tokens`: the tokens of the API. For administrators."""
+"""`/tokens`: the tokens of the API, for administrators. `/login-codes`: a link to the dashboard."""
 
 import logging
 from typing import Annotated, Any
@@ -7,16 +7,16 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from sqlalchemy import select
 
 from everstep.store import tables
+from everstep.store.login_codes import LASTS_S
 from everstep.store.queries import SortOrder
 from everstep.store.times import to_us
-from everstep_services.history.api.context import Admin, Ctx
+from everstep_services.history.api.context import Admin, Ctx, Reader
 from everstep_services.history.api.dto.answer import PageOf, present
-from everstep_services.history.api.dto.service import NewToken, TokenOut, TokenWanted
+from everstep_services.history.api.dto.service import LoginCode, NewToken, TokenOut, TokenWanted
 from everstep_services.history.api.http.list_pages import Paging, paged
 from everstep_services.history.api.http.problems import not_found, responses
 from everstep_services.history.mask import show_secret
 
-log = logging.getLogger(__name__)
 router = APIRouter(tags=["tokens"])
 
 
@@ -68,3 +68,20 @@ async def revoke_token(
         raise not_found(f"token {id_} that is not revoked")
     log.info("token_revoked token=%s by=%s", id_, by.id)
     return Response(status_code=204)
+
+
+@router.post(
+    "/login-codes", summary="Make a link to the dashboard", status_code=201, responses=responses()
+)
+async def make_login_code(
+    context: Ctx, _token: Reader, request: Request, answer: Response
+) -> LoginCode:
+    """A code that logs a browser in with this token: once, within a minute, on any replica."""
+    _, _, token = request.headers["authorization"].partition(" ")
+    code = await context.login_codes.make(token.strip())
+    show_secret(request)
+    answer.headers["Cache-Control"] = "no-store"
+    return LoginCode(code=code, path=f"/login?code={code}", lasts_s=LASTS_S)
+
+
+log = logging.getLogger(__name__)

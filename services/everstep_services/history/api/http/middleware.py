@@ -22,7 +22,7 @@ _LOGIN = "/api/v1/login-codes"
 """The only change that a bundle takes: a way in for a browser."""
 _BOUNDED = "/api/v1/facts"
 """Pages of facts end early by themselves; one fact is always shown."""
-_DOWNLOAD = re.compile(r"/api/v1/incidents/[^/]+/evidence/[^/]+")
+_DOWNLOAD = re.compile(r"/api/v1/(incidents/[^/]+/evidence/[^/]+|jobs/[^/]+/export)")
 """Downloads may be larger than a page and get no ETag: each is held in memory once."""
 _DOWNLOADS_AT_ONCE = 4
 _PORT = re.compile(r":[0-9]+$")

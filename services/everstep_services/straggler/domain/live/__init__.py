@@ -1,1 +1,1 @@
-"""The live verdict on a job, from what its nodes measure in windows of steps."""
+"""The live verdict on a job, by what its nodes measure in windows of steps."""

@@ -1,4 +1,4 @@
-"""What may be asked of a live job: scores of its ranks, tables of timings, gauges."""
+"""Answers about a live job: scores of its ranks, tables of timings, gauges."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from everstep.messages import (
 )
 from everstep_services.straggler.domain.arrays import dense, means_by, medians_by
 from everstep_services.straggler.domain.live.measures import Measured
-from everstep_services.straggler.domain.live.round import Round
-from everstep_services.straggler.domain.live.samples import Group
+from everstep_services.straggler.domain.live.round import LiveRound
+from everstep_services.straggler.domain.live.samples import GroupIdentity
 from everstep_services.straggler.domain.operations import Array
 
 _MOST_GROUPS = 100
@@ -25,7 +25,7 @@ _MOST_ROWS = 4096
 _MOST_WINDOWS = 1000
 
 
-def score_table(round_: Round, most: int, role: str) -> RankScoreTable:
+def score_table(round_: LiveRound, most: int, role: str) -> RankScoreTable:
     """How the ranks compare in the newest window, the slowest first."""
     measured = round_.newest
     if measured is None:
@@ -37,7 +37,7 @@ def score_table(round_: Round, most: int, role: str) -> RankScoreTable:
         rows = rows[np.isin(measured.role, wanted)]
     slower = round_.slower[sample.rank]
     order = rows[np.argsort(-np.nan_to_num(slower[rows], nan=-np.inf), kind="stable")]
-    said = [measured.said, _too_few(measured)]
+    notes = [measured.missing, _too_few(measured)]
     return RankScoreTable(
         round=round_.number,
         window=sample.last_step,
@@ -48,7 +48,7 @@ def score_table(round_: Round, most: int, role: str) -> RankScoreTable:
         step_s=_known(measured.step_s),
         clock_error_s=measured.clock_error_s,
         ranks_missing=max(0, round_.windows.world - len(sample.rank)),
-        said="; ".join(one for one in said if one),
+        said="; ".join(note for note in notes if note),
     )
 
 
@@ -81,7 +81,7 @@ _SIGNALS = (("cpu", "main_cpu_s"), ("runnable", "runnable_s"))
 
 @dataclass(frozen=True, slots=True)
 class _Usual:
-    """What many ranks are compared with, reckoned once: a job may have 100 000 of them."""
+    """The usual values to compare ranks with, computed once: a job may have 100 000 ranks."""
 
     own_s: Array
     """By role."""
@@ -102,11 +102,11 @@ def _usual(measured: Measured) -> _Usual:
 
 
 def _by_role(measured: Measured, values: Array) -> Array:
-    known = np.isfinite(values)
-    return medians_by(measured.role[known], values[known], len(measured.roles))
+    is_finite = np.isfinite(values)
+    return medians_by(measured.role[is_finite], values[is_finite], len(measured.roles))
 
 
-def _ranks(round_: Round, measured: Measured, rows: Array) -> Iterator[RankScores]:
+def _ranks(round_: LiveRound, measured: Measured, rows: Array) -> Iterator[RankScores]:
     sample, usual, slow = measured.sample, _usual(measured), frozenset(round_.slow())
     for row in rows.tolist():
         rank = int(sample.rank[row])
@@ -124,17 +124,17 @@ def _ranks(round_: Round, measured: Measured, rows: Array) -> Iterator[RankScore
 
 
 def _scores(measured: Measured, row: int, usual: _Usual) -> list[Score]:
-    found = []
+    rows = []
     own, role = float(measured.own_s[row]), int(measured.role[row])
     if np.isfinite(own) and own > 0:
         middle = float(usual.own_s[role])
-        found.append(
+        rows.append(
             Score(signal="own", relative_score=middle / own, value_s=own, reference_s=middle)
         )
     for column, name in enumerate(measured.sections.names):
         value = _known(measured.sections.medians[row, column])
         if value is not None:
-            found.append(
+            rows.append(
                 Score(
                     signal=f"section:{name or 'step'}"[:512],
                     relative_score=_known(measured.relative[row, column]),
@@ -146,45 +146,45 @@ def _scores(measured: Measured, row: int, usual: _Usual) -> list[Score]:
     gpu = _known(measured.gpu_relative[row])
     if gpu is not None:
         individual = _known(measured.gpu_individual[row])
-        found.append(Score(signal="gpu", relative_score=gpu, individual_score=individual))
+        rows.append(Score(signal="gpu", relative_score=gpu, individual_score=individual))
     for signal, (values, by_role) in usual.signals.items():
         value = _known(values[row])
         if value is not None:
             middle = float(by_role[role])
             ratio = middle / value if value > 0 else None
-            found.append(
+            rows.append(
                 Score(signal=signal, relative_score=ratio, value_s=value, reference_s=middle)
             )
-    return found
+    return rows
 
 
 def _groups(measured: Measured, names: list[object]) -> tuple[GroupScores, ...]:
     """The groups in which ranks wait the longest."""
     if measured.entered is None:
         return ()
-    found, waits = measured.entered.found, measured.entered.waits
-    waited = np.where(waits, found.last_s - found.at_s, 0.0)
-    size = int(found.group.max()) + 1
-    total = np.bincount(found.group, weights=waited, minlength=size)
-    count = np.bincount(found.group, minlength=size)
+    matched, waits = measured.entered.entries, measured.entered.waits
+    waited = np.where(waits, matched.last_s - matched.at_s, 0.0)
+    size = int(matched.group.max()) + 1
+    total = np.bincount(matched.group, weights=waited, minlength=size)
+    count = np.bincount(matched.group, minlength=size)
     worst = np.argsort(-total / np.maximum(count, 1), kind="stable")[:_MOST_GROUPS]
     rows = []
     for group in worst[count[worst] > 0]:
-        at = np.flatnonzero(found.group == group)
+        at = np.flatnonzero(matched.group == group)
         rows.append(_group(measured, at, waited[at], names[int(group)]))
     return tuple(rows)
 
 
-def _group(measured: Measured, at: Array, waited: Array, known: object) -> GroupScores:
+def _group(measured: Measured, at: Array, waited: Array, name: object) -> GroupScores:
     assert measured.entered is not None
-    found = measured.entered.found
-    row, index = np.unique(found.row[at], return_inverse=True)
-    steps = np.bincount(found.row, weights=found.to_next_s)[row] / measured.step_s
+    matched = measured.entered.entries
+    row, index = np.unique(matched.row[at], return_inverse=True)
+    steps = np.bincount(matched.row, weights=matched.to_next_s)[row] / measured.step_s
     by_row = np.bincount(index, weights=waited) / np.where(steps > 0, steps, np.nan)
     last_rank, last_ratio = _last(measured, at, waited)
     median = float(np.nanmedian(by_row)) if np.isfinite(by_row).any() else 0.0
     return GroupScores(
-        group=known.name if isinstance(known, Group) else "",
+        group=name.name if isinstance(name, GroupIdentity) else "",
         ranks=len(row),
         last_rank=last_rank,
         last_ratio=last_ratio,
@@ -195,22 +195,22 @@ def _group(measured: Measured, at: Array, waited: Array, known: object) -> Group
 def _last(measured: Measured, at: Array, waited: Array) -> tuple[int, float]:
     """The rank that is waited for the most often, and the share of times that it is."""
     assert measured.entered is not None
-    found, ranks = measured.entered.found, measured.sample.rank
-    if found.is_transfer[at[0]]:
-        # Who waits the least for its peers is the one that they wait for.
-        rows, index = dense(found.row[at])
+    matched, ranks = measured.entered.entries, measured.sample.rank
+    if matched.is_transfer[at[0]]:
+        # The peers wait for the rank that waits the least for them.
+        rows, index = dense(matched.row[at])
         least = int(np.argmin(means_by(index, waited, len(rows))))
         share = float((waited[index == least] <= np.median(waited)).mean())
         return int(ranks[rows[least]]), share
-    cells = np.unique(found.cell[at])
-    last, times = np.unique(ranks[found.last_row[cells]], return_counts=True)
+    cells = np.unique(matched.cell[at])
+    last, times = np.unique(ranks[matched.last_row[cells]], return_counts=True)
     return int(last[np.argmax(times)]), float(times.max() / len(cells))
 
 
-def timing_table(round_: Round, question: ShowTimings) -> TimingTable:
+def timing_table(round_: LiveRound, question: ShowTimings) -> TimingTable:
     """Ranks by windows."""
     history, meter = round_.history, round_.meter
-    sections = [str(one) for one in meter.names.sections.names()]
+    sections = [str(name) for name in meter.names.sections.names()]
     number = sections.index(question.section) if question.section in sections else -1
     first = max(0, question.first_rank)
     most = max(0, min(question.most_ranks, _MOST_ROWS))
@@ -222,40 +222,40 @@ def timing_table(round_: Round, question: ShowTimings) -> TimingTable:
     return TimingTable(
         round=round_.number,
         measure=question.measure,
-        windows=tuple((one.first_step, one.last_step) for one in shown),
+        windows=tuple((window.first_step, window.last_step) for window in shown),
         rows=rows,
         next_rank=last if last < meter.world else None,
         sections=tuple(sections),
     )
 
 
-def _rows(round_: Round, values: Array, first: int, last: int) -> tuple[TimingRow, ...]:
+def _rows(round_: LiveRound, values: Array, first: int, last: int) -> tuple[TimingRow, ...]:
     measured = round_.newest
     if measured is None:
         return ()
     row_of = {int(rank): row for row, rank in enumerate(measured.sample.rank)}
-    found = []
+    rows = []
     for rank in range(first, last):
         row = row_of.get(rank)
-        known = row is not None
-        node = measured.sample.nodes[int(measured.sample.node[row])].node if known else ""
-        role = measured.roles[int(measured.role[row])] if known else ""
+        is_sampled = row is not None
+        node = measured.sample.nodes[int(measured.sample.node[row])].node if is_sampled else ""
+        role = measured.roles[int(measured.role[row])] if is_sampled else ""
         column = values[:, rank - first].tolist() if len(values) else []
-        found.append(
+        rows.append(
             TimingRow(
                 rank=rank, node=node, role=role,
-                values=tuple(one if one == one else None for one in column),
+                values=tuple(value if value == value else None for value in column),
             )
         )  # fmt: skip
-    return tuple(found)
+    return tuple(rows)
 
 
-def gauges(round_: Round | None) -> Mapping[str, float]:
-    """What is shown of a job without a label for each rank; names without a value are left out."""
+def gauges(round_: LiveRound | None) -> Mapping[str, float]:
+    """The gauges of a job, without a label for each rank; names without a value are left out."""
     if round_ is None or round_.newest is None:
         return {}
     measured = round_.newest
-    found = {
+    gauges_ = {
         "windows": float(round_.closed),
         "slow_ranks": float(len(round_.slow())),
         "missing_ranks": float(max(0, round_.windows.world - len(measured.sample.rank))),
@@ -265,13 +265,13 @@ def gauges(round_: Round | None) -> Mapping[str, float]:
         ("ratio", round_.slower[measured.sample.rank]),
         ("waited_s", measured.waited_s),
     ):
-        known = values[np.isfinite(values)]
-        if len(known):
-            found |= {
-                f"{name}_min": float(known.min()),
-                f"{name}_median": float(np.median(known)),
-                f"{name}_max": float(known.max()),
+        finite = values[np.isfinite(values)]
+        if len(finite):
+            gauges_ |= {
+                f"{name}_min": float(finite.min()),
+                f"{name}_median": float(np.median(finite)),
+                f"{name}_max": float(finite.max()),
             }
     if np.isfinite(measured.step_s):
-        found["step_s"] = measured.step_s
-    return found
+        gauges_["step_s"] = measured.step_s
+    return gauges_

@@ -1,10 +1,10 @@
-"""Who waits for whom: entries into collectives, matched across ranks and on one clock."""
+"""Who waits for whom: entries into collectives, matched across ranks, and which of them wait."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from everstep_services.straggler.domain.arrays import dense, medians_by
+from everstep_services.straggler.domain.arrays import dense, means_by, medians_by
 from everstep_services.straggler.domain.live.clocks import Alignment
 from everstep_services.straggler.domain.live.device_times import device_times_us
 from everstep_services.straggler.domain.live.groups import Groups
@@ -50,16 +50,16 @@ class Matched:
     nodes: Array
     """By cell: how many nodes were in it, up to 2; 1 where no clock of a node was needed."""
     is_transfer: Array
-    """It is alone in its cell: whose send is whose receive is not known."""
+    """It is alone in its cell: which send belongs to which receive is unknown."""
     is_timed: bool
-    """By what devices tell."""
+    """Matched by the durations on devices."""
 
     @property
     def to_next_s(self) -> Array:
         """The time to the rank's next entry; 0 where none follows."""
-        found = np.zeros(len(self.at_s))
-        found[:-1] = np.where(self.leads[:-1], np.diff(self.at_s), 0.0)
-        return found
+        times = np.zeros(len(self.at_s))
+        times[:-1] = np.where(self.leads[:-1], np.diff(self.at_s), 0.0)
+        return times
 
 
 def matched(sample: Sample, alignment: Alignment, groups: Groups) -> Matched | None:
@@ -67,14 +67,14 @@ def matched(sample: Sample, alignment: Alignment, groups: Groups) -> Matched | N
 
     Where devices tell how long most collectives lasted, by that; else by when they were entered.
     """
-    known = sample.entry_group >= 0
+    has_group = sample.entry_group >= 0
     timed = sample.entry_lasted_us >= 0
-    entered = known & ~sample.entry_is_transfer
+    entered = has_group & ~sample.entry_is_transfer
     if entered.any() and (timed & entered).sum() * 2 > entered.sum():
-        at = np.flatnonzero(known & timed)
-        found = _matched(sample, at, alignment, groups, is_timed=True)
-        if found is not None:
-            return found
+        at = np.flatnonzero(has_group & timed)
+        on_devices = _matched(sample, at, alignment, groups, is_timed=True)
+        if on_devices is not None:
+            return on_devices
     return _matched(sample, np.flatnonzero(entered), alignment, groups, is_timed=False)
 
 
@@ -110,16 +110,16 @@ def _matched(
     valid = np.flatnonzero(used[cell])
     if not len(valid):
         return None
-    # No clock but the device's own has a part in what devices tell, so none can be wrong.
+    # Durations on devices need only the device's own clock, so no clock can be wrong.
     nodes = count.clip(max=1) if is_timed else _nodes(sample.node[row], cell, count, order)
     own_order = np.argsort((row[valid].astype(np.int64) << 40) | time_us[valid], kind="stable")
     by_time = valid[own_order]
-    one, own_row, is_transfer = cell[by_time], row[by_time], chosen.is_transfer[by_time]
+    own_cell, own_row, is_transfer = cell[by_time], row[by_time], chosen.is_transfer[by_time]
     sequence = sample.entry_sequence[chosen.at[by_time]]
     return Matched(
         row=own_row,
         group=group[by_time],
-        cell=one,
+        cell=own_cell,
         op=sample.entry_op[chosen.at[by_time]],
         section=sample.entry_section[chosen.at[by_time]],
         at_s=time_us[by_time] / 1e6,
@@ -127,7 +127,7 @@ def _matched(
         late_s=late_us[by_time] / 1e6,
         sequence=sequence,
         column=_columns(groups.kind[group[by_time]] + is_transfer * _MOST_KINDS, sequence),
-        is_whole=whole[one],
+        is_whole=whole[own_cell],
         leads=np.r_[own_row[1:] == own_row[:-1], False],
         last_row=row[last],
         nodes=nodes,
@@ -183,9 +183,9 @@ def _beyond_shortest(sample: Sample, at: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Slack:
-    """How long after the last rank's entry others go on, where a node is last and where it is not.
+    """How long after the last entry other ranks go on, where a node is last and where it is not.
 
-    Below zero the clocks contradict the collectives: nobody goes on before the last has entered.
+    Below zero the clocks contradict the collectives: no rank goes on before the last has entered.
     """
 
     ahead_s: Array
@@ -194,15 +194,15 @@ class Slack:
     """By node: how soon it goes on after the last one of another node. NaN for none."""
 
 
-def slack(found: Matched, waits: Array, node: Array, nodes: int) -> Slack:
-    """What the collectives say of the nodes' clocks, in the median."""
-    own, last = node[found.row], node[found.last_row[found.cell]]
+def slack(matched: Matched, waits: Array, node: Array, nodes: int) -> Slack:
+    """How the collectives agree with the nodes' clocks, in the median."""
+    own, last = node[matched.row], node[matched.last_row[matched.cell]]
     at = np.flatnonzero(waits & (own != last))
     at = at[:: len(at) // _MOST_SAMPLES | 1]
-    after = found.at_s[at] + found.to_next_s[at] - found.last_s[at]
+    after = matched.at_s[at] + matched.to_next_s[at] - matched.last_s[at]
     ahead = medians_by(last[at], after, nodes)
     trusted = at[~(ahead[last[at]] < 0)]
-    later = found.at_s[trusted] + found.to_next_s[trusted] - found.last_s[trusted]
+    later = matched.at_s[trusted] + matched.to_next_s[trusted] - matched.last_s[trusted]
     return Slack(ahead, medians_by(own[trusted], later, nodes))
 
 
@@ -228,18 +228,18 @@ def _aligned(sample: Sample, at: Array, cell: Array, alignment: Alignment) -> Ar
     node = sample.node[sample.entry_row[at]]
     us = sample.entry_us[at]
     since = us - alignment.at_us[node]
-    known = np.isfinite(alignment.offset_s)
-    offset_us = np.where(known, alignment.offset_s, 0.0) * 1e6
+    is_finite = np.isfinite(alignment.offset_s)
+    offset_us = np.where(is_finite, alignment.offset_s, 0.0) * 1e6
     time = us - (offset_us[node] + alignment.drift[node] * since).astype(np.int64)
-    if len(known) > 1 and not known.all():
-        # Nodes whose clocks nobody knows are put where they are late by nothing in the median.
-        trusted = known[node] if known.any() else np.ones(len(node), dtype=bool)
+    if len(is_finite) > 1 and not is_finite.all():
+        # Nodes with unknown clocks are shifted until they are not late in the median.
+        trusted = is_finite[node] if is_finite.any() else np.ones(len(node), dtype=bool)
         middle = medians_by(cell[trusted], time[trusted].astype(np.float64), int(cell.max()) + 1)
         with np.errstate(invalid="ignore"):
             apart = time - middle[cell]
         rows = np.isfinite(apart)
-        guess = np.nan_to_num(medians_by(node[rows], apart[rows], len(known)))
-        time = time - np.where(known, 0.0, guess)[node].astype(np.int64)
+        guess = np.nan_to_num(medians_by(node[rows], apart[rows], len(is_finite)))
+        time = time - np.where(is_finite, 0.0, guess)[node].astype(np.int64)
     shifted: Array = np.clip(time - int(np.median(time)) + (1 << 39), 0, (1 << 40) - 1)
     return shifted
 
@@ -261,11 +261,11 @@ def _used(count: Array, cell_group: Array, groups: Groups) -> tuple[Array, Array
 
 def _nodes(node: Array, cell: Array, count: Array, order: Array) -> Array:
     """By cell: how many nodes entered it, up to 2."""
-    found = np.minimum(count, 1)
+    nodes = np.minimum(count, 1)
     ordered, by_node = cell[order], node[order]
     apart = np.flatnonzero((ordered[1:] == ordered[:-1]) & (by_node[1:] != by_node[:-1]))
-    found[ordered[apart]] = 2
-    return found
+    nodes[ordered[apart]] = 2
+    return nodes
 
 
 def _columns(kind: Array, sequence: Array) -> Array:
@@ -277,3 +277,93 @@ def _columns(kind: Array, sequence: Array) -> Array:
         return plain
     columns: Array = dense(sequence)[1] * 4 * _MOST_KINDS + kind + 1
     return columns
+
+
+_SLOPE = 0.5
+_KEPT = 0.8
+"""What earlier windows count, each over the one after it."""
+_MOST_ROWS = 512
+_MOST_PAIRS = 4096
+_BITS = 20
+_MASK = (1 << _BITS) - 1
+
+
+@dataclass(slots=True)
+class Waits:
+    """What has been learned of pairs of successive operations, over the windows of a round."""
+
+    sums: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """Of each kind of pair: the sum of squares of the time to the last entry, and that of its
+    products with the time to the rank's next entry, both without their means by rank."""
+
+    def learn(self, matched: Matched, phase: Array) -> Array:
+        """Take in a window. Returns for each entry whether the rank waits in it for the last."""
+        pair = _pairs(matched, phase)
+        rows = matched.row
+        every = max(1, (int(rows.max()) + 1) // _MOST_ROWS)
+        some = np.flatnonzero(matched.leads & (rows % every == 0))
+        kinds, index = np.unique(pair[some], return_inverse=True)
+        to_last, to_next = _relative(matched)
+        to_last, to_next = to_last[some], to_next[some]
+        squares, products = _sums(rows[some], index, to_last, to_next, len(kinds))
+        for number, kind in enumerate(kinds):
+            square, product = self.sums.pop(int(kind), (0.0, 0.0))
+            self.sums[int(kind)] = (
+                square * _KEPT + float(squares[number]), product * _KEPT + float(products[number]),
+            )  # fmt: skip
+        for old in list(self.sums)[:-_MOST_PAIRS]:
+            del self.sums[old]
+        return self.in_entries(matched, phase)
+
+    def in_entries(self, matched: Matched, phase: Array) -> Array:
+        """For each entry whether the rank waits in it for the last, by what was learned."""
+        pair = _pairs(matched, phase)
+        kinds = np.sort(np.fromiter(self.sums, dtype=np.int64, count=len(self.sums)))
+        if not len(kinds):
+            return matched.leads
+        waits = np.array([self._is_synchronous(int(kind)) for kind in kinds])
+        place = np.minimum(np.searchsorted(kinds, pair), len(kinds) - 1)
+        seen = kinds[place] == pair
+        synchronous: Array = (waits[place] | ~seen | matched.is_transfer) & matched.leads
+        return synchronous
+
+    def _is_synchronous(self, kind: int) -> bool:
+        square, product = self.sums[kind]
+        return product > _SLOPE * square or square <= 0
+
+
+def _relative(matched: Matched) -> tuple[Array, Array]:
+    """The times to the last entry and to the rank's next one.
+
+    When a collective ends on devices is unknown: only the differences between ranks are known.
+    """
+    to_last, to_next = matched.last_s - matched.at_s, matched.to_next_s
+    if not matched.is_timed:
+        return to_last, to_next
+    cells = int(matched.cell.max()) + 1
+
+    def apart(times: Array) -> Array:
+        usual = means_by(matched.cell, times, cells)[matched.cell]
+        return np.where(matched.is_transfer, times, times - usual)
+
+    return apart(to_last), apart(to_next)
+
+
+def _pairs(matched: Matched, phase: Array) -> Array:
+    """A number for each entry, equal for the same operation before the same operation."""
+    following = np.r_[matched.op[1:], 0].astype(np.int64) & _MASK
+    own = (matched.op.astype(np.int64) & _MASK) << 2 * _BITS
+    pairs: Array = own | following << _BITS | phase & _MASK
+    return pairs
+
+
+def _sums(
+    row: Array, index: Array, to_last: Array, to_next: Array, kinds: int
+) -> tuple[Array, Array]:
+    cell = np.unique(row, return_inverse=True)[1] * kinds + index
+    count = np.maximum(np.bincount(cell), 1)
+    last = to_last - (np.bincount(cell, weights=to_last) / count)[cell]
+    following = to_next - (np.bincount(cell, weights=to_next) / count)[cell]
+    squares: Array = np.bincount(index, weights=last * last, minlength=kinds)
+    products: Array = np.bincount(index, weights=last * following, minlength=kinds)
+    return squares, products

@@ -1,4 +1,4 @@
-"""Why a rank is slow: where its excess is, and what the host and the device say of it."""
+"""Why a rank is slow: where its excess is, and what its host and device report."""
 
 from dataclasses import dataclass, replace
 
@@ -6,10 +6,12 @@ import numpy as np
 from msgspec.structs import replace as replace_score
 
 from everstep.messages import Score
+from everstep.slow_rank_causes import SlowRankCause
+from everstep_services.straggler.domain.arrays import finite_median
 from everstep_services.straggler.domain.live.measures import Measured
 from everstep_services.straggler.domain.live.own import RoleTable
-from everstep_services.straggler.domain.operations import Array, Cause, cause_of
-from everstep_services.straggler.domain.verdict import Found, Limits
+from everstep_services.straggler.domain.operations import Array, cause_of
+from everstep_services.straggler.domain.verdict import Found, SlownessLimits
 
 _MOST_PEERS = 2048
 _EXPLAINS = 0.5
@@ -33,16 +35,16 @@ _SHOWN = 0.25
 """A window that shows less of what a rank loses over its horizon tells nothing about the cause."""
 _RING_CONFIDENCE = 0.6
 _LATE_CONFIDENCE = 0.6
-"""By what the kernel counted in another window than the latest."""
+"""For figures that the kernel counted in another window than the latest."""
 _HOST = ("runnable_s", "throttled_s", "memory_pressure_s", "io_pressure_s")
-"""Each second of these is one in which the main thread, or all of its cgroup, did not run."""
+"""In each of these seconds the main thread, or all of its cgroup, did not run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
     """A cause with its numbers."""
 
-    cause: Cause
+    cause: SlowRankCause
     reason: str
     section: str | None
     scores: tuple[Score, ...]
@@ -94,7 +96,7 @@ class _Case:
         return self._signal(name, self.measured.signal(name))
 
     def _signal(self, name: str, values: Array) -> _Signal:
-        return _Signal(name, float(values[self.row]), _median(values[self.peers]))
+        return _Signal(name, float(values[self.row]), finite_median(values[self.peers]))
 
     def sections(self) -> list[_Signal]:
         """Own times of sections, the largest excess first; of two equal ones the shorter."""
@@ -105,12 +107,14 @@ class _Case:
         return self._by_section(self.measured.own_device_s)
 
     def _by_section(self, own: Array) -> list[_Signal]:
-        found = [
+        signals = [
             self._signal(name, own[:, column])
             for column, name in enumerate(self.measured.sections.names)
             if name
         ]
-        return sorted(found, key=lambda one: (-round(one.excess / self.lost_s, 1), one.value))
+        return sorted(
+            signals, key=lambda signal: (-round(signal.excess / self.lost_s, 1), signal.value)
+        )
 
     def is_input(self) -> bool:
         """Whether a section that reads data explains the excess."""
@@ -122,15 +126,15 @@ class _Case:
         """What the hypervisor took from the node, for each of its ranks."""
         sample = self.measured.sample
         counts = np.maximum(np.bincount(sample.node, minlength=len(sample.nodes)), 1)
-        by_node = np.array([one.steal_s for one in sample.nodes]) / counts
+        by_node = np.array([node.steal_s for node in sample.nodes]) / counts
         return self._signal("steal", by_node[sample.node] / np.maximum(sample.steps, 1))
 
 
 @dataclass(frozen=True, slots=True)
 class _Ground:
-    """What speaks for a cause."""
+    """The evidence for a cause."""
 
-    cause: Cause
+    cause: SlowRankCause
     words: str
     sureness: float
     share: float = 1.0
@@ -138,42 +142,46 @@ class _Ground:
     signals: tuple[_Signal, ...] = ()
 
 
-def blame(measured: Measured, row: int, found: Found, limits: Limits, is_usual: Array) -> Blame:
-    """The cause of what a rank loses, compared with the rows that tell what is usual."""
+def blame(
+    measured: Measured, row: int, change: Found, limits: SlownessLimits, is_usual: Array
+) -> Blame:
+    """The cause of a rank's loss, compared with the rows that define what is usual."""
     peers = _peers(measured, row, is_usual)
-    own = _Signal("own", float(measured.own_s[row]), _median(measured.own_s[peers]))
-    usual_loss = found.ratio * own.usual if np.isfinite(own.usual) else 0.0
+    own = _Signal("own", float(measured.own_s[row]), finite_median(measured.own_s[peers]))
+    usual_loss = change.ratio * own.usual if np.isfinite(own.usual) else 0.0
     is_shown = own.excess > 0 and own.excess >= _SHOWN * usual_loss
     lost = max(own.excess if is_shown else usual_loss, 1e-9)
     case = _Case(measured, row, peers, lost)
     grounds = (_device, _host, _network, _memory, _section, _compute, _outside)
-    ground = next(one for one in (ground(case) for ground in grounds) if one is not None)
+    ground = next(
+        candidate for candidate in (ground(case) for ground in grounds) if candidate is not None
+    )
     if not is_shown:
         ground = _Ground("unknown", "the latest window does not show why", _GUESSED)
-    errors = dict(limits.horizons).get(found.windows, limits.horizons[0][1])
-    limit = float(np.hypot(limits.found_ratio, errors * found.noise_ratio))
+    errors = dict(limits.horizons).get(change.windows, limits.horizons[0][1])
+    limit = float(np.hypot(limits.found_ratio, errors * change.noise_ratio))
     place, sureness = _place(measured, row), ground.sureness
     if measured.silent[row]:
         place = "; its recorder did not answer, and that is what all others waited longer for"
         sureness = min(sureness, _LIKELY)
-    if found.growth_ratio is not None:
+    if change.growth_ratio is not None:
         place += (
             f"; half of its role or more is slow: compared with the others, which are as fast as "
-            f"before, while it takes {found.growth_ratio * 100:.0f} % longer than before"
+            f"before, while it takes {change.growth_ratio * 100:.0f} % longer than before"
         )
     reason = (
         f"own time {own.value * 1e3:.1f} ms a step, {own.excess * 1e3:.1f} ms above the median of "
-        f"{len(peers)} others in the latest window; {found.ratio * 100:.1f} % over "
-        f"{found.windows} windows (limit {limit * 100:.1f} %); {ground.words}{place}"
+        f"{len(peers)} others in the latest window; {change.ratio * 100:.1f} % over "
+        f"{change.windows} windows (limit {limit * 100:.1f} %); {ground.words}{place}"
     )
-    clearness = min(1.0, found.ratio / (2 * limit)) if limit > 0 else 1.0
+    clearness = min(1.0, change.ratio / (2 * limit)) if limit > 0 else 1.0
     return Blame(
         cause=ground.cause,
         reason=reason,
         section=ground.section,
         scores=(
-            replace_score(own.score(), relative_score=1 / (1 + max(0.0, found.ratio))),
-            *(one.score() for one in ground.signals),
+            replace_score(own.score(), relative_score=1 / (1 + max(0.0, change.ratio))),
+            *(signal.score() for signal in ground.signals),
         ),
         lost_s=lost,
         confidence=round(sureness * min(1.0, ground.share) * clearness, 3),
@@ -183,12 +191,12 @@ def blame(measured: Measured, row: int, found: Found, limits: Limits, is_usual: 
 def slow_sender(measured: Measured, row: int, trips: Array) -> int | None:
     """The row whose link keeps this one in collectives, by round trips of nodes; None if none does.
 
-    In a ring each rank sends to the one before it. If a rank's link is slow, the one before it is
-    the last to leave a collective, and its own connections are quick. Those of the one after it
-    are slow, too: it sends to the slow one.
+    In a ring each rank sends to the rank before it. If a rank's link is slow, the rank before it is
+    the last to leave a collective, and has quick connections itself. The rank after it has slow
+    connections, too: it sends to the rank with the slow link.
     """
     peers = _peers(measured, row)
-    own = _Signal("own", float(measured.own_s[row]), _median(measured.own_s[peers]))
+    own = _Signal("own", float(measured.own_s[row]), finite_median(measured.own_s[peers]))
     case = _Case(measured, row, peers, max(own.excess, 1e-9))
     sender = _successor(measured, row)
     if sender is None or _device(case) or _host(case) or _compute(case):
@@ -199,7 +207,7 @@ def slow_sender(measured: Measured, row: int, trips: Array) -> int | None:
     own_s = float(np.nan_to_num(trips[node[row]]))
     more_s = trips[node[sender]] - own_s
     if not more_s > max((_RING_TRIPS - 1) * own_s, _RING_LEAST_S, _RING_OF_LOSS * case.lost_s):
-        return None  # too little, or what so short a delay cannot explain
+        return None  # too little, or a loss that such a short delay cannot explain
     if _is_own(case, more_s):
         return None
     others = np.delete(trips, [node[sender], (node[sender] + 1) % len(trips)])
@@ -219,18 +227,18 @@ def _is_own(case: _Case, more_s: float) -> bool:
     if more_s >= _EXPLAINS * case.lost_s:
         return False
     column = case.measured.sections.names.index(section.name)
-    return _median(case.measured.waits_inside[case.peers, column]) < 0.1 * case.lost_s
+    return finite_median(case.measured.waits_inside[case.peers, column]) < 0.1 * case.lost_s
 
 
 def _successor(measured: Measured, row: int) -> int | None:
     """The row that is next in the ring of the group that the rank has the most entries in."""
     if measured.entered is None:
         return None
-    found = measured.entered.found
-    groups, count = np.unique(found.group[found.row == row], return_counts=True)
+    matched = measured.entered.entries
+    groups, count = np.unique(matched.group[matched.row == row], return_counts=True)
     if not len(groups):
         return None
-    rows = np.unique(found.row[found.group == groups[np.argmax(count)]])
+    rows = np.unique(matched.row[matched.group == groups[np.argmax(count)]])
     place = int(np.searchsorted(rows, row))
     return int(rows[(place + 1) % len(rows)]) if len(rows) > 2 else None
 
@@ -260,22 +268,19 @@ def _peers(measured: Measured, row: int, is_usual: Array | None = None) -> Array
     return peers[:: max(1, len(peers) // _MOST_PEERS)]
 
 
-def _median(values: Array) -> float:
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if len(known) else float("nan")
-
-
 def _device(case: _Case) -> _Ground | None:
-    """The driver holds its clock down, or its clock is below those of its peers."""
+    """The driver throttles the device, or its clock is below those of its peers."""
     sample = case.measured.sample
     clock = case.plain("clock_mhz")
     is_low = clock.value < _CLOCK * clock.usual
-    throttled = [reason for one in sample.nodes for reason in one.throttled]
-    order = np.concatenate([one.rank for one in sample.nodes])
+    throttled = [reason for node in sample.nodes for reason in node.throttled]
+    order = np.concatenate([node.rank for node in sample.nodes])
     by_rank = dict(zip(order.tolist(), throttled, strict=True))
     mine = set(by_rank[int(sample.rank[case.row])])
-    peers = [by_rank[int(sample.rank[one])] for one in case.peers[:64]]
-    own = sorted(one for one in mine if sum(one in peer for peer in peers) * 2 < len(peers))
+    peers = [by_rank[int(sample.rank[peer])] for peer in case.peers[:64]]
+    own = sorted(
+        reason for reason in mine if sum(reason in peer for peer in peers) * 2 < len(peers)
+    )
     if not own and not is_low:
         return None
     why = f"its device is throttled by {', '.join(own)}" if own else "its device is slow"
@@ -298,13 +303,13 @@ def throttled(measured: Measured) -> Array:
 
 def _excess(measured: Measured, name: str) -> Array:
     held_s = measured.signal(name) / np.maximum(measured.sample.steps, 1)
-    return held_s - _median(held_s)
+    return held_s - finite_median(held_s)
 
 
 def from_host(why: Blame, held_s: float) -> Blame:
-    """The same finding, if its host held the rank back for most of what is lost; else as it is.
+    """The finding with the host as its cause, if the host held the rank back for most of the loss.
 
-    What the kernel counts of a host that is too busy may come a window late.
+    The kernel's figures of a host that is too busy may come a window late.
     """
     if why.cause != "unknown" or held_s < _EXPLAINS * why.lost_s:
         return why
@@ -316,9 +321,9 @@ def from_host(why: Blame, held_s: float) -> Blame:
 
 
 def _host(case: _Case) -> _Ground | None:
-    """Its thread was ready to run, and did not: other processes, a quota, or the hypervisor."""
+    """Its thread was ready to run and did not run: other processes, a quota, or the hypervisor."""
     signals = [*(case.per_step(name) for name in _HOST), case.steal()]
-    worst = max(signals, key=lambda one: one.excess)
+    worst = max(signals, key=lambda signal: signal.excess)
     share = worst.excess / case.lost_s
     if share < _EXPLAINS:
         return None
@@ -391,8 +396,8 @@ def _on_device(case: _Case) -> _Ground | None:
     return _Ground("compute", words, _LIKELY, share, worst.name, (signal,))
 
 
-def _percent(one: _Signal, case: _Case) -> str:
-    return f"{min(one.excess / case.lost_s, 1) * 100:.0f} %"
+def _percent(signal: _Signal, case: _Case) -> str:
+    return f"{min(signal.excess / case.lost_s, 1) * 100:.0f} %"
 
 
 def _on_thread(case: _Case) -> _Ground | None:
@@ -436,7 +441,9 @@ def _place(measured: Measured, row: int) -> str:
     """Between which operations a row loses the most, in words; empty where that is not known."""
     if measured.entered is None:
         return ""
-    table = next((one for one in measured.entered.own.tables if row in one.rows), None)
+    table = next(
+        (candidate for candidate in measured.entered.own.tables if row in candidate.rows), None
+    )
     if table is None:
         return ""
     pair = _worst_pair(measured, table, int(np.searchsorted(table.rows, row)))
@@ -455,12 +462,12 @@ def _worst_pair(measured: Measured, table: RoleTable, row: int) -> tuple[str, st
     ops = measured.ops
     at = table.entries[row]
     excess = np.where(at >= 0, table.segments[row] - table.usual, 0.0)
-    found = measured.entered.found
-    before, after = found.op[at], found.op[np.minimum(at + 1, len(found.op) - 1)]
-    known = (at >= 0) & (before >= 0) & (after >= 0) & np.isfinite(excess)
-    if not known.any():
+    matched = measured.entered.entries
+    before, after = matched.op[at], matched.op[np.minimum(at + 1, len(matched.op) - 1)]
+    is_pair = (at >= 0) & (before >= 0) & (after >= 0) & np.isfinite(excess)
+    if not is_pair.any():
         return None
-    key = before[known].astype(np.int64) * len(ops) + after[known]
+    key = before[is_pair].astype(np.int64) * len(ops) + after[is_pair]
     kinds, index = np.unique(key, return_inverse=True)
-    worst = int(kinds[np.argmax(np.bincount(index, weights=excess[known]))])
+    worst = int(kinds[np.argmax(np.bincount(index, weights=excess[is_pair]))])
     return str(ops[worst // len(ops)]), str(ops[worst % len(ops)])

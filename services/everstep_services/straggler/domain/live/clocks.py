@@ -13,7 +13,7 @@ from everstep_services.straggler.domain.operations import Array
 _KEPT = 8
 _MOST_DRIFT = 500e-6
 _LIKELY_DRIFT = 200e-6
-"""No clock runs away faster than this, unless somebody sets it."""
+"""No clock drifts faster than this, unless somebody sets it."""
 _MOST_AGE_S = 120.0
 
 
@@ -37,7 +37,7 @@ class _Reading:
     error_s: float
 
 
-class Clocks:
+class NodeClocks:
     """The clocks of a round's nodes, window by window."""
 
     def __init__(self) -> None:
@@ -46,10 +46,10 @@ class Clocks:
 
     def align(self, nodes: Sequence[NodeSample]) -> Alignment:
         """Bring all nodes to the clock that most of them know."""
-        at_us = np.array([_newest(one) for one in nodes], dtype=np.int64)
+        at_us = np.array([_newest(node) for node in nodes], dtype=np.int64)
         measured = self._measured(nodes)
-        offset = np.array([one[0] for one in measured])
-        error = np.array([one[1] for one in measured])
+        offset = np.array([reading[0] for reading in measured])
+        error = np.array([reading[1] for reading in measured])
         drift = np.zeros(len(nodes))
         for number, node in enumerate(nodes):
             if not math.isfinite(error[number]):
@@ -61,7 +61,7 @@ class Clocks:
         return Alignment(offset, drift, at_us, error)
 
     def _kept_of(self, node: str, at_s: float) -> tuple[float, float]:
-        """What was measured last of a node that could not ask, and how far that may be off now."""
+        """The last measurement of a node that could not ask, and how wrong it may be now."""
         kept = self._kept.get(node)
         age_s = at_s - kept[-1].at_s if kept else math.inf
         if not kept or not 0 <= age_s <= _MOST_AGE_S:
@@ -74,18 +74,21 @@ class Clocks:
 
     def _measured(self, nodes: Sequence[NodeSample]) -> list[tuple[float, float]]:
         """Of each node its offset against the reference, and the error of that."""
-        known = [{one.clock: (one.offset_s, one.error_s) for one in node.clocks} for node in nodes]
-        counts = Counter(clock for one in known for clock in one)
+        readings = [
+            {clock.clock: (clock.offset_s, clock.error_s) for clock in node.clocks}
+            for node in nodes
+        ]
+        counts = Counter(clock for by_clock in readings for clock in by_clock)
         if not counts:
             return [(math.nan, math.inf)] * len(nodes)
         best = max(counts.items(), key=lambda item: (item[1], item[0] == self._reference, item[0]))
         if counts[self._reference] * 2 < best[1]:
             self._reference, self._kept = best[0], {}
-        ties = _ties(known, self._reference)
-        return [_best(one, ties) for one in known]
+        ties = _ties(readings, self._reference)
+        return [_best(by_clock, ties) for by_clock in readings]
 
     def _drift(self, node: str, now: _Reading) -> tuple[float, float]:
-        """How fast a node's clock runs away, and by how much the sample may be off by that."""
+        """How fast a node's clock drifts, and by how much the sample may be wrong for it."""
         kept = self._kept.setdefault(node, deque(maxlen=_KEPT))
         if kept and now.at_s <= kept[-1].at_s:
             kept.clear()
@@ -99,19 +102,19 @@ class Clocks:
             kept.clear()  # the clock was set
             kept.append(now)
             return 0.0, 0.0
-        known = abs(now.offset_s - first.offset_s) > now.error_s + first.error_s
-        return (slope if known else 0.0), 0.0
+        is_certain = abs(now.offset_s - first.offset_s) > now.error_s + first.error_s
+        return (slope if is_certain else 0.0), 0.0
 
 
 _LEAST_WRONG_S = 0.001
 
 
 def contradicted(alignment: Alignment, ahead_s: Array, behind_s: Array) -> Array:
-    """The nodes whose measured clocks the collectives contradict: they were set meanwhile."""
+    """The nodes whose measured clocks contradict the collectives: the clocks were set meanwhile."""
     with np.errstate(invalid="ignore"):
         limit = -(alignment.error_s + _LEAST_WRONG_S)
-        found: Array = (ahead_s < limit) | (behind_s < limit)
-    return found
+        is_wrong: Array = (ahead_s < limit) | (behind_s < limit)
+    return is_wrong
 
 
 def without(alignment: Alignment, nodes: Array) -> Alignment:
@@ -135,31 +138,31 @@ def _newest(node: NodeSample) -> int:
 
 
 def _ties(
-    known: Sequence[Mapping[str, tuple[float, float]]], reference: str
+    readings: Sequence[Mapping[str, tuple[float, float]]], reference: str
 ) -> dict[str, tuple[float, float]]:
     """How far each clock is ahead of the reference, by the nodes that know both."""
     apart: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for one in known:
-        if reference not in one:
+    for by_clock in readings:
+        if reference not in by_clock:
             continue
-        offset, error = one[reference]
-        for clock, (other, wrong) in one.items():
+        offset, error = by_clock[reference]
+        for clock, (other, wrong) in by_clock.items():
             apart[clock].append((error + wrong, offset - other))
-    found = {}
+    ties = {}
     for clock, pairs in apart.items():
-        error = min(one[0] for one in pairs)
-        found[clock] = (float(np.median([one[1] for one in pairs])), error)
-    found[reference] = (0.0, 0.0)
-    return found
+        error = min(pair[0] for pair in pairs)
+        ties[clock] = (float(np.median([pair[1] for pair in pairs])), error)
+    ties[reference] = (0.0, 0.0)
+    return ties
 
 
 def _best(
-    one: Mapping[str, tuple[float, float]], ties: Mapping[str, tuple[float, float]]
+    by_clock: Mapping[str, tuple[float, float]], ties: Mapping[str, tuple[float, float]]
 ) -> tuple[float, float]:
     """The offset against the reference, by the way with the least error."""
     ways = [
         (error + ties[clock][1], offset + ties[clock][0])
-        for clock, (offset, error) in one.items()
+        for clock, (offset, error) in by_clock.items()
         if clock in ties
     ]
     if not ways:

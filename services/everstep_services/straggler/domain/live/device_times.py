@@ -1,7 +1,7 @@
 """When ranks began operations on their devices, by how long these lasted there.
 
-What NCCL does runs later than the thread that asks for it, and no clock tells when. But it ends on
-all ranks of a group at once: so the one where it lasted shortest was the last to come.
+NCCL's operations run later than the thread that asks for them, and no clock shows when. They end on
+all ranks of a group at once: so the rank where an operation was shortest was the last to come.
 """
 
 import numpy as np
@@ -34,9 +34,9 @@ def device_times_us(row: Array, cell: Array, asked_us: Array, lasted_us: Array) 
         starts = np.flatnonzero(np.r_[True, cells[at][1:] != cells[at][:-1]])
         last = np.maximum.reduceat(ending, starts)
         over[at] = np.repeat(last, np.diff(np.r_[starts, len(at)]))
-    found = np.empty(len(order), dtype=np.int64)
-    found[order] = over - lasted
-    return found
+    times_us = np.empty(len(order), dtype=np.int64)
+    times_us[order] = over - lasted
+    return times_us
 
 
 def levels(row: Array, cell: Array, cells: int) -> Array | None:

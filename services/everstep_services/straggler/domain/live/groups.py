@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from everstep_services.straggler.domain.arrays import dense
-from everstep_services.straggler.domain.live.samples import Group, Names
+from everstep_services.straggler.domain.live.samples import GroupIdentity, Names
 from everstep_services.straggler.domain.live.windows import Sample
 from everstep_services.straggler.domain.operations import Array
 from everstep_services.straggler.domain.roles import EVERYBODY
@@ -66,16 +66,18 @@ class Groups:
         for number, start, seen in zip(distinct, first, count, strict=True):
             if self.kind[number] >= 0 and self.size[number] >= seen:
                 continue
-            known = names[number]
-            assert isinstance(known, Group)
+            group_name = names[number]
+            assert isinstance(group_name, GroupIdentity)
             members = rank[start : start + seen]
-            self._describe(int(number), known, members, is_passing=bool(passing[number]))
+            self._describe(int(number), group_name, members, is_passing=bool(passing[number]))
         self._join(group, rank)
 
-    def _describe(self, number: int, known: Group, seen: Array, *, is_passing: bool) -> None:
-        members = np.array(known.members if known.members else seen, dtype=np.int64)
-        size = known.size or len(seen)
-        dimension = _dimension(known.name, size, self.world, is_passing=is_passing)
+    def _describe(
+        self, number: int, group: GroupIdentity, seen: Array, *, is_passing: bool
+    ) -> None:
+        members = np.array(group.members if group.members else seen, dtype=np.int64)
+        size = group.size or len(seen)
+        dimension = _dimension(group.name, size, self.world, is_passing=is_passing)
         stride = int(members[1] - members[0]) if len(members) > 1 else 0
         key = (dimension,) if dimension else (dimension, size, stride)
         self.size[number] = size
@@ -118,7 +120,7 @@ class Groups:
         """
         if len(rank) and (declared >= 0).all():
             distinct, index = dense(declared)
-            return index, [str(names[int(one)]) for one in distinct]
+            return index, [str(names[int(name)]) for name in distinct]
         part = self._part[rank] if self._connects else np.zeros(len(rank), dtype=np.int64)
         keys = np.stack([
             self._mask[rank].astype(np.int64), part, self._stage[rank], self._expert[rank],
@@ -142,21 +144,21 @@ def _pairs(sample: Sample, world: int) -> Array:
         return np.empty(0, dtype=np.int64)
     key = sample.entry_group.astype(np.int64) * world + sample.rank[sample.entry_row]
     begins = np.flatnonzero(np.r_[True, key[1:] != key[:-1]])
-    found = np.unique(key[begins])
-    return found[found >= 0]
+    distinct = np.unique(key[begins])
+    return distinct[distinct >= 0]
 
 
 def _passing(sample: Sample, ops: Sequence[object], groups: int) -> Array:
     """The groups in which ranks send to single other ranks."""
-    found = np.zeros(groups, dtype=bool)
+    is_passing = np.zeros(groups, dtype=bool)
     transfers = sample.entry_group[sample.entry_is_transfer]
-    found[np.unique(transfers[transfers >= 0])] = True
-    sends = np.array([bool(_POINT_TO_POINT.search(str(one).lower())) for one in ops] or [False])
+    is_passing[np.unique(transfers[transfers >= 0])] = True
+    sends = np.array([bool(_POINT_TO_POINT.search(str(op).lower())) for op in ops] or [False])
     if sends.any():
         at = (sample.entry_op >= 0) & (sample.entry_group >= 0)
         at[at] = sends[sample.entry_op[at]]
-        found[np.unique(sample.entry_group[at])] = True
-    return found
+        is_passing[np.unique(sample.entry_group[at])] = True
+    return is_passing
 
 
 def _dimension(name: str, size: int, world: int, *, is_passing: bool) -> Dimension:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from everstep.messages import Score
-from everstep_services.straggler.domain.arrays import medians_by
-from everstep_services.straggler.domain.changes import EvenRole, SlowRank, UnevenRole
+from everstep_services.straggler.domain.arrays import finite_median, medians_by
+from everstep_services.straggler.domain.changes import EvenRole, SlowRankFound, UnevenRole
 from everstep_services.straggler.domain.live.measures import Measured
 from everstep_services.straggler.domain.operations import Array
 
@@ -40,7 +40,7 @@ class _Role:
 class Imbalance:
     """The roles of a round, from window to window."""
 
-    known: dict[str, int] = field(default_factory=dict)
+    uneven: dict[str, int] = field(default_factory=dict)
     """The roles that are uneven, each with the rank that it is reported under."""
     adopted: set[int] = field(default_factory=set)
     """Such ranks of findings that another replica made."""
@@ -52,25 +52,25 @@ class Imbalance:
 
     def adopt(self, rank: int) -> None:
         """Take over a finding that another replica made."""
-        if rank not in self.known.values():
+        if rank not in self.uneven.values():
             self.adopted.add(rank)
 
     def observe(self, number: int, measured: Measured, ratio: float) -> list[UnevenRole | EvenRole]:
         """Take in a window. A role is uneven if steps lose that share by it, for long enough."""
         roles = _roles(measured)
-        for name in self.known.keys() - {one.name for one in roles}:
-            self.adopted.add(self.known.pop(name))  # roles are named anew as groups are learned
+        for name in self.uneven.keys() - {role.name for role in roles}:
+            self.adopted.add(self.uneven.pop(name))  # roles are named anew as groups are learned
         for role in roles:
             ranks = measured.sample.rank[role.rows]
             mine = self.adopted.intersection(ranks.tolist())
             if mine:
-                self.known[role.name] = min(mine)
+                self.uneven[role.name] = min(mine)
                 self.adopted -= mine
         changes: list[UnevenRole | EvenRole] = []
         for role in roles:
             changes += self._judge(number, measured, role, ratio)
         self.lost_s = {
-            self.known[role.name]: role.lost_s for role in roles if role.name in self.known
+            self.uneven[role.name]: role.lost_s for role in roles if role.name in self.uneven
         }
         return changes
 
@@ -81,16 +81,16 @@ class Imbalance:
         is_above = role.is_apart and lost >= ratio
         self.above[role.name] = self.above.get(role.name, 0) + 1 if is_above else 0
         self.below[role.name] = self.below.get(role.name, 0) + 1 if lost < ratio / 2 else 0
-        if role.name not in self.known and self.above[role.name] >= _WINDOWS:
-            found = _finding(number, measured, role, ratio)
-            self.known[role.name] = found.rank
-            return [UnevenRole(found)]
-        if role.name in self.known and self.below[role.name] >= _WINDOWS:
+        if role.name not in self.uneven and self.above[role.name] >= _WINDOWS:
+            finding = _finding(number, measured, role, ratio)
+            self.uneven[role.name] = finding.rank
+            return [UnevenRole(finding)]
+        if role.name in self.uneven and self.below[role.name] >= _WINDOWS:
             reason = (
                 f"role {role.name} needs {role.own_s * 1e3:.1f} ms of each step, and all roles "
                 f"{role.mean_s * 1e3:.1f} ms in the mean, for {_WINDOWS} windows"
             )
-            return [EvenRole(number, self.known.pop(role.name), reason)]
+            return [EvenRole(number, self.uneven.pop(role.name), reason)]
         return []
 
 
@@ -99,24 +99,24 @@ def _roles(measured: Measured) -> list[_Role]:
     finite = np.flatnonzero(np.isfinite(measured.own_s))
     own, role = measured.own_s[finite], measured.role[finite]
     medians = medians_by(role, own, len(measured.roles))
-    known = np.flatnonzero(np.isfinite(medians))
-    if len(known) < 2:
+    is_finite = np.flatnonzero(np.isfinite(medians))
+    if len(is_finite) < 2:
         return []
-    mean_s, found = float(medians[known].mean()), []
-    for number in known.tolist():
-        others = float(medians[known[known != number]].max())
+    mean_s, uneven = float(medians[is_finite].mean()), []
+    for number in is_finite.tolist():
+        others = float(medians[is_finite[is_finite != number]].max())
         low = float(np.percentile(own[role == number], _LOW))
-        found.append(
+        uneven.append(
             _Role(
                 name=measured.roles[number], rows=finite[role == number],
                 own_s=float(medians[number]), mean_s=mean_s, is_apart=low > others,
             )
         )  # fmt: skip
-    return found
+    return uneven
 
 
-def _finding(number: int, measured: Measured, role: _Role, ratio: float) -> SlowRank:
-    """Reported under the lowest rank of the role, which is to blame no more than the others."""
+def _finding(number: int, measured: Measured, role: _Role, ratio: float) -> SlowRankFound:
+    """The finding, under the lowest rank of the role, which is as little to blame as the others."""
     sample, row = measured.sample, int(role.rows[0])
     node, rank = sample.nodes[int(sample.node[row])], int(sample.rank[row])
     step_s, lost_s = measured.step_s, role.lost_s
@@ -132,7 +132,7 @@ def _finding(number: int, measured: Measured, role: _Role, ratio: float) -> Slow
         signal="own", value_s=role.own_s, reference_s=role.mean_s,
         relative_score=role.mean_s / role.own_s if role.own_s > 0 else None,
     )  # fmt: skip
-    return SlowRank(
+    return SlowRankFound(
         round=number, rank=rank, node=node.node, slot=node.slot, role=role.name, cause="design",
         reason=reason, section=_section(measured, role), scores=(own,), lateness_s=None,
         slower_ratio=role.own_s / role.mean_s - 1, lost_s=lost_s,
@@ -145,15 +145,10 @@ def _section(measured: Measured, role: _Role) -> str | None:
     """The section that has most of what the role needs more than others."""
     others = np.setdiff1d(np.arange(len(measured.role)), role.rows)
     excess: Mapping[str, float] = {
-        name: _median(own[role.rows]) - _median(own[others])
+        name: finite_median(own[role.rows]) - finite_median(own[others])
         for name, own in zip(measured.sections.names, measured.own_sections_s.T, strict=True)
         if name
     }
-    known = {name: value for name, value in excess.items() if np.isfinite(value)}
-    worst = max(known, key=lambda name: known[name], default=None)
-    return worst if worst is not None and known[worst] > role.lost_s / 2 else None
-
-
-def _median(values: Array) -> float:
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if len(known) else float("nan")
+    finite = {name: value for name, value in excess.items() if np.isfinite(value)}
+    worst = max(finite, key=lambda name: finite[name], default=None)
+    return worst if worst is not None and finite[worst] > role.lost_s / 2 else None

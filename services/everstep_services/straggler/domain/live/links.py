@@ -1,6 +1,7 @@
-"""What slows the whole job from outside of ranks: a slow link, or a host that holds ranks back.
+"""Causes outside of ranks that slow the whole job: a slow link, or a host that holds ranks back.
 
-No rank's own time shows it, since all wait within collectives. Connections do, or the kernel.
+Own times of ranks do not show them, since all ranks wait within collectives. Connections or the
+kernel's figures do.
 """
 
 import warnings
@@ -10,14 +11,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from everstep.slow_rank_causes import SlowRankCause
+from everstep_services.straggler.domain.arrays import finite_median
 from everstep_services.straggler.domain.live.causes import held_back, throttled
 from everstep_services.straggler.domain.live.measures import Measured
-from everstep_services.straggler.domain.operations import Array, Cause
+from everstep_services.straggler.domain.operations import Array
 
 _LINK_CONFIDENCE = 0.5
-"""By what its connections tell, and not by its own time."""
+"""For a node that its connections accuse, and not its own time."""
 _HOST_CONFIDENCE = 0.7
-"""By what the kernel counted, and not by its own time."""
+"""For a node that the kernel's figures accuse, and not its own time."""
 LINK_WINDOWS = 3
 """This many windows make a link slow, or good again."""
 _LEAST = 3
@@ -47,7 +50,7 @@ class SlowNode:
 
     row: int
     """The node's first rank, or the one that its host held back the longest."""
-    cause: Cause
+    cause: SlowRankCause
     confidence: float
     words: str
     lost_s: float
@@ -72,10 +75,10 @@ class Links:
     throttled_s: deque[Array] = field(default_factory=lambda: deque(maxlen=LINK_WINDOWS))
     """By rank, in the latest windows: for how much longer than others a quota held it back."""
     good: int = 0
-    """What speaks for links that were slow: see `_good_again`."""
+    """The evidence that slow links are good again: see `_good_again`."""
     slow: int = 0
-    """For how many windows steps are longer, and no rank's own time tells why."""
-    known: dict[str, int] = field(default_factory=dict)
+    """For how many windows steps have been longer without a rank's own time explaining it."""
+    slow_ranks: dict[str, int] = field(default_factory=dict)
     """Nodes that were found, with the rank that each is reported under."""
     lost_s: float = 0.0
     """By how much a step was longer than usual, in the last window."""
@@ -90,10 +93,12 @@ class Links:
             by_rank = np.full(len(excess_s), np.nan)
             by_rank[measured.sample.rank] = by_row(measured)
             kept.append(by_rank)
-        names = [one.node for one in measured.sample.nodes]
+        names = [node.node for node in measured.sample.nodes]
         self.recent.append(dict(zip(names, _by_node(measured).tolist(), strict=True)))
         nan = float("nan")
-        return np.array([_median(one.get(name, nan) for one in self.recent) for name in names])
+        return np.array(
+            [finite_median(trips.get(name, nan) for trips in self.recent) for name in names]
+        )
 
     def observe(
         self, measured: Measured, trips: Array, ratio: float, is_explained: bool
@@ -111,8 +116,8 @@ class Links:
             self.slow = 0
             return None, self._good_again(1)
         self.slow += 1
-        if self.slow > _KEPT and not self.known:
-            self.steps.clear()  # steps are as long as this by now
+        if self.slow > _KEPT and not self.slow_ranks:
+            self.steps.clear()  # by now steps of this length are usual
         if self.slow < LINK_WINDOWS:
             return None, []
         suspect = self._busy_host(measured)
@@ -121,19 +126,23 @@ class Links:
         node = None if suspect is None else measured.sample.nodes[
             int(measured.sample.node[suspect.row])
         ].node  # fmt: skip
-        if self.known:
-            self.good = 0 if node in self.known else self.good
-            return None, [] if node in self.known else self._good_again(1)
+        if self.slow_ranks:
+            self.good = 0 if node in self.slow_ranks else self.good
+            return None, [] if node in self.slow_ranks else self._good_again(1)
         if suspect is None or node is None:
             return None, []
         self.good = 0
-        self.known[node] = int(measured.sample.rank[suspect.row])
+        self.slow_ranks[node] = int(measured.sample.rank[suspect.row])
         return suspect, []
 
     def held_back_s(self, rank: int) -> float:
         """For how much longer than others its host held a rank back: the most of late windows."""
-        known = [one[rank] for one in self.held_s if rank < len(one) and np.isfinite(one[rank])]
-        return float(max(known, default=0.0))
+        of_rank = [
+            window[rank]
+            for window in self.held_s
+            if rank < len(window) and np.isfinite(window[rank])
+        ]
+        return float(max(of_rank, default=0.0))
 
     def _is_throttled(self) -> bool:
         """A quota held a rank back for most of what steps lost, in one of the latest windows.
@@ -168,7 +177,7 @@ class Links:
         if not len(row) or not most_s >= _TELLS * self.lost_s:
             return -1, 0.0
         others = measured.sample.rank[measured.sample.node != measured.sample.node[row[0]]]
-        _, next_s = _most([one[others] for one in self.throttled_s])
+        _, next_s = _most([window[others] for window in self.throttled_s])
         return (rank, most_s) if most_s >= _TELLS_TIMES * next_s else (-1, 0.0)
 
     def _slow_link(self, measured: Measured, trips: Array) -> SlowNode | None:
@@ -208,10 +217,10 @@ class Links:
         longer, but not by these links.
         """
         self.good += times
-        if self.good < 2 * LINK_WINDOWS or not self.known:
+        if self.good < 2 * LINK_WINDOWS or not self.slow_ranks:
             return []
-        over = list(self.known.values())
-        self.known.clear()
+        over = list(self.slow_ranks.values())
+        self.slow_ranks.clear()
         return over
 
     def _usual(self, node: str) -> float:
@@ -220,13 +229,13 @@ class Links:
     def _worst(self, measured: Measured, trips: Array) -> tuple[int, int | None] | None:
         """The only node whose round trips became far longer than those of all others.
 
-        In a ring those of the next node do, too: it sends to the slow one. It comes second. A node
-        that stands out alone is named later: often the one that it sends to is the slow one, whose
-        own connections will show it.
+        In a ring those of the next node do, too: it sends to the slow node, and comes second. A
+        node that stands out alone is named later: often the node that it sends to is the slow one,
+        and its own connections will show it.
         """
         if len(trips) < 3:
-            return None  # which of two ends is slow nobody can tell
-        usual = np.array([self._usual(one.node) for one in measured.sample.nodes])
+            return None  # with two nodes, the figures do not show which end is slow
+        usual = np.array([self._usual(node.node) for node in measured.sample.nodes])
         # Connections that are idle tell nothing, and wait for nothing.
         more = np.nan_to_num(trips - usual)
 
@@ -237,16 +246,17 @@ class Links:
                 _TIMES_OTHERS * float(np.median(others)),
             )  # fmt: skip
             return all(
-                more[one] >= max(least, times * float(np.nan_to_num(usual[one]))) for one in nodes
+                more[node] >= max(least, times * float(np.nan_to_num(usual[node])))
+                for node in nodes
             )
 
         first, second = np.argsort(-more, kind="stable")[:2].tolist()
         if more[second] >= _PART_OF_FIRST * more[first] and stand_out(
             first, second, times=_TIMES_IN_RING, times_next=_TIMES_NEXT_IN_RING
         ):
-            for one, following in ((first, second), (second, first)):
-                if (one + 1) % len(trips) == following:
-                    return one, following
+            for slow, following in ((first, second), (second, first)):
+                if (slow + 1) % len(trips) == following:
+                    return slow, following
         is_sure = self.slow >= 2 * LINK_WINDOWS
         if is_sure and stand_out(first, times=_TIMES, times_next=_TIMES_NEXT):
             return first, None
@@ -266,11 +276,6 @@ def _most(windows: Iterable[Array]) -> tuple[int, float]:
 
 def _by_node(measured: Measured) -> Array:
     """The longest round trips of each node's ranks; NaN where none is known."""
-    found = np.full(len(measured.sample.nodes), np.nan)
-    np.fmax.at(found, measured.sample.node, measured.signal("round_trip_s"))
-    return found
-
-
-def _median(values: Iterable[float]) -> float:
-    known = [one for one in values if np.isfinite(one)]
-    return float(np.median(known)) if known else float("nan")
+    longest = np.full(len(measured.sample.nodes), np.nan)
+    np.fmax.at(longest, measured.sample.node, measured.signal("round_trip_s"))
+    return longest

@@ -1,4 +1,4 @@
-"""What one window says of each rank: own time, waits, lateness, sections, scores."""
+"""Measures each rank in one window: own time, waits, lateness, sections, scores."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from everstep_services.straggler.domain import scores
-from everstep_services.straggler.domain.arrays import combined, medians_by
-from everstep_services.straggler.domain.live.arrivals import Matched, matched, slack
+from everstep_services.straggler.domain.arrays import combined, finite_median, medians_by
+from everstep_services.straggler.domain.live.arrivals import Matched, Waits, matched, slack
 from everstep_services.straggler.domain.live.clocks import (
     Alignment,
-    Clocks,
+    NodeClocks,
     bounded,
     contradicted,
     without,
@@ -18,24 +18,22 @@ from everstep_services.straggler.domain.live.clocks import (
 from everstep_services.straggler.domain.live.groups import Groups
 from everstep_services.straggler.domain.live.own import Own, own_times, phases
 from everstep_services.straggler.domain.live.samples import SIGNALS, Vocabulary
-from everstep_services.straggler.domain.live.sections import Sections, sections_of
-from everstep_services.straggler.domain.live.waits import Waits
-from everstep_services.straggler.domain.live.windows import Sample
+from everstep_services.straggler.domain.live.windows import Sample, Sections, sections_of
 from everstep_services.straggler.domain.operations import Array
 
 _WHOLE_STEP = ""
 SILENT = "recorder silent"
-"""As agents say of a rank whose recorder they asked in vain."""
+"""An agent's word for a rank whose recorder did not answer."""
 SPARED = "recorder spared"
-"""As agents say of a rank whose recorder they left in peace in this window."""
+"""An agent's word for a rank whose recorder it did not read in this window."""
 _REASONS_MOST = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Entered:
-    """What the entries into collectives say."""
+    """Entries into collectives, and the own times that they show."""
 
-    found: Matched
+    entries: Matched
     waits: Array
     """Whether the rank waits in each entry for the last one."""
     own: Own
@@ -66,11 +64,11 @@ class Measured:
     gpu_individual: Array
     """The same against the rank's own best medians."""
     clock_error_s: float | None
-    said: str
+    missing: str
     ops: tuple[str, ...]
     """The names of operations."""
     silent: Array
-    """Whose recorder did not answer while others waited: their own time is what those waited."""
+    """Ranks whose recorder did not answer while others waited: their own time is that wait."""
 
     def signal(self, name: str) -> Array:
         """A signal of the operating system or the driver, by row."""
@@ -80,14 +78,14 @@ class Measured:
     @property
     def own_sections_s(self) -> Array:
         """Rows × sections: in a step, without waits inside."""
-        found: Array = self.sections.wall_s - self.waits_inside
-        return found
+        own_s: Array = self.sections.wall_s - self.waits_inside
+        return own_s
 
     @property
     def own_device_s(self) -> Array:
         """The same on the device, where that is known."""
-        found: Array = self.sections.device_s - self.waits_inside
-        return found
+        own_s: Array = self.sections.device_s - self.waits_inside
+        return own_s
 
 
 @dataclass(slots=True)
@@ -98,7 +96,7 @@ class Meter:
     names: Vocabulary
     refused: Counter[str]
     groups: Groups = field(init=False)
-    clocks: Clocks = field(default_factory=Clocks)
+    clocks: NodeClocks = field(default_factory=NodeClocks)
     waits: Waits = field(default_factory=Waits)
     declared: Array = field(init=False)
     usual: Array = field(init=False)
@@ -123,13 +121,13 @@ class Meter:
         """Measure a window, and learn from it."""
         self.seen[sample.rank] = True
         self._forget_old_trips(sample)
-        known = sample.role >= 0
-        self.declared[sample.rank[known]] = sample.role[known]
+        has_role = sample.role >= 0
+        self.declared[sample.rank[has_role]] = sample.role[has_role]
         self.groups.learn(sample, self.names.groups.names(), self.names.ops.names())
         ranks = np.flatnonzero(self.seen)
         by_rank, roles = self.groups.roles(ranks, self.declared[ranks], self.names.roles.names())
         role = by_rank[np.searchsorted(ranks, sample.rank)]
-        step_s = _middle(sample.step_s)
+        step_s = finite_median(sample.step_s)
         sections = sections_of(sample, self.names.sections.names())
         entered, alignment = self._entered(sample, role, step_s)
         own = self._own(sample, role, sections, entered, alignment)
@@ -146,8 +144,8 @@ class Meter:
             individual=self._individual(sample, sections),
             gpu_relative=gpu[0],
             gpu_individual=gpu[1],
-            clock_error_s=_clock_error(entered, alignment), said=_unknown(sample, own),
-            ops=tuple(str(one) for one in self.names.ops.names()), silent=silent,
+            clock_error_s=_clock_error(entered, alignment), missing=_unknown(sample, own),
+            ops=tuple(str(name) for name in self.names.ops.names()), silent=silent,
         )  # fmt: skip
 
     def _forget_old_trips(self, sample: Sample) -> None:
@@ -161,29 +159,29 @@ class Meter:
         self, sample: Sample, role: Array, step_s: float
     ) -> tuple[Entered | None, Alignment]:
         alignment = self.clocks.align(sample.nodes)
-        found = matched(sample, alignment, self.groups)
-        if found is None:
+        entries = matched(sample, alignment, self.groups)
+        if entries is None:
             return None, alignment
-        waits = self.waits.learn(found, phases(found, step_s))
+        waits = self.waits.learn(entries, phases(entries, step_s))
         if len(sample.nodes) > 1:
-            found, waits, alignment = self._checked(sample, found, waits, alignment, step_s)
-        own = own_times(found, waits, role, step_s, len(sample.rank))
-        return Entered(found, waits, own), alignment
+            entries, waits, alignment = self._checked(sample, entries, waits, alignment, step_s)
+        own = own_times(entries, waits, role, step_s, len(sample.rank))
+        return Entered(entries, waits, own), alignment
 
     def _checked(
-        self, sample: Sample, found: Matched, waits: Array, alignment: Alignment, step_s: float
+        self, sample: Sample, entries: Matched, waits: Array, alignment: Alignment, step_s: float
     ) -> tuple[Matched, Array, Alignment]:
         """The same with clocks that the collectives do not contradict."""
         nodes = len(sample.nodes)
-        room = slack(found, waits, sample.node, nodes)
+        room = slack(entries, waits, sample.node, nodes)
         wrong = contradicted(alignment, room.ahead_s, room.behind_s)
         if wrong.any():
             self.refused["clock that was set"] += int(wrong.sum())
             alignment = without(alignment, wrong)
-            found = matched(sample, alignment, self.groups) or found
-            waits = self.waits.known(found, phases(found, step_s))
-            room = slack(found, waits, sample.node, nodes)
-        return found, waits, bounded(alignment, room.ahead_s, room.behind_s)
+            entries = matched(sample, alignment, self.groups) or entries
+            waits = self.waits.in_entries(entries, phases(entries, step_s))
+            room = slack(entries, waits, sample.node, nodes)
+        return entries, waits, bounded(alignment, room.ahead_s, room.behind_s)
 
     def _own(
         self, sample: Sample, role: Array, sections: Sections, entered: Entered | None,
@@ -206,8 +204,8 @@ class Meter:
     def _with_silent(self, sample: Sample, role: Array, own: Array) -> tuple[Array, Array]:
         """Own times with those of ranks that are too starved to say when they came.
 
-        Of a collective in which a rank was not seen, the others' waits are taken for work. What
-        they all need more than when it still answered is what they wait for it.
+        Where a rank was not seen in a collective, the waits of the others count as their work. What
+        all of them need more than when that rank still answered is their wait for it.
         """
         own, silent = own.copy(), np.zeros(len(own), dtype=bool)
         usual, unheard = self.usual[sample.rank], _unheard(sample) & np.isnan(own)
@@ -227,11 +225,11 @@ class Meter:
 
     def _individual(self, sample: Sample, sections: Sections) -> Array:
         medians = sections.medians.astype(np.float32)
-        found, lowest = scores.individual_section_scores(
+        individual, lowest = scores.individual_section_scores(
             medians, self._lowest(self.best, sections.numbers, sample)
         )
         self._keep(self.best, sections.numbers, sample, lowest)
-        return found
+        return individual
 
     def _kernels(self, sample: Sample) -> tuple[Array, Array]:
         """NVRx's scores of the device, relative and individual, of each row."""
@@ -243,32 +241,27 @@ class Meter:
         medians, counts, averages = np.full((3, len(sample.rank), len(numbers)), np.nan)
         for table, values in ((counts, 2), (medians, 3), (averages, 4)):
             table[part[:, 0].astype(np.int64), column] = part[:, values]
-        names = [str(one) for one in self.names.kernels.names()]
-        known = [names[int(one)] for one in numbers]
-        relative = scores.relative_gpu_scores(medians, counts, averages, known)
+        names = [str(name) for name in self.names.kernels.names()]
+        kernels = [names[int(number)] for number in numbers]
+        relative = scores.relative_gpu_scores(medians, counts, averages, kernels)
         individual, lowest = scores.individual_gpu_scores(
-            medians, counts, averages, known, self._lowest(self.best_kernels, numbers, sample)
+            medians, counts, averages, kernels, self._lowest(self.best_kernels, numbers, sample)
         )
         self._keep(self.best_kernels, numbers, sample, lowest)
         return relative, individual
 
     def _lowest(self, best: dict[int, Array], numbers: Array, sample: Sample) -> Array:
-        found = np.full((len(sample.rank), len(numbers)), np.nan)
+        lowest = np.full((len(sample.rank), len(numbers)), np.nan)
         for column, number in enumerate(numbers):
             if int(number) in best:
-                found[:, column] = best[int(number)][sample.rank]
-        return found
+                lowest[:, column] = best[int(number)][sample.rank]
+        return lowest
 
     def _keep(self, best: dict[int, Array], numbers: Array, sample: Sample, lowest: Array) -> None:
         for column, number in enumerate(numbers):
             if int(number) not in best:
                 best[int(number)] = np.full(self.world, np.nan, dtype=np.float32)
             best[int(number)][sample.rank] = lowest[:, column]
-
-
-def _middle(values: Array) -> float:
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if len(known) else float("nan")
 
 
 def _by_sections(sections: Sections, rows: Array) -> Array | None:
@@ -295,8 +288,8 @@ def _unheard(sample: Sample) -> Array:
         if SILENT in gap
     }
     asked = np.isin(sample.rank, list(gaps))
-    found: Array = asked & (answers == 0)
-    return found
+    unheard: Array = asked & (answers == 0)
+    return unheard
 
 
 def _unknown(sample: Sample, own: Array) -> str:
@@ -331,7 +324,7 @@ def _ranks_in_words(sample: Sample, rows: list[int]) -> str:
 
 
 def _beyond_clocks(own: Array, role: Array, node: Array, margin: Array) -> Array:
-    """Own times without what the clock of a node may be off by.
+    """Own times without what an error of a node's clock may explain.
 
     A clock that is wrong moves all ranks of its node: only what they have in common is cut.
     """
@@ -347,23 +340,23 @@ def _beyond_clocks(own: Array, role: Array, node: Array, margin: Array) -> Array
 
 
 def _finite(keys: Array, values: Array) -> tuple[Array, Array]:
-    known = np.isfinite(values)
-    return keys[known], values[known]
+    is_finite = np.isfinite(values)
+    return keys[is_finite], values[is_finite]
 
 
 def _waits_inside(sample: Sample, sections: Sections, entered: Entered | None) -> Array:
     rows, wide = len(sample.rank), len(sections.numbers)
     if entered is None or not wide:
         return np.zeros((rows, wide))
-    found = entered.found
-    column = np.searchsorted(sections.numbers, found.section)
+    entries = entered.entries
+    column = np.searchsorted(sections.numbers, entries.section)
     column[column == wide] = 0
-    inside = entered.waits & (sections.numbers[column] == found.section)
+    inside = entered.waits & (sections.numbers[column] == entries.section)
     at = np.flatnonzero(inside)
-    cell = found.row[at].astype(np.int64) * wide + column[at]
-    waits = np.bincount(cell, weights=(found.last_s - found.at_s)[at], minlength=rows * wide)
-    total = np.bincount(found.row, weights=found.to_next_s, minlength=rows)
-    steps = total / _middle(sample.step_s)
+    cell = entries.row[at].astype(np.int64) * wide + column[at]
+    waits = np.bincount(cell, weights=(entries.last_s - entries.at_s)[at], minlength=rows * wide)
+    total = np.bincount(entries.row, weights=entries.to_next_s, minlength=rows)
+    steps = total / finite_median(sample.step_s)
     whole: Array = waits.reshape(rows, wide) / np.where(steps > 0, steps, np.nan)[:, None]
     if _WHOLE_STEP in sections.names:
         whole[:, sections.names.index(_WHOLE_STEP)] = entered.own.waited_s

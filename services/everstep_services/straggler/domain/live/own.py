@@ -41,61 +41,61 @@ class Own:
     waited_s: Array
     """In a step."""
     late_s: Array
-    """In the median of its entries into one operation, of that where it is the latest."""
+    """How late it enters operations, in the median: of the operation where it is the latest."""
     shared: Array
     """How many collectives in a step it waits in with ranks of other nodes."""
     tables: tuple[RoleTable, ...]
 
 
-def phases(found: Matched, step_s: float) -> Array:
+def phases(matched: Matched, step_s: float) -> Array:
     """The place of each entry's collective in its step; 0 where steps have no fixed number."""
-    span = np.bincount(found.row, weights=found.to_next_s)
+    span = np.bincount(matched.row, weights=matched.to_next_s)
     steps = np.median(span[span > 0]) / step_s if (span > 0).any() and step_s > 0 else 0.0
     if steps < 1.5:
-        return np.zeros(len(found.row), dtype=np.int64)
-    width = np.zeros(int(found.group.max()) + 1, dtype=np.int64)
-    one = np.flatnonzero(np.r_[True, found.row[1:] != found.row[:-1]])
-    rows = found.row[one[:: max(1, len(one) // 64)]]
-    at = np.isin(found.row, rows)
-    pair = found.group[at].astype(np.int64) * (int(found.row.max()) + 1) + found.row[at]
+        return np.zeros(len(matched.row), dtype=np.int64)
+    width = np.zeros(int(matched.group.max()) + 1, dtype=np.int64)
+    first = np.flatnonzero(np.r_[True, matched.row[1:] != matched.row[:-1]])
+    rows = matched.row[first[:: max(1, len(first) // 64)]]
+    at = np.isin(matched.row, rows)
+    pair = matched.group[at].astype(np.int64) * (int(matched.row.max()) + 1) + matched.row[at]
     pairs, count = np.unique(pair, return_counts=True)
-    group = pairs // (int(found.row.max()) + 1)
+    group = pairs // (int(matched.row.max()) + 1)
     width[group] = np.rint(count / steps)
     near = np.abs(count / steps - width[group]) < 0.2 * np.maximum(width[group], 1)
     width[group[~near]] = 0
-    each = width[found.group]
-    return np.where(each > 1, found.sequence % np.maximum(each, 1), 0)
+    each = width[matched.group]
+    return np.where(each > 1, matched.sequence % np.maximum(each, 1), 0)
 
 
-def own_times(found: Matched, waits: Array, role: Array, step_s: float, rows: int) -> Own:
+def own_times(matched: Matched, waits: Array, role: Array, step_s: float, rows: int) -> Own:
     """The time that each row needed by itself in a step, and what it waited for."""
-    wait = np.where(waits, found.last_s - found.at_s, 0.0)
-    to_next = found.to_next_s
-    span = np.bincount(found.row, weights=to_next, minlength=rows)
+    wait = np.where(waits, matched.last_s - matched.at_s, 0.0)
+    to_next = matched.to_next_s
+    span = np.bincount(matched.row, weights=to_next, minlength=rows)
     with np.errstate(invalid="ignore", divide="ignore"):
         steps = np.where(span > 0, span / step_s if step_s > 0 else 1.0, np.nan)
-        waited = np.bincount(found.row, weights=wait, minlength=rows) / steps
-        shared = waits & (found.nodes[found.cell] > 1)
-        between = np.bincount(found.row, weights=shared, minlength=rows) / steps
+        waited = np.bincount(matched.row, weights=wait, minlength=rows) / steps
+        shared = waits & (matched.nodes[matched.cell] > 1)
+        between = np.bincount(matched.row, weights=shared, minlength=rows) / steps
     own = np.full(rows, np.nan)
     tables = []
     segment = to_next - wait
     for number in range(int(role.max(initial=-1)) + 1):
-        entries = np.flatnonzero(found.leads & (role[found.row] == number))
+        entries = np.flatnonzero(matched.leads & (role[matched.row] == number))
         if len(entries):
-            table = _table(found, entries, segment, steps)
+            table = _table(matched, entries, segment, steps)
             own[table.rows] = _own(table)
             tables.append(table)
-    late = _lateness(found, rows)
+    late = _lateness(matched, rows)
     return Own(own, waited, late, np.nan_to_num(between), tuple(tables))
 
 
-def _table(found: Matched, entries: Array, segment: Array, steps: Array) -> RoleTable:
-    rows, row = np.unique(found.row[entries], return_inverse=True)
-    columns, column = np.unique(found.column[entries], return_inverse=True)
+def _table(matched: Matched, entries: Array, segment: Array, steps: Array) -> RoleTable:
+    rows, row = np.unique(matched.row[entries], return_inverse=True)
+    columns, column = np.unique(matched.column[entries], return_inverse=True)
     count = np.bincount(column)
-    at = np.bincount(column, weights=found.at_s[entries]) / count
-    common = count * 2 >= len(rows)  # what few of them did is not comparable
+    at = np.bincount(column, weights=matched.at_s[entries]) / count
+    common = count * 2 >= len(rows)  # columns of few ranks are not comparable
     order = np.argsort(np.where(common, at, np.inf), kind="stable")
     place = np.empty(len(columns), dtype=np.int64)
     place[order] = np.arange(len(columns))
@@ -107,9 +107,9 @@ def _table(found: Matched, entries: Array, segment: Array, steps: Array) -> Role
     values = np.full((len(rows), wide), np.nan)
     values[row, column] = segment[entries]
     usual = column_medians(values)
-    partial = ~found.is_whole[entries]
+    partial = ~matched.is_whole[entries]
     if partial.any():
-        _rebase(values, usual, found.cell[entries], (row, column), partial)
+        _rebase(values, usual, matched.cell[entries], (row, column), partial)
     length = float(np.nanmedian(steps[rows])) if np.isfinite(steps[rows]).any() else 1.0
     block, blocks, each = _blocks(np.sort(at[common]), length)
     return RoleTable(rows, which, values, usual, block, blocks, each, length)
@@ -147,11 +147,11 @@ def _blocks(at: Array, steps: float) -> tuple[Array, int, float]:
 def _own(table: RoleTable) -> Array:
     """What is usual in a step, and each row's excess over that: the mean of its middle half."""
     excess = table.segments - table.usual
-    known = np.isfinite(excess)
+    is_finite = np.isfinite(excess)
     used = table.block >= 0
     begins = np.flatnonzero(np.r_[True, np.diff(table.block[used]) != 0])
-    sums = np.add.reduceat(np.where(known, excess, 0.0)[:, used], begins, axis=1)
-    share = np.add.reduceat(known[:, used], begins, axis=1, dtype=np.int64)
+    sums = np.add.reduceat(np.where(is_finite, excess, 0.0)[:, used], begins, axis=1)
+    share = np.add.reduceat(is_finite[:, used], begins, axis=1, dtype=np.int64)
     width = np.diff(np.r_[begins, int(used.sum())])
     sums[share * 2 <= width] = np.nan
     own: Array = np.nansum(table.usual) / table.steps + middle_of_known(sums) / table.block_steps
@@ -168,29 +168,29 @@ def middle_of_known(values: Array) -> Array:
     )
     each = np.arange(len(values))
     with np.errstate(invalid="ignore", divide="ignore"):
-        found: Array = (sums[each, count - cut] - sums[each, cut]) / (count - 2 * cut)
-    return found
+        middles: Array = (sums[each, count - cut] - sums[each, cut]) / (count - 2 * cut)
+    return middles
 
 
 def column_medians(values: Array) -> Array:
     """The median of what is known of each column; NaN where nothing is."""
     gaps = np.isnan(values).any(axis=0)
-    found = np.full(values.shape[1], np.nan)
+    medians = np.full(values.shape[1], np.nan)
     if not gaps.all():
-        found[~gaps] = np.median(values[:, ~gaps], axis=0)
+        medians[~gaps] = np.median(values[:, ~gaps], axis=0)
     if gaps.any():
         ordered = np.sort(values[:, gaps], axis=0)
         count = np.isfinite(ordered).sum(axis=0)
         each = np.arange(len(count))
         low = ordered[np.maximum(count - 1, 0) // 2, each]
-        found[gaps] = (low + ordered[np.minimum(count // 2, np.maximum(count - 1, 0)), each]) / 2
-    return found
+        medians[gaps] = (low + ordered[np.minimum(count // 2, np.maximum(count - 1, 0)), each]) / 2
+    return medians
 
 
-def _lateness(found: Matched, rows: int) -> Array:
+def _lateness(matched: Matched, rows: int) -> Array:
     """By row; a rank that is late at the first of two collectives is not late at the second."""
-    ops = int(found.op.max(initial=0)) + 1
-    cells, at = dense(found.row * ops + found.op)
+    ops = int(matched.op.max(initial=0)) + 1
+    cells, at = dense(matched.row * ops + matched.op)
     late = np.full(rows, -np.inf)
-    np.maximum.at(late, cells // ops, medians_by(at, found.late_s, len(cells)))
+    np.maximum.at(late, cells // ops, medians_by(at, matched.late_s, len(cells)))
     return np.where(np.isfinite(late), late, np.nan)

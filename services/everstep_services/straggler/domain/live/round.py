@@ -8,7 +8,7 @@ import numpy as np
 
 from everstep.messages import KnownStraggler
 from everstep_services.straggler.domain import verdict
-from everstep_services.straggler.domain.changes import Change, KeepsUp, SlowRank, StepShift
+from everstep_services.straggler.domain.changes import Change, KeepsUp, SlowRankFound, StepsShifted
 from everstep_services.straggler.domain.live.causes import (
     Blame,
     blame,
@@ -16,12 +16,12 @@ from everstep_services.straggler.domain.live.causes import (
     from_link,
     slow_sender,
 )
-from everstep_services.straggler.domain.live.costs import Costs, Finding
-from everstep_services.straggler.domain.live.history import History, Kept
 from everstep_services.straggler.domain.live.imbalance import Imbalance
 from everstep_services.straggler.domain.live.links import LINK_WINDOWS, Links, SlowNode
 from everstep_services.straggler.domain.live.measures import SPARED, Measured, Meter
 from everstep_services.straggler.domain.live.price import (
+    Costs,
+    Finding,
     Price,
     Replay,
     estimate,
@@ -30,28 +30,35 @@ from everstep_services.straggler.domain.live.price import (
 )
 from everstep_services.straggler.domain.live.samples import Names
 from everstep_services.straggler.domain.live.shift import Steps
-from everstep_services.straggler.domain.live.windows import Gathered, Sample, Windows, joined
+from everstep_services.straggler.domain.live.windows import (
+    Gathered,
+    Kept,
+    Sample,
+    WindowHistory,
+    Windows,
+    joined,
+)
 from everstep_services.straggler.domain.operations import Array
-from everstep_services.straggler.domain.rules import Rules
-from everstep_services.straggler.domain.verdict import Cleared, Found, Slow, State
+from everstep_services.straggler.domain.rules import LiveRules
+from everstep_services.straggler.domain.verdict import Cleared, Found, Slow, VerdictState
 
 _KEPT_NUMBERS = 128
 _ENOUGH = 0.6
-"""With fewer of the known ranks a window is shown, and not judged."""
+"""A window with fewer of the known ranks than this share is shown, and not judged."""
 _SPARED_MOST = 16
 _SIGNALS = {"cpu": "main_cpu_s", "runnable": "runnable_s"}
 
 
 @dataclass(slots=True)
-class Round:
+class LiveRound:
     """What is known of one round; bounded by its ranks."""
 
     number: int
     windows: Windows
     meter: Meter
     refused: Counter[str]
-    state: State = field(default_factory=State)
-    history: History = field(default_factory=History)
+    state: VerdictState = field(default_factory=VerdictState)
+    history: WindowHistory = field(default_factory=WindowHistory)
     newest: Measured | None = None
     """Of windows whose recorders agents have spared, the one before them."""
     spared: int = 0
@@ -68,7 +75,7 @@ class Round:
     first_steps: dict[int, int] = field(default_factory=dict)
     """Of the latest windows, by number."""
     named: dict[int, int] = field(default_factory=dict)
-    """By slow subject: the rank that is reported instead, whose link keeps it."""
+    """By slow subject: the rank that is reported instead, whose link holds the subject back."""
     links: Links = field(default_factory=Links)
     imbalance: Imbalance = field(default_factory=Imbalance)
     steps: Steps = field(default_factory=Steps)
@@ -81,13 +88,13 @@ class Round:
     def __post_init__(self) -> None:
         self.costs = Costs(self.number)
 
-    def close(self, window: Gathered, rules: Rules) -> list[Change]:
+    def close(self, window: Gathered, rules: LiveRules) -> list[Change]:
         """Measure and judge a window."""
         sample = joined(window, self.refused)
         if not len(sample.rank):
             return []
         shown = self._shown(sample)
-        self.newest = self.replay = None  # what they hold is large
+        self.newest = self.replay = None  # these hold large arrays
         measured = self.meter.measure(sample)
         self.newest = measured
         self.closed += 1
@@ -104,7 +111,7 @@ class Round:
         return [*self.costs.tell(), *changes]
 
     def _shown(self, sample: Sample) -> tuple[Measured, Array, Price | None] | None:
-        """What goes on being shown, where this window has no entries, or not those of all nodes.
+        """The measures to show: those of an earlier window where this one lacks entries of nodes.
 
         Agents read large recorders in some windows only, at least in every sixteenth.
         """
@@ -116,7 +123,7 @@ class Round:
             return None
         return newest, self.slower, self.cost
 
-    def _judge(self, measured: Measured, rules: Rules) -> list[Change]:
+    def _judge(self, measured: Measured, rules: LiveRules) -> list[Change]:
         sample, world = measured.sample, self.meter.world
         own = np.full(world, np.nan)
         own[sample.rank] = measured.own_s
@@ -129,67 +136,67 @@ class Round:
         self.trips = self.links.hear(measured, own - own / (1 + self.slower))
         if len(sample.rank) < _ENOUGH * int(self.meter.seen.sum()):
             return []
-        self.state, found = verdict.observe(self.state, window, rules.limits)
+        self.state, changed = verdict.observe(self.state, window, rules.limits)
         changes: list[Change] = []
         changes += self.imbalance.observe(self.number, measured, rules.uneven_ratio)
-        for one in found:
-            match one:
+        for change in changed:
+            match change:
                 case Found():
-                    changes += self._slow(one, measured, rules)
+                    changes += self._slow(change, measured, rules)
                 case Cleared():
-                    changes += self._cleared(one, sample.last_step)
+                    changes += self._cleared(change, sample.last_step)
         return changes
 
-    def _slow(self, one: Found, measured: Measured, rules: Rules) -> list[Change]:
-        row = named = int(np.searchsorted(measured.sample.rank, one.subject))
-        why = blame(measured, row, one, rules.limits, self.is_usual[measured.sample.rank])
-        why = from_host(why, self.links.held_back_s(one.subject))
+    def _slow(self, change: Found, measured: Measured, rules: LiveRules) -> list[Change]:
+        row = named = int(np.searchsorted(measured.sample.rank, change.subject))
+        why = blame(measured, row, change, rules.limits, self.is_usual[measured.sample.rank])
+        why = from_host(why, self.links.held_back_s(change.subject))
         sender = slow_sender(measured, row, self.trips)
         if sender is not None:
             rank = int(measured.sample.rank[sender])
-            is_known = rank in self.slow(besides=one.subject)
-            self.named[one.subject] = rank
+            is_known = rank in self.slow(besides=change.subject)
+            self.named[change.subject] = rank
             if is_known:
                 return []
             named, why = sender, from_link(measured, row, sender, self.trips, why)
-        first = self.first_steps.get(one.since, measured.sample.first_step)
-        found = _slow_rank(self.number, measured, named, one, why, first)
+        first = self.first_steps.get(change.since, measured.sample.first_step)
+        slow_rank = _slow_rank(self.number, measured, named, change, why, first)
         rows = self._slow_rows(measured)
         every = self._price(measured, rows)
-        cost = self._price(measured, [row]) if one.growth_ratio is None else every
+        cost = self._price(measured, [row]) if change.growth_ratio is None else every
         if cost is None or every is None:
-            return [found]
+            return [slow_rank]
         lost_s = dict(zip(rows, self._shares(measured, rows, every), strict=True))[row]
-        return [replace(found, slowdown_ratio=cost.slowdown_ratio, lost_s=lost_s)]
+        return [replace(slow_rank, slowdown_ratio=cost.slowdown_ratio, lost_s=lost_s)]
 
     def _price(self, measured: Measured, rows: list[int]) -> Price | None:
         """What these rows cost the job; None where that cannot be replayed."""
         if measured.entered is None:
             return None
-        if measured.entered.found.is_transfer.any() or measured.silent[rows].any():
+        if measured.entered.entries.is_transfer.any() or measured.silent[rows].any():
             slow = self._not_usual(measured)
             return estimate(measured.own_s, measured.role, rows, slow, measured.step_s)
         if self.replay is None:
             self.replay = replay_of(measured.entered)
         if self.replay is None:
             return None
-        steps = float(np.nanmedian([one.steps for one in measured.entered.own.tables]))
+        steps = float(np.nanmedian([table.steps for table in measured.entered.own.tables]))
         return price(self.replay, rows, self._not_usual(measured), steps)
 
     def _count(self, measured: Measured, slow: list[int]) -> None:
         """Count what each open finding cost in this window."""
         lost: dict[Finding, float] = {}
-        known = [row for row in slow if np.isfinite(measured.own_s[row])]
-        for row, lost_s in zip(known, self._shares(measured, known, self.cost), strict=True):
+        finite = [row for row in slow if np.isfinite(measured.own_s[row])]
+        for row, lost_s in zip(finite, self._shares(measured, finite, self.cost), strict=True):
             rank = int(measured.sample.rank[row])
-            one = self.named.get(rank, rank), False
-            lost[one] = lost.get(one, 0.0) + lost_s
-        for rank in self.links.known.values():
+            finding = self.named.get(rank, rank), False
+            lost[finding] = lost.get(finding, 0.0) + lost_s
+        for rank in self.links.slow_ranks.values():
             lost.setdefault((rank, False), self.links.lost_s)
         for rank, lost_s in self.imbalance.lost_s.items():
             lost[rank, True] = lost_s
         most = measured.step_s if measured.step_s > 0 else 0.0
-        bounded = {one: min(max(lost_s, 0.0), most) for one, lost_s in lost.items()}
+        bounded = {finding: min(max(lost_s, 0.0), most) for finding, lost_s in lost.items()}
         unknown: list[Finding] = []
         if 0 < self.spared < _SPARED_MOST:
             unknown += [(rank, False) for rank in self.slow()]
@@ -214,95 +221,95 @@ class Round:
 
     def _slow_rows(self, measured: Measured) -> list[int]:
         slow = list(self.state.slow)
-        return [int(one) for one in np.flatnonzero(np.isin(measured.sample.rank, slow))]
+        return [int(row) for row in np.flatnonzero(np.isin(measured.sample.rank, slow))]
 
     def _not_usual(self, measured: Measured) -> list[int]:
         """The rows of ranks that are slow, or became so without having been found yet."""
         rest = np.flatnonzero(~self.is_usual[measured.sample.rank])
         return sorted({*self._slow_rows(measured), *rest.tolist()})
 
-    def _links(self, measured: Measured, rules: Rules) -> list[Change]:
+    def _links(self, measured: Measured, rules: LiveRules) -> list[Change]:
         """Whose link or host slows the whole job, where no rank's own time shows it."""
         is_explained = bool(self.state.slow)
-        found, over = self.links.observe(measured, self.trips, rules.shift_ratio, is_explained)
+        slow_node, over = self.links.observe(measured, self.trips, rules.shift_ratio, is_explained)
         changes: list[Change] = [
             KeepsUp(self.number, rank, "its node's connections do as well as others', or steps too")
             for rank in over
             if rank not in self.slow()
         ]
-        if found is not None:
-            changes.append(_slow_node(self.number, measured, found))
+        if slow_node is not None:
+            changes.append(_slow_node(self.number, measured, slow_node))
         return changes
 
-    def _shift(self, measured: Measured, rules: Rules) -> list[Change]:
+    def _shift(self, measured: Measured, rules: LiveRules) -> list[Change]:
         """Whether the whole job changed, where no rank explains it."""
         ahead = self.slower[np.isfinite(self.slower)]
         if (
             self.state.slow
-            or self.links.known
+            or self.links.slow_ranks
             or (len(ahead) and ahead.max() >= rules.shift_ratio / 2)
         ):
             self.steps.forget()
             return []
         walls = measured.own_sections_s
         sections = {
-            name: float(np.median(known))
+            name: float(np.median(finite))
             for column, name in enumerate(measured.sections.names)
-            if name and len(known := walls[:, column][np.isfinite(walls[:, column])])
+            if name and len(finite := walls[:, column][np.isfinite(walls[:, column])])
         }
         first = measured.sample.first_step
         trips = measured.signal("round_trip_s")
         trip_s = float(np.nanmax(trips)) if np.isfinite(trips).any() else float("nan")
-        found = self.steps.add(first, measured.step_s, sections, trip_s, rules.shift_ratio)
-        if found is None:
+        shift = self.steps.add(first, measured.step_s, sections, trip_s, rules.shift_ratio)
+        if shift is None:
             return []
-        change = StepShift(
-            self.number, found.before_s, found.now_s, found.first_step, found.reason, found.section
+        change = StepsShifted(
+            self.number, shift.before_s, shift.now_s, shift.first_step, shift.reason, shift.section
         )
         return [change]
 
     def _step_of(self, number: int, measured: Measured) -> int:
         return self.first_steps.get(number, measured.sample.first_step)
 
-    def _cleared(self, one: Cleared, last_step: int) -> list[Change]:
-        rank = self.named.pop(one.subject, one.subject)
+    def _cleared(self, cleared: Cleared, last_step: int) -> list[Change]:
+        rank = self.named.pop(cleared.subject, cleared.subject)
         if rank in self.slow():
             return []
         reason = "nothing is heard of it any more"
-        if one.ratio is not None and one.limit is not None:
+        if cleared.ratio is not None and cleared.limit is not None:
             reason = (
-                f"own time {one.ratio * 100:.1f} % above the median of its role, below the limit "
-                f"of {one.limit * 100:.1f} %"
+                f"own time {cleared.ratio * 100:.1f} % above the median of its role, below the "
+                f"limit of {cleared.limit * 100:.1f} %"
             )
         return [KeepsUp(self.number, rank, reason, last_step)]
 
-    def adopt(self, known: KnownStraggler) -> None:
+    def adopt(self, straggler: KnownStraggler) -> None:
         """Take over a finding that another replica made."""
-        if known.cause == "design":
-            self.imbalance.adopt(known.rank)
+        if straggler.cause == "design":
+            self.imbalance.adopt(straggler.rank)
             return
-        if known.rank in self.state.slow or known.rank >= self.meter.world:
+        if straggler.rank in self.state.slow or straggler.rank >= self.meter.world:
             return
         slow = Slow(since=self.closed, found=self.closed, horizon=3)
-        self.state = replace(self.state, slow={**self.state.slow, known.rank: slow})
+        self.state = replace(self.state, slow={**self.state.slow, straggler.rank: slow})
 
     def slow(self, besides: int = -1) -> Sequence[int]:
-        """The ranks that are reported as slow, but for what is known of one subject."""
-        subjects = (one for one in self.state.slow if one != besides)
-        named = {self.named.get(one, one) for one in subjects}
-        return sorted(named.union(self.links.known.values()))
+        """The ranks that are reported as slow, without those reported because of one subject."""
+        subjects = (subject for subject in self.state.slow if subject != besides)
+        named = {self.named.get(subject, subject) for subject in subjects}
+        return sorted(named.union(self.links.slow_ranks.values()))
 
     def uneven(self) -> Sequence[int]:
         """The ranks that stand for roles that have too much to do."""
-        return sorted({*self.imbalance.known.values(), *self.imbalance.adopted})
+        return sorted({*self.imbalance.uneven.values(), *self.imbalance.adopted})
 
-    def _remember(self, measured: Measured, rules: Rules) -> None:
+    def _remember(self, measured: Measured, rules: LiveRules) -> None:
         rank, world = measured.sample.rank, self.meter.world
 
         def spread(values: Array) -> Array:
-            found = np.full(world, np.nan, dtype=np.float32)
-            found[rank] = values
-            return found
+            everywhere = np.full(world, np.nan, dtype=np.float32)
+            everywhere[rank] = values
+            return everywhere
 
         per_step = 1 / np.maximum(measured.sample.steps, 1)
         measures = {
@@ -321,31 +328,34 @@ class Round:
         self.history.add(kept, rules.kept_windows)
 
 
-def _slow_node(number: int, measured: Measured, found: SlowNode) -> SlowRank:
-    sample, row, step_s = measured.sample, found.row, found.step_s
-    node, share = sample.nodes[int(sample.node[row])], found.lost_s / (step_s - found.lost_s)
-    reason = (
-        f"steps take {step_s * 1e3:.1f} ms, {found.lost_s * 1e3:.1f} ms more than before, and no "
-        f"rank's own time explains it; for {LINK_WINDOWS} windows, {found.words}"
+def _slow_node(number: int, measured: Measured, slow_node: SlowNode) -> SlowRankFound:
+    sample, row, step_s = measured.sample, slow_node.row, slow_node.step_s
+    node, share = (
+        sample.nodes[int(sample.node[row])],
+        slow_node.lost_s / (step_s - slow_node.lost_s),
     )
-    return SlowRank(
+    reason = (
+        f"steps take {step_s * 1e3:.1f} ms, {slow_node.lost_s * 1e3:.1f} ms more than before, and "
+        f"no rank's own time explains it; for {LINK_WINDOWS} windows, {slow_node.words}"
+    )
+    return SlowRankFound(
         round=number, rank=int(sample.rank[row]), node=node.node, slot=node.slot,
-        role=measured.roles[int(measured.role[row])], cause=found.cause, reason=reason,
-        section=None, scores=(), lateness_s=None, slower_ratio=0.0, lost_s=found.lost_s,
-        slowdown_ratio=share, windows=LINK_WINDOWS, confidence=found.confidence,
+        role=measured.roles[int(measured.role[row])], cause=slow_node.cause, reason=reason,
+        section=None, scores=(), lateness_s=None, slower_ratio=0.0, lost_s=slow_node.lost_s,
+        slowdown_ratio=share, windows=LINK_WINDOWS, confidence=slow_node.confidence,
         first_step=sample.first_step, last_step=sample.last_step,
     )  # fmt: skip
 
 
 def _slow_rank(
-    number: int, measured: Measured, row: int, one: Found, why: Blame, first_step: int
-) -> SlowRank:
+    number: int, measured: Measured, row: int, change: Found, why: Blame, first_step: int
+) -> SlowRankFound:
     node = measured.sample.nodes[int(measured.sample.node[row])]
-    return SlowRank(
+    return SlowRankFound(
         round=number, rank=int(measured.sample.rank[row]), node=node.node, slot=node.slot,
         role=measured.roles[int(measured.role[row])], cause=why.cause, reason=why.reason,
         section=why.section, scores=why.scores,
         lateness_s=float(measured.late_s[row]) if np.isfinite(measured.late_s[row]) else None,
-        slower_ratio=one.ratio, lost_s=why.lost_s, slowdown_ratio=None, windows=one.windows,
+        slower_ratio=change.ratio, lost_s=why.lost_s, slowdown_ratio=None, windows=change.windows,
         confidence=why.confidence, first_step=first_step, last_step=measured.sample.last_step,
     )  # fmt: skip

@@ -69,12 +69,12 @@ class Names:
 
     def number(self, name: object) -> int:
         """The number of this name; -1 when there are too many."""
-        known = self._numbers.get(name)
-        if known is None:
+        number = self._numbers.get(name)
+        if number is None:
             if len(self._numbers) >= self._most:
                 return -1
-            known = self._numbers[name] = len(self._numbers)
-        return known
+            number = self._numbers[name] = len(self._numbers)
+        return number
 
     def names(self) -> list[object]:
         return list(self._numbers)
@@ -96,7 +96,7 @@ class Vocabulary:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class GroupIdentity:
     """What tells one process group from all others."""
 
     name: str
@@ -144,39 +144,39 @@ class NodeSample:
 
 
 def sample_of(timings: NodeTimings, names: Vocabulary, refused: Counter[str]) -> NodeSample:
-    """What a message says, in columns; what makes no sense in it is left out and counted."""
+    """A message in columns; values that make no sense are left out and counted."""
     ranks = _ranks(timings, refused)
-    steps = np.array([min(one.steps, 1 << 40) for one in ranks], dtype=np.float64)
+    steps = np.array([min(rank.steps, 1 << 40) for rank in ranks], dtype=np.float64)
     runs = _Runs(names, refused)
     sections: list[tuple[float, ...]] = []
     kernels: list[tuple[float, ...]] = []
-    for row, one in enumerate(ranks):
-        known = _sections(row, one.sections, names, sections, refused)
-        runs.add(row, one, known)
-        kernels += [_kernel(row, kernel, names) for kernel in one.kernels[:MOST_KERNELS]]
+    for row, rank in enumerate(ranks):
+        known_sections = _sections(row, rank.sections, names, sections, refused)
+        runs.add(row, rank, known_sections)
+        kernels += [_kernel(row, kernel, names) for kernel in rank.kernels[:MOST_KERNELS]]
     signals = [
-        (*(_NO_HOST if one.host is None else _host_of(one.host)),
-         *(_NO_DEVICE if one.device is None else _device_of(one.device)))
-        for one in ranks
+        (*(_NO_HOST if rank.host is None else _host_of(rank.host)),
+         *(_NO_DEVICE if rank.device is None else _device_of(rank.device)))
+        for rank in ranks
     ]  # fmt: skip
     expected = timings.last_step - timings.first_step + 1
     return NodeSample(
         node=timings.node,
         slot=timings.slot,
-        clocks=tuple(one for one in timings.clocks[:64] if _is_clock(one, refused)),
+        clocks=tuple(clock for clock in timings.clocks[:64] if _is_clock(clock, refused)),
         steal_s=_seconds(timings.host_steal_s, refused),
         links=timings.link_errors[:16],
         window_s=_seconds(timings.window_s, refused),
-        rank=np.array([one.rank for one in ranks], dtype=np.int64),
+        rank=np.array([rank.rank for rank in ranks], dtype=np.int64),
         steps=steps,
         step_s=_step_s(ranks, steps, _seconds(timings.window_s, refused) / expected, refused),
         role=np.array(
-            [names.roles.number(one.role[:512]) if one.role else -1 for one in ranks],
+            [names.roles.number(rank.role[:512]) if rank.role else -1 for rank in ranks],
             dtype=np.int32,
         ),
-        gaps=tuple(one.gap[:256] for one in ranks),
+        gaps=tuple(rank.gap[:256] for rank in ranks),
         signals=_checked(signals, len(HOST) + len(DEVICE), refused),
-        throttled=tuple(() if one.device is None else one.device.throttled_by for one in ranks),
+        throttled=tuple(() if rank.device is None else rank.device.throttled_by for rank in ranks),
         sections=np.array(sections, dtype=np.float64).reshape(-1, SECTION_COLUMNS),
         kernels=np.array(kernels, dtype=np.float64).reshape(-1, 5),
         **runs.columns(),
@@ -185,13 +185,17 @@ def sample_of(timings: NodeTimings, names: Vocabulary, refused: Counter[str]) ->
 
 def _ranks(timings: NodeTimings, refused: Counter[str]) -> list[RankTiming]:
     """The ranks of a message, each once, without those that the round does not have."""
-    found: dict[int, RankTiming] = {}
-    for one in timings.ranks:
-        if one.rank >= timings.world or one.rank in found or len(found) >= MOST_RANKS:
+    timings_by_rank: dict[int, RankTiming] = {}
+    for timing in timings.ranks:
+        if (
+            timing.rank >= timings.world
+            or timing.rank in timings_by_rank
+            or len(timings_by_rank) >= MOST_RANKS
+        ):
             refused["rank that the round does not have"] += 1
             continue
-        found[one.rank] = one
-    return list(found.values())
+        timings_by_rank[timing.rank] = timing
+    return list(timings_by_rank.values())
 
 
 def _seconds(value: float | None, refused: Counter[str]) -> float:
@@ -206,7 +210,7 @@ def _seconds(value: float | None, refused: Counter[str]) -> float:
 def _step_s(
     ranks: Sequence[RankTiming], steps: Array, usual: float, refused: Counter[str]
 ) -> Array:
-    lengths = np.array([one.window_s for one in ranks], dtype=np.float64)
+    lengths = np.array([rank.window_s for rank in ranks], dtype=np.float64)
     with np.errstate(invalid="ignore"):
         bad = ~((lengths >= 0) & (lengths < _MOST_S))
     if bad.any():
@@ -217,21 +221,21 @@ def _step_s(
     return np.where(measured, lengths / np.maximum(steps, 1), usual)
 
 
-def _is_clock(one: ClockOffset, refused: Counter[str]) -> bool:
-    is_plain = 0 <= one.error_s < _MOST_S and abs(one.offset_s) < 1e12
+def _is_clock(offset: ClockOffset, refused: Counter[str]) -> bool:
+    is_plain = 0 <= offset.error_s < _MOST_S and abs(offset.offset_s) < 1e12
     if not is_plain:
         refused["absurd clock"] += 1
     return is_plain
 
 
 def _checked(rows: list[tuple[object, ...]], columns: int, refused: Counter[str]) -> Array:
-    found = np.array(rows, dtype=np.float64).reshape(-1, columns)
+    table = np.array(rows, dtype=np.float64).reshape(-1, columns)
     with np.errstate(invalid="ignore"):
-        bad = ~((found >= 0) & (found < 1e18)) & ~np.isnan(found)
+        bad = ~((table >= 0) & (table < 1e18)) & ~np.isnan(table)
     if bad.any():
         refused["absurd signal"] += int(bad.sum())
-        found[bad] = np.nan
-    return found
+        table[bad] = np.nan
+    return table
 
 
 def _sections(
@@ -242,12 +246,12 @@ def _sections(
     refused: Counter[str],
 ) -> list[int]:
     """Add a rank's sections. Returns the number of each, by its place."""
-    known = []
+    numbers = []
     number_of = names.sections.number
-    for one in sections[:MOST_SECTIONS]:
-        number = number_of(one.section)
-        known.append(number)
-        wall, cpu, device = one.wall, one.cpu, one.device
+    for section in sections[:MOST_SECTIONS]:
+        number = number_of(section.section)
+        numbers.append(number)
+        wall, cpu, device = section.wall, section.cpu, section.device
         if number < 0 or not _is_plain(wall):
             refused["section past the most" if number < 0 else "absurd section"] += 1
             continue
@@ -260,36 +264,36 @@ def _sections(
             cpu.count if cpu else 0, cpu.sum_s if cpu else 0,
             device.count if device else 0, device.sum_s if device else 0,
         ))  # fmt: skip
-    return known
+    return numbers
 
 
-def _is_plain(one: Sketch) -> bool:
-    """Whether the numbers of a sketch may be true."""
-    if not 0 < one.count < 1 << 40:
+def _is_plain(sketch: Sketch) -> bool:
+    """Whether the numbers of a sketch are possible."""
+    if not 0 < sketch.count < 1 << 40:
         return False
-    return 0 <= one.min_s <= one.max_s <= one.sum_s * 1.001 + 1e-9 < _MOST_S
+    return 0 <= sketch.min_s <= sketch.max_s <= sketch.sum_s * 1.001 + 1e-9 < _MOST_S
 
 
-def _median(one: Sketch) -> float:
+def _median(sketch: Sketch) -> float:
     """As `Sketch.quantile_s`, for numbers that nobody has checked."""
-    wanted = (one.count + 1) // 2
-    for index, count in one.buckets:
+    wanted = (sketch.count + 1) // 2
+    for index, count in sketch.buckets:
         wanted -= count
         if wanted <= 0:
             if not -_MOST_BUCKET <= index <= _MOST_BUCKET:
                 break
             middle = _MIDDLES[index + _MOST_BUCKET]
-            if middle < one.min_s:
-                return one.min_s
-            return middle if middle < one.max_s else one.max_s
-    return one.max_s
+            if middle < sketch.min_s:
+                return sketch.min_s
+            return middle if middle < sketch.max_s else sketch.max_s
+    return sketch.max_s
 
 
-def _kernel(row: int, one: KernelTiming, names: Vocabulary) -> tuple[float, ...]:
-    times = (one.median_s, one.average_s)
-    is_plain = all(0 <= time < _MOST_S for time in times) and one.count > 0
-    number = names.kernels.number(one.kernel[:128])
-    return (row, number if is_plain else -1, one.count if is_plain else 0, *times)
+def _kernel(row: int, kernel: KernelTiming, names: Vocabulary) -> tuple[float, ...]:
+    times = (kernel.median_s, kernel.average_s)
+    is_plain = all(0 <= time < _MOST_S for time in times) and kernel.count > 0
+    number = names.kernels.number(kernel.kernel[:128])
+    return (row, number if is_plain else -1, kernel.count if is_plain else 0, *times)
 
 
 TRANSFERS: Final = " transfers"
@@ -310,18 +314,18 @@ class _Runs:
         self._lasted: list[Iterable[int]] = []
         self._groups: dict[object, int] = {}
 
-    def add(self, row: int, one: RankTiming, sections: list[int]) -> None:
-        """Take the entries of one rank, if all of them may be true."""
+    def add(self, row: int, timing: RankTiming, sections: list[int]) -> None:
+        """Take the entries of one rank, if all of them are possible."""
         left = {False: MOST_ENTRIES, True: MOST_ENTRIES}
-        if not 0 <= one.entries_from_s < _MOST_CLOCK_S:
+        if not 0 <= timing.entries_from_s < _MOST_CLOCK_S:
             self._refused["absurd clock"] += 1
             return
-        from_us = round(one.entries_from_s * 1e6)
-        for run in one.collectives:
+        from_us = round(timing.entries_from_s * 1e6)
+        for run in timing.collectives:
             kept = min(left[run.are_transfers], len(run.entered_us))
             left[run.are_transfers] -= kept
             if kept and self._is_plain(run):
-                self._add((row, one.rank), run, kept, from_us, sections)
+                self._add((row, timing.rank), run, kept, from_us, sections)
 
     def _is_plain(self, run: CollectiveEntries) -> bool:
         times = run.entered_us
@@ -347,8 +351,8 @@ class _Runs:
         first = run.first_sequence + drop
         self._runs.append((row, group, first, kept, from_us, run.are_transfers))
         self._us.append(run.entered_us[drop:] if drop else run.entered_us)
-        known = [self._names.ops.number(one[:512]) for one in run.ops[:MOST_ENTRIES]]
-        self._ops.append(_mapped(run.op, known, drop, kept))
+        numbers = [self._names.ops.number(op[:512]) for op in run.ops[:MOST_ENTRIES]]
+        self._ops.append(_mapped(run.op, numbers, drop, kept))
         self._sections.append(_mapped(run.section, sections, drop, kept))
         lasted = run.lasted_us[drop:]
         self._lasted.append(lasted if len(lasted) == kept else (-1,) * kept)
@@ -365,7 +369,7 @@ class _Runs:
             members, size = (), 0
             self._refused["absurd group"] += 1
         name = f"{run.group[:512]}{TRANSFERS}" if run.are_transfers else run.group[:512]
-        return self._names.groups.number(Group(name, members, size))
+        return self._names.groups.number(GroupIdentity(name, members, size))
 
     def columns(self) -> dict[str, Array]:
         runs = np.array(self._runs, dtype=np.int64).reshape(-1, 6)
@@ -390,13 +394,13 @@ class _Runs:
         }
 
 
-def _mapped(places: tuple[int, ...], known: list[int], drop: int, kept: int) -> Iterable[int]:
+def _mapped(places: tuple[int, ...], numbers: list[int], drop: int, kept: int) -> Iterable[int]:
     """The numbers at these places; -1 for those that are not known."""
-    if len(places) != drop + kept or not known:
+    if len(places) != drop + kept or not numbers:
         return (-1,) * kept
-    most = len(known)
+    most = len(numbers)
     if min(places) < 0 or max(places) >= most:
-        return [known[one] if 0 <= one < most else -1 for one in places[drop:]]
-    if known == _NUMBERS[:most]:  # as in most messages: the places are the numbers
+        return [numbers[place] if 0 <= place < most else -1 for place in places[drop:]]
+    if numbers == _NUMBERS[:most]:  # as in most messages: the places are the numbers
         return places[drop:] if drop else places
-    return [known[one] for one in places[drop:]]
+    return [numbers[place] for place in places[drop:]]

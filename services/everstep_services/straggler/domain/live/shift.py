@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from everstep_services.straggler.domain.arrays import finite_median
+
 _WINDOWS = 3
 """This many windows in a row make a change."""
 _LEAST = 5
@@ -62,20 +64,20 @@ class Steps:
         self.recent.append(_Seen(first_step, step_s, sections, trip_s))
         if len(self.usual) < _LEAST or len(self.recent) < _WINDOWS:
             return None
-        found = self._shift(ratio)
-        if found is not None:
+        shift = self._shift(ratio)
+        if shift is not None:
             self.usual.clear()
-        return found
+        return shift
 
     def forget(self) -> None:
-        """A rank is slow: what is recent says nothing of the whole job."""
+        """Forget recent windows: while a rank is slow, they do not describe the whole job."""
         self.recent.clear()
 
     def _shift(self, ratio: float) -> Shift | None:
-        before = np.array([one.step_s for one in self.usual])
+        before = np.array([window.step_s for window in self.usual])
         middle = float(np.median(before))
         noise = 1.4826 * float(np.median(np.abs(before - middle)))
-        now = np.array([one.step_s for one in self.recent])
+        now = np.array([window.step_s for window in self.recent])
         limit = max(ratio * middle, _NOISE * noise)
         apart = now - middle
         if not (apart > limit).all() and not (apart < -limit).all():
@@ -92,7 +94,9 @@ class Steps:
 
     def _trips(self) -> str:
         """Whether the network changed, too, in words."""
-        before, now = (_middle([one.trip_s for one in seen]) for seen in (self.usual, self.recent))
+        before, now = (
+            finite_median([window.trip_s for window in seen]) for seen in (self.usual, self.recent)
+        )
         if not now > max(_TRIPS * before, before + _LEAST_TRIP_S):
             return ""
         return (
@@ -104,19 +108,14 @@ class Steps:
         """The section that most of the change is in."""
         names = set(self.recent[-1].sections)
         changes = {
-            name: _middle([one.sections.get(name) for one in self.recent])
-            - _middle([one.sections.get(name) for one in self.usual])
+            name: finite_median([window.sections.get(name) for window in self.recent])
+            - finite_median([window.sections.get(name) for window in self.usual])
             for name in names
         }
-        known = {name: value for name, value in changes.items() if np.isfinite(value)}
-        if not known:
+        finite = {name: value for name, value in changes.items() if np.isfinite(value)}
+        if not finite:
             return None, ""
-        name = max(known, key=lambda one: known[one] * np.sign(change))
-        if known[name] / change < 0.3:
+        name = max(finite, key=lambda section: finite[section] * np.sign(change))
+        if finite[name] / change < 0.3:
             return None, "; no section changed as much"
-        return name, f"; section {name} changed by {known[name] * 1e3:+.1f} ms a step"
-
-
-def _middle(values: list[float | None]) -> float:
-    known = [one for one in values if one is not None and np.isfinite(one)]
-    return float(np.median(known)) if known else float("nan")
+        return name, f"; section {name} changed by {finite[name] * 1e3:+.1f} ms a step"

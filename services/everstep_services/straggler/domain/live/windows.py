@@ -1,6 +1,7 @@
-"""Nodes' windows, gathered until all have come or have had their time."""
+"""Windows: gathered from nodes until they close, their sections as tables, and the newest ones."""
 
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,7 +27,7 @@ class Gathered:
     first_step: int
     last_step: int
     since_s: float
-    """When the first node's came, by our own clock."""
+    """When the first node's window came, by our own clock."""
     samples: dict[int, NodeSample] = field(default_factory=dict)
     """By slot."""
 
@@ -122,34 +123,34 @@ _ENTRY = (
 def joined(window: Gathered, refused: Counter[str]) -> Sample:
     """The nodes' rows as one table; a rank that two nodes claim is that of the first."""
     nodes = tuple(window.samples[slot] for slot in sorted(window.samples))
-    claimed = np.concatenate([one.rank for one in nodes])
-    node = np.repeat(np.arange(len(nodes)), [len(one.rank) for one in nodes])
+    claimed = np.concatenate([node.rank for node in nodes])
+    node = np.repeat(np.arange(len(nodes)), [len(node.rank) for node in nodes])
     rank, kept = np.unique(claimed, return_index=True)
     if len(claimed) > len(rank):
         refused["rank that another node has"] += len(claimed) - len(rank)
     row_of = np.full(len(claimed), -1, dtype=np.int32)
     row_of[kept] = np.arange(len(rank), dtype=np.int32)
-    firsts = np.cumsum([0, *(len(one.rank) for one in nodes)])
+    firsts = np.cumsum([0, *(len(node.rank) for node in nodes)])
 
     def rows(name: str) -> Array:
-        together: Array = np.concatenate([getattr(one, name) for one in nodes])
+        together: Array = np.concatenate([getattr(node, name) for node in nodes])
         return together[kept]
 
     def table(name: str) -> Array:
         parts = []
-        for one, first in zip(nodes, firsts, strict=False):
-            part = getattr(one, name).copy()
+        for node, first in zip(nodes, firsts, strict=False):
+            part = getattr(node, name).copy()
             part[:, 0] = row_of[part[:, 0].astype(np.int64) + first]
             parts.append(part)
         whole: Array = np.concatenate(parts)
         return whole[whole[:, 0] >= 0]
 
     entry_row = row_of[
-        np.concatenate([one.entry_row + first for one, first in zip(nodes, firsts, strict=False)])
+        np.concatenate([node.entry_row + first for node, first in zip(nodes, firsts, strict=False)])
     ]
     valid = entry_row >= 0
     entries = {
-        name: np.concatenate([getattr(one, name) for one in nodes])[valid] for name in _ENTRY
+        name: np.concatenate([getattr(node, name) for node in nodes])[valid] for name in _ENTRY
     }
     return Sample(
         first_step=window.first_step, last_step=window.last_step, nodes=nodes, rank=rank,
@@ -157,3 +158,91 @@ def joined(window: Gathered, refused: Counter[str]) -> Sample:
         signals=rows("signals"), sections=table("sections"), kernels=table("kernels"),
         entry_row=entry_row[valid], **entries,
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Sections:
+    """The times of sections in seconds; NaN where a rank does not have a section."""
+
+    names: tuple[str, ...]
+    numbers: Array
+    """Of each column, the number in the vocabulary."""
+    medians: Array
+    """Of the wall time, each time."""
+    wall_s: Array
+    """In a step, the longest time left out where there are many."""
+    cpu_s: Array
+    """In a step."""
+    device_s: Array
+    """In a step."""
+
+
+def sections_of(sample: Sample, names: list[object]) -> Sections:
+    """The sections of a window as tables."""
+    part = sample.sections
+    numbers, column = np.unique(part[:, 1].astype(np.int64), return_inverse=True)
+    row = part[:, 0].astype(np.int64)
+    steps = np.maximum(sample.steps, 1)[row]
+    count, total, longest = part[:, 2], part[:, 3], part[:, 4]
+    trimmed = np.where(count > 3, (total - longest) / np.maximum(count - 1, 1) * count, total)
+
+    def table(values: Array) -> Array:
+        table = np.full((len(sample.rank), len(numbers)), np.nan)
+        table[row, column] = values
+        return table
+
+    return Sections(
+        names=tuple(str(names[int(number)]) for number in numbers),
+        numbers=numbers,
+        medians=table(part[:, 5]),
+        wall_s=table(trimmed / steps),
+        cpu_s=table(np.where(part[:, 6] > 0, part[:, 7] / steps, np.nan)),
+        device_s=table(np.where(part[:, 8] > 0, part[:, 9] / steps, np.nan)),
+    )
+
+
+_MOST_VALUES = 24_000_000
+"""Of four bytes each."""
+_LEAST = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One window: each measure by rank, NaN where it is not known."""
+
+    first_step: int
+    last_step: int
+    measures: Mapping[str, Array]
+    sections: Mapping[int, Array]
+
+
+@dataclass(slots=True)
+class WindowHistory:
+    """The latest windows, the newest last."""
+
+    windows: deque[Kept] = field(default_factory=deque)
+    _values: int = 0
+
+    def add(self, window: Kept, most: int) -> None:
+        """Keep one more window, and fewer old ones where ranks are many."""
+        self.windows.append(window)
+        self._values += _size(window)
+        while len(self.windows) > most or (
+            self._values > _MOST_VALUES and len(self.windows) > _LEAST
+        ):
+            self._values -= _size(self.windows.popleft())
+
+    def table(self, measure: str, section: int, windows: int, ranks: slice) -> Array:
+        """Windows × ranks, the oldest first."""
+        rows = []
+        for window in list(self.windows)[-windows:] if windows else []:
+            values = window.sections.get(section) if measure == "section" else (
+                window.measures.get(measure)
+            )  # fmt: skip
+            width = len(window.measures["own"][ranks])
+            rows.append(np.full(width, np.nan) if values is None else values[ranks])
+        return np.array(rows)
+
+
+def _size(window: Kept) -> int:
+    return sum(len(values) for values in (*window.measures.values(), *window.sections.values()))

@@ -4,9 +4,9 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from everstep_services.attribution.flight_recorder.verdicts import Report as FlightReport
+from everstep_services.attribution.flight_recorder.report import FlightReport
 from everstep_services.attribution.readings import flight_report, stack_report
-from everstep_services.attribution.stack_analysis.report import Report as StackReport
+from everstep_services.attribution.stack_analysis.report import StackReport
 from everstep_services.cli.api.client import Api
 from everstep_services.cli.cells import Record, cell
 from everstep_services.cli.errors import CliError, Exit

@@ -10,9 +10,8 @@ from everstep import __version__
 from everstep.observe.redaction import redact
 from everstep.sizes import size
 from everstep_services.attribution.flight_recorder.ranges import ranges
-from everstep_services.attribution.flight_recorder.verdicts import Report as FlightReport
-from everstep_services.attribution.stack_analysis.report import Report as StackReport
-from everstep_services.attribution.stack_analysis.report import words
+from everstep_services.attribution.flight_recorder.report import FlightReport
+from everstep_services.attribution.stack_analysis.report import StackReport, words
 from everstep_services.cli.api.client import Api
 from everstep_services.cli.cells import Record, cell, moment, outcome
 from everstep_services.cli.pages.incidents.report.evidence import EvidenceContents, collect

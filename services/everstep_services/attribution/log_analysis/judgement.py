@@ -1,0 +1,230 @@
+"""Which failure began it: by causes first, then by clocks."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from everstep_services.attribution.log_analysis.clocks import ZONE_S, Earliest, Moment, Offset
+from everstep_services.attribution.log_analysis.report import Failure, LogReport
+
+_FOLLOWING_ALIKE = 4
+_MANY_ALIKE = 3
+_SURELY_FIRST_S = 1.0
+_OTHER_YEAR_S = 300 * 86400.0
+"""So far apart are times only where one of them has no year."""
+_ENDS = frozenset({"exited", "aborted"})
+"""Classes of a launcher's line that only says that a process ended."""
+_WAITED = frozenset({"collective_timeout", "rendezvous", "nccl_error"})
+"""Classes of what ranks write that wait for, or lose, another."""
+
+
+class Timing:
+    """What clocks and lines tell of the order of failures: a hint, never more than causes."""
+
+    def __init__(
+        self, offsets: Mapping[str, Offset], latest_step: float | None, survived: Mapping[int, int]
+    ) -> None:
+        self._offsets = offsets
+        self._latest_step = latest_step
+        self._survived = survived
+
+    def is_outlived(self, failure: Failure) -> bool:
+        """Whether training went on after it: by lines of its file, or by days."""
+        if failure.line <= self._survived.get(failure.file, 0):
+            return True
+        if failure.at is None or self._latest_step is None or self._survived.get(failure.file):
+            return False
+        return ZONE_S < self._latest_step - failure.at < _OTHER_YEAR_S
+
+    def earliest(self, failures: Sequence[Failure]) -> list[Failure]:
+        """Without those that were certainly later than another."""
+        moments = {
+            number: Moment(failure.clock, failure.at)
+            for number, failure in enumerate(failures)
+            if failure.at is not None
+        }
+        earliest = Earliest(moments.values(), self._offsets)
+        return [
+            failure
+            for number, failure in enumerate(failures)
+            if number not in moments or not earliest.is_before(moments[number], _SURELY_FIRST_S)
+        ]
+
+
+class Judgement:
+    """Weighs failures against each other."""
+
+    def __init__(
+        self,
+        failures: Sequence[Failure],
+        accused: Counter[int],
+        timing: Timing,
+        silent: tuple[int, ...],
+    ) -> None:
+        self._accused = accused
+        self._timing = timing
+        self._silent = silent
+        self._failures = failures
+        self._roots = [failure for failure in failures if failure.role == "root"]
+        self._weak = [failure for failure in failures if failure.role == "weak"]
+        self._cascades = [failure for failure in failures if failure.role == "cascade"]
+        self._alike = _ranks_alike(self._roots)
+
+    def report(self, base: LogReport, enqueued: dict[int, int]) -> LogReport:
+        """The verdict."""
+        if roots := self._lasting(self._roots):
+            return self._of_roots(base, roots, 0.95)
+        if (judged := self._by_others(base, enqueued)) is not None:
+            return judged
+        lasting = self._lasting(self._weak)
+        if weak := [failure for failure in lasting if failure.failure_class not in _ENDS] or [
+            failure for failure in lasting if failure.failure_class == "aborted"
+        ]:
+            return self._of_weak(base, weak)
+        return self._without_cause(base)
+
+    def _by_others(self, base: LogReport, enqueued: dict[int, int]) -> LogReport | None:
+        """The rank that the others point to, or that alone is silent; None where there is none."""
+        if not self._weak + self._cascades:
+            return None
+        if (behind := _furthest_behind(enqueued)) is not None:
+            return self._of_rank(base, behind, "entered fewer collectives than the others")
+        if self._accused and (named := _only_top(self._accused)) is not None:
+            return self._of_rank(base, named, f"{self._accused[named]} lines accuse it")
+        if 1 <= len(self._silent) <= 2:
+            return self._of_rank(
+                base, self._silent[0], "the others lost it; it wrote nothing about an end"
+            )
+        return None
+
+    def _lasting(self, failures: Iterable[Failure]) -> list[Failure]:
+        """Without those that training outlived."""
+        return [failure for failure in failures if not self._timing.is_outlived(failure)]
+
+    def _of_roots(self, base: LogReport, roots: list[Failure], confidence: float) -> LogReport:
+        first = self._first(roots)
+        alike = [root for root in roots if root.fingerprint == first.fingerprint]
+        others = _distinct([root for root in roots if root.fingerprint != first.fingerprint])
+        earliest = self._timing.earliest(alike)
+        if len(earliest) == 1 and len(alike) > 1:
+            first, alike = earliest[0], earliest
+        rank_known = len(alike) == 1 or _are_ordered(alike)
+        if others and others[0].failure_class != first.failure_class:
+            confidence -= 0.15 if first.severity > others[0].severity else 0.25
+        ranks = tuple(sorted({root.rank for root in alike if root.rank is not None}))
+        missing: tuple[str, ...] = ()
+        if not rank_known and len(ranks) > 1:
+            missing = ("which of the ranks was first: their clocks cannot be compared",)
+        return base.with_verdict("cause", first, confidence, others, ranks, missing)
+
+    def _first(self, failures: list[Failure]) -> Failure:
+        """The one that explains the others: its kind, who accuses it, when, what it tells.
+
+        Of the rank with the most telling failure, the first one that ended it.
+        """
+
+        def explains(failure: Failure) -> tuple[int, int]:
+            accused = self._accused[failure.rank] if failure.rank is not None else 0
+            return (failure.severity // 3, min(accused, 1))
+
+        def telling(failure: Failure) -> tuple[int, int, int, int]:
+            return (-failure.severity, self._alike[failure.fingerprint], *_by_place(failure))
+
+        most = max(map(explains, failures))
+        leading = [failure for failure in failures if explains(failure) == most]
+        first = min(self._timing.earliest(leading), key=telling)
+        of_rank = [
+            failure
+            for failure in leading
+            if failure.rank == first.rank
+            and (failure.file, failure.clock) == (first.file, first.clock)
+            and failure.domain != "scheduler"
+        ]
+        return min(of_rank, key=_by_place) if of_rank and first.domain != "scheduler" else first
+
+    def _of_rank(self, base: LogReport, rank: int, reason: str) -> LogReport:
+        """A rank that the others point to, although it has not said what happened to it."""
+        own = [failure for failure in self._weak + self._cascades if failure.rank == rank]
+        every = self._lasting(self._weak) or self._weak or self._cascades
+        failure = min(
+            own or every, key=lambda candidate: (-candidate.severity, _by_place(candidate))
+        )
+        reported = failure if failure.rank == rank else failure.of_rank(rank)
+        others = _distinct(self._weak)[:3]
+        return base.with_verdict(
+            "cause", reported, 0.6, others, (rank,), (f"rank {rank}: {reason}",)
+        )
+
+    def _of_weak(self, base: LogReport, weak: list[Failure]) -> LogReport:
+        killed = [failure for failure in weak if failure.rule == "launcher_saw_kill"]
+        weak = [failure for failure in weak if failure.failure_class not in _WAITED] or weak
+        classes = {failure.failure_class for failure in weak}
+        first = min(killed or weak, key=lambda failure: (-failure.severity, _by_place(failure)))
+        if first.failure_class in _WAITED:
+            missing = (
+                "a rank that failed by itself: all only waited for others, or lost them"
+                " (everstep fr analyze names whom)",
+            )
+            return base.with_verdict("inconclusive", first, 0.3, _distinct(weak), (), missing)
+        confidence = 0.7 if len(classes) == 1 else 0.5
+        same = {failure.rank for failure in weak if failure.fingerprint == first.fingerprint} - {
+            None
+        }
+        ranks = (first.rank,) if first.rank is not None and len(same) == 1 else ()
+        others = _distinct(
+            [failure for failure in weak if failure.failure_class != first.failure_class]
+        )
+        return base.with_verdict("cause", first, confidence, others, ranks, ())
+
+    def _without_cause(self, base: LogReport) -> LogReport:
+        ends = [*self._lasting(self._weak), *self._lasting(self._cascades)]
+        if not ends:
+            return base
+        rest = _distinct([*self._weak, *self._cascades, *self._roots])
+        missing = ["the log of the rank that ended first: here ranks only lost others"]
+        if self._silent:
+            missing.append(f"lines of {len(self._silent)} ranks")
+        first = min(ends, key=_by_place)
+        return base.with_verdict("inconclusive", first, 0.2, rest, (), tuple(missing))
+
+
+def _by_place(failure: Failure) -> tuple[int, int]:
+    return (failure.file, failure.line)
+
+
+def _are_ordered(failures: list[Failure]) -> bool:
+    """Whether one log, or one clock, says which was first: lines far apart, not all at once."""
+    if len({failure.file for failure in failures}) > 1:
+        return False
+    lines = sorted(failure.line for failure in failures)
+    return len(failures) < _FOLLOWING_ALIKE and lines[0] < lines[1]
+
+
+def _furthest_behind(enqueued: dict[int, int]) -> int | None:
+    """The only rank that entered fewer collectives than all others."""
+    if len(enqueued) < 2:
+        return None
+    least = min(enqueued.values())
+    behind = [rank for rank, sequence in enqueued.items() if sequence == least]
+    return behind[0] if len(behind) == 1 and len(set(enqueued.values())) > 1 else None
+
+
+def _only_top(counts: Counter[int]) -> int | None:
+    top = counts.most_common(2)
+    return top[0][0] if len(top) == 1 or top[0][1] > top[1][1] else None
+
+
+def _distinct(failures: Iterable[Failure]) -> list[Failure]:
+    """One for each name, the most telling first."""
+    names: dict[str, Failure] = {}
+    for failure in sorted(failures, key=lambda other: (-other.severity, _by_place(other))):
+        names.setdefault(failure.fingerprint, failure)
+    return list(names.values())
+
+
+def _ranks_alike(failures: Iterable[Failure]) -> Mapping[str, int]:
+    """How many ranks have each failure; few are alike until there are many.
+
+    What one rank alone has is more telling than what many have in common.
+    """
+    counts = Counter(failure.fingerprint for failure in failures)
+    return Counter({name: number for name, number in counts.items() if number >= _MANY_ALIKE})

@@ -1,0 +1,226 @@
+"""`/jobs/{job}/logs`: the output of ranks from the log store, where agents send it."""
+
+from collections.abc import Awaitable
+from typing import Annotated, Literal, TypeVar
+
+from fastapi import APIRouter, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from everstep.bus.errors import BusError
+from everstep.store.times import to_us
+from everstep_services.history.api.context import Context, Ctx, Reader
+from everstep_services.history.api.dto.rank_logs import (
+    StoredLines,
+    StoredRound,
+    StoredRounds,
+    shown_line,
+    shown_round,
+)
+from everstep_services.history.api.http.parameters import (
+    LITERAL,
+    NAME,
+    TEXT,
+    JobName,
+    Moment,
+    RoundNumber,
+    Whole,
+)
+from everstep_services.history.api.http.problems import ProblemError, responses
+from everstep_services.history.rank_logs.lines import cycle_text
+from everstep_services.history.rank_logs.reader import (
+    LinePage,
+    LogPlace,
+    LogQuery,
+    LogReader,
+    world_of,
+)
+from everstep_services.history.rank_logs.search import BadRegexError
+
+router = APIRouter(tags=["logs"])
+T = TypeVar("T")
+
+_NODES_MOST = 64
+_RANKS_MOST = 256
+_HOW = "start its agents with `everstep run --store-logs`, or set agent.store_logs = true"
+_NEXT = "Everstep-Next"
+
+
+class LineFilter(BaseModel):
+    """Which lines. Unknown parameters are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    node: Annotated[list[Annotated[str, Field(pattern=NAME)]], Field(max_length=_NODES_MOST)] = (
+        Field([], description="Only of these nodes.")
+    )
+    rank: Annotated[list[Whole], Field(max_length=_RANKS_MOST)] = Field(
+        [], description="Only of these ranks."
+    )
+    stream: Literal["stdout", "stderr"] | None = Field(None, description="Only of this stream.")
+    since: Moment | None = Field(None, description="Seen by their nodes from then on.")
+    until: Moment | None = Field(None, description="Seen until then.")
+    contains: str | None = Field(
+        None, min_length=1, max_length=256, pattern=TEXT, description="Only lines with this text."
+    )
+    regex: str | None = Field(
+        None, min_length=1, max_length=256, pattern=TEXT,
+        description="Only lines in which this regular expression of Python is found.",
+    )  # fmt: skip
+    limit: Annotated[int, Field(ge=1, le=5000), LITERAL] = Field(
+        1000, description="The most lines of a page."
+    )
+    cursor: str | None = Field(
+        None, max_length=1024, description="`next` of the page before, with the same filters."
+    )
+
+
+class JobLineFilter(LineFilter):
+    """Which lines of a job."""
+
+    round: Whole | None = Field(
+        None, description="Of this round; without it, of the newest round with output."
+    )
+
+
+@router.get("/jobs/{job}/logs", summary="What ranks have written", responses=responses(404))
+async def list_lines(
+    context: Ctx, _token: Reader, job: JobName, asked: Annotated[JobLineFilter, Query()]
+) -> StoredLines:
+    """Lines of all ranks by time, from the log store, on whichever node they were written.
+
+    A page ends after `limit` lines, or after 16 MiB that were looked through. `next` is given at
+    the end, too: what is written later follows it. Lines of a page are sorted by the clocks of
+    their nodes.
+    """
+    reader = LogReader(context.bus.rank_logs)
+    place, number = _place(context, job, asked)
+    if number is None:
+        number = asked.round
+    if number is None:
+        number = await _asked(reader.newest_round(job))
+        if number is None:
+            raise _nothing(f"job {job}")
+    page = await _page(reader, _query(job, number, asked), place, asked.limit)
+    is_nothing = asked.cursor is None and page.is_end and not page.scanned_bytes
+    if is_nothing and number not in await _asked(reader.rounds(job)):
+        raise _nothing(f"round {number} of job {job}")
+    return StoredLines(
+        job=job, round=number, items=[shown_line(line) for line in page.lines],
+        next=_cursor(context, job, number, asked, page.next), is_end=page.is_end,
+        scanned_bytes=page.scanned_bytes,
+    )  # fmt: skip
+
+
+@router.get(
+    "/jobs/{job}/logs/rounds", summary="The rounds with output in the store", responses=responses()
+)
+async def list_log_rounds(context: Ctx, _token: Reader, job: JobName) -> StoredRounds:
+    """The rounds with output in the log store, in order."""
+    reader = LogReader(context.bus.rank_logs)
+    return StoredRounds(job=job, rounds=await _asked(reader.rounds(job)))
+
+
+@router.get(
+    "/jobs/{job}/rounds/{number}/logs",
+    summary="The index of a round's output",
+    responses=responses(404),
+)
+async def get_log_index(
+    context: Ctx, _token: Reader, job: JobName, number: RoundNumber
+) -> StoredRound:
+    """The ranks with output in the log store, how much of it, and whether that is all."""
+    indexes = await _asked(LogReader(context.bus.rank_logs).indexes(job, number))
+    if not indexes:
+        raise _nothing(f"round {number} of job {job}")
+    return shown_round(job, number, indexes)
+
+
+@router.get(
+    "/jobs/{job}/rounds/{number}/logs/text",
+    summary="A round's output as one text, as NVRx writes it",
+    response_class=Response,
+    responses={
+        **responses(404),
+        200: {
+            "description": "Each line with its padded rank before it.",
+            "headers": {
+                _NEXT: {
+                    "description": "Give it as `cursor` for what follows; absent at the end.",
+                    "schema": {"type": "string"},
+                }
+            },
+            "content": {"text/plain": {"schema": {"type": "string"}}},
+        },
+    },
+)
+async def get_cycle_text(
+    context: Ctx,
+    _token: Reader,
+    job: JobName,
+    number: RoundNumber,
+    asked: Annotated[LineFilter, Query()],
+) -> Response:
+    """What NVRx calls the log of a cycle, a page at a time: pages put together are the file."""
+    reader = LogReader(context.bus.rank_logs)
+    place, _ = _place(context, job, asked)
+    indexes = await _asked(reader.indexes(job, number))
+    if not indexes:
+        raise _nothing(f"round {number} of job {job}")
+    page = await _page(reader, _query(job, number, asked), place, asked.limit)
+    text = cycle_text(page.lines, world_of(indexes))
+    headers = {}
+    if not page.is_end:
+        headers[_NEXT] = _cursor(context, job, number, asked, page.next)
+    return Response(text, media_type="text/plain", headers=headers)
+
+
+def _query(job: str, number: int, asked: LineFilter) -> LogQuery:
+    return LogQuery(
+        job, number, tuple(asked.node), tuple(asked.rank), asked.stream,
+        since_us=None if asked.since is None else to_us(asked.since),
+        until_us=None if asked.until is None else to_us(asked.until),
+        contains=asked.contains, regex=asked.regex,
+    )  # fmt: skip
+
+
+def _question(job: str, asked: LineFilter) -> list[object]:
+    return ["logs", job, asked.model_dump(mode="json", exclude={"limit", "cursor"})]
+
+
+def _place(context: Context, job: str, asked: LineFilter) -> tuple[LogPlace, int | None]:
+    """Where the page begins, and the round of the cursor."""
+    if asked.cursor is None:
+        return LogPlace(), None
+    number, after, skip = map(int, context.cursors.read(asked.cursor, _question(job, asked)))
+    return LogPlace(after, skip), number
+
+
+def _cursor(context: Context, job: str, number: int, asked: LineFilter, place: LogPlace) -> str:
+    return context.cursors.make((number, place.after, place.skip), _question(job, asked))
+
+
+async def _page(reader: LogReader, query: LogQuery, place: LogPlace, limit: int) -> LinePage:
+    try:
+        return await _asked(reader.page(query, place, limit))
+    except BadRegexError as error:
+        raise ProblemError(422, "bad_regex", str(error)) from None
+
+
+async def _asked(answer: Awaitable[T]) -> T:
+    """The store's answer; 503 while it cannot be asked."""
+    try:
+        return await answer
+    except (BusError, TimeoutError) as error:
+        raise ProblemError(
+            503,
+            "bus_unavailable",
+            "the log store is on the bus, which cannot be reached: try again when the bus is back "
+            "(`is_bus_connected` in /api/v1/status); the files are on the nodes",
+            headers={"Retry-After": "5"},
+        ) from error
+
+
+def _nothing(name: str) -> ProblemError:
+    return ProblemError(
+        404, "logs_not_stored", f"there is no output of {name} in the log store: {_HOW}"
+    )

@@ -1,0 +1,44 @@
+"""Notes each step of a toy training, and makes the fault that a test asks for.
+
+`FAULT` is `kill@12` or `hang@12`: in the first round, rank 1 does that after step 12. With
+`wait@12`, each round goes on after step 12 only at a pace that lets the test act.
+"""
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+ROUND = os.environ.get("EVERSTEP_ROUND", "1")
+RANK = os.environ.get("RANK", "0")
+_SLOW_S = 0.05
+
+
+def note_step(folder: Path, step: int) -> None:
+    """Note a finished step as a line `ROUND STEP`, and make the fault, if it is due."""
+    with (folder / f"steps-{RANK}").open("a") as file:
+        file.write(f"{ROUND} {step}\n")
+    fault, _, at = os.environ.get("FAULT", "").partition("@")
+    if not fault or step < int(at):
+        return
+    if fault == "wait":
+        time.sleep(_SLOW_S)
+    elif ROUND == "1" and RANK == "1":
+        if fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        threading.Event().wait()
+
+
+def damage_newest(folder: Path) -> None:
+    """Flip a bit in the largest file of the newest sealed checkpoint of a folder."""
+    seals = [*folder.rglob("*everstep-seal*")]
+    newest = max(seals, key=lambda seal: int(json.loads(seal.read_bytes())["step"]))
+    files = [place for place in newest.parent.iterdir() if place.is_file() and place != newest]
+    if newest.name.endswith(".everstep-seal"):
+        files = [newest.with_name(newest.name.removesuffix(".everstep-seal"))]
+    largest = max(files, key=lambda place: place.stat().st_size)
+    octets = bytearray(largest.read_bytes())
+    octets[len(octets) // 2] ^= 1
+    largest.write_bytes(octets)

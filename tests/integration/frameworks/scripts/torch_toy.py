@@ -1,0 +1,54 @@
+"""Trains a toy with plain torch and a `Checkpointer`: `torch_toy.py FOLDER STEPS`."""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.integration.frameworks.scripts.step_log import note_step
+
+EVERY = 5
+
+
+def main(folder: Path, steps: int) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    dist.init_process_group("gloo")
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    parallel = DistributedDataParallel(model)
+    step = 0
+
+    def train() -> None:
+        optimizer.zero_grad()
+        parallel(torch.full((2, 4), float(step % 7))).square().mean().backward()
+        optimizer.step()
+
+    if os.environ.get("PLAIN"):
+        for step in range(steps):  # noqa: B007 - `train` reads it
+            train()
+        dist.destroy_process_group()
+        return
+    import trainer_sdk
+
+    saves = trainer_sdk.Checkpointer(folder / "checkpoints", every=EVERY)
+    run, state = trainer_sdk.session(), {"model": model, "optimizer": optimizer}
+    restored = saves.restore(state)
+    step = restored.step if restored else 0
+    run.start_at(step, total=steps)
+    while step < steps:
+        train()
+        step = run.step()
+        note_step(folder, step)
+        saves.step(step, state)
+        if run.should_stop:
+            break
+    saves.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

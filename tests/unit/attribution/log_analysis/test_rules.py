@@ -1,0 +1,194 @@
+"""The rules of the log analyzer: what lines mean, and what accuses no hardware."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from everstep_services.attribution.log_analysis.chunks import Shapes, shape_of
+from everstep_services.attribution.log_analysis.files import analyze_files
+from everstep_services.attribution.log_analysis.rules import shipped
+
+LINES = [
+    ("nvlink", "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Fatal, Link 44"),
+    ("gpu_fault", "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus."),
+    ("cuda_error", "NVRM: Xid (PCI:0000:3b:00): 31, pid=1, name=python, MMU Fault"),
+    ("gpu_ecc", "CUDA error: uncorrectable ECC error encountered"),
+    ("gpu_oom", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"),
+    ("host_oom", "Memory cgroup out of memory: Killed process 99 (python) total-vm:1kB"),
+    ("host_oom", "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0."),
+    ("host_hardware", "mce: [Hardware Error]: Machine Check Exception: 5 Bank 1"),
+    ("peer_lost", "ncclRemoteError: A call failed possibly due to a network error"),
+    ("peer_lost", "[pair.cc:534] Connection closed by peer [10.0.0.5]:2345"),
+    ("ended_by_launcher", "api.py:900] Sending process 88 closing signal SIGTERM"),
+    ("ended_by_launcher", "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"),
+    (
+        "collective_timeout",
+        "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)",
+    ),
+    ("collective_timeout", "Timed out waiting 1800000ms for recv operation to complete"),
+    ("nccl_error", "ncclUnhandledCudaError: Call to CUDA function failed."),
+    (
+        "nccl_usage",
+        "NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1a000",
+    ),
+    ("device_assert", "Indexing.cu:1290: block: [0,0,0] Assertion `srcIndex < n` failed."),
+    ("nan", "iteration 40: lm loss: nan"),
+    ("disk_full", "OSError: [Errno 28] No space left on device"),
+    ("quota", "OSError: [Errno 122] Disk quota exceeded"),
+    ("bus_error", "unable to write to file </torch_88_1>: No space"),
+    ("data_loader", "RuntimeError: DataLoader worker (pid 88) is killed by signal: Killed."),
+    ("storage", "nfs: server filer not responding, still trying"),
+    ("missing_file", "FileNotFoundError: [Errno 2] No such file or directory: 'x'"),
+    ("import_error", "ImportError: libx.so: cannot open shared object file: No such file"),
+    ("permission", "PermissionError: [Errno 13] Permission denied: 'x'"),
+    ("network", "socket.gaierror: [Errno -2] Name or service not known"),
+    ("time_limit", "*** JOB 1 ON n1 CANCELLED AT 2026-11-02T03:11:11 DUE TO TIME LIMIT ***"),
+    ("preempted", "*** STEP 1.0 ON n1 CANCELLED AT 2026-11-02T03:11:11 DUE TO PREEMPTION ***"),
+    ("cancelled", "*** JOB 1 ON n1 CANCELLED AT 2026-11-02T03:11:11 ***"),
+    ("segfault", "python[88]: segfault at 0 ip 00007f sp 00007f error 4"),
+    ("illegal_instruction", "traps: python[88] trap invalid opcode ip:7f"),
+    ("killed", "failed (exitcode: -9) local_rank: 0 (pid: 88) of binary: python"),
+    ("assertion", "AssertionError: empty"),
+    ("arguments", "train.py: error: unrecognized arguments: --x"),
+    ("cancelled", "slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-02T03:11:11 ***"),
+    (
+        "ended_by_launcher",
+        "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.",
+    ),
+    (
+        "killed",
+        "[rank: 3] Child process with PID 88 terminated with code -9. Forcefully terminating",
+    ),
+    ("exited", "srun: error: n1: task 3: Exited with exit code 1"),
+    ("host_oom", "srun: error: nid001277: tasks 1-3: Out Of Memory"),
+    ("peer_lost", "NCCL WARN NET/IB : Got completion from peer 10.0.0.1<44206> with status=12"),
+    ("network", "mlx5_core 0000:86:00.0 ib2: Link down"),
+    ("node_failed", "srun: error: Node failure on gpu-17"),
+    ("unschedulable", "FailedScheduling 0/9 nodes are available: 9 Insufficient nvidia.com/gpu."),
+    ("configuration", "MisconfigurationException: No supported gpu backend found!"),
+    ("corrupt_file", "RuntimeError: PytorchStreamReader failed reading zip archive"),
+    ("checkpoint_mismatch", "RuntimeError: Error(s) in loading state_dict for GPT:"),
+    (
+        "silent_corruption",
+        "RuntimeError: Rank 3, node n1, device 2, iteration #8: Possible persistent error!!",
+    ),
+]
+
+
+@pytest.mark.parametrize(("failure_class", "line"), LINES)
+def test_a_line_means_its_class(failure_class: str, line: str) -> None:
+    """Forms that the programs print; and a word of the rules is in each."""
+    match = shipped().match(line)
+    assert match is not None
+    assert match.rule.failure_class == failure_class
+    shape = shape_of(line.encode())
+    shapes = Shapes(shipped().words)
+    shapes.learn({shape})
+    assert shape not in shapes.quiet
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "iteration 7 | lm loss: 2.1 | number of nan iterations: 0 |",
+        "INFO timeouts after 30 s are retried",
+        "NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x0 (None) to 0x0 (-)",
+        "warming up the loader",
+    ],
+)
+def test_ordinary_lines_mean_nothing(line: str) -> None:
+    assert shipped().match(line) is None
+
+
+def test_rules_name_their_sources() -> None:
+    rules = shipped()
+    assert len({rule.id for rule in rules.rules}) == len(rules.rules)
+    named = {name for rule in rules.rules for name in (rule.source, *rule.also)}
+    assert named == set(rules.sources)
+    assert all(rule.words and rule.patterns and rule.means and rule.advice for rule in rules.rules)
+
+
+ECC = "CUDA error: uncorrectable ECC error encountered"
+
+
+XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus."
+
+
+@pytest.mark.parametrize(
+    ("code", "end"),
+    [
+        (f'x = batch["tokens"]  # was once: {ECC}', "KeyError: 'tokens'"),
+        (f'raise KeyError("{XID}")', f"KeyError: '{XID}'"),
+        ("assert not text", "AssertionError: slurmstepd: error: CANCELLED DUE TO TIME LIMIT"),
+    ],
+)
+@pytest.mark.parametrize("prefix", ["", "[rank1]: ", "1: "])
+def test_what_a_script_quotes_accuses_no_hardware(
+    prefix: str, code: str, end: str, tmp_path: Path
+) -> None:
+    """A7.3: neither a line of its code, nor the text of an exception of its own."""
+    log = ["Traceback (most recent call last):", '  File "t.py", line 3, in f', f"    {code}", end]
+    path = tmp_path / "log"
+    path.write_text("".join(f"{prefix}{line}\n" for line in log))
+    report = analyze_files([path]).report()
+    assert report.cause is not None
+    assert (report.cause.domain, report.cause.failure_class) == ("user code", "python_exception")
+    assert not [one for one in report.alternatives if one.domain in {"gpu", "scheduler"}]
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        f"INFO note: last week this node had {XID}",
+        f"WARNING: restarted because of {XID}",
+        f"the driver reported {ECC} on GPU 3, so we moved",
+        "run 7 was lost to an uncorrectable ECC error; see the ticket",
+        "INFO: if GPU has fallen off the bus, ask for another node",
+        "docs: an NVLink fatal error is followed by Xid 74",
+        "we once saw CUDA error: uncorrectable ECC error encountered",
+        "training log of: mce: [Hardware Error]: CPU 31: Machine Check Exception: 5",
+        "see SXid (PCI:0000:c1:00.0): 12028, Fatal, Link 44",
+    ],
+)
+@pytest.mark.parametrize("prefix", ["", "[rank1]: ", "1: "])
+def test_a_sentence_about_broken_hardware_accuses_none(
+    prefix: str, sentence: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    path.write_text(f"step 1\n{prefix}{sentence}\n")
+    report = analyze_files([path]).report()
+    found = [*([report.cause] if report.cause else []), *report.alternatives]
+    assert not [one for one in found if one.domain in {"gpu", "host"}]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        XID,
+        f"[  812.5] {XID}",
+        f"[Mon Nov  2 03:11:11 2026] {XID}",
+        f"Nov  2 03:11:11 node-3 kernel: [  812.5] {XID}",
+        f"2026-11-02T03:11:11+00:00 node-3 kernel: {XID}",
+        f"<3>[  812.5] {XID}",
+        "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+        "  what():  CUDA error: uncorrectable ECC error encountered",
+        "n1:88:99 [0] enqueue.cc:1 NCCL WARN Cuda failure 214 'uncorrectable ECC error'",
+        "[E1102 03:11:11.000000000 ProcessGroupNCCL.cpp:1895] [PG 0 Rank 1] Process group watchdog "
+        "thread terminated with exception: CUDA error: uncorrectable ECC error encountered",
+    ],
+)
+def test_hardware_is_believed_in_the_form_of_its_driver(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text(f"step 1\n{line}\n")
+    report = analyze_files([path]).report()
+    assert report.cause is not None
+    assert report.cause.domain == "gpu"
+
+
+@pytest.mark.parametrize("head", ["1" * 3000, "[1] " * 900, "<1>" * 900, "kernel: " * 400])
+def test_a_long_head_takes_no_time(head: str) -> None:
+    began = time.process_time()
+    shipped().match(f"{head} x {XID}")
+    shipped().match(f"{head} x {ECC}")
+    assert time.process_time() - began < 1

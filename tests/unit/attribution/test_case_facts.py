@@ -1,0 +1,175 @@
+"""What facts add to the cases of a job, in any order and any number of times."""
+
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstep.messages import (
+    CasesDocument,
+    Fact,
+    IncidentClosed,
+    Ledger,
+    NodeLost,
+    NodeReturned,
+    OperatorActed,
+    RanksStopped,
+    RankStalled,
+    StragglerCleared,
+    StragglerFound,
+)
+from everstep_services.attribution.domain.case_facts import CASES_MOST, JobCases
+from tests.unit.attribution.cases import about, collected, error, exited, formed, opened
+
+
+def cases_of(*facts: Fact) -> JobCases:
+    cases = JobCases("j", CasesDocument())
+    for fact in facts:
+        cases.take(fact)
+    return cases
+
+
+def closed(incident: str = "i", round_: int = 1) -> IncidentClosed:
+    return IncidentClosed(
+        **about(round_=round_, id=f"closed-{incident}"), incident=incident, outcome="recovered",
+        reason="it is back", ledger=Ledger(), trigger="rank_exited", cause="rank 3 exited with 1",
+    )  # fmt: skip
+
+
+def stalled(rank: int, **more: Any) -> RankStalled:
+    given: dict[str, Any] = {"is_fatal": True, **more}
+    return RankStalled(
+        **about(id=f"stall-{rank}"), node="n0", slot=0, rank=rank, local_rank=rank, waited_s=5.0,
+        limit_s=4.0, limit_source="default", phase="step", **given,
+    )  # fmt: skip
+
+
+def lost(node: str) -> NodeLost:
+    return NodeLost(
+        **about(id=f"lost-{node}"), node=node, silence_s=9.0, limit_s=8.0, reason="silent"
+    )
+
+
+STORY = (
+    exited(3, error=error()),
+    exited(0),
+    stalled(1),
+    opened(),
+    collected("log"),
+    RanksStopped(**about(id="stopped"), node="n0", slot=0, ranks=(0, 1), stop_s=0.1),
+    lost("n1"),
+)
+
+
+@given(st.permutations(STORY))
+def test_the_order_of_facts_does_not_matter(facts: list[Fact]) -> None:
+    """What comes before its incident is opened waits for it."""
+    case = cases_of(formed(), *facts, closed()).case("i")
+    assert case is not None
+    assert {end.rank for end in case.ends} == {0, 3}
+    assert [stall.rank for stall in case.stalls] == [1]
+    assert [piece.evidence for piece in case.evidence] == ["log"]
+    assert (case.stopped, [sign.node for sign in case.nodes]) == (("n0",), ["n1"])
+    assert (case.outcome, case.world_size, case.node_of(3)) == ("recovered", 4, "n1")
+
+
+def test_what_leads_to_no_incident_is_forgotten_with_its_round() -> None:
+    cases = cases_of(formed(), exited(3), formed(round_=2))
+    assert cases.document.cases == ()
+
+
+def test_an_incident_goes_on_over_rounds_and_a_later_one_is_another() -> None:
+    facts = [formed(), exited(3), opened(), formed(round_=2), exited(3, round_=2)]
+    case = cases_of(*facts).case("i")
+    assert case is not None
+    assert [end.round for end in case.ends] == [1, 2]
+    again = [closed(), formed(round_=3), exited(1, round_=3), opened(3, incident="k")]
+    cases = cases_of(*facts, *again)
+    assert [[end.rank for end in one.ends] for one in cases.cases] == [[3, 3], [1]]
+
+
+def test_a_thousand_ranks_that_fail_are_one_case_of_bounded_size() -> None:
+    """1 000 ranks failing together: one incident, bounded work (A7.1)."""
+    long = error(text="x" * 100_000)
+    facts = [exited(rank, error=long) for rank in range(4000)]
+    cases = cases_of(formed(2000), *facts, opened())
+    case = cases.case("i")
+    assert case is not None
+    assert len(case.ends) + case.more_ends == 4000
+    assert len(msgspec.json.encode(cases.document)) < 4 << 20
+
+
+def test_cases_evidence_and_signs_are_bounded() -> None:
+    cases = cases_of(formed(), opened())
+    for number in range(2000):
+        cases.take(collected("log", number))
+        cases.take(opened(incident=f"i{number}"))
+    assert len(cases.cases) == CASES_MOST
+    assert cases.case("i") is None
+    assert cases.take(collected("log", 7)) is None, "an incident of long ago"
+
+
+def test_observed_stalls_and_refused_acts_begin_nothing() -> None:
+    refused = OperatorActed(
+        **about(id="o"), by="ada", action="stop_job", target="", outcome="refused", reason=""
+    )
+    cases = cases_of(formed(), refused)
+    assert cases.document.cases == ()
+
+
+def test_a_stall_that_only_warns_is_remembered_apart_from_those_that_end_a_round() -> None:
+    cases = cases_of(formed(), stalled(1, is_fatal=False), stalled(2))
+    assert cases.cases == ()
+    cases.take(opened())
+    case = cases.case("i")
+    assert case is not None
+    assert [one.rank for one in case.warned_stalls] == [1]
+    assert [one.rank for one in case.stalls] == [2]
+
+
+def test_who_was_done_is_remembered_for_an_incident_and_is_none() -> None:
+    """A thousand ranks that are done cost no more than some."""
+    done = [exited(rank, how="done") for rank in range(1000)]
+    cases = cases_of(formed(), *done, done[0])
+    assert cases.cases == ()
+    cases.take(opened())
+    case = cases.case("i")
+    assert case is not None
+    assert [one.rank for one in case.done] == list(range(64))
+    assert (case.more_done, case.ends) == (936, ())
+    assert cases_of(formed(), *done, formed(round_=2)).document.cases == ()
+
+
+def test_slow_ranks_that_are_still_slow_belong_to_the_case() -> None:
+    found = [
+        StragglerFound(
+            **about(id=f"slow-{rank}"), node="n0", slot=0, rank=rank, cause="host", reason="2x"
+        )
+        for rank in (0, 1)
+    ]
+    over = StragglerCleared(**about(id="c"), node="n0", rank=0, reason="", finding="slow-0")
+    case = cases_of(formed(), *found, over, opened()).case("i")
+    assert case is not None
+    assert [one.rank for one in case.slow] == [1]
+
+
+def test_a_node_that_comes_back_amends_the_case_of_its_loss() -> None:
+    cases = cases_of(formed(), lost("n1"), opened(trigger="node_lost", node="n1"), closed())
+    back = NodeReturned(**about(round_=3, id="b"), node="n1", away_s=30.0, how="cut_off")
+    assert cases.take(back) == "i"
+    case = cases.case("i")
+    assert case is not None
+    assert [sign.sign for sign in case.nodes] == ["lost", "returned"]
+
+
+def test_an_end_that_names_its_incident_is_of_no_other_one() -> None:
+    """A stall was over, and a rank was killed in the same round: two incidents (A7.1)."""
+    killed = exited(1, how="signal", signal="SIGKILL", incident="second")
+    story = (opened(incident="first"), closed("first"), killed, opened(incident="second"))
+    cases = cases_of(formed(), *story)
+    first, second = cases.case("first"), cases.case("second")
+    assert first is not None
+    assert second is not None
+    assert first.ends == ()
+    assert [end.rank for end in second.ends] == [1]

@@ -1,0 +1,270 @@
+"""What the ends of ranks and nodes say, and what history adds."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+from msgspec.structs import replace
+
+from everstep.messages import Case, NodeSign, OutsideAct, PastIncident, RankEnd
+from everstep_services.attribution.analyzers import ends, health, history, panel, stalls
+from everstep_services.attribution.domain.combiner import CaseJudgement, combine
+from everstep_services.attribution.incident import Analyzer
+from tests.unit.attribution.cases import NOON, case, end, lost_peer, nothing, raised
+
+PURE: dict[str, Analyzer] = {
+    "ends": ends.analyze,
+    "stalls": stalls.analyze,
+    "health": health.analyze,
+    "history": history.analyze,
+}
+
+
+async def judged(of: Case) -> CaseJudgement:
+    heard = await panel.Panel(PURE).hear(of, nothing, 30.0)
+    return await asyncio.to_thread(combine, of, heard.claims, heard.missing)
+
+
+def sign(node: str, kind: str, *, check: str = "", hours: float = 0.0) -> NodeSign:
+    return NodeSign(
+        node=node, sign=kind, reason="as measured", fact=f"{node}-{kind}-{check}",
+        at=NOON - timedelta(hours=hours), check=check, failure_class="replace" if check else "",
+    )  # fmt: skip
+
+
+async def test_a_rank_that_raised_is_the_culprit_and_its_peers_are_not() -> None:
+    """A user's error, with three ranks that only lost a peer, whatever came first (A11.1)."""
+    root = raised(3, "ValueError", "batch 17 has no labels", after_s=0.2)
+    found = await judged(case(ends=(lost_peer(0), lost_peer(1), lost_peer(2), root)))
+    assert (found.cause, found.ranks, found.nodes) == ("user_code", (3,), ())
+    assert "ValueError: batch 17 has no labels at train.py:8 in step" in found.reason
+    assert found.confidence > 0.8
+
+
+async def test_a_rank_that_is_done_before_the_others_has_left_them() -> None:
+    """Exit code 0 amid the training (A7.1)."""
+    done = end(2, how="done", exit_code=0)
+    peers = tuple(map(lost_peer, (0, 1, 3)))
+    found = await judged(case(ends=peers, done=(done,)))
+    assert (found.cause, found.kind, found.ranks) == ("user_code", "left_early", (2,))
+    assert "rank 2 exited with 0 while others continued" in found.reason
+
+
+async def test_nobody_has_left_early_where_most_are_done_or_another_failed_first() -> None:
+    done = tuple(end(rank, how="done", exit_code=0) for rank in (0, 1, 2))
+    found = await judged(case(ends=(lost_peer(3),), done=done))
+    assert found.kind != "left_early"
+    root = raised(3, "ValueError", "batch 17 has no labels")
+    found = await judged(case(ends=(lost_peer(1), root), done=done[:1]))
+    assert (found.kind, found.ranks) == ("python_exception", (3,))
+
+
+NO_FILE = "[Errno 2] No such file or directory: '/data/x'"
+NO_WORKER = "DataLoader worker (pid 71) is killed by signal: Killed. "
+NO_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB"
+TOO_LARGE = (
+    "[enforce fail at /p/gloo/transport/tcp/pair.cc:466] op.preamble.length <= op.nbytes. 400 vs 4"
+)
+KINDS: list[tuple[RankEnd, str, str]] = [
+    (raised(3, "FileNotFoundError", NO_FILE), "configuration", "missing_file"),
+    (raised(3, "ModuleNotFoundError", "No module named 'x'"), "configuration", "import_error"),
+    (raised(3, "PermissionError", "[Errno 13] Permission denied"), "configuration", "permission"),
+    (raised(3, "OSError", "[Errno 28] No space left on device"), "storage", "disk_full"),
+    (raised(3, "torch.OutOfMemoryError", NO_MEMORY), "user_code", "gpu_oom"),
+    (raised(3, "AssertionError", "the batch is empty"), "user_code", "assertion"),
+    (raised(3, "RuntimeError", TOO_LARGE), "user_code", "size_mismatch"),
+    (raised(3, "RuntimeError", NO_WORKER), "data", "data_loader"),
+    (end(3, how="signal", exit_code=None, signal="SIGKILL"), "unknown", "killed"),
+    (end(3, how="signal", exit_code=None, signal="SIGSEGV"), "unknown", "segfault"),
+    (end(3, how="out_of_memory", exit_code=None, signal="SIGKILL"), "host", "host_oom"),
+    (raised(3, "SystemExit", "2", place="", exit_code=2), "configuration", "arguments"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "cause", "kind"), KINDS, ids=[row[2] for row in KINDS])
+async def test_each_kind_of_end_has_its_cause_and_never_a_node(
+    one: RankEnd, cause: str, kind: str
+) -> None:
+    """No node is named for what a rank did, though it ran there."""
+    found = await judged(case(ends=(lost_peer(0), one)))
+    assert (found.cause, found.kind) == (cause, kind)
+    assert (found.ranks, found.nodes) == ((3,), ())
+
+
+async def test_an_error_of_every_rank_is_one_failure_of_all() -> None:
+    """1 000 ranks that fail alike are one incident with one culprit, the script (A7.1)."""
+    alike = tuple(raised(rank, "NameError", "name 'lr' is not defined") for rank in range(1000))
+    found = await judged(case(nodes=500, ends=alike))
+    assert found.cause == "user_code"
+    assert "every rank" in found.reason
+    assert found.is_transient is False
+
+
+async def test_a_lost_node_is_named_unless_it_was_only_cut_off() -> None:
+    of = case(trigger="node_lost", node="n1", nodes=2)
+    lost = (sign("n1", "lost"),)
+    peers = (lost_peer(0), lost_peer(1))
+    found = await judged(_with(of, nodes=lost, ends=peers))
+    assert (found.cause, found.nodes, found.advice) == ("host", ("n1",), "restart_without")
+    assert found.ranks == of.ranks_of("n1"), "no rank of the node that is left"
+    back = NodeSign(node="n1", sign="returned", reason="", fact="b", at=NOON, cause="cut_off")
+    found = await judged(_with(of, nodes=(*lost, back), ends=peers))
+    assert (found.cause, found.nodes) == ("network", ())
+
+
+async def test_a_failed_check_names_its_node_and_one_that_fails_everywhere_nobody() -> None:
+    failed = case(ends=(end(3),))
+    found = await judged(_with(failed, nodes=(sign("n1", "check", check="gpu"),)))
+    assert (found.cause, found.nodes) == ("gpu", ("n1",))
+    both = (sign("n0", "check", check="gpu"), sign("n1", "check", check="gpu"))
+    assert (await judged(_with(failed, nodes=both))).nodes == ()
+    old = (sign("n1", "check", check="gpu", hours=30),)
+    assert (await judged(_with(failed, nodes=old))).nodes == ()
+    mended = (sign("n1", "check", check="gpu"), sign("n1", "passed", check="gpu"))
+    assert (await judged(_with(failed, nodes=mended))).nodes == ()
+
+
+async def test_people_and_schedulers_are_nobodys_fault() -> None:
+    stop = OutsideAct(act="stop_job", by="ada", reason="wrong branch", fact="s")
+    ends_of_all = tuple(
+        end(rank, how="signal", exit_code=None, signal="SIGTERM") for rank in range(4)
+    )
+    found = await judged(case(trigger="operator", outside=(stop,), ends=ends_of_all))
+    assert (found.cause, found.kind, found.advice) == ("scheduler", "operator", "stop")
+    notice = OutsideAct(act="preempted", by="slurm", reason="SIGTERM", fact="p")
+    found = await judged(case(trigger="preempted", outside=(notice,)))
+    assert (found.cause, found.kind, found.advice) == ("scheduler", "preempted", "wait")
+
+
+async def test_the_same_failure_in_the_next_round_stops_being_transient() -> None:
+    same = (raised(3, "ValueError", "bad"), raised(3, "ValueError", "bad", round=2))
+    found = await judged(case(ends=same))
+    assert (found.advice, found.is_transient) == ("stop", False)
+    assert "came again" in found.reason
+
+
+async def test_an_earlier_incident_counts_only_while_no_step_was_made_since() -> None:
+    root = raised(3, "ValueError", "bad")
+    name = ends.fingerprint_of(root)
+    before = PastIncident(
+        job="j", incident="h", at=NOON, cause="user_code", fingerprint=name, step=7
+    )
+    found = await judged(case(ends=(root,), past=(before,), step=7))
+    assert found.advice == "stop"
+    found = await judged(case(ends=(root,), past=(before,), step=900))
+    assert found.advice == "restart"
+
+
+async def test_an_analyzer_that_fails_or_is_slow_is_named_and_delays_nobody() -> None:
+    async def bad(_: object) -> list[object]:
+        raise KeyError("a bug")
+
+    async def slow(_: object) -> list[object]:
+        await asyncio.Event().wait()
+        return []
+
+    async def odd(_: object) -> list[object]:
+        return ["not a claim"]
+
+    asked = panel.Panel({**PURE, "bad": bad, "slow": slow, "odd": odd})  # type: ignore[dict-item]
+    heard = await asked.hear(case(ends=(raised(3, "ValueError", "x"),)), nothing, 1.0)
+    assert {one.analyzer for one in heard.claims} == {"ends"}
+    assert [text.split()[1] for text in heard.missing] == ["bad", "slow", "odd"]
+    assert heard.is_partial
+    assert asked.failures == 3
+
+
+async def test_secrets_and_control_characters_of_an_exception_are_not_repeated() -> None:
+    secret = "postgresql://me:hunter2@db/x \x1b[2J"
+    found = await judged(case(ends=(raised(3, "ValueError", secret),)))
+    assert "hunter2" not in found.reason + found.fingerprint
+    assert "\x1b" not in found.reason
+
+
+def _with(of: Case, **more: object) -> Case:
+    return replace(of, **more)
+
+
+ENVIRON = "File \"<frozen os>\", line 679, in __getitem__\nKeyError: 'DATA_ROOT'"
+OWN = "File \"train.py\", line 8, in step\nKeyError: 'labels'"
+
+
+@pytest.mark.parametrize(
+    ("one", "ranks", "cause"),
+    [
+        (raised(0, "KeyError", "'DATA_ROOT'", traceback=ENVIRON), 1, "configuration"),
+        (raised(0, "KeyError", "'labels'", traceback=OWN), 4, "user_code"),
+        (raised(0, "json.decoder.JSONDecodeError", "Extra data"), 4, "configuration"),
+        (raised(0, "json.decoder.JSONDecodeError", "Extra data"), 1, "user_code"),
+        (raised(0, "json.decoder.JSONDecodeError", "Extra data", step=70), 4, "user_code"),
+        (raised(0, "ValueError", "could not convert string to float: 'x'"), 4, "configuration"),
+    ],
+)
+async def test_settings_that_no_rank_can_read_are_configuration(
+    one: RankEnd, ranks: int, cause: str
+) -> None:
+    alike = tuple(replace(one, rank=rank, fact=f"e{rank}") for rank in range(ranks))
+    assert (await judged(case(ends=alike))).cause == cause
+
+
+async def test_ranks_that_all_lost_each_other_had_no_network() -> None:
+    """None of them had ended before: nobody is the root."""
+    found = await judged(case(ends=tuple(map(lost_peer, range(4)))))
+    assert (found.cause, found.ranks, found.nodes) == ("network", (), ())
+    assert (await judged(case(ends=tuple(map(lost_peer, range(3)))))).is_inconclusive
+
+
+def aborted(rank: int, first_error: str) -> RankEnd:
+    return end(rank, how="signal", exit_code=None, signal="SIGABRT", first_error=first_error)
+
+
+async def test_a_rank_that_aborted_explains_why_the_others_lost_it() -> None:
+    """A4.5: an abort is a consequence only where something else explains the others' ends."""
+    native = aborted(2, "Fatal Python error: Aborted")
+    found = await judged(case(ends=(native, *map(lost_peer, (0, 1, 3)))))
+    assert (found.cause, found.kind, found.ranks) == ("framework", "aborted", (2,))
+    root = raised(3, "ValueError", "batch 17 has no labels")
+    found = await judged(case(ends=(native, lost_peer(0), lost_peer(1), root)))
+    assert (found.cause, found.ranks) == ("user_code", (3,))
+
+
+async def test_sizes_that_differ_are_the_scripts_where_gloo_aborts_and_name_no_rank() -> None:
+    """A7.2: it aborts the one that is sent too much, whichever of them has the wrong size."""
+    misfit = aborted(1, "terminate called after throwing an instance of 'gloo::EnforceNotMet'")
+    found = await judged(case(ends=(lost_peer(0), misfit)))
+    assert (found.cause, found.kind, found.ranks) == ("user_code", "wrong_size", ())
+
+
+async def test_ranks_that_differ_in_a_number_only_failed_alike() -> None:
+    """Each names a file of its own."""
+    texts = [f"[Errno 13] Permission denied: PosixPath('/scratch/a_{n}.sh')" for n in range(4)]
+    ranks = (raised(n, "PermissionError", text, after_s=n) for n, text in enumerate(texts))
+    found = await judged(case(ends=tuple(ranks)))
+    assert (found.cause, found.ranks) == ("configuration", (0, 1, 2, 3))
+
+
+async def test_a_script_that_handles_sigterm_was_ended_from_outside() -> None:
+    """A12.4: it exits with 128 and the signal's number."""
+    ends = tuple(raised(n, "SystemExit", "143", exit_code=143) for n in range(4))
+    found = await judged(case(ends=ends))
+    assert (found.cause, found.kind, found.ranks) == ("scheduler", "terminated", (0, 1, 2, 3))
+    own = await judged(case(ends=(raised(0, "SystemExit", "3", exit_code=3),)))
+    assert own.cause == "user_code"
+
+
+async def test_a_full_disk_behind_an_exception_of_a_library_is_storages() -> None:
+    """As torch.save reports it (A7.1)."""
+    before = "OSError: [Errno 28] No space left on device\n\nDuring handling of the above exception"
+    text = "[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0"
+    save = raised(0, "RuntimeError", text, traceback=f"{before}\nRuntimeError: {text}")
+    found = await judged(case(ends=(save,)))
+    assert (found.cause, found.kind, found.ranks) == ("storage", "disk_full", (0,))
+    own = raised(0, "RuntimeError", text, traceback=f"KeyError: 'x'\nRuntimeError: {text}")
+    assert (await judged(case(ends=(own,)))).cause == "user_code"
+
+
+async def test_ranks_that_all_waited_too_long_have_lost_no_connection() -> None:
+    """A watchdog says that it waited, and nothing of whom."""
+    text = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7) ran for 600 s"
+    ends = tuple(raised(rank, "torch.distributed.DistBackendError", text) for rank in range(4))
+    assert (await judged(case(ends=ends))).is_inconclusive

@@ -1,0 +1,413 @@
+"""What analyzers read out of evidence: recorders, stacks, logs, kernels; also where it is bad."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from everstep.archive import Member, pack
+from everstep.bus.errors import BlobMissingError
+from everstep.messages import BlobRef, Case, EvidencePiece, RankEnd, Stall
+from everstep_services.attribution.analyzers import nvrx
+from everstep_services.attribution.analyzers.panel import BUILT_IN, Panel
+from everstep_services.attribution.domain.combiner import CaseJudgement, combine
+from everstep_services.attribution.incident import Analyzer
+from tests.fakes import flight_dumps as fake
+from tests.unit.attribution.cases import case, end, lost_peer, raised
+
+KERNEL = b"[1.0] NVRM: Xid (PCI:0000:3b:00): 79, pid=71, GPU has fallen off the bus.\n"
+TRACEBACK = b"""Traceback (most recent call last):
+  File "/home/ann/train.py", line 31, in step
+    labels = batch["labels"]
+KeyError: 'labels'
+"""
+
+
+def with_evidence(of: Case, contents: Mapping[str, bytes], node: str = "n1") -> tuple[Case, Any]:
+    """The case with these pieces of evidence, and who fetches them."""
+    blobs = {kind: BlobRef(job="j", id=kind, size_bytes=1, parts=1) for kind in contents}
+    pieces = tuple(
+        EvidencePiece(evidence=kind, node=node, fact=f"f-{kind}", blob=blob)
+        for kind, blob in blobs.items()
+    )
+
+    async def fetch(ref: BlobRef) -> bytes:
+        if not contents[ref.id]:
+            raise BlobMissingError("it is older than the stream keeps")
+        return contents[ref.id]
+
+    return replace(of, evidence=pieces), fetch
+
+
+async def judged(
+    of: Case, contents: Mapping[str, bytes], analyzers: Mapping[str, Analyzer] = BUILT_IN
+) -> CaseJudgement:
+    whole, fetch = with_evidence(of, contents)
+    heard = await Panel(analyzers).hear(whole, fetch, 60.0)
+    return await asyncio.to_thread(combine, whole, heard.claims, heard.missing)
+
+
+def recorders(rank: int, at: int, world: int = 4) -> bytes:
+    """Dumps of all ranks; one rank has stopped calling collectives."""
+    group = fake.Group("0", "default_pg", tuple(range(world)))
+    calls = {one: [fake.Call(group, "all_reduce", ((4,),))] * 6 for one in range(world)}
+    job = fake.Job(world, [group], calls)
+    fake.leave(job, rank, at)
+    dumps = fake.play(job)
+    members = [Member(one, "json", json.dumps(dump).encode()) for one, dump in dumps.items()]
+    return pack(members, {})
+
+
+def stack(*frames: tuple[str, str, int]) -> bytes:
+    thread = {
+        "pid": 7, "thread_id": 1, "thread_name": "MainThread", "os_thread_id": 7, "active": True,
+        "owns_gil": False,
+        "frames": [
+            {"name": name, "filename": file, "short_filename": file, "line": line, "module": None}
+            for name, file, line in frames
+        ],
+    }  # fmt: skip
+    return json.dumps([thread]).encode()
+
+
+STEP = ("step", "/home/ann/train.py", 40)
+ALL_REDUCE = (
+    ("all_reduce", "/site-packages/torch/distributed/distributed_c10d.py", 3252),
+    ("wrapper", "/site-packages/torch/distributed/c10d_logger.py", 81),
+    STEP,
+)
+
+
+def stalls(*elsewhere: int) -> tuple[Stall, ...]:
+    where = "its main thread is at distributed_c10d.py:3252 in all_reduce"
+    return tuple(
+        Stall(
+            rank=rank, node="n0", fact=f"s{rank}", round=1, phase="step", waited_s=6, limit_s=5,
+            process_state="S",
+            blocked_in="its main thread is at train.py:25 in train" if rank in elsewhere else where,
+        )
+        for rank in range(4)
+    )  # fmt: skip
+
+
+HANG = case(trigger="rank_stalled")
+
+
+async def test_who_never_came_to_a_collective_is_named_from_the_recorders() -> None:
+    found = await judged(HANG, {"flight_recorder": recorders(2, 3)})
+    assert (found.cause, found.ranks, found.nodes) == ("user_code", (2,), ())
+    assert found.kind == "never_joined"
+
+
+async def test_ranks_that_call_two_groups_in_two_orders_are_all_named() -> None:
+    """Whose order is the wrong one nobody can tell; that it is the script's is sure."""
+    one, other = (fake.Group(str(n), f"group {n}", tuple(range(4))) for n in range(2))
+    here, there = (fake.Call(group, "all_reduce", ((3,),)) for group in (one, other))
+    calls = {rank: [here, there] if rank % 2 else [there, here] for rank in range(4)}
+    dumps = fake.play(fake.Job(4, [one, other], calls))
+    members = [Member(rank, "json", json.dumps(dump).encode()) for rank, dump in dumps.items()]
+    found = await judged(HANG, {"flight_recorder": pack(members, {})})
+    assert (found.cause, found.kind, found.ranks) == ("user_code", "cycle", (0, 1, 2, 3))
+    assert not found.is_inconclusive
+
+
+async def test_a_collective_that_a_dead_rank_has_torn_accuses_no_network() -> None:
+    """Recorders are read after it has ended, and its peers notice one by one."""
+    group = fake.Group("0", "default_pg", tuple(range(4)))
+    calls = {rank: [fake.Call(group, "all_reduce", ((4,),))] * 6 for rank in range(4)}
+    dumps = fake.play(fake.Job(4, [group], calls, unstarted={(2, "0", 5)}))
+    members = [Member(rank, "json", json.dumps(dump).encode()) for rank, dump in dumps.items()]
+    contents = {"flight_recorder": pack(members, {})}
+    timeout = raised(0, "RuntimeError", "Watchdog caught collective operation timeout: WorkNCCL(")
+    for waited in (HANG, case(ends=(timeout,))):
+        assert (await judged(waited, contents)).kind == "not_started"
+    assert not (await judged(case(ends=(lost_peer(0),)), contents)).others
+    found = await judged(case(ends=(lost_peer(0), KILLED)), contents)
+    assert (found.cause, found.kind, found.ranks) == ("unknown", "killed", (3,))
+    assert not found.others
+
+
+async def test_stacks_say_what_that_rank_does_instead() -> None:
+    members = [Member(rank, "json", stack(*ALL_REDUCE)) for rank in (0, 1, 3)]
+    loader = ("_try_get_data", "/site-packages/torch/utils/data/dataloader.py", 1251)
+    members.append(Member(2, "json", stack(loader, STEP)))
+    contents = {"stacks": pack(members, {}), "flight_recorder": recorders(2, 3)}
+    found = await judged(HANG, contents)
+    assert (found.cause, found.ranks) == ("data", (2,))
+    assert not found.is_inconclusive
+
+
+async def test_a_rank_that_reads_data_itself_is_held_up_by_its_data() -> None:
+    """That it came to no collective, and stalled outside of one, says less than where it is."""
+    sample = (
+        ("__getitem__", "/home/ann/data.py", 33),
+        ("fetch", "/site-packages/torch/utils/data/_utils/fetch.py", 54),
+        ("_next_data", "/site-packages/torch/utils/data/dataloader.py", 788),
+        STEP,
+    )
+    members = [Member(rank, "json", stack(*ALL_REDUCE)) for rank in (0, 1, 3)]
+    members.append(Member(2, "json", stack(*sample)))
+    contents = {"stacks": pack(members, {}), "flight_recorder": recorders(2, 3)}
+    found = await judged(replace(HANG, stalls=stalls(2)), contents)
+    assert (found.cause, found.ranks, found.is_inconclusive) == ("data", (2,), False)
+
+
+@pytest.mark.parametrize(
+    ("state", "cause"), [("T (stopped)", "host"), ("t (tracing stop)", "user_code")]
+)
+async def test_a_rank_that_somebody_has_stopped_is_the_hosts(state: str, cause: str) -> None:
+    """Its own stack looks as if it were busy, and others have stalled before it."""
+    standing = (("step", "/home/ann/train.py", 40),)
+    members = [Member(rank, "json", stack(*ALL_REDUCE)) for rank in (0, 1, 2)]
+    members.append(Member(3, "json", stack(*standing)))
+    status = f"Name:\tpython\nState:\t{state}\nTgid:\t7"
+    processes = {"ranks": {"2": {"status": "State:\tS"}, "3": {"pid": "7", "status": status}}}
+    contents = {"stacks": pack(members, {}), "process": json.dumps(processes).encode()}
+    found = await judged(HANG, contents)
+    assert (found.cause, found.ranks, found.nodes) == (cause, (3,), ())
+    assert not found.is_inconclusive
+
+
+def gpu_state(**reading: object) -> bytes:
+    gpu = {"index": 3, "uuid": "GPU-3", "gone": None, **reading}
+    return json.dumps({"said": [], "gpus": [gpu]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("reading", "words"),
+    [
+        ({"gone": "GPU 3 is lost"}, "GPU 3 is lost"),
+        ({"recovery_action": 1}, "it must be reset"),
+        ({"has_remap_failed": True}, "no spare left"),
+        ({"uncorrected": 2}, "2 uncorrectable memory errors"),
+        ({"fabric": {"is_joined": True, "is_route_bad": True}}, "route through the NVLink fabric"),
+    ],
+)
+async def test_a_gpu_in_a_bad_state_names_its_node(
+    reading: Mapping[str, object], words: str
+) -> None:
+    ends = (lost_peer(0), lost_peer(1))
+    found = await judged(case(ends=ends), {"gpu": gpu_state(**reading)})
+    assert (found.cause, found.nodes, found.advice) == ("gpu", ("n1",), "restart_without")
+    assert words in found.reason
+
+
+async def test_a_gpu_that_is_slowed_ends_no_training() -> None:
+    slow = gpu_state(slowed_by=["heat (hardware)"], temperature_c=92)
+    found = await judged(case(ends=(lost_peer(0),)), {"gpu": slow})
+    assert found.is_inconclusive
+    root = raised(3, "ValueError", "bad batch")
+    found = await judged(case(ends=(lost_peer(0), root)), {"gpu": slow})
+    assert (found.cause, found.nodes) == ("user_code", ())
+
+
+def groups(killed: int, used: int = 100, pressure: float = 0.0) -> bytes:
+    files = {
+        "memory.events": f"low 0\noom 3\noom_kill {killed}\noom_group_kill 0",
+        "memory.current": str(used),
+        "memory.max": "1000",
+        "memory.pressure": f"some avg10={pressure:.2f} avg60=0.00 total=7\nfull avg10=0.00",
+    }
+    return json.dumps({"ranks": {}, "groups": {"/sys/fs/cgroup": files}, "host": {}}).encode()
+
+
+KILLED = end(3, how="signal", exit_code=None, signal="SIGKILL")
+WORKER = raised(3, "RuntimeError", "DataLoader worker (pid 71) is killed by signal: Killed. ")
+
+
+@pytest.mark.parametrize(
+    ("one", "group", "cause"),
+    [
+        (KILLED, groups(0, used=990), "unknown"),
+        (KILLED, groups(1), "unknown"),  # as likely of long ago: its own end was not counted
+        (KILLED, groups(1, used=980), "host"),
+        (KILLED, groups(1, pressure=35.0), "host"),
+        (WORKER, groups(0), "data"),
+        (WORKER, groups(1), "host"),
+        (raised(3, "ValueError", "bad batch"), groups(9, used=999), "user_code"),
+    ],
+)
+async def test_a_kill_for_memory_is_the_hosts_where_the_kernel_counted_one(
+    one: RankEnd, group: bytes, cause: str
+) -> None:
+    """No node is to blame for the memory that a rank takes."""
+    found = await judged(case(ends=(lost_peer(0), one)), {"cgroup": group})
+    assert (found.cause, found.ranks, found.nodes) == (cause, (3,), ())
+    assert not found.is_inconclusive
+
+
+async def test_a_rank_that_is_ending_is_no_culprit_of_a_node_that_was_lost() -> None:
+    """It raised as it lost its peers, and others have not noticed yet."""
+    ending = (("_exitfunc", "/usr/lib/python3.11/weakref.py", 666),)
+    members = [Member(0, "json", stack(*ALL_REDUCE)), Member(1, "json", stack(*ending))]
+    of = case(trigger="node_lost", node="n1", nodes=2, reason="n1 is gone: nobody hears it")
+    found = await judged(of, {"stacks": pack(members, {}), "flight_recorder": recorders(2, 3)})
+    assert (found.cause, found.ranks, found.nodes) == ("host", of.ranks_of("n1"), ("n1",))
+    assert found.reason.startswith("n1 is gone: nobody hears it")
+
+
+async def test_where_there_is_no_other_evidence_the_stalls_own_words_tell() -> None:
+    found = await judged(case(trigger="rank_stalled", stalls=stalls(1)), {})
+    assert (found.cause, found.ranks) == ("user_code", (1,))
+    together = await judged(case(trigger="rank_stalled", stalls=stalls()), {})
+    assert together.is_inconclusive
+    assert together.ranks == ()
+
+
+def warned(step: int | None) -> Stall:
+    return Stall(
+        rank=1, node="n0", fact="s1", round=1, phase="section", section="data", waited_s=6,
+        limit_s=5, process_state="S", step=step, blocked_in="it waits for a pipe (pipe_read)",
+    )  # fmt: skip
+
+
+async def test_a_stall_that_only_warned_counts_for_less_than_one_that_ended_the_round() -> None:
+    """It stalled, and the others gave up before any limit that ends rounds was passed."""
+    ends = (lost_peer(0), lost_peer(3))
+    without = await judged(case(ends=ends, step=7), {})
+    assert 1 not in without.ranks
+    found = await judged(case(ends=ends, step=7, warned_stalls=(warned(7),)), {})
+    assert (found.cause, found.ranks, found.nodes) == ("data", (1,), ())
+    fatal = await judged(case(ends=ends, step=7, stalls=(warned(7),)), {})
+    assert fatal.ranks == (1,)
+    assert found.confidence < fatal.confidence
+
+
+@pytest.mark.parametrize("step", [6, None])
+async def test_a_stall_that_was_over_before_is_no_evidence(step: int | None) -> None:
+    found = await judged(
+        case(ends=(lost_peer(0), lost_peer(3)), step=7, warned_stalls=(warned(step),)), {}
+    )
+    assert 1 not in found.ranks
+
+
+async def test_a_kernel_that_lost_its_gpu_names_its_node() -> None:
+    ends = (lost_peer(0), lost_peer(1))
+    found = await judged(case(ends=ends), {"kernel_log": KERNEL})
+    assert (found.cause, found.nodes, found.advice) == ("gpu", ("n1",), "restart_without")
+
+
+LAUNCH = "CUDA error: unspecified launch failure"
+
+
+@pytest.mark.parametrize(
+    ("pids", "ranks"),
+    [
+        ({3: 71, 2: 72}, (3,)),  # the kernel's line has the process
+        ({3: 5}, (3,)),  # of another namespace, and only one rank died so
+        ({3: 5, 2: 6}, ()),
+    ],
+)
+async def test_a_device_that_rank_and_kernel_report_is_the_cause(
+    pids: dict[int, int], ranks: tuple[int, ...]
+) -> None:
+    """Both are evidence; where several ranks died, the kernel's process tells which device."""
+    ends = [raised(rank, "AcceleratorError", LAUNCH, pid=pid) for rank, pid in pids.items()]
+    without = await judged(case(ends=(lost_peer(0), *ends)), {})
+    assert without.cause == "user_code"
+    found = await judged(case(ends=(lost_peer(0), *ends)), {"kernel_log": KERNEL})
+    assert (found.cause, found.nodes, found.advice) == ("gpu", ("n1",), "restart_without")
+    assert found.ranks == ranks
+    if ranks:
+        facts = {claim.fact for claim, weight in found.evidence if weight > 0}
+        assert {"f-kernel_log", f"end-{ranks[0]}"} <= facts
+
+
+async def test_a_device_of_another_node_explains_no_rank() -> None:
+    ends = (lost_peer(2), raised(0, "AcceleratorError", LAUNCH, pid=71))
+    found = await judged(case(ends=ends), {"kernel_log": KERNEL})
+    assert 0 not in found.ranks or found.cause != "gpu"
+
+
+SEGFAULT = b"[ 2531.724919] python[5547]: segfault at 0 ip 00007fa98a385ad8 error 4 in libc.so.6\n"
+
+
+async def test_a_crash_in_the_kernels_log_may_be_of_another_job() -> None:
+    """The log is of the whole node: it counts where a rank ended in that way."""
+    root = raised(3, "ValueError", "batch 17 has no labels")
+    found = await judged(case(ends=(lost_peer(0), root)), {"kernel_log": SEGFAULT})
+    assert (found.cause, found.ranks) == ("user_code", (3,))
+    found = await judged(case(trigger="rank_stalled"), {"kernel_log": SEGFAULT})
+    assert found.is_inconclusive
+    crashed = end(3, how="signal", exit_code=None, signal="SIGSEGV")
+    found = await judged(case(ends=(lost_peer(0), crashed)), {"kernel_log": SEGFAULT})
+    assert (found.kind, found.ranks) == ("segfault", (3,))
+    assert "another process" not in found.reason
+
+
+def pages(*phases: tuple[str, float]) -> bytes:
+    ranks = {
+        str(rank): {"page": {"phase": phase, "progress_s": at_s}}
+        for rank, (phase, at_s) in enumerate(phases)
+    }
+    return json.dumps({"now_s": 9.0, "ranks": ranks}).encode()
+
+
+async def test_a_script_that_ended_well_before_the_others_lost_it_has_left_them() -> None:
+    """Exit code 0 amid the training, where its process had not yet gone (A7.1)."""
+    lost = (lost_peer(0), lost_peer(2), lost_peer(3))
+    early = pages(("ended", 8.0), ("ended", 7.5), ("ended", 8.1), ("script", 7.9))
+    found = await judged(case(ends=lost), {"page": early})
+    assert (found.cause, found.kind, found.ranks) == ("user_code", "left_early", (1,))
+    late = pages(("ended", 8.0), ("ended", 8.5), ("ended", 8.1), ("script", 7.9))
+    assert (await judged(case(ends=lost), {"page": late})).kind != "left_early"
+    root = raised(3, "ValueError", "batch 17 has no labels")
+    found = await judged(case(ends=(lost_peer(0), root)), {"page": early})
+    assert (found.kind, found.ranks) == ("python_exception", (3,))
+
+
+async def test_logs_name_the_rank_where_its_end_says_nothing() -> None:
+    log = pack([Member(3, "txt", TRACEBACK)], {2: "the rank had exited"})
+    found = await judged(case(ends=(lost_peer(0),)), {"log": log})
+    assert (found.cause, found.ranks) == ("user_code", (3,))
+    assert "log of rank 2: the rank had exited" in found.missing
+
+
+BAD = {
+    "gone": b"",
+    "cut": recorders(1, 2)[:200],
+    "not an archive": b"\x1f\x8b" + bytes(50),
+    "pickle": pack([Member(0, "pickle", b"cposix\nsystem\n(S'id'\ntR.")], {}),
+    "deep": pack([Member(0, "json", b"[" * 100_000)], {}),
+    "other encoding": pack([Member(0, "json", "ä".encode("utf-16") * 1000)], {}),
+}
+
+
+@pytest.mark.parametrize(
+    "kind", ["flight_recorder", "stacks", "log", "kernel_log", "gpu", "cgroup", "process"]
+)
+@pytest.mark.parametrize("name", sorted(BAD))
+async def test_evidence_that_cannot_be_read_is_missing_and_hides_nothing(
+    kind: str, name: str
+) -> None:
+    """A13.3: hostile, cut short, or gone."""
+    whole, fetch = with_evidence(case(ends=(lost_peer(0),), stalls=stalls(1)), {kind: BAD[name]})
+    heard = await Panel(BUILT_IN).hear(whole, fetch, 60.0)
+    assert not [text for text in heard.missing if text.startswith("analyzer")]
+    found = await asyncio.to_thread(combine, whole, heard.claims, heard.missing)
+    assert (found.ranks, found.nodes) == ((1,), ())
+
+
+class TheirAnalyzer:
+    """In the shape of NVRx's base class."""
+
+    async def preprocess_input(self, data: Mapping[int, str]) -> list[int]:
+        return sorted(rank for rank, text in data.items() if "KeyError" in text)
+
+    def run_attribution(self, data: list[int]) -> str:
+        return f"hanging ranks: {data}"
+
+    async def print_output(self, data: str) -> tuple[str, str]:
+        return data, "CONTINUE"
+
+
+async def test_an_analyzer_of_nvrx_is_a_plug_in_by_one_line() -> None:
+    """Its ranks are a place; the causes come from others."""
+    log = pack([Member(3, "txt", TRACEBACK)], {})
+    analyzers = {**BUILT_IN, "theirs": nvrx.adapted(TheirAnalyzer())}
+    found = await judged(case(ends=(lost_peer(0),)), {"log": log}, analyzers)
+    named = [claim for claim, _ in found.evidence if claim.analyzer == "theirs"]
+    assert [(claim.ranks, claim.role) for claim in named] == [((3,), "place")]

@@ -1,0 +1,386 @@
+"""Everstep in Lightning.
+
+trainer = Trainer(
+    callbacks=[LightningCallback(local_every_n_train_steps=20)],
+    plugins=[AsyncLightningCheckpointIO()],
+)
+trainer.fit(model, ckpt_path=newest_for_all("checkpoints"))
+"""
+
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+
+from trainer_sdk.checkpoint import Checkpointer, FileSaver
+from trainer_sdk.checkpoint.save.request import SaveHandle
+from trainer_sdk.integrations import resume, seals
+from trainer_sdk.integrations.framework_session import FrameworkSession, check_version, harmless
+from trainer_sdk.integrations.sealer import Sealer
+from trainer_sdk.sdk_log import warn_once
+
+__all__ = [
+    "AsyncLightningCheckpointIO",
+    "LightningCallback",
+    "LightningCheckpointIO",
+    "newest_for_all",
+]
+
+_SETUP, _STEP, _CHECKPOINT, _EVALUATION = "setup", "step", "checkpointing", "evaluation"
+_SUFFIX = ".ckpt"
+_FINISHED = "everstep-finished.json"
+_IN_FLIGHT = 2
+"""Lightning often saves twice at once: a numbered file, and the last one."""
+
+
+class LightningCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]  # untyped where it is absent
+    """A `CheckpointIO`: Lightning's files, durable when the call returns, and then sealed."""
+
+    def __init__(self) -> None:
+        check_version("lightning", "2.6.1", "2.7")
+        super().__init__()
+        self._files: FileSaver | None = None
+        self._sealer = Sealer()
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
+    ) -> None:
+        """Save, and wait until the file is durable."""
+        handle = self._schedule(checkpoint, path, storage_options)
+        handle.wait()
+        self._finalize()
+        if handle.error is not None:
+            raise handle.error
+
+    def load_checkpoint(self, path: Any, *given: Any, **named: Any) -> dict[str, Any]:
+        """Load, after all saves are durable; a damaged file is refused."""
+        self._finalize(blocking=True)
+        checkpoint = seals.check(path)
+        if checkpoint.state == "damaged":
+            raise ValueError(
+                f"{path} is damaged: {checkpoint.reason}; resume from the one that "
+                "newest_for_all(…) finds"
+            )
+        loaded: dict[str, Any] = super().load_checkpoint(path, *given, **named)
+        return loaded
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Remove a file and its seal, once its save is over."""
+        self._finalize(blocking=True)
+        seals.unseal(path)
+        super().remove_checkpoint(path)
+
+    def teardown(self) -> None:
+        """Wait for the last save."""
+        files, self._files = self._files, None
+        try:
+            if files is not None:
+                files.close()
+        finally:
+            self._sealer.all_saved()
+            self._sealer.close()
+            super().teardown()
+
+    def poll(self) -> None:
+        """Have files sealed that are durable; `LightningCallback` calls it after each step."""
+        self._finalize()
+
+    def _schedule(self, checkpoint: dict[str, Any], path: Any, options: Any | None) -> SaveHandle:
+        if options is not None:
+            raise TypeError(f"storage_options has no effect here, and is {options!r}: leave it out")
+        place = os.fspath(path)
+        if self._files is None:
+            self._files = FileSaver(on_error="fatal", in_flight=_IN_FLIGHT)
+        os.makedirs(os.path.dirname(os.path.abspath(place)), exist_ok=True)
+        step = checkpoint.get("global_step")
+        seals.unseal(place)  # of a file that is replaced
+        seal = partial(self._sealer.saved, place, step if isinstance(step, int) else 0)
+        return self._files.schedule(checkpoint, place, finalize=(seal,))
+
+    def _finalize(self, *, blocking: bool = False) -> None:
+        if self._files is not None:
+            self._files.maybe_finalize(blocking=blocking)
+            self._sealer.all_saved()  # only one rank writes a file
+
+
+class AsyncLightningCheckpointIO(LightningCheckpointIO):
+    """The same, but a save returns once the checkpoint is copied; at most one is being written.
+
+    A failed save raises at the next save, or at the end, as Lightning's `AsyncCheckpointIO` does.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
+    ) -> None:
+        """Copy the checkpoint, and write it in the background."""
+        self._finalize()
+        self._schedule(checkpoint, path, storage_options)
+
+    def wait(self) -> None:
+        """Wait until all saves are durable."""
+        self._finalize(blocking=True)
+
+
+class LightningCallback(Callback):  # type: ignore[misc]  # untyped where it is absent
+    """Reports progress, sections and metrics; saves and ends when the training must stop.
+
+    `dirpath` is the folder of the checkpoint of a preemption, by default that of the Trainer's
+    first `ModelCheckpoint`. With `local_every_n_train_steps`, states are also kept in the memory of
+    the nodes, and a resume takes the newest of them if it is newer than `ckpt_path`.
+    With `autoresume`, a training that has finished is noted in `dirpath`, and skipped when it is
+    started again. `stragglers` measures kernels and sections on the accelerator, too.
+    """
+
+    def __init__(
+        self,
+        *,
+        dirpath: "str | os.PathLike[str]" = "",
+        autoresume: bool = False,
+        local_every_n_train_steps: int = 0,
+        stragglers: bool = False,
+    ) -> None:
+        check_version("lightning", "2.6.1", "2.7")
+        self._run = FrameworkSession("Lightning")
+        self._dirpath = os.fspath(dirpath)
+        self._autoresume = autoresume
+        self._local_every = local_every_n_train_steps
+        self._stragglers = stragglers
+        self._local: Checkpointer | None = None
+        self._step = 0
+        self._unwrap: Callable[[], None] | None = None
+        self._run.begin(_SETUP)
+
+    @harmless
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Have saves measured; skip the training if it has finished."""
+        del pl_module
+        if stage != "fit":
+            return
+        self._run.begin(_SETUP)
+        self._measure_saves(trainer)
+        if self._autoresume and os.path.exists(self._finished_mark(trainer)):
+            warn_once(
+                f"this training has finished, by {self._finished_mark(trainer)}: it is skipped; "
+                "remove that file to train on"
+            )
+            trainer.limit_train_batches = 0
+            trainer.limit_val_batches = 0
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Restore the newest state that is in memory, if it is newer than the file."""
+        if self._local_every and self._run.is_reporting:
+            # Its errors are of the resume, and the training must not begin from a wrong state.
+            self._local = Checkpointer(memory_every=self._local_every)
+            _restore_local(self._local, trainer, pl_module)
+
+    @harmless
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note where the training begins, and where it ends."""
+        del pl_module
+        self._step = trainer.global_step
+        self._run.start_at(self._step, _total_steps(trainer))
+        if self._stragglers and torch.cuda.is_available():
+            self._run.session.time_device()
+            self._run.session.trace_kernels()
+
+    @harmless
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Enter the section of a step."""
+        del trainer, pl_module, batch, batch_idx
+        self._run.end_all()
+        self._run.begin(_STEP)
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Note a finished step; save, and end, where that is due."""
+        del outputs, batch, batch_idx
+        self._note_step(trainer)
+        self._save_in_memory(trainer, pl_module)
+        if self._run.should_stop:
+            self._save_and_stop(trainer)
+        elif self._run.should_save:
+            self._save(trainer)
+
+    @harmless
+    def on_validation_batch_start(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Enter the section of the evaluation."""
+        del trainer, pl_module, batch, batch_idx, dataloader_idx
+        self._run.begin(_EVALUATION)
+
+    @harmless
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Note progress of the evaluation."""
+        del trainer, pl_module, outputs, batch, batch_idx, dataloader_idx
+        self._run.heartbeat()
+
+    @harmless
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the section of the evaluation."""
+        del trainer, pl_module
+        self._run.end(_EVALUATION)
+
+    @harmless
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note that the training has finished, if it has."""
+        del pl_module
+        self._run.end_all()
+        if self._autoresume and trainer.is_global_zero and _is_finished(trainer):
+            place = self._finished_mark(trainer)
+            os.makedirs(os.path.dirname(place), exist_ok=True)
+            with open(place, "wb") as file:
+                file.write(msgspec.json.encode({"step": trainer.global_step, "at": time.time_ns()}))
+
+    @harmless
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Release what `setup` and `on_fit_start` have made."""
+        del trainer, pl_module, stage
+        self._run.end_all()
+        if self._unwrap is not None:
+            self._unwrap()
+            self._unwrap = None
+        local, self._local = self._local, None
+        if local is not None:
+            local.close()
+
+    @harmless
+    def _note_step(self, trainer: Trainer) -> None:
+        self._run.end_all()
+        if trainer.global_step == self._step:  # gradients are accumulated
+            self._run.heartbeat()
+            return
+        self._step = trainer.global_step
+        self._run.step(self._step)
+        for name, value in trainer.callback_metrics.items():
+            self._run.session.report(str(name), float(value))
+
+        poll = getattr(trainer.strategy.checkpoint_io, "poll", None)
+        if poll is not None:
+            poll()
+
+    @harmless
+    def _save_in_memory(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._local is not None and self._step % self._local_every == 0:
+            self._local.save(self._step, _live_state(trainer, pl_module), to_root=False)
+
+    def _save(self, trainer: Trainer) -> None:
+        path = os.path.join(self._folder(trainer), f"everstep-step={self._step}{_SUFFIX}")
+        trainer.save_checkpoint(path)
+        wait = getattr(trainer.strategy.checkpoint_io, "wait", None)
+        if wait is not None and trainer.is_global_zero:
+            wait()
+
+    def _save_and_stop(self, trainer: Trainer) -> None:
+        self._save(trainer)
+        trainer.should_stop = True
+        trainer.limit_val_batches = 0  # the time until the node is gone is for the save
+        trainer.fit_loop.min_steps = trainer.fit_loop.min_epochs = None  # they would go on
+
+    def _folder(self, trainer: Trainer) -> str:
+        callback = trainer.checkpoint_callback
+        own = self._dirpath or getattr(callback, "dirpath", None) or trainer.default_root_dir
+        return os.path.abspath(own)
+
+    def _finished_mark(self, trainer: Trainer) -> str:
+        return os.path.join(self._folder(trainer), _FINISHED)
+
+    def _measure_saves(self, trainer: Trainer) -> None:
+        """Have each save of the strategy, from wherever it is called, be in a section."""
+        strategy = trainer.strategy
+        plain = strategy.save_checkpoint
+
+        def save_checkpoint(*given: Any, **named: Any) -> None:
+            self._run.begin(_CHECKPOINT)
+            try:
+                plain(*given, **named)
+            finally:
+                self._run.end(_CHECKPOINT)
+
+        def unwrap() -> None:
+            strategy.save_checkpoint = plain
+
+        strategy.save_checkpoint = save_checkpoint
+        self._unwrap = unwrap
+
+
+class _Progress:
+    """Loops and schedulers of a Trainer, as one value of a state."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        """The progress of loops, and the states of schedulers."""
+        schedulers = [
+            config.scheduler.state_dict() for config in self._trainer.lr_scheduler_configs
+        ]
+        return {"whole": ({"loop": self._trainer.fit_loop.state_dict(), "lr": schedulers},)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from this progress."""
+        (whole,) = state["whole"]
+        self._trainer.fit_loop.load_state_dict(whole["loop"])
+        for config, saved in zip(self._trainer.lr_scheduler_configs, whole["lr"], strict=True):
+            config.scheduler.load_state_dict(saved)
+
+
+def _live_state(trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+    """The objects that have the state of a training on this rank."""
+    optimizers = {f"optimizer_{number}": each for number, each in enumerate(trainer.optimizers)}
+    return {"model": pl_module, "progress": _Progress(trainer), **optimizers}
+
+
+def _restore_local(saves: Checkpointer, trainer: Trainer, pl_module: LightningModule) -> None:
+    """Restore the newest state in memory, unless a file that is as new is about to be restored."""
+    latest = saves.latest()
+    connector = trainer._checkpoint_connector  # noqa: SLF001 - Lightning has no public name
+    file = connector._loaded_checkpoint  # noqa: SLF001
+    if latest is None or latest.step <= file.get("global_step", -1):
+        return
+    if saves.restore(_live_state(trainer, pl_module)) is not None:
+        connector._loaded_checkpoint = {}  # noqa: SLF001 - else the older file replaces it
+
+
+def _total_steps(trainer: Trainer) -> int | None:
+    total = trainer.max_steps if trainer.max_steps > 0 else trainer.estimated_stepping_batches
+    return int(total) if total and total != float("inf") else None
+
+
+def _is_finished(trainer: Trainer) -> bool:
+    """Whether the last step or epoch is done, so that a restart would train no further."""
+    steps, epochs = trainer.max_steps, trainer.max_epochs
+    made = trainer.fit_loop.epoch_progress.current.processed
+    return (steps > 0 and trainer.global_step >= steps) or ((epochs or -1) > 0 and made >= epochs)
+
+
+def newest_for_all(folder: "str | os.PathLike[str]") -> str | None:
+    """The newest verified `.ckpt` of a folder, by its last step, for `Trainer.fit(ckpt_path=…)`."""
+    return resume.newest_for_all(folder, prefix="", suffix=_SUFFIX)

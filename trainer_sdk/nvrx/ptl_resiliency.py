@@ -1,0 +1,446 @@
+"""NVRx's callbacks for Lightning, over the client, the detector and the local checkpoints here."""
+
+import json
+import logging
+import math
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from trainer_sdk.checkpoint.rank_group import RankGroup, group_of_all
+from trainer_sdk.nvrx.fault_tolerance import (
+    RankMonitorClient,
+    WorkloadAction,
+    WorkloadControlRequest,
+)
+from trainer_sdk.nvrx.straggler import CallableId, Detector, Report, StragglerId
+from trainer_sdk.sdk_log import warn_once
+
+if TYPE_CHECKING:
+    Callback = object
+else:
+    try:
+        from lightning.pytorch import Callback
+    except ImportError:
+        from pytorch_lightning import Callback
+
+FINISHED_VARIABLE = "FAULT_TOL_FINISHED_FLAG_FILE"
+_FAULTS = ("random", "rank_killed", "rank_hung")
+_LEAST_ITERATIONS = 2
+ExceptionPolicy = Callable[[BaseException], WorkloadControlRequest]
+
+
+@dataclass
+class SimulatedFaultParams:
+    """A fault that a rank makes on purpose, some time after the start."""
+
+    fault_type: str
+    base_delay: float
+    rand_delay: float = 0.0
+    rank_to_fail: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.fault_type not in _FAULTS:
+            raise ValueError(f"fault_type {self.fault_type!r}: it is one of {', '.join(_FAULTS)}")
+
+
+def setup_simulated_fault(fault_desc: SimulatedFaultParams) -> None:
+    """Make the fault later, in one rank; all ranks call it together."""
+    group = group_of_all()
+    draw = random.Random()  # noqa: S311 - which rank fails is not a secret
+    named = fault_desc.rank_to_fail
+    chosen = draw.randrange(group.size) if named is None else named
+    kind = draw.choice(_FAULTS[1:]) if fault_desc.fault_type == "random" else fault_desc.fault_type
+    delay_s = fault_desc.base_delay + draw.random() * fault_desc.rand_delay
+    rank, kind, delay_s = group.follow((chosen, kind, delay_s), tuple[int, str, float])
+    if rank == group.rank:
+        number = signal.SIGKILL if kind == "rank_killed" else signal.SIGSTOP
+        threading.Thread(target=_signal_later, args=(delay_s, number), daemon=True).start()
+
+
+def _signal_later(delay_s: float, number: signal.Signals) -> None:
+    time.sleep(delay_s)
+    os.kill(os.getpid(), number)
+
+
+class _Monitored(Callback):
+    """The common part of both callbacks: client, saved limits, the flag of a finished training."""
+
+    TIMEOUTS_FILENAME = "_ft_state.json"
+    FT_DIR_NAME = "ft_state"
+
+    def __init__(
+        self,
+        autoresume: bool,
+        calculate_timeouts: bool,
+        simulated_fault_params: "SimulatedFaultParams | Mapping[str, Any] | None" = None,
+        exp_dir: "str | Path | None" = None,
+        logger_name: str | None = "nemo_logger.FaultToleranceCallback",
+    ) -> None:
+        self.autoresume = autoresume
+        self.calculate_timeouts = calculate_timeouts
+        if isinstance(simulated_fault_params, Mapping):
+            simulated_fault_params = SimulatedFaultParams(**simulated_fault_params)
+        self.simulated_fault_params = simulated_fault_params
+        self.exp_dir = None if exp_dir is None else Path(exp_dir)
+        self._logger = logging.getLogger(logger_name or __name__)
+        self.fault_tol_client: RankMonitorClient | None = None
+        self.iterations = 0
+        self.has_loaded = self.has_saved = False
+        self.error: BaseException | None = None
+        self._state_file = Path()
+        self._is_first = True
+        if autoresume and not os.environ.get(FINISHED_VARIABLE):  # noqa: TID251
+            raise RuntimeError(
+                f"autoresume needs the variable {FINISHED_VARIABLE}: the file to touch"
+            )
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether monitoring has begun."""
+        return self.fault_tol_client is not None
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002
+        """Begin, for a training."""
+        if stage != "fit" or self.is_initialized:
+            return
+        self._is_first = trainer.global_rank == 0
+        folder = self.exp_dir or Path(trainer.default_root_dir)
+        self._state_file = folder / self.FT_DIR_NAME / self.TIMEOUTS_FILENAME
+        self.fault_tol_client = client = RankMonitorClient()
+        client.init_workload_monitoring()
+        if self.calculate_timeouts and self._state_file.is_file():
+            client.load_state_dict(json.loads(self._state_file.read_text(encoding="utf-8")))
+        limits = client.hb_timeouts, client.section_timeouts
+        self._report(f"Fault tolerance client initialized. Timeouts: {limits}")
+        if self.simulated_fault_params is not None:
+            setup_simulated_fault(self.simulated_fault_params)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002
+        """End; a finished training touches its flag file."""
+        if self.fault_tol_client is None:
+            return
+        if self.error is None:
+            self._update(is_final=True)
+        if self.autoresume and self._is_finished(trainer):
+            self._finish()
+        self.fault_tol_client.shutdown_workload_monitoring()
+        self.fault_tol_client = None
+
+    def on_load_checkpoint(self, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Note that the training has resumed."""
+        self.has_loaded = True
+
+    def on_save_checkpoint(self, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Note that the training saves."""
+        self.has_saved = True
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
+        """Note the error, unless it is a regular end."""
+        if not (isinstance(exception, SystemExit) and not exception.code):
+            self.error = exception
+
+    def _update(self, *, is_final: bool) -> None:
+        raise NotImplementedError
+
+    def _calculated(self, calculate: Callable[[], bool]) -> None:
+        assert self.fault_tol_client is not None
+        self._report("Updating FT timeouts...")
+        if not calculate():
+            return
+        client = self.fault_tol_client
+        limits = client.hb_timeouts, client.section_timeouts
+        self._report(f"Updated FT timeouts. New values: {limits}")
+        if self._is_first:
+            self._state_file.parent.mkdir(parents=True, exist_ok=True)
+            self._state_file.write_text(json.dumps(client.state_dict()), encoding="utf-8")
+
+    def _is_finished(self, trainer: Any) -> bool:
+        """Whether nothing is left to do: the end was reached, or there was no further iteration."""
+        if self.error is not None:
+            return False
+        steps, epochs = trainer.max_steps, trainer.max_epochs
+        reached = (steps is not None and 0 <= steps <= trainer.global_step) or (
+            epochs is not None and 0 <= epochs <= trainer.current_epoch
+        )
+        return reached or self.iterations <= 1
+
+    def _finish(self) -> None:
+        if self._is_first:
+            Path(os.environ[FINISHED_VARIABLE]).touch()  # noqa: TID251 - NVRx's variable
+
+    def _report(self, text: str) -> None:
+        if self._is_first:
+            self._logger.info("[%s@rank0] %s", type(self).__name__, text)
+
+
+class FaultToleranceCallback(_Monitored):
+    """Heartbeats after each batch."""
+
+    def on_train_start(self, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Beat."""
+        self._beat()
+
+    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Beat."""
+        self.iterations += 1
+        self._beat()
+
+    def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Beat."""
+        self._beat()
+
+    def _beat(self) -> None:
+        if self.fault_tol_client is not None:
+            self.fault_tol_client.send_heartbeat()
+
+    def _update(self, *, is_final: bool) -> None:
+        is_typical = self.has_loaded and self.has_saved and self.iterations >= _LEAST_ITERATIONS
+        if self.calculate_timeouts and is_typical and is_final:
+            assert self.fault_tol_client is not None
+            self._calculated(self.fault_tol_client.calculate_and_set_hb_timeouts)
+
+
+class FaultToleranceSectionsCallback(_Monitored):
+    """Sections `setup`, `step` and `checkpointing`; a validation step is `validation`."""
+
+    TIMEOUTS_FILENAME = "_ft_state_.json"
+    MIN_TR_ITERS_FOR_STEP_TIMEOUT_UPDATE = 16
+
+    def __init__(
+        self,
+        autoresume: bool,
+        calculate_timeouts: bool,
+        simulated_fault_params: "SimulatedFaultParams | Mapping[str, Any] | None" = None,
+        exp_dir: "str | Path | None" = None,
+        logger_name: str | None = "nemo_logger.FaultToleranceCallback",
+        exc_handling_policy: ExceptionPolicy | None = None,
+    ) -> None:
+        super().__init__(
+            autoresume, calculate_timeouts, simulated_fault_params, exp_dir, logger_name
+        )
+        self.exc_handling_policy = exc_handling_policy
+        self._is_setting_up = False
+        self._depth = 0
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Begin, in the section `setup`."""
+        is_new = not self.is_initialized
+        super().setup(trainer, pl_module, stage)
+        if self.fault_tol_client is None or not is_new:
+            return
+        named = set((self.fault_tol_client.cfg or _NOTHING).rank_section_timeouts)
+        if unknown := named - {"setup", "step", "checkpointing", "validation"}:
+            warn_once(f"this callback has no sections {sorted(unknown)}: limits of them do not act")
+        strategy = trainer.strategy
+        for owner, name, section in (
+            (strategy, "training_step", "step"),
+            (strategy, "validation_step", "validation"),
+            (strategy, "save_checkpoint", "checkpointing"),
+            (strategy, "remove_checkpoint", "checkpointing"),
+            (trainer.strategy.checkpoint_io, "maybe_finalize_save_checkpoint", "checkpointing"),
+        ):
+            if callable(getattr(owner, name, None)):
+                setattr(owner, name, self._inside(getattr(owner, name), section))
+        self.fault_tol_client.start_section("setup")
+        self._is_setting_up = True
+
+    def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Leave the section `setup`."""
+        self._end_setup()
+
+    def on_validation_batch_start(self, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Leave the section `setup`."""
+        self._end_setup()
+
+    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Count."""
+        self.iterations += 1
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Ask for what the policy says about the error."""
+        super().on_exception(trainer, pl_module, exception)
+        if self.exc_handling_policy is None or self.fault_tol_client is None:
+            return
+        request = self.exc_handling_policy(exception)
+        self.fault_tol_client.send_workload_control_request(request)
+        if request.action is WorkloadAction.ShutdownWorkload and self.autoresume:
+            self._finish()
+
+    def _end_setup(self) -> None:
+        if self._is_setting_up and self.fault_tol_client is not None:
+            self._is_setting_up = False
+            self.fault_tol_client.end_section("setup")
+
+    def _inside(self, call: Callable[..., Any], section: str) -> Callable[..., Any]:
+        @wraps(call)
+        def measured(*args: Any, **kwargs: Any) -> Any:
+            client = self.fault_tol_client
+            if client is None or (section == "checkpointing" and self._depth):
+                return call(*args, **kwargs)
+            self._end_setup()
+            self._depth += 1
+            client.start_section(section)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                client.end_section(section)
+                self._depth -= 1
+
+        return measured
+
+    def _update(self, *, is_final: bool) -> None:
+        if not self.calculate_timeouts:
+            return
+        is_steady = self.iterations > self.MIN_TR_ITERS_FOR_STEP_TIMEOUT_UPDATE
+        seen = {"setup": self.has_loaded, "step": is_steady, "checkpointing": self.has_saved}
+        sections = [name for name, is_typical in seen.items() if is_typical]
+        if sections:
+            assert self.fault_tol_client is not None
+            is_whole = is_final and all(seen.values())
+            self._calculated(
+                lambda: self._of_sections(sections, is_whole),
+            )
+
+    def _of_sections(self, sections: Collection[str], is_whole: bool) -> bool:
+        assert self.fault_tol_client is not None
+        return self.fault_tol_client.calculate_and_set_section_timeouts(
+            sections, calc_out_of_section=is_whole, skip_if_not_ready=True
+        )
+
+
+class _Nothing:
+    rank_section_timeouts: Mapping[str, float | None] = {}
+
+
+_NOTHING = _Nothing()
+
+
+class StragglerDetectionCallback(Callback):
+    """Reports the scores of GPUs, and ends the training if it must, at slow ones."""
+
+    def __init__(  # noqa: PLR0913 - NVRx's arguments
+        self,
+        report_time_interval: float,
+        calc_relative_gpu_perf: bool,
+        calc_individual_gpu_perf: bool,
+        num_gpu_perf_scores_to_print: int,
+        gpu_relative_perf_threshold: float,
+        gpu_individual_perf_threshold: float,
+        stop_if_detected: bool,
+        enable_ptl_logging: bool,
+        profiling_interval: int = 1,
+        logger_name: str | None = "nemo_logger.StragglerDetectionCallback",
+    ) -> None:
+        self.report_time_interval = report_time_interval
+        self.profiling_interval = profiling_interval
+        self.scores = [
+            name
+            for name, is_wanted in (
+                ("relative_perf_scores", calc_relative_gpu_perf),
+                ("individual_perf_scores", calc_individual_gpu_perf),
+            )
+            if is_wanted
+        ]
+        if not self.scores:
+            raise ValueError(
+                "give calc_relative_gpu_perf=True or calc_individual_gpu_perf=True: else there is "
+                "nothing to report"
+            )
+        self.num_gpu_perf_scores_to_print = num_gpu_perf_scores_to_print
+        self.gpu_relative_perf_threshold = gpu_relative_perf_threshold
+        self.gpu_individual_perf_threshold = gpu_individual_perf_threshold
+        self.stop_if_detected = stop_if_detected
+        self.enable_ptl_logging = enable_ptl_logging
+        self._logger = logging.getLogger(logger_name or __name__)
+        self._group = RankGroup(None)
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002
+        """Begin, for a training."""
+        if stage != "fit":
+            return
+        self._group = group_of_all()
+        Detector.initialize(
+            self.scores,
+            gather_on_rank0=True,
+            profiling_interval=self.profiling_interval,
+            report_time_interval=self.report_time_interval,
+        )
+        Detector.wrap_callables([CallableId(trainer.strategy, "training_step")])
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002
+        """End."""
+        Detector.shutdown()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Report, if a report is due."""
+        report = Detector.generate_report_if_interval_elapsed()
+        if not Detector.is_interval_elapsed():
+            return
+        is_slow = report is not None and self._handle(pl_module, report)
+        if self.stop_if_detected and self._group.follow(is_slow, bool):
+            self._logger.error("Detected stragglers. Terminating training...")
+            self._stop(trainer)
+
+    def _handle(self, pl_module: Any, report: Report) -> bool:
+        self._logger.info(
+            "Straggler report processing time: %.3f sec.", report.generate_report_elapsed_time
+        )
+        for kind, scores in (
+            ("relative", report.gpu_relative_perf_scores),
+            ("individual", report.gpu_individual_perf_scores),
+        ):
+            comparable = {rank: score for rank, score in scores.items() if not math.isnan(score)}
+            if comparable and self.num_gpu_perf_scores_to_print:
+                self._print(kind, comparable, report)
+            if comparable and self.enable_ptl_logging:
+                for name, figure in (("min", min), ("median", median), ("max", max)):
+                    metric = f"gpu_{kind}_perf/{name}"
+                    pl_module.log(metric, figure(comparable.values()), rank_zero_only=True)
+        slow = report.identify_stragglers(
+            gpu_rel_threshold=self.gpu_relative_perf_threshold,
+            gpu_indiv_threshold=self.gpu_individual_perf_threshold,
+        )
+        relative, individual = slow["straggler_gpus_relative"], slow["straggler_gpus_individual"]
+        if relative:
+            self._warn("Some GPUs have worse relative performance", relative)
+        if individual:
+            self._warn("Some GPUs performance dropped", individual)
+        return bool(relative or individual)
+
+    def _print(self, kind: str, scores: Mapping[int, float], report: Report) -> None:
+        ordered = sorted(scores.items(), key=lambda item: item[1])
+        shown = ", ".join(
+            f"rank {rank} ({report.rank_to_node.get(rank, '')}): {score:.2f}"
+            for rank, score in ordered[: self.num_gpu_perf_scores_to_print]
+        )
+        self._logger.info("GPU %s performance: worst %s", kind, shown)
+
+    def _warn(self, text: str, slow: set[StragglerId]) -> None:
+        ranks = ", ".join(f"{each.rank} ({each.node})" for each in sorted(slow, key=_rank_of))
+        self._logger.warning("STRAGGLER DETECTION WARNING: %s. Affected ranks: %s", text, ranks)
+
+    @staticmethod
+    def _stop(trainer: Any) -> None:
+        """Save a last checkpoint, and exit."""
+        for callback in getattr(trainer, "checkpoint_callbacks", ()):
+            if getattr(callback, "save_last", None):
+                candidates = callback._monitor_candidates(trainer)  # noqa: SLF001 - as NVRx
+                callback._save_last_checkpoint(trainer, candidates)  # noqa: SLF001
+        finalize = getattr(trainer.strategy.checkpoint_io, "maybe_finalize_save_checkpoint", None)
+        if finalize is not None:
+            finalize(blocking=True)
+        sys.exit(1)
+
+
+def _rank_of(slow: StragglerId) -> int:
+    return slow.rank
