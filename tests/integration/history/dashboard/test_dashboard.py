@@ -29,7 +29,7 @@ PAGES = {
     "/": ("What needs a person", "diffusion-xl-512 failed", "gpu-018 is unhealthy", "Goodput"),
     "/jobs": (JOB, "moe-8x7b-sft", "team:llm"),
     "/jobs?state=failed": ("diffusion-xl-512",),
-    f"/jobs/{JOB}": ("Where the time went", "Lost steps", "k-stall", "ran out of memory", "810 ms",
+    f"/jobs/{JOB}": ("Where the time went", "Lost steps", "k-stall", "ran out of memory", "median of a minute",
                       "p99, worst minute", "Done", "of 100\u202f000", "loss", "grad_norm"),
     f"/jobs/{JOB}/ranks": ("gpu-016", "71 GiB", "heat-map"),
     f"/jobs/{JOB}/ranks?rank=93": ("Rank 93", "31 % above"),

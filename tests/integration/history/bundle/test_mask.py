@@ -197,6 +197,7 @@ async def test_a_new_token_and_a_login_code_are_shown_once(tmp_path: Path) -> No
 
 def test_evidence_in_archives_is_masked_and_binary_files_stay() -> None:
     """A13.5."""
+    remember_secret(KNOWN)
     members = [
         Member(0, "txt", PLANTED.encode()),
         Member(1, "json", msgspec.json.encode({"password": "Hunter22Json"})),
