@@ -136,7 +136,7 @@ class Nvrx:
     """Its writer for torch's format, with its persistent process, or a fork for each save."""
 
     def __init__(self, *, is_persistent: bool) -> None:
-        from nvidia_resiliency_ext.checkpointing.async_ckpt.core import (  # type: ignore[import-not-found]
+        from nvidia_resiliency_ext.checkpointing.async_ckpt.core import (
             AsyncCallsQueue,
         )
 
@@ -144,10 +144,10 @@ class Nvrx:
 
     def save(self, path: Path, state: State) -> None:
         from nvidia_resiliency_ext.checkpointing.async_ckpt.core import AsyncRequest
-        from nvidia_resiliency_ext.checkpointing.async_ckpt.filesystem_async import (  # type: ignore[import-not-found]
+        from nvidia_resiliency_ext.checkpointing.async_ckpt.filesystem_async import (
             FileSystemWriterAsync,
         )
-        from nvidia_resiliency_ext.checkpointing.async_ckpt.state_dict_saver import (  # type: ignore[import-not-found]
+        from nvidia_resiliency_ext.checkpointing.async_ckpt.state_dict_saver import (
             save_state_dict_async_finalize,
             save_state_dict_async_plan,
         )

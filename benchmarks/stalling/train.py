@@ -70,7 +70,7 @@ def _everstep() -> tuple[Section, Callable[[], object]]:
 
 
 def _nvrx() -> tuple[Section, Callable[[], object]]:
-    from nvidia_resiliency_ext.fault_tolerance import (  # type: ignore[import-not-found]
+    from nvidia_resiliency_ext.fault_tolerance import (
         RankMonitorClient,
     )
 

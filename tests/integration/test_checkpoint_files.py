@@ -177,7 +177,7 @@ def test_a_signal_handler_that_interrupts_a_save_does_not_wait_for_it(
     capsys: pytest.CaptureFixture[str],
     is_closed: bool,
 ) -> None:
-    plain, got, save = file_saver._fill, [], async_save
+    plain, got, save = file_saver.TorchFile.fill, [], async_save
     if is_closed:
         saves = file_saver.FileSaver(timeouts=Timeouts(exit_within_s=40))
         saves.close()
@@ -191,7 +191,7 @@ def test_a_signal_handler_that_interrupts_a_save_does_not_wait_for_it(
         got.append(save(state(2), tmp_path / "handler.pt"))
 
     before = signal.signal(signal.SIGUSR1, save_too)
-    monkeypatch.setattr(file_saver, "_fill", fill)
+    monkeypatch.setattr(file_saver.TorchFile, "fill", fill)
     try:
         save(state(1), tmp_path / "model.pt")
     finally:

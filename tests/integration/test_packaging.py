@@ -151,8 +151,8 @@ def test_the_base_brings_msgspec_only(built: Built) -> None:
 
 OF_SCRIPTS = {"kernels", "tensorboard", "wandb"}
 """What only a training script asks for: no command and no service needs it."""
-OF_FRAMEWORKS = {"deepspeed", "huggingface", "lightning"}
-"""Each brings a framework, and with it a torch of gigabytes: installed by tests/e2e/frameworks."""
+OF_FRAMEWORKS = {"deepspeed", "huggingface", "lightning", "torchtitan"}
+"""Each brings a framework, and with it a torch of gigabytes: tests/e2e/test_frameworks.py."""
 
 
 def test_all_brings_what_every_other_extra_brings(built: Built) -> None:

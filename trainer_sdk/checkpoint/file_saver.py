@@ -1,10 +1,11 @@
 """Writes single files in the background, as `torch.save` does, without the wait for the disk."""
 
+import mmap
 import os
 import threading
 import time
 from collections.abc import Callable
-from typing import IO, Any, cast
+from typing import IO, Protocol, cast
 
 import torch
 
@@ -26,6 +27,17 @@ from trainer_sdk.checkpoint.writer.protocol import SaveFailed, WriteFile
 
 _PAGE = 4096
 _LOOK_EVERY_S = 0.005
+
+
+class FileContent(Protocol):
+    """What a file shall have."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Its size."""
+
+    def fill(self, into: mmap.mmap) -> None:
+        """Write all of it to the begin of `into`, which is at least as large."""
 
 
 class FileSaver:
@@ -65,14 +77,26 @@ class FileSaver:
         This waits while earlier files use all the memory. After `close`, and in exit handlers, it
         waits for the file itself. `maybe_finalize` calls `finalize` once the file is durable.
         """
+        return self.schedule_content(
+            TorchFile(obj), path, arguments.functions("finalize", finalize)
+        )
+
+    def schedule_content(
+        self,
+        content: FileContent,
+        path: "str | os.PathLike[str]",
+        finalize: tuple[Callable[[], None], ...] = (),
+        *,
+        is_hashed: bool = False,
+    ) -> SaveHandle:
+        """The same for content of any kind; with `is_hashed`, the handle has the file's hash."""
         where = arguments.path("path", path)
-        finalize = arguments.functions("finalize", finalize)
         where = where if "://" in where else _file_at(where)
         with self._scheduling, self._queue.beginning(None, where) as refused:
             if refused is not None:
                 return self._handle(refused)
             with torch.inference_mode(mode=False):  # later files use the memory of this one
-                handle = self._handle(self._schedule(obj, where, finalize))
+                handle = self._handle(self._schedule(content, where, finalize, is_hashed=is_hashed))
         if self._is_closed or not threading.main_thread().is_alive():
             self._close(abort=False)  # exit handlers have run already
         return handle
@@ -101,18 +125,25 @@ class FileSaver:
         return SaveHandle(save, self._queue.hurry)
 
     def _schedule(
-        self, obj: object, where: str, finalize: tuple[Callable[[], None], ...]
+        self,
+        content: FileContent,
+        where: str,
+        finalize: tuple[Callable[[], None], ...],
+        *,
+        is_hashed: bool,
     ) -> Save | NotBegun:
         called_at = time.monotonic()
-        size = _size_of(obj)
+        size = content.size_bytes
         buffer = self._buffer(size, where)
         if isinstance(buffer, NotBegun):
             return buffer
         save = self._queue.begin(None, buffer, finalize, called_at)
-        order = WriteFile(save=save.number, image=buffer.path, size_bytes=size, path=where)
+        order = WriteFile(
+            save=save.number, image=buffer.path, size_bytes=size, path=where, is_hashed=is_hashed
+        )
         save.order = order
         try:
-            _fill(buffer, obj, size)
+            content.fill(buffer.mapped)
             save.stall_s = time.monotonic() - called_at
             self._queue.send(save, order)
         except BaseException as error:  # also Ctrl-C: otherwise the end would wait for this save
@@ -151,18 +182,44 @@ class FileSaver:
         return buffer
 
 
+class TorchFile:
+    """An object as `torch.save` writes it."""
+
+    def __init__(self, obj: object) -> None:
+        self._obj = obj
+        counted = SparseFile()
+        with torch.serialization.skip_data():
+            torch.save(obj, cast("IO[bytes]", counted))
+        self.size_bytes = counted.tell()
+
+    def fill(self, into: mmap.mmap) -> None:
+        """Copy without checksums: `torch.load` ignores them, and they cost more than the copy."""
+        had = torch.serialization.get_crc32_options()
+        torch.serialization.set_crc32_options(False)
+        try:
+            file = _Into(into, self.size_bytes)
+            torch.save(self._obj, cast("IO[bytes]", file))
+        finally:
+            torch.serialization.set_crc32_options(had)
+        if file.tell() != self.size_bytes:
+            raise ValueError(
+                f"it grew or shrank to {file.tell()} bytes while it was copied, and had "
+                f"{self.size_bytes}"
+            )
+
+
 class _Into:
     """A file object that writes into a buffer."""
 
-    def __init__(self, buffer: Buffer, size: int) -> None:
-        self._mapped = buffer.mapped
+    def __init__(self, mapped: mmap.mmap, size: int) -> None:
+        self._mapped = mapped
         self._size = size
         self._at = 0
 
     def write(self, octets: memoryview) -> int:
         if (
             self._at + len(octets) <= self._size
-        ):  # beyond the size nothing is written; `_fill` raises at the end
+        ):  # beyond the size nothing is written; `fill` raises at the end
             self._mapped[self._at : self._at + len(octets)] = octets
         self._at += len(octets)
         return len(octets)
@@ -217,25 +274,3 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
-
-
-def _size_of(obj: object) -> int:
-    counted = SparseFile()
-    with torch.serialization.skip_data():
-        torch.save(obj, cast("IO[bytes]", counted))
-    return counted.tell()
-
-
-def _fill(buffer: Buffer, obj: Any, size: int) -> None:
-    """Copy without checksums: `torch.load` ignores them, and they cost more than the copy."""
-    had = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)
-    try:
-        into = _Into(buffer, size)
-        torch.save(obj, cast("IO[bytes]", into))
-    finally:
-        torch.serialization.set_crc32_options(had)
-    if into.tell() != size:
-        raise ValueError(
-            f"it grew or shrank to {into.tell()} bytes while it was copied, and had {size}"
-        )

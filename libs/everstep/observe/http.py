@@ -76,7 +76,9 @@ class ListenError(EverstepError):
 def listen(host: str, port: int, *, remedy: str) -> socket.socket:
     """A listening socket; `remedy` tells the operator how to choose another address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # With the protocol named, asyncio switches Nagle's algorithm off for accepted connections:
+    # an answer has two parts, and the second would wait 40 ms for the client's acknowledgement.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))

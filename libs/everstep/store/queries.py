@@ -125,6 +125,21 @@ async def facts_page(
     return RowPage(rows, (numbers[-1],) if fitting < len(heads) else None)
 
 
+async def facts_span(
+    database: Database, conditions: Sequence[ColumnElement[bool]]
+) -> tuple[int, int] | None:
+    """The first and the last place in the log of what was sent within a time; None for nothing.
+
+    Of a page in the order of the log, only this part needs to be read: the index of times alone
+    would not have that order.
+    """
+    n = tables.facts.c.n
+    async with database.read() as connection:
+        query = select(func.min(n), func.max(n)).where(*conditions)
+        first_n, last_n = (await connection.execute(query)).one()
+    return None if first_n is None else (first_n, last_n)
+
+
 async def facts_after(
     database: Database, n: int, *, most: int, most_bytes: int
 ) -> tuple[Sequence[Record], LogHead]:

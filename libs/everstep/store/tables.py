@@ -61,6 +61,7 @@ facts = Table(
     Column("size", _INT, nullable=False),
     Column("body", _TEXT, nullable=False),
     Index("ix_facts_job_n", "job", "n"),
+    Index("ix_facts_job_kind_n", "job", "kind", "n"),
     Index("ix_facts_kind_n", "kind", "n"),
     Index("ix_facts_at_us_n", "at_us", "n"),
     Index(

@@ -17,7 +17,7 @@ from everstep.store.errors import StoreError
 from everstep.store.queries import Record, is_begun, is_over, job_state
 from everstep.store.times import to_us
 from everstep_services.history.goodput.ledger import LedgerSegment, seconds
-from everstep_services.history.goodput.reader import GoodputReader
+from everstep_services.history.goodput.reader import GoodputReader, JobNews
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +115,9 @@ class JobMetrics(Collector):
         for name in names:
             values.add("incidents_open", name, unclosed.get(name, 0))
             values.add("stragglers", name, slow.get(name, 0))
-            _add_goodput(values, name, await self._goodput.segments(name, now_s), now_s)
+        news = [JobNews(str(row["job"]), row["last_n"], row["facts"]) for row in jobs]
+        async for name, parts in self._goodput.segments_of_many(news, now_s):
+            _add_goodput(values, name, parts, now_s)
         return values
 
     async def _rows(self, query: Select[Any]) -> Sequence[Record]:

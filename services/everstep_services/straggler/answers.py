@@ -14,9 +14,11 @@ from everstep.ids import new_id
 from everstep.messages import (
     ClockReading,
     ControlDocument,
+    HeatMapPart,
     Message,
     RankScoreTable,
     ReadClock,
+    ShowHeatMap,
     ShowScores,
     ShowSwitches,
     ShowTimings,
@@ -31,6 +33,7 @@ from everstep_services.straggler.turns import Judge, Turns
 
 _RANKS_MOST = 4096
 _WINDOWS_MOST = 1000
+_HEAT_RANKS_MOST = 16_384
 _ROLES_NAMED = 20
 _MEASURES = ("own", "ratio", "waited", "step", "cpu", "runnable", "round_trip", "section")
 M = TypeVar("M", bound=Message)
@@ -53,6 +56,7 @@ class StragglerAnswers:
         handlers: dict[str, Handler] = {
             "scores": self._scores,
             "timings": self._timings,
+            "heat_map": self._heat_map,
             "switches": self._switches,
             "clock": self._clock_reading,
         }
@@ -74,9 +78,7 @@ class StragglerAnswers:
     async def _timings(self, question: Message) -> Message:
         assert isinstance(question, ShowTimings)
         job = self._job(question.job)
-        if question.measure not in _MEASURES:
-            text = f"{question.measure[:40]!r} is not measured: use one of {', '.join(_MEASURES)}"
-            raise RefusalError("422", text)
+        _check_measure(question.measure)
         bounded = replace(
             question,
             first_rank=max(question.first_rank, 0),
@@ -92,6 +94,19 @@ class StragglerAnswers:
             return _fitting(of, most)
 
         return await self._turns.ask(job, table)
+
+    async def _heat_map(self, question: Message) -> Message:
+        assert isinstance(question, ShowHeatMap)
+        job = self._job(question.job)
+        _check_measure(question.measure)
+
+        def part(judge: Judge) -> HeatMapPart:
+            def of(ranks: int) -> HeatMapPart:
+                return replace(judge.heat_map_part(question, ranks), is_by_time=job.is_by_time)
+
+            return _fitting(of, _HEAT_RANKS_MOST)
+
+        return await self._turns.ask(job, part)
 
     async def _switches(self, question: Message) -> Message:
         assert isinstance(question, ShowSwitches)
@@ -125,6 +140,12 @@ class StragglerAnswers:
             text = f"no timings of {job} were heard: it does not run, or sent none yet; ask again"
             raise RefusalError("404", text)
         return tracked
+
+
+def _check_measure(measure: str) -> None:
+    if measure not in _MEASURES:
+        text = f"{measure[:40]!r} is not measured: use one of {', '.join(_MEASURES)}"
+        raise RefusalError("422", text)
 
 
 def _check_role(judge: Judge, role: str) -> None:

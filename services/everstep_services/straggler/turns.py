@@ -14,9 +14,11 @@ from typing import Protocol, TypeVar
 from everstep.bus.containment import Containment
 from everstep.clock import Clock
 from everstep.messages import (
+    HeatMapPart,
     KnownStraggler,
     NodeTimings,
     RankScoreTable,
+    ShowHeatMap,
     ShowTimings,
     TimingTable,
 )
@@ -48,6 +50,7 @@ class Judge(Protocol):
     def window_steps(self, window_s: float) -> int | None: ...
     def scores(self, most: int, role: str) -> RankScoreTable: ...
     def timings(self, question: ShowTimings) -> TimingTable: ...
+    def heat_map_part(self, question: ShowHeatMap, most_ranks: int) -> HeatMapPart: ...
     def summary(self) -> Mapping[str, float]: ...
 
 

@@ -11,6 +11,7 @@ import pytest
 from everstep.messages import Fact
 from everstep_services.history.fact_decoder import decode_batch
 from tests.integration.conftest import Api
+from tests.integration.history.queries.sql_queries import counted
 from tests.unit.history.facts import delivered, make
 
 WITHIN_S = 20.0
@@ -239,6 +240,17 @@ async def test_hundreds_of_listeners_come_and_go_and_leave_nothing(api: Api) -> 
         for begin in range(0, 40, 10):
             await api.add(*facts[begin : begin + 10])
     assert (api.context.feed.listeners, api.notifier.waiting) == ({}, 0)
+
+
+async def test_clients_that_come_together_share_a_query(api: Api) -> None:
+    """Hundreds at once would wait for a connection to the database, and be refused (A11.6)."""
+    await api.add(make("rank_exited"))
+    with counted(api.database) as statements:
+        heads = await asyncio.gather(*(api.context.feed.head() for _ in range(100)))
+    assert {head.last_n for head in heads} == {1}
+    assert len(statements) <= 2
+    await api.add(make("rank_exited"))
+    assert (await api.context.feed.head()).last_n == 2
 
 
 async def test_a_fact_with_line_breaks_stays_one_event(api: Api) -> None:

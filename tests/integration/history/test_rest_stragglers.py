@@ -1,5 +1,6 @@
 """REST answers: slow ranks of the past by the record, and how ranks compare by who measures."""
 
+import base64
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -7,13 +8,18 @@ from typing import Any, get_args
 
 import click
 import httpx2
+import msgspec
+import numpy as np
 import pytest
 
 from everstep.bus.requests import RefusalError
 from everstep.messages import (
     Fact,
+    HeatMapPart,
     Message,
+    NodeRun,
     RankScoreTable,
+    ShowHeatMap,
     ShowScores,
     ShowTimings,
     StragglerFound,
@@ -51,6 +57,7 @@ class Straggler:
 
     def __init__(self, table: RankScoreTable = TABLE) -> None:
         self.asked: list[Message] = []
+        self.parts: dict[int, HeatMapPart] = {}
         self._table = table
 
     async def scores(self, question: Message) -> Message:
@@ -69,10 +76,30 @@ class Straggler:
             sections=("", "data"),
         )
 
+    async def heat_map(self, question: Message) -> Message:
+        assert isinstance(question, ShowHeatMap)
+        self.asked.append(question)
+        return self.parts[question.first_rank]
+
+
+def heat_map_part(
+    first: int, nodes: tuple[tuple[str, int], ...], cells: list[int], **more: Any
+) -> HeatMapPart:
+    values: dict[str, Any] = {"low": 0.1, "high": 0.5, "windows": ((1, 16), (17, 32)), **more}
+    return HeatMapPart(
+        round=2, measure="own", first_rank=first, sections=("",),
+        nodes=tuple(NodeRun(node=name, ranks=count) for name, count in nodes),
+        cells=base64.b64encode(np.array(cells, "<u2").tobytes()).decode(), **values,
+    )  # fmt: skip
+
 
 @asynccontextmanager
 async def answering(api: Api, straggler: Straggler) -> AsyncIterator[None]:
-    verbs = {"scores": straggler.scores, "timings": straggler.timings}
+    verbs = {
+        "scores": straggler.scores,
+        "timings": straggler.timings,
+        "heat_map": straggler.heat_map,
+    }
     async with api.bus.answer("straggler", verbs):
         yield
 
@@ -245,11 +272,54 @@ async def test_times_come_as_ranks_by_windows_from_the_rank_that_is_asked_for(
     assert second == ShowTimings(job="j", measure="section", section="data")
 
 
+async def test_a_heat_map_is_one_picture_of_all_parts(api: Api, reader: httpx2.AsyncClient) -> None:
+    """Two parts with scales of their own; a gap stays a gap, and a node goes on (A11.6)."""
+    straggler = Straggler()
+    straggler.parts = {
+        0: heat_map_part(0, (("n1", 2),), [1, 65_535, 0, 65_535], next_rank=2),
+        2: heat_map_part(2, (("n1", 1), ("n2", 1)), [1, 1, 65_535, 0], low=0.5, high=0.9),
+    }
+    await api.add(*began(2))
+    async with answering(api, straggler):
+        answer = await reader.get("jobs/j/heat-map", params={"most_windows": 2})
+    length = int.from_bytes(answer.content[:4], "little")
+    header = msgspec.json.decode(answer.content[4 : 4 + length])
+    assert header["ranks"] == [0, 1, 2, 3]
+    assert header["nodes"] == [["n1", 3], ["n2", 1]]
+    assert header["windows"] == [[1, 16], [17, 32]]
+    assert header["low"] == pytest.approx(0.1)
+    assert header["high"] == pytest.approx(0.9, abs=0.01)
+    cells = answer.content[4 + length :]
+    assert (cells[0], cells[2], cells[7]) == (1, 0, 0), "the lowest, and two gaps"
+    assert cells[1] == cells[3] == cells[4] == cells[5] in range(120, 136), "the middle"
+    assert cells[6] == 255
+    assert straggler.asked == [
+        ShowHeatMap(job="j", most_windows=2), ShowHeatMap(job="j", first_rank=2, most_windows=2)
+    ]  # fmt: skip
+
+
+async def test_a_heat_map_has_no_rank_whose_windows_are_older(
+    api: Api, reader: httpx2.AsyncClient
+) -> None:
+    """A window that begins between two questions shifts no row against the others."""
+    straggler = Straggler()
+    straggler.parts = {
+        0: heat_map_part(0, (("n1", 1),), [1, 65_535], next_rank=1),
+        1: heat_map_part(1, (("n2", 1),), [1, 65_535], windows=((17, 32), (33, 48))),
+    }
+    await api.add(*began(2))
+    async with answering(api, straggler):
+        answer = await reader.get("jobs/j/heat-map", params={"most_windows": 2})
+    length = int.from_bytes(answer.content[:4], "little")
+    header = msgspec.json.decode(answer.content[4 : 4 + length])
+    assert (header["ranks"], header["windows"]) == ([1], [[17, 32], [33, 48]])
+
+
 async def test_while_straggler_is_away_one_line_says_so_and_the_record_still_answers(
     api: Api, reader: httpx2.AsyncClient
 ) -> None:
     await api.add(*began(2), found(1))
-    for path in ("jobs/j/stragglers/now", "jobs/j/timings"):
+    for path in ("jobs/j/stragglers/now", "jobs/j/timings", "jobs/j/heat-map"):
         status, code, detail = await problem(reader, path)
         assert (status, code) == (503, "straggler_unavailable")
         assert detail.startswith("straggler cannot be asked: ")

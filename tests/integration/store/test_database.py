@@ -28,7 +28,7 @@ from everstep.store.errors import (
 )
 from everstep.store.log import FactLog
 from everstep.store.projected.catalogue import VERSION
-from everstep.store.queries import log_head
+from everstep.store.queries import log_head, stream_position
 from everstep.store.schema import upgrade
 from everstep_services.history.projections.fold import fold
 from tests.waiting import until_async
@@ -185,6 +185,20 @@ async def test_every_database_has_an_epoch_of_its_own(tmp_path: Path) -> None:
             await upgrade(database)
             epochs.add((await log_head(database)).epoch)
     assert len(epochs) == 2
+
+
+async def test_a_database_of_an_older_release_gets_what_it_lacks_and_keeps_its_facts(
+    database: Database,
+) -> None:
+    """A11.2."""
+    await FactLog(database, fold).append("s", [], sequence=7, received_us=1)
+    async with database.write() as connection:
+        await connection.execute(text("DROP INDEX ix_facts_job_kind_n"))
+        await connection.execute(text("DROP TABLE kept_blobs"))
+        await connection.execute(text("UPDATE alembic_version SET version_num = '0001'"))
+    await upgrade(database)
+    await test_the_schema_is_what_the_code_expects(database)
+    assert await stream_position(database) == ("s", 7)
 
 
 async def test_a_schema_from_the_future_is_left_alone(database: Database) -> None:

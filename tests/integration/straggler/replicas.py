@@ -13,12 +13,15 @@ from everstep.clock import Clock, SystemClock
 from everstep.messages import (
     ControlDocument,
     Fact,
+    HeatMapPart,
     KnownStraggler,
+    NodeRun,
     NodeTimings,
     RankScores,
     RankScoreTable,
     RankTiming,
     Score,
+    ShowHeatMap,
     ShowTimings,
     StragglersDocument,
     TimingRow,
@@ -117,6 +120,13 @@ class SimpleJudge:
         return TimingTable(
             round=0, measure=question.measure, windows=(), rows=tuple(rows), next_rank=end
         )
+
+    def heat_map_part(self, question: ShowHeatMap, most_ranks: int) -> HeatMapPart:
+        return HeatMapPart(
+            round=0, measure=question.measure, windows=((1, 16),), first_rank=question.first_rank,
+            nodes=(NodeRun(node="x" * 500, ranks=most_ranks),), low=0.0, high=1.0,
+            cells="AQAB" * most_ranks, next_rank=question.first_rank + most_ranks,
+        )  # fmt: skip
 
     def summary(self) -> Mapping[str, float]:
         most = max(self._ratios.values(), default=0.0)

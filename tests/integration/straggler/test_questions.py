@@ -6,8 +6,10 @@ from everstep.bus.client import NatsBus
 from everstep.bus.errors import AskRefusedError
 from everstep.messages import (
     ClockReading,
+    HeatMapPart,
     RankScoreTable,
     ReadClock,
+    ShowHeatMap,
     ShowScores,
     ShowSwitches,
     ShowTimings,
@@ -38,6 +40,9 @@ async def test_what_is_asked_is_answered_in_one_message(bus: NatsBus, job: str) 
         ask = ShowTimings(job=job, most_ranks=10**9, first_rank=-5)
         table = await bus.ask("straggler", "timings", ask, TimingTable, job=job, within_s=30)
         assert (len(table.rows), table.next_rank) == (1024, 1024), "halved until it fits"
+        picture = ShowHeatMap(job=job, first_rank=3)
+        part = await bus.ask("straggler", "heat_map", picture, HeatMapPart, job=job, within_s=30)
+        assert (part.first_rank, part.next_rank, part.nodes[0].ranks) == (3, 16_387, 16_384)
         first, second = [
             await bus.ask(
                 "straggler", "clock", ReadClock(job=job), ClockReading, job=job, within_s=30
@@ -53,6 +58,7 @@ async def test_what_is_asked_is_answered_in_one_message(bus: NatsBus, job: str) 
     [
         ("scores", ShowScores(job="nobody"), "no timings of nobody were heard"),
         ("timings", ShowTimings(job="nobody"), "no timings of nobody were heard"),
+        ("heat_map", ShowHeatMap(job="nobody"), "no timings of nobody were heard"),
     ],
 )
 async def test_a_job_that_is_not_known_is_refused_in_one_line(

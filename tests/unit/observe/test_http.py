@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from everstep.errors import EverstepError
+from everstep.observe.connections import BoundedConnection
 from everstep.observe.http import (
     AsgiApp,
     ListenError,
@@ -66,6 +67,26 @@ async def test_the_three_pages_and_nothing_else() -> None:
         assert (await client.post("/healthz")).status_code == 405
         head = await client.head("/livez")
         assert (head.status_code, head.text) == (200, "")
+
+
+async def test_no_part_of_an_answer_waits_for_an_acknowledgement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nagle's algorithm is off: with it, each answer took 40 ms more (A11.6)."""
+    options: list[int] = []
+    made = BoundedConnection.connection_made
+
+    def connection_made(self: BoundedConnection, transport: asyncio.Transport) -> None:
+        accepted = transport.get_extra_info("socket")
+        options.append(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        made(self, transport)
+
+    monkeypatch.setattr(BoundedConnection, "connection_made", connection_made)
+    app = observe_app(health_of(HandClock()), MetricRegistry("history"))
+    async with served(app) as (client, _):
+        assert (await client.get("/livez")).status_code == 200
+    assert options
+    assert all(options)
 
 
 async def test_a_failing_check_is_503_with_the_reason() -> None:

@@ -1,5 +1,6 @@
 """Nodes' windows as they come: missing, late, twice, absurd; refused and counted, never fatal."""
 
+import base64
 import math
 import random
 from dataclasses import replace
@@ -19,6 +20,7 @@ from everstep.messages import (
     NodeTimings,
     RankTiming,
     SectionTiming,
+    ShowHeatMap,
     ShowTimings,
     Sketch,
 )
@@ -76,6 +78,29 @@ def test_a_complete_window_closes_those_before_it() -> None:
     table = job.timings(ShowTimings(job="job"))
     assert table.windows == ((1, 16), (17, 32))
     assert [one is None for one in table.rows[7].values] == [True, False]
+
+
+def test_a_heat_map_is_the_table_in_two_bytes_a_cell() -> None:
+    simulation, job = Simulation(Training()), JobJudge("job", LiveRules())
+    early, late = simulation.window(), simulation.window()
+    for timings in (early[0], *late):
+        job.hear(timings, 0.1)
+    job.close_due(0.2)
+    table = job.timings(ShowTimings(job="job", first_rank=1))
+    part = job.heat_map_part(ShowHeatMap(job="job", first_rank=1), 100)
+    cells = np.frombuffer(base64.b64decode(part.cells), "<u2").reshape(-1, 2).tolist()
+    assert (part.windows, part.first_rank, part.next_rank) == (table.windows, 1, None)
+    for row, shown in zip(table.rows, cells, strict=True):
+        for value, cell in zip(row.values, shown, strict=True):
+            if value is None:
+                assert cell == 0
+            else:
+                back = part.low + (cell - 1) * (part.high - part.low) / 65_534
+                assert back == pytest.approx(value, abs=1e-6)
+    names = [run.node for run in part.nodes for _ in range(run.ranks)]
+    assert names == [row.node for row in table.rows]
+    first = job.heat_map_part(ShowHeatMap(job="job", first_rank=1), 2)
+    assert (sum(run.ranks for run in first.nodes), first.next_rank) == (2, 3)
 
 
 def test_what_comes_twice_or_from_an_older_round_is_refused_and_counted() -> None:

@@ -231,6 +231,12 @@ class SaveHandle:
             return result.failed.reason
         return result.given_up if result is not None else ""
 
+    @property
+    def file_hash(self) -> str:
+        """The hash of a single file that is durable, if it was asked for; else empty."""
+        result = self._save.result if isinstance(self._save, Save) else None
+        return result.hash if result is not None and not isinstance(result, SaveError) else ""
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the save is committed or has failed; returns whether it is `durable`.
 

@@ -81,6 +81,8 @@ class WriteFile(WireLine, frozen=True, kw_only=True):
     image: str
     size_bytes: int
     path: str
+    is_hashed: bool = False
+    """Whether the result has the hash of the file."""
 
 
 ToWriter = WriteState | BufferFilled | GiveUpSave | HurrySave | WriteFile
@@ -123,6 +125,8 @@ class SaveDone(WireLine, frozen=True, kw_only=True, tag="done"):
     size_bytes: int = 0
     shards: int = 0
     manifest_hash: str = ""
+    hash: str = ""
+    """Of a single file, if the order asks for it."""
     given_up: str = ""
     """Why another complete checkpoint stays in its place; empty if this save is visible."""
 

@@ -158,10 +158,14 @@ class WriterService:
 
     def _write_file(self, order: WriteFile, stage: "_Stage") -> None:
         stage.name, going = "write", self._going(order.save, stage)
+        octets, size, hasher = self._mappings.of(order.image), order.size_bytes, Hasher()
         with self._writing:
-            write_file(order.path, self._mappings.of(order.image), order.size_bytes, going)
-        self._tell(PartWritten(save=order.save, size_bytes=order.size_bytes, write_s=0.0))
-        self._tell(SaveDone(save=order.save, place=order.path, size_bytes=order.size_bytes))
+            write_file(order.path, octets, size, going)
+            if order.is_hashed:  # of the buffer, which has not changed
+                hash_in_parts(octets[:size], hasher, going)
+        digest = hasher.hexdigest() if order.is_hashed else ""
+        self._tell(PartWritten(save=order.save, size_bytes=size, write_s=0.0))
+        self._tell(SaveDone(save=order.save, place=order.path, size_bytes=size, hash=digest))
 
     def _going(self, save: int, stage: "_Stage") -> Callable[[], None]:
         return lambda: self._tell(SaveProgress(save=save, stage=stage.name))

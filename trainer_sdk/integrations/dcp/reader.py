@@ -113,6 +113,12 @@ class DcpReader(StorageReader):
             return False
         return True
 
+    @staticmethod
+    def is_there(checkpoint_id: "str | os.PathLike[str]") -> bool:
+        """Whether Everstep has saved this step, and its checkpoint is visible."""
+        root, step = split(checkpoint_id)
+        return step is not None and look(storage_for(root), step) is not None
+
     def _load(self, item: ReadItem, octets: memoryview, planner: LoadPlanner) -> None:
         assert self._shards is not None
         if item.type is LoadItemType.BYTE_IO:

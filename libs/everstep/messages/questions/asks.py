@@ -52,8 +52,10 @@ from everstep.messages.questions.rendezvous import (
 )
 from everstep.messages.questions.straggler import (
     ClockReading,
+    HeatMapPart,
     RankScoreTable,
     ReadClock,
+    ShowHeatMap,
     ShowScores,
     ShowSwitches,
     ShowTimings,
@@ -95,6 +97,7 @@ ASKS = (
     ServiceQuestion("logins", "renew", RenewLogin, LoginRenewed),
     ServiceQuestion("straggler", "scores", ShowScores, RankScoreTable),
     ServiceQuestion("straggler", "timings", ShowTimings, TimingTable),
+    ServiceQuestion("straggler", "heat_map", ShowHeatMap, HeatMapPart),
     ServiceQuestion("straggler", "switches", ShowSwitches, SwitchTable),
     ServiceQuestion("straggler", "clock", ReadClock, ClockReading),
     ServiceQuestion("attribution", "explain", Explain, VerdictReached),

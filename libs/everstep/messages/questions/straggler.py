@@ -130,6 +130,56 @@ class TimingTable(Reply, frozen=True, kw_only=True, tag="timing_table.v1"):
     """Nobody counts steps: a step is a second since 1970."""
 
 
+class ShowHeatMap(Question, frozen=True, kw_only=True, tag="show_heat_map.v1"):
+    """The same as a picture of many ranks? Anyone asks straggler."""
+
+    measure: Name = "own"
+    """`own`, `ratio`, `waited`, `step`, `cpu`, `runnable`, `round_trip`, or `section`."""
+    section: str = ""
+    """Which section, if `section`."""
+    first_rank: Int = 0
+    """The first rank to show."""
+    most_windows: Int = 100
+    """The most windows to show, the latest."""
+
+
+class NodeRun(Part, frozen=True, kw_only=True, array_like=True):
+    """Adjacent ranks of one node."""
+
+    node: Name
+    """The node."""
+    ranks: Count
+    """How many ranks."""
+
+
+class HeatMapPart(Reply, frozen=True, kw_only=True, tag="heat_map_part.v1"):
+    """Ranks by windows, two bytes a cell: as many ranks as fit into a message."""
+
+    round: Count
+    """The round."""
+    measure: Name
+    """What the values are."""
+    windows: tuple[tuple[Int, Int], ...]
+    """The first and the last step of each window, the oldest first."""
+    first_rank: Int
+    """The first rank that is shown; the others follow without a gap."""
+    nodes: tuple[NodeRun, ...]
+    """The nodes of the ranks, in this order."""
+    low: float
+    """The value of a cell of 1."""
+    high: float
+    """The value of a cell of 65 535."""
+    cells: str
+    """A cell for each rank and window, rank by rank: two bytes, little-endian, in base64. 0 is
+    not known."""
+    next_rank: Int | None = None
+    """The first rank that did not fit, if any."""
+    sections: tuple[str, ...] = ()
+    """The sections that can be asked for."""
+    is_by_time: bool = False
+    """Nobody counts steps: a step is a second since 1970."""
+
+
 class ShowSwitches(Question, frozen=True, kw_only=True, tag="show_switches.v1"):
     """Which switches hold for slow ranks? Anyone asks straggler.
 

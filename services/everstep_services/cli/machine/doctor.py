@@ -7,11 +7,9 @@ import platform
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from enum import IntEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -24,6 +22,14 @@ from everstep.settings import wrong_mode
 from everstep_services.cli.api.location import ApiPlace, find_api
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.machine.diagnosis import Check, Diagnoses, Diagnosis, Level
+from everstep_services.cli.machine.rank_diagnosis import (
+    host,
+    launchers,
+    network_interface,
+    recorder,
+    timeouts,
+)
 from everstep_services.cli.machine.state import find_state_dir
 
 _GIB = 1 << 30
@@ -32,30 +38,7 @@ _BUS_WITHIN_S = 5.0
 _PROGRAM_WITHIN_S = 10.0
 
 
-class Level(IntEnum):
-    """As Nagios numbers them; these are the exit codes."""
-
-    OK = 0
-    WARNING = 1
-    CRITICAL = 2
-    UNKNOWN = 3
-
-
 _GRAVITY = (Level.OK, Level.UNKNOWN, Level.WARNING, Level.CRITICAL)
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """What one check found, and what to do about it."""
-
-    check: str
-    level: Level
-    text: str
-    fix: str = ""
-
-
-Diagnoses = Iterator[Diagnosis]
-Check = Callable[[Invocation], Diagnoses]
 
 
 def examine(invocation: Invocation) -> list[Diagnosis]:
@@ -238,6 +221,11 @@ CHECKS: tuple[Check, ...] = (
     nats_server,
     state_directory,
     shared_memory,
+    host,
+    network_interface,
+    recorder,
+    timeouts,
+    launchers,
     ports,
     api,
     bus,

@@ -8,9 +8,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from everstep.messages import (
+    HeatMapPart,
     KnownStraggler,
     NodeTimings,
     RankScoreTable,
+    ShowHeatMap,
     ShowTimings,
     TimingTable,
 )
@@ -140,6 +142,15 @@ class JobJudge:
         if self._round is None:
             return TimingTable(round=0, measure=question.measure, windows=(), rows=())
         return answers.timing_table(self._round, question)
+
+    def heat_map_part(self, question: ShowHeatMap, most_ranks: int) -> HeatMapPart:
+        """The same as a picture: as many ranks as a message holds, and at most `most_ranks`."""
+        if self._round is None:
+            return HeatMapPart(
+                round=0, measure=question.measure, windows=(), first_rank=0, nodes=(), low=0.0,
+                high=0.0, cells="",
+            )  # fmt: skip
+        return answers.heat_map_part(self._round, question, most_ranks)
 
     def summary(self) -> Mapping[str, float]:
         """Gauges of the newest window."""

@@ -38,7 +38,16 @@ def damage_newest(folder: Path) -> None:
     files = [place for place in newest.parent.iterdir() if place.is_file() and place != newest]
     if newest.name.endswith(".everstep-seal"):
         files = [newest.with_name(newest.name.removesuffix(".everstep-seal"))]
-    largest = max(files, key=lambda place: place.stat().st_size)
-    octets = bytearray(largest.read_bytes())
+    flip(max(files, key=lambda place: place.stat().st_size))
+
+
+def damage_shard(checkpoint: Path) -> None:
+    """Flip a bit in rank 0's shard of a checkpoint."""
+    flip(checkpoint / "__0_0.distcp")
+
+
+def flip(file: Path) -> None:
+    """Flip a bit in the middle of a file."""
+    octets = bytearray(file.read_bytes())
     octets[len(octets) // 2] ^= 1
-    largest.write_bytes(octets)
+    file.write_bytes(octets)

@@ -1,6 +1,7 @@
 """A believable fleet for the dashboard: what its pages show in tests, in pictures and in guides."""
 
 import asyncio
+import base64
 import math
 import random
 import sys
@@ -9,6 +10,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from everstep.bus.ports import Bus, Handler
 from everstep.clock import SystemClock
@@ -21,18 +24,21 @@ from everstep.messages import (
     CollectivesRead,
     ErrorRecord,
     Fact,
+    HeatMapPart,
     JobSpec,
     Ledger,
     ListCheckpoints,
     Member,
     Message,
     NodeBeat,
+    NodeRun,
     Option,
     Peer,
     RankBeat,
     RankScoreTable,
     Replacement,
     ReportedValue,
+    ShowHeatMap,
     ShowTimings,
     StacksRead,
     TimingTable,
@@ -502,6 +508,23 @@ class Services:
         return TimingTable(round=3, measure=question.measure, windows=windows, rows=rows, next_rank=end if end < self._ranks else None,
                            sections=("", *SECTIONS))  # fmt: skip
 
+    async def heat_map(self, question: Message) -> Message:
+        """The same table as a picture."""
+        assert isinstance(question, ShowHeatMap)
+        most = question.most_windows
+        asked = ShowTimings(job=question.job, measure=question.measure, section=question.section,
+                            most_ranks=self._ranks, most_windows=most)  # fmt: skip
+        table = await self.timings(asked)
+        assert isinstance(table, TimingTable)
+        values = np.array([row.values for row in table.rows], np.float64)
+        low, high = float(np.nanmin(values)), float(np.nanmax(values))
+        cells = (
+            np.nan_to_num((values - low) / (high - low) * 65_534 + 1, nan=0).round().astype("<u2")
+        )
+        return HeatMapPart(round=3, measure=question.measure, windows=table.windows, first_rank=0, low=low, high=high,
+                           nodes=tuple(NodeRun(node=node(i), ranks=PER_NODE) for i in range(self._ranks // PER_NODE)),
+                           cells=base64.b64encode(cells.tobytes()).decode(), sections=table.sections)  # fmt: skip
+
     def _values(self, rank: int, windows: int) -> tuple[float | None, ...]:
         base = 0.355 + (rank % PER_NODE) * 0.002 + self._chance.uniform(0, 0.006)
         values: list[float | None] = [
@@ -591,7 +614,11 @@ async def answering(bus: Bus, now: datetime, ranks: int = NODES * PER_NODE) -> A
     """With services that answer what pages ask."""
     services = Services(now, ranks)
     parts: Mapping[str, Mapping[str, Handler]] = {
-        "straggler": {"scores": services.scores, "timings": services.timings},
+        "straggler": {
+            "scores": services.scores,
+            "timings": services.timings,
+            "heat_map": services.heat_map,
+        },
         "catalog": {"list": services.listed},
         "attribution": {"collectives": services.collectives, "stacks": services.stacks},
     }

@@ -1,6 +1,7 @@
 """Metrics of jobs: what Prometheus reads of the record."""
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
 
 import pytest
@@ -8,6 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from everstep_services.history.goodput.ledger import LedgerSegment
+from everstep_services.history.goodput.reader import JobNews
 from everstep_services.history.job_metrics import JobMetrics
 from tests.integration.conftest import Api
 from tests.unit.history.facts import make
@@ -96,18 +98,21 @@ async def test_what_cannot_be_reckoned_ends_no_loop_and_is_read_again(
     await api.add(make("job_started", job="j", at=BEGAN))
     shown = JobMetrics(api.database, api.context.goodput, api.clock)
     reads: list[str] = []
-    read = api.context.goodput.segments
+    read = api.context.goodput.segments_of_many
 
-    async def segments(job: str, now_s: float) -> list[LedgerSegment]:
-        reads.append(job)
+    async def segments(
+        jobs: Sequence[JobNews], now_s: float
+    ) -> AsyncIterator[tuple[str, list[LedgerSegment]]]:
+        reads.append(jobs[0].job)
         if len(reads) == 1:
             raise OverflowError("a time that no calendar has")
-        return await read(job, now_s)
+        async for found in read(jobs, now_s):
+            yield found
 
     async def soon(_: float) -> None:
         """At once: each reading waits for the database."""
 
-    monkeypatch.setattr(api.context.goodput, "segments", segments)
+    monkeypatch.setattr(api.context.goodput, "segments_of_many", segments)
     monkeypatch.setattr(api.clock, "sleep", soon)
     loop = asyncio.create_task(shown.refresh_for_ever(is_mine=lambda: True))
     try:

@@ -4,9 +4,12 @@ import itertools
 from datetime import timedelta
 
 import httpx2
+import msgspec
 import pytest
 
+from everstep.messages import Fact, StragglerCleared
 from tests.integration.conftest import Api
+from tests.integration.history.queries.sql_queries import counted
 from tests.integration.history.test_rest_incidents import problem
 from tests.integration.history.test_rest_lists import get
 from tests.unit.history.facts import make
@@ -69,6 +72,52 @@ async def test_the_fleet_is_the_sum_of_its_jobs(api: Api, reader: httpx2.AsyncCl
     before = {"since": "2020-01-01T00:00:00Z", "until": "2020-01-02T00:00:00Z"}
     empty = await get(reader, "goodput", **before)
     assert (empty["jobs"], empty["wall_s"], empty["goodput_ratio"]) == (0, 0, None)
+
+
+def _life(job: str) -> list[Fact]:
+    facts = [msgspec.structs.replace(fact, id=f"{job}-{fact.id}", job=job) for fact in TRACE]
+    return [
+        msgspec.structs.replace(fact, finding=f"{job}-{fact.finding}")
+        if isinstance(fact, StragglerCleared)
+        else fact
+        for fact in facts
+    ]
+
+
+async def test_many_jobs_cost_few_queries_and_old_ones_none(
+    api: Api, reader: httpx2.AsyncClient
+) -> None:
+    """The first page of the dashboard asks for all jobs of a day (A11.6)."""
+    names = [f"run-{number}" for number in range(40)]
+    await api.add(*(fact for name in names for fact in _life(name)))
+    with counted(api.database) as cold:
+        first = await get(reader, "goodput", **DAY)
+    with counted(api.database) as warm:
+        again = await get(reader, "goodput", **DAY)
+    assert first == again
+    assert (first["jobs"], first["wall_s"]) == (40, 40 * 245)
+    assert len(cold) < 8
+    assert len([one for one in warm if "facts.body" in one]) == 0
+    await api.add(make("rank_exited", job="run-3", at=BEGAN), *_life("run-40"))
+    with counted(api.database) as news:
+        more = await get(reader, "goodput", **DAY)
+    assert (more["jobs"], more["wall_s"]) == (41, 41 * 245)
+    assert len([one for one in news if "facts.body" in one]) == 1
+
+
+async def test_what_is_read_together_is_what_is_read_alone(
+    api: Api, reader: httpx2.AsyncClient
+) -> None:
+    """However far each job was read before."""
+    lives = {name: _life(name) for name in ("a", "b", "c")}
+    for cut in range(0, len(TRACE), 3):
+        await api.add(*(fact for life in lives.values() for fact in life[cut : cut + 3]))
+        if cut % 2:
+            await get(reader, "goodput", **DAY)
+        else:
+            await reader.get("jobs/b/goodput")
+    for worst in (await get(reader, "goodput", **DAY))["worst"]:
+        assert {name: sum_s for name, sum_s in worst["seconds"].items() if sum_s} == SECONDS
 
 
 async def test_bad_windows_and_unknown_jobs_are_refused(

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import ColumnElement, select
 
 from everstep.store import tables
-from everstep.store.queries import Record, facts_page, first, log_head
+from everstep.store.queries import Record, facts_page, facts_span, first
 from everstep.store.times import to_us
 from everstep_services.history.api.context import Ctx, Reader
 from everstep_services.history.api.dto.answer import PageOf
@@ -59,6 +59,8 @@ class Which(BaseModel):
         equal = [column == value for column, value in wanted.items() if value is not None]
         if self.kind is None:
             return equal
+        if len(self.kind) == 1:
+            return [*equal, facts.kind == self.kind[0]]
         # With a job, its index is the one to use; SQLite would take that of the kind.
         kind = facts.kind if self.job is None else facts.kind.concat("")
         return [*equal, kind.in_(self.kind)]
@@ -104,7 +106,13 @@ async def list_facts(
     check_window(asked.since, asked.until, context.clock.wall())
     question = asked.question("/facts")
     is_descending = asked.order == "desc"
-    conditions = [*asked.conditions(), *_times(asked.since, asked.until)]
+    times = _times(asked.since, asked.until)
+    conditions = [*asked.conditions(), *times]
+    if times and asked.job is None and asked.node is None:
+        span = await facts_span(context.database, times)
+        if span is None:
+            return Response(facts_json([], None), media_type=_JSON)
+        conditions.append(tables.facts.c.n.between(*span))
     if asked.after is not None:
         conditions.append(tables.facts.c.n > asked.after)
     behind: Any = None
@@ -147,7 +155,7 @@ async def stream_facts(
 ) -> Response:
     """Server-sent events. After a break, send the last id to miss nothing."""
     check_room(context, token)
-    head = await log_head(context.database)
+    head = await context.feed.head()
     start = start_of(last_event_id, asked.after, epoch=context.epoch, last_n=head.last_n)
     context.feed.notifier.announce(head.last_n)
     return LiveStream(context, token, start, asked.matches)

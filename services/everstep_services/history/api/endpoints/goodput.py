@@ -22,6 +22,7 @@ from everstep_services.history.api.endpoints.jobs import check_known
 from everstep_services.history.api.http.parameters import JobName, Moment, Whole, check_window
 from everstep_services.history.api.http.problems import responses
 from everstep_services.history.goodput.ledger import CLASSES, TimeClass
+from everstep_services.history.goodput.reader import JobNews
 
 router = APIRouter(tags=["goodput"])
 
@@ -81,8 +82,8 @@ async def get_fleet_goodput(
     names = await _jobs_within(context, since, until)
     sums: dict[TimeClass, float] = dict.fromkeys(CLASSES, 0.0)
     shown: list[Goodput] = []
-    for name in names[:_JOBS_MOST]:
-        parts = await context.goodput.segments(name, now.timestamp())
+    jobs = context.goodput.segments_of_many(names[:_JOBS_MOST], now.timestamp())
+    async for name, parts in jobs:
         job_goodput = shown_goodput(name, parts, since, until)
         if job_goodput.wall_s > 0:
             shown.append(job_goodput)
@@ -95,16 +96,17 @@ async def get_fleet_goodput(
     )  # fmt: skip
 
 
-async def _jobs_within(context: Context, since: datetime, until: datetime) -> list[str]:
+async def _jobs_within(context: Context, since: datetime, until: datetime) -> list[JobNews]:
     """The jobs that had an allocation in a window, the newest first."""
-    here = tables.allocations.c
+    here, jobs = tables.allocations.c, tables.jobs.c
     query = (
-        select(here.job)
+        select(here.job, jobs.last_n, jobs.facts)
+        .join(tables.jobs, jobs.job == here.job)
         .where(here.started_us < to_us(until))
         .where(or_(here.ended_us.is_(None), here.ended_us > to_us(since)))
-        .group_by(here.job)
+        .group_by(here.job, jobs.last_n, jobs.facts)
         .order_by(here.job.desc())
         .limit(_JOBS_MOST + 1)
     )
     async with context.database.read() as connection:
-        return list((await connection.execute(query)).scalars())
+        return [JobNews(*row) for row in await connection.execute(query)]

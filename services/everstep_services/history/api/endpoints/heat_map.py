@@ -1,6 +1,7 @@
 """`/jobs/{job}/heat-map`: all ranks by windows, one byte a cell, for pictures."""
 
 import asyncio
+import base64
 import gzip
 import struct
 from collections.abc import Sequence
@@ -9,9 +10,10 @@ from typing import Annotated
 import msgspec
 import numpy as np
 from fastapi import APIRouter, Header, Query, Response
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from everstep.messages import ShowTimings, TimingTable
+from everstep.messages import HeatMapPart, ShowHeatMap
 from everstep_services.history.api.context import Context, Ctx, Reader
 from everstep_services.history.api.endpoints.jobs import check_known
 from everstep_services.history.api.endpoints.stragglers import Measure, ask_straggler, measure_of
@@ -20,8 +22,9 @@ from everstep_services.history.api.http.problems import responses
 
 router = APIRouter(tags=["slow ranks"])
 
-_RANKS_AT_ONCE = 4096
 _RANKS_MOST = 131_072
+_CELL_MOST = 65_534
+"""Of a cell of straggler, less one: 0 is not known."""
 _SHOWN = 0.998
 """The slowest one in five hundred would hide all differences between the others."""
 
@@ -66,34 +69,34 @@ async def get_heat_map(
 ) -> Response:
     """The same as `timings`, of all ranks at once, in a hundredth of the bytes."""
     await check_known(context, job)
-    tables = await _tables(context, job, asked)
+    parts = await _parts(context, job, asked)
     is_packed = "gzip" in accept_encoding
-    body = await asyncio.to_thread(_body, tables, is_packed=is_packed)
+    body = await asyncio.to_thread(_body, parts, is_packed=is_packed)
     headers = {"Vary": "Accept-Encoding"} | ({"Content-Encoding": "gzip"} if is_packed else {})
     return Response(body, 200, headers, "application/octet-stream")
 
 
-async def _tables(context: Context, job: str, asked: HeatMapWanted) -> Sequence[TimingTable]:
+async def _parts(context: Context, job: str, asked: HeatMapWanted) -> Sequence[HeatMapPart]:
+    """Parts with the same windows: a window may begin between two questions."""
     measure = measure_of(asked.measure, asked.section)
-    tables: list[TimingTable] = []
+    parts: list[HeatMapPart] = []
     first: int | None = 0
     while first is not None and first < _RANKS_MOST:
-        question = ShowTimings(
+        question = ShowHeatMap(
             job=job, measure=measure, section=asked.section, first_rank=first,
-            most_ranks=_RANKS_AT_ONCE, most_windows=asked.most_windows,
+            most_windows=asked.most_windows,
         )  # fmt: skip
-        table = await ask_straggler(context, "timings", question, TimingTable)
-        tables.append(table)
-        after = table.next_rank
+        part = await ask_straggler(context, "heat_map", question, HeatMapPart)
+        parts.append(part)
+        after = part.next_rank
         first = after if after is not None and after > first else None
-    return tables
+    newest = parts[-1].windows
+    return [part for part in parts if part.windows == newest]
 
 
-def _body(tables: Sequence[TimingTable], *, is_packed: bool) -> bytes:
-    newest = tables[-1].windows  # windows may begin between two questions
-    rows = [row for table in tables if len(table.windows) == len(newest) for row in table.rows]
-    values = np.array([row.values for row in rows], dtype=np.float64)  # None becomes NaN
-    values = values.reshape(len(rows), len(newest))
+def _body(parts: Sequence[HeatMapPart], *, is_packed: bool) -> bytes:
+    newest = parts[-1].windows
+    values = np.concatenate([_values(part) for part in parts])
     finite = values[~np.isnan(values)]
     low, high = (
         (float(finite.min()), float(np.quantile(finite, _SHOWN))) if finite.size else (0.0, 1.0)
@@ -102,26 +105,39 @@ def _body(tables: Sequence[TimingTable], *, is_packed: bool) -> bytes:
     cells = np.nan_to_num(np.clip((values - low) * scale, 0, 254) + 1, nan=0).astype(np.uint8)
     header = msgspec.json.encode(
         {
-            "ranks": [row.rank for row in rows],
-            "nodes": _runs([row.node for row in rows]),
+            "ranks": [
+                part.first_rank + i
+                for part in parts
+                for i in range(sum(run.ranks for run in part.nodes))
+            ],
+            "nodes": _joined(parts),
             "windows": newest,
             "low": low,
             "high": high,
-            "measure": tables[-1].measure,
-            "sections": tables[-1].sections,
-            "is_by_time": tables[-1].is_by_time,
+            "measure": parts[-1].measure,
+            "sections": parts[-1].sections,
+            "is_by_time": parts[-1].is_by_time,
         }
     )
     body = struct.pack("<I", len(header)) + header + cells.tobytes()
     return gzip.compress(body, 1, mtime=0) if is_packed else body
 
 
-def _runs(names: Sequence[str]) -> list[tuple[str, int]]:
-    """Equal names in a row, as name and number."""
-    runs: list[tuple[str, int]] = []
-    for name in names:
-        if runs and runs[-1][0] == name:
-            runs[-1] = (name, runs[-1][1] + 1)
+def _values(part: HeatMapPart) -> NDArray[np.float64]:
+    """Ranks by windows; NaN where nothing is known."""
+    placed = np.frombuffer(base64.b64decode(part.cells), dtype="<u2").astype(np.float64)
+    placed = placed.reshape(-1, max(1, len(part.windows)))
+    placed[placed == 0] = np.nan
+    values: NDArray[np.float64] = part.low + (placed - 1) * (part.high - part.low) / _CELL_MOST
+    return values
+
+
+def _joined(parts: Sequence[HeatMapPart]) -> list[tuple[str, int]]:
+    """The nodes of all parts, each with its ranks; one may go on in the next part."""
+    joined: list[tuple[str, int]] = []
+    for run in (run for part in parts for run in part.nodes):
+        if joined and joined[-1][0] == run.node:
+            joined[-1] = (run.node, joined[-1][1] + run.ranks)
         else:
-            runs.append((name, 1))
-    return runs
+            joined.append((run.node, run.ranks))
+    return joined

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from everstep.store.database import Database
-from everstep.store.queries import Record, facts_after
+from everstep.store.queries import LogHead, Record, facts_after, log_head
 from everstep_services.history.notifier import LogNotifier
 
 _KEPT_FACTS = 5000
@@ -23,6 +23,8 @@ class Feed:
         self._recent: deque[Record] = deque()
         self._bytes = 0
         self._lock = asyncio.Lock()
+        self._head_lock = asyncio.Lock()
+        self._head: tuple[float, LogHead] | None = None
         self.listeners: dict[str, int] = {}
         """Open live streams by token."""
 
@@ -30,6 +32,16 @@ class Feed:
     def notifier(self) -> LogNotifier:
         """Notifies when the log grows."""
         return self._notifier
+
+    async def head(self) -> LogHead:
+        """How far the log reaches; clients that come together cost one query."""
+        clock = asyncio.get_running_loop().time
+        asked_at = clock()
+        async with self._head_lock:
+            if self._head is None or self._head[0] < asked_at:
+                begun_at = clock()
+                self._head = begun_at, await log_head(self._database)
+            return self._head[1]
 
     async def after(self, n: int) -> Sequence[Record]:
         """The next facts after `n`, some hundreds at most; none at the end of the log."""

@@ -1,15 +1,21 @@
 """Answers about a live job: scores of its ranks, tables of timings, gauges."""
 
+import base64
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
 
 import numpy as np
 
 from everstep.messages import (
     GroupScores,
+    HeatMapPart,
+    NodeRun,
     RankScores,
     RankScoreTable,
     Score,
+    ShowHeatMap,
     ShowTimings,
     TimingRow,
     TimingTable,
@@ -23,6 +29,9 @@ from everstep_services.straggler.domain.operations import Array
 _MOST_GROUPS = 100
 _MOST_ROWS = 4096
 _MOST_WINDOWS = 1000
+_CELLS_A_PART = 300_000
+"""Two bytes each, in base64: they fit into a message, with the names of nodes."""
+_CELL_MOST = 65_535
 
 
 def score_table(round_: LiveRound, most: int, role: str) -> RankScoreTable:
@@ -227,6 +236,57 @@ def timing_table(round_: LiveRound, question: ShowTimings) -> TimingTable:
         next_rank=last if last < meter.world else None,
         sections=tuple(sections),
     )
+
+
+def heat_map_part(round_: LiveRound, question: ShowHeatMap, most_ranks: int) -> HeatMapPart:
+    """Ranks by windows, in two bytes a cell."""
+    history, meter = round_.history, round_.meter
+    sections = [str(name) for name in meter.names.sections.names()]
+    number = sections.index(question.section) if question.section in sections else -1
+    windows = max(0, min(question.most_windows, _MOST_WINDOWS))
+    first = min(max(0, question.first_rank), meter.world)
+    most = min(most_ranks, _CELLS_A_PART // max(1, min(windows, len(history.windows))))
+    last = min(meter.world, first + max(1, most))
+    values = history.table(question.measure, number, windows, slice(first, last))
+    shown = list(history.windows)[-windows:] if windows else []
+    low, high, cells = _cells(values)
+    return HeatMapPart(
+        round=round_.number,
+        measure=question.measure,
+        windows=tuple((window.first_step, window.last_step) for window in shown),
+        first_rank=first,
+        nodes=_node_runs(round_, first, last),
+        low=low,
+        high=high,
+        cells=base64.b64encode(cells.T.tobytes()).decode(),
+        next_rank=last if last < meter.world else None,
+        sections=tuple(sections),
+    )
+
+
+def _cells(values: Array) -> tuple[float, float, np.ndarray[Any, np.dtype[np.uint16]]]:
+    """The lowest and the highest value, and each value between them as a number from 1 on."""
+    is_finite = np.isfinite(values)
+    low, high = (
+        (float(values[is_finite].min()), float(values[is_finite].max()))
+        if is_finite.any()
+        else (0.0, 0.0)
+    )
+    scale = (_CELL_MOST - 1) / (high - low) if high > low else 0.0
+    placed = np.where(is_finite, (np.where(is_finite, values, low) - low) * scale + 1, 0)
+    return low, high, placed.round().astype("<u2")
+
+
+def _node_runs(round_: LiveRound, first: int, last: int) -> tuple[NodeRun, ...]:
+    measured = round_.newest
+    if measured is None:
+        return ()
+    names = [""] * (last - first)
+    sample = measured.sample
+    for rank, node in zip(sample.rank.tolist(), sample.node.tolist(), strict=True):
+        if first <= rank < last:
+            names[rank - first] = sample.nodes[node].node
+    return tuple(NodeRun(node=name, ranks=len(list(run))) for name, run in groupby(names))
 
 
 def _rows(round_: LiveRound, values: Array, first: int, last: int) -> tuple[TimingRow, ...]:

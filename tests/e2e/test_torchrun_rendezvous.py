@@ -1,0 +1,67 @@
+"""`torchrun --rdzv-backend=everstep`: plain torchrun, and the rounds are Everstep's."""
+
+import sys
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cluster import Cluster
+from tests.e2e.processes import ROOT, SCRIPTS, Process, environment
+
+WITHIN_S = 240.0
+
+pytestmark = [
+    pytest.mark.variant,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(
+        "everstep" not in entry_points(group="torchrun.handlers").names,
+        reason="the entry point comes with the next installation: make setup",
+    ),
+]
+
+
+@pytest.fixture
+def nodes(cluster: Cluster) -> Iterator[list[Process]]:
+    """Two nodes of one job, each a torchrun with a single rank."""
+    started: list[Process] = []
+    try:
+        started.extend(torchrun(cluster, node) for node in ("n1", "n2"))
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+
+
+def torchrun(cluster: Cluster, node: str) -> Process:
+    options = ["--rdzv-backend=everstep", f"--rdzv-id={cluster.job}", "--nnodes=2"]
+    conf = f"--rdzv-conf=node_id={node},join_timeout={WITHIN_S:g}"
+    script = [str(SCRIPTS / "launched_by_torchrun.py"), str(cluster.folder)]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, conf]
+    own = {**cluster.plane.login(cluster.job), "PYTHONPATH": str(ROOT)}
+    return Process(
+        [*command, "--nproc-per-node=1", "--max-restarts=2", *script],
+        environment(cluster.folder, cluster.tag, **own),
+        cluster.folder / f"{node}.log",
+        cluster.folder,
+    )
+
+
+def test_the_death_of_a_rank_starts_a_new_round_on_all_nodes(
+    cluster: Cluster, nodes: list[Process]
+) -> None:
+    """One node's rank dies: both nodes restart theirs, at a new store, and the job ends (A2.1)."""
+    assert [node.wait(WITHIN_S) for node in nodes] == [0, 0]
+    stores = [places(cluster.folder, number) for number in (1, 2)]
+    assert [len(store) for store in stores] == [1, 1]
+    assert stores[0] != stores[1]
+    ended = cluster.until_fact("job_ended")
+    assert (ended["state"], ended["rounds"]) == ("done", 2)
+    (incident,) = cluster.incidents()
+    assert incident["trigger"] == "rank_exited"
+
+
+def places(folder: Path, number: int) -> set[str]:
+    """Where the ranks of a round have met."""
+    return {(folder / f"rank-{rank}-{number}").read_text() for rank in range(2)}
