@@ -108,6 +108,8 @@ class RunPlan:
     state_dir: Path
     log_dir: Path
     console: ConsoleChoice
+    allocation_dir: Path | None = None
+    """The folder that the nodes of the allocation share with its batch script."""
     infra_rank: int | None = None
     domain: str = ""
     topology: tuple[str, ...] = ()

@@ -26,6 +26,11 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     """Where this node sits in the network, outermost first: `block-3/rack-12`."""
     infra_rank: int | None = None
     """This node's place; by default the one that the scheduler gives."""
+    allocation_dir: Path | None = None
+    """A folder that all nodes of a scheduler's allocation share. Each agent writes there how it
+    ended, and leaves, as at a preemption, once the batch script asks for its node there. Scripts of
+    `everstep slurm sbatch` set it.
+    """
     log_dir: Path | None = None
     """Where the output of ranks is kept; by default `logs` in the state directory."""
     console: str = "all"

@@ -47,7 +47,7 @@ from everstep_services.attribution.domain.verdicts import SOURCE, VerdictContext
 log = logging.getLogger(__name__)
 
 _WAITING_MOST = 256
-_UNKNOWN = "the service ended before it had an answer; it is not asked for again"
+_UNKNOWN = "the service ended before it had an answer, and does not ask again"
 
 
 class VerdictActions:
@@ -124,7 +124,7 @@ class VerdictActions:
             if decision.mode == "enforce":
                 outcome, reason = await self._asked(verdict, decision)
             else:
-                outcome, reason = "observed", "its switch or the brake lets it only be observed"
+                outcome, reason = "observed", "its switch or the brake allows only to observe"
             await self._conclude(verdict.job, verdict.incident, act, outcome, reason)
         finally:
             self._under_way = ""
@@ -206,7 +206,7 @@ def _cannot_replace(document: RoundDocument, node: str) -> str:
     """Why rendezvous is not asked; empty if a spare can take over."""
     here = [seat for seat in document.seats if seat.stage != "gone" and not seat.is_leaving]
     if node not in {seat.node for seat in here}:
-        return f"{node} takes no part in the job any more"
+        return f"{node} no longer takes part in the job"
     if len(here) <= document.slots:
         return f"no spare stands by: {len(here)} nodes are there, and {document.slots} are needed"
     return ""

@@ -216,7 +216,7 @@ class CaseKeeper:
                 stored.decided = list(facts)
                 if not stored.decided or await self._write(stored):
                     return done
-        raise RefusalError("503", f"others change the cases of {job} all the time: ask again")
+        raise RefusalError("503", f"the cases of {job} change all the time: ask again")
 
     async def _write_or_again(self, stored: StoredCases) -> None:
         for _ in range(_ATTEMPTS):

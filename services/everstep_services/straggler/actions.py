@@ -79,7 +79,7 @@ class StragglerActions:
                 self._act(job, straggler, decision), name=f"{decision.action}-{job.job}"
             )
         else:
-            why = f"{decision.reason}; the mode or the brake lets it only be observed"
+            why = f"{decision.reason}; the mode or the brake allows only to observe"
             await self._say(job, self._fact(job, straggler, decision, "observed", why))
 
     async def _act(

@@ -271,6 +271,6 @@ def _decoded(stored: Document) -> StragglersDocument | None:
         return decode_as(stored.data, StragglersDocument)
     except BadMessageError as error:
         raise BusError(
-            f"what the bus holds about slow ranks of {stored.key} cannot be read ({error}): a "
+            f"the document about slow ranks of {stored.key} cannot be read ({error}): a "
             f"newer release may have written it; else remove key {stored.key} of bucket {_BUCKET}"
         ) from error

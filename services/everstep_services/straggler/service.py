@@ -142,7 +142,7 @@ class Observer:
             self._turns.begin(job, tasks)
         silent_s = now - job.heard_at
         if silent_s >= self._settings.forget_after_s and not job.is_gone:
-            self._end(job, f"nothing was heard of its job for {silent_s / 3600:.1f} h")
+            self._end(job, f"its job has sent nothing for {silent_s / 3600:.1f} h")
 
     def _end(self, job: TrackedJob, reason: str) -> None:
         job.end(reason)

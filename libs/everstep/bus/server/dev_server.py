@@ -326,11 +326,16 @@ async def program_version(program: str) -> str:
 
 @asynccontextmanager
 async def dev_server(
-    state: Path, *, sync: str = "2m", port: int = -1, valid_s: int = VALID_S
+    state: Path,
+    *,
+    sync: str = "2m",
+    host: str = "127.0.0.1",
+    port: int = -1,
+    valid_s: int = VALID_S,
 ) -> AsyncIterator[DevServer]:
     """A server with its data and its logins below `state`: `admin`, `service`, agents' later."""
     folder = state / "nats"
-    plan = ServerPlan(store=folder / "store", port=port, sync=sync, log_folder=folder)
+    plan = ServerPlan(store=folder / "store", host=host, port=port, sync=sync, log_folder=folder)
     server = DevServer(await asyncio.to_thread(find_program), folder, plan, valid_s=valid_s)
     await server.start()
     try:

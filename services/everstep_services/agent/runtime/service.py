@@ -13,6 +13,7 @@ from everstep.bus.facts.recorder import Recorder
 from everstep.bus.ports import Bus, Inbox
 from everstep.clock import Clock
 from everstep.messages import BeatNow, Joined, Order, Reported, SaveCheckpoint
+from everstep_services.agent.allocation_folder import AllocationFolder, AllocationFolderError
 from everstep_services.agent.collectors.registry import collectors
 from everstep_services.agent.core import actions
 from everstep_services.agent.core.agent import Agent
@@ -58,6 +59,7 @@ _CUT_OFF_GOODBYE_WITHIN_S = 2.0
 _NOBODY_WITHIN_S = 60.0
 """A new agent gives up when nobody has answered for this long; one that was answered never does."""
 _UNREACHABLE = 94
+_LOOK_FOR_NOTICE_EVERY_S = 2.0
 
 
 class AgentService:
@@ -92,8 +94,10 @@ class AgentService:
         self._records = AgentFacts(plan.job, plan.node, clock)
         self._evidence = EvidenceRecorder(plan.job, bus, workdir, self._records, record, clock)
         self._checkpoints = NodeCheckpoints(plan.job, plan.node, clock, record, states)
-        answers = AnswerHandlers(self._joined, self._reported, self._refused, self._unanswered)
-        self._asker = RendezvousClient(bus, clock, plan.job, answers)
+        self._asker = RendezvousClient(
+            bus, clock, plan.job,
+            AnswerHandlers(self._joined, self._reported, self._refused, self._unanswered),
+        )  # fmt: skip
         self._requests = ScriptRequests(plan, bus, clock, workdir.say)
         self._stalls = StallRecorder(
             plan, bus, self._agent, self._watched, self._records, workdir, clock,
@@ -122,6 +126,7 @@ class AgentService:
         )  # fmt: skip
         self._measuring = NetworkTestRunner(plan.node, clock, self._records, record)
         self._injection = None if harm is None else self._opened_to(harm)
+        self._allocation = AllocationFolder.of(plan.allocation_dir)
         self._idleness = Idleness(clock)
         self._due = asyncio.Event()
         self._was_answered = False
@@ -161,6 +166,7 @@ class AgentService:
                     self._beat_when_hailed_for_ever,
                     self._hear_faults_for_ever,
                     *self._measures_timings(),
+                    *self._watches_allocation(),
                     *(() if self._uploader is None else (self._uploader.upload_for_ever,)),
                 )
             ]
@@ -168,6 +174,7 @@ class AgentService:
             await self._say_goodbye(exiting)
             for loop in loops:
                 loop.cancel()
+        await self._write_end(exiting)
         return exiting.code
 
     def signalled(self, number: int) -> None:
@@ -179,6 +186,26 @@ class AgentService:
             self._do([actions.SignalRanks(number)])
         else:
             self._do(self._agent.interrupted(number, name, now))
+
+    def _watches_allocation(self) -> tuple[Callable[[], Awaitable[None]], ...]:
+        return () if self._allocation is None else (self._leave_when_asked,)
+
+    async def _leave_when_asked(self) -> None:
+        """Wait until the batch script wants this node to leave; then it is a preemption."""
+        assert self._allocation is not None
+        reason: str | None = None
+        while reason is None:
+            await self._clock.sleep(_LOOK_FOR_NOTICE_EVERY_S)
+            reason = await asyncio.to_thread(self._allocation.leave_reason, self._plan.node)
+        self._do(self._agent.preempted(signal.SIGTERM, reason, self._clock.now()))
+
+    async def _write_end(self, exiting: actions.ExitAgent) -> None:
+        if self._allocation is None:
+            return
+        try:
+            await asyncio.to_thread(self._allocation.write_end, self._plan.node, exiting)
+        except AllocationFolderError as error:
+            self._workdir.say(str(error), is_warning=True)
 
     # -- orders and answers ----------------------------------------------------------------------
 

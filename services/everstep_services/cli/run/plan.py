@@ -64,6 +64,7 @@ def plan_run(invocation: Invocation, given: Given) -> RunPlan:
         bus=bus,
         state_dir=state.path,
         log_dir=_log_dir(given, agent, state.path),
+        allocation_dir=agent.allocation_dir,
         console=replace(console_choice(given, agent, environ), is_colored=invocation.color),
         infra_rank=_infra_rank(given, agent, environ),
         domain=given.text("domain", agent.domain),

@@ -14,7 +14,7 @@ from everstep_services.cli.output import say
 _LAST_LINES = 5
 
 
-def detached(invocation: Invocation, api_port: int | None) -> int:
+def detached(invocation: Invocation, api_port: int | None, bus_host: str) -> int:
     """Print what `up` says when it is ready; its exit code and last lines when it fails."""
     state = find_state_dir(invocation.environ, invocation.state_dir)
     state.create()
@@ -22,6 +22,7 @@ def detached(invocation: Invocation, api_port: int | None) -> int:
     command = [
         *(sys.executable, "-m", "everstep_services.cli", "up"),
         *("--state-dir", str(state.path), "--report-to", str(write)),
+        *("--bus-host", bus_host),
         *_flags(invocation, api_port),
     ]
     with os.fdopen(read) as report, state.log_file.open("a") as log:

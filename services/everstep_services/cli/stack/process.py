@@ -27,7 +27,9 @@ from everstep_services.history.settings import ApiSettings
 _REMEDY = "choose another with --api-port PORT, or --api-port 0 for any that is free"
 
 
-def run_up(invocation: Invocation, api_port: int | None, report_to: int | None) -> int:
+def run_up(
+    invocation: Invocation, api_port: int | None, bus_host: str, report_to: int | None
+) -> int:
     """Run until SIGINT or SIGTERM; the exit code."""
     phases = Phases(SystemClock(), before_ms=age_ms())
     state = find_state_dir(invocation.environ, invocation.state_dir)
@@ -36,7 +38,7 @@ def run_up(invocation: Invocation, api_port: int | None, report_to: int | None) 
     raise_descriptor_limit()
     state.create()
     with state.held():
-        ground = _ground(state, settings, phases)
+        ground = _ground(state, settings, phases, bus_host)
 
         def tell(ready: Ready) -> None:
             _tell(invocation, state, ready, sys.stdout)
@@ -52,7 +54,7 @@ def run_up(invocation: Invocation, api_port: int | None, report_to: int | None) 
             return run("everstep up", main)
 
 
-def _ground(state: StateDir, settings: Loaded, phases: Phases) -> StackPlan:
+def _ground(state: StateDir, settings: Loaded, phases: Phases, bus_host: str) -> StackPlan:
     api, observe = settings.section(ApiSettings), settings.section(ObserveSettings)
     # Nobody scrapes a developer's machine at a fixed port, unless it was set.
     port = 0 if settings.origins["observe.port"] == DEFAULT else observe.port
@@ -62,6 +64,7 @@ def _ground(state: StateDir, settings: Loaded, phases: Phases) -> StackPlan:
         api=listen(api.host, api.port, remedy=_REMEDY),
         observe=listen(observe.host, port, remedy="choose another port in [observe]"),
         phases=phases,
+        bus_host=bus_host,
     )
 
 

@@ -59,6 +59,8 @@ class StackPlan:
     phases: Phases
     command: str = "up"
     """Which command runs it: `up`, or `run` for the length of its job."""
+    bus_host: str = "127.0.0.1"
+    """Where the bus listens."""
 
 
 async def run_stack(
@@ -72,7 +74,7 @@ async def run_stack(
     `when_open` is called earlier: agents can join.
     """
     valid_s = ground.settings.section(LoginSettings).valid_s
-    async with dev_server(ground.state.path, valid_s=valid_s) as server:
+    async with dev_server(ground.state.path, host=ground.bus_host, valid_s=valid_s) as server:
         ground.phases.end("nats-server")
         version = await _set_up(server)
         ground.phases.end("streams")

@@ -1,0 +1,99 @@
+"""The folder of an allocation: how agents ended, and which nodes the scheduler wants back.
+
+All nodes of the allocation and its batch script share the folder. It has at most two files for each
+node: `NODE.end`, which the agent writes, and `NODE.leave`, which the script writes.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from everstep.errors import EverstepError
+from everstep_services.agent.core.actions import ExitAgent
+
+END, LEAVE = ".end", ".leave"
+_LONGEST_REASON = 500
+
+
+class AgentEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """How one agent ended."""
+
+    node: str
+    code: int
+    cause: str
+    reason: str
+    ends_job: bool
+    """The code is that of the job; otherwise this node left alone, and others may continue."""
+
+
+class AllocationFolderError(EverstepError):
+    """The folder cannot be used."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(
+            f"the folder of the allocation, {path}, cannot be written: {error.strerror}; name one "
+            f"that all nodes share, as allocation_dir in [agent] or EVERSTEP_AGENT__ALLOCATION_DIR"
+        )
+
+
+class AllocationFolder:
+    """Reads and writes the files of one folder; each is replaced as a whole."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def of(cls, path: Path | None) -> "AllocationFolder | None":
+        """The folder at this path; None without a path."""
+        return None if path is None else cls(path)
+
+    def create(self) -> None:
+        """Make it, with its parents."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise AllocationFolderError(self.path, error) from error
+
+    def write_end(self, node: str, exiting: ExitAgent) -> None:
+        """Tell the batch script with which code this agent exits, and whose code that is."""
+        end = AgentEnd(
+            node=node,
+            code=exiting.code,
+            cause=exiting.cause,
+            reason=exiting.reason[:_LONGEST_REASON],
+            ends_job=exiting.is_sent and exiting.cause != "excluded",
+        )
+        self._write(node + END, msgspec.json.encode(end))
+
+    def ends(self) -> Iterator[AgentEnd]:
+        """How each agent ended that has written so; damaged files are skipped."""
+        for path in sorted(self.path.glob(f"*{END}")):
+            with suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
+                yield msgspec.json.decode(path.read_bytes(), type=AgentEnd)
+
+    def ask_to_leave(self, node: str, reason: str) -> None:
+        """Have the agent of this node save and leave, as at a preemption."""
+        self._write(node + LEAVE, reason[:_LONGEST_REASON].encode())
+
+    def leave_reason(self, node: str) -> str | None:
+        """Why this node must leave; None if it need not, or the folder cannot be read now."""
+        try:
+            text = (self.path / (node + LEAVE)).read_text(errors="replace")
+        except OSError:
+            return None
+        return " ".join(text.split()) or "the scheduler wants the node back"
+
+    def _write(self, name: str, data: bytes) -> None:
+        try:
+            descriptor, temporary = tempfile.mkstemp(dir=self.path, prefix=f".{name}-")
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).replace(self.path / name)
+        except OSError as error:
+            raise AllocationFolderError(self.path, error) from error

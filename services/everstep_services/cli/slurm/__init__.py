@@ -1,0 +1,1 @@
+"""Everstep under Slurm: batch scripts, retries over allocations, drained nodes."""

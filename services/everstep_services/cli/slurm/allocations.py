@@ -1,0 +1,151 @@
+"""The allocations of a job: how each ended, and whether another one follows."""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from everstep_services.agent.allocation_folder import AgentEnd
+from everstep_services.cli.errors import CliError
+
+Outcome = Literal["done", "preempted", "failed", "final"]
+"""`final`: another allocation would end in the same way."""
+_FILE = "allocations.jsonl"
+_PREEMPTED = 91
+_FINAL = {
+    2: "the command line, a setting or a login is wrong",
+    93: "the job was stopped for good",
+    130: "a person has interrupted it",
+}
+_FAILED = {
+    1: "a round failed, and the restart budget is spent",
+    90: "this node cannot continue with the job",
+    92: "there were not enough nodes",
+    94: "the control plane could not be reached",
+}
+
+
+class EndedAllocation(msgspec.Struct, frozen=True, kw_only=True):
+    """One allocation that has ended."""
+
+    id: str
+    code: int
+    nodes: tuple[AgentEnd, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RetryDecision:
+    """What follows after an allocation."""
+
+    goes_on: bool
+    text: str
+
+
+def job_code(step_code: int, ends: Iterable[AgentEnd]) -> int:
+    """The exit code of the job: that of agents which ended with it, else that of the step.
+
+    `srun` returns the highest code of all tasks, also of nodes that have left early.
+    """
+    codes = {end.code for end in ends if end.ends_job}
+    return max(codes) if codes else step_code
+
+
+def outcome(code: int) -> Outcome:
+    """What a code of `everstep run` means for the next allocation."""
+    if code == 0:
+        return "done"
+    if code == _PREEMPTED:
+        return "preempted"
+    return "final" if code in _FINAL else "failed"
+
+
+def decide(allocations: Sequence[EndedAllocation], retries: int) -> RetryDecision:
+    """Whether another allocation follows after the last of these.
+
+    Failures count only in a row: an allocation that trained until it was preempted ends the row.
+    """
+    last = allocations[-1]
+    match outcome(last.code):
+        case "done":
+            return RetryDecision(goes_on=False, text="the job is done")
+        case "final":
+            return RetryDecision(
+                goes_on=False, text=f"{_FINAL[last.code]} ({last.code}): not retried"
+            )
+        case "preempted":
+            return RetryDecision(goes_on=True, text="preempted after saving: the job continues")
+        case "failed":
+            failures = _failures_in_a_row(allocations)
+            why = _FAILED.get(last.code, _other(last.code))
+            count = f"{why} ({last.code}); failed allocations in a row: {failures}"
+            if failures > retries:
+                return RetryDecision(
+                    goes_on=False, text=f"{count}, and --retries is {retries}: it ends"
+                )
+            return RetryDecision(
+                goes_on=True, text=f"{count}, --retries {retries}: the job is tried again"
+            )
+
+
+def _failures_in_a_row(allocations: Sequence[EndedAllocation]) -> int:
+    count = 0
+    for allocation in reversed(allocations):
+        if outcome(allocation.code) != "failed":
+            break
+        count += 1
+    return count
+
+
+def _other(code: int) -> str:
+    return f"the agents were ended by signal {code - 128}" if code > 128 else "the step failed"
+
+
+class AllocationLedger:
+    """The file with the ended allocations of one job, in the folder that its nodes share."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / _FILE
+
+    def read(self) -> list[EndedAllocation]:
+        """All of them, oldest first; a last line that was cut off does not count."""
+        try:
+            whole, _, _ = self.path.read_bytes().rpartition(b"\n")
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise self._unusable(error) from error
+        allocations: list[EndedAllocation] = []
+        for number, line in enumerate(whole.splitlines(), start=1):
+            try:
+                allocations.append(msgspec.json.decode(line, type=EndedAllocation))
+            except (msgspec.DecodeError, msgspec.ValidationError) as error:
+                raise CliError(
+                    f"{self.path}, line {number}: {error}; correct or delete the line"
+                ) from error
+        return allocations
+
+    def add(self, allocation: EndedAllocation) -> list[EndedAllocation]:
+        """Append it, unless it is there already; then return all of them."""
+        allocations = self.read()
+        if any(each.id == allocation.id for each in allocations):
+            return allocations
+        allocations.append(allocation)
+        try:
+            with self.path.open("a+b") as file:
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+                file.write(msgspec.json.encode(allocation) + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise self._unusable(error) from error
+        return allocations
+
+    def _unusable(self, error: OSError) -> CliError:
+        return CliError(
+            f"{self.path} cannot be used: {error.strerror}; name a folder that all nodes share "
+            f"with --folder"
+        )
