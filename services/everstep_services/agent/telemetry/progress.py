@@ -91,9 +91,11 @@ class ProgressReader:
         Steps that the SDK or the agent counts begin anew in each round: they say nothing about
         earlier rounds.
         """
-        said = [page.step for page in self._pages() if page.counted_by is CountedBy.SDK]
-        if said:
-            self._last_step = max(said) if self._last_step is None else max(*said, self._last_step)
+        steps = [page.step for page in self._pages() if page.counted_by is CountedBy.SDK]
+        if steps:
+            self._last_step = (
+                max(steps) if self._last_step is None else max(*steps, self._last_step)
+            )
         return self._last_step
 
     def age_s(self) -> float | None:
@@ -168,12 +170,12 @@ class ProgressReader:
         )  # fmt: skip
 
     def _figures(self, rank: int, steps: int) -> StepFigures:
-        known = self._watched(rank)
-        return NO_FIGURES if known is None else read_figures(known.page, steps)
+        rank_watch = self._watched(rank)
+        return NO_FIGURES if rank_watch is None else read_figures(rank_watch.page, steps)
 
     def _page(self, rank: int) -> PageReading | None:
-        known = self._watched(rank)
-        return None if known is None else known.reading()
+        rank_watch = self._watched(rank)
+        return None if rank_watch is None else rank_watch.reading()
 
     def _rank(self, rank: int) -> RankBeat:
         return beat_of(rank, self._page(rank), self._stalls.standing(rank), self._clock.now())
