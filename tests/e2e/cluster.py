@@ -173,7 +173,7 @@ class Cluster:
         )
 
     def until_all_step(self, ranks: int) -> dict[int, Body]:
-        """Each rank has made a step, not only that which is asked first; what is said of them."""
+        """Each rank has made a step, not only the first one asked; the reports about them."""
         return until(
             self.ranks,
             f"{ranks} ranks make steps",
@@ -204,7 +204,7 @@ class Cluster:
         return {member[0]: member[1] for member in formed["members"]}
 
     def closed(self, count: int) -> list[Body]:
-        """The incidents, once so many are over."""
+        """The incidents, once `count` are over."""
         return until(
             lambda: [one for one in self.incidents() if one["outcome"]],
             f"{count} incidents are over",

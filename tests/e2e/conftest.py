@@ -12,7 +12,7 @@ NewCluster = Callable[[ControlPlane, str], Cluster]
 ENDS_WITHIN_S = 300
 """Whatever waits for something gives up before, and says for what."""
 START_WITHIN_S = 120.0
-"""Five processes, each of which imports much."""
+"""Five processes; each imports much."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -26,7 +26,7 @@ PATIENT = {
     "EVERSTEP_HEALTH__ALL_SILENT_LIMIT_S": "60",
     "EVERSTEP_API__ANSWER_WITHIN_S": "60",
 }
-"""For tests in which no node is to be lost because its machine gave it no turn for a while.
+"""For tests in which no node may be lost because its machine gave it no turn for a while.
 
 That a node was killed is found all the same: by those who wait for it, and by a closed connection.
 """

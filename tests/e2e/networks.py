@@ -12,11 +12,11 @@ _NETWORK = 0x40000000
 """CLONE_NEWNET; Python itself has `os.setns` from 3.12 on."""
 _HOSTS_MOST = 200
 _BRIDGE_ADDRESS = "02:00:0a:d3:00:01"
-"""A bridge without one takes the lowest of its ports': whoever knew the one before is cut off."""
+"""A bridge without one takes the lowest of its ports': a node that knew the last one is cut off."""
 
 
 class Network:
-    """A bridge in a namespace of its own, where whoever entered it is; each node hangs on it.
+    """A bridge in a namespace of its own, which processes can enter; each node hangs on it.
 
     Nothing of it is seen outside. OSError if this user may not make namespaces.
     """
@@ -74,7 +74,7 @@ class Network:
             enter(self._path(HUB))
 
     def cut(self, node: str) -> None:
-        """Pull its cable: nothing comes or goes, and no connection is told."""
+        """Pull its cable: nothing comes or goes, and no connection notices."""
         ip("-n", self._name(HUB), "link", "set", self._port(node), "down")
 
     def mend(self, node: str) -> None:

@@ -117,7 +117,7 @@ def test_a_stall_is_recorded_and_ends_nothing(launched: Launched) -> None:
     hold = launched.do("hold-1")
     stall = cluster.until_fact("rank_stalled", lambda body: body["rank"] == 1)
     assert (stall["section"], stall["is_fatal"]) == ("data", False)
-    launched.until_now(lambda found: found[1]["state"] == "stalled", "the beats say so")
+    launched.until_now(lambda found: found[1]["state"] == "stalled", "the beats report it")
     assert [rank.poll() for rank in ranks] == [None, None]
     opened = cluster.until_fact("incident_opened")
     assert (opened["trigger"], opened["rank"]) == ("rank_stalled", 1)
@@ -164,7 +164,10 @@ def test_limits_in_the_wrong_order_are_said_where_the_rank_speaks(launched: Laun
         TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC="80",
     )
     said = until(
-        lambda: rank.said, "all is said", holds=lambda said: "gives up" in said, within_s=90
+        lambda: rank.said,
+        "the agent reports it",
+        holds=lambda said: "gives up" in said,
+        within_s=90,
     )
     lines = said.splitlines()
     assert all(line.startswith("everstep: ") for line in lines)

@@ -89,7 +89,7 @@ def ended(job: str, reason: str) -> JobEnded:
 
 
 async def recorded_of(api: httpx2.Client, job: str, many: int) -> list[str]:
-    """The ids of a job's facts, once there are so many."""
+    """The ids of a job's facts, once there are `count`."""
 
     async def recorded() -> list[str]:
         answer = await asyncio.to_thread(api.get, "/facts", params={"job": job})

@@ -25,7 +25,7 @@ RIGHTS = "-dac_override,-dac_read_search,-fowner"
 
 
 class Run:
-    """One `everstep run` without a bus, and commands beside it."""
+    """One `everstep run` without a bus, and commands next to it."""
 
     def __init__(self, folder: Path, tag: str) -> None:
         self.state, self.gate = folder / "state", folder / "gate"

@@ -128,7 +128,7 @@ def test_a_notice_before_the_session_is_open_has_it_saved(cluster: Cluster) -> N
 
 
 def waiting(cluster: Cluster) -> list[Agent]:
-    """Two nodes of two ranks, none of which has opened its session yet."""
+    """Two nodes of two ranks; no rank has opened its session yet."""
     script = (str(SCRIPTS / "loading.py"), str(cluster.folder), "late")
     agents = [
         cluster.run("--nnodes", "2", "--nproc-per-node", "2", *script, node=node)

@@ -9,7 +9,7 @@ from tests.waiting import until
 SCRIPT = str(SCRIPTS / "compiling.py")
 LIMIT_S = 5.0
 WAITS_S = 30.0
-"""Who merely waits has longer, so that the one that hangs is found first, whoever was ahead."""
+"""A rank that merely waits has longer, so that the hanging one is found first in any order."""
 START_WITHIN_S = 200.0
 LIMITS = [
     word

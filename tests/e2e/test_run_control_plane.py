@@ -1,4 +1,4 @@
-"""The control plane goes away: trainings run on, and rounds come to their end when it is back."""
+"""The control plane goes away: trainings run on, and rounds end when it is back."""
 
 import signal
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def step_of(cluster: Cluster) -> int:
 
 
 def further(cluster: Cluster, steps: int) -> None:
-    """The training makes so many steps more: about 50 a second."""
+    """The training makes this number of further steps: about 50 a second."""
     goal = step_of(cluster) + steps
     until(lambda: step_of(cluster), f"step {goal}", holds=lambda step: step >= goal)
 

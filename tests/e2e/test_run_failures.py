@@ -31,11 +31,11 @@ DETERMINISTIC = {
 
 
 OF_CODE = {"import", "syntax", "flag"}
-"""What can be told from the exception's kind: every rank fails so, wherever it starts."""
+"""What the exception's kind shows: every rank fails in this way, wherever it starts."""
 
 
 def rules(cluster: Cluster) -> list[tuple[str, str, str]]:
-    """By rendezvous. Attribution advises beside it once it has a verdict, which nobody awaits."""
+    """By rendezvous. Attribution advises, too, once it has a verdict, which nobody awaits."""
     return [
         (one["action"], one["rule"], one.get("mode", "enforce"))
         for one in cluster.facts("action_decided")
@@ -118,7 +118,7 @@ def test_by_default_the_repeat_is_only_said_and_a_crash_loop_slows_down(cluster:
 
 
 def decisions(cluster: Cluster, count: int) -> list[Body]:
-    """Those that were carried out, once there are so many."""
+    """The actions that were carried out, once there are `count`."""
 
     def found() -> list[Body]:
         facts = cluster.facts("action_decided")

@@ -1,4 +1,4 @@
-"""Whoever of a node's processes is killed: nothing of it is left, and nothing else is touched."""
+"""Any process of a node is killed: nothing of it is left, and nothing else is touched."""
 
 import os
 import re
@@ -28,7 +28,7 @@ def foreign(cluster: Cluster) -> Iterator[None]:
 
 
 def with_workers(cluster: Cluster, workers: int, *options: str) -> tuple[Agent, list[int]]:
-    """An agent of two ranks with so many workers each, and all processes below it."""
+    """An agent of two ranks with some workers each, and all processes below it."""
     script = (str(SCRIPTS / "family.py"), str(cluster.folder), str(workers))
     agent = cluster.run(*options, "--nproc-per-node", "2", "--stop-grace", "0.5", *script)
     cluster.until_stepping(1)

@@ -1,4 +1,4 @@
-"""The network of a node is cut: no connection ends, and nobody is told."""
+"""The network of a node is cut: no connection ends, and nobody gets a message."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -143,7 +143,7 @@ def test_a_node_that_is_only_cut_off_is_not_lost_while_others_make_steps(
 
 
 def further(cluster: Cluster, rank: int, steps: int) -> None:
-    """A rank makes so many steps more."""
+    """A rank makes this number of further steps."""
 
     def made() -> int:
         return int((cluster.folder / f"steps-{rank}").read_text() or 0)

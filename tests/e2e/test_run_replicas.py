@@ -1,4 +1,4 @@
-"""The state of a lost node is in the memory of another, and goes to whoever takes its slot."""
+"""The state of a lost node is in the memory of another, and goes to the next holder of its slot."""
 
 import json
 import os

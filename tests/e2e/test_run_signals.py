@@ -19,7 +19,7 @@ def test_ranks_save_at_a_step_and_the_node_leaves_with_91(cluster: Cluster, name
     agent.send(signal.Signals[name])
     assert agent.wait() == 91
     assert [(cluster.folder / f"saved-{rank}").read_text() for rank in (0, 1)] == [name] * 2
-    assert not list(cluster.folder.glob("worker-*")), "data workers are no business of a signal"
+    assert not list(cluster.folder.glob("worker-*")), "a signal does not concern data workers"
     left = cluster.until_fact("node_left")
     assert (left["cause"], left["exit_code"]) == ("preempted", 91)
     ended = cluster.until_fact("allocation_ended")

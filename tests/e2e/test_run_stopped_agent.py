@@ -59,7 +59,7 @@ def test_a_stopped_agent_costs_no_restart_while_nobody_steps(
     ranks = two_nodes(cluster)
     if phase == "evaluation":
         cluster.until_all_step(2)
-        for pid in ranks:  # in the middle of something that is no step
+        for pid in ranks:  # in the middle of something that is not a step
             os.kill(pid, signal.SIGSTOP)
     stopped = next(one for one in cluster.agents if one.node == cluster.members(1)[1])
     stopped.send(signal.SIGSTOP)

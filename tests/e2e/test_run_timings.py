@@ -61,7 +61,7 @@ async def listening(
 async def windows(
     inbox: Inbox[NodeTimings], count: int, holds: Callable[[NodeTimings], bool] = lambda _: True
 ) -> list[Window]:
-    """The first so many windows that both nodes have told of."""
+    """The first windows that both nodes have reported."""
     found: dict[tuple[int, int], dict[str, NodeTimings]] = defaultdict(dict)
     async with asyncio.timeout(WITHIN_S):
         while True:
@@ -181,7 +181,7 @@ def test_what_straggler_asks_for_is_done_while_the_training_runs(
             return await windows(inbox, 2)
 
     async def silence(inbox: Inbox[NodeTimings]) -> None:
-        """The training makes many more steps than the last window that was told of."""
+        """The training makes many more steps than the last reported window has."""
         latest = 0
         async with asyncio.timeout(WITHIN_S):
             while await asyncio.to_thread(newest_step) < latest + 96:

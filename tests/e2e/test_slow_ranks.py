@@ -60,7 +60,7 @@ def now(api: Api, job: str) -> Body:
 
 
 def until_compared(cluster: Cluster, windows: int = 1) -> None:
-    """So many windows, one after the other, hold all ranks."""
+    """A number of successive windows have all ranks."""
     seen: set[int] = set()
 
     def look() -> int:
@@ -128,7 +128,7 @@ def test_a_slow_rank_of_a_script_whose_steps_nobody_counts_is_named(cluster: Clu
 
 
 def test_enforced_a_spare_takes_the_slot_of_a_node_whose_rank_is_slow(cluster: Cluster) -> None:
-    """The policy acts only where a person has said so; the training goes on without the node."""
+    """The policy acts only if a person has allowed it; the training goes on without the node."""
     names = [f"{cluster.job}-{number}" for number in range(NODES + 1)]
     options = ("--nnodes", str(NODES), "--spares", "1", "--nproc-per-node", str(EACH))
     script = (str(SCRIPT), str(cluster.folder), "sections")

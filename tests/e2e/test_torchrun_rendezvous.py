@@ -51,7 +51,7 @@ def torchrun(cluster: Cluster, node: str) -> Process:
 def test_the_death_of_a_rank_starts_a_new_round_on_all_nodes(
     cluster: Cluster, nodes: list[Process]
 ) -> None:
-    """One node's rank dies: both nodes restart theirs, at a new store, and the job ends (A2.1)."""
+    """One node's rank dies: both nodes restart theirs, at a new store, and the job ends."""
     assert [node.wait(WITHIN_S) for node in nodes] == [0, 0]
     stores = [places(cluster.folder, number) for number in (1, 2)]
     assert [len(store) for store in stores] == [1, 1]

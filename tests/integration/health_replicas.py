@@ -60,7 +60,7 @@ async def all_facts(bus: NatsBus) -> list[Fact]:
 
 
 async def facts_of(bus: NatsBus, kind: type[F], count: int = 1, job: str = "") -> list[F]:
-    """All facts of a kind, once there are so many of them; of one job, if it is named."""
+    """All facts of a kind, once there are `count` of them; of one job, if it is named."""
 
     async def look() -> list[F]:
         found = [fact for fact in await all_facts(bus) if isinstance(fact, kind)]

@@ -1,4 +1,4 @@
-"""How runs of slow ranks are counted, and what timings cost is told from noise."""
+"""How runs of slow ranks are counted, and how the cost of timings is distinguished from noise."""
 
 from pathlib import Path
 

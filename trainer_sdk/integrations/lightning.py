@@ -10,7 +10,6 @@ trainer.fit(model, ckpt_path=newest_for_all("checkpoints"))
 import os
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -83,13 +82,8 @@ class LightningCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]  # untyped
             if files is not None:
                 files.close()
         finally:
-            self._sealer.all_saved()
             self._sealer.close()
             super().teardown()
-
-    def poll(self) -> None:
-        """Have files sealed that are durable; `LightningCallback` calls it after each step."""
-        self._finalize()
 
     def _schedule(self, checkpoint: dict[str, Any], path: Any, options: Any | None) -> SaveHandle:
         if options is not None:
@@ -98,15 +92,15 @@ class LightningCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]  # untyped
         if self._files is None:
             self._files = FileSaver(on_error="fatal", in_flight=_IN_FLIGHT)
         os.makedirs(os.path.dirname(os.path.abspath(place)), exist_ok=True)
-        step = checkpoint.get("global_step")
         seals.unseal(place)  # of a file that is replaced
-        seal = partial(self._sealer.saved, place, step if isinstance(step, int) else 0)
-        return self._files.schedule(checkpoint, place, finalize=(seal,))
+        handle = self._files.schedule(checkpoint, place)
+        step = checkpoint.get("global_step")
+        self._sealer.seal_once(handle.wait, place, step if isinstance(step, int) else 0)
+        return handle
 
     def _finalize(self, *, blocking: bool = False) -> None:
         if self._files is not None:
             self._files.maybe_finalize(blocking=blocking)
-            self._sealer.all_saved()  # only one rank writes a file
 
 
 class AsyncLightningCheckpointIO(LightningCheckpointIO):
@@ -281,10 +275,6 @@ class LightningCallback(Callback):  # type: ignore[misc]  # untyped where it is 
         self._run.step(self._step)
         for name, value in trainer.callback_metrics.items():
             self._run.session.report(str(name), float(value))
-
-        poll = getattr(trainer.strategy.checkpoint_io, "poll", None)
-        if poll is not None:
-            poll()
 
     @harmless
     def _save_in_memory(self, trainer: Trainer, pl_module: LightningModule) -> None:

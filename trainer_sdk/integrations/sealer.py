@@ -2,12 +2,14 @@
 
 import atexit
 import threading
+from collections.abc import Callable
 from queue import SimpleQueue
 
 from trainer_sdk.integrations import seals
 from trainer_sdk.sdk_log import warn
 
 _WITHIN_S = 600.0
+_Order = tuple[Callable[[], bool], str, int]
 
 
 class Sealer:
@@ -15,7 +17,7 @@ class Sealer:
 
     def __init__(self) -> None:
         self._waiting: list[tuple[str, int]] = []
-        self._queue: SimpleQueue[tuple[str, int] | None] = SimpleQueue()
+        self._queue: SimpleQueue[_Order | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def saved(self, path: str, step: int) -> None:
@@ -25,12 +27,16 @@ class Sealer:
     def all_saved(self) -> None:
         """Seal what was noted: a finished step, or a barrier, proves that all ranks have saved."""
         waiting, self._waiting = self._waiting, []
-        for checkpoint in waiting:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="everstep-seal", daemon=True)
-                self._thread.start()
-                atexit.register(self.close)
-            self._queue.put(checkpoint)
+        for path, step in waiting:
+            self.seal_once(lambda: True, path, step)
+
+    def seal_once(self, is_durable: Callable[[], bool], path: str, step: int) -> None:
+        """Seal a checkpoint when `is_durable` returns; it may wait, and tells whether to seal."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="everstep-seal", daemon=True)
+            self._thread.start()
+            atexit.register(self.close)
+        self._queue.put((is_durable, path, step))
 
     def close(self) -> None:
         """Wait until all seals are written."""
@@ -41,10 +47,11 @@ class Sealer:
             thread.join(_WITHIN_S)
 
     def _run(self) -> None:
-        while (checkpoint := self._queue.get()) is not None:
-            path, step = checkpoint
+        while (order := self._queue.get()) is not None:
+            is_durable, path, step = order
             try:
-                seals.seal(path, step)
+                if is_durable():
+                    seals.seal(path, step)
             except FileNotFoundError:
                 continue  # the framework has removed it, as it keeps only the newest
             except OSError as error:

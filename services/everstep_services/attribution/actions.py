@@ -13,7 +13,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from everstep.bus.containment import Containment
+from everstep.bus.input_failures import InputFailures
 from everstep.bus.policy_requests import WITHIN_S, PolicyRequests
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
@@ -47,7 +47,7 @@ from everstep_services.attribution.domain.verdicts import SOURCE, VerdictContext
 log = logging.getLogger(__name__)
 
 _WAITING_MOST = 256
-_UNKNOWN = "the service ended before it had an answer; it is not asked for again"
+_UNKNOWN = "the service ended before it had an answer, and does not ask again"
 
 
 class VerdictActions:
@@ -64,7 +64,7 @@ class VerdictActions:
         )
         self._under_way = ""
         self._counts: Counter[str] = Counter()
-        self._contained = Containment("the policy")
+        self._input_failures = InputFailures("the policy")
 
     def statistics(self) -> dict[str, float]:
         """Return the counts so far, for metrics."""
@@ -92,7 +92,7 @@ class VerdictActions:
             except (EverstepError, TimeoutError) as error:
                 log.warning("not_acted incident=%s error=%s", verdict.incident, error)
             except Exception as error:  # noqa: BLE001  other verdicts are considered as before
-                self._contained.note("a verdict", error)
+                self._input_failures.note("a verdict", error)
 
     async def _switches(self, job: str) -> PolicySwitches:
         documents = self._bus.documents("CONTROL")
@@ -124,7 +124,7 @@ class VerdictActions:
             if decision.mode == "enforce":
                 outcome, reason = await self._asked(verdict, decision)
             else:
-                outcome, reason = "observed", "its switch or the brake lets it only be observed"
+                outcome, reason = "observed", "its switch or the brake allows only to observe"
             await self._conclude(verdict.job, verdict.incident, act, outcome, reason)
         finally:
             self._under_way = ""
@@ -206,7 +206,7 @@ def _cannot_replace(document: RoundDocument, node: str) -> str:
     """Why rendezvous is not asked; empty if a spare can take over."""
     here = [seat for seat in document.seats if seat.stage != "gone" and not seat.is_leaving]
     if node not in {seat.node for seat in here}:
-        return f"{node} takes no part in the job any more"
+        return f"{node} no longer takes part in the job"
     if len(here) <= document.slots:
         return f"no spare stands by: {len(here)} nodes are there, and {document.slots} are needed"
     return ""

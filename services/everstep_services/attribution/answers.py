@@ -5,7 +5,7 @@ import asyncio
 from everstep.bus.ports import Bus, Handler
 from everstep.bus.requests import RefusalError
 from everstep.messages import CorrectVerdict, Done, Explain, Message, ReadEvidence
-from everstep_services.attribution.domain.claims import CAUSES
+from everstep.verdict_causes import VERDICT_CAUSES
 from everstep_services.attribution.evidence_reader import EvidenceReader
 from everstep_services.attribution.service import Attribution
 
@@ -54,9 +54,10 @@ class AttributionAnswers:
 
     async def _correct(self, question: Message) -> Message:
         assert isinstance(question, CorrectVerdict)
-        if question.cause not in CAUSES:
+        if question.cause not in VERDICT_CAUSES:
             raise RefusalError(
-                "422", f"{question.cause[:40]!r} is not a cause: use one of {', '.join(CAUSES)}"
+                "422",
+                f"{question.cause[:40]!r} is not a cause: use one of {', '.join(VERDICT_CAUSES)}",
             )
         if not question.by.strip():
             raise RefusalError("422", "a correction needs the name of its author")

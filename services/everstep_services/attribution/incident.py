@@ -1,4 +1,4 @@
-"""What an analyzer is given: the case, and the contents of its evidence."""
+"""The input of an analyzer: the case, and the contents of its evidence."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
@@ -9,24 +9,24 @@ from everstep_services.attribution.domain.claims import Claim
 
 Fetch = Callable[[BlobRef], Awaitable[bytes]]
 _BYTES_MOST = 256 << 20
-"""Of one kind of evidence together: what is beyond is named as missing."""
+"""The most bytes of one kind of evidence; the rest is named as missing."""
 
 
 class Incident:
-    """One incident while it is analyzed. Each analyzer has one of its own."""
+    """One incident while it is analyzed. Each analyzer has its own object."""
 
     def __init__(self, case: Case, fetch: Fetch) -> None:
         self.case = case
         self._fetch = fetch
         self.missing: list[str] = []
-        """What could not be read, and why; the verdict names it."""
+        """Evidence that could not be read, and why; the verdict names it."""
 
     def pieces(self, *kinds: str) -> list[EvidencePiece]:
         """The pieces of these kinds that are there."""
         return [it for it in self.case.evidence if it.evidence in kinds and it.blob is not None]
 
     async def content(self, piece: EvidencePiece) -> bytes | None:
-        """What a piece holds; None, with the reason in `missing`, where it cannot be had."""
+        """The content of a piece; None, with the reason in `missing`, if it cannot be read."""
         if piece.blob is None:
             return None
         try:
@@ -75,4 +75,4 @@ class Incident:
 
 
 Analyzer = Callable[[Incident], Awaitable[Sequence[Claim]]]
-"""Says what it makes of an incident. When it raises or is slow, that costs its own claims only."""
+"""Returns claims about an incident. If it raises or is slow, only its own claims are lost."""

@@ -1,4 +1,4 @@
-"""What collected evidence says by itself, for people: how far each rank was, and where it stood."""
+"""Joint results of collected evidence: how far each rank was, and where it stood."""
 
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -21,7 +21,7 @@ Piece = tuple[int | None, bytes]
 
 
 def flight_report(pieces: Iterable[Piece], world: int | None = None) -> FlightReport | None:
-    """What dumps of flight recorders say together; None where there is none."""
+    """The report on all flight recorders together; None if there are none."""
     analysis = FlightAnalysis(world=world)
     with tempfile.TemporaryDirectory(prefix="everstep-dumps-") as name:
         files: dict[int, DumpFile] = {}
@@ -40,7 +40,7 @@ def flight_report(pieces: Iterable[Piece], world: int | None = None) -> FlightRe
 
 
 def stack_report(pieces: Iterable[Piece], world: int | None = None) -> StackReport | None:
-    """What stacks of ranks say together; None where there is none."""
+    """The report on all stacks together; None if there are none."""
     analysis, count = StackAnalysis(world=world), 0
     for rank, content in _members(pieces):
         if isinstance(content, str):

@@ -53,14 +53,14 @@ class AttributionReplica:
         )
 
     def statistics(self) -> dict[str, float]:
-        """What it knows and counted so far, for metrics."""
+        """Return gauges and counts so far, for metrics."""
         return {**self.attribution.statistics(), **self.actions.statistics()}
 
 
 def opened(
     settings: AttributionSettings, bus_settings: BusSettings, spool: Path | None = None
 ) -> AbstractAsyncContextManager[Parts]:
-    """The replica, whether the bus is there or not: verdicts come when it is.
+    """Open a replica, whether the bus is there or not: verdicts come once it is there.
 
     Facts wait in `spool`, or below the `spool_dir` of the bus.
     """

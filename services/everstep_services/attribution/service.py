@@ -1,4 +1,4 @@
-"""Follows incidents, and has each one judged when it is time. Nobody waits for that."""
+"""Follows incidents, and has each one judged when it is due; nothing waits for a verdict."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from everstep.bus.containment import Containment
+from everstep.bus.input_failures import InputFailures
 from everstep.bus.leader_election import Term, lead_for_ever
 from everstep.bus.ports import Bus
 from everstep.bus.requests import RefusalError
@@ -41,13 +41,13 @@ _EXPLAINED_MOST = 32
 
 @dataclass(slots=True)
 class WatchedIncident:
-    """One incident that awaits its verdict or a revision. Times are of our own clock."""
+    """One incident that awaits its verdict or a revision. Times are by our own clock."""
 
     since: float
     changed_at: float
     is_running: bool = False
     is_late: bool = False
-    """An analyzer was not done in time: it gets more."""
+    """An analyzer was not done in time: it gets more time."""
 
 
 class Attribution:
@@ -74,10 +74,10 @@ class Attribution:
         self._counts: Counter[str] = Counter()
         self._to_explain = asyncio.Queue[VerdictReached](_EXPLAINED_MOST)
         self._took_s = 0.0
-        self._contained = Containment("attribution")
+        self._input_failures = InputFailures("attribution")
 
     def statistics(self) -> dict[str, float]:
-        """What it knows and counted so far, for metrics."""
+        """Return gauges and counts so far, for metrics."""
         totals = ("verdicts", "amended", "inconclusive", "corrections", "confirmations")
         reads = ("facts_read", "facts_missed", "conflicts")
         return {
@@ -93,7 +93,7 @@ class Attribution:
             "analyzer_failures_total": float(self._examiner.panel.failures),
             "explanations_total": float(self._explainer.made),
             "explanation_failures_total": float(self._explainer.failures),
-            "input_failures_total": float(self._contained.failures + self._keeper.failures),
+            "input_failures_total": float(self._input_failures.failures + self._keeper.failures),
         }
 
     async def work_for_ever(self) -> None:
@@ -171,7 +171,7 @@ class Attribution:
         except (EverstepError, TimeoutError) as error:
             log.warning("not_judged job=%s incident=%s error=%s", case.job, case.incident, error)
         except Exception as error:  # noqa: BLE001  other incidents are judged as before
-            self._contained.note(f"incident {case.incident}", error)
+            self._input_failures.note(f"incident {case.incident}", error)
             is_partial = False
         else:
             self._is_judged(case, watch, began, is_partial=is_partial)
@@ -188,7 +188,7 @@ class Attribution:
             self._watches.pop((case.job, case.incident), None)
 
     async def _conclude(self, case: Case, judged: CaseJudgement) -> VerdictReached | None:
-        """Put the verdict on record, if it says something new."""
+        """Record the verdict, if it differs from the last one."""
 
         def deed(
             cases: JobCases, now: VerdictContext
@@ -208,7 +208,7 @@ class Attribution:
         return verdict
 
     async def explain_for_ever(self) -> None:
-        """Have verdicts put into words, one after the other, where that is switched on."""
+        """Have verdicts put into words, one after the other, if that is switched on."""
         while True:
             verdict = await self._to_explain.get()
             try:
@@ -216,10 +216,10 @@ class Attribution:
             except (EverstepError, TimeoutError) as error:
                 log.warning("not_explained incident=%s error=%s", verdict.incident, error)
             except Exception as error:  # noqa: BLE001  verdicts are reached as before
-                self._contained.note("an explanation", error)
+                self._input_failures.note("an explanation", error)
 
     async def _explain(self, verdict: VerdictReached) -> None:
-        """A revision that says the same, with an explanation."""
+        """Record a revision with the same verdict and an explanation."""
         text = await self._explainer.explain(verdict)
         if not text:
             return
@@ -254,7 +254,7 @@ class Attribution:
     # --- what people ask ---
 
     async def explained(self, job: str, incident: str, *, again: bool) -> VerdictReached | None:
-        """The verdict that holds; None where the incident is not remembered."""
+        """The verdict in force; None if the incident is not remembered."""
         case = await self._keeper.read(job, incident)
         if case is None:
             return None
@@ -270,7 +270,7 @@ class Attribution:
         return None if case is None else case.verdict
 
     async def correct(self, ask: CorrectVerdict) -> VerdictCorrected | None:
-        """Take a person's word down; None where the incident is not remembered."""
+        """Record a person's correction; None if the incident is not remembered."""
 
         def deed(
             cases: JobCases, now: VerdictContext
@@ -306,7 +306,7 @@ def is_due(case: Case, watch: WatchedIncident, now: float, settings: Attribution
 
 
 def is_complete(case: Case) -> bool:
-    """All nodes have stopped their ranks, or have none left: what they had, they have collected."""
+    """Whether all nodes have stopped their ranks, or are gone: their evidence is complete."""
     if case.outcome:
         return True
     if not case.trigger:

@@ -137,7 +137,7 @@ class StragglerAnswers:
     def _job(self, job: str) -> TrackedJob:
         tracked = self._jobs.get(job)
         if tracked is None:
-            text = f"no timings of {job} were heard: it does not run, or sent none yet; ask again"
+            text = f"no timings of {job} have arrived: it does not run, or has sent none yet"
             raise RefusalError("404", text)
         return tracked
 

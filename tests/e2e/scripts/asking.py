@@ -16,7 +16,7 @@ import trainer_sdk
 
 
 def worker(folder: Path, rank: int) -> None:
-    """A data worker: whoever signals the training's group signals it as well."""
+    """A data worker: a signal to the training's group reaches it as well."""
     if os.fork():
         return
     while not (folder / f"saved-{rank}").exists():

@@ -1,4 +1,4 @@
-"""A training with gloo whose rank 1 fails at step 5 of round 1, in the way that it is told.
+"""A training with gloo whose rank 1 fails at step 5 of round 1, in the way that its arguments name.
 
 With `steady` it goes on until the file `end` is in the folder.
 """

@@ -1,4 +1,4 @@
-"""A gloo training in which another rank kills itself in each round, so many times."""
+"""A gloo training in which another rank kills itself in each round, a number of times."""
 
 import os
 import signal

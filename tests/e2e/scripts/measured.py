@@ -1,4 +1,4 @@
-"""A training with gloo in which one rank is late, as it is told: unmodified, or with sections.
+"""A training with gloo in which one rank is late, by its arguments: unmodified, or with sections.
 
     measured.py FOLDER plain|sections LATE_RANK LATE_S
 

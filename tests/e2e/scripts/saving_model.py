@@ -1,7 +1,7 @@
 """A small real training under DDP that saves, and goes on from what it finds.
 
 Each loss is appended to `losses-RANK`, with its step. It ends when the file `end` is there; in the
-second round, and if `wrong` is there, its loss is no number. `PACE_S` is its wait in each step.
+second round, and if `wrong` is there, its loss is not a number. `PACE_S` is its wait in each step.
 """
 
 import math

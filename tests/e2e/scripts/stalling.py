@@ -1,4 +1,4 @@
-"""Rank 1 of the first round stops making progress, in the way that it is told."""
+"""Rank 1 of the first round stops making progress, in the way that its arguments name."""
 
 import ctypes
 import os

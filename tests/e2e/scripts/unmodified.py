@@ -1,7 +1,7 @@
 """A training that knows nothing of Everstep: one step of an optimizer, then collectives only.
 
 It evaluates until the file `end` is there, and makes the file `evaluating` when it has done so for
-the seconds that it is told. When the file `hang` is there, rank 1 of the first
+the seconds in its arguments. When the file `hang` is there, rank 1 of the first
 round hangs before the next collective, and the other rank waits for it in that.
 """
 

@@ -71,7 +71,7 @@ def damage(root: Path, step: int) -> None:
 
 
 def test_a_save_is_visible_verified_and_loaded_bit_for_bit(tmp_path: Path) -> None:
-    """What is loaded is what was saved, and every byte of it has a hash (A8.1)."""
+    """What is loaded is what was saved, and every byte has a hash."""
     save(tmp_path, 5, 10)
     storage = storage_for(str(tmp_path))
     assert [there.step for there in stored_checkpoints(storage)] == [10, 5]
@@ -99,12 +99,23 @@ def test_a_checkpointer_restores_what_torch_has_saved(tmp_path: Path) -> None:
     assert is_same(loaded, state(5))
 
 
+def test_a_checkpointer_and_torch_save_into_one_root(tmp_path: Path) -> None:
+    """Both are writers of one launch, so neither is refused as a second one."""
+    with Checkpointer(tmp_path, every=1000) as saves:
+        assert saves.save(1, state(1), wait=True).durable
+        save(tmp_path, 5)
+        assert saves.save(7, state(7), wait=True).durable
+    there = stored_checkpoints(storage_for(str(tmp_path)))
+    assert [checkpoint.step for checkpoint in there] == [7, 5, 1]
+
+
 def test_without_a_step_the_newest_checkpoint_is_loaded(tmp_path: Path) -> None:
     save(tmp_path, 5, 10)
     assert load(tmp_path)["step"] == 10
 
 
 def test_an_asynchronous_save_has_the_values_at_the_call(tmp_path: Path) -> None:
+    """The training changes the state at once; the copy is what is saved (A8.3)."""
     stager = DcpStager()
     current = state(1)
     for step in (1, 2, 3):
@@ -150,7 +161,7 @@ def test_a_stager_uses_its_memory_again_only_when_no_copy_needs_it() -> None:
 
 
 def test_a_damaged_checkpoint_is_quarantined_and_an_older_one_is_found(tmp_path: Path) -> None:
-    """A flipped bit is never loaded (A8.4)."""
+    """A flipped bit is never loaded (A8.8)."""
     save(tmp_path, 5, 10, 15)
     damage(tmp_path, 10)
     damage(tmp_path, 15)
@@ -203,7 +214,7 @@ def test_a_save_of_a_visible_step_is_refused_and_names_the_command(tmp_path: Pat
 
 
 def test_ranks_save_shards_which_a_single_process_loads(tmp_path: Path) -> None:
-    """Two ranks save and load; one loads the whole: torch's own resharding (A8.6).
+    """Two ranks save and load; one loads the whole: torch's own resharding.
 
     In `failing`, the copy of a rank fails: nothing of that step is visible, and the next is saved.
     """

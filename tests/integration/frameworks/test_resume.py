@@ -16,7 +16,7 @@ SCRIPTS = {
 
 @pytest.mark.parametrize("framework", SCRIPTS)
 def test_a_training_resumes_from_the_newest_good_checkpoint(framework: str, tmp_path: Path) -> None:
-    """It trains 10 steps, and a bit of step 10 flips: it resumes at 5, and trains to 15 (A8.4)."""
+    """It trains 10 steps, and a bit of step 10 flips: it resumes at 5, and trains to 15 (A8.8)."""
     pytest.importorskip(framework, reason=f"pip install --group test brings {framework}")
     printed = launch(SCRIPTS[framework], str(tmp_path), "10", "15", ranks=1)
     assert "differs from what was saved" in printed

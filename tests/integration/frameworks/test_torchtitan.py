@@ -32,7 +32,7 @@ def titan(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_its_manager_saves_loads_verified_and_ends_at_a_preemption(
     titan: Path, tmp_path: Path, mode: str
 ) -> None:
-    """A damaged step 11 is passed over for step 10; a preemption saves and ends (A8.4, A12.1)."""
+    """A damaged step 11 is passed over for step 10; a preemption saves and ends (A8.8, A12.1)."""
     path = os.pathsep.join(map(str, [ROOT, ROOT / "libs", ROOT / "services", titan]))
     printed = launch("titan.py", str(tmp_path), mode, PYTHONPATH=path)
     assert "the training is preempted: it has saved step 11" in printed

@@ -340,7 +340,7 @@ async def test_a_job_that_straggler_has_not_heard_of_is_a_404_that_says_so(
         status, _, detail = await problem(reader, "jobs/j/stragglers/now")
     assert (status, detail) == (
         404,
-        "no timings of job j were heard: it does not run, has sent none yet, or "
+        "no timings of job j have arrived: it does not run, has sent none yet, or "
         "straggler.timings is off",
     )
 
@@ -369,7 +369,7 @@ async def test_a_job_that_has_ended_says_so_and_where_its_slow_ranks_are(
     ended = make("job_ended", job="j", state="stopped")
     await api.add(make("job_started", job="j", round=None), *began(2), ended)
     said = "job j has ended (stopped): everstep stragglers j --history shows its slow ranks"
-    empty = RankScoreTable(round=0, window=0, ranks=(), said="nothing was heard of this job")
+    empty = RankScoreTable(round=0, window=0, ranks=(), said="this job has sent nothing")
     async with answering(api, Straggler(empty)):
         assert (await get(reader, "jobs/j/stragglers/now"))["note"] == said
     async with api.bus.answer("straggler", {"scores": refuse}):

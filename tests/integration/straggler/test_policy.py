@@ -74,7 +74,7 @@ async def test_without_a_mode_two_replicas_say_once_what_they_would_do(
         assert len(await facts_of(bus, StragglerActed, 1, job)) == 1
     assert (fact.action, fact.outcome, fact.node, fact.rank) == ("stop", "observed", "n1", 1)
     assert "scores below 0.7 in 2 windows in a row, limit 2" in fact.reason
-    assert "the mode or the brake lets it only be observed" in fact.reason
+    assert "the mode or the brake allows only to observe" in fact.reason
 
 
 async def test_the_brake_leaves_only_observation(bus: NatsBus, job: str) -> None:

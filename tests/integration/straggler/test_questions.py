@@ -56,9 +56,9 @@ async def test_what_is_asked_is_answered_in_one_message(bus: NatsBus, job: str) 
 @pytest.mark.parametrize(
     ("verb", "question", "said"),
     [
-        ("scores", ShowScores(job="nobody"), "no timings of nobody were heard"),
-        ("timings", ShowTimings(job="nobody"), "no timings of nobody were heard"),
-        ("heat_map", ShowHeatMap(job="nobody"), "no timings of nobody were heard"),
+        ("scores", ShowScores(job="nobody"), "no timings of nobody have arrived"),
+        ("timings", ShowTimings(job="nobody"), "no timings of nobody have arrived"),
+        ("heat_map", ShowHeatMap(job="nobody"), "no timings of nobody have arrived"),
     ],
 )
 async def test_a_job_that_is_not_known_is_refused_in_one_line(

@@ -154,7 +154,7 @@ async def test_a_job_that_falls_silent_is_forgotten_with_what_was_found(
         await until_async(gone, "the job is forgotten")
         assert await document(bus, job) is None
         assert isinstance(cleared, StragglerCleared)
-        assert cleared.reason.startswith("nothing was heard of its job for")
+        assert cleared.reason.startswith("its job has sent nothing for")
 
 
 async def test_while_the_bus_is_away_only_windows_are_missing(

@@ -14,14 +14,15 @@ from everstep.messages import (
     RankExited,
     RoundFormed,
 )
-from everstep_services.attribution.domain.claims import Cause, Claim
+from everstep.verdict_causes import VerdictCause
+from everstep_services.attribution.domain.claims import Claim
 from everstep_services.attribution.incident import Incident
 
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 PEER = "Connection closed by peer [10.0.0.3]:4711"
 
 
-def claim(cause: Cause = "user_code", strength: float = 0.9, **more: Any) -> Claim:
+def claim(cause: VerdictCause = "user_code", strength: float = 0.9, **more: Any) -> Claim:
     given = {"kind": "some_kind", "says": f"{cause} did it", "analyzer": "ends", **more}
     return Claim(cause=cause, strength=strength, **given)
 

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.messages import CorrectVerdict
-from everstep_services.attribution.domain.claims import CAUSES, NODE_CAUSES, Cause, Claim
+from everstep.verdict_causes import NODE_CAUSES, VERDICT_CAUSES, VerdictCause
+from everstep_services.attribution.domain.claims import Claim
 from everstep_services.attribution.domain.combiner import combine
 from everstep_services.attribution.domain.verdicts import unknown_culprits
 from everstep_services.attribution.domain.weights import shipped
@@ -135,7 +136,7 @@ def test_claims_that_make_no_sense_are_left_out_and_named() -> None:
 
 CLAIMS = st.builds(
     Claim,
-    cause=st.sampled_from(CAUSES),
+    cause=st.sampled_from(VERDICT_CAUSES),
     kind=st.sampled_from(["a", "b"]),
     says=st.just("it was so"),
     strength=st.floats(0, 1),
@@ -181,7 +182,7 @@ def test_every_cause_is_known_to_the_weights_and_every_number_is_sane() -> None:
     numbers = shipped()
     assert 0 < numbers.confidence.least < numbers.confidence.most < 1
     assert all(0 <= value <= 1 for value in (*numbers.analyzers.values(), *numbers.kinds.values()))
-    known: set[Cause] = set(CAUSES)
+    known: set[VerdictCause] = set(VERDICT_CAUSES)
     assert known >= NODE_CAUSES
 
 

@@ -52,7 +52,7 @@ class World:
             self.notices.take(fact, self.now)
 
     def after(self, seconds: float) -> list[Delivery]:
-        """What is sent when so much time has passed."""
+        """What is sent once this time has passed."""
         self.now += seconds
         self.notices.advance(self.now)
         found = [

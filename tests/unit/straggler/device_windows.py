@@ -34,7 +34,7 @@ class DeviceSimulation(Simulation):
 
     microbatches: int = 0
     ahead: int = 0
-    """The thread is so many steps ahead, beside its own."""
+    """How many steps the thread is ahead of its own."""
     is_timed: bool = True
     begins: list[Array] = field(default_factory=list)
     asked: list[list[Asked]] = field(default_factory=list)

@@ -343,7 +343,7 @@ def test_clocks_of_files_with_different_bases_fit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "complaint"),
     [
-        ("a.json", profiled(None), "it does not say its rank (distributedInfo)"),
+        ("a.json", profiled(None), "its rank is missing (distributedInfo)"),
         ("a.json", [], "it holds no events"),
         ("rank7.json", {"traceEvents": []}, "it holds no events"),
         ("rank7.json", {"traceEvents": [{}]}, "it has no steps: call the profiler's step()"),

@@ -222,7 +222,7 @@ class Saver:
             entries=(end + len(plan.metadata), len(plan.entries)),
             window_bytes=ready.window,
             root=self._setup.root if request.to_root else "",
-            launch="" if context.is_counted else _launch(),
+            launch="" if context.is_counted else launch_name(),
             saving=saving_name(request.step, round_, plan.mark, self._count),
             shard=shard_name(rank),
             keep=bool(save.buffer.folder),
@@ -256,7 +256,7 @@ class Saver:
         )
 
 
-def _launch() -> str:
+def launch_name() -> str:
     """The name of this process, for people and for the writers of others."""
     return f"process {os.getpid()} on {socket.gethostname()}"
 

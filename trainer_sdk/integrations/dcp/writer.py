@@ -44,6 +44,7 @@ from trainer_sdk.checkpoint.save.plan import (
 )
 from trainer_sdk.checkpoint.save.request import Save, SaveError, SaveHandle, Timeouts
 from trainer_sdk.checkpoint.save.save_queue import SaveQueue
+from trainer_sdk.checkpoint.save.saver import launch_name
 from trainer_sdk.checkpoint.storage.names import saving_name
 from trainer_sdk.checkpoint.writer.protocol import SaveFailed, WriteState
 from trainer_sdk.integrations.dcp.checkpoint_id import root_and_step
@@ -286,7 +287,7 @@ class _RankSaves:
             metadata=(file_bytes, 0),
             entries=(file_bytes, 0),
             root=self._root,
-            launch="" if context.is_counted else f"process {os.getpid()} (torch's checkpoint)",
+            launch="" if context.is_counted else launch_name(),
             saving=saving_name(step, round_, common.mark, self._count),
             shard=shard_name(common.rank),
             occasion="requested",

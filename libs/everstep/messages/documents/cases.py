@@ -49,7 +49,7 @@ class RankEnd(Part, frozen=True, kw_only=True):
     core_dumped: bool = False
     """The kernel wrote a core file."""
     pid: Count = 0
-    """Its process id on the node; 0 where nobody has told."""
+    """Its process id on the node; 0 if unknown."""
 
 
 class Stall(Part, frozen=True, kw_only=True):
@@ -82,7 +82,7 @@ class Stall(Part, frozen=True, kw_only=True):
 
 
 class LocatedStall(Part, frozen=True, kw_only=True):
-    """Who stopped first, as in `stall_located`."""
+    """Which ranks stopped first, as in `stall_located`."""
 
     fact: Name
     """The id of the `stall_located`."""
@@ -253,11 +253,11 @@ class Case(Part, frozen=True, kw_only=True):
     members: tuple[Member, ...] = ()
     """The nodes of the round, and which ranks each runs."""
     ends: tuple[RankEnd, ...] = ()
-    """Ranks that ended other than well, in the order in which they were heard."""
+    """Ranks that did not end well, in the order of their reports."""
     more_ends: Count = 0
     """How many more ended than are listed."""
     done: tuple[RankEnd, ...] = ()
-    """Ranks that ended well, in the order in which they were heard."""
+    """Ranks that ended well, in the order of their reports."""
     more_done: Count = 0
     """How many more ended well than are listed."""
     stalls: tuple[Stall, ...] = ()
@@ -265,7 +265,7 @@ class Case(Part, frozen=True, kw_only=True):
     warned_stalls: tuple[Stall, ...] = ()
     """Ranks that passed a limit that ends no round."""
     located: LocatedStall | None = None
-    """Who stopped first."""
+    """Which ranks stopped first."""
     nodes: tuple[NodeSign, ...] = ()
     """Signs about its nodes, the oldest first."""
     outside: tuple[OutsideAct, ...] = ()
@@ -275,7 +275,7 @@ class Case(Part, frozen=True, kw_only=True):
     slow: tuple[SlowRankSign, ...] = ()
     """Slow ranks."""
     evidence: tuple[EvidencePiece, ...] = ()
-    """What was collected, and what was not and why."""
+    """The pieces that were collected, and those that are missing, with the reason."""
     stopped: tuple[Name, ...] = ()
     """Nodes that have stopped their ranks: what they had collected is on its way."""
     past: tuple[PastIncident, ...] = ()
@@ -283,14 +283,14 @@ class Case(Part, frozen=True, kw_only=True):
     outcome: Name = ""
     """As in `incident_closed`; empty while it is open."""
     verdict: VerdictReached | None = None
-    """The verdict that holds; None while there is none."""
+    """The verdict in force; None while there is none."""
     correction: VerdictCorrected | None = None
-    """What a person has put right."""
+    """The correction by a person."""
     acts: tuple[PolicyAct, ...] = ()
-    """What the policy has decided about it."""
+    """The decisions of the policy about it."""
 
     def node_of(self, rank: int) -> str | None:
-        """The node that a rank ran on; None where nobody has told."""
+        """The node that a rank ran on; None if unknown."""
         for member in self.members:
             if member.first_rank <= rank < member.first_rank + member.ranks:
                 return member.node
@@ -306,7 +306,7 @@ class Case(Part, frozen=True, kw_only=True):
 
 
 class CasesDocument(DocumentBody, frozen=True, kw_only=True, tag="cases_document.v1"):
-    """What attribution knows of a job's incidents: any replica can go on from it.
+    """What attribution knows of a job's incidents: any replica can continue from it.
 
     Key: the job; `everstep.subjects.CLUSTER` holds how far the facts of all jobs were read, and
     what is known of nodes and incidents of all jobs.
@@ -317,11 +317,11 @@ class CasesDocument(DocumentBody, frozen=True, kw_only=True, tag="cases_document
     members: tuple[Member, ...] = ()
     """The nodes of the newest round."""
     round: Count = 0
-    """The newest round that was heard of."""
+    """The newest known round."""
     world_size: Count = 0
     """Its ranks."""
     step: Count | None = None
-    """The last step that was heard of."""
+    """The last known step."""
     slow: tuple[SlowRankSign, ...] = ()
     """Findings about slow ranks that are open."""
     nodes: tuple[NodeSign, ...] = ()

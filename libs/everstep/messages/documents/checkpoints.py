@@ -27,7 +27,7 @@ class KnownCheckpoint(Part, frozen=True, kw_only=True):
     committed_hash: str = ""
     """That of the manifest that was committed there last; empty when no fact has named it."""
     has_data_position: bool = False
-    """It says where the data and the random numbers go on."""
+    """It has the positions of the data and of the random numbers."""
     verified_at: Time | None = None
     """When it was last read back and compared; None until it was."""
     flaw: str = ""
@@ -83,7 +83,7 @@ class Holding(Part, frozen=True, kw_only=True, array_like=True):
 
 
 class CheckpointsDocument(DocumentBody, frozen=True, kw_only=True, tag="checkpoints_document.v1"):
-    """All that the catalog knows of a job's checkpoints: any replica can go on from it.
+    """All that the catalog knows of a job's checkpoints: any replica can continue from it.
 
     Key: the job; `everstep.subjects.CLUSTER` says how far the facts of all jobs were read. It is an
     index, made again from the files by a scan.
@@ -96,7 +96,7 @@ class CheckpointsDocument(DocumentBody, frozen=True, kw_only=True, tag="checkpoi
     roots: tuple[str, ...] = ()
     """Folders and URLs in which the job has checkpoints."""
     round: Count = 0
-    """The newest round that was heard of."""
+    """The newest known round."""
     slots: Int = 0
     """Its slots; 0 when no round runs."""
     world_size: Count = 0
@@ -106,7 +106,7 @@ class CheckpointsDocument(DocumentBody, frozen=True, kw_only=True, tag="checkpoi
     degraded_at: Time | None = None
     """Since when fewer node losses than wanted can be survived; None while enough can."""
     survivable_losses: Int | None = None
-    """How many could be survived when that was last said."""
+    """How many could be survived when that was last recorded."""
     stream: str = ""
     """The incarnation of the stream of facts that was read."""
     sequence: Int = 0

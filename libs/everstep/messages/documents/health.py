@@ -87,7 +87,7 @@ class FailingCheck(Part, frozen=True, kw_only=True):
     """A check that fails on a node, and for how long it has."""
 
     result: CheckResult
-    """What it said last."""
+    """Its last result."""
     since: Time
     """When it was first seen to fail."""
     window_since: Time
@@ -108,7 +108,7 @@ class Exile(Part, frozen=True, kw_only=True):
     reason: str
     """Why."""
     mode: Name = "observe"
-    """`enforce`, or `observe`: it was only said."""
+    """`enforce`, or `observe`: it was only recorded."""
     is_over: bool = False
     """Its time has passed, or somebody included the node."""
 
@@ -125,7 +125,7 @@ class NodeRecord(Part, frozen=True, kw_only=True):
     failing: tuple[FailingCheck, ...] = ()
     """The checks that fail on it."""
     strikes: tuple[Strike, ...] = ()
-    """What speaks against it, within the window."""
+    """The evidence against it, within the window."""
     suspicion: str = ""
     """The id of the `node_suspected` that holds; empty for none."""
     cause: Name = ""
@@ -133,20 +133,20 @@ class NodeRecord(Part, frozen=True, kw_only=True):
     reason: str = ""
     """The evidence, in words."""
     is_undecided: bool = False
-    """Something new speaks against it, and nothing was decided about that yet."""
+    """There is new evidence against it that nothing was decided about yet."""
     exiles: tuple[Exile, ...] = ()
     """Its exclusions by health, the newest last."""
 
 
 class NodesDocument(DocumentBody, frozen=True, kw_only=True, tag="nodes_document.v1"):
-    """All that health remembers of nodes: any replica can go on from it.
+    """All that health remembers of nodes: any replica can continue from it.
 
     Key: `everstep.subjects.CLUSTER`. How far the facts were read is written together with
     what they came to.
     """
 
     nodes: tuple[NodeRecord, ...] = ()
-    """Every node that was examined, or that something speaks against."""
+    """Every node that was examined, or has evidence against it."""
     stream: str = ""
     """The incarnation of the stream of facts that was read."""
     sequence: Int = 0
@@ -156,6 +156,6 @@ class NodesDocument(DocumentBody, frozen=True, kw_only=True, tag="nodes_document
     breaker_opened_at: Time | None = None
     """Since when health excludes no more nodes by itself; None while it may."""
     breaker_closed_at: Time | None = None
-    """What was excluded before counts no more: an operator closed the breaker then."""
+    """Earlier exclusions no longer count: an operator closed the breaker then."""
     outbox: tuple[str, ...] = ()
     """Facts that are decided and may not be recorded yet, as JSON."""

@@ -54,7 +54,7 @@ class OpenIncident(Part, frozen=True, kw_only=True):
     trigger: Name
     """As in `incident_opened`, of the report that is taken for the cause."""
     reason: str
-    """What that report said."""
+    """The reason in that report."""
     opened_at: Time
     """When the first report came."""
     round: Count
@@ -160,9 +160,9 @@ class OpenStall(Part, frozen=True, kw_only=True):
     rank: Count | None
     """The rank."""
     reason: str
-    """What its agent said."""
+    """The report of its agent."""
     waited_s: float
-    """For how long it had made no progress when that was heard."""
+    """For how long it had made no progress at that report."""
     fact: str | None = None
     """The stall's fact."""
     fingerprint: str = ""
@@ -198,7 +198,7 @@ class Replication(Part, frozen=True, kw_only=True):
 
 
 class RoundDocument(DocumentBody, frozen=True, kw_only=True, tag="round_document.v1"):
-    """All that rendezvous knows about a job: any replica can go on from it.
+    """All that rendezvous knows about a job: any replica can continue from it.
 
     Key: the job. Times in it are for people; a replica that takes over starts its timers
     anew.
@@ -211,7 +211,7 @@ class RoundDocument(DocumentBody, frozen=True, kw_only=True, tag="round_document
     phase: Name
     """`joining`, `forming`, `running`, `ending`, `done` or `stopped`."""
     spec: JobSpec
-    """What the job is meant to be."""
+    """The specification of the job."""
     allocation: Name
     """The allocation that it runs in."""
     phase_since: Time
@@ -244,7 +244,7 @@ class RoundDocument(DocumentBody, frozen=True, kw_only=True, tag="round_document
     is_mendable: bool = False
     """It was stopped since its script cannot start: another allocation tries it again."""
     first_step: Int | None = None
-    """The step after which it went on."""
+    """The step after which it continued."""
     restore_s: float = 0.0
     """How long its ranks took to have their state back."""
     round_step: Int | None = None
@@ -260,7 +260,7 @@ class RoundDocument(DocumentBody, frozen=True, kw_only=True, tag="round_document
     replication: Replication | None = None
     """Who keeps whose state; None before the first round."""
     decisions: tuple[OpenDecision, ...] = ()
-    """What no `action_taken` has told the end of."""
+    """Decisions that no `action_taken` has closed yet."""
     restarts: Count = 0
     """Restarts that count against the budget."""
     refilled: Int = 0

@@ -37,7 +37,7 @@ class KnownStraggler(Part, frozen=True, kw_only=True):
     counted_step: Count = 0
     """The last step that is counted in `lost_so_far_s`; 0 where an older release found it."""
     acted: tuple[str, ...] = ()
-    """What the policy has decided about it, as in `straggler_acted`: `stop`, `exclude`."""
+    """The decisions of the policy about it, as in `straggler_acted`: `stop`, `exclude`."""
 
 
 class StragglersDocument(DocumentBody, frozen=True, kw_only=True, tag="stragglers_document.v1"):

@@ -1,4 +1,4 @@
-"""What any service may answer."""
+"""Replies that any service may give."""
 
 from everstep.messages.base import Reply
 

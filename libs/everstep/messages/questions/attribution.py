@@ -41,7 +41,7 @@ class ReadEvidence(Question, frozen=True, kw_only=True, tag="read_evidence.v1"):
     evidence: tuple[EvidencePiece, ...]
     """All of one kind and one incident."""
     world_size: Count = 0
-    """How many ranks the job had; 0 where nobody knows."""
+    """How many ranks the job had; 0 if unknown."""
 
 
 class Suspicion(Part, frozen=True, kw_only=True):

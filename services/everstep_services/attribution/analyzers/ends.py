@@ -12,8 +12,9 @@ from everstep.incident_causes import meaning_of
 from everstep.messages import Case, ErrorRecord, NodeSign, RankEnd
 from everstep.observe.printable import printable
 from everstep.observe.redaction import redact
+from everstep.verdict_causes import DETERMINISTIC_CAUSES, VerdictCause
 from everstep_services.agent.core.exit import RankExit
-from everstep_services.attribution.domain.claims import GENERAL, Cause, Claim, cause_of
+from everstep_services.attribution.domain.claims import GENERAL, Claim, cause_of
 from everstep_services.attribution.incident import Incident
 from everstep_services.attribution.log_analysis import fingerprint
 from everstep_services.attribution.log_analysis.rules import Match, shipped
@@ -22,9 +23,8 @@ _QUOTED = 240
 _TOLD_RANKS = 8
 _LATER_S = 2.0
 """Ends on one node that are so far apart did not come at once."""
-_DETERMINISTIC: frozenset[Cause] = frozenset({"user_code", "configuration", "data"})
 _STRENGTHS = {1: 0.8, 2: 0.9, 3: 0.95}
-_SIGNALS: Mapping[str, tuple[Cause, str, float, str]] = {
+_SIGNALS: Mapping[str, tuple[VerdictCause, str, float, str]] = {
     # The kernel counts kills for memory, and they are reported as such: this signal has no source.
     "SIGKILL": (
         "unknown",
@@ -216,7 +216,7 @@ def _saves(case: Case) -> Iterator[Claim]:
     )
     for save in case.saves[:_TOLD_RANKS]:
         match = shipped().match(save.reason)
-        cause: Cause = "storage" if match is None else _cause(match)
+        cause: VerdictCause = "storage" if match is None else _cause(match)
         yield Claim(
             cause=cause, kind=match.rule.failure_class if match else f"{save.stage}_failed",
             says=f"a save failed ({save.stage}): {_clean(save.reason)}",
@@ -329,13 +329,13 @@ def _setting(end: RankEnd, *, is_of_most: bool) -> str:
     return ""
 
 
-def _is_transient(end: RankEnd, cause: Cause, *, is_everywhere: bool) -> bool | None:
-    if _as_exit(end).is_of_code or (cause in _DETERMINISTIC and is_everywhere):
+def _is_transient(end: RankEnd, cause: VerdictCause, *, is_everywhere: bool) -> bool | None:
+    if _as_exit(end).is_of_code or (cause in DETERMINISTIC_CAUSES and is_everywhere):
         return False
     return None
 
 
-def _cause_of(end: RankEnd) -> tuple[Cause, str, float, str]:
+def _cause_of(end: RankEnd) -> tuple[VerdictCause, str, float, str]:
     """Return cause, kind, strength, and the event in words."""
     if end.how == "out_of_memory":
         return "host", "host_oom", 0.95, "was killed by the kernel: out of memory"
@@ -353,7 +353,7 @@ def _cause_of(end: RankEnd) -> tuple[Cause, str, float, str]:
     return "user_code", "exit_code", 0.5, f"exited with {end.exit_code}{detail}"
 
 
-def _of_signal(end: RankEnd) -> tuple[Cause, str, float, str]:
+def _of_signal(end: RankEnd) -> tuple[VerdictCause, str, float, str]:
     name = end.signal or ""
     cause, kind, strength, event = _SIGNALS.get(
         name, ("unknown", "signal", 0.5, "was ended by a signal")
@@ -367,7 +367,7 @@ def _of_signal(end: RankEnd) -> tuple[Cause, str, float, str]:
     return cause, kind, strength, f"{event} ({name})"
 
 
-def _of_exception(end: RankEnd) -> tuple[Cause, str, float, str]:
+def _of_exception(end: RankEnd) -> tuple[VerdictCause, str, float, str]:
     where = f" at {_clean(end.place)}" if end.place else ""
     event = f"raised {_text(end)}{where}"
     match = _match(end)
@@ -417,7 +417,7 @@ def _told(text: str) -> Match | None:
     return None if match is None or match.rule.id in _GUESSES else match
 
 
-def _cause(match: Match) -> Cause:
+def _cause(match: Match) -> VerdictCause:
     return cause_of(match.rule.domain)
 
 

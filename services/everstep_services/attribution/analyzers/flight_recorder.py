@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from everstep.verdict_causes import VerdictCause
 from everstep_services.attribution.analyzers.ends import first_ends, is_timeout
-from everstep_services.attribution.domain.claims import Cause, Claim, Role
+from everstep_services.attribution.domain.claims import Claim, Role
 from everstep_services.attribution.flight_recorder.analysis import FlightAnalysis
 from everstep_services.attribution.flight_recorder.folder import DumpFile, read_dumps
 from everstep_services.attribution.flight_recorder.report import Fault, FlightReport, Kind
@@ -28,7 +29,7 @@ class _Reading(NamedTuple):
     """The claim that a kind of fault makes."""
 
     role: Role
-    cause: Cause
+    cause: VerdictCause
     strength: float
 
 

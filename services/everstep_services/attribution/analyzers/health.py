@@ -5,10 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 
 from everstep.messages import Case, NodeSign
-from everstep_services.attribution.domain.claims import Cause, Claim
+from everstep.verdict_causes import VerdictCause
+from everstep_services.attribution.domain.claims import Claim
 from everstep_services.attribution.incident import Incident
 
-_CHECKS: Mapping[str, Cause] = {
+_CHECKS: Mapping[str, VerdictCause] = {
     "gpu": "gpu", "nvlink": "gpu", "gpu_selftest": "gpu", "selftest": "gpu",
     "nic": "network", "infiniband": "network", "network": "network", "link": "network",
     "storage": "storage", "host": "host", "kernel": "host", "memory": "host",

@@ -78,7 +78,7 @@ def _nodes(case: Case) -> Iterator[Claim]:
             causes = Counter(incident.cause for incident in case.past if node in incident.nodes)
             yield Claim(
                 cause=cause_of(causes.most_common(1)[0][0]), kind="repeat_offender",
-                says=f"{node} was the culprit of {count} incidents lately", strength=0.4,
+                says=f"{node} was the culprit of {count} recent incidents", strength=0.4,
                 nodes=(node,),
             )  # fmt: skip
 

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from everstep.messages import Case, EvidencePiece, RankEnd
+from everstep.verdict_causes import NODE_CAUSES
 from everstep_services.attribution.analyzers.ends import first_ends, has_lost_worker
-from everstep_services.attribution.domain.claims import GENERAL, NODE_CAUSES, Claim, cause_of
+from everstep_services.attribution.domain.claims import GENERAL, Claim, cause_of
 from everstep_services.attribution.incident import Incident
 from everstep_services.attribution.log_analysis.analysis import LogAnalysis
 from everstep_services.attribution.log_analysis.files import take_stream

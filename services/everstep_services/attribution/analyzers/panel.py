@@ -105,5 +105,5 @@ class Panel:
 
 def _named(name: str, claim: Claim) -> Claim:
     if not isinstance(claim, Claim):
-        raise TypeError(f"it returned {type(claim).__name__}, and a Claim is wanted")
+        raise TypeError(f"it returned {type(claim).__name__}, not a Claim")
     return replace(claim, analyzer=name, says=claim.says[:MOST_SAID])

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from everstep.messages import Case, Stall
-from everstep_services.attribution.domain.claims import Cause, Claim
+from everstep.verdict_causes import VerdictCause
+from everstep_services.attribution.domain.claims import Claim
 from everstep_services.attribution.incident import Incident
 
-_SECTIONS: Mapping[str, tuple[Cause, str]] = {
+_SECTIONS: Mapping[str, tuple[VerdictCause, str]] = {
     "data": ("data", "stuck_data_loader"),
     "load": ("data", "stuck_data_loader"),
     "input": ("data", "stuck_data_loader"),
@@ -23,7 +24,7 @@ _OF_WARNED = 0.6
 _COLLECTIVE = re.compile(
     r"distributed_c10d|collective|\b(all_reduce|all_gather|reduce_scatter|barrier)\b"
 )
-_PHASES: Mapping[str, tuple[Cause, str]] = {"checkpoint": ("storage", "stuck_checkpoint")}
+_PHASES: Mapping[str, tuple[VerdictCause, str]] = {"checkpoint": ("storage", "stuck_checkpoint")}
 
 
 async def analyze(incident: Incident) -> Sequence[Claim]:
@@ -138,7 +139,7 @@ def stopped_process(rank: int, node: str, fact: str) -> Claim:
     )  # fmt: skip
 
 
-def _of_section(name: str) -> tuple[Cause, str] | None:
+def _of_section(name: str) -> tuple[VerdictCause, str] | None:
     lower = name.lower()
     return next((guess for word, guess in _SECTIONS.items() if word in lower), None)
 

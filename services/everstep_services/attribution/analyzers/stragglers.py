@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from everstep.slow_rank_causes import SlowRankCause, known_slow_rank_cause
-from everstep_services.attribution.domain.claims import Cause, Claim
+from everstep.verdict_causes import VerdictCause
+from everstep_services.attribution.domain.claims import Claim
 from everstep_services.attribution.incident import Incident
 
 _MOST = 8
@@ -26,7 +27,7 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
     ]
 
 
-def _cause_of(cause: SlowRankCause) -> Cause:
+def _cause_of(cause: SlowRankCause) -> VerdictCause:
     match cause:
         case "input":
             return "data"

@@ -5,19 +5,12 @@ from typing import Literal, get_args
 import msgspec
 
 from everstep.messages import BlobRef
+from everstep.verdict_causes import VERDICT_CAUSES, VerdictCause
 
-Cause = Literal[
-    "user_code", "configuration", "data", "framework", "gpu", "host", "network", "storage",
-    "scheduler", "unknown",
-]  # fmt: skip
-"""The area that caused the incident."""
 Role = Literal["root", "place", "consequence"]
 """`root` names a cause. `place` names the ranks where it is, and leaves open why. `consequence`
 names ranks that failed because of others: these are not culprits."""
 
-CAUSES: tuple[Cause, ...] = get_args(Cause)
-NODE_CAUSES: frozenset[Cause] = frozenset({"gpu", "host", "network", "storage"})
-"""Causes that may be a node's fault."""
 MOST_SAID = 600
 GENERAL = "python_exception"
 """The kind of a claim that knows only that an exception ended the script."""
@@ -26,7 +19,7 @@ GENERAL = "python_exception"
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """One statement of one analyzer."""
 
-    cause: Cause
+    cause: VerdictCause
     kind: str
     """Finer than the cause: `python_exception`, `never_joined`."""
     says: str
@@ -51,16 +44,16 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """The analyzer that made the claim; set by the examiner."""
 
 
-def cause_of(text: str) -> Cause:
+def cause_of(text: str) -> VerdictCause:
     """The cause class with this name, in any spelling; `unknown` for any other word."""
     name = text.strip().lower().replace(" ", "_").replace("-", "_")
-    return next((cause for cause in CAUSES if cause == name), "unknown")
+    return next((cause for cause in VERDICT_CAUSES if cause == name), "unknown")
 
 
 def is_sound(claim: Claim) -> bool:
     """Whether its values can be weighed: an analyzer may be a plug-in by anybody."""
     return (
-        claim.cause in CAUSES
+        claim.cause in VERDICT_CAUSES
         and 0.0 <= claim.strength <= 1.0
         and claim.role in get_args(Role)
         and all(type(rank) is int and 0 <= rank < 2**53 for rank in claim.ranks)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal, assert_never
 
 from everstep.messages import Case
-from everstep_services.attribution.domain.claims import Cause, Claim, is_sound
+from everstep.verdict_causes import VerdictCause
+from everstep_services.attribution.domain.claims import Claim, is_sound
 from everstep_services.attribution.domain.explanations import Explanation, explanations
 from everstep_services.attribution.domain.weights import Weights, shipped
 
@@ -25,7 +26,7 @@ _WAITS_FOR_NODES = frozenset({"preempted", "time_limit", "quota"})
 class Considered:
     """Another explanation, and why it was not chosen."""
 
-    cause: Cause
+    cause: VerdictCause
     confidence: float
     reason: str
     ranks: tuple[int, ...]
@@ -36,7 +37,7 @@ class Considered:
 class CaseJudgement:
     """The result of combining the claims."""
 
-    cause: Cause
+    cause: VerdictCause
     kind: str
     confidence: float
     reason: str

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from everstep_services.attribution.domain.claims import GENERAL, NODE_CAUSES, Cause, Claim
+from everstep.verdict_causes import NODE_CAUSES, VerdictCause
+from everstep_services.attribution.domain.claims import GENERAL, Claim
 from everstep_services.attribution.domain.weights import Weights
 
 _STRONG = 0.75
@@ -18,7 +19,7 @@ NOT_OF_NODES = frozenset({"history", "stragglers"})
 class Explanation:
     """One cause, with the claims for and against it."""
 
-    cause: Cause
+    cause: VerdictCause
     claims: list[Claim] = field(default_factory=list)
     places: list[Claim] = field(default_factory=list)
     """Claims that name its ranks, and no cause."""

@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Literal, assert_never
 
 from everstep.messages import ControlDocument, PastIncident, VerdictReached
-from everstep_services.attribution.domain.claims import NODE_CAUSES
+from everstep.verdict_causes import DETERMINISTIC_CAUSES, NODE_CAUSES
 from everstep_services.attribution.domain.past import earlier
 
 Mode = Literal["observe", "enforce"]
 Action = Literal["stop", "replace"]
 ActOutcome = Literal["done", "failed", "observed"]
 RuleId = Literal["stop.user_error", "replace.repeat_offender"]
-_DETERMINISTIC = frozenset({"user_code", "configuration", "data"})
 _SURE = 0.5
 """Verdicts with less confidence lead to no action, and do not count."""
 
@@ -112,7 +111,7 @@ def _user_error(
     switches: PolicySwitches,
 ) -> Iterator[Decision]:
     """Stop if the same bug came twice in a row without a step between: a retry has confirmed it."""
-    if verdict.cause not in _DETERMINISTIC or verdict.is_transient is True:
+    if verdict.cause not in DETERMINISTIC_CAUSES or verdict.is_transient is True:
         return
     last = next((incident for incident in reversed(past) if incident.job == verdict.job), None)
     is_same = last is not None and verdict.fingerprint and last.fingerprint == verdict.fingerprint

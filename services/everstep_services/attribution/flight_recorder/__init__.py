@@ -9,7 +9,8 @@ summary.py       what is kept of a rank: the same few kilobytes, however large i
 mismatches.py    do the ranks of a group call the same collectives?
 waits.py         who waits for whom, as a graph
 graph.py         the components of a graph
-analysis.py      the ends of the waiting: faults, and their suspects
+faults.py        the ends of the waiting: faults, and their suspects
+analysis.py      all summaries of a job into its report
 report.py        the answer, as data and as text
 ranges.py        many ranks in few words
 """

@@ -14,7 +14,7 @@ _SAME = (
     "profiling_name", "process_group", "pg_name", "pg_id", "input_sizes", "output_sizes",
     "input_dtypes", "output_dtypes", "is_p2p",
 )  # fmt: skip
-"""What entries of equal calls have in common."""
+"""The fields that entries of equal calls have in common."""
 _NUMBERS = (
     "record_id", "collective_seq_id", "time_created_ns", "time_discovered_completed_ns",
     "time_discovered_started_ns", "timeout_ms", "state",
@@ -75,7 +75,7 @@ class GroupReader:
         numbers = sorted(self._calls)
         first, last = (numbers[0], numbers[-1]) if numbers else (0, 0)
         if is_cut and first in self._together:
-            self._calls[first] = 0  # the ring may have lost a part of what was made together
+            self._calls[first] = 0  # the ring may have lost some calls of this batch
         is_dense = last - first < 4 * len(numbers) + 64
         span = range(first, last + 1) if is_dense else range(last, last + 1)
         oldest = min(
@@ -86,7 +86,7 @@ class GroupReader:
         completed = number_of(status.get("last_completed_collective"), -1)
         has_status = completed >= 0
         if not has_status or (numbers and first <= completed + 1):
-            # The ring has all that the status does not tell of, and a status is written later.
+            # The ring has all calls that the status lacks, and a status is written later.
             completed = max(completed, oldest - 1)
         return GroupRecord(
             name=self.name,
@@ -107,7 +107,7 @@ class GroupReader:
 
 
 class RecordedCall:
-    """A call that entries repeat: what all of them have in common, read once."""
+    """A call that entries repeat: their common fields, read once."""
 
     __slots__ = (
         "_same",
@@ -140,7 +140,7 @@ class RecordedCall:
         """Whether this is the last entry of calls that were made together."""
         self.is_transfer = transfer is not None or entry.get("is_p2p") is True
         self.next: RecordedCall | None = None
-        """The call that came after it last time: jobs repeat themselves."""
+        """The call that followed it last time: jobs repeat themselves."""
 
     def forget(self) -> None:
         """Recognise no other entry: comparing them would take too long."""
@@ -156,7 +156,7 @@ def _same(entry: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 class UsualFields:
-    """Reads the fields of entries that have the same ones as a first entry."""
+    """Reads the fields of entries that have the same fields as a first entry."""
 
     __slots__ = ("_absent", "_numbers_of", "_same_of")
 
@@ -167,7 +167,7 @@ class UsualFields:
         self._numbers_of = itemgetter(*_NUMBERS)
 
     def same(self, entry: Mapping[str, Any]) -> tuple[Any, ...] | None:
-        """What equal calls have in common; None for an entry with other fields."""
+        """The common fields of equal calls; None for an entry with other fields."""
         if self._absent is None or self._absent in entry:
             return None
         try:
@@ -176,7 +176,7 @@ class UsualFields:
             return None
 
     def numbers(self, entry: Mapping[str, Any]) -> tuple[int, int, int, int] | None:
-        """Record, sequence, begin and end of an entry that is over; None where it may not be."""
+        """Record, sequence, begin and end of an entry that is over; None if it may not be over."""
         try:
             record, sequence, created, over, began, timeout_ms, state = self._numbers_of(entry)
         except KeyError:

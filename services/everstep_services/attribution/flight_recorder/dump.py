@@ -58,7 +58,7 @@ def read_dump(content: bytes, rank: int, taken_ns: int = 0) -> RankSummary:
 
 
 class _Reader:
-    """Takes entry by entry; keeps what the analysis needs."""
+    """Takes the entries one by one; keeps only data that the analysis needs."""
 
     def __init__(self, head: Mapping[str, Any]) -> None:
         self._config = mapping_of(head.get("pg_config"))
@@ -83,7 +83,7 @@ class _Reader:
                 self.take(entry)
 
     def forget_order(self) -> None:
-        """Take apart the circle of calls: readers do not look for circles to free."""
+        """Break the circle of calls: readers run without the garbage collector."""
         for call in self._order:
             call.next = None
 
@@ -129,7 +129,7 @@ class _Reader:
         sequence = number_of(entry.get("collective_seq_id", entry.get("seq_id")))
         self._take_call(call, sequence, created)
         is_part = not call.is_transfer or call.transfer is not None
-        # What closes a batch of transfers stands for them all: these are listed themselves.
+        # The closing entry of a batch stands for its transfers, which have entries themselves.
         if is_part and not is_over(entry, created, over):
             call.group.take_pending(_pending(entry, sequence, call))
 
@@ -142,7 +142,7 @@ class _Reader:
                 call.group.take_close(sequence)
 
     def _call(self, entry: Mapping[str, Any]) -> RecordedCall | None:
-        """What is called; None if the entry does not tell."""
+        """The call of an entry; None if the entry has no name."""
         before = self._before
         call = before.next if before is not None else None
         if call is None or not call.is_made_by(entry):
@@ -171,7 +171,7 @@ class _Reader:
         return call
 
     def _is_small(self, entry: Mapping[str, Any]) -> bool:
-        """Whether comparing an entry to the next ones takes no time, whatever these hold."""
+        """Whether comparing an entry with later ones is cheap, whatever these hold."""
         shapes = [self._shape(entry.get(name)) or () for name in ("input_sizes", "output_sizes")]
         lists = [entry.get(name) for name in ("input_dtypes", "output_dtypes", "process_group")]
         texts = [values for values in lists if isinstance(values, list | tuple)]
@@ -206,7 +206,7 @@ class _Reader:
         return text
 
     def _shape(self, sizes: Any) -> tuple[tuple[int, ...], ...] | None:
-        """Sizes as a key; None for what is none."""
+        """Sizes as a key; None for a value that is not a list."""
         if not isinstance(sizes, list | tuple):
             return None
         shape: list[tuple[int, ...]] = []

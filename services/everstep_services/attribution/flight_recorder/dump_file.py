@@ -103,9 +103,9 @@ def parts_of(data: Any) -> tuple[list[Any], Mapping[str, Any]]:
     if isinstance(data, list):  # the first format had no head
         data = {"entries": data}
     if not isinstance(data, dict) or not isinstance(data.get("entries", []), list):
-        raise BadDumpError("it has no list of entries: no dump of a flight recorder")
+        raise BadDumpError("it has no list of entries: not a dump of a flight recorder")
     if "entries" not in data and "version" not in data:
-        raise BadDumpError("it has neither entries nor a version: no dump of a flight recorder")
+        raise BadDumpError("it has neither entries nor a version: not a dump of a flight recorder")
     entries = data.get("entries", [])
     if len(entries) > _MOST_ENTRIES:
         raise BadDumpError(f"it has {len(entries)} entries; at most {_MOST_ENTRIES} are read")

@@ -21,7 +21,7 @@ def text_of(value: Any) -> str:
 
 
 def number_of(value: Any, default: int = 0) -> int:
-    """A number of a dump, whole and of a sane size; some releases write them as strings."""
+    """A whole number of a sane size; some releases write numbers as strings."""
     if type(value) is int and -LARGEST < value < LARGEST:
         return value
     if isinstance(value, str) and len(value) < 20 and value.lstrip("-").isdigit():

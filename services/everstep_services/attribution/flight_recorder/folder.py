@@ -1,4 +1,4 @@
-"""Finds the dumps in a folder, and has each one read in a process that may take little memory.
+"""Finds the dumps in a folder, and has each dump read in a process with little memory.
 
 A dump comes from a process that is sick, or from somebody else: reading it must not be able to
 take the machine down. So readers are processes of their own, with limits on memory and
@@ -50,14 +50,14 @@ class _EntriesAnswer(msgspec.Struct):
 
 
 class _Limits(NamedTuple):
-    """What reading one file may take."""
+    """The limits of reading one file."""
 
     memory_bytes: int
     cpu_s: int
 
 
 class NoDumpsError(EverstepError):
-    """A folder has no dumps, or not of one kind."""
+    """A folder has no dumps, or dumps of several kinds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def read_dumps(
     memory_bytes: int = _MEMORY_BYTES,
     cpu_s: int = _CPU_S,
 ) -> Iterator[RankSummary | UnreadableDump]:
-    """Each file's summary, or why there is none, in no order; a few files are held at a time."""
+    """Each file's summary, or why there is none, in any order; a few files are held at a time."""
     limits = _Limits(memory_bytes, cpu_s)
     size = max(1, min(_MOST_PER_TASK, len(files) // (readers * _AHEAD)))
     todo = [files[at : at + size] for at in range(0, len(files), size)]
@@ -150,7 +150,7 @@ def read_all_entries(
 def _read(
     todo: list[Sequence[DumpFile]], suspects: list[DumpFile], readers: int, limits: _Limits
 ) -> Iterator[RankSummary | UnreadableDump]:
-    """Read until nothing is left to do, or a reader has died."""
+    """Read until no file is left, or a reader has died."""
     running: dict[Future[list[bytes]], Sequence[DumpFile]] = {}
     with _pool(readers, limits) as pool:
         while todo or running:
@@ -171,7 +171,7 @@ def _read(
 def _read_alone(
     suspects: Sequence[DumpFile], limits: _Limits
 ) -> Iterator[RankSummary | UnreadableDump]:
-    """Each by itself, to see which one ends its reader."""
+    """Read each file alone, to see which file ends its reader."""
     todo = list(reversed(suspects))
     while todo:
         with _pool(1, limits) as pool:
@@ -215,7 +215,7 @@ def _limit(memory_bytes: int) -> None:
 
 
 def _limit_cpu(cpu_s: int) -> None:
-    """Have the kernel end this process if what comes next takes longer."""
+    """Have the kernel end this process if the next file takes longer."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(
@@ -278,6 +278,6 @@ def read_file(file: Path, rank: int) -> RankSummary:
     """The summary of one file; its time of change says when it was written."""
     status = file.stat()
     summary = read_dump(_checked_content(file), rank, status.st_mtime_ns)
-    if summary.taken_ns < summary.newest_ns:  # a clock of another host: it says nothing
+    if summary.taken_ns < summary.newest_ns:  # the clock of another host is useless here
         return msgspec.structs.replace(summary, taken_ns=0)
     return summary

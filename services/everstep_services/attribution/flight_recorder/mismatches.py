@@ -18,15 +18,15 @@ class Mismatch:
 
     sequence: int
     majority: str
-    """What most ranks call."""
+    """The call of most ranks."""
     odd: Mapping[int, tuple[Difference, str]]
-    """The others: what differs, and what they call."""
+    """The other ranks: the difference, and their call."""
     is_clear: bool
     """Whether there is a majority."""
 
 
 class CallTexts:
-    """What digests of calls stand for."""
+    """The texts of the digests of calls."""
 
     def __init__(self) -> None:
         self._texts: dict[int, str] = {}
@@ -42,7 +42,7 @@ class CallTexts:
 
 
 def find_mismatch(records: Mapping[int, GroupRecord], texts: CallTexts) -> Mismatch | None:
-    """The first difference in what all of these ranks' rings still have; None if there is none."""
+    """The first difference within the range that all rings still have; None if there is none."""
     seen = {rank: record for rank, record in records.items() if record.calls}
     if len(seen) < 2:
         return None
@@ -82,7 +82,7 @@ def _mismatch(
 
 
 def _difference(at: int, odd: "array[int]", usual: "array[int]", texts: CallTexts) -> Difference:
-    """How a rank came to differ, from what it and the others call next."""
+    """The kind of a difference, by the next calls of the rank and of the others."""
     next_odd, next_usual = odd[at + 1 : at + 2], usual[at + 1 : at + 2]
     is_behind = next_odd == usual[at : at + 1]
     is_ahead = next_usual == odd[at : at + 1]

@@ -46,12 +46,12 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FlightReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the dumps of a job say together."""
+    """The result of all dumps of a job together."""
 
     verdict: Verdict
     summary: str
     ranks: int
-    """How many ranks the job has, as far as the dumps tell."""
+    """The number of ranks of the job, as far as the dumps show it."""
     dumps: int
     faults: tuple[Fault, ...] = ()
     meetings: tuple[MeetingState, ...] = ()

@@ -1,4 +1,4 @@
-"""What the analysis keeps of one rank's dump."""
+"""The data that the analysis keeps of one rank's dump."""
 
 from typing import Literal
 
@@ -12,7 +12,7 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
 
     sequence: int
     operation: str
-    """What is done with which tensors, as people read it."""
+    """The operation and its tensors, in words."""
     state: State
     created_ns: int
     timeout_ms: int = 0
@@ -24,7 +24,7 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank did in one process group."""
+    """The calls of one rank in one process group."""
 
     name: str
     description: str = ""
@@ -41,7 +41,7 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
     completed: int = 0
     """The last one up to which all are over."""
     has_status: bool = False
-    """Whether the dump says how far the group is, apart from its entries."""
+    """Whether the dump has the group's progress, apart from its entries."""
     pending: tuple[Pending, ...] = ()
     """The oldest ones that are not over, oldest first."""
     sends: tuple[tuple[int, int], ...] = ()
@@ -54,22 +54,22 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What one dump says of its rank."""
+    """The summary of one rank's dump."""
 
     rank: int
     version: str = ""
     newest_ns: int = 0
     """The newest time in the dump, by the rank's own clock."""
     taken_ns: int = 0
-    """When the dump was written, by the same clock; 0 where nobody knows."""
+    """When the dump was written, by the same clock; 0 if unknown."""
     entries: int = 0
     lost: int = 0
     """How many entries the ring had to overwrite."""
     groups: tuple[GroupRecord, ...] = ()
     texts: tuple[tuple[int, str], ...] = ()
-    """What the digests stand for."""
+    """The texts of the digests."""
     problems: tuple[str, ...] = ()
-    """What could not be read of it."""
+    """The parts that could not be read."""
 
 
 class UnreadableDump(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Who waits for whom: ranks and meetings, with an arrow from what waits to what it waits for.
+"""The wait graph: ranks and meetings, each with an edge to every node that it waits for.
 
 A meeting is a collective of a group, or a transfer between two ranks. A rank waits in the oldest
 collective of each group that it has begun, and in its transfers. A meeting waits for the ranks
@@ -85,10 +85,10 @@ class WaitGraph:
         """For each meeting that is not over, the rank that came last."""
         self.edges: dict[Node, set[Node]] = {rank: set() for rank in ranks}
         self.transfers: dict[int, list[tuple[int, str, Pending]]] = {}
-        """For each rank that others wait for in transfers, who does, and in which group."""
+        """For each rank that others wait for in transfers, the waiting ranks and their groups."""
         self._tensors: dict[tuple[Meeting, int], str] = {}
         self.oldest: dict[int, dict[str, Pending]] = {}
-        """In which collective of each group a rank waits."""
+        """The collective of each group in which a rank waits."""
         for group in self.groups.values():
             group.mismatch = find_mismatch(group.records, texts)
         for key, group in self.groups.items():
@@ -97,20 +97,20 @@ class WaitGraph:
         for meeting in self.last_to_come:
             self.edges[meeting] = set(self._held_up_by(meeting))
         self.waiters: dict[Node, list[Node]] = {}
-        """What waits for a node: the arrows backwards."""
+        """The nodes that wait for a node: the edges backwards."""
         for node, targets in self.edges.items():
             for target in targets:
                 self.waiters.setdefault(target, []).append(node)
 
     def ends(self) -> list[list[Node]]:
-        """What waits for nothing outside of itself, and is waited for."""
+        """The components that wait for nothing outside of themselves, and are waited for."""
         components = closing_components(self.edges)
         return [
             component for component in components if any(node in self.waiters for node in component)
         ]
 
     def waiting_for(self, nodes: Iterable[Node]) -> tuple[int, ...]:
-        """The ranks from which arrows lead to any of these, these themselves left out."""
+        """The ranks that wait for any of these nodes, without these themselves."""
         start = set(nodes)
         seen, todo = set(start), list(start)
         while todo:
@@ -170,9 +170,9 @@ class WaitGraph:
         if group is None:
             return  # a transfer that both have begun
         if group.mismatch is not None and group.mismatch.sequence <= meeting[1]:
-            return  # that explains it: later calls differ because of it
+            return  # the mismatch explains it: later calls differ because of it
         joined = [r for r in group.records if group.has_joined(r, meeting[1])]
-        # Nobody is alone in a group: where no dump lists its ranks, it may be any that are missing.
+        # No rank is alone in a group: if no dump lists its ranks, any missing rank may be in it.
         members = (
             self.ranks if self.is_guessed(group.key) and len(joined) == 1 else group.everybody()
         )
@@ -181,7 +181,7 @@ class WaitGraph:
             yield from self._older_work(group, rank, meeting[1])
 
     def _older_work(self, group: Group, rank: int, sequence: int) -> Iterable[Node]:
-        """What the device of a rank has to end before it can start this."""
+        """The work that the device of a rank must end before it can start this."""
         record = group.records[rank]
         oldest = oldest_wait(record)
         if oldest is not None and oldest.sequence < sequence <= record.enqueued:
@@ -193,7 +193,7 @@ class WaitGraph:
                 yield (key, elsewhere.sequence)
 
     def tensors(self, transfer: Meeting, rank: int) -> str:
-        """With which tensors a rank takes part in a transfer."""
+        """The tensors with which a rank takes part in a transfer."""
         return self._tensors.get((transfer, rank), "")
 
     def is_guessed(self, key: str) -> bool:

@@ -1,4 +1,4 @@
-"""Keeps what the lines of each rank say of failures.
+"""Keeps the failures that the lines of each rank report.
 
 Memory does not grow with the logs: of each rank the first failures of different names are kept, and
 numbers of the rest.
@@ -25,7 +25,7 @@ _SOME_YEAR = 2000
 _SUMMARY = re.compile(r"^\s*(?:exitcode|traceback)\s*:.*(?:\(pid: |by PID )(?P<pid>\d+)")
 _SUMMARY_RANK = re.compile(r"^\s*rank\s*:\s*(?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
 _IGNORED = "Exception ignored in"
-"""Before a traceback that ends nothing: Python's finalizers raise into nowhere."""
+"""The line before a harmless traceback: nobody catches exceptions of Python's finalizers."""
 _SUMMARY_TRACEBACK = re.compile(r"^\s*traceback\s*: Traceback")
 _NCCL_RANK = re.compile(r"\brank (?P<rank>\d{1,7}) n[Rr]anks \d+")
 _LOCAL = re.compile(r"(\d{1,4})$")
@@ -48,7 +48,7 @@ _GENERAL = LogRule(
 
 
 class _Kept:
-    """What is kept of one origin."""
+    """The failures of one origin."""
 
     def __init__(self) -> None:
         self.failures: dict[str, Failure] = {}
@@ -76,7 +76,7 @@ class _Kept:
 
 
 class LogAnalysis:
-    """Takes lines of any number of files, and says what failed first."""
+    """Takes lines of any number of files, and reports the first failure."""
 
     def __init__(self, rules: LogRules, world: int | None = None) -> None:
         self._rules = rules
@@ -84,7 +84,7 @@ class LogAnalysis:
         self._origins: dict[tuple[int | None, int, str], _Kept] = {}
         self._open: dict[Origin, Traceback] = {}
         self._ignored: set[Origin] = set()
-        """Whose next traceback ends nothing."""
+        """Origins whose next traceback is harmless."""
         self._survived: dict[int, int] = {}
         self._processes: dict[str, int] = {}
         self._summaries: dict[Origin, int] = {}
@@ -104,8 +104,8 @@ class LogAnalysis:
     def add_progress(self, file: Origin, lines: Sequence[tuple[int, str]]) -> None:
         """Take the last lines of a file that count steps.
 
-        What stood before three further steps ended nothing. What clocks print at one moment tells
-        their offsets.
+        A line before three further steps did not end the training. Times that several clocks print
+        for one step show the offsets of the clocks.
         """
         firsts: dict[int, int] = {}
         of_origin: dict[Origin, list[int]] = {}
@@ -124,7 +124,7 @@ class LogAnalysis:
         )
 
     def add(self, file: Origin, number: int, line: str) -> bool:
-        """Take a line; whether it means anything."""
+        """Take a line. Returns whether it means anything."""
         origin, text = of_line(line, file)
         self._year = clocks.year_of(line) or self._year
         self._note_rank(origin)
@@ -158,7 +158,7 @@ class LogAnalysis:
 
     @property
     def _has_rank_tasks(self) -> bool:
-        """Whether srun's tasks are the ranks: no line says otherwise; no rank is beyond them."""
+        """Whether srun's tasks are the ranks: no line contradicts it; no rank is beyond them."""
         return self._tasks_are_ranks and max(self._locals.values(), default=0) <= self._last_task
 
     def _note_rank(self, origin: Origin) -> None:
@@ -171,7 +171,7 @@ class LogAnalysis:
 
     @property
     def has_open_traceback(self) -> bool:
-        """Whether lines without any word are needed."""
+        """Whether lines without words of the rules are needed, too."""
         return bool(self._open)
 
     def end_file(self) -> None:
@@ -271,7 +271,7 @@ class LogAnalysis:
         self._origins.setdefault(key, _Kept()).add(failure)
 
     def report(self) -> LogReport:
-        """What failed first, with what speaks for it."""
+        """Return the first failure, with its evidence."""
         failures = [
             failure for kept in self._origins.values() for failure in kept.failures.values()
         ]
@@ -293,7 +293,7 @@ class LogAnalysis:
         )
 
     def _with_rank(self, failure: Failure) -> Failure:
-        """The failure with its rank, where a process, a local rank or a task says which it is."""
+        """The failure with its rank, if its process, local rank or task shows it."""
         if failure.rank is not None:
             return failure
         rank = self._processes.get(failure.pid)

@@ -1,4 +1,4 @@
-"""Which failure began it: by causes first, then by clocks."""
+"""Decides which failure was the first: by causes, then by clocks."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ _WAITED = frozenset({"collective_timeout", "rendezvous", "nccl_error"})
 
 
 class Timing:
-    """What clocks and lines tell of the order of failures: a hint, never more than causes."""
+    """The order of failures by clocks and lines: a hint that never outweighs causes."""
 
     def __init__(
         self, offsets: Mapping[str, Offset], latest_step: float | None, survived: Mapping[int, int]
@@ -28,7 +28,7 @@ class Timing:
         self._survived = survived
 
     def is_outlived(self, failure: Failure) -> bool:
-        """Whether training went on after it: by lines of its file, or by days."""
+        """Whether training went on after a failure: by lines of its file, or by days."""
         if failure.line <= self._survived.get(failure.file, 0):
             return True
         if failure.at is None or self._latest_step is None or self._survived.get(failure.file):
@@ -36,7 +36,7 @@ class Timing:
         return ZONE_S < self._latest_step - failure.at < _OTHER_YEAR_S
 
     def earliest(self, failures: Sequence[Failure]) -> list[Failure]:
-        """Without those that were certainly later than another."""
+        """The failures, without those that were certainly later than another."""
         moments = {
             number: Moment(failure.clock, failure.at)
             for number, failure in enumerate(failures)
@@ -70,7 +70,7 @@ class Judgement:
         self._alike = _ranks_alike(self._roots)
 
     def report(self, base: LogReport, enqueued: dict[int, int]) -> LogReport:
-        """The verdict."""
+        """Return the report with the verdict."""
         if roots := self._lasting(self._roots):
             return self._of_roots(base, roots, 0.95)
         if (judged := self._by_others(base, enqueued)) is not None:
@@ -83,7 +83,7 @@ class Judgement:
         return self._without_cause(base)
 
     def _by_others(self, base: LogReport, enqueued: dict[int, int]) -> LogReport | None:
-        """The rank that the others point to, or that alone is silent; None where there is none."""
+        """The rank that others accuse, or the only silent one; None if there is none."""
         if not self._weak + self._cascades:
             return None
         if (behind := _furthest_behind(enqueued)) is not None:
@@ -97,7 +97,7 @@ class Judgement:
         return None
 
     def _lasting(self, failures: Iterable[Failure]) -> list[Failure]:
-        """Without those that training outlived."""
+        """The failures, without those that training outlived."""
         return [failure for failure in failures if not self._timing.is_outlived(failure)]
 
     def _of_roots(self, base: LogReport, roots: list[Failure], confidence: float) -> LogReport:
@@ -117,7 +117,7 @@ class Judgement:
         return base.with_verdict("cause", first, confidence, others, ranks, missing)
 
     def _first(self, failures: list[Failure]) -> Failure:
-        """The one that explains the others: its kind, who accuses it, when, what it tells.
+        """The failure that explains the others: by its kind, accusations, time and detail.
 
         Of the rank with the most telling failure, the first one that ended it.
         """
@@ -142,7 +142,7 @@ class Judgement:
         return min(of_rank, key=_by_place) if of_rank and first.domain != "scheduler" else first
 
     def _of_rank(self, base: LogReport, rank: int, reason: str) -> LogReport:
-        """A rank that the others point to, although it has not said what happened to it."""
+        """The verdict on a rank that others accuse, although its own lines do not explain it."""
         own = [failure for failure in self._weak + self._cascades if failure.rank == rank]
         every = self._lasting(self._weak) or self._weak or self._cascades
         failure = min(
@@ -162,7 +162,7 @@ class Judgement:
         if first.failure_class in _WAITED:
             missing = (
                 "a rank that failed by itself: all only waited for others, or lost them"
-                " (everstep fr analyze names whom)",
+                " (everstep fr analyze names the rank)",
             )
             return base.with_verdict("inconclusive", first, 0.3, _distinct(weak), (), missing)
         confidence = 0.7 if len(classes) == 1 else 0.5
@@ -192,7 +192,7 @@ def _by_place(failure: Failure) -> tuple[int, int]:
 
 
 def _are_ordered(failures: list[Failure]) -> bool:
-    """Whether one log, or one clock, says which was first: lines far apart, not all at once."""
+    """Whether one log shows which failure was first: its lines are apart, not all at once."""
     if len({failure.file for failure in failures}) > 1:
         return False
     lines = sorted(failure.line for failure in failures)
@@ -214,7 +214,7 @@ def _only_top(counts: Counter[int]) -> int | None:
 
 
 def _distinct(failures: Iterable[Failure]) -> list[Failure]:
-    """One for each name, the most telling first."""
+    """One failure for each name, the most severe first."""
     names: dict[str, Failure] = {}
     for failure in sorted(failures, key=lambda other: (-other.severity, _by_place(other))):
         names.setdefault(failure.fingerprint, failure)
@@ -224,7 +224,7 @@ def _distinct(failures: Iterable[Failure]) -> list[Failure]:
 def _ranks_alike(failures: Iterable[Failure]) -> Mapping[str, int]:
     """How many ranks have each failure; few are alike until there are many.
 
-    What one rank alone has is more telling than what many have in common.
+    A failure of one rank alone is more telling than one that many have in common.
     """
     counts = Counter(failure.fingerprint for failure in failures)
     return Counter({name: number for name, number in counts.items() if number >= _MANY_ALIKE})

@@ -1,4 +1,4 @@
-"""The verdict, as data and as text: the verdict first, then what speaks for it."""
+"""The answer, as data and as text: the verdict first, then its evidence."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
@@ -14,7 +14,7 @@ _MOST_RANKS = 8
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """A line, or a traceback, that tells of a failure."""
+    """A line, or a traceback, that reports a failure."""
 
     failure_class: str
     domain: str
@@ -33,9 +33,9 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """The number of its file in the report's list."""
     line: int
     at: float | None
-    """When, by its clock."""
+    """The time of the failure, by its clock."""
     clock: str = ""
-    """Whose clock that is: a node's, a rank's."""
+    """The name of that clock: of a node or a rank."""
     quote: str
     frames: tuple[str, ...] = ()
     pid: str = ""
@@ -45,7 +45,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, rank=rank)
 
     def for_people(self) -> "Failure":
-        """The failure without secrets, and without what a terminal obeys."""
+        """The failure without secrets and control sequences."""
         return msgspec.structs.replace(
             self,
             quote=_clean(self.quote),
@@ -55,17 +55,17 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What logs say together."""
+    """The result of all logs together."""
 
     verdict: Verdict
     files: tuple[str, ...]
     lines: int
     ranks: int
-    """How many ranks the lines that mean anything came from."""
+    """The number of ranks with lines that mean anything."""
     cause: Failure | None = None
     confidence: float = 0.0
     culprits: tuple[int, ...] = ()
-    """The ranks that failed so; several where the logs cannot tell which was first."""
+    """The ranks that failed in this way; several if the logs do not show which was first."""
     alternatives: tuple[Failure, ...] = ()
     missing: tuple[str, ...] = ()
     cascades: Mapping[str, int] = {}
@@ -116,7 +116,7 @@ def lines(report: LogReport) -> Iterator[str]:
 
 def _headline(report: LogReport) -> str:
     if report.verdict == "nothing" or report.cause is None:
-        return "nothing: no line tells of a failure"
+        return "nothing: no line reports a failure"
     where = _where(report, report.cause)
     if report.verdict == "inconclusive":
         return f"inconclusive: {report.cause.means}, first seen in {where}"

@@ -18,7 +18,7 @@ Domain = Literal[
 ]  # fmt: skip
 
 _COUNTED_WORDS = ("xid", "last enqueued", "(local_rank:", "nranks")
-"""Of lines whose numbers matter."""
+"""Words of lines whose numbers matter."""
 CONTEXT_WORDS = (
     "traceback (most recent", "error:", "exception:", "exception ignored in", *_COUNTED_WORDS,
 )  # fmt: skip
@@ -43,14 +43,14 @@ _KERNEL_HEAD = re.compile(
     r"(?:(?:\[[^\]]{0,80}\]:?|<\d{1,3}>|\{\d{1,6}\}|(?:[\w.-]{1,80} )?kernel:|\d[\d:.,TZ+-]{0,40}"
     r"|(?:stdout|stderr) [FP]) ?)*+"
 )
-"""What stands before a line of a driver: times, and whose line it is."""
+"""The text before a line of a driver: times, and the origin of the line."""
 _DRIVER_HEAD = re.compile(
     r"(?:NVRM: .*|nvidia-\w+: |amdgpu\b.*|mce: |EDAC \w+: .*|Uhhuh\. "
     r"|[\w-]+ [0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d: (?:AER: )?"  # a driver and its device
     r"|[A-Za-z_][\w.]*(?:Error|Exception): .*|.*what\(\): .*|CUDA error: "
     r"|[\w.-]+:\d+:\d+ \[\d+\] .*NCCL WARN .*)?"
 )
-"""What stands before it in a line that a driver, CUDA, torch or NCCL writes."""
+"""The text before it in a line that a driver, CUDA, torch or NCCL writes."""
 _GLOG = re.compile(r"\[[EWF]\d{4} [^\]]{1,200}\] .*(?:CUDA error|[Cc]uda failure)\b.*")
 """torch's own log, which reports what ended a process group."""
 _STEM = 4
@@ -58,7 +58,7 @@ _NEEDS_NUMBERS = re.compile(r"\\d|\d")
 
 
 class LogRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a kind of line means."""
+    """The meaning of a kind of line."""
 
     id: str
     failure_class: str = msgspec.field(name="class")
@@ -73,7 +73,7 @@ class LogRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     also: tuple[str, ...] = ()
     """Further sources."""
     in_the_open: Role | None = None
-    """Its role where it is not the exception of a traceback; None where that is the same."""
+    """Its role outside of a traceback; None if that is the same."""
 
 
 class Match(msgspec.Struct, frozen=True):
@@ -111,7 +111,7 @@ class LogRules:
         self._stems = _by_stem(set(self._of_words))
 
     def match(self, text: str) -> Match | None:
-        """What a line means: by the first rule that knows it.
+        """The meaning of a line, by the first rule that matches it.
 
         An exception of the script's own may quote a line that would mean something else.
         """
@@ -153,7 +153,7 @@ class LogRules:
 
 
 def _is_in_form(rule: LogRule, match: re.Match[str]) -> bool:
-    """Whether a line is one that reports a failure of hardware, and no sentence about one."""
+    """Whether a line reports a failure of hardware, and does not only mention one."""
     if rule.failure_class not in _HARDWARE:
         return True
     text, end = match.string, match.start()
@@ -188,7 +188,7 @@ def shipped() -> LogRules:
 
 
 def _of_xid(hit: re.Match[str]) -> Match | None:
-    """What an Xid means by the table of the node checks; None for a remark of the driver."""
+    """The meaning of an Xid in the table of the node checks; None for a remark of the driver."""
     number = int(hit["number"])
     row = xid.table().rows.get(number)
     if row is not None and (row.kind not in _XIDS or (row.unless and row.unless in hit["text"])):

@@ -36,13 +36,13 @@ _MOST_STACKS = 10_000
 _MOST_NOTES = 64
 _MOST_WORLD = 1_000_000
 _NEVER_TOLD: frozenset[Activity] = frozenset({"idle", "exit"})
-"""What other threads than the main one may do without being mentioned."""
+"""Activities of other threads than the main one that are not mentioned."""
 _MOVING: frozenset[Activity] = frozenset({"user_code", "compile", "import", "data_read"})
 _ONE_SIDED = {"recv": "receive, and none sends", "send": "send, and none receives"}
-"""Transfers that need two sides: what it means if all ranks are in the same one."""
+"""Transfers that need two sides, and the meaning if all ranks are on the same side."""
 _ONE_SIDED_CERTAINTY = 0.65
 _ROOTED = ("broadcast", "scatter", "gather", "reduce", "send", "recv")
-"""Calls that some ranks leave before all have come: where most are says little."""
+"""Calls that some ranks leave before all have come: the place of most ranks shows little."""
 _Key = tuple[str, ThreadState, tuple[Frame, ...]]
 
 
@@ -55,7 +55,7 @@ class _Fold:
 
 
 class StackAnalysis:
-    """Takes the stacks of ranks one by one, and says what they mean together."""
+    """Takes the stacks of ranks one by one, and reports what they show together."""
 
     def __init__(self, *, world: int | None = None, rules: StackRules | None = None) -> None:
         self._rules = rules or shipped()
@@ -89,7 +89,7 @@ class StackAnalysis:
                 self._workers.setdefault(dump.rank, state)
 
     def _of_main(self, states: Sequence[tuple[Thread, ThreadState]]) -> ThreadState:
-        """What the main thread does; it may be unable to, as another thread has the lock."""
+        """The state of the main thread, which may wait for the lock that another thread holds."""
         state = next((state for thread, state in states if thread.is_main), ThreadState("unknown"))
         holder = next(
             (
@@ -128,7 +128,7 @@ class StackAnalysis:
             self._notes.append(text)
 
     def report(self) -> StackReport:
-        """The answer to what was added so far."""
+        """Return the report about all stacks so far."""
         ranks = [*self._states, *self._unreadable]
         world = min(max([self._world, *(rank + 1 for rank in ranks)], default=0), _MOST_WORLD)
         missing = tuple(rank for rank in range(world) if rank not in self._states)
@@ -171,7 +171,7 @@ class _Answer:
     suspects: tuple[StackSuspect, ...] = ()
     waiting: tuple[int, ...] = ()
     is_calm: bool = False
-    """Whether nobody waits for anybody."""
+    """Whether no rank waits for another."""
 
     @property
     def verdict(self) -> Verdict:
@@ -261,7 +261,7 @@ class _Judgement:
         )
 
     def _of_missing(self) -> _Answer:
-        """All whose stacks are known wait."""
+        """The answer if all ranks with a stack wait."""
         few = len(self._missing) <= len(self._waiting)
         absent = [rank for rank in self._missing if rank not in self._damaged]
         if not absent:
@@ -286,7 +286,7 @@ class _Judgement:
         return _Answer("odd", summary, 0.6 if few else 0.3, suspects, tuple(self._waiting))
 
     def _of_waiting(self) -> _Answer:
-        """All wait: those are odd that wait elsewhere than most."""
+        """The answer if all ranks wait: the odd ones wait elsewhere than most."""
         parts = self._parts(self._waiting)
         waiting = tuple(self._waiting)
         one_sided = self._one_sided(waiting)
@@ -364,7 +364,7 @@ class _Judgement:
         )
 
     def _without_wait(self) -> _Answer:
-        """Nobody waits in a collective."""
+        """The answer if no rank waits in a collective."""
         parts = self._parts(self._busy)
         activities = {state.activity for state in parts}
         if activities <= _MOVING:

@@ -1,4 +1,4 @@
-"""What py-spy and faulthandler print, read into stacks. Pure; whatever the bytes are, it ends.
+"""Reads the output of py-spy and faulthandler into stacks. Pure; it ends for any bytes.
 
 A dump comes from a faulty process, and may be truncated anywhere: its complete parts are used, and
 the rest is reported.
@@ -144,7 +144,7 @@ def _of_spy_frame(frame: _SpyFrame) -> Frame:
 
 
 def _of_spy_text(text: str) -> Iterator[Thread]:
-    """What `py-spy dump` prints for people."""
+    """Reads the text of `py-spy dump`."""
     own = child = pid = 0
     head: re.Match[str] | None = None
     frames: list[Frame] = []
@@ -206,5 +206,5 @@ def _short(text: str) -> str:
 
 
 def _short_path(text: str) -> str:
-    """The end of a path says more than its beginning."""
+    """The end of a path, which tells more than its beginning."""
     return text.replace("\n", " ").replace("\\", "/")[-_MOST_CHARACTERS:]

@@ -21,7 +21,7 @@ class NoStacksError(EverstepError):
 
 
 def read_paths(paths: Sequence[Path]) -> Iterator[RankStacks | Unreadable]:
-    """All stacks in them, or why there are none; a file or an archive is held at a time."""
+    """All stacks in files and folders, or why there are none; one file is held at a time."""
     files = [file for path in paths for file in _files(path)]
     if not files:
         raise NoStacksError(
@@ -101,7 +101,7 @@ def _of_archive(content: bytes, name: str) -> Iterator[RankStacks | Unreadable]:
 
 
 def _of_missing(content: bytes) -> Iterator[Unreadable]:
-    """What an unpacked archive says of ranks without stacks."""
+    """The reasons of an unpacked archive for ranks without stacks."""
     try:
         if len(content) > _MOST_MISSING_BYTES:
             raise msgspec.DecodeError("it is too large")

@@ -31,7 +31,7 @@ class StackSuspect(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     activity: Activity
     domain: Domain
-    """Whose trouble that is, as far as a stack tells."""
+    """The area of the trouble, as far as a stack shows it."""
     certainty: float = 0.0
 
 
@@ -48,14 +48,14 @@ class StackGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StackReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the stacks of a job say together."""
+    """The result of all stacks of a job together."""
 
     verdict: Verdict
     pattern: Pattern
     summary: str
     confidence: float
     ranks: int
-    """Of how many ranks there are stacks."""
+    """The number of ranks with a stack."""
     suspects: tuple[StackSuspect, ...] = ()
     waiting: tuple[int, ...] = ()
     """The ranks that wait for others."""

@@ -1,4 +1,4 @@
-"""What a thread does, by its frames. The rules are data, in `rules.toml`."""
+"""The activity of a thread, by its frames. The rules are data, in `rules.toml`."""
 
 import re
 import tomllib
@@ -24,14 +24,14 @@ Domain = Literal[
 
 
 class Meaning(msgspec.Struct, frozen=True):
-    """What follows from an activity."""
+    """What an activity implies."""
 
     words: str
     """What the rank does, after its name."""
     domain: Domain
-    """Whose trouble it is, where this rank holds up the others."""
+    """The area of the trouble if this rank holds up the others."""
     certainty: float
-    """How sure it is that this rank holds up others that wait for it."""
+    """The confidence that this rank holds up others that wait for it."""
     awaits_others: bool = False
 
 
@@ -70,7 +70,7 @@ _NEVER = re.compile(r"(?!)")
 
 
 class StackRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a kind of frame means."""
+    """The meaning of a kind of frame."""
 
     activity: Activity
     source: str
@@ -84,13 +84,13 @@ class StackRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class ThreadState(msgspec.Struct, frozen=True):
-    """What a thread does, as its frames tell."""
+    """The activity of a thread, as its frames show it."""
 
     activity: Activity
     call: str = ""
-    """The function that tells it: `all_reduce`."""
+    """The function that shows it: `all_reduce`."""
     within: Activity | None = None
-    """What it is a part of, such as a save."""
+    """The enclosing activity, such as a save."""
     place: str = ""
     """The innermost call of the user's own code."""
 
@@ -110,7 +110,7 @@ class StackRules:
         self._matches: dict[tuple[str, str, bool], tuple[StackRule, ...]] = {}
 
     def state(self, thread: Thread) -> ThreadState:
-        """What this thread does."""
+        """Return the activity of a thread."""
         place = next((frame.place for frame in thread.frames if self._is_users(frame)), "")
         if not thread.frames:
             return ThreadState("unknown")

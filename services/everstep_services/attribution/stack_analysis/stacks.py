@@ -40,12 +40,12 @@ class Thread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankStacks(msgspec.Struct, frozen=True, kw_only=True):
-    """What one dump says of a rank."""
+    """The stacks of one rank's dump."""
 
     rank: int
     threads: tuple[Thread, ...]
     problems: tuple[str, ...] = ()
-    """What could not be read of it."""
+    """The parts that could not be read."""
 
     @property
     def main(self) -> Thread | None:
@@ -59,4 +59,4 @@ class Unreadable(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     rank: int | None = None
     is_damaged: bool = False
-    """It is the file that is bad: that says nothing about its rank."""
+    """The file itself is bad, which shows nothing about its rank."""

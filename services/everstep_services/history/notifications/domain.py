@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, get_args
 
 from msgspec.structs import replace
 
@@ -30,7 +30,9 @@ from everstep.messages.documents.notices import (
     ToldGroup,
 )
 from everstep.observe.redaction import redact
+from everstep.slow_rank_causes import SlowRankCause
 from everstep.subjects import CLUSTER
+from everstep.verdict_causes import VERDICT_CAUSES
 
 Event = Literal[
     "incident", "job_failed", "job_stopped", "slow_rank", "node_excluded", "breaker_open"
@@ -54,12 +56,7 @@ _TEXT_MOST = 600
 _READ_MOST = 4096
 _ONCE: Final = frozenset({"job_failed", "job_stopped"})
 """Events that are never over."""
-_CAUSES: Final = frozenset(
-    {
-        *("", "user_code", "configuration", "data", "framework", "gpu", "host", "network"),
-        *("storage", "scheduler", "unknown", "input", "compute", "device", "design"),
-    }
-)
+_CAUSES: Final = frozenset({"", *VERDICT_CAUSES, *get_args(SlowRankCause)})
 """A job that makes causes up is told no more often than with one of these."""
 _BY_PEOPLE = frozenset({"rest", "cli", "script"})
 

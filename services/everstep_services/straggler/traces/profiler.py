@@ -94,7 +94,7 @@ class ProfilerTraces:
         if not isinstance(rank, int) or isinstance(rank, bool):
             if named is None:
                 raise TraceError(
-                    path, "it does not say its rank (distributedInfo): name the file rankN.json"
+                    path, "its rank is missing (distributedInfo): name the file rankN.json"
                 )
             rank = int(named[1])
         if not 0 <= rank < 2**31:
@@ -113,8 +113,8 @@ class ProfilerTraces:
             return "default"
         if str(about.get("backend")) == "gloo" and not any("gloo" in note for note in self.notes):
             self.notes.append(
-                "gloo does not say which of several process groups a collective is of: who waits "
-                "for whom there is not known"
+                "gloo does not record the process group of a collective: with several groups it is "
+                "unknown which rank waits for which"
             )
         return ""
 

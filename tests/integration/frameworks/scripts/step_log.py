@@ -13,6 +13,8 @@ from pathlib import Path
 
 ROUND = os.environ.get("EVERSTEP_ROUND", "1")
 RANK = os.environ.get("RANK", "0")
+EVERY = 5
+WITHIN_S = 120.0
 _SLOW_S = 0.05
 
 
@@ -26,15 +28,36 @@ def note_step(folder: Path, step: int) -> None:
     if fault == "wait":
         time.sleep(_SLOW_S)
     elif ROUND == "1" and RANK == "1":
+        wait_for_checkpoint(folder, int(at) // EVERY * EVERY)
         if fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         threading.Event().wait()
 
 
+def wait_for_checkpoint(folder: Path, step: int) -> None:
+    """Wait until the checkpoint of a step is durable and sealed: steps of a toy are very short."""
+    deadline = time.monotonic() + WITHIN_S
+    while step not in saved_steps(folder) and time.monotonic() < deadline:
+        time.sleep(_SLOW_S)
+
+
+def saved_steps(folder: Path) -> set[int]:
+    """The steps of the sealed or published checkpoints below a folder."""
+    published = {int(place.parent.name[-9:]) for place in folder.rglob("step-*/manifest.json")}
+    return published | {_step_of(place) for place in folder.rglob("*everstep-seal*")}
+
+
+def _step_of(seal: Path) -> int:
+    try:
+        return int(json.loads(seal.read_bytes())["step"])
+    except (ValueError, OSError):
+        return -1  # it is being written
+
+
 def damage_newest(folder: Path) -> None:
     """Flip a bit in the largest file of the newest sealed checkpoint of a folder."""
     seals = [*folder.rglob("*everstep-seal*")]
-    newest = max(seals, key=lambda seal: int(json.loads(seal.read_bytes())["step"]))
+    newest = max(seals, key=_step_of)
     files = [place for place in newest.parent.iterdir() if place.is_file() and place != newest]
     if newest.name.endswith(".everstep-seal"):
         files = [newest.with_name(newest.name.removesuffix(".everstep-seal"))]

@@ -34,7 +34,7 @@ def main(folder: Path, steps: int) -> None:
         return
     import trainer_sdk
 
-    saves = trainer_sdk.Checkpointer(folder / "checkpoints", every=EVERY)
+    saves = trainer_sdk.Checkpointer(folder / "checkpoints", every=EVERY, in_flight=3)
     run, state = trainer_sdk.session(), {"model": model, "optimizer": optimizer}
     restored = saves.restore(state)
     step = restored.step if restored else 0

@@ -28,7 +28,7 @@ def test_the_newest_by_number_is_chosen_and_not_by_name(tmp_path: Path) -> None:
 def test_a_flipped_bit_and_a_missing_file_are_damage_and_an_older_one_is_chosen(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A damaged checkpoint is never resumed from (A8.4)."""
+    """A damaged checkpoint is never resumed from (A8.8)."""
     checkpoint(tmp_path, 5)
     (checkpoint(tmp_path, 10) / "model.bin").write_bytes(bytes(99) + b"\x01")
     (checkpoint(tmp_path, 15) / "inner" / "optimizer.bin").unlink()

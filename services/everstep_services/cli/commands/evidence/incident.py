@@ -5,12 +5,8 @@ from typing import Any
 
 import click
 
+from everstep.verdict_causes import VERDICT_CAUSES
 from everstep_services.cli.invocation import Invocation, with_api_formats, with_api_options
-
-_CAUSES = (
-    "user_code", "configuration", "data", "framework", "gpu", "host", "network", "storage",
-    "scheduler", "unknown",
-)  # fmt: skip
 
 
 @click.group()
@@ -35,7 +31,10 @@ def show(invocation: Invocation, *, job: str, incident: str | None) -> None:
 @command.command()
 @click.argument("incident")
 @click.option(
-    "--cause", required=True, type=click.Choice(_CAUSES), help="The cause class that is right."
+    "--cause",
+    required=True,
+    type=click.Choice(VERDICT_CAUSES),
+    help="The cause class that is right.",
 )
 @click.option(
     "--rank", "ranks", multiple=True, type=click.IntRange(0), help="A rank that caused it."

@@ -1,9 +1,10 @@
 """The bodies of requests of operators, and the answer to them."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from everstep.verdict_causes import VerdictCause
 from everstep_services.history.api.dto.answer import Answer
 from everstep_services.history.api.http.parameters import LARGEST, NAME, TEXT
 
@@ -215,10 +216,7 @@ class CorrectionWanted(RequestBody):
         description="How they know, for the record.",
         examples=["the fan of this node had stopped"],
     )
-    cause: Literal[
-        "user_code", "configuration", "data", "framework", "gpu", "host", "network", "storage",
-        "scheduler", "unknown",
-    ] = Field(description="The cause class that is right.")  # fmt: skip
+    cause: VerdictCause = Field(description="The cause class that is right.")
     culprit_ranks: tuple[Annotated[int, Field(ge=0, le=LARGEST)], ...] = Field(
         (), strict=False, max_length=256, description="The ranks that caused it."
     )

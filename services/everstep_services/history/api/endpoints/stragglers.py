@@ -216,7 +216,7 @@ async def ask_straggler(context: Context, verb: str, question: Question, of: typ
         return await ask(context.bus, "straggler", verb, question, of, see=see)
     except NoSuchJobError as error:
         detail = await _end_of(context, question.job) or (
-            f"no timings of job {question.job} were heard: it does not run, has sent none yet, "
+            f"no timings of job {question.job} have arrived: it does not run, has sent none yet, "
             f"or straggler.timings is off"
         )
         raise ProblemError(404, "not_found", detail) from error

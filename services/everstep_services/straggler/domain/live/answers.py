@@ -63,7 +63,7 @@ def score_table(round_: LiveRound, most: int, role: str) -> RankScoreTable:
 
 def no_scores() -> RankScoreTable:
     """The answer while nothing was heard."""
-    return RankScoreTable(round=0, window=0, ranks=(), said="nothing was heard of this job")
+    return RankScoreTable(round=0, window=0, ranks=(), said="this job has sent nothing")
 
 
 def _known(value: float) -> float | None:

@@ -162,7 +162,7 @@ def blame(
     limit = float(np.hypot(limits.found_ratio, errors * change.noise_ratio))
     place, sureness = _place(measured, row), ground.sureness
     if measured.silent[row]:
-        place = "; its recorder did not answer, and that is what all others waited longer for"
+        place = "; its recorder did not answer, and all others waited longer for it"
         sureness = min(sureness, _LIKELY)
     if change.growth_ratio is not None:
         place += (

@@ -275,7 +275,7 @@ class LiveRound:
         rank = self.named.pop(cleared.subject, cleared.subject)
         if rank in self.slow():
             return []
-        reason = "nothing is heard of it any more"
+        reason = "it no longer sends anything"
         if cleared.ratio is not None and cleared.limit is not None:
             reason = (
                 f"own time {cleared.ratio * 100:.1f} % above the median of its role, below the "

@@ -101,7 +101,7 @@ class Steps:
             return ""
         return (
             f"; round trips of connections are {now * 1e3:.1f} ms instead of {before * 1e3:.1f} "
-            f"ms on the node where they are the longest: the network, and of no single node"
+            f"ms on the node where they are the longest: the network, not a single node"
         )
 
     def _section(self, change: float) -> tuple[str | None, str]:

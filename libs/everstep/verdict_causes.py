@@ -1,0 +1,43 @@
+"""The areas that a verdict can name as the cause of an incident: the one table of these areas.
+
+The words are those of `verdict_reached.cause`, which stay open on the wire. To add a cause, add a
+member to `VerdictCause` and a row to `meaning_of`: mypy reports every place that must know it.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, assert_never, get_args
+
+VerdictCause = Literal[
+    "user_code", "configuration", "data", "framework", "gpu", "host", "network", "storage",
+    "scheduler", "unknown",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictCauseMeaning:
+    """What follows from one cause."""
+
+    may_be_of_node: bool = False
+    """It may be a node's fault, so a verdict may name nodes."""
+    is_deterministic: bool = False
+    """The same run fails in the same way, unless somebody changes it."""
+
+
+def meaning_of(cause: VerdictCause) -> VerdictCauseMeaning:
+    """What follows from a cause."""
+    match cause:
+        case "user_code" | "configuration" | "data":
+            return VerdictCauseMeaning(is_deterministic=True)
+        case "gpu" | "host" | "network" | "storage":
+            return VerdictCauseMeaning(may_be_of_node=True)
+        case "framework" | "scheduler" | "unknown":
+            return VerdictCauseMeaning()
+        case _:
+            assert_never(cause)
+
+
+VERDICT_CAUSES: tuple[VerdictCause, ...] = get_args(VerdictCause)
+NODE_CAUSES = frozenset(cause for cause in VERDICT_CAUSES if meaning_of(cause).may_be_of_node)
+DETERMINISTIC_CAUSES = frozenset(
+    cause for cause in VERDICT_CAUSES if meaning_of(cause).is_deterministic
+)
