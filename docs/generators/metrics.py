@@ -17,6 +17,7 @@ from everstep.bus.jetstream import JetStream
 from everstep.clock import SystemClock
 from everstep.observe.metrics import MetricRegistry
 from everstep.store.database import Database
+from everstep.store.job_removal import JobRemovals
 from everstep.store.log import FactLog
 from everstep_services.attribution.replica import AttributionReplica
 from everstep_services.attribution.settings import AttributionSettings
@@ -31,6 +32,7 @@ from everstep_services.history.notifications.service import Notifications
 from everstep_services.history.notifications.settings import NotifySettings
 from everstep_services.history.notifier import LogNotifier
 from everstep_services.history.projector import Projector
+from everstep_services.history.retention.service import JobRetention
 from everstep_services.history.settings import HistorySettings
 from everstep_services.rendezvous.service import Rendezvous
 from everstep_services.rendezvous.settings import RendezvousSettings
@@ -54,6 +56,13 @@ MEANINGS: Mapping[str, str] = {
     "everstep_history_retries_total": "Failures of the bus or the database.",
     "everstep_history_projecting": "1 while this replica writes the record.",
     "everstep_history_last_n": "How far the log reaches, as this replica knows.",
+    "everstep_history_retention_jobs_total": "Old jobs that this replica has removed.",
+    "everstep_history_retention_facts_total": "Their facts.",
+    "everstep_history_retention_rows_total": "Their rows in all tables, facts included.",
+    "everstep_history_retention_pages_total": "Transactions in which it was done.",
+    "everstep_history_retention_kept": "Old jobs that stay: pinned, labelled, or corrected.",
+    "everstep_history_retention_slowest_page_seconds": "The longest page, finding rows included.",
+    "everstep_history_retention_input_failures_total": "Unforeseen errors that were contained.",
     "everstep_notify_leading": "1 while this replica is the one that sends notifications.",
     "everstep_notify_open": "Notices that not every target has all of.",
     "everstep_notify_waiting": "Messages that wait to be sent, or to be sent again.",
@@ -233,6 +242,9 @@ def families() -> Iterator[Metric]:
     attribution = AttributionReplica(AttributionSettings(), {}, _bus(), SystemClock())
     metrics.watch("attribution", attribution.statistics)
     metrics.watch("history", _projector().statistics)
+    removals, bus = JobRemovals(cast("Database", None)), _bus()
+    retention = JobRetention(HistorySettings(), removals, bus, SystemClock(), bus.record)
+    metrics.watch("history_retention", retention.statistics)
     metrics.watch("history_beats", Beats(_bus(), SystemClock()).statistics)
     notifications = Notifications(NotifySettings(), _bus(), SystemClock())
     metrics.watch("notify", notifications.statistics)

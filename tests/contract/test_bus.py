@@ -332,6 +332,14 @@ async def test_a_blob_that_is_gone_says_so(bus: Bus, job: str) -> None:
         await bus.blobs.get(BlobRef(job=job, id="0" * 32, size_bytes=10, parts=1))
 
 
+async def test_the_blobs_of_a_job_are_removed(bus: Bus, job: str) -> None:
+    refs = [await bus.blobs.put(name, b"evidence" * 9) for name in (job, f"{job}-2")]
+    await bus.blobs.remove(job)
+    with pytest.raises(BlobMissingError):
+        await bus.blobs.get(refs[0])
+    assert await bus.blobs.get(refs[1]) == b"evidence" * 9
+
+
 async def test_blobs_stay_as_long_as_the_server_says(bus: Bus) -> None:
     assert await bus.blobs.keeps_s() == 30 * 86_400
 

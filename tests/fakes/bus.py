@@ -361,6 +361,10 @@ class MemoryBlobs:
             raise BlobMissingError(f"{ref} is gone")
         return self._server.blobs[ref]
 
+    async def remove(self, job: str) -> None:
+        for ref in [ref for ref in self._server.blobs if ref.job == job]:
+            del self._server.blobs[ref]
+
     async def keeps_s(self) -> float | None:
         return 30 * 86_400.0
 

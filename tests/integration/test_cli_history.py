@@ -1,6 +1,7 @@
 """Commands that ask the record: a story with a real history behind it, as text and as JSON."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -172,3 +173,23 @@ def test_files_of_this_node_come_first(run: Run, tmp_path: Path) -> None:
     assert run("logs", JOB, "--log-dir", str(tmp_path / "logs"))[1] == "node-2:2| from the file\n"
     code, out, _ = run("logs", JOB, "--log-dir", str(tmp_path / "logs"), "--round", "1")
     assert (code, out) == (0, "node-2:2| CUDA out of memory — „naïve“\n")
+
+
+def test_rounds_are_exported_as_cycle_info_of_nvrx(run: Run, tmp_path: Path) -> None:
+    """A file for each round, and a link to the newest, as tools for NVRx read them."""
+    folder = tmp_path / "info"
+    for _ in range(2):  # again: files of before are replaced
+        code, out, err = run("export", JOB, "--cycle-info", str(folder))
+        assert (code, "2 files" in out) == (0, True), err
+    names = sorted(path.name for path in folder.iterdir())
+    [current] = [name for name in names if name.endswith(".current")]
+    files = [name for name in names if name != current]
+    assert os.readlink(folder / current) == files[-1]
+    first, second = (json.loads((folder / name).read_text()) for name in files)
+    assert (first["cycle_number"], second["cycle_number"]) == (0, 1)
+    assert first["active_nodes"] == "node-[1-2]"
+    assert first["active_ranks"] == 4
+    assert first["cycle_start_time"].endswith("Z")
+    assert first["cycle_end_time"].endswith("Z")
+    assert second["cycle_end_time"] is None
+    assert run("export", JOB, "--cycle-info", str(folder), "--to", "x")[0] == Exit.USAGE

@@ -60,7 +60,7 @@ MODULES: Mapping[str, str] = {
 }
 """NVRx's modules, below its package, and ours below `trainer_sdk.nvrx`; empty for no names."""
 _ELSEWHERE: Mapping[str, str] = {
-    "attribution.trace_analyzer": "`everstep flight analyze` reads dumps of the flight recorder",
+    "attribution.trace_analyzer": "`everstep fr analyze` reads dumps of the flight recorder",
     "attribution": "`everstep why` has verdicts, and the service attribution makes them",
     "fault_tolerance": "`everstep run` is the launcher, and its agent watches the ranks",
     "inprocess": "a failed rank is restarted in its job, from a process that has imported torch; "

@@ -13,6 +13,7 @@ from everstep.bus.errors import BlobMissingError, BusConfigError, BusRefusedErro
 from everstep.bus.jetstream import TOO_MANY_PER_SUBJECT, JetStream
 from everstep.bus.topology import EVIDENCE_STREAM
 from everstep.hashing import hash_of
+from everstep.ids import checked_name
 from everstep.messages import BlobRef
 
 MAX_BLOB_BYTES = 32 * 1024 * 1024
@@ -64,6 +65,10 @@ class NatsBlobs:
                 )
             parts.append(stored.data)
         return await asyncio.to_thread(_opened, ref, b"".join(parts))
+
+    async def remove(self, job: str) -> None:
+        body = {"filter": f"es.blob.{checked_name('job', job)}.>"}
+        await self._jetstream.api(f"STREAM.PURGE.{EVIDENCE_STREAM}", body)
 
     async def keeps_s(self) -> float | None:
         stream = await self._jetstream.api(f"STREAM.INFO.{EVIDENCE_STREAM}")

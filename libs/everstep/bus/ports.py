@@ -143,6 +143,10 @@ class Blobs(Protocol):
         """Return the verified content; `BlobMissingError` when a part is missing or differs."""
         ...
 
+    async def remove(self, job: str) -> None:
+        """Remove all blobs of a job."""
+        ...
+
     async def keeps_s(self) -> float | None:
         """Return the seconds for which the server keeps a blob; None for ever."""
         ...

@@ -119,9 +119,19 @@ kept_blobs = Table(
     Column("body", LargeBinary),
     Column("absent", _TEXT),
     Index("ix_kept_blobs_kept_us", "kept_us"),
+    Index("ix_kept_blobs_job", "job"),
 )
 """Copies of small pieces of evidence, by the blob's id: the stream forgets them after a while.
 `body` is compressed by zlib, and null where `absent` says why there is no copy."""
+
+
+removals = Table(
+    "removals",
+    metadata,
+    Column("job", _TEXT, primary_key=True),
+    Column("begun_us", _INT, nullable=False),
+)
+"""Jobs that retention is removing; a row is deleted when nothing of its job is left."""
 
 
 def _projected(shape: ProjectedTable) -> Table:

@@ -9,13 +9,17 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
+from everstep import subjects
 from everstep.bus import BusSettings, connect, topology
 from everstep.clock import SystemClock
+from everstep.messages import Fact, kind_of
+from everstep.messages.codec import encode
 from everstep.observe.connections import ConnectionLimits
 from everstep.observe.http import serve_asgi
 from everstep.runtime import Parts
 from everstep.store.database import Database, StoreLimits, open_database
 from everstep.store.evidence_copies import EvidenceCopies
+from everstep.store.job_removal import JobRemovals
 from everstep.store.log import FactLog
 from everstep.store.queries import log_head
 from everstep.store.schema import upgrade
@@ -29,6 +33,7 @@ from everstep_services.history.notifications.settings import NotifySettings
 from everstep_services.history.notifier import LogNotifier
 from everstep_services.history.projections.fold import fold
 from everstep_services.history.projector import Projector
+from everstep_services.history.retention.service import JobRetention
 from everstep_services.history.settings import ApiSettings, HistorySettings
 
 _LAST_NOTE_WITHIN_S = 5.0
@@ -65,6 +70,11 @@ async def opened(
             EvidenceCopies(database), bus.blobs, notifier, clock=clock, most_bytes=most_bytes
         )
 
+        async def put_on_record(fact: Fact) -> None:
+            subject = subjects.fact(fact.job, kind_of(fact))
+            await bus.jetstream.publish(subject, encode(fact), {"Nats-Msg-Id": fact.id})
+
+        retention = JobRetention(settings, JobRemovals(database), bus, clock, put_on_record)
         limits = ConnectionLimits(
             most=api.max_connections,
             headers_within_s=api.headers_within_s,
@@ -80,6 +90,7 @@ async def opened(
                 projector.project_for_ever,
                 projector.poll_for_ever,
                 partial(copier.copy_for_ever, is_mine=lambda: projector.is_projecting),
+                partial(retention.remove_for_ever, is_mine=lambda: projector.is_projecting),
                 partial(job_metrics.refresh_for_ever, is_mine=lambda: projector.is_projecting),
                 context.auth.write_used_for_ever,
                 context.beats.hear_for_ever,
@@ -99,6 +110,7 @@ async def opened(
             statistics={
                 "history": projector.statistics,
                 "history_beats": context.beats.statistics,
+                "history_retention": retention.statistics,
                 "notify": notifications.statistics,
                 "bus": bus.statistics,
             },

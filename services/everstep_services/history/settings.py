@@ -41,6 +41,12 @@ class HistorySettings(Settings, frozen=True, kw_only=True):
     """The ends of failed ranks' logs, and evidence up to 128 KiB a piece, are copied into the
     database, up to this compressed size: then the oldest go. 0 copies none; they can be read as
     long as the bus has them."""
+    keep_jobs_days: int = 365
+    """A job whose last fact is older is removed: its facts, what is derived from them, its copies
+    of evidence, and what the bus still has of its output and evidence. 0 keeps all for ever."""
+    keep_labels: tuple[str, ...] = ("keep=true",)
+    """Jobs with one of these labels, each as `name=value`, stay; so do jobs with a pinned
+    checkpoint, and jobs with an incident whose cause a person has named."""
     poll_every_s: float = 0.5
     """How often a replica that does not write looks for what another has written."""
 
@@ -56,6 +62,8 @@ class HistorySettings(Settings, frozen=True, kw_only=True):
             "retry_first_s",
             "poll_every_s",
         )
+        if self.keep_jobs_days < 0:
+            raise ValueError(f"keep_jobs_days must not be negative, got {self.keep_jobs_days}")
         if self.keep_log_bytes < 0:
             raise ValueError(f"keep_log_bytes must not be negative, got {self.keep_log_bytes}")
         if self.batch_facts > 20_000:

@@ -71,7 +71,7 @@ for name in ("inprocess", "attribution.trace_analyzer.fr_attribution", "fault_to
     lines = python(code, aliases.FOLDER)[0].splitlines()
     assert len(lines) == 4
     assert all("has no counterpart in Everstep: " in line for line in lines)
-    assert "everstep flight analyze" in lines[1]
+    assert "everstep fr analyze" in lines[1]
     assert "everstep run" in lines[2]
 
 

@@ -1,0 +1,1 @@
+"""What is removed from the record, when, and at which pace."""
