@@ -203,6 +203,24 @@ def test_decisions_are_numbered_once_and_all_of_them_are_listed() -> None:
     assert sorted(listed) == files
 
 
+def test_the_first_page_shows_in_pictures_what_it_does() -> None:
+    """A killed rank on a timeline, an incident and slow ranks come before any list of links."""
+    page = (DOCS / "index.md").read_text(encoding="utf-8")
+    pictures = re.findall(r"^!\[(.{20,})\]\((images/[a-z-]+\.png)\)$", page, re.M)
+    assert len(pictures) >= 4
+    assert page.index("![") < page.index("\n|")
+    made = (ROOT / "docs/pictures.py").read_text(encoding="utf-8")
+    test = re.search(r'TEST = "([^:]+)::(\w+)"', made)
+    assert test is not None
+    source = (ROOT / test[1]).read_text(encoding="utf-8").partition(test[2])[2]
+    for picture in (DOCS / "images").iterdir():
+        assert picture.suffix == ".png"
+        name = picture.stem.removeprefix("dashboard-")
+        assert f'"{name}"' in source, f"nothing makes {picture.name} again"
+        texts = (text.read_text(encoding="utf-8") for text in WRITTEN)
+        assert any(picture.name in text for text in texts), f"no page shows {picture.name}"
+
+
 def test_pages_name_no_other_sites_for_what_a_browser_loads() -> None:
     config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert re.search(r"^  font: false\b", config, re.M)

@@ -197,10 +197,13 @@ async def test_the_heat_map_is_read_with_the_keyboard(site: Site) -> None:
 
 @pytest.mark.skipif(not PICTURES, reason="nobody wants pictures")
 async def test_pictures_of_the_guide(site: Site) -> None:
-    """`docs/images/dashboard-*.png` come from here."""
+    """`docs/images/dashboard-*.png` come from here, by `python docs/pictures.py`."""
     async with logged_in(site, 1120) as page:
-        for name in ("fleet", "job", "incident"):
+        for name in ("fleet", "job", "incident", "ranks", "stragglers"):
             await page.set_viewport_size({"width": 1120, "height": 760})
             await page.goto(PAGES[name])
             await page.wait_for_selector("#live[data-state=on]")
+            if name == "ranks":
+                await page.wait_for_selector("#heat-map[data-drawn]")
+                await page.evaluate("scrollTo(0, document.querySelector('#heat').offsetTop - 70)")
             await keep(page, f"dashboard-{name}", is_whole=False)
