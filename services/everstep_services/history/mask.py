@@ -12,7 +12,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from everstep.archive import BadArchiveError, Member, is_archive, pack, unpack
+from everstep.archive import ArchiveMember, BadArchiveError, is_archive, pack, unpack
 from everstep.observe.redaction import redact, redact_json
 
 _STREAM = "text/event-stream"
@@ -47,7 +47,9 @@ def _mask_archive(data: bytes) -> bytes:
         archive = unpack(data)
     except BadArchiveError:
         return data
-    members = [Member(file.rank, file.suffix, mask_file(file.content)) for file in archive.members]
+    members = [
+        ArchiveMember(file.rank, file.suffix, mask_file(file.content)) for file in archive.members
+    ]
     if members == list(archive.members) and not any(map(_is_secret, archive.missing.values())):
         return data
     return pack(members, {rank: redact(why) for rank, why in archive.missing.items()})

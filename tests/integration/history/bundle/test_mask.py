@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 import httpx2
 import msgspec
 
-from everstep.archive import Member, pack
+from everstep.archive import ArchiveMember, pack
 from everstep.archive import unpack as unpack_archive
 from everstep.clock import SystemClock
 from everstep.messages import BlobRef, Fact
@@ -199,14 +199,14 @@ def test_evidence_in_archives_is_masked_and_binary_files_stay() -> None:
     """A13.5."""
     remember_secret(KNOWN)
     members = [
-        Member(0, "txt", PLANTED.encode()),
-        Member(1, "json", msgspec.json.encode({"password": "Hunter22Json"})),
-        Member(2, "pickle", b"\x80\x04Hunter22"),
+        ArchiveMember(0, "txt", PLANTED.encode()),
+        ArchiveMember(1, "json", msgspec.json.encode({"password": "Hunter22Json"})),
+        ArchiveMember(2, "pickle", b"\x80\x04Hunter22"),
     ]
     packed = mask_file(pack(members, {3: PLANTED}))
     archive = unpack_archive(packed)
     assert [found(one.content) for one in archive.members] == [[], [], []]
     assert archive.members[2].content == b"\x80\x04Hunter22"
     assert found(archive.missing[3]) == []
-    safe = pack([Member(0, "txt", b"calm")], {})
+    safe = pack([ArchiveMember(0, "txt", b"calm")], {})
     assert mask_file(safe) is safe

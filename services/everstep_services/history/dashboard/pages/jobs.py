@@ -9,7 +9,7 @@ from everstep_services.history.dashboard import drawings
 from everstep_services.history.dashboard.formats import moment
 from everstep_services.history.dashboard.pages.page import Page, filters, without_cursor
 from everstep_services.history.dashboard.progress import eta, reported_values, step_times
-from everstep_services.history.dashboard.rest import Answer, Reader, path_of, together
+from everstep_services.history.dashboard.rest import Reader, RestAnswer, path_of, together
 
 _STATES = (
     "running", "starting", "forming", "restarting", "waiting", "idle", "done", "failed", "stopped",
@@ -81,6 +81,6 @@ async def one(reader: Reader, request: Request) -> Page:
     )
 
 
-def _items(answer: Answer) -> Sequence[Mapping[str, Any]]:
+def _items(answer: RestAnswer) -> Sequence[Mapping[str, Any]]:
     items: Sequence[Mapping[str, Any]] = () if answer.data is None else answer.data["items"]
     return items
