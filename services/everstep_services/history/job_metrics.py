@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from sqlalchemy import Select, func, or_, select
 
-from everstep.bus.containment import Containment
+from everstep.bus.input_failures import InputFailures
 from everstep.clock import Clock
 from everstep.store import tables
 from everstep.store.database import Database
@@ -34,7 +34,10 @@ GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "ranks": ("Ranks in the newest round.", ()),
     "step": ("The last step that was reported.", ()),
     "total_steps": ("Where the training ends, if the script reported it.", ()),
-    "progress_age_seconds": ("How long ago any fact about the job was received.", ()),
+    "progress_age_seconds": (
+        "How long ago steps were last reported; agents report each minute.",
+        (),
+    ),
     "stragglers": ("Slow ranks that are not cleared.", ()),
     "incidents_open": ("Incidents that are not closed.", ()),
     "goodput_ratio": ("The productive share of the allocations' time in a window.", ("window",)),
@@ -76,7 +79,7 @@ class JobMetrics(Collector):
         self._goodput = goodput
         self._clock = clock
         self._values = _Values()
-        self._contained = Containment("metrics of jobs")
+        self._input_failures = InputFailures("metrics of jobs")
 
     async def refresh_for_ever(self, *, is_mine: Callable[[], bool]) -> None:
         """A loop. A replica that stands by shows no jobs, so that none is counted twice."""
@@ -86,7 +89,7 @@ class JobMetrics(Collector):
             except StoreError as error:
                 log.warning("job_metrics_not_read error=%s", error)
             except Exception as error:  # noqa: BLE001  a fact must not end the whole service
-                self._contained.note("metrics of jobs", error)
+                self._input_failures.note("metrics of jobs", error)
             await self._clock.sleep(_EVERY_S)
 
     async def refresh(self) -> None:
@@ -186,7 +189,7 @@ def _add_job(values: _Values, row: Record, now_us: int) -> None:
     values.add("ranks", job, row["world_size"])
     values.add("step", job, row["last_step"])
     values.add("total_steps", job, row["total_steps"])
-    values.add("progress_age_seconds", job, _age_s(row["updated_us"], now_us))
+    values.add("progress_age_seconds", job, _age_s(row["stepped_us"], now_us))
     for name in ("restarts", "stalls", "nodes_lost", "lost_steps"):
         values.add(name, job, row[name] or 0)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.archive import Member
+from everstep.archive import ArchiveMember
 from everstep.clock import Clock
 from everstep_services.agent.collectors.collection import (
     EvidenceFound,
@@ -84,18 +84,18 @@ class StacksReader:
     async def _read(self, rank: RankSeen, *, is_native: bool) -> RankPiece:
         if not self._program:
             raise NothingFoundError("py-spy is not installed: pip install 'everstep[agent]'")
-        said = ""
+        errors = ""
         for _ in range(_TRIES):
             how = "--native" if is_native else "--nonblocking"
-            code, output, said = await _run(
+            code, output, errors = await _run(
                 self._program, "dump", "--pid", str(rank.pid), "--json", "--full-filenames", how
             )
             if code == 0:
                 return _piece(rank.rank, output)
-            if _FORBIDDEN in said.lower():
+            if _FORBIDDEN in errors.lower():
                 break
             is_native = False  # a stopped process cannot be stopped again
-        raise NothingFoundError(_reason(said))
+        raise NothingFoundError(_reason(errors))
 
 
 def find_program() -> str:
@@ -112,11 +112,13 @@ async def _run(*command: str) -> tuple[int, bytes, str]:
     try:
         assert process.stdout is not None
         assert process.stderr is not None
-        output, said = await asyncio.gather(_bounded(process.stdout), _bounded(process.stderr))
+        output, error_text = await asyncio.gather(
+            _bounded(process.stdout), _bounded(process.stderr)
+        )
         code = await process.wait()
     finally:
         await _end(process)
-    return code, output, said.decode(errors="replace")
+    return code, output, error_text.decode(errors="replace")
 
 
 async def _bounded(stream: asyncio.StreamReader) -> bytes:
@@ -148,7 +150,7 @@ def _piece(rank: int, output: bytes) -> RankPiece:
     holds = any(thread.owns_gil for thread in threads)
     return RankPiece(
         _where(threads) + (", holds the interpreter's lock" if holds else ""),
-        Member(rank, "json", msgspec.json.encode(threads)),
+        ArchiveMember(rank, "json", msgspec.json.encode(threads)),
     )
 
 
@@ -169,13 +171,13 @@ async def _by_its_own(rank: RankSeen, within_s: float, why: str) -> RankPiece:
         text = await answer(rank.folder, "dump_traceback", within_s)
     except TorchServerError as error:
         raise NothingFoundError(f"{why}; and its own traceback: {error}") from error
-    member = Member(rank.rank, "txt", text[:_MOST_BYTES])
+    member = ArchiveMember(rank.rank, "txt", text[:_MOST_BYTES])
     return RankPiece(f"its own traceback, as {why}", member)
 
 
-def _reason(said: str) -> str:
+def _reason(errors: str) -> str:
     """The error of py-spy, without its own stack."""
-    if _FORBIDDEN in said.lower():
+    if _FORBIDDEN in errors.lower():
         return "py-spy may not read it (ptrace is forbidden): see `everstep check ptrace`"
-    told = said.partition("Stack backtrace:")[0].replace("Caused by:", "")
+    told = errors.partition("Stack backtrace:")[0].replace("Caused by:", "")
     return f"py-spy: {' '.join(told.removeprefix('Error: ').split())[:200] or 'it said nothing'}"
