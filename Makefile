@@ -35,6 +35,8 @@ test: $(VENV)/.has-test  ## All tests but the minutes-long ones; real NATS, real
 
 test-all: $(VENV)/.has-test $(VENV)/azurite/.has-$(AZURITE)  ## All tests that need no GPU; those of az:// where npm is
 	@$(IN_VENV)pytest -n $(JOBS) -m "not gpu" --hypothesis-profile=chaos
+	@if [ "$(COMPOSE_RUN)" != tools/with-compose ] || docker info >/dev/null 2>&1; then $(MAKE) test-compose; \
+	else echo "compose.yaml was not run: there is no container engine"; fi
 
 test-compose: export EVERSTEP_TEST_COMPOSE := 1
 test-compose: export COMPOSE_PROJECT_NAME := everstep-test

@@ -1,4 +1,4 @@
-"""What can end a round, and all that follows from each cause: the one table of incident causes.
+"""The table of incident causes: what can end a round, and all that follows from each cause.
 
 The words are those of `round_ended.cause` and `incident_opened.trigger`, which stay open on the
 wire; `meaning_of` closes the set. To add a cause, add a member to `IncidentCause` and a row to
@@ -36,7 +36,7 @@ CONSEQUENCE, PLAIN, NODE = 1, 2, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CauseMeaning:
-    """What follows from one cause."""
+    """The consequences of one cause."""
 
     fault: tuple[Party, ...] = ()
     """Whom the cause alone points at, before any evidence is read; empty for nobody."""
@@ -56,7 +56,7 @@ class CauseMeaning:
 
 
 def meaning_of(cause: str) -> CauseMeaning:
-    """What follows from a cause; a word that this release does not know means what `other` does."""
+    """The consequences of a cause; a word that this release does not know means `other`."""
     return _TABLE[cause if is_cause(cause) else "other"]
 
 

@@ -5,7 +5,7 @@ import random
 import msgspec
 import pytest
 
-from everstep.bus.compression import COMPRESSED_ABOVE_BYTES
+from everstep.bus.documents import COMPRESSED_ABOVE_BYTES
 from everstep.bus.ports import Bus
 from tests.unit.rendezvous.documents import round_document
 

@@ -12,8 +12,8 @@ from trainer_sdk.checkpoint.storage import Storage, StorageError, storage_for
 from trainer_sdk.checkpoint.storage.checkpoints import (
     PINNED,
     QUARANTINED,
+    CheckpointMark,
     GoneError,
-    Mark,
     look,
     mark,
     owner_of,
@@ -101,12 +101,12 @@ def test_marks_stand_beside_the_manifest_until_they_are_taken_back(
     storage: Storage, place: str
 ) -> None:
     save(place, JOB, 100)
-    mark(storage, 100, PINNED, Mark(by="ann", reason="paper"))
-    mark(storage, 100, QUARANTINED, Mark(cause="operator"))
+    mark(storage, 100, PINNED, CheckpointMark(by="ann", reason="paper"))
+    mark(storage, 100, QUARANTINED, CheckpointMark(cause="operator"))
     one = look(storage, 100)
     assert one is not None
-    assert one.pinned == Mark(by="ann", reason="paper")
-    assert one.quarantined == Mark(cause="operator")
+    assert one.pinned == CheckpointMark(by="ann", reason="paper")
+    assert one.quarantined == CheckpointMark(cause="operator")
     unmark(storage, 100, PINNED)
     storage.put(f"{step_name(100)}/{QUARANTINED}", [b"not json"])
     one = look(storage, 100)
@@ -123,15 +123,20 @@ def test_a_mark_of_what_has_just_been_removed_is_in_nobodys_way(
     one = look(storage, 100)
     assert one is not None
     storage.remove(step_name(100))
-    quarantine(storage, one, Mark(cause="operator"))
+    quarantine(storage, one, CheckpointMark(cause="operator"))
     with suppress(MissingError):
-        mark(storage, 100, QUARANTINED, Mark(cause="operator", manifest_hash=one.manifest_hash))
+        mark(
+            storage,
+            100,
+            QUARANTINED,
+            CheckpointMark(cause="operator", manifest_hash=one.manifest_hash),
+        )
     assert stored_checkpoints(storage) == []
     if isinstance(storage, Folder):
         assert storage.folders() == []
-        assert not quarantine(storage, one, Mark(cause="operator"))
+        assert not quarantine(storage, one, CheckpointMark(cause="operator"))
         with pytest.raises(MissingError):
-            mark(storage, 100, PINNED, Mark(by="ann"))
+            mark(storage, 100, PINNED, CheckpointMark(by="ann"))
         storage.put("hidden/manifest.json", [b"{}"])
         assert storage.publish("hidden", step_name(100))
     save(place, JOB, 100, size=5)

@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
+
 from tests.e2e.ports import free_port
-from tests.e2e.processes import ROOT, environment
+from tests.e2e.processes import ROOT, environment, kill_all, tagged
 from tests.waiting import until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "srun")
@@ -25,12 +27,12 @@ SlurmctldPort={control_port}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 CredType=cred/munge
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool/%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 SwitchType=switch/none
 MpiDefault=none
@@ -43,9 +45,11 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
 KillWait={grace_s}
+KillOnBadExit=1
+WaitTime=1
 OverTimeLimit=0
 JobRequeue=1
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={node_port} CPUs=4 RealMemory=500
+{nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -65,6 +69,8 @@ class Slurm:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.daemons: dict[str, subprocess.Popen[bytes]] = {}
+        """The daemon of each node."""
         self.environ = {
             **environment(folder, folder.name),
             "SLURM_CONF": str(folder / "slurm.conf"),
@@ -90,13 +96,26 @@ class Slurm:
             *("--export=NONE", *options, str(path)),
         )
 
+    def requeue(self, job: str) -> None:
+        self.call("scontrol", "requeue", job)
+
+    def kill_node(self, node: str) -> None:
+        """End a node with all of its processes: its daemon is not the parent of its tasks."""
+        victims = {self.daemons[node].pid}
+        for pid in {*tagged(node, "SLURMD_NODENAME")} & {*tagged(self.folder.name)}:
+            victims.add(pid)
+            with suppress(psutil.NoSuchProcess):
+                parents = psutil.Process(pid).parents()
+                victims |= {each.pid for each in parents if each.name() == "slurmstepd"}
+        kill_all(list(victims))
+
     def said(self) -> str:
         path = self.folder / "job.out"
         return path.read_text(errors="replace") if path.exists() else ""
 
 
 @contextmanager
-def running_slurm(folder: Path) -> Iterator[Slurm]:
+def running_slurm(folder: Path, nodes: int = 1) -> Iterator[Slurm]:
     """It runs until the end, with all of its daemons."""
     slurm = Slurm(folder)
     for name in ("state", "spool"):
@@ -104,12 +123,17 @@ def running_slurm(folder: Path) -> Iterator[Slurm]:
     key = folder / "munge.key"
     key.write_bytes(os.urandom(128))
     key.chmod(0o600)
+    host, names = socket.gethostname().split(".")[0], [f"n{each + 1}" for each in range(nodes)]
     config = _CONFIG.format(
-        host=socket.gethostname().split(".")[0],
+        host=host,
         user=pwd.getpwuid(os.geteuid()).pw_name,
         folder=folder,
         control_port=free_port(),
-        node_port=free_port(),
+        nodes="\n".join(
+            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs=4 "
+            f"RealMemory=500"
+            for name in names
+        ),
         grace_s=GRACE_S,
     )
     (folder / "slurm.conf").write_text(config)
@@ -128,17 +152,21 @@ def running_slurm(folder: Path) -> Iterator[Slurm]:
         )
         until((folder / "munge.socket").exists, "munged listens")
         start("slurmctld", "-D", "-c")
-        start("slurmd", "-D", "-c", "-N", "n1")
+        for name in names:
+            start("slurmd", "-D", "-c", "-N", name)
+            slurm.daemons[name] = daemons[-1]
         until(
             lambda: slurm.call("sinfo", "-h", "-t", "idle", "-o", "%D"),
-            "the node is idle",
-            holds="1".__eq__,
+            "all nodes are idle",
+            holds=str(nodes).__eq__,
             despite=AssertionError,
         )
         yield slurm
     finally:
         with suppress(AssertionError):  # it has just ended
-            for job in slurm.call("squeue", "-h", "-o", "%i").split() if len(daemons) == 3 else ():
+            for job in (
+                slurm.call("squeue", "-h", "-o", "%i").split() if len(daemons) == 2 + nodes else ()
+            ):
                 slurm.call("scancel", "--signal=KILL", "--full", job)
         for daemon in reversed(daemons):
             daemon.terminate()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from everstep.bus.auth.accounts import Operator
-from everstep.bus.auth.keys import Key, Kind
+from everstep.bus.auth.keys import Key, KeyKind
 from everstep.bus.auth.login import write_private
 from everstep.bus.auth.roles import SERVICE, agents_name
 from tests.e2e.cluster import Agent, Cluster
@@ -58,7 +58,7 @@ def test_a_bus_whose_name_nobody_knows(cluster: Cluster) -> None:
 def test_wrong_credentials(cluster: Cluster, shared_up: Up) -> None:
     login = cluster.folder / "of-another-operator.creds"
     name = agents_name(cluster.job)
-    write_private(login, Operator(Key.new(Kind.OPERATOR)).login(name).text())
+    write_private(login, Operator(Key.new(KeyKind.OPERATOR)).login(name).text())
     agent = on_bus(cluster, shared_up.running.bus, login)
     assert agent.wait() == 2
     assert str(login) in one_line(agent)

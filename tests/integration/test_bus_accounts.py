@@ -23,7 +23,7 @@ from nats.aio.msg import Msg
 from everstep import subjects
 from everstep.bus import BusSettings, connect, topology
 from everstep.bus.auth.accounts import Operator, _login
-from everstep.bus.auth.keys import Kind
+from everstep.bus.auth.keys import KeyKind
 from everstep.bus.auth.roles import AGENTS_ASK, SERVICE, User, agents_name
 from everstep.bus.client import NatsBus
 from everstep.bus.nats_patches import settle
@@ -245,7 +245,7 @@ async def test_whoever_may_say_anything_in_a_jobs_account_reaches_no_other(
 
 def login_without_bounds(operator: Operator) -> str:
     """A login in the account of job A that the account's own key has signed: it has no scope."""
-    account = operator._key.derived(Kind.ACCOUNT, f"job {A}")
+    account = operator._key.derived(KeyKind.ACCOUNT, f"job {A}")
     everything = User((">",), (">",))
     return _login(account, account.public, agents_name(A), 600, everything).text()
 

@@ -10,7 +10,7 @@ import pytest
 from everstep.bus import BusSettings, connect
 from everstep.bus.auth.accounts import LoginRefusedError, Operator
 from everstep.bus.auth.job_access import admit, agents_login, cut_off, login_file
-from everstep.bus.auth.keys import Key, Kind, claims_of
+from everstep.bus.auth.keys import Key, KeyKind, claims_of
 from everstep.bus.auth.login import read_credentials
 from everstep.bus.errors import BusConfigError, BusDeniedError, BusUnreachableError
 from everstep.bus.server.config import renew_accounts
@@ -146,7 +146,7 @@ def test_logins_are_made_anew_before_they_end_and_by_another_operator(tmp_path: 
     longer = made(operator, valid_s=30 * 86400)
     assert longer != first, "it does not last half as long as it is to"
     assert made(operator) == longer
-    assert made(Operator(Key.new(Kind.OPERATOR))) != longer
+    assert made(Operator(Key.new(KeyKind.OPERATOR))) != longer
     assert (tmp_path / "agent-x.creds").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "keys" / "operator.seed").stat().st_mode & 0o777 == 0o600
 

@@ -24,7 +24,7 @@ from trainer_sdk.checkpoint.storage import Storage, storage_for
 from trainer_sdk.checkpoint.storage.checkpoints import (
     PINNED,
     QUARANTINED,
-    Mark,
+    CheckpointMark,
     look,
     mark,
     quarantine,
@@ -39,7 +39,7 @@ from trainer_sdk.checkpoint.writer.protocol import WriteState
 from trainer_sdk.checkpoint.writer.publication import settle
 
 FIRST, SECOND = {"a": torch.zeros(300)}, {"a": torch.ones(300)}
-NAN = Mark(by="rank 0", reason="the loss was NaN", cause="nan_after_load")
+NAN = CheckpointMark(by="rank 0", reason="the loss was NaN", cause="nan_after_load")
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_what_is_quarantined_makes_room_and_is_kept_for_people(root: str, folder
     assert before is not None
     assert quarantine(storage, before, NAN)
     assert not quarantine(storage, look(storage, 5) or before, NAN)
-    mark(storage, 5, PINNED, Mark(by="ann", reason="evidence"))
+    mark(storage, 5, PINNED, CheckpointMark(by="ann", reason="evidence"))
 
     ranks = ranks_save(folder, root, 2, SECOND)
     assert [names(one).count("finalized") for one in ranks] == [1, 1]

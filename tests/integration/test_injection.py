@@ -14,7 +14,7 @@ from everstep_services.agent.injection.service import RankChannel
 from everstep_services.agent.ranks.protocol import RankGone, RankRuns, RankSaid
 from tests.integration.scripts.rig import Node, opened
 from tests.waiting import WITHIN_S, until_async
-from trainer_sdk.inject.catalogue import BadFaultError, fault_request
+from trainer_sdk.inject.catalog import BadFaultError, fault_request
 from trainer_sdk.page import PageReading, PageView
 from trainer_sdk.wire import Injected
 
@@ -176,7 +176,7 @@ async def test_a_plan_in_the_environment_is_followed_at_its_step_and_told_first(
     planned = "exit@4:amount=9,rank=1; exit@4:amount=8,rank=0,round=2"
     await node.start(2, EVERSTEP_INJECTION="1", EVERSTEP_INJECT=planned, EVERSTEP_ROUND="1")
     (said,) = await node.next(RankSaid)
-    assert said.said == Injected(round=1, rank=1, fault="exit")
+    assert said.message == Injected(round=1, rank=1, fault="exit")
     (gone,) = await node.next(RankGone)
     assert (gone.rank, gone.code) == (1, 9)
     assert page(node, 1).step == 4

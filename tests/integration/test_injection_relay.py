@@ -17,7 +17,7 @@ from everstep_services.agent.injection.relay import (
     without_others,
 )
 from tests.waiting import until_async
-from trainer_sdk.inject.catalogue import BadFaultError, fault_request
+from trainer_sdk.inject.catalog import BadFaultError, fault_request
 
 HELLO = b'INFO {"server_id": "x", "connect_urls": ["10.0.0.2:4222"]}\r\n'
 Way = tuple[Relay, str, int]

@@ -18,7 +18,7 @@ from tests.unit.rendezvous.world import spec
 from tests.waiting import until_async
 from trainer_sdk.checkpoint.image_folder import mark_image
 from trainer_sdk.checkpoint.manifest import INDEX
-from trainer_sdk.checkpoint.storage.checkpoints import Mark
+from trainer_sdk.checkpoint.storage.checkpoints import CheckpointMark
 
 
 async def test_who_asks_the_catalog_is_obeyed_by_the_agent_that_has_the_image(
@@ -41,7 +41,7 @@ async def test_who_asks_the_catalog_is_obeyed_by_the_agent_that_has_the_image(
             node.keep.begins(order(0))
             index = node.save(0, 20)
             place = tmp_path / "n0" / "own" / "rank-0" / "a"
-            mark_image(place, index.identity, Mark(reason="the loss is nan"))
+            mark_image(place, index.identity, CheckpointMark(reason="the loss is nan"))
 
             ask = ChangeCheckpoint(
                 job=JOB, step=20, action="release", tier="memory", by="ann", reason="bad data"

@@ -24,7 +24,7 @@ from everstep_services.rendezvous.domain.replica_placement import Cliques, Repli
 from tests.integration.replica_nodes import JOB, PATIENT, SIZE, Node, made, order, running, state_of
 from tests.waiting import until_async
 from trainer_sdk.checkpoint.image_folder import mark_image
-from trainer_sdk.checkpoint.storage.checkpoints import Mark
+from trainer_sdk.checkpoint.storage.checkpoints import CheckpointMark
 
 
 async def test_a_state_is_sent_to_its_keeper_and_fetched_from_there(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ async def test_an_image_that_is_released_is_restored_and_fetched_again(tmp_path:
         identity = owner.save(0, 10).identity
         owner.save(0, 20, buffer="b")
         place = owner.folder / "own" / "rank-0" / "a"
-        mark_image(place, identity, Mark(reason="nan", failed_at=11))
+        mark_image(place, identity, CheckpointMark(reason="nan", failed_at=11))
         about: dict[str, Any] = {"id": "1" * 32, "job": JOB, "round": 1, "reason": "", "by": "ann"}
         owner.keep.ask(ReleaseImages(**about, step=20))
         release = ReleaseImages(**about, step=10)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.bus.compression import packed
+from everstep.bus.documents import packed
 from everstep.messages import (
     MAX_MESSAGE_BYTES,
     CheckpointRestored,
@@ -29,14 +29,13 @@ from everstep_services.catalog.domain.facts import apply
 from everstep_services.catalog.domain.files import compare
 from everstep_services.catalog.domain.index import Index
 from everstep_services.catalog.domain.places import located
-from everstep_services.catalog.domain.replication import judge, repairs
+from everstep_services.catalog.domain.replication import judge, repairs, survivable
 from everstep_services.catalog.domain.retention import RetentionRules, judged, last_good
 from everstep_services.catalog.domain.schedule import ReadBackRules, rules_for, to_verify
-from everstep_services.catalog.domain.survival import survivable
 from tests.integration.catalog_replicas import formed, stored
 from tests.unit.history.facts import make
 from trainer_sdk.checkpoint.manifest import Identity, Manifest, ShardFile
-from trainer_sdk.checkpoint.storage.checkpoints import Mark, StoredCheckpoint
+from trainer_sdk.checkpoint.storage.checkpoints import CheckpointMark, StoredCheckpoint
 
 JOB = "llama"
 BEGAN = datetime(2026, 11, 21, 7, 0, tzinfo=UTC)
@@ -300,7 +299,11 @@ def test_files_bring_what_facts_have_lost_and_keep_what_is_known() -> None:
 def test_what_the_files_mark_is_marked_and_their_lack_unmarks_nothing() -> None:
     pinned = make("checkpoint_pinned", job=JOB, step=100, by="ann", reason="paper", round=None)
     made = index(committed(100), pinned)
-    marked = seen(200, pinned=Mark(by="bob"), quarantined=Mark(reason="NaN", failed_at=207))
+    marked = seen(
+        200,
+        pinned=CheckpointMark(by="bob"),
+        quarantined=CheckpointMark(reason="NaN", failed_at=207),
+    )
     compare(made, "/ckpt", [marked, seen(100)], now())
     known = {one.step: one for one in made.known.values()}
     assert (known[100].pinned_by, known[200].pinned_by) == ("ann", "bob")

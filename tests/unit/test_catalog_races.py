@@ -36,7 +36,11 @@ from tests.integration.catalog_replicas import QUICK, at_work, committed
 from tests.waiting import until_async
 from trainer_sdk.checkpoint.manifest import Identity, Manifest, step_name
 from trainer_sdk.checkpoint.storage import checkpoints, storage_for
-from trainer_sdk.checkpoint.storage.checkpoints import Mark, StoredCheckpoint, stored_checkpoints
+from trainer_sdk.checkpoint.storage.checkpoints import (
+    CheckpointMark,
+    StoredCheckpoint,
+    stored_checkpoints,
+)
 from trainer_sdk.checkpoint.storage.folder import Folder
 
 JOB = "llama"
@@ -326,7 +330,7 @@ def test_a_mark_on_one_that_is_too_old_to_be_known_is_passed_over() -> None:
     def seen(step: int) -> StoredCheckpoint:
         identity = Identity(job=JOB, round=1, step=step, world_size=1, layout="l")
         manifest = Manifest(identity=identity, files=(), saved_at="")
-        mark = None if step else Mark(reason="NaN")
+        mark = None if step else CheckpointMark(reason="NaN")
         return StoredCheckpoint(step, f"/ckpt/{step_name(step)}", manifest, "h", quarantined=mark)
 
     index = Index(JOB, CheckpointsDocument())

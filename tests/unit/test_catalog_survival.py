@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.messages import Holding
-from everstep_services.catalog.domain.survival import current, step_held, survivable
+from everstep_services.catalog.domain.replication import current, step_held, survivable
 
 
 def whole(slot: int, holder: str, *, step: int = 100, round_: int = 1) -> Holding:

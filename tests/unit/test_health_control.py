@@ -17,8 +17,7 @@ from everstep_services.health.nodes.control import (
     with_exclusion,
     without_exclusion,
 )
-from everstep_services.health.nodes.register import NodeRegister
-from everstep_services.health.nodes.standings import standings
+from everstep_services.health.nodes.register import NodeRegister, standings
 from tests.unit.health_nodes import SETTINGS, Nodes, failed
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)

@@ -22,11 +22,11 @@ import warnings
 from collections.abc import Iterator, MutableMapping
 from typing import Any
 
-from trainer_sdk.bootstrap import process_setup, process_title
+from trainer_sdk.bootstrap import process_setup
 from trainer_sdk.bootstrap.deferred_signals import HELD
 from trainer_sdk.bootstrap.import_watch import ImportWatch
 from trainer_sdk.bootstrap.preload import preload, why_unsafe
-from trainer_sdk.bootstrap.thread_counts import restore_threads
+from trainer_sdk.bootstrap.process_setup import restore_threads
 from trainer_sdk.wire import (
     Channel,
     ForgePlan,
@@ -164,7 +164,7 @@ def _become_rank(
     process_setup.python_signals()
     _draw_new_seeds(imports)
     _reset_modules()
-    process_title.show(plan.command, sys.executable)
+    process_setup.show_title(plan.command, sys.executable)
     restore_threads(was, environ)
 
 

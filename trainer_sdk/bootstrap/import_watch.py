@@ -20,7 +20,7 @@ from trainer_sdk.wire import Unfit
 
 _Environ: Any = type(os.environb)
 _HANDLED = frozenset({"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS"})
-"""Libraries in C read these, too; `thread_counts` sets the rank's own values."""
+"""Libraries in C read these, too; `process_setup` sets the rank's own values."""
 _LONGEST_NAME = 200
 _MOMENT = re.compile(
     r"20\d\d[-_.]?[01]\d[-_.]?[0-3]\d[-_ T.]{0,2}[0-2]\d[-_:.h]?[0-5]\d|(?<!\d)1\d{9}(?!\d)"

@@ -1,9 +1,18 @@
-"""The steps that make a forked process a rank: session, signals, streams, death with its parent."""
+"""The steps that make a forked process a rank.
 
+They concern its session, signals, streams, death with its parent, the title that `ps` shows, and
+the numbers of threads that a fresh process would have.
+"""
+
+import ctypes
 import os
 import signal
+import struct
 import sys
 import time
+from collections.abc import Mapping
+
+from trainer_sdk.wire import RankCommand
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,8 +75,6 @@ def die_with(parent: int, *, born_of: int) -> None:
 
 
 def _die_with_parent() -> None:
-    import ctypes  # a cold rank must not load it
-
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
@@ -76,3 +83,95 @@ def refuse(text: str) -> None:
     sys.stderr.write(f"everstep: {text}\n")
     sys.stderr.flush()
     os._exit(_NOT_OURS)
+
+
+TITLE_PADDING = "-" * 1024
+"""The forge's last argument: a title cannot be longer than the original arguments."""
+
+_ARG_START = 45  # counted after the command's name in /proc/PID/stat
+_ARG_END = 46
+_PR_SET_MM = 35
+_PR_SET_MM_MAP = 14
+_FIELDS = (23, 24, 42, 43, 44, -1, 25, 45, 46, 47, 48)
+"""The fields of /proc/PID/stat that the kernel needs; the end of the heap (-1) is not there."""
+_HEAP_END, _ARGUMENTS = 5, 7
+
+_kept: "ctypes.Array[ctypes.c_char] | None" = None
+"""The memory from which the kernel reads the title."""
+
+
+def show_title(command: RankCommand, python: str) -> None:
+    """Show this command as the arguments of this process."""
+    with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
+        fields = file.read().rpartition(")")[2].split()
+    start, end = int(fields[_ARG_START]), int(fields[_ARG_END])
+    size = end - start
+    if start == 0 or size < len(TITLE_PADDING):
+        return  # the process was started without the padding: there is no room for a title
+    module = ["-m"] if command.kind == "module" else []
+    words = [python, *module, command.target, *command.arguments]
+    text = "\0".join(words).encode(errors="surrogateescape")
+    if not _point_to(text + b"\0", fields):
+        ctypes.memmove(start, text[: size - 1].ljust(size, b"\0"), size)
+
+
+def _point_to(text: bytes, fields: list[str]) -> bool:
+    """Make the kernel read the arguments from `text`; False if the kernel does not support that."""
+    global _kept  # noqa: PLW0603  as long as the process
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.sbrk.restype = ctypes.c_void_p
+    kept = ctypes.create_string_buffer(text, len(text))
+    words = [int(fields[index]) for index in _FIELDS]
+    words[_HEAP_END] = libc.sbrk(ctypes.c_ssize_t(0)) or 0
+    words[_ARGUMENTS] = ctypes.addressof(kept)
+    words[_ARGUMENTS + 1] = words[_ARGUMENTS] + len(text)
+    no_auxv, same_program = (0, 0), 0xFFFFFFFF
+    layout = struct.pack("=11QQII", *words, *no_auxv, same_program)
+    if libc.prctl(
+        _PR_SET_MM, _PR_SET_MM_MAP, layout, ctypes.c_ulong(len(layout)), ctypes.c_ulong(0)
+    ):
+        return False
+    _kept = kept
+    return True
+
+
+_PREFIXES = ("", "scipy_")
+_SUFFIXES = ("", "64_")
+
+
+def restore_threads(forge: Mapping[str, str], rank: Mapping[str, str]) -> None:
+    """Set the rank's own values in libraries, which have read the forge's variables."""
+    torch = sys.modules.get("torch")
+    wanted = _number(rank, "OMP_NUM_THREADS")
+    if torch is not None and wanted and forge.get("OMP_NUM_THREADS") != rank["OMP_NUM_THREADS"]:
+        torch.set_num_threads(wanted)
+    blas = (
+        _number(rank, "OPENBLAS_NUM_THREADS")
+        or _number(rank, "GOTO_NUM_THREADS")
+        or wanted
+        or len(os.sched_getaffinity(0))
+    )
+    if blas > 1:  # the forge has 1
+        for path in _openblas():
+            _set(path, blas)
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    value = environ.get(name, "").partition(",")[0]
+    return int(value) if value.isdigit() else 0
+
+
+def _openblas() -> set[str]:
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
+        paths = {line.split(maxsplit=5)[-1].rstrip("\n") for line in file if "openblas" in line}
+    return {path for path in paths if path.startswith("/")}
+
+
+def _set(path: str, number: int) -> None:
+    library = ctypes.CDLL(path)
+    for prefix in _PREFIXES:
+        for suffix in _SUFFIXES:
+            function = getattr(library, f"{prefix}openblas_set_num_threads{suffix}", None)
+            if function is not None:
+                function(number)
+                return

@@ -7,8 +7,7 @@ from trainer_sdk import layout
 from trainer_sdk.bootstrap import agent_link as links
 from trainer_sdk.bootstrap.agent_link import AgentLink
 from trainer_sdk.bootstrap.deferred_signals import defer
-from trainer_sdk.bootstrap.recorder_settings import arm_flight_recorder
-from trainer_sdk.bootstrap.torch_hooks import set_up_torch
+from trainer_sdk.bootstrap.torch_hooks import arm_flight_recorder, set_up_torch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ _NEEDING = (
 )
 """Modules that import dynamo when they are used, and the names in them."""
 _BASE = "Optimizer"
-"""The base of all optimizers, which itself does not need dynamo (see `compiler_bypass`)."""
+"""The base of all optimizers, which itself does not need dynamo (see `torch_hooks`)."""
 
 
 @dataclass(frozen=True, slots=True)

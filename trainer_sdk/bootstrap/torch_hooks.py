@@ -1,4 +1,10 @@
-"""Sets up torch once the script has imported it: counted steps, worker server, fast starts."""
+"""Sets up torch once the script has imported it: counted steps, worker server, fast starts.
+
+It also keeps torch's compiler from being imported by a training that does not compile: to import
+the compiler takes as long as to import torch. The base class of all optimizers has four methods
+that exclude themselves from compilation at each call, and the first call imports the compiler for
+that. While the compiler is not loaded, nothing is compiled, so the plain methods can run instead.
+"""
 
 import os
 import sys
@@ -6,14 +12,14 @@ from time import monotonic_ns
 
 from trainer_sdk import layout
 from trainer_sdk.bootstrap.agent_link import AgentLink, ShortPath
-from trainer_sdk.bootstrap.compiler_bypass import bypass_compiler
 from trainer_sdk.bootstrap.fast_store_wait import wait_for_store_fast
 from trainer_sdk.bootstrap.import_hook import watch_compiling, when_imported
-from trainer_sdk.bootstrap.recorder_settings import OLD_NAMES
 
 TYPE_CHECKING = False  # `typing` would cost every rank a third of the whole bootstrap
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import Callable, MutableMapping
+    from types import CodeType
+    from typing import Any
 
 
 _RENAMED_IN = (2, 9)
@@ -132,3 +138,76 @@ class _Silence:
     def __exit__(self, *_: object) -> None:
         os.dup2(self._kept, 2)
         os.close(self._kept)
+
+
+_DYNAMO = "torch._dynamo"
+
+
+def bypass_compiler() -> None:
+    """Call the four plain methods, until something else imports the compiler."""
+    if _DYNAMO in sys.modules:
+        return
+    from torch.optim import Optimizer  # the script has imported torch
+
+    wrapper_code = _wrapper_code()
+    if wrapper_code is None:
+        return  # another release of torch: the import happens, and costs its time
+    wrapped = {
+        name: method for name, method in vars(Optimizer).items() if _code(method) is wrapper_code
+    }
+    plain = {name: _plain(method) for name, method in wrapped.items()}
+    for name, method in plain.items():
+        setattr(Optimizer, name, method)
+
+    def restore() -> None:
+        for name, method in wrapped.items():
+            if vars(Optimizer).get(name) is plain[name]:
+                setattr(Optimizer, name, method)
+
+    when_imported(_DYNAMO, restore)
+
+
+def _plain(wrapped: "Callable[..., Any]") -> "Callable[..., Any]":
+    from functools import wraps  # torch has loaded it
+
+    method = wrapped.__wrapped__  # type: ignore[attr-defined]
+
+    @wraps(method)
+    def run(*arguments: "Any", **named: "Any") -> "Any":
+        # A caller may have kept this method from before the compiler was imported.
+        return (wrapped if _DYNAMO in sys.modules else method)(*arguments, **named)
+
+    return run
+
+
+def _wrapper_code() -> "CodeType | None":
+    """The code of the wrapper that torch puts around each such method."""
+    decorate = getattr(sys.modules.get("torch._compile"), "_disable_dynamo", None)
+    return None if decorate is None else _code(decorate(lambda: None))
+
+
+def _code(function: "Any") -> "CodeType | None":
+    return getattr(function, "__code__", None)
+
+
+# A newer torch warns about the second name; an older torch knows only that name.
+OLD_NAMES = {
+    "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
+    "TORCH_FR_DUMP_TEMP_FILE": "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+}
+_RING_ENTRIES = "2000"
+
+
+def arm_flight_recorder(environ: "MutableMapping[str, str]", folder: str) -> None:
+    """Set its variables; a variable that the user has set, under either name, stays."""
+    prefix = os.path.join(folder, layout.FLIGHT_PREFIX)
+    for name, value in (
+        ("TORCH_FR_BUFFER_SIZE", _RING_ENTRIES),
+        ("TORCH_FR_DUMP_TEMP_FILE", prefix),
+        ("TORCH_NCCL_DUMP_ON_TIMEOUT", "1"),
+        # With stack traces, torch waits for the GIL while it dumps: a rank that holds the GIL would
+        # have no dump, or would hang in the dump.
+        ("TORCH_INCLUDE_STACK_TRACE", "False"),
+    ):
+        if OLD_NAMES.get(name, name) not in environ:
+            environ.setdefault(name, value)

@@ -21,7 +21,7 @@ from trainer_sdk.checkpoint.manifest import (
     decode,
 )
 from trainer_sdk.checkpoint.restore.choice import MEMORY, PEER, Tier
-from trainer_sdk.checkpoint.storage.checkpoints import Mark
+from trainer_sdk.checkpoint.storage.checkpoints import CheckpointMark
 from trainer_sdk.checkpoint.storage.folder import sync_folder
 
 MARKED_INDEX = "index.quarantined.json"
@@ -78,7 +78,7 @@ class MarkedImage(msgspec.Struct, frozen=True, kw_only=True):
     """The mark of an image, and the identity of the marked state."""
 
     identity: Identity
-    mark: Mark
+    mark: CheckpointMark
 
 
 class RestoredState(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +106,7 @@ def restored_state(folder: Path) -> RestoredState | None:
         return None
 
 
-def mark_image(folder: Path, identity: Identity, mark: Mark) -> None:
+def mark_image(folder: Path, identity: Identity, mark: CheckpointMark) -> None:
     """Quarantine an image: put its index aside, and write the reason in its place."""
     marked = msgspec.json.encode(MarkedImage(identity=identity, mark=mark))
     put_durably(folder / MARKED_INDEX, marked)

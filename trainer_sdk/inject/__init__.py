@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping
 from trainer_sdk import layout
 from trainer_sdk.bootstrap import agent_link as links
 from trainer_sdk.bootstrap.agent_link import AgentLink
-from trainer_sdk.inject.catalogue import BadFaultError, FaultRequest, fault_request
-from trainer_sdk.inject.main_thread import take_signal
-from trainer_sdk.inject.rank_faults import InjectedError, check, make
+from trainer_sdk.inject.catalog import BadFaultError, FaultRequest, fault_request
+from trainer_sdk.inject.rank_faults import InjectedError, check, make, take_signal
 from trainer_sdk.sdk_log import quoted
 
 __all__ = ["BadFaultError", "InjectedError", "NotAllowedError", "at_step", "now", "prepare"]
@@ -67,7 +66,7 @@ def prepare() -> None:
 
 def arm(environ: Mapping[str, str], link: AgentLink) -> None:
     """Before the script: accept faults from the agent, and plan those that `environ` names."""
-    from trainer_sdk.inject.fault_plan import planned
+    from trainer_sdk.inject.catalog import planned
     from trainer_sdk.inject.listener import listen
 
     _take_signal()

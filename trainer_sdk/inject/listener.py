@@ -14,7 +14,7 @@ from typing import Any
 
 from trainer_sdk import layout
 from trainer_sdk.bootstrap.agent_link import AgentLink, ShortPath
-from trainer_sdk.inject.catalogue import BadFaultError, fault_request
+from trainer_sdk.inject.catalog import BadFaultError, fault_request
 from trainer_sdk.inject.rank_faults import check, make
 
 _FOR_THREADS_ONLY = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}

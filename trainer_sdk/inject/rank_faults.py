@@ -6,11 +6,39 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable
+from typing import assert_never
 
 from trainer_sdk import layout
-from trainer_sdk.inject.catalogue import BadFaultError, FaultRequest
-from trainer_sdk.inject.main_thread import in_main_thread
+from trainer_sdk.inject.catalog import BadFaultError, FaultRequest
+
+_SIGNAL = signal.SIGRTMAX - 1
+
+_waiting: deque[Callable[[], None]] = deque()
+
+
+def take_signal() -> None:
+    """Set the handler; called once, in the main thread, as only that may set handlers."""
+    signal.signal(_SIGNAL, _handle)
+    signal.siginterrupt(_SIGNAL, False)  # noqa: FBT003 - positional only
+
+
+def in_main_thread(act: Callable[[], None]) -> None:
+    """Run `act` in the main thread, between two instructions of the script; its errors rise there.
+
+    If the main thread is outside of Python, `act` runs when it returns.
+    """
+    _waiting.append(act)
+    ident = threading.main_thread().ident
+    assert ident is not None, "the main thread has begun"
+    signal.pthread_kill(ident, _SIGNAL)
+
+
+def _handle(*_: object) -> None:
+    while _waiting:
+        _waiting.popleft()()
+
 
 _FOR_EVER_S = 10 * 365 * 86400.0
 _LOOK_EVERY_S = 0.001
@@ -19,7 +47,6 @@ _MB = 1 << 20
 _CLONE_VM, _CLONE_VFORK = 0x100, 0x4000
 _STACK_BYTES = 1 << 16
 _CYCLES_A_SECOND = 1.5e9
-_SIGNALS = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM, "interrupt": signal.SIGINT}
 
 PageWords = Callable[[], "memoryview[int]"]
 """The page of this process."""
@@ -50,28 +77,46 @@ def check(wish: FaultRequest) -> None:
             raise BadFaultError(f"{name} needs a process that uses CUDA: this one does not")
 
 
-def make(wish: FaultRequest, words: PageWords) -> None:
+def make(wish: FaultRequest, words: PageWords) -> None:  # noqa: C901, PLR0912, PLR0915  a table
     """Make the fault, and return unless it ends the process; it ends by itself after its time."""
     for_s = _FOR_EVER_S if wish.for_s is None else wish.for_s
-    number = _SIGNALS.get(wish.fault.name)
-    if number is not None:
-        os.kill(os.getpid(), number)
-        return
     match wish.fault.name:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "terminate":
+            os.kill(os.getpid(), signal.SIGTERM)
+        case "interrupt":
+            os.kill(os.getpid(), signal.SIGINT)
         case "exception" | "stall":
             _at_session(wish, for_s)
+        case "async_exception":
+            _raise_in_main_thread()
+        case "signal_exception":
+            in_main_thread(_raise)
+        case "abort":
+            os.abort()
+        case "segfault":
+            ctypes.string_at(0)
+        case "exit":
+            os._exit(wish.amount)
+        case "hang":
+            in_main_thread(lambda: time.sleep(for_s))
+        case "stuck":
+            in_main_thread(lambda: _wait_in_kernel(for_s))
+        case "hold_gil":
+            _hold_gil(for_s)
         case "slow":
             _in_thread(_slow, words, wish.amount / 1000, for_s)
         case "memory_leak":
             _in_thread(_grow, wish.amount, for_s)
         case "gpu_sleep" | "gpu_error":
             _harm_gpu(wish.fault.name, for_s)
-        case "exit":
-            os._exit(wish.amount)
         case "stop":
             _stop(wish.for_s)
-        case name:
-            _OTHERS[name](for_s)
+        case "kill_agent" | "clock_skew" | "disk_full" | "cut_off" | "partition" | "slow_link":
+            raise AssertionError("`check` refuses the faults of agents")
+        case _:
+            assert_never(wish.fault.name)
 
 
 def _raise() -> None:
@@ -169,14 +214,3 @@ def _harm_gpu(name: str, for_s: float) -> None:
         torch.cuda._sleep(int(for_s * _CYCLES_A_SECOND))  # noqa: SLF001 - torch's own, for tests
     else:
         torch._assert_async(torch.zeros(1, dtype=torch.bool, device="cuda"))  # noqa: SLF001
-
-
-_OTHERS: Mapping[str, Callable[[float], object]] = {
-    "async_exception": lambda _: _raise_in_main_thread(),
-    "signal_exception": lambda _: in_main_thread(_raise),
-    "abort": lambda _: os.abort(),
-    "segfault": lambda _: ctypes.string_at(0),
-    "hang": lambda for_s: in_main_thread(lambda: time.sleep(for_s)),
-    "stuck": lambda for_s: in_main_thread(lambda: _wait_in_kernel(for_s)),
-    "hold_gil": _hold_gil,
-}

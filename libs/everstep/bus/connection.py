@@ -76,7 +76,7 @@ class Connection:
         self._logs_in_anew = False
         self._came_back_at: float | None = None
 
-    # -- what the rest of the bus uses -----------------------------------------------------
+    # -- for the rest of the bus -------------------------------------------------------------
 
     @property
     def settings(self) -> BusSettings:

@@ -5,15 +5,47 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import zstandard
 from nats.aio.msg import Msg
 
 from everstep import subjects
 from everstep.bus.background import in_background
-from everstep.bus.compression import packed, unpacked
-from everstep.bus.containment import Containment
-from everstep.bus.errors import BusError, ConflictError, DocumentDamagedError
+from everstep.bus.errors import BusError, ConflictError, DocumentDamagedError, MessageTooLargeError
+from everstep.bus.input_failures import InputFailures
 from everstep.bus.jetstream import JetStream, Stored
 from everstep.bus.ports import Document
+
+COMPRESSED_ABOVE_BYTES = 64 * 1024
+MAX_BODY_BYTES = 64 * 1024 * 1024
+"""The most bytes that a stored body may have after decompression."""
+
+_MAGIC = zstandard.FRAME_HEADER
+_LEVEL = 1
+
+
+def packed(data: bytes, name: str) -> bytes:
+    """Return the bytes to store. A body that looks like a compressed one is compressed, too."""
+    if len(data) > MAX_BODY_BYTES:
+        raise MessageTooLargeError(name, len(data), MAX_BODY_BYTES)
+    if len(data) <= COMPRESSED_ABOVE_BYTES and not data.startswith(_MAGIC):
+        return data
+    return zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compress(data)
+
+
+def unpacked(stored: bytes, name: str) -> bytes:
+    """Return the body as it was written; `DocumentDamagedError` when that is impossible."""
+    if not stored.startswith(_MAGIC):
+        return stored
+    try:
+        # The frame states its own size: refuse it before any memory is allocated.
+        size = zstandard.frame_content_size(stored)
+        if not 0 <= size <= MAX_BODY_BYTES:
+            says = "does not say its size" if size < 0 else f"says that it has {size} bytes"
+            raise DocumentDamagedError(name, f"it {says}, and {MAX_BODY_BYTES} is the limit")
+        return zstandard.ZstdDecompressor().decompress(stored, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise DocumentDamagedError(name, str(error)) from error
+
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +135,7 @@ class _News(AsyncIterator[Document]):
         self._unseen: dict[str, Document] = {}
         self._changed = asyncio.Event()
         self._verify = asyncio.Event()
-        self._contained = Containment(f"documents of {key or 'a bucket'}")
+        self._input_failures = InputFailures(f"documents of {key or 'a bucket'}")
 
     async def __anext__(self) -> Document:
         while not self._unseen:
@@ -137,7 +169,7 @@ class _News(AsyncIterator[Document]):
             except BusError as error:
                 log.info("documents_not_verified key=%s error=%s", self._key, error)
             except Exception as error:  # noqa: BLE001  anybody may have stored anything there
-                self._contained.note("what is stored", error)
+                self._input_failures.note("what is stored", error)
             try:
                 async with asyncio.timeout(every_s):
                     await self._verify.wait()

@@ -117,7 +117,7 @@ class DocumentDamagedError(BusError):
 
 
 class LeaseLostError(BusError):
-    """The lease ran out, or somebody else took it: stop acting on it."""
+    """The lease ran out, or another process took it: stop acting on it."""
 
     def __init__(self, name: str, token: int) -> None:
         super().__init__(f"the lease {name} with token {token} is no longer ours")

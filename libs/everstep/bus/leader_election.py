@@ -4,8 +4,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from everstep.bus.containment import Containment
 from everstep.bus.errors import BusError, LeaseLostError
+from everstep.bus.input_failures import InputFailures
 from everstep.bus.ports import Bus, Held
 from everstep.clock import Clock
 from everstep.errors import EverstepError
@@ -19,7 +19,7 @@ _RETRY_S = 2.0
 
 
 class Term:
-    """The leadership of one replica; nobody else leads while it is renewed."""
+    """The leadership of one replica; no other replica leads while it is renewed."""
 
     def __init__(self, bus: Bus, clock: Clock, held: Held) -> None:
         self._bus = bus
@@ -45,7 +45,7 @@ async def lead_for_ever(
 ) -> None:
     """Take the lease whenever it is free, and work; survive losses of the bus."""
     name = f"{lease}-{new_id()}"
-    contained = Containment(lease)
+    failures = InputFailures(lease)
     while True:
         wait_s = _RENEW_S
         try:
@@ -59,7 +59,7 @@ async def lead_for_ever(
             log.warning("not_leading lease=%s error=%s", lease, error)
             wait_s = _RETRY_S
         except Exception as error:  # noqa: BLE001  the rest of the service is not affected
-            contained.note("the work of the leader", error)
+            failures.note("the work of the leader", error)
         await clock.sleep(wait_s)
 
 

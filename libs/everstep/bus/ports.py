@@ -1,4 +1,4 @@
-"""What a service may ask of the bus. The real one and the test's fake both keep to this."""
+"""The interface of the bus. The real bus and the fake of the tests both implement it."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -77,7 +77,7 @@ class Document:
     key: str
     data: bytes | None
     revision: int
-    """Grows with each write. Pass it back to write only if nobody else did."""
+    """Grows with each write. Pass it back to write only if no other process has written."""
 
 
 class Documents(Protocol):
@@ -124,7 +124,7 @@ class Leases(Protocol):
     """At most one holder a name at a time, by the server's clock."""
 
     async def acquire(self, name: str, holder: str, ttl_s: int) -> Held | None:
-        """Return the lease, or None while somebody else has it."""
+        """Return the lease, or None while another process has it."""
         ...
 
     async def renew(self, held: Held) -> Held:

@@ -14,12 +14,12 @@ from nats.micro.service import Service
 from everstep import __version__, subjects
 from everstep.bus.background import in_background
 from everstep.bus.connection import Connection
-from everstep.bus.containment import Containment
 from everstep.bus.errors import (
     AskRefusedError,
     AskTimeoutError,
     BusTimeoutError,
 )
+from everstep.bus.input_failures import InputFailures
 from everstep.bus.jetstream import JetStream, nobody
 from everstep.bus.ports import Handler, M
 from everstep.errors import EverstepError
@@ -87,7 +87,7 @@ class _Answering:
         self._handlers = handlers
         self._questions: asyncio.Queue[tuple[str, Request]] = asyncio.Queue(_QUEUE)
         self._service: Service | None = None
-        self._contained = Containment(name)
+        self._input_failures = InputFailures(name)
         self._has_dropped = False
 
     async def attach(self, client: Client) -> None:
@@ -101,7 +101,7 @@ class _Answering:
 
     async def _enqueue(self, request: Request) -> None:
         # nats-py answers with the error raised here; if that fails, it ends the subscription.
-        with self._contained.of("a question"):
+        with self._input_failures.caught("a question"):
             if not _reply_subject(request):
                 self._drop(request)
                 return
@@ -119,7 +119,7 @@ class _Answering:
     async def work_for_ever(self) -> None:
         while True:
             verb, request = await self._questions.get()
-            with self._contained.of(f"{verb} of {self._name}"):
+            with self._input_failures.caught(f"{verb} of {self._name}"):
                 try:
                     await self._answer(verb, request)
                 except nats_errors.Error as error:
@@ -136,7 +136,7 @@ class _Answering:
         except EverstepError as error:
             await _refuse(request, "422", str(error))
         except Exception as error:  # noqa: BLE001  one asker's question must not end the service
-            self._contained.note(f"{verb} of {self._name}", error)
+            self._input_failures.note(f"{verb} of {self._name}", error)
             await _refuse(request, "500", f"{self._name} failed: see its log")
         else:
             await request.respond(reply)

@@ -103,7 +103,7 @@ class BusSettings(Settings, frozen=True, kw_only=True):
         return Retention(**{name: getattr(self, name) for name in RETENTION})
 
     def spool_for(self, name: str) -> Path:
-        """The folder of the process `name`; `BusConfigError` when nobody has said where it is."""
+        """The folder of the process `name`; `BusConfigError` when no setting names it."""
         if self.spool_dir is None:
             raise BusConfigError(
                 f"{name} has nowhere to keep its facts while the bus is away: set spool_dir in "

@@ -1,1 +1,1 @@
-"""What a process shows of itself: logs, metrics, and its health."""
+"""The logs, the metrics and the health of a process."""

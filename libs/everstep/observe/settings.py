@@ -6,7 +6,7 @@ from everstep.settings import Settings
 
 
 class LogSettings(Settings, frozen=True, kw_only=True):
-    """What is logged, and in which form."""
+    """Which lines are logged, and in which form."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     """The least important level that is logged."""

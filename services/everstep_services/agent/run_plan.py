@@ -80,7 +80,7 @@ class ScriptCommand:
 
 @dataclass(frozen=True, slots=True)
 class Scheduler:
-    """Who started this agent, as far as the environment says."""
+    """The scheduler that started this agent, according to the environment."""
 
     name: str = "none"
     """`slurm`, `kubernetes`, or `none` (a person)."""

@@ -13,7 +13,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from everstep.bus.containment import Containment
+from everstep.bus.input_failures import InputFailures
 from everstep.bus.policy_requests import WITHIN_S, PolicyRequests
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
@@ -64,7 +64,7 @@ class VerdictActions:
         )
         self._under_way = ""
         self._counts: Counter[str] = Counter()
-        self._contained = Containment("the policy")
+        self._input_failures = InputFailures("the policy")
 
     def statistics(self) -> dict[str, float]:
         """Return the counts so far, for metrics."""
@@ -92,7 +92,7 @@ class VerdictActions:
             except (EverstepError, TimeoutError) as error:
                 log.warning("not_acted incident=%s error=%s", verdict.incident, error)
             except Exception as error:  # noqa: BLE001  other verdicts are considered as before
-                self._contained.note("a verdict", error)
+                self._input_failures.note("a verdict", error)
 
     async def _switches(self, job: str) -> PolicySwitches:
         documents = self._bus.documents("CONTROL")

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import TypeVar
 
-from everstep.bus.containment import Containment
 from everstep.bus.errors import ConflictError, MessageTooLargeError
 from everstep.bus.facts.codec import facts_in
+from everstep.bus.facts.trusted_facts import TrustedFacts
+from everstep.bus.input_failures import InputFailures
 from everstep.bus.ports import Bus, FactBatch, StreamPosition
 from everstep.bus.requests import RefusalError
-from everstep.bus.seats import SeatedOnly
 from everstep.clock import Clock
 from everstep.ids import new_id
 from everstep.messages import Case, CasesDocument, Fact, VerdictReached, kind_of
@@ -51,8 +51,8 @@ class CaseKeeper:
         self._jobs: dict[str, StoredCases] = {}
         self._lock = asyncio.Lock()
         self._revision = 0
-        self._contained = Containment("the cases")
-        self._seated = SeatedOnly(bus, clock, past.accused)
+        self._input_failures = InputFailures("the cases")
+        self._seated = TrustedFacts(bus, clock, past.accused)
         self.history = PastIncidents(CasesDocument())
         self.counts: Counter[str] = Counter()
         self.leads = False
@@ -60,7 +60,7 @@ class CaseKeeper:
     @property
     def failures(self) -> int:
         """Facts whose handling failed."""
-        return self._contained.failures
+        return self._input_failures.failures
 
     @property
     def not_believed(self) -> int:
@@ -139,7 +139,7 @@ class CaseKeeper:
                 fact = fact_of(logged)
                 if fact is not None:
                     at = StreamPosition(batch.position.stream, logged.sequence)
-                    with self._contained.of(kind_of(fact)):
+                    with self._input_failures.caught(kind_of(fact)):
                         await self._take(at, fact, changed)
             await self._remember()
 

@@ -5,8 +5,8 @@ import logging
 
 from msgspec.structs import replace
 
+from everstep.bus.facts.trusted_facts import RoundDocuments
 from everstep.bus.ports import Bus
-from everstep.bus.seats import RoundDocuments
 from everstep.messages import BlobRef, Case
 from everstep_services.attribution.analyzers.ends import fingerprints
 from everstep_services.attribution.analyzers.panel import Panel

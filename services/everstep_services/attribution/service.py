@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from everstep.bus.containment import Containment
+from everstep.bus.input_failures import InputFailures
 from everstep.bus.leader_election import Term, lead_for_ever
 from everstep.bus.ports import Bus
 from everstep.bus.requests import RefusalError
@@ -74,7 +74,7 @@ class Attribution:
         self._counts: Counter[str] = Counter()
         self._to_explain = asyncio.Queue[VerdictReached](_EXPLAINED_MOST)
         self._took_s = 0.0
-        self._contained = Containment("attribution")
+        self._input_failures = InputFailures("attribution")
 
     def statistics(self) -> dict[str, float]:
         """Return gauges and counts so far, for metrics."""
@@ -93,7 +93,7 @@ class Attribution:
             "analyzer_failures_total": float(self._examiner.panel.failures),
             "explanations_total": float(self._explainer.made),
             "explanation_failures_total": float(self._explainer.failures),
-            "input_failures_total": float(self._contained.failures + self._keeper.failures),
+            "input_failures_total": float(self._input_failures.failures + self._keeper.failures),
         }
 
     async def work_for_ever(self) -> None:
@@ -171,7 +171,7 @@ class Attribution:
         except (EverstepError, TimeoutError) as error:
             log.warning("not_judged job=%s incident=%s error=%s", case.job, case.incident, error)
         except Exception as error:  # noqa: BLE001  other incidents are judged as before
-            self._contained.note(f"incident {case.incident}", error)
+            self._input_failures.note(f"incident {case.incident}", error)
             is_partial = False
         else:
             self._is_judged(case, watch, began, is_partial=is_partial)
@@ -216,7 +216,7 @@ class Attribution:
             except (EverstepError, TimeoutError) as error:
                 log.warning("not_explained incident=%s error=%s", verdict.incident, error)
             except Exception as error:  # noqa: BLE001  verdicts are reached as before
-                self._contained.note("an explanation", error)
+                self._input_failures.note("an explanation", error)
 
     async def _explain(self, verdict: VerdictReached) -> None:
         """Record a revision with the same verdict and an explanation."""

@@ -7,9 +7,9 @@ from typing import TypeVar
 
 import msgspec
 
-from everstep.bus.containment import Containment
 from everstep.bus.errors import BusError, ConflictError, MessageTooLargeError
 from everstep.bus.facts import codec
+from everstep.bus.input_failures import InputFailures
 from everstep.bus.leader_election import Term, lead_for_ever
 from everstep.bus.ports import Bus, Document, FactBatch, StreamPosition
 from everstep.bus.requests import RefusalError
@@ -102,7 +102,7 @@ class Indexer:
         self._documents = bus.documents(_BUCKET)
         self._jobs: dict[str, StoredIndex] = {}
         self._counts: Counter[str] = Counter()
-        self._contained = Containment("the index")
+        self._input_failures = InputFailures("the index")
         self._revision = 0
         """Of the document with the position."""
         self.leads = False
@@ -115,7 +115,7 @@ class Indexer:
         names = ("facts_read", "facts_missed", "conflicts")
         return {
             "leading": float(self.leads),
-            "input_failures_total": float(self._contained.failures),
+            "input_failures_total": float(self._input_failures.failures),
             "jobs": float(sum(not index.is_blank for index in indexes)),
             "checkpoints": float(len(checkpoints)),
             "quarantined": float(
@@ -202,7 +202,7 @@ class Indexer:
             self._jobs[job] = stored
             for at, fact in facts:
                 if not stored.has_read(at):
-                    with self._contained.of(kind_of(fact)):
+                    with self._input_failures.caught(kind_of(fact)):
                         apply(stored.index, fact, self.now())
                     stored.stream, stored.sequence = at.stream, at.sequence
             if not stored.is_changed or await self._write(stored):

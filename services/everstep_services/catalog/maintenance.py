@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from everstep.bus.containment import Containment
 from everstep.bus.errors import BusError
+from everstep.bus.input_failures import InputFailures
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.errors import EverstepError
@@ -157,7 +157,7 @@ class Maintenance:
         self._not_before: dict[str, float] = {}
         self._not_glanced_before: dict[str, float] = {}
         self._counts: Counter[str] = Counter()
-        self._contained = Containment("maintenance")
+        self._input_failures = InputFailures("maintenance")
 
     def statistics(self) -> dict[str, float]:
         """The numbers for metrics."""
@@ -184,7 +184,7 @@ class Maintenance:
             except (EverstepError, TimeoutError) as error:
                 log.warning("not_done error=%s", error)
             except Exception as error:  # noqa: BLE001  other work waits
-                self._contained.note("a request", error)
+                self._input_failures.note("a request", error)
 
     async def maintain_for_ever(self) -> None:
         """While this replica leads, look after the copies and files of each job."""
@@ -197,7 +197,7 @@ class Maintenance:
             except (EverstepError, TimeoutError) as error:
                 log.warning("not_tended error=%s", error)
             except Exception as error:  # noqa: BLE001  a store may hold anything
-                self._contained.note("the roots of the settings", error)
+                self._input_failures.note("the roots of the settings", error)
             await self._for_each_job("tended", self._maintain)
 
     async def read_back_for_ever(self) -> None:
@@ -214,7 +214,7 @@ class Maintenance:
             except (EverstepError, TimeoutError) as error:
                 log.warning("not_%s job=%s error=%s", task, job, error)
             except Exception as error:  # noqa: BLE001  other jobs are not affected
-                self._contained.note(f"{task} {job}", error)
+                self._input_failures.note(f"{task} {job}", error)
 
     async def scan(self, root: str, job: str | None = None) -> str:
         """Compare the index with the files in a root; return the result in words."""

@@ -25,7 +25,7 @@ from everstep_services.catalog.domain.retention import last_good, protection
 from everstep_services.catalog.indexer import Indexer
 from everstep_services.catalog.scanner import Scanner
 from everstep_services.catalog.stores import CheckpointStores, OutOfReachError
-from trainer_sdk.checkpoint.storage.checkpoints import Mark
+from trainer_sdk.checkpoint.storage.checkpoints import CheckpointMark
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class CheckpointOperations:
     async def pin(self, ask: ChangeCheckpoint) -> Done:
         """Keep a checkpoint, whatever the rules of retention say."""
         checkpoint = await self._known(ask)
-        mark = Mark(by=ask.by, reason=ask.reason, at=self._at())
+        mark = CheckpointMark(by=ask.by, reason=ask.reason, at=self._at())
         note = await self._mark_files(ask.job, checkpoint, mark, is_pin=True)
 
         def action(index: Index, now: FactStamp) -> KnownCheckpoint:
@@ -93,7 +93,7 @@ class CheckpointOperations:
     async def quarantine(self, ask: ChangeCheckpoint) -> Done:
         """Forbid to restore a checkpoint."""
         checkpoint = await self._known(ask)
-        mark = Mark(by=ask.by, reason=ask.reason, cause="operator", at=self._at())
+        mark = CheckpointMark(by=ask.by, reason=ask.reason, cause="operator", at=self._at())
         note = await self._mark_files(ask.job, checkpoint, mark, is_pin=False)
 
         def action(index: Index, now: FactStamp) -> KnownCheckpoint:
@@ -190,7 +190,7 @@ class CheckpointOperations:
             log.warning(
                 "checkpoint_corrupt job=%s path=%s reason=%r", job, checkpoint.path, verdict.flaw
             )
-            mark = Mark(
+            mark = CheckpointMark(
                 by="catalog",
                 reason=verdict.flaw,
                 cause="corrupt",
@@ -256,7 +256,7 @@ class CheckpointOperations:
         return None
 
     async def _mark_files(
-        self, job: str, checkpoint: KnownCheckpoint, mark: Mark | None, *, is_pin: bool
+        self, job: str, checkpoint: KnownCheckpoint, mark: CheckpointMark | None, *, is_pin: bool
     ) -> str:
         """Write or remove the mark next to the files; return a note if they are out of reach."""
         if checkpoint.tier != "global":

@@ -15,8 +15,8 @@ from trainer_sdk.checkpoint.storage import Storage, StorageError, storage_for
 from trainer_sdk.checkpoint.storage.checkpoints import (
     PINNED,
     QUARANTINED,
+    CheckpointMark,
     GoneError,
-    Mark,
     StoredCheckpoint,
     Verification,
     look,
@@ -109,11 +109,13 @@ class CheckpointStores:
         finally:
             throttle.lift()
 
-    async def pin(self, job: str, root: str, step: int, pinned: Mark | None) -> None:
+    async def pin(self, job: str, root: str, step: int, pinned: CheckpointMark | None) -> None:
         """Write or remove the mark next to the files that pins them."""
         await self._mark(job, root, step, PINNED, pinned)
 
-    async def quarantine(self, job: str, root: str, step: int, quarantined: Mark | None) -> None:
+    async def quarantine(
+        self, job: str, root: str, step: int, quarantined: CheckpointMark | None
+    ) -> None:
         """Write or remove the mark next to the files that forbids to restore them."""
         await self._mark(job, root, step, QUARANTINED, quarantined)
 
@@ -142,7 +144,9 @@ class CheckpointStores:
 
         return await self._with(job, root, work)
 
-    async def _mark(self, job: str, root: str, step: int, name: str, content: Mark | None) -> None:
+    async def _mark(
+        self, job: str, root: str, step: int, name: str, content: CheckpointMark | None
+    ) -> None:
         def work(storage: Storage) -> None:
             there = None if content is None else look(storage, step)
             if content is None:

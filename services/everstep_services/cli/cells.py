@@ -52,14 +52,21 @@ def listed(names: Sequence[object], most: int) -> str:
     return cell(list(names[:most])) + more
 
 
-def aligned(rows: Iterable[Sequence[object]], indent: int = 2) -> Iterator[str]:
-    """Lines whose columns line up; the last column is as long as it is. Never cut, no colour."""
+def aligned(
+    rows: Iterable[Sequence[object]], indent: int = 2, widths: Iterable[int] = ()
+) -> Iterator[str]:
+    """Lines whose columns line up, without colour; no value is cut.
+
+    `widths` are the least widths of the first columns, for rows that are printed one by one.
+    """
     from rich.console import Console
     from rich.segment import Segment
     from rich.table import Table
     from rich.text import Text
 
     table = Table.grid(padding=(0, 2))
+    for width in widths:
+        table.add_column(min_width=width)
     for row in rows:
         table.add_row(*(Text(cell(value), no_wrap=True, overflow="ignore") for value in row))
     if not table.row_count:

@@ -1,4 +1,4 @@
-"""What a command's exit code means. These are an API: scripts depend on them."""
+"""The exit codes of commands. They are an API: scripts depend on them."""
 
 import sys
 from enum import IntEnum
@@ -17,7 +17,7 @@ class Exit(IntEnum):
 
 
 class CliError(EverstepError):
-    """A command could not do what it was asked to."""
+    """A command has failed; the text is the line that people read."""
 
     def __init__(self, text: str, code: Exit = Exit.ERROR) -> None:
         super().__init__(text)

@@ -1,4 +1,4 @@
-"""What every command shares: the environment, the options before or after its name."""
+"""The environment and the options that all commands share, before or after their names."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

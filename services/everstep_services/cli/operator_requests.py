@@ -27,7 +27,7 @@ NO_REASON = "no reason given"
 
 @dataclass(frozen=True, slots=True)
 class CommandRequest:
-    """What a person wants done, and why."""
+    """A request of a person, and the reason."""
 
     verb: "Verb"
     reason: str
@@ -39,7 +39,7 @@ class CommandRequest:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What the question says besides job, person and reason."""
+        """The fields of the question besides job, person and reason."""
         return dict(self.details) if self.node is None else {**self.details, "node": self.node}
 
     def tell(self, api: Api) -> Any:
@@ -103,7 +103,7 @@ class ScanRequest(CommandRequest):
 
 
 OUTSIDE = "outside"
-"""What people call the time outside all sections; on the bus it has the empty name."""
+"""The name for people of the time outside all sections; on the bus it has the empty name."""
 
 
 def with_reason(command: F) -> F:
@@ -115,7 +115,7 @@ def with_reason(command: F) -> F:
 
 
 def fulfil(invocation: Invocation, wish: CommandRequest) -> None:
-    """Have it done, and print what happens now."""
+    """Send the request, and print the answer."""
     done = _by_api(invocation, wish)
     if done is None:
         done = asyncio.run(_over_the_bus(invocation, wish))
@@ -126,7 +126,7 @@ def fulfil(invocation: Invocation, wish: CommandRequest) -> None:
 
 
 def asker() -> str:
-    """Who runs this command, and where."""
+    """The user who runs this command, and the host."""
     try:
         name = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:  # as in containers

@@ -7,7 +7,7 @@ import click
 import msgspec
 
 from everstep.observe.printable import printable
-from everstep_services.cli.cells import Record, cell, short_cell
+from everstep_services.cli.cells import Record, aligned, cell, short_cell
 from everstep_services.cli.invocation import Invocation
 
 _WIDEST = 10_000
@@ -47,10 +47,12 @@ def print_record(invocation: Invocation, kind: str, record: Record, name: str) -
         case "name":
             echo(cell(record.get(name)))
         case _:
-            width = max(map(len, record)) + 2 if is_terminal() else 0
-            for key, value in record.items():
-                gap = " " * (width - len(key)) if width else "\t"
-                echo(f"{key}{gap}{cell(value)}")
+            if is_terminal():
+                lines = aligned(record.items(), indent=0)
+            else:
+                lines = (f"{key}\t{cell(value)}" for key, value in record.items())
+            for line in lines:
+                echo(line)
 
 
 def print_json(value: object) -> None:
@@ -80,7 +82,7 @@ def print_table(records: Iterable[Record], columns: Sequence[str], *, color: boo
 
 
 def echo(text: str | bytes, *, err: bool = False) -> None:
-    """Print a text, wherever it comes from: nothing in it is obeyed by a terminal."""
+    """Print a text of any origin, without control characters that a terminal would obey."""
     click.echo(
         printable(text.decode(errors="replace") if isinstance(text, bytes) else text), err=err
     )
@@ -112,5 +114,5 @@ def is_terminal() -> bool:
 
 
 def usual() -> str:
-    """How lists are printed when nobody says."""
+    """How lists are printed without `--output`."""
     return "table" if is_terminal() else "plain"

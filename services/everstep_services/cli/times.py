@@ -29,7 +29,7 @@ class SpanParameter(click.ParamType[int]):
 
 
 def seconds(text: str) -> float | None:
-    """A length of time as a number of seconds: 1.5s, 30s, 10m, 2h; None for what is none."""
+    """A length of time in seconds: 1.5s, 30s, 10m, 2h; None if it is not one."""
     match = _SECONDS.fullmatch(text.strip())
     if match is None:
         return None

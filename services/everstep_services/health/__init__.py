@@ -1,1 +1,1 @@
-"""Which nodes are lost: what only somebody who hears all of them can say."""
+"""Which nodes are lost: only a process that hears all nodes can tell."""

@@ -27,8 +27,8 @@ from everstep.subjects import CLUSTER
 from everstep_services.health.learned_limits import LearnedLimits
 from everstep_services.health.nodes.actions import OperatorActions
 from everstep_services.health.nodes.control_documents import ControlDocuments
+from everstep_services.health.nodes.register import standings
 from everstep_services.health.nodes.service import NodeService
-from everstep_services.health.nodes.standings import standings
 from everstep_services.health.observer import HealthObserver
 
 _HEALTH = "health"

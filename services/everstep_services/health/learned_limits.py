@@ -4,9 +4,9 @@ import logging
 from collections import Counter
 
 from everstep import subjects
-from everstep.bus.containment import Containment
 from everstep.bus.errors import BusError, ConflictError
 from everstep.bus.facts.recorder import Recorder
+from everstep.bus.input_failures import InputFailures
 from everstep.bus.ports import Bus
 from everstep.bus.requests import RefusalError
 from everstep.clock import Clock
@@ -47,7 +47,7 @@ class LearnedLimits:
         self._records = records
         self._learners: dict[str, LimitLearner] = {}
         self._counts: Counter[str] = Counter()
-        self._contained = Containment("the learned limits")
+        self._input_failures = InputFailures("the learned limits")
 
     def statistics(self) -> dict[str, float]:
         """The numbers for metrics."""
@@ -68,12 +68,12 @@ class LearnedLimits:
         async with self._bus.subscribe(subject, ProgressMade) as progress:
             async for fact in progress:
                 if fact.is_first:
-                    with self._contained.of("a first step"):
+                    with self._input_failures.caught("a first step"):
                         learner = self._learner(fact.job)
                         learner.started(fact.round, fact.steps_s, self._clock.now())
 
     async def write_for_ever(self) -> None:
-        """Write what was learned, every `write_every_s`."""
+        """Write the learned limits every `write_every_s`."""
         while True:
             await self._clock.sleep(self._settings.write_every_s)
             await self._bus.wait_connected()
@@ -88,7 +88,7 @@ class LearnedLimits:
                 except (BusError, BadMessageError, TimeoutError) as error:
                     log.warning("limits_not_written job=%s error=%s", job, error)
                 except Exception as error:  # noqa: BLE001  the limits of other jobs must go on
-                    self._contained.note(f"limits of {job}", error)
+                    self._input_failures.note(f"limits of {job}", error)
 
     async def show(self, job: str) -> LimitsDocument:
         """The limits of a job that are in force."""

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from everstep import subjects
-from everstep.bus.containment import Containment
 from everstep.bus.errors import BusTimeoutError
 from everstep.bus.facts.recorder import Recorder
+from everstep.bus.input_failures import InputFailures
 from everstep.bus.ports import Bus, Inbox
 from everstep.clock import Clock
 from everstep.errors import EverstepError
@@ -66,7 +66,7 @@ class HealthObserver:
         self._reported_blind_s = 0.0
         self._blinded_by = ""
         self._counts: Counter[str] = Counter()
-        self._contained = Containment("the observer")
+        self._input_failures = InputFailures("the observer")
 
     def statistics(self) -> dict[str, float]:
         """The numbers for metrics."""
@@ -77,7 +77,7 @@ class HealthObserver:
             "nodes": float(nodes),
             "nodes_lost": float(lost),
             "blind_seconds_total": self._fleet.blind_s,
-            "input_failures_total": float(self._contained.failures),
+            "input_failures_total": float(self._input_failures.failures),
             **{f"{name}_total": float(self._counts[name]) for name in names},
         }
 
@@ -101,7 +101,7 @@ class HealthObserver:
             self._beats = beats
             async for beat in beats:
                 self._counts["beats"] += 1
-                with self._contained.of("a beat"):
+                with self._input_failures.caught("a beat"):
                     self._hear(beat)
 
     def _hear(self, beat: NodeBeat) -> None:
@@ -116,7 +116,7 @@ class HealthObserver:
         """Follow which jobs are over: their nodes are not lost when they fall silent."""
         async with self._bus.subscribe(subjects.fact(None, "job_ended"), JobEnded) as ended:
             async for fact in ended:
-                with self._contained.of("the end of a job"):
+                with self._input_failures.caught("the end of a job"):
                     self._fleet.end_job(fact.job)
                     self._locator.end_job(fact.job)
                     self._limits.end_job(fact.job)
@@ -126,7 +126,7 @@ class HealthObserver:
         subject = subjects.fact(None, "rank_stalled")
         async with self._bus.subscribe(subject, RankStalled) as stalls:
             async for fact in stalls:
-                with self._contained.of("a stall"):
+                with self._input_failures.caught("a stall"):
                     self._locator.stalled(fact, self._fleet.seen_s(self._clock.now()))
 
     async def follow_recoveries_for_ever(self) -> None:
@@ -134,7 +134,7 @@ class HealthObserver:
         subject = subjects.fact(None, "rank_recovered")
         async with self._bus.subscribe(subject, RankRecovered) as recoveries:
             async for fact in recoveries:
-                with self._contained.of("a recovery"):
+                with self._input_failures.caught("a recovery"):
                     self._locator.recovered(fact)
 
     async def remind_for_ever(self) -> None:
@@ -142,7 +142,7 @@ class HealthObserver:
         while True:
             await self._clock.sleep(_REMIND_EVERY_S)
             for finding in self._fleet.still_lost():
-                with self._contained.of("a reminder"):
+                with self._input_failures.caught("a reminder"):
                     self._send_loss(self._loss(finding))
 
     async def judge_for_ever(self) -> None:
@@ -150,7 +150,7 @@ class HealthObserver:
         async with asyncio.TaskGroup() as probes:
             while True:
                 await self._clock.sleep(self._fleet.tick_s)
-                with self._contained.of("a judgement"):
+                with self._input_failures.caught("a judgement"):
                     self._judge(probes)
 
     def _judge(self, probes: asyncio.TaskGroup) -> None:
@@ -187,7 +187,7 @@ class HealthObserver:
         except EverstepError as error:
             log.debug("probe_failed job=%s node=%s error=%s", beat.job, beat.node, error)
             return
-        with self._contained.of("a probe"):
+        with self._input_failures.caught("a probe"):
             self._fleet.probed(beat, is_there, self._clock.now())
 
     def _is_blind(self) -> bool:

@@ -9,7 +9,7 @@ from everstep.messages import BeatNow
 class ReadLag:
     """Sends a marker to itself at each tick. The server keeps the order of what it sends.
 
-    It does not wait for one marker before it sends the next: a marker that took long says nothing
+    It does not wait for one marker before it sends the next: a marker that took long tells nothing
     about the messages that were sent after it.
     """
 

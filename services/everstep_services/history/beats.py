@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from everstep import subjects
-from everstep.bus.containment import Containment
+from everstep.bus.input_failures import InputFailures
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.messages import NodeBeat, RankBeat, SectionLimit
@@ -55,7 +55,7 @@ class Beats:
         """Of each job the last beat that told its limits."""
         self._order: OrderedDict[tuple[str, str], float] = OrderedDict()
         """When each node was heard, the longest silent first."""
-        self._contained = Containment("beats")
+        self._input_failures = InputFailures("beats")
 
     @property
     def listening_s(self) -> float:
@@ -66,14 +66,14 @@ class Beats:
         """What it holds, for metrics."""
         return {
             "nodes": float(len(self._order)),
-            "input_failures_total": float(self._contained.failures),
+            "input_failures_total": float(self._input_failures.failures),
         }
 
     async def hear_for_ever(self) -> None:
         """Take in every beat of every job."""
         async with self._bus.subscribe(subjects.beat(), NodeBeat, capacity=_CAPACITY) as beats:
             async for beat in beats:
-                with self._contained.of("a beat"):
+                with self._input_failures.caught("a beat"):
                     self.hear(beat)
 
     def hear(self, beat: NodeBeat) -> None:

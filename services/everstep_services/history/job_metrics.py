@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from sqlalchemy import Select, func, or_, select
 
-from everstep.bus.containment import Containment
+from everstep.bus.input_failures import InputFailures
 from everstep.clock import Clock
 from everstep.store import tables
 from everstep.store.database import Database
@@ -76,7 +76,7 @@ class JobMetrics(Collector):
         self._goodput = goodput
         self._clock = clock
         self._values = _Values()
-        self._contained = Containment("metrics of jobs")
+        self._input_failures = InputFailures("metrics of jobs")
 
     async def refresh_for_ever(self, *, is_mine: Callable[[], bool]) -> None:
         """A loop. A replica that stands by shows no jobs, so that none is counted twice."""
@@ -86,7 +86,7 @@ class JobMetrics(Collector):
             except StoreError as error:
                 log.warning("job_metrics_not_read error=%s", error)
             except Exception as error:  # noqa: BLE001  a fact must not end the whole service
-                self._contained.note("metrics of jobs", error)
+                self._input_failures.note("metrics of jobs", error)
             await self._clock.sleep(_EVERY_S)
 
     async def refresh(self) -> None:

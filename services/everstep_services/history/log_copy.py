@@ -4,8 +4,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from everstep.bus.containment import Containment
 from everstep.bus.errors import BlobMissingError, BusError
+from everstep.bus.input_failures import InputFailures
 from everstep.bus.ports import Blobs
 from everstep.clock import Clock
 from everstep.messages import BlobRef
@@ -44,7 +44,7 @@ class LogCopier:
         self._most_bytes = most_bytes
         self._n = 0
         self._is_failing = False
-        self._contained = Containment("copies of logs")
+        self._input_failures = InputFailures("copies of logs")
 
     async def copy_for_ever(self, *, is_mine: Callable[[], bool]) -> None:
         """Copy whenever the log has grown; a copy that fails is tried again."""
@@ -92,7 +92,7 @@ class LogCopier:
             self._is_failing = True
             return False
         except Exception as error:  # noqa: BLE001  what facts refer to is not ours to trust
-            self._contained.note("a reference to a log", error)
+            self._input_failures.note("a reference to a log", error)
             return False
         self._is_failing = False
         return True

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from everstep.backoff import backoff_s
-from everstep.bus.containment import Containment
 from everstep.bus.errors import BusError, LeaseLostError
+from everstep.bus.input_failures import InputFailures
 from everstep.bus.ports import Bus, Delivered, Held, StreamPosition
 from everstep.clock import Clock
 from everstep.store.database import Database
@@ -55,7 +55,7 @@ class Projector:
         self._renewed = 0.0
         self._complaints: set[tuple[str, str]] = set()
         self._counts: Counter[str] = Counter()
-        self._contained = Containment("the projector")
+        self._input_failures = InputFailures("the projector")
         self._failures = 0
         self.last_commit: datetime | None = None
 
@@ -78,7 +78,7 @@ class Projector:
             "retries",
         )
         counts = {f"{name}_total": float(self._counts[name]) for name in names}
-        counts["input_failures_total"] = float(self._contained.failures)
+        counts["input_failures_total"] = float(self._input_failures.failures)
         return {**counts, "projecting": float(self.is_projecting), "last_n": self._notifier.last_n}
 
     async def project_for_ever(self) -> None:
@@ -93,7 +93,7 @@ class Projector:
             except (BusError, StoreError, TimeoutError) as error:
                 await self._wait_after(error)
             except Exception as error:  # noqa: BLE001  the API answers from what is there
-                self._contained.note("the projection", error)
+                self._input_failures.note("the projection", error)
                 await self._wait_after(error)
             finally:
                 self._held = None

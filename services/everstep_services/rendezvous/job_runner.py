@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from everstep import __version__, subjects
-from everstep.bus.containment import Containment
 from everstep.bus.errors import BusError, ConflictError
+from everstep.bus.input_failures import InputFailures
 from everstep.bus.ports import Bus, Document
 from everstep.bus.requests import RefusalError
 from everstep.clock import Clock
@@ -96,14 +96,14 @@ class JobRunner:
         self._news: Document | None = None
         self._wake_at: float | None = None
         self._tidy_at: float | None = None
-        self._contained = Containment(f"job {job}")
+        self._input_failures = InputFailures(f"job {job}")
         self._unreadable = ""
         """The last logged error of an unreadable document."""
 
     @property
     def failures(self) -> int:
         """The number of batches that failed with an unexpected error."""
-        return self._contained.failures
+        return self._input_failures.failures
 
     async def ask(self, question: Event) -> Message:
         """Return the answer, once the document behind it is written."""
@@ -162,7 +162,7 @@ class JobRunner:
                 self._leave_alone(pending, error)
             except Exception as error:  # noqa: BLE001  other jobs must not suffer from this one
                 self._pass_over(pending, error)
-            with self._contained.of("facts that wait"):
+            with self._input_failures.caught("facts that wait"):
                 await self._tidy()
 
     async def _wait(self) -> None:
@@ -318,7 +318,7 @@ class JobRunner:
     def _pass_over(self, pending: Pending, error: Exception) -> None:
         """Drop the batch and read the document again, which has nothing of the batch."""
         names = ", ".join(sorted({type(event).__name__ for event, _ in pending}))
-        self._contained.note(f"events {names or 'of time'}", error)
+        self._input_failures.note(f"events {names or 'of time'}", error)
         self._revision, self._memory = None, ReplicaMemory()
         self._wake_at = self._around.clock.now() + _RETRY_S
         _refuse(pending, RefusalError("500", "rendezvous failed: see its log"))

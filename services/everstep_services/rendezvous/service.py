@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from everstep import subjects
-from everstep.bus.containment import Containment
+from everstep.bus.input_failures import InputFailures
 from everstep.bus.ports import Bus, Document, Handler
 from everstep.clock import Clock
 from everstep.ids import checked_name
@@ -59,14 +59,14 @@ class Rendezvous:
         self._runners: dict[str, JobRunner] = {}
         self._around: ReplicaContext | None = None
         self._counts = RunnerCounts()
-        self._contained = Containment("rendezvous")
+        self._input_failures = InputFailures("rendezvous")
         self.answers = asyncio.Event()
         """Set once it receives questions."""
 
     def statistics(self) -> dict[str, float]:
         """Return its counters, for metrics."""
         counts = {f"{name}_total": getattr(self._counts, name) for name in RunnerCounts.__slots__}
-        failures = self._contained.failures + sum(
+        failures = self._input_failures.failures + sum(
             runner.failures for runner in self._runners.values()
         )
         return counts | {
@@ -139,7 +139,7 @@ class Rendezvous:
     async def _follow_control(self) -> None:
         async with self._bus.documents("CONTROL").follow() as documents:
             async for document in documents:
-                with self._contained.of(f"document CONTROL/{document.key}"):
+                with self._input_failures.caught(f"document CONTROL/{document.key}"):
                     self._switch(document)
 
     def _switch(self, document: Document) -> None:
@@ -159,7 +159,7 @@ class Rendezvous:
         """Apply health's last document, whether or not health runs now."""
         async with self._bus.documents("NODES").follow(subjects.CLUSTER) as documents:
             async for document in documents:
-                with self._contained.of("document NODES"):
+                with self._input_failures.caught("document NODES"):
                     try:
                         self._suspects = _suspects(document)
                     except (msgspec.DecodeError, ValueError) as error:
@@ -168,7 +168,7 @@ class Rendezvous:
     async def _hear_findings(self) -> None:
         async with self._bus.subscribe(subjects.lost(), NodeLost) as findings:
             async for finding in findings:
-                with self._contained.of("a loss"):
+                with self._input_failures.caught("a loss"):
                     if finding.job in self._runners:
                         self._runners[finding.job].tell(finding)
 

@@ -5,7 +5,7 @@ import logging
 from collections import Counter
 from functools import partial
 
-from everstep.bus.containment import Containment
+from everstep.bus.input_failures import InputFailures
 from everstep.bus.policy_requests import PolicyRequests
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
@@ -35,7 +35,7 @@ class StragglerActions:
         self._clock = clock
         self._documents = documents
         self._counts: Counter[str] = Counter()
-        self._contained = Containment("the policy")
+        self._input_failures = InputFailures("the policy")
 
     def statistics(self) -> dict[str, float]:
         """Return the counts so far, for metrics."""
@@ -61,7 +61,7 @@ class StragglerActions:
             except (EverstepError, TimeoutError) as error:
                 log.warning("not_claimed job=%s rank=%d error=%s", job.job, straggler.rank, error)
             except Exception as error:  # noqa: BLE001  other jobs are as good as before
-                self._contained.note("a decision", error)
+                self._input_failures.note("a decision", error)
 
     async def _take(
         self,
@@ -92,7 +92,7 @@ class StragglerActions:
         except (EverstepError, TimeoutError) as error:
             log.warning("action_not_recorded job=%s error=%s", job.job, error)
         except Exception as error:  # noqa: BLE001  the service goes on
-            self._contained.note("an action", error)
+            self._input_failures.note("an action", error)
 
     async def _asked(
         self, tracked: TrackedJob, straggler: KnownStraggler, decision: StragglerDecision

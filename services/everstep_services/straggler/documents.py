@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
-from everstep.bus.containment import Containment
 from everstep.bus.errors import BusError, ConflictError
 from everstep.bus.facts.codec import facts_in
+from everstep.bus.input_failures import InputFailures
 from everstep.bus.ports import Bus, Document
 from everstep.clock import Clock
 from everstep.errors import EverstepError
@@ -58,26 +58,26 @@ class JobDocuments:
         self._rounds = bus.documents("ROUNDS")
         self._knows_cluster = False
         self._counts: Counter[str] = Counter()
-        self._contained = Containment("the documents")
+        self._input_failures = InputFailures("the documents")
 
     def statistics(self) -> dict[str, float]:
         """Return the counts so far, for metrics."""
         names = ("found", "cleared", "shifted", "conflicts")
         counts = {f"{name}_total": float(self._counts[name]) for name in names}
-        return {**counts, "document_failures_total": float(self._contained.failures)}
+        return {**counts, "document_failures_total": float(self._input_failures.failures)}
 
     async def follow_for_ever(self) -> None:
         """Learn what other replicas write."""
         async with self._documents.follow() as documents:
             async for news in documents:
-                with self._contained.of("a document of slow ranks"):
+                with self._input_failures.caught("a document of slow ranks"):
                     self._see(news)
 
     async def follow_switches_for_ever(self) -> None:
         """Learn what operators switch."""
         async with self._controls.follow() as documents:
             async for news in documents:
-                with self._contained.of("switches"):
+                with self._input_failures.caught("switches"):
                     self._switch(news)
 
     async def settle(self, job: TrackedJob) -> None:
@@ -87,7 +87,7 @@ class JobDocuments:
         except (EverstepError, TimeoutError) as error:
             log.warning("stragglers_not_written job=%s error=%s", job.job, error)
         except Exception as error:  # noqa: BLE001  other jobs are as good as before
-            self._contained.note(f"stragglers of {job.job}", error)
+            self._input_failures.note(f"stragglers of {job.job}", error)
 
     async def claim(self, job: TrackedJob, finding: str, action: Action, fact: Fact) -> bool:
         """Return whether this replica acts; `fact` is recorded if it ends before it has acted."""
@@ -145,7 +145,7 @@ class JobDocuments:
             if stored.data is not None:
                 document = decode_as(stored.data, RoundDocument)
         except BadMessageError as error:
-            self._contained.note(f"the round of {job.job}", error)
+            self._input_failures.note(f"the round of {job.job}", error)
         job.see_round(document, self._clock.now())
 
     async def _remove(self, job: TrackedJob) -> None:
@@ -173,7 +173,7 @@ class JobDocuments:
                 encode(new)
             except BadMessageError as error:
                 job.refuse(change, "cannot be written")
-                self._contained.note(f"change of {job.job}", error)
+                self._input_failures.note(f"change of {job.job}", error)
             else:
                 document = new
         return len(job.changes) < waiting

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from everstep import subjects
-from everstep.bus.containment import Containment
+from everstep.bus.input_failures import InputFailures
 from everstep.bus.ports import Bus, Inbox
 from everstep.clock import Clock
 from everstep.messages import JobEnded, NodeTimings, RoundFormed
@@ -51,7 +51,7 @@ class Observer:
         self._inbox: Inbox[NodeTimings] | None = None
         self._counts: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
-        self._contained = Containment("the observer")
+        self._input_failures = InputFailures("the observer")
 
     def statistics(self) -> dict[str, float]:
         """Return gauges and counts so far, for metrics."""
@@ -66,7 +66,7 @@ class Observer:
             "messages_total": float(self._counts["messages"]),
             "messages_dropped_total": float(0 if inbox is None else inbox.dropped),
             "refused_total": float(refused.total()),
-            "input_failures_total": float(self._contained.failures + self._turns.failures),
+            "input_failures_total": float(self._input_failures.failures + self._turns.failures),
         }
 
     async def hear_for_ever(self) -> None:
@@ -76,14 +76,14 @@ class Observer:
             self._inbox = inbox
             async for timings in inbox:
                 self._counts["messages"] += 1
-                with self._contained.of("a window"):
+                with self._input_failures.caught("a window"):
                     self._hear(timings)
 
     async def follow_jobs_for_ever(self) -> None:
         """Follow which jobs are over: their ranks are no longer slow."""
         async with self._bus.subscribe(subjects.fact(None, "job_ended"), JobEnded) as ended:
             async for fact in ended:
-                with self._contained.of("the end of a job"):
+                with self._input_failures.caught("the end of a job"):
                     job = self._jobs.get(fact.job)
                     if job is not None:
                         job.ended_at = self._clock.now()
@@ -114,7 +114,7 @@ class Observer:
                 await self._bus.wait_connected()
                 for job in self._jobs:
                     await self._documents.settle(job)
-                    with self._contained.of("the policy"):
+                    with self._input_failures.caught("the policy"):
                         self._apply_policy(job)
                     await self._actions.take(job, tasks)
 
@@ -162,7 +162,7 @@ class Observer:
         def lines(judge: Judge) -> list[str]:
             return list(report_lines(judge.scores(10**9, ""), most))
 
-        with self._contained.of("a report"):
+        with self._input_failures.caught("a report"):
             for line in await self._turns.ask(job, lines):
                 log.info("rank_report job=%s %s", job.job, line)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from everstep.bus.containment import Containment
+from everstep.bus.input_failures import InputFailures
 from everstep.clock import Clock
 from everstep.messages import (
     HeatMapPart,
@@ -230,12 +230,12 @@ class Turns:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._few = asyncio.Semaphore(_JOBS_AT_ONCE)
-        self._contained = Containment("the judge")
+        self._input_failures = InputFailures("the judge")
 
     @property
     def failures(self) -> int:
         """How many judgements, or messages within them, have failed."""
-        return self._contained.failures
+        return self._input_failures.failures
 
     def begin(self, job: JudgedJob, tasks: asyncio.TaskGroup) -> None:
         """Begin the job's next turn, unless a turn is running."""
@@ -245,13 +245,13 @@ class Turns:
 
     async def _run(self, job: JudgedJob) -> None:
         try:
-            with self._contained.of("a judgement"):
+            with self._input_failures.caught("a judgement"):
                 async with self._few, job.work.lock:
                     turn, now = job.turn(), self._clock.now()
                     outcome = await asyncio.to_thread(turn.run, now)
                     job.take(turn, outcome, now)
                 for error in outcome.failures:
-                    self._contained.note("a window", error)
+                    self._input_failures.note("a window", error)
         finally:
             job.work.is_turning = False
 

@@ -5,7 +5,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.bus.compression import COMPRESSED_ABOVE_BYTES, MAX_BODY_BYTES, packed, unpacked
+from everstep.bus.documents import COMPRESSED_ABOVE_BYTES, MAX_BODY_BYTES, packed, unpacked
 from everstep.bus.errors import DocumentDamagedError, MessageTooLargeError
 
 LARGE = b"a rather large document " * 10_000

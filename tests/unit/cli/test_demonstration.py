@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from everstep_services.cli.__main__ import main
-from everstep_services.cli.demonstration import cluster
+from everstep_services.cli.demonstration import stage
 from everstep_services.cli.errors import Exit
 
 
@@ -29,8 +29,8 @@ def test_what_has_ended_by_itself_does_not_keep_the_rest_from_being_killed(
 ) -> None:
     with subprocess.Popen(["/bin/true"]) as gone:
         gone.wait()
-    monkeypatch.setattr(cluster, "_everstep", lambda *_: subprocess.Popen(["/bin/sleep", "600"]))
-    monkeypatch.setattr(cluster, "descendants", lambda _: {gone.pid: 1})
-    agent = cluster.DemoAgent(cluster.Cluster(tmp_path), "node-1", [])
+    monkeypatch.setattr(stage, "_everstep", lambda *_: subprocess.Popen(["/bin/sleep", "600"]))
+    monkeypatch.setattr(stage, "descendants", lambda _: {gone.pid: 1})
+    agent = stage.DemoAgent(stage.Cluster(tmp_path), "node-1", [])
     assert agent.kill() == 2
     assert agent.poll() == -signal.SIGKILL

@@ -5,7 +5,7 @@ import time
 import msgspec
 import pytest
 
-from everstep.bus.compression import packed
+from everstep.bus.documents import packed
 from everstep.messages import (
     IncidentClosed,
     IncidentOpened,

@@ -13,7 +13,7 @@ import pytest
 
 from everstep.errors import EverstepError
 from everstep_services.agent.attached.job_folder import sole_agent
-from everstep_services.agent.attached.page_finder import PageFinder
+from everstep_services.agent.attached.rank_watch import PageFinder
 from everstep_services.agent.ranks.process_tree import alone_in
 from everstep_services.agent.ranks.setup import sweep
 from everstep_services.agent.stalls.torch_server import ask

@@ -37,7 +37,7 @@ from trainer_sdk.checkpoint.restore.errors import CorruptError, UnfitError
 from trainer_sdk.checkpoint.restore.stored_image import StoredImage, forms_of
 from trainer_sdk.checkpoint.restore.target import Form
 from trainer_sdk.checkpoint.storage import Storage, StorageError
-from trainer_sdk.checkpoint.storage.checkpoints import QUARANTINED, Mark
+from trainer_sdk.checkpoint.storage.checkpoints import QUARANTINED, CheckpointMark
 from trainer_sdk.checkpoint.storage.port import MissingError
 
 OFFER = "offer.json"
@@ -210,13 +210,13 @@ def _past(manifest: Manifest) -> JobPast:
         return JobPast()
 
 
-def _published_mark(storage: Storage, name: str) -> Mark | None:
+def _published_mark(storage: Storage, name: str) -> CheckpointMark | None:
     try:
-        return msgspec.json.decode(storage.read(f"{name}/{QUARANTINED}"), type=Mark)
+        return msgspec.json.decode(storage.read(f"{name}/{QUARANTINED}"), type=CheckpointMark)
     except MissingError:
         return None
     except msgspec.DecodeError:
-        return Mark(reason=f"{QUARANTINED} in it cannot be read")
+        return CheckpointMark(reason=f"{QUARANTINED} in it cannot be read")
 
 
 def _manifest_octets(storage: Storage, name: str) -> bytes:

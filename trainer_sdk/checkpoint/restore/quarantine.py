@@ -26,7 +26,7 @@ from trainer_sdk.checkpoint.manifest import (
 )
 from trainer_sdk.checkpoint.restore.choice import GLOBAL, MEMORY, Tier
 from trainer_sdk.checkpoint.storage import Storage, StorageError
-from trainer_sdk.checkpoint.storage.checkpoints import Mark, look, quarantine
+from trainer_sdk.checkpoint.storage.checkpoints import CheckpointMark, look, quarantine
 
 WITHIN_STEPS = 20
 _CAUSE: Final = "nan_after_load"
@@ -62,7 +62,7 @@ class LossWatch:
         self._by = f"rank {rank}"
         self._left = within
         self._step = loaded.identity.step
-        self._mark: Mark | None = None
+        self._mark: CheckpointMark | None = None
 
     def see(self, loss: SupportsFloat, await_saves: Callable[[], object]) -> None:
         """Check the loss of the next step; `BadLossError` if it is not finite.
@@ -89,7 +89,9 @@ class LossWatch:
             )
         after = self._step - step
         reason = f"{finding}, {after} step{'s' if after > 1 else ''} after loading step {step}"
-        self._mark = Mark(by=self._by, reason=reason, cause=_CAUSE, at=_now(), failed_at=self._step)
+        self._mark = CheckpointMark(
+            by=self._by, reason=reason, cause=_CAUSE, at=_now(), failed_at=self._step
+        )
         self.mark()
         if self._loaded.round:
             await_saves()
@@ -122,7 +124,7 @@ class LossWatch:
             return []
         return [name for name in names if (step_of(name) or 0) > own.identity.step]
 
-    def _mark_image(self, folder: Path, mark: Mark) -> None:
+    def _mark_image(self, folder: Path, mark: CheckpointMark) -> None:
         try:
             index = decode((folder / INDEX).read_bytes(), ImageIndex, str(folder))
         except (OSError, BadManifestError):
@@ -131,7 +133,7 @@ class LossWatch:
             mark_image(folder, index.identity, mark)
             self._tell(index.identity.step, MEMORY, str(folder), mark)
 
-    def _mark_published(self, name: str, mark: Mark) -> None:
+    def _mark_published(self, name: str, mark: CheckpointMark) -> None:
         storage = self._loaded.storage
         assert storage is not None
         try:
@@ -150,7 +152,7 @@ class LossWatch:
             identity.round == own.round != 0 and identity.step > own.identity.step
         )
 
-    def _tell(self, step: int, tier: Tier, path: str, mark: Mark) -> None:
+    def _tell(self, step: int, tier: Tier, path: str, mark: CheckpointMark) -> None:
         self._reporter.report(
             QuarantineEvent(
                 step=step,
@@ -188,7 +190,9 @@ def quarantine_corrupt(
         there = look(storage, step)
         if there is None or (there.manifest and there.manifest.identity) != identity:
             return  # it was replaced in the meantime
-        if not quarantine(storage, there, Mark(by=by, reason=reason, cause=_CORRUPT, at=at)):
+        if not quarantine(
+            storage, there, CheckpointMark(by=by, reason=reason, cause=_CORRUPT, at=at)
+        ):
             return
     except StorageError as error:
         reporter.warn(f"{name} cannot be quarantined: {error}")

@@ -50,7 +50,7 @@ Pace = Callable[[int], None]
 """Called with the size of each read; it may wait, or raise to stop."""
 
 
-class Mark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CheckpointMark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A mark of a checkpoint, next to its manifest."""
 
     by: str = ""
@@ -84,8 +84,8 @@ class StoredCheckpoint:
     manifest_hash: str = ""
     flaw: str = ""
     """Why its manifest cannot be used."""
-    pinned: Mark | None = None
-    quarantined: Mark | None = None
+    pinned: CheckpointMark | None = None
+    quarantined: CheckpointMark | None = None
 
     @property
     def saved_at(self) -> datetime | None:
@@ -141,8 +141,8 @@ def look(storage: Storage, step: int) -> StoredCheckpoint | None:
     """
     folder = step_name(step)
     place = f"{storage.url}/{folder}"
-    pinned = _read(storage, f"{folder}/{PINNED}", Mark)
-    quarantined = _read(storage, f"{folder}/{QUARANTINED}", Mark)
+    pinned = _read(storage, f"{folder}/{PINNED}", CheckpointMark)
+    quarantined = _read(storage, f"{folder}/{QUARANTINED}", CheckpointMark)
     try:
         octets = storage.read(f"{folder}/{MANIFEST}")
     except MissingError:
@@ -207,7 +207,7 @@ def _unread(storage: Storage, checkpoint: StoredCheckpoint, manifest: Manifest) 
     return ""
 
 
-def mark(storage: Storage, step: int, name: str, content: Mark) -> None:
+def mark(storage: Storage, step: int, name: str, content: CheckpointMark) -> None:
     """Write a mark next to the manifest; the checkpoint itself is not changed.
 
     `MissingError` if its folder is gone: a new folder would block the name for later saves.
@@ -215,7 +215,7 @@ def mark(storage: Storage, step: int, name: str, content: Mark) -> None:
     storage.put_beside(f"{step_name(step)}/{name}", msgspec.json.encode(content))
 
 
-def quarantine(storage: Storage, checkpoint: StoredCheckpoint, reason: Mark) -> bool:
+def quarantine(storage: Storage, checkpoint: StoredCheckpoint, reason: CheckpointMark) -> bool:
     """Quarantine a checkpoint; False if it was quarantined already.
 
     Also False if the mark is about another manifest, or the checkpoint is gone.
@@ -348,6 +348,6 @@ def _read(storage: Storage, name: str, of: type[_Read]) -> _Read | None:
     try:
         return msgspec.json.decode(octets, type=of)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        if of is Mark:
+        if of is CheckpointMark:
             return msgspec.convert({"reason": f"{name} cannot be read: {error}"}, type=of)
         raise StorageError(f"{storage.url}/{name} is not what was written: {error}") from error

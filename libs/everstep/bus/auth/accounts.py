@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep import subjects
-from everstep.bus.auth.keys import Claims, Credentials, Key, Kind, claims_of
+from everstep.bus.auth.keys import Claims, Credentials, Key, KeyKind, claims_of
 from everstep.bus.auth.login import read_secret, write_private
 from everstep.bus.auth.roles import (
     ADMIN,
@@ -55,10 +55,10 @@ class Operator:
 
     def __init__(self, key: Key) -> None:
         self._key = key
-        self.system = key.derived(Kind.ACCOUNT, "account SYS")
-        self.control = key.derived(Kind.ACCOUNT, "account CONTROL")
-        self._agents = key.derived(Kind.ACCOUNT, "logins of agents")
-        self._services = key.derived(Kind.ACCOUNT, "logins of services")
+        self.system = key.derived(KeyKind.ACCOUNT, "account SYS")
+        self.control = key.derived(KeyKind.ACCOUNT, "account CONTROL")
+        self._agents = key.derived(KeyKind.ACCOUNT, "logins of agents")
+        self._services = key.derived(KeyKind.ACCOUNT, "logins of services")
 
     @classmethod
     def opened(cls, folder: Path) -> "Operator":
@@ -77,7 +77,7 @@ class Operator:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folder / _OPERATOR_FILE
         if not path.exists():
-            write_private(path, Key.new(Kind.OPERATOR).seed + "\n", keep=True)
+            write_private(path, Key.new(KeyKind.OPERATOR).seed + "\n", keep=True)
         return cls.opened(folder)
 
     @property
@@ -112,7 +112,7 @@ class Operator:
 
     def account_of(self, job: str) -> str:
         """The public key of a job's account."""
-        return self._key.derived(Kind.ACCOUNT, f"job {checked_name('job', job)}").public
+        return self._key.derived(KeyKind.ACCOUNT, f"job {checked_name('job', job)}").public
 
     def job_account(
         self, job: str, *, is_cut_off: bool = False, logins_before: int | None = None
@@ -219,7 +219,7 @@ def _job_of(claims: Claims) -> str:
 def _login(
     signer: Key, account: str, name: str, valid_s: int, may: User | None = None
 ) -> Credentials:
-    user = Key.new(Kind.USER)
+    user = Key.new(KeyKind.USER)
     claims: dict[str, Any] = {"type": "user", "issuer_account": account}
     if may is not None:  # other logins have the permissions of their signer's scope
         claims |= _permissions(may)

@@ -24,7 +24,7 @@ _TOKEN = re.compile(r"-----BEGIN NATS USER JWT-----\s*(\S+)\s*-+END")
 _SEED = re.compile(r"-----BEGIN USER NKEY SEED-----\s*(\S+)\s*-+END")
 
 
-class Kind(IntEnum):
+class KeyKind(IntEnum):
     """The kind of a key, which is the first letter of its text."""
 
     OPERATOR = nkeys.PREFIX_BYTE_OPERATOR
@@ -44,11 +44,11 @@ class Key:
         self.seed = seed.strip()
 
     @classmethod
-    def new(cls, kind: Kind) -> "Key":
+    def new(cls, kind: KeyKind) -> "Key":
         """A random key."""
         return cls(nkeys.encode_seed(secrets.token_bytes(32), kind).decode())
 
-    def derived(self, kind: Kind, purpose: str) -> "Key":
+    def derived(self, kind: KeyKind, purpose: str) -> "Key":
         """Return the key for a purpose: always the same, and this key cannot be derived from it."""
         raw = hmac.new(self.seed.encode(), purpose.encode(), hashlib.sha256).digest()
         return Key(nkeys.encode_seed(raw, kind).decode())

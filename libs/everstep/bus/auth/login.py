@@ -145,7 +145,7 @@ def _check(server: str) -> None:
 
 
 def read_secret(path: Path, setting: str) -> str:
-    """What a secret file holds, or the error that names its setting."""
+    """The content of a secret file, or the error that names its setting."""
     try:
         return read_any_secret(path)
     except SettingsError as error:

@@ -250,7 +250,7 @@ class Outbox:
             log.warning("facts_waiting bytes=%d reason=%s", self.pending_bytes, trouble)
         self.trouble = trouble
 
-    # -- what the connection tells us ------------------------------------------------------
+    # -- events of the connection ---------------------------------------------------------
 
     def came_up(self) -> None:
         self._came_up.set()

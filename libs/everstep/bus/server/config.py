@@ -31,7 +31,7 @@ of 100 000 ranks, which arrive at once, are 250 MB."""
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """What differs between one server and another."""
+    """The settings that differ between servers."""
 
     store: Path
     host: str = "127.0.0.1"

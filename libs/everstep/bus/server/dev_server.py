@@ -310,7 +310,7 @@ def find_program() -> str:
 
 
 async def program_version(program: str) -> str:
-    """What `nats-server --version` says; `BusConfigError` when it is too old."""
+    """The version of `nats-server`; `BusConfigError` when it is too old."""
     process = await asyncio.create_subprocess_exec(
         program, "--version", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
     )

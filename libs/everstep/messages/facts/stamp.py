@@ -16,6 +16,27 @@ class FactHead(TypedDict):
     source: str
 
 
+class RoundFactHead(FactHead):
+    """The head of a fact about a round."""
+
+    round: int
+
+
+class JobFactHead(FactHead):
+    """The head of a fact about a job, which may be in a round."""
+
+    round: int | None
+
+
+class RankFactHead(RoundFactHead):
+    """The head of a fact about a rank."""
+
+    node: str
+    slot: int
+    rank: int
+    local_rank: int
+
+
 @dataclass(frozen=True, slots=True)
 class FactStamp:
     """The time of a decision, and what the facts about it need."""

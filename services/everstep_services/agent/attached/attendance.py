@@ -4,10 +4,14 @@ Pure: every method takes `now` and returns what is new. Pages of older rounds ar
 """
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from everstep.incident_causes import IncidentCause
 from everstep.messages import Ledger
 from everstep_services.agent.core.exit import RankExit
+
+IncidentOutcome = Literal["recovered", "failed"]
+JobEnd = Literal["done", "failed", "unknown"]
 
 _ORDERED = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})
 """The signals with which launchers stop ranks after another one has failed."""
@@ -35,7 +39,7 @@ class RoundEnds:
     """No rank of the round is left here."""
 
     round: int
-    cause: str
+    cause: IncidentCause
     reason: str
     rank: int | None
     fact: str | None
@@ -46,7 +50,7 @@ class RoundEnds:
 class IncidentCloses:
     """The open incident is over."""
 
-    outcome: str
+    outcome: IncidentOutcome
     reason: str
     next_round: int | None
     ledger: Ledger
@@ -56,7 +60,7 @@ class IncidentCloses:
 class JobOver:
     """The launcher starts nobody again: the outcome of the job, as far as it was seen."""
 
-    state: str
+    state: JobEnd
     reason: str
     exit_code: int | None
 
@@ -111,8 +115,8 @@ class Attendance:
 
     def is_news(self, number: int, rank: int, pid: int) -> bool:
         """The page is of this round or a later one, and new."""
-        known = self._ranks.get(rank) if number == self.round else None
-        return number >= self.round and (known is None or known.pid != pid)
+        record = self._ranks.get(rank) if number == self.round else None
+        return number >= self.round and (record is None or record.pid != pid)
 
     def came(self, number: int, rank: int, pid: int, now: float) -> list[Act]:
         """A rank has opened its page."""
@@ -152,8 +156,8 @@ class Attendance:
 
     def gone(self, rank: int, ending: RankExit, fact: str, now: float) -> list[Act]:
         """The process of a rank is gone."""
-        known = self._ranks[rank]
-        known.ending, known.fact = ending, fact
+        record = self._ranks[rank]
+        record.ending, record.fact = ending, fact
         acts: list[Act] = []
         if _has_failed(ending) and self._first_bad is None:
             self._first_bad = rank
@@ -196,7 +200,8 @@ class Attendance:
             return []
         acts: list[Act] = []
         bad = None if self._first_bad is None else self._ranks[self._first_bad].ending
-        state, code = "unknown", None
+        state: JobEnd = "unknown"
+        code = None
         reason = why or "its ranks are gone, and nobody saw how all of them ended"
         if bad is not None:
             state, reason = "failed", f"rank {self._first_bad} {bad.text}; no other round followed"
@@ -204,7 +209,8 @@ class Attendance:
         elif all(ending and ending.is_good for ending in endings):
             state, reason, code = "done", "all ranks that were watched have ended well", 0
         if self._trouble is not None:
-            outcome = "recovered" if self._trouble.is_stall and state == "done" else "failed"
+            is_over = self._trouble.is_stall and state == "done"
+            outcome: IncidentOutcome = "recovered" if is_over else "failed"
             acts.append(self._closes(self._trouble, outcome, reason, now))
         return [*acts, JobOver(state, reason, code)]
 
@@ -223,16 +229,23 @@ class Attendance:
         rank, presence = next(
             (r, p) for r, p in self._ranks.items() if not (p.ending and p.ending.is_good)
         )
-        said = (
+        summary = (
             "was still here when the next round began"
             if presence.ending is None
             else presence.ending.text
         )
         return RoundEnds(
-            self.round, "rank_exited", f"rank {rank} {said}", rank, presence.fact or None, lasted_s
+            self.round,
+            "rank_exited",
+            f"rank {rank} {summary}",
+            rank,
+            presence.fact or None,
+            lasted_s,
         )
 
-    def _closes(self, trouble: _Trouble, outcome: str, reason: str, now: float) -> IncidentCloses:
+    def _closes(
+        self, trouble: _Trouble, outcome: IncidentOutcome, reason: str, now: float
+    ) -> IncidentCloses:
         self._trouble = None
         gone_at = now if trouble.gone_at is None else trouble.gone_at
         back_at = now if trouble.back_at is None else max(trouble.back_at, gone_at)

@@ -56,12 +56,12 @@ class AttachedEvidence(Collections):
 
     def came(self, rank: int, pid: int) -> None:
         """Note the files that a rank writes to: they cannot be found once it is gone."""
-        found: dict[str, _Output] = {}
+        outputs: dict[str, _Output] = {}
         for name, number in _STREAMS.items():
             output = _output(pid, number)
-            if output is not None and output not in found.values():
-                found[name] = output
-        self._outputs[rank] = found
+            if output is not None and output not in outputs.values():
+                outputs[name] = output
+        self._outputs[rank] = outputs
 
     def collect_for(self, round: int, incident: str, rank: int) -> None:
         """A rank has failed, or has stalled: others may be ended at any moment."""

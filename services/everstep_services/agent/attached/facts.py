@@ -4,9 +4,7 @@ Each agent records the nodes and incidents that it sees. The agent of slot 0 als
 its allocation and its rounds, which rendezvous would record otherwise.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from everstep import __version__
 from everstep.clock import Clock
@@ -28,6 +26,7 @@ from everstep.messages import (
     RoundStarted,
     StartRanks,
 )
+from everstep.messages.facts.stamp import FactHead, FactStamp, JobFactHead, RoundFactHead
 from everstep_services.agent.attached.attached_plan import AttachedPlan
 from everstep_services.agent.attached.attendance import (
     IncidentCloses,
@@ -109,9 +108,9 @@ class AttachedFacts:
 
     def begins(self) -> list[Fact]:
         """The first rank is here."""
-        plan, of = self._plan, self._of
+        plan = self._plan
         joined = NodeJoined(
-            **of(None),
+            **self._of_job(),
             node=plan.node,
             allocation=plan.allocation,
             ranks=plan.place.local_size,
@@ -121,7 +120,7 @@ class AttachedFacts:
         if not plan.tells_of_job:
             return [joined]
         started = JobStarted(
-            **of(None),
+            **self._of_job(),
             spec=plan.spec,
             world_size=plan.place.world_size,
             allocation=plan.allocation,
@@ -129,7 +128,7 @@ class AttachedFacts:
             version=__version__,
         )
         allocation = AllocationStarted(
-            **of(None),
+            **self._of_job(),
             allocation=plan.allocation,
             scheduler=plan.scheduler.name,
             scheduler_job=plan.scheduler.job,
@@ -146,7 +145,7 @@ class AttachedFacts:
         place, (address, port) = plan.place, plan.master
         member = Member(slot=0, node=plan.node, first_rank=0, ranks=place.local_size)
         formed = RoundFormed(
-            **self._of(number),
+            **self._of_round(number),
             members=(member,),
             world_size=place.world_size,
             waited_s=0.0,
@@ -156,7 +155,7 @@ class AttachedFacts:
             restarts=number - 1,
         )
         started = RoundStarted(
-            **self._of(number), start_s=0.0, master_address=address, master_port=port
+            **self._of_round(number), start_s=0.0, master_address=address, master_port=port
         )
         return [formed, started]
 
@@ -165,7 +164,7 @@ class AttachedFacts:
         if not self._plan.tells_of_job:
             return []
         ended = RoundEnded(
-            **self._of(ends.round),
+            **self._of_round(ends.round),
             cause=ends.cause,
             reason=ends.reason,
             lasted_s=round(ends.lasted_s, 3),
@@ -180,7 +179,7 @@ class AttachedFacts:
     def opens(self, number: int, incident: str, opens: IncidentOpens, step: int | None) -> Fact:
         """A rank has failed by itself."""
         return IncidentOpened(
-            **self._of(number),
+            **self._of_round(number),
             incident=incident,
             trigger=opens.trigger,
             reason=opens.reason,
@@ -193,7 +192,7 @@ class AttachedFacts:
     def closes(self, number: int, incident: str, closes: IncidentCloses) -> Fact:
         """The training steps again, or will not."""
         return IncidentClosed(
-            **self._of(number),
+            **self._of_round(number),
             incident=incident,
             outcome=closes.outcome,
             reason=closes.reason,
@@ -204,7 +203,7 @@ class AttachedFacts:
     def progress(self, number: int, made: StepsMade) -> ProgressMade:
         """The progress of the training, from slot 0."""
         return ProgressMade(
-            **self._of(number),
+            **self._of_round(number),
             step=made.step,
             node=self._plan.node,
             is_first=made.is_first,
@@ -214,15 +213,15 @@ class AttachedFacts:
 
     def ends(self, over: JobOver, rounds: int, step: int | None) -> list[Fact]:
         """The job is over."""
-        plan, of = self._plan, self._of
+        plan = self._plan
         cause = "done" if over.state == "done" else "failed"
         left = NodeLeft(
-            **of(None), node=plan.node, cause=cause, reason=over.reason, slot=plan.place.slot
+            **self._of_job(), node=plan.node, cause=cause, reason=over.reason, slot=plan.place.slot
         )
         if not plan.tells_of_job:
             return [left]
         ended = JobEnded(
-            **of(None),
+            **self._of_job(),
             state=over.state,
             exit_code=over.exit_code,
             reason=over.reason,
@@ -230,7 +229,7 @@ class AttachedFacts:
             rounds=rounds,
         )
         allocation = AllocationEnded(
-            **of(None),
+            **self._of_job(),
             allocation=plan.allocation,
             state="lost" if over.state == "unknown" else over.state,
             reason=over.reason,
@@ -238,11 +237,12 @@ class AttachedFacts:
         )
         return [left, ended, allocation]
 
-    def _of(self, number: int | None) -> Mapping[str, Any]:
-        return {
-            "id": new_id(),
-            "job": self._plan.job,
-            "at": self._clock.wall(),
-            "source": f"agent/{self._plan.node}",
-            "round": number,
-        }
+    def _of_round(self, number: int) -> RoundFactHead:
+        return {**self._head(), "round": number}
+
+    def _of_job(self) -> JobFactHead:
+        return {**self._head(), "round": None}
+
+    def _head(self) -> FactHead:
+        stamp = FactStamp(self._clock.wall(), new_id, f"agent/{self._plan.node}")
+        return stamp.head(self._plan.job)

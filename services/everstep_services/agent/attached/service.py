@@ -16,9 +16,8 @@ from everstep_services.agent.attached import attendance
 from everstep_services.agent.attached.attached_plan import AttachedPlan
 from everstep_services.agent.attached.evidence import AttachedEvidence
 from everstep_services.agent.attached.facts import AttachedFacts, StepCounter, StepsMade
-from everstep_services.agent.attached.page_finder import FoundPage
 from everstep_services.agent.attached.rank_stderr import RankStderr
-from everstep_services.agent.attached.rank_watch import RankWatch
+from everstep_services.agent.attached.rank_watch import FoundPage, RankWatch
 from everstep_services.agent.attached.stalls import AttachedStalls
 from everstep_services.agent.core.exit import RankExit
 from everstep_services.agent.probes import notes
@@ -116,11 +115,6 @@ class AttachedService:
         slots = -(-place.world_size // place.local_size) if place.local_size else 1
         return RoundPosition(here.round, place.slot, slots, place.world_size, here.all)
 
-    @property
-    def is_deserted(self) -> bool:
-        """No rank is here."""
-        return not self._here.live
-
     def leave(self, reason: str) -> None:
         """The process must end; the ranks go on."""
         self._do(self._here.left(reason, self._clock.now()))
@@ -148,25 +142,24 @@ class AttachedService:
                     log.info("passed_over event=%s", event)
             self._watching.events.task_done()
 
-    def _came(self, found: FoundPage) -> None:
-        if not self._here.is_news(found.round, found.rank, found.pid):
-            found.page.close()
+    def _came(self, page: FoundPage) -> None:
+        if not self._here.is_news(page.round, page.rank, page.pid):
+            page.page.close()
             return
-        log.info("rank_found round=%d rank=%d pid=%d", found.round, found.rank, found.pid)
-        acts = self._here.came(found.round, found.rank, found.pid, self._clock.now())
+        log.info("rank_found round=%d rank=%d pid=%d", page.round, page.rank, page.pid)
+        acts = self._here.came(page.round, page.rank, page.pid, self._clock.now())
         self._do(acts)
-        order = self._story.order(found.round, found.rank, found.local_rank)
+        order = self._story.order(page.round, page.rank, page.local_rank)
         if any(isinstance(act, attendance.RoundBegins) for act in acts):
             self._orders.clear()
-            self._watching.oldest = found.round
-            self._watching.ranks.begin(found.round, self._clock.now())
+            self._watching.begins(page.round, self._clock.now())
             self._steps.begins()
             self._stalls.begins(order)
             self._checkpoints.begins(order)
             self._evidence.begins()
-        self._orders[found.rank] = order
-        self._evidence.came(found.rank, found.pid)
-        self._watching.add(found)
+        self._orders[page.rank] = order
+        self._evidence.came(page.rank, page.pid)
+        self._watching.add(page)
 
     def _runs(self, event: RankRuns) -> None:
         order = self._orders[event.rank]
@@ -177,8 +170,8 @@ class AttachedService:
         )
 
     def _said(self, event: RankSaid) -> None:
-        if isinstance(event.said, Checkpointed):
-            self._checkpoints.said(event.said)
+        if isinstance(event.message, Checkpointed):
+            self._checkpoints.said(event.message)
         else:
             self._stalls.said(event)
 
@@ -189,10 +182,10 @@ class AttachedService:
         self._voice.give_back()
 
     async def _gone(self, event: RankGone) -> None:
-        known = self._watching.ranks.rank(event.rank)
-        if known is None or known.pid != event.pid:
+        watched = self._watching.ranks.rank(event.rank)
+        if watched is None or watched.pid != event.pid:
             return
-        error = await asyncio.to_thread(read_error, known.folder) if event.code != 0 else None
+        error = await asyncio.to_thread(read_error, watched.folder) if event.code != 0 else None
         # Python exits with 1 after an uncaught exception.
         code = 1 if error is not None and event.signal is None else event.code
         ending = RankExit(code, event.signal, error=error, lasted_s=event.lasted_s)
@@ -332,8 +325,8 @@ class AttachedService:
         return [page.pid for page in pages if page is not None]
 
     def _page(self, rank: int) -> PageReading | None:
-        known = self._watching.ranks.rank(rank)
-        return None if known is None else known.reading()
+        watched = self._watching.ranks.rank(rank)
+        return None if watched is None else watched.reading()
 
     def _step(self, rank: int) -> int | None:
         page = self._page(rank)
@@ -345,8 +338,8 @@ class AttachedService:
     def _last(self) -> int | None:
         """The highest step that the script has reported."""
         pages = [self._page(rank) for rank in self._here.all]
-        said = [
+        messages = [
             page.step for page in pages if page is not None and page.counted_by is CountedBy.SDK
         ]
-        self._last_step = max([*said, self._last_step or 0]) or None
+        self._last_step = max([*messages, self._last_step or 0]) or None
         return self._last_step

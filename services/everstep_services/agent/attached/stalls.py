@@ -50,7 +50,6 @@ class AttachedStalls:
         watched = MonitoredRanks(live, rank, self._stalled, self._moving, log.warning)
         self.watch = StallMonitor(plan.limits, clock, watched)
         self._announcer = LimitNotices(self.watch.limits, plan.others, say)
-        self._announcer.speaks = plan.tells_of_job
 
     async def follow_limits_for_ever(self) -> None:
         """Use the limits that health learns about this job."""
@@ -66,27 +65,27 @@ class AttachedStalls:
         self._round = order.round
         self._facts.clear()
         self.watch.begins(order)
-        self._announcer.show()
+        self._announcer.show(is_for_job=self._plan.tells_of_job)
         self.note_state(f"ranks were started by {self._plan.place.launcher}")
 
     def stepped(self, rank: int) -> None:
         """A rank has made its first step: the timeout of its process group may be compared."""
-        known = self._rank(rank)
-        page = None if known is None else known.reading()
+        watched = self._rank(rank)
+        page = None if watched is None else watched.reading()
         if page is not None:
             self._announcer.group_waits(page.group_timeout_s)
 
     def said(self, event: RankSaid) -> None:
         """A rank asks for a pause of the judgement, or for its end."""
-        match event.said:
+        match event.message:
             case Paused(reason=reason, for_s=for_s):
                 why = f"rank {event.rank} has paused it" + (f": {reason}" if reason else "")
                 self._record(self._records.watch_changed(event.round, "paused", why, until_s=for_s))
             case Resumed(step=step):
                 why = f"rank {event.rank} goes on after step {step}"
                 self._record(self._records.watch_changed(event.round, self.watch.state, why))
-            case said:
-                log.info("not_done rank=%d said=%s", event.rank, said)
+            case message:
+                log.info("not_done rank=%d said=%s", event.rank, message)
 
     def note_state(self, why: str) -> None:
         """Record whether stalls are looked for."""

@@ -66,7 +66,7 @@ class Piece:
 
     evidence: str
     """The name of the kind, as in `evidence_collected`."""
-    found: EvidenceFound | None = None
+    content: EvidenceFound | None = None
     missing: str = ""
     took_s: float = 0.0
     rank: int | None = None
@@ -74,10 +74,10 @@ class Piece:
 
     def packed(self) -> bytes:
         """The bytes to store; empty if there is only a reason. Slow."""
-        found = self.found
-        if found is None or not found.members:
-            return b"" if found is None else found.content
-        return archive.pack(found.members, found.missing)
+        evidence = self.content
+        if evidence is None or not evidence.members:
+            return b"" if evidence is None else evidence.content
+        return archive.pack(evidence.members, evidence.missing)
 
 
 Collector = Callable[[Scene, Clock], Awaitable[EvidenceFound | None]]
@@ -105,7 +105,7 @@ async def _piece(
     began = clock.now()
     try:
         async with asyncio.timeout(within_s):
-            found = await collecting
+            piece = await collecting
     except TimeoutError:
         return Piece(evidence, missing=f"not there after {within_s:g} s", took_s=within_s)
     except NothingFoundError as error:
@@ -114,11 +114,11 @@ async def _piece(
         log.warning("collector_failed evidence=%s error=%r", evidence, error)
         why = short(f"{type(error).__name__}: {error}")
         return Piece(evidence, missing=why, took_s=clock.now() - began)
-    if found is None:
+    if piece is None:
         return None
-    if found.missing and not found.members and not found.content:
-        return Piece(evidence, missing=reasons(found.missing), took_s=clock.now() - began)
-    return Piece(evidence, found, took_s=clock.now() - began)
+    if piece.missing and not piece.members and not piece.content:
+        return Piece(evidence, missing=reasons(piece.missing), took_s=clock.now() - began)
+    return Piece(evidence, piece, took_s=clock.now() - began)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,16 +156,16 @@ async def from_each(
             return short(f"{type(error).__name__}: {error}")
 
     answers = await asyncio.gather(*(answer_of(rank) for rank in scene.ranks))
-    found, missing = {}, {}
+    contents, missing = {}, {}
     for rank, answer in zip(scene.ranks, answers, strict=True):
         if isinstance(answer, RankPiece):
-            found[rank.rank] = answer
+            contents[rank.rank] = answer
         else:
             missing[rank.rank] = answer
-    said = [f"rank {rank}: {piece.summary}" for rank, piece in found.items()]
-    said += [f"none of {ranks}" for ranks in ([reasons(missing)] if missing else [])]
-    members = tuple(piece.member for piece in found.values())
-    return EvidenceFound(brief(said), members=members, missing=missing)
+    lines = [f"rank {rank}: {piece.summary}" for rank, piece in contents.items()]
+    lines += [f"none of {ranks}" for ranks in ([reasons(missing)] if missing else [])]
+    members = tuple(piece.member for piece in contents.values())
+    return EvidenceFound(brief(lines), members=members, missing=missing)
 
 
 def reasons(missing: Mapping[int, str]) -> str:
@@ -176,9 +176,9 @@ def reasons(missing: Mapping[int, str]) -> str:
     return brief(f"{_ranks(ranks)} ({reason})" for reason, ranks in by_reason.items())
 
 
-def brief(said: Iterable[str]) -> str:
+def brief(texts: Iterable[str]) -> str:
     """The first few of these, and the number of the others."""
-    parts: Iterator[str] = iter(said)
+    parts: Iterator[str] = iter(texts)
     named = list(itertools.islice(parts, _NAMED_MOST))
     more = sum(1 for _ in parts)
     return "; ".join(named) + (f"; and {more} more" if more else "")

@@ -45,9 +45,9 @@ async def environment(scene: Scene, clock: Clock) -> EvidenceFound | None:
     versions = await asyncio.to_thread(releases, scene.python)
     document = {"versions": versions, "variables": shared, "ranks": own}
     named = ("everstep", "torch", "nccl", "python", "driver", "kernel")
-    said = (f"{name} {versions[name]}" for name in named if name in versions)
+    shown = (f"{name} {versions[name]}" for name in named if name in versions)
     count = len(shared) + sum(map(len, own.values()))
-    return EvidenceFound(f"{', '.join(said)}; {count} variables", msgspec.json.encode(document))
+    return EvidenceFound(f"{', '.join(shown)}; {count} variables", msgspec.json.encode(document))
 
 
 def told_of(environ: Mapping[str, str]) -> dict[str, str]:
@@ -61,20 +61,20 @@ def told_of(environ: Mapping[str, str]) -> dict[str, str]:
 
 def releases(python: str) -> dict[str, str]:
     """The releases that run here; packages only if ranks run this process's interpreter."""
-    found = {"everstep": __version__, "kernel": os.uname().release}
+    versions = {"everstep": __version__, "kernel": os.uname().release}
     if not python or os.path.abspath(python) == os.path.abspath(sys.executable):
-        found["python"] = platform.python_version()
+        versions["python"] = platform.python_version()
         for name in _PACKAGES:
             try:
-                found["nccl" if "nccl" in name else name] = metadata.version(name)
+                versions["nccl" if "nccl" in name else name] = metadata.version(name)
             except metadata.PackageNotFoundError:
                 continue
     else:
-        found["interpreter"] = python
+        versions["interpreter"] = python
     for path in _DRIVER_FILES:
         try:
-            found["driver"] = path.read_text().splitlines()[0][:200]
+            versions["driver"] = path.read_text().splitlines()[0][:200]
             break
         except (OSError, IndexError):
             continue
-    return found
+    return versions

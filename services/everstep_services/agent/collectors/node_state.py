@@ -86,18 +86,18 @@ class NodeState:
             for path in paths:
                 if str(path) not in groups and len(groups) < _GROUPS_MOST:
                     groups[str(path)] = _texts(path, _GROUP_FILES)
-        known = {path: files for path, files in groups.items() if files}
+        counters = {path: files for path, files in groups.items() if files}
         host = _texts(self._root / "proc", _HOST_FILES)
-        if not known and not host:
+        if not counters and not host:
             return None
         counts = kill_counts(root=self._root)
         document: dict[str, Any] = {
             "ranks": ranks,
-            "groups": known,
+            "groups": counters,
             "host": host,
             "killed_for_memory": {"group": counts.group, "host": counts.host},
         }
-        return EvidenceFound(_memory_text(known), msgspec.json.encode(document))
+        return EvidenceFound(_memory_text(counters), msgspec.json.encode(document))
 
     def _paths(self, pid: str) -> list[Path]:
         """The folders of a process's groups; a container may see its own group as the root."""
@@ -125,19 +125,19 @@ class NodeState:
 
 
 def _texts(folder: Path, names: tuple[str, ...]) -> Mapping[str, str]:
-    found = {}
+    texts = {}
     for name in names:
         try:
             with (folder / name).open("rb") as file:
-                found[name] = file.read(_FILE_BYTES).decode(errors="replace").strip()
+                texts[name] = file.read(_FILE_BYTES).decode(errors="replace").strip()
         except OSError:
             continue
-    return found
+    return texts
 
 
 def _memory_text(groups: Mapping[str, Mapping[str, str]]) -> str:
     """The group with the least memory left, and whether a process in it was killed."""
-    said = []
+    parts = []
     for path, files in groups.items():
         used = files.get("memory.current") or files.get("memory.usage_in_bytes")
         limit = files.get("memory.max") or files.get("memory.limit_in_bytes") or "max"
@@ -145,8 +145,8 @@ def _memory_text(groups: Mapping[str, Mapping[str, str]]) -> str:
         killed = next((line for line in events.splitlines() if line.startswith("oom_kill ")), "")
         number = killed.partition(" ")[2]
         if number not in {"", "0"}:
-            said.append(f"{number} killed for want of memory in {path}")
+            parts.append(f"{number} killed for want of memory in {path}")
         if used and used.isdecimal() and limit.isdecimal() and int(limit) < 1 << 60:
             share = 100 * int(used) / max(int(limit), 1)
-            said.append(f"{share:.0f} % of {int(limit) >> 20} MiB used in {path}")
-    return "; ".join(said[:4]) or "no limit of memory, and nothing killed for want of it"
+            parts.append(f"{share:.0f} % of {int(limit) >> 20} MiB used in {path}")
+    return "; ".join(parts[:4]) or "no limit of memory, and nothing killed for want of it"

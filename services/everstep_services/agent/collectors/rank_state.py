@@ -20,11 +20,11 @@ async def pages(scene: Scene, clock: Clock) -> EvidenceFound | None:
     """The progress of each rank from its own page, also of ranks that are gone."""
     now = clock.now()
     read = {rank.rank: _page(rank.page) for rank in scene.ranks}
-    known = {rank: said for rank, said in read.items() if said}
-    if not known:
+    readable = {rank: lines for rank, lines in read.items() if lines}
+    if not readable:
         return None
-    said = (f"rank {rank}: {_reached(rank_seen, now)}" for rank, rank_seen in known.items())
-    return EvidenceFound(brief(said), msgspec.json.encode({"now_s": now, "ranks": known}))
+    lines = (f"rank {rank}: {_reached(rank_seen, now)}" for rank, rank_seen in readable.items())
+    return EvidenceFound(brief(lines), msgspec.json.encode({"now_s": now, "ranks": readable}))
 
 
 async def processes(scene: Scene, clock: Clock) -> EvidenceFound | None:  # noqa: ARG001
@@ -33,11 +33,11 @@ async def processes(scene: Scene, clock: Clock) -> EvidenceFound | None:  # noqa
     files = await asyncio.to_thread(
         lambda: {rank_seen.rank: _process(rank_seen.pid) for rank_seen in living}
     )
-    known = {rank: rank_seen for rank, rank_seen in files.items() if rank_seen}
-    if not known:
+    readable = {rank: rank_seen for rank, rank_seen in files.items() if rank_seen}
+    if not readable:
         return None
-    said = (f"rank {rank}: {_state(rank_seen)}" for rank, rank_seen in known.items())
-    return EvidenceFound(brief(said), msgspec.json.encode({"ranks": known}))
+    lines = (f"rank {rank}: {_state(rank_seen)}" for rank, rank_seen in readable.items())
+    return EvidenceFound(brief(lines), msgspec.json.encode({"ranks": readable}))
 
 
 def _page(page: PageView) -> dict[str, Any]:
@@ -45,29 +45,29 @@ def _page(page: PageView) -> dict[str, Any]:
 
     Empty until the rank has opened it.
     """
-    said: dict[str, Any] = {}
+    words: dict[str, Any] = {}
     try:
         reading = page.read()
         if reading is None:
             return {}
-        said["page"] = reading
-        said["lanes"] = lanes = page.lanes()
+        words["page"] = reading
+        words["lanes"] = lanes = page.lanes()
         numbers = {frame.section for lane in lanes for frame in lane.frames}
-        said["sections"] = {number: page.section(number).name for number in numbers}
+        words["sections"] = {number: page.section(number).name for number in numbers}
     except BadPageError as error:
-        said["damaged"] = str(error)
-    return said
+        words["damaged"] = str(error)
+    return words
 
 
-def _reached(said: Mapping[str, Any], now: float) -> str:
-    reading: PageReading | None = said.get("page")
+def _reached(page: Mapping[str, Any], now: float) -> str:
+    reading: PageReading | None = page.get("page")
     if reading is None:
-        return f"its page is damaged: {said['damaged']}"
+        return f"its page is damaged: {page['damaged']}"
     parts = [str(reading.phase), f"step {reading.step}" if reading.step else "no step yet"]
-    frames = next((lane.frames for lane in said.get("lanes", ())), ())
-    if frames and "sections" in said:
+    frames = next((lane.frames for lane in page.get("lanes", ())), ())
+    if frames and "sections" in page:
         inner = frames[-1]
-        parts.append(f"{now - inner.since_s:.1f} s in {said['sections'][inner.section]}")
+        parts.append(f"{now - inner.since_s:.1f} s in {page['sections'][inner.section]}")
     elif reading.progress_s:
         parts.append(f"last moved {now - reading.progress_s:.1f} s ago")
     return ", ".join(parts)
@@ -75,7 +75,7 @@ def _reached(said: Mapping[str, Any], now: float) -> str:
 
 def _process(pid: int) -> dict[str, str]:
     """The files of a process that may be read; none if it is gone."""
-    found = {}
+    texts = {}
     for name in _FILES:
         try:
             with Path(f"/proc/{pid}/{name}").open("rb") as file:
@@ -83,8 +83,8 @@ def _process(pid: int) -> dict[str, str]:
         except OSError:
             continue  # it is gone, or the kernel shows this to others only
         if text:
-            found[name] = text
-    return {"pid": str(pid), **found} if found else {}
+            texts[name] = text
+    return {"pid": str(pid), **texts} if texts else {}
 
 
 def _state(process: Mapping[str, str]) -> str:

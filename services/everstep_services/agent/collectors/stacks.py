@@ -84,18 +84,18 @@ class StacksReader:
     async def _read(self, rank: RankSeen, *, is_native: bool) -> RankPiece:
         if not self._program:
             raise NothingFoundError("py-spy is not installed: pip install 'everstep[agent]'")
-        said = ""
+        errors = ""
         for _ in range(_TRIES):
             how = "--native" if is_native else "--nonblocking"
-            code, output, said = await _run(
+            code, output, errors = await _run(
                 self._program, "dump", "--pid", str(rank.pid), "--json", "--full-filenames", how
             )
             if code == 0:
                 return _piece(rank.rank, output)
-            if _FORBIDDEN in said.lower():
+            if _FORBIDDEN in errors.lower():
                 break
             is_native = False  # a stopped process cannot be stopped again
-        raise NothingFoundError(_reason(said))
+        raise NothingFoundError(_reason(errors))
 
 
 def find_program() -> str:
@@ -112,11 +112,13 @@ async def _run(*command: str) -> tuple[int, bytes, str]:
     try:
         assert process.stdout is not None
         assert process.stderr is not None
-        output, said = await asyncio.gather(_bounded(process.stdout), _bounded(process.stderr))
+        output, error_text = await asyncio.gather(
+            _bounded(process.stdout), _bounded(process.stderr)
+        )
         code = await process.wait()
     finally:
         await _end(process)
-    return code, output, said.decode(errors="replace")
+    return code, output, error_text.decode(errors="replace")
 
 
 async def _bounded(stream: asyncio.StreamReader) -> bytes:
@@ -173,9 +175,9 @@ async def _by_its_own(rank: RankSeen, within_s: float, why: str) -> RankPiece:
     return RankPiece(f"its own traceback, as {why}", member)
 
 
-def _reason(said: str) -> str:
+def _reason(errors: str) -> str:
     """The error of py-spy, without its own stack."""
-    if _FORBIDDEN in said.lower():
+    if _FORBIDDEN in errors.lower():
         return "py-spy may not read it (ptrace is forbidden): see `everstep check ptrace`"
-    told = said.partition("Stack backtrace:")[0].replace("Caused by:", "")
+    told = errors.partition("Stack backtrace:")[0].replace("Caused by:", "")
     return f"py-spy: {' '.join(told.removeprefix('Error: ').split())[:200] or 'it said nothing'}"

@@ -1,1 +1,1 @@
-"""What an agent decides: pure, without a clock and without I/O."""
+"""The decisions of an agent: pure, without a clock and without I/O."""

@@ -1,6 +1,7 @@
 """The actions that an agent's decisions order; the service carries them out."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from everstep.messages import (
     CollectEvidence,
@@ -13,6 +14,24 @@ from everstep.messages import (
 )
 from everstep_services.agent.core.exit import RankExit
 
+ReportEvent = Literal[
+    "started",
+    "first_step",
+    "start_failed",
+    "rank_exited",
+    "rank_stalled",
+    "rank_recovered",
+    "excused",
+    "reached",
+    "preempted",
+    "stopped",
+    "finished",
+]
+"""What an agent reports to rendezvous, as in `Report.event`."""
+
+LeaveCause = Literal["done", "failed", "stopped", "excluded", "refused", "preempted", "operator"]
+"""Why an agent leaves, as in `Leave.cause`."""
+
 
 @dataclass(frozen=True, slots=True)
 class AskToJoin:
@@ -24,7 +43,7 @@ class SendReport:
     """Report something about our part of the round."""
 
     round: int
-    event: str
+    event: ReportEvent
     reason: str
     rank: int | None = None
     exit: RankExit | None = None
@@ -148,7 +167,7 @@ class ExitAgent:
     """Take leave of rendezvous, unless rendezvous ordered the agent to go, and exit."""
 
     code: int
-    cause: str
+    cause: LeaveCause
     reason: str
     is_sent: bool = False
 

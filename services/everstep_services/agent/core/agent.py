@@ -12,6 +12,7 @@ changes only its own fields; `Agent` and `Departure` call methods of the other p
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from everstep.messages import (
     AwaitRound,
@@ -48,7 +49,14 @@ from everstep_services.agent.core.actions import (
 )
 from everstep_services.agent.core.departure import Departure
 from everstep_services.agent.core.exit import RankExit
-from everstep_services.agent.core.round_part import AgentTimeouts, RoundPart
+from everstep_services.agent.core.round_part import (
+    AgentTimeouts,
+    PartState,
+    RanksOutcome,
+    RoundPart,
+)
+
+AgentState = Literal["joining", "standby", "leaving"] | PartState
 
 
 @dataclass
@@ -72,7 +80,7 @@ class Agent:
     """The cause of the end of our round as far as it is known, while a better one may follow."""
 
     @property
-    def state(self) -> str:
+    def state(self) -> AgentState:
         """The state, named as in the picture above."""
         if self._part is not None:
             return self._part.state
@@ -86,7 +94,7 @@ class Agent:
         return self._part.order if self._part else None
 
     @property
-    def running_state(self) -> str:
+    def running_state(self) -> RanksOutcome:
         """The outcome of the ranks of `order` so far, named as in `join`."""
         return self._part.came_to if self._part else ""
 
@@ -331,7 +339,7 @@ class Agent:
         return self._go(Departure(code, "failed", reason))
 
     def tick(self, now: float) -> list[Action]:
-        """Do what is due."""
+        """Return the actions that are due."""
         acts = self._part.due(now) if self._part else []
         if self._departure is not None:
             acts += self._departure.due(self._part, now)
@@ -393,17 +401,17 @@ class Agent:
 
     def _say_cause(self, round: int, reason: str) -> list[Action]:
         """Show the cause, and once more if it turns out to be a consequence of something else."""
-        known, self._cause, self._withheld = self._cause, (round, reason), ""
-        if known is None or known[0] != round:
+        shown, self._cause, self._withheld = self._cause, (round, reason), ""
+        if shown is None or shown[0] != round:
             return [ShowLine(f"round {round} is over: {reason}")]
-        return [ShowLine(f"what ended round {round}: {reason}")] if known[1] != reason else []
+        return [ShowLine(f"what ended round {round}: {reason}")] if shown[1] != reason else []
 
     def _outlived(self, part: RoundPart, newest: int) -> list[Action]:
         """Our ranks belong to a round that is over: the agent was cut off, or paused."""
         acts: list[Action] = []
         if part.state != "stopping":
-            said = f"round {part.round} is over, the job is at round {newest}: stopping its ranks"
-            acts.append(ShowLine(said))
+            text = f"round {part.round} is over, the job is at round {newest}: stopping its ranks"
+            acts.append(ShowLine(text))
         return acts + part.stop()
 
     def _leave_job(self, order: LeaveJob) -> list[Action]:

@@ -7,6 +7,7 @@ from everstep.messages import LeaveJob, SaveCheckpoint
 from everstep_services.agent.core.actions import (
     Action,
     ExitAgent,
+    LeaveCause,
     PassNotice,
     RecordMissed,
     RecordNotice,
@@ -28,7 +29,7 @@ class Departure:
     """Why the agent leaves, and its exit code."""
 
     code: int
-    cause: str
+    cause: LeaveCause
     reason: str
     is_sent: bool = False
     kill_at: float | None = None
@@ -59,7 +60,7 @@ class Departure:
         self.alone_at = None
 
     def due(self, part: RoundPart | None, now: float) -> list[Action]:
-        """Do what is due while the ranks save."""
+        """Return the actions that are due while the ranks save."""
         if self.kill_at is not None and self.kill_at <= now:
             self.kill_at = self.alone_at = None
             if part is None:
@@ -109,8 +110,8 @@ def preempted(
     goodbye.alone_at = now + min(limits.agree_within_s, grace_s / 2)
     part.noticed(now)
     told = SendReport(part.round, "preempted", reason, grace_s=grace_s)
-    said = ShowLine(f"{reason}: its ranks have {grace_s:g} s")
-    return goodbye, [PassNotice(number), noticed, told, said]
+    line = ShowLine(f"{reason}: its ranks have {grace_s:g} s")
+    return goodbye, [PassNotice(number), noticed, told, line]
 
 
 def taken(
@@ -123,8 +124,8 @@ def taken(
         return goodbye, goodbye.leave(part, limits.stop_grace_s)
     grace_s = limits.preempt_grace_s if order.within_s is None else order.within_s
     goodbye.kill_at = now + grace_s
-    said = ShowLine(f"{reason}: its ranks have {grace_s:g} s")
-    return goodbye, [PassNotice(SIGTERM, to_handlers=True), said]
+    line = ShowLine(f"{reason}: its ranks have {grace_s:g} s")
+    return goodbye, [PassNotice(SIGTERM, to_handlers=True), line]
 
 
 def interrupted(
@@ -142,4 +143,13 @@ def sent(order: LeaveJob) -> Departure:
     """Rendezvous has ordered the agent to leave."""
     is_ours = order.state == "excluded"
     reason = order.reason if is_ours else f"the job is {order.state}: {order.reason}"
-    return Departure(order.exit_code, order.state, reason, is_sent=True)
+    return Departure(order.exit_code, _cause_of(order), reason, is_sent=True)
+
+
+def _cause_of(order: LeaveJob) -> LeaveCause:
+    """Close the set: a state of a newer release means that the job was stopped."""
+    match order.state:
+        case "done" | "excluded" as state:
+            return state
+        case _:
+            return "stopped"

@@ -105,13 +105,13 @@ class RankExit:
     def fingerprint(self) -> str:
         """Equal for equal failures: addresses, numbers and folders do not count."""
         if self.error is not None:
-            said = _ACCIDENTS.sub(" ", self.error.text.partition("\n")[0])
-            what = f"{self.error.name}|{said}|{self.error.place}"
+            text = _ACCIDENTS.sub(" ", self.error.text.partition("\n")[0])
+            failure = f"{self.error.name}|{text}|{self.error.place}"
         else:
-            what = f"{self.how}|{self.signal}|{self.code}"
-        return (SECONDARY if self.is_secondary else "") + hashlib.sha256(what.encode()).hexdigest()[
-            :16
-        ]
+            failure = f"{self.how}|{self.signal}|{self.code}"
+        return (SECONDARY if self.is_secondary else "") + hashlib.sha256(
+            failure.encode()
+        ).hexdigest()[:16]
 
     def forgiven(self) -> "RankExit":
         """The same as a good end: the rank had done its work before it was killed."""

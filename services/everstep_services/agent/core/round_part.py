@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from signal import SIGKILL
+from typing import Literal
 
 from everstep.messages import SaveCheckpoint, StartRanks
 from everstep_services.agent.core.actions import (
@@ -18,6 +19,10 @@ from everstep_services.agent.core.actions import (
 from everstep_services.agent.core.exit import RankExit
 
 UNHEARD = 94
+
+PartState = Literal["starting", "running", "stopping"]
+RanksOutcome = Literal["", "failed", "stopped", "finished"]
+"""The outcome of the ranks so far, as in `Join.running_state`; empty while they are at work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,7 @@ class RoundPart:
 
     order: StartRanks
     limits: AgentTimeouts
-    state: str = "starting"
+    state: PartState = "starting"
     is_leaving: bool = False
     """The node leaves: its ranks may save and exit, and nothing of this matters to the round."""
     has_failed: bool = False
@@ -103,7 +108,7 @@ class RoundPart:
         return all(rank.is_gone for rank in self._ranks.values())
 
     @property
-    def came_to(self) -> str:
+    def came_to(self) -> RanksOutcome:
         """The outcome of the ranks so far, named as in `join`."""
         if not (self.has_failed or self.are_gone):
             return ""
@@ -190,10 +195,10 @@ class RoundPart:
 
     def fell(self, rank: int, ending: RankExit) -> list[Action]:
         """A rank ended by itself although its round is being stopped: it may be the cause."""
-        known = self._ranks.get(rank)
-        if known is None or known.has_failed or self.is_leaving or ending.is_good:
+        state = self._ranks.get(rank)
+        if state is None or state.has_failed or self.is_leaving or ending.is_good:
             return []
-        known.has_failed = True
+        state.has_failed = True
         return self._failed(rank, ending)
 
     def ended_while_leaving(self, ending: RankExit) -> None:

@@ -11,17 +11,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import IO
+from typing import IO, get_args
 
 import msgspec
 
 from everstep.bus import BusSettings
 from everstep.clock import SystemClock
 from everstep_services.agent.injection.relay import Relay, opened_relay, servers_of
-from trainer_sdk.inject.catalogue import BadFaultError, FaultRequest
+from trainer_sdk.inject.catalog import BadFaultError, FaultRequest, LinkFault
 
 _MB = 1 << 20
-_ON_THE_LINK = {"cut_off", "partition", "slow_link"}
+_ON_THE_LINK = frozenset(get_args(LinkFault))
 
 
 class SkewedClock(SystemClock):
@@ -65,31 +65,35 @@ class AgentFaults:
                 size = wish.amount * _MB
                 with await asyncio.to_thread(_filled, Path(wish.target), size):
                     await asyncio.sleep(for_s)
-            case name:
+            case "cut_off" | "partition" | "slow_link" as name:
                 assert self._relay is not None, "it was checked"
                 _harm_link(self._relay, name, wish.amount)
                 try:
                     await asyncio.sleep(for_s)
                 finally:
                     _mend_link(self._relay, name)
+            case _:
+                raise AssertionError(f"{wish.fault.name} is made in a rank, not in an agent")
 
 
-def _harm_link(relay: Relay, name: str, amount: int) -> None:
-    if name == "cut_off":
-        relay.cut()
-    elif name == "partition":
-        relay.block()
-    else:
-        relay.delay_s = amount / 1000
+def _harm_link(relay: Relay, name: LinkFault, amount: int) -> None:
+    match name:
+        case "cut_off":
+            relay.cut()
+        case "partition":
+            relay.block()
+        case "slow_link":
+            relay.delay_s = amount / 1000
 
 
-def _mend_link(relay: Relay, name: str) -> None:
-    if name == "cut_off":
-        relay.join()
-    elif name == "partition":
-        relay.unblock()
-    else:
-        relay.delay_s = 0.0
+def _mend_link(relay: Relay, name: LinkFault) -> None:
+    match name:
+        case "cut_off":
+            relay.join()
+        case "partition":
+            relay.unblock()
+        case "slow_link":
+            relay.delay_s = 0.0
 
 
 def _filled(folder: Path, most: int) -> IO[bytes]:

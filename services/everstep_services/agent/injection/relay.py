@@ -100,9 +100,9 @@ def without_others(hello: bytes) -> bytes:
     """The server's first line, without its neighbours, which would be ways around the relay."""
     if not hello.startswith(_HELLO):
         return hello
-    said = json.loads(hello[len(_HELLO) :])
-    said.pop("connect_urls", None)
-    return _HELLO + json.dumps(said).encode() + b"\r\n"
+    info = json.loads(hello[len(_HELLO) :])
+    info.pop("connect_urls", None)
+    return _HELLO + json.dumps(info).encode() + b"\r\n"
 
 
 @asynccontextmanager

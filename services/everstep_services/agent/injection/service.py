@@ -21,7 +21,7 @@ from everstep_services.agent.injection.agent_faults import AgentFaults
 from everstep_services.agent.run_plan import RunPlan
 from trainer_sdk import layout
 from trainer_sdk.bootstrap.agent_link import ShortPath
-from trainer_sdk.inject.catalogue import BadFaultError, FaultRequest, fault_request
+from trainer_sdk.inject.catalog import BadFaultError, FaultRequest, fault_request
 
 _WITHIN_S = 20.0
 
@@ -93,7 +93,7 @@ _SIGNALS = {
 
 @dataclass(frozen=True, slots=True)
 class InjectionTargets:
-    """What must be known about the ranks of this node, at any moment."""
+    """The present ranks of this node, for faults that are made on them."""
 
     order: Callable[[], StartRanks | None]
     """The order of their round."""

@@ -1,1 +1,1 @@
-"""What ranks write: the files that keep it, and the console that shows it."""
+"""The output of ranks: the files that keep it, and the console that shows it."""

@@ -109,8 +109,8 @@ class Console:
         self._ask(None)
         os.close(self._bell)  # the thread has one of its own
 
-    def _ask(self, what: Follower | Future[None] | None) -> None:
-        self._asked.put(what)
+    def _ask(self, request: Follower | Future[None] | None) -> None:
+        self._asked.put(request)
         os.eventfd_write(self._bell, 1)
 
     def _prefix(self, rank: Rank, screen: Screen) -> tuple[bytes, str]:

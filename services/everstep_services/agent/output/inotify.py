@@ -34,18 +34,18 @@ class Inotify:
 
     def changed(self) -> set[int] | None:
         """The files that changed since the last call, without a wait; None: perhaps any."""
-        found: set[int] = set()
+        numbers: set[int] = set()
         while True:
             try:
                 data = os.read(self.descriptor, _READ_BYTES)
             except BlockingIOError:
-                return found
+                return numbers
             at = 0
             while at < len(data):
                 number, mask, _, length = _EVENT.unpack_from(data, at)
                 if mask & IN_Q_OVERFLOW:
                     return None
-                found.add(number)
+                numbers.add(number)
                 at += _EVENT.size + length
 
     def close(self) -> None:

@@ -143,9 +143,9 @@ def tail(path: Path, most_bytes: int = TAIL_BYTES, *, start: int = 0) -> str:
 def first_error(path: Path, *, start: int = 0) -> str:
     """The first line that reports an error, in the last 8 MiB; at most 1 KiB, without secrets."""
     for block in _blocks(path, start):
-        found = _ERROR.search(block)
-        if found:
-            line = found[0].strip()[: LINE_BYTES * 2].decode("utf-8", "replace")
+        match = _ERROR.search(block)
+        if match:
+            line = match[0].strip()[: LINE_BYTES * 2].decode("utf-8", "replace")
             text = redact("".join(c if c.isprintable() or c == "\t" else "�" for c in line))
             return text.encode()[:LINE_BYTES].decode("utf-8", "ignore")
     return ""

@@ -3,10 +3,18 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from everstep.messages import CheckResult
 from everstep_services.agent.probes.settings import ChecksSettings
+
+CheckState = Literal["ok", "unsupported", "unknown", "warning", "failed"]
+"""The states of a part, as in `CheckResult.state`, from the best to the worst: an unknown state is
+better than a known bad one.
+"""
+
+FailureClass = Literal["", "reset", "reboot", "replace", "drain", "watch", "report"]
+"""What would help, as in `CheckResult.failure_class`."""
 
 
 @dataclass(frozen=True, slots=True)

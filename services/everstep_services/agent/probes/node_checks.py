@@ -97,11 +97,11 @@ class NodeChecks:
 
         Health counts how often a check was seen to fail.
         """
-        found = tuple(
+        states = tuple(
             (result.check, result.subject, result.state)
             for result in done.results
             if result.state != "ok"
         )
-        was, self._told = self._told, found
-        has_failed = any(state == "failed" for _, _, state in found)
-        return has_failed or wanted.occasion != "periodic" or found != was
+        was, self._told = self._told, states
+        has_failed = any(state == "failed" for _, _, state in states)
+        return has_failed or wanted.occasion != "periodic" or states != was

@@ -3,13 +3,13 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from everstep.messages import CheckResult
+from everstep_services.agent.probes.base import CheckState
 
-STATES = ("ok", "unsupported", "unknown", "warning", "failed")
-"""From the best to the worst: an unknown state is better than a known bad one."""
-
-_CODES = {"ok": 0, "unsupported": 0, "warning": 1, "failed": 2, "unknown": 3}
+STATES: tuple[CheckState, ...] = get_args(CheckState)
+"""From the best to the worst."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class NodeExamination:
     took_s: float
 
     @property
-    def state(self) -> str:
+    def state(self) -> CheckState:
         """The worst state of any part; `ok` when nothing was found."""
         return state_of(self.results)
 
@@ -42,9 +42,14 @@ class NodeExamination:
         return tuple(result for result in self.results if result.state != "ok")
 
 
+def known_state(state: str) -> CheckState:
+    """The state that a word names; `unknown` for a word of a newer release."""
+    return next((member for member in STATES if member == state), "unknown")
+
+
 def gravity_of(state: str) -> int:
-    """The rank of a state; an unknown one of a newer release counts as `unknown`."""
-    return STATES.index(state if state in STATES else "unknown")
+    """The rank of a state."""
+    return STATES.index(known_state(state))
 
 
 def gravity(result: CheckResult) -> int:
@@ -52,7 +57,7 @@ def gravity(result: CheckResult) -> int:
     return gravity_of(result.state)
 
 
-def state_of(results: Iterable[CheckResult]) -> str:
+def state_of(results: Iterable[CheckResult]) -> CheckState:
     """The worst state; `unsupported` counts as ok."""
     worst = STATES[max(map(gravity, results), default=0)]
     return "ok" if worst == "unsupported" else worst
@@ -65,7 +70,15 @@ def is_amiss(result: CheckResult) -> bool:
 
 def code_of(state: str) -> int:
     """The state's number in Nagios: 0 ok, 1 warning, 2 critical, 3 unknown."""
-    return _CODES.get(state, _CODES["unknown"])
+    match known_state(state):
+        case "ok" | "unsupported":
+            return 0
+        case "warning":
+            return 1
+        case "failed":
+            return 2
+        case "unknown":
+            return 3
 
 
 def worst_first(results: Iterable[CheckResult]) -> tuple[CheckResult, ...]:

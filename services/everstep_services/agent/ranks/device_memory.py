@@ -56,7 +56,7 @@ async def wait_until_free(
 
 def held(pids: Collection[int], library: Load = load) -> Mapping[int, int]:
     """The bytes that each of these processes holds, over all devices."""
-    found: dict[int, int] = {}
+    by_pid: dict[int, int] = {}
     try:
         with opened(library) as nvml:
             for index in range(nvml.ask("nvmlDeviceGetCount") or 0):
@@ -64,7 +64,7 @@ def held(pids: Collection[int], library: Load = load) -> Mapping[int, int]:
                 for process in nvml.ask("nvmlDeviceGetComputeRunningProcesses_v3", gpu) or ():
                     if process.pid in pids:
                         octets = process.usedGpuMemory or 0
-                        found[process.pid] = found.get(process.pid, 0) + octets
+                        by_pid[process.pid] = by_pid.get(process.pid, 0) + octets
     except (NvmlAwayError, GpuGoneError):
         return {}  # the checks report the reason
-    return found
+    return by_pid

@@ -48,8 +48,8 @@ def answer_all(door: socket.socket, token: str) -> None:
     """Answer the callers that wait, up to a fixed number at once."""
     for _ in range(_AT_ONCE):
         try:
-            said, caller = door.recvfrom(_LONGEST)
-            if said == token.encode():
+            question, caller = door.recvfrom(_LONGEST)
+            if question == token.encode():
                 door.sendto(answer(token), caller)
         except OSError:
             return  # no caller is left, or the answer cannot be sent

@@ -19,29 +19,29 @@ def descendants(root: int, without: Collection[int] = ()) -> dict[int, int]:
 
     Processes below one of `without` are included: the forge stays, its new forks do not.
     """
-    found: dict[int, int] = {}
+    parents: dict[int, int] = {}
     todo = [root]
     while todo:
         parent = todo.pop()
         for child in children(parent):
-            if child not in found:
-                found[child] = parent
+            if child not in parents:
+                parents[child] = parent
                 todo.append(child)
-    return {pid: parent for pid, parent in found.items() if pid not in without}
+    return {pid: parent for pid, parent in parents.items() if pid not in without}
 
 
 def children(pid: int) -> list[int]:
     """The children of `pid`, zombies too; none if it is gone."""
     if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
         return _children_by_search(pid)  # a kernel without CONFIG_PROC_CHILDREN
-    found: list[int] = []
+    pids: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-                found.extend(map(int, file.read().split()))
+                pids.extend(map(int, file.read().split()))
     except (FileNotFoundError, ProcessLookupError):
-        return found
-    return found
+        return pids
+    return pids
 
 
 def _children_by_search(pid: int) -> list[int]:

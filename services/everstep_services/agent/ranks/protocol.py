@@ -111,7 +111,7 @@ class RankSaid:
 
     round: int
     rank: int
-    said: SessionMessage
+    message: SessionMessage
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class RoundWatch:
         is_silent: bool = False,
     ) -> None:
         self.bad_datagrams = 0
-        self.are_told = False
+        self._are_told = False
         """The ranks of this round were ordered to end."""
         self._is_silent = is_silent
         """The ranks are programs without a bootstrap: they run as soon as they exist."""
@@ -73,12 +73,16 @@ class RoundWatch:
         self._began = 0.0
         self._ranks: dict[int, WatchedRank] = {}
 
+    def ordered_to_end(self) -> None:
+        """The ranks of this round are being stopped: their ends from now on were ordered."""
+        self._are_told = True
+
     def begin(self, number: int, now: float) -> None:
         """Forget the previous round, and begin the next."""
         for rank in self._ranks.values():
             rank.page.close()
         self._ranks.clear()
-        self.are_told = False
+        self._are_told = False
         self._round = number
         self._began = now
 
@@ -118,23 +122,23 @@ class RoundWatch:
         except (msgspec.MsgspecError, ValueError, RecursionError):
             self.bad_datagrams += 1
             return
-        known = self._ranks.get(line.rank)
-        if known is None or line.round != self._round:
+        watched = self._ranks.get(line.rank)
+        if watched is None or line.round != self._round:
             return
-        if known.pid == 0:  # the warden has not yet reported how it was started
-            known.early.append((line, now))
+        if watched.pid == 0:  # the warden has not yet reported how it was started
+            watched.early.append((line, now))
         else:
-            self._said(line, known, now)
+            self._said(line, watched, now)
 
-    def _said(self, line: Datagram, known: WatchedRank, now: float) -> None:
+    def _said(self, line: Datagram, watched: WatchedRank, now: float) -> None:
         match line:
             case Up():
-                self._runs(line.rank, known, line.pid, now)
+                self._runs(line.rank, watched, line.pid, now)
             case Stepped():
-                self._steps(line.rank, known, line.step, now)
+                self._steps(line.rank, watched, line.step, now)
             case ScriptFinished():
-                known.ended = True
-                ended = ScriptEnded(self._round, line.rank, line.code, line.error, self.are_told)
+                watched.ended = True
+                ended = ScriptEnded(self._round, line.rank, line.code, line.error, self._are_told)
                 self._events.put_nowait(ended)
             case Deferred():
                 self._deferred(line.rank, line.number)
@@ -155,14 +159,14 @@ class RoundWatch:
 
     def spawned(self, line: Spawned, now: float) -> None:
         """A rank has a process."""
-        known = self._ranks.get(line.rank)
-        if known is not None and line.round == self._round:
-            known.pid, known.start = line.pid, line.start
-            early, known.early = known.early, []
-            for said, at in early:
-                self._said(said, known, at)
+        watched = self._ranks.get(line.rank)
+        if watched is not None and line.round == self._round:
+            watched.pid, watched.start = line.pid, line.start
+            early, watched.early = watched.early, []
+            for message, at in early:
+                self._said(message, watched, at)
             if self._is_silent:
-                self._runs(line.rank, known, line.pid, now)
+                self._runs(line.rank, watched, line.pid, now)
 
     def _runs(self, number: int, rank: WatchedRank, pid: int, now: float) -> None:
         if not rank.runs:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainer_sdk import bootstrap
-from trainer_sdk.bootstrap import process_setup, process_title
+from trainer_sdk.bootstrap import process_setup
 from trainer_sdk.bootstrap.deferred_signals import HELD
 from trainer_sdk.wire import RankCommand, RankEntry, WardenPlan, unpack
 
@@ -31,7 +31,7 @@ def start_forge(plan: WardenPlan, channel: socket.socket) -> int:
     log = os.path.join(plan.folder, "forge.log")
     environ = unpack(plan.environ) | dict.fromkeys(_NO_POOLS, "1")
     channel.set_inheritable(True)
-    argv = [plan.python, _MAIN, "forge", str(channel.fileno()), process_title.PADDING]
+    argv = [plan.python, _MAIN, "forge", str(channel.fileno()), process_setup.TITLE_PADDING]
     return _start(argv, environ, _Streams(log, log), cwd=plan.cwd, held=HELD)
 
 

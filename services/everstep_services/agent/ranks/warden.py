@@ -225,7 +225,7 @@ class Warden:
                 self._forge.ready(line)
             case Forked():
                 start, self._pending = self._pending, None
-                self._forge.state = ForgeState.READY
+                self._forge.forked()
                 self._unclaimed = {p: s for p, s in self._unclaimed.items() if p in line.pids}
                 if start is not None:
                     for entry, pid in zip(start.ranks, line.pids, strict=True):

@@ -56,7 +56,13 @@ _LOST = "the warden of this node has ended: {}; its log is {}"
 class WardenClient:
     """The ranks of one node, one round at a time. It knows no bus, and decides nothing."""
 
-    def __init__(self, plan: NodePlan, writer: asyncio.StreamWriter, kills: MemoryKills) -> None:
+    def __init__(
+        self,
+        plan: NodePlan,
+        writer: asyncio.StreamWriter,
+        kills: MemoryKills,
+        door: LivenessPort | None,
+    ) -> None:
         self.events: asyncio.Queue[WardenEvent] = asyncio.Queue()
         """The events, in order. Bounded by the ranks and by the few attempts of the forge."""
         self.watch = RoundWatch(
@@ -64,7 +70,7 @@ class WardenClient:
         )
         self.warm = False
         """Whether the forge is ready: a start is a fork."""
-        self.door: LivenessPort | None = None
+        self.door = door
         """Where others may ask whether the warden lives."""
         self._plan = plan
         self._writer = writer
@@ -121,7 +127,7 @@ class WardenClient:
         self._check()
         if self._stopped is None or self._stopped.done():
             self._stopped = asyncio.get_running_loop().create_future()
-            self.watch.are_told = True
+            self.watch.ordered_to_end()
             leaves = is_done and self._plan.leaves
             order = WardenStop(
                 grace_s=grace_s, kill_within_s=kill_within_s, is_done=is_done, leaves=leaves
@@ -135,15 +141,15 @@ class WardenClient:
 
         None before it has begun, and if its page is damaged.
         """
-        known = self.watch.rank(rank)
-        return known.reading() if known is not None else None
+        watched = self.watch.rank(rank)
+        return watched.reading() if watched is not None else None
 
     async def error(self, rank: int) -> ErrorRecord | None:
         """The exception that ended a rank, if it could record one."""
-        known = self.watch.rank(rank)
-        if known is None:
+        watched = self.watch.rank(rank)
+        if watched is None:
             return None
-        return await asyncio.to_thread(setup.read_error, known.folder)
+        return await asyncio.to_thread(setup.read_error, watched.folder)
 
     async def on_line(self, octets: bytes) -> None:
         """The warden has sent a line."""
@@ -238,15 +244,14 @@ async def opened_warden(plan: NodePlan, lock: int) -> AsyncIterator[WardenClient
         reader, writer = await asyncio.open_connection(sock=laid.control, limit=_LONGEST_LINE)
         # ranks are born in the warden's control group
         kills = MemoryKills(partial(kill_counts, laid.warden.pid))
-        keeper = WardenClient(plan, writer, kills)
-        keeper.door = laid.door
+        warden = WardenClient(plan, writer, kills, laid.door)
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_datagram_endpoint(
-            lambda: _Datagrams(keeper.watch, loop), sock=laid.datagrams
+            lambda: _Datagrams(warden.watch, loop), sock=laid.datagrams
         )
         try:
-            async with in_background(_follow(keeper, reader, plan, laid), _look_for_ever(keeper)):
-                yield keeper
+            async with in_background(_follow(warden, reader, plan, laid), _look_for_ever(warden)):
+                yield warden
         finally:
             transport.close()
             writer.close()
@@ -264,22 +269,22 @@ class _Datagrams(asyncio.DatagramProtocol):
 
 
 async def _follow(
-    keeper: WardenClient, reader: asyncio.StreamReader, plan: NodePlan, laid: setup.WardenSetup
+    warden: WardenClient, reader: asyncio.StreamReader, plan: NodePlan, laid: setup.WardenSetup
 ) -> None:
     try:
         while line := await reader.readline():
-            await keeper.on_line(line)
+            await warden.on_line(line)
     except ConnectionError:
         pass
     code = await asyncio.to_thread(laid.warden.wait)
     await asyncio.to_thread(_kill_rest, plan, laid)
-    keeper.lose(_how(code))
+    warden.lose(_how(code))
 
 
-async def _look_for_ever(keeper: WardenClient) -> None:
+async def _look_for_ever(warden: WardenClient) -> None:
     while True:
         await asyncio.sleep(_LOOK_EVERY_S)
-        await keeper.look()
+        await warden.look()
 
 
 def _how(code: int) -> str:

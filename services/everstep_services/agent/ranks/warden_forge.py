@@ -96,6 +96,10 @@ class Forge:
         self._failures = 0
         self._tell(msgspec.structs.replace(up, left_out=self._left_out))
 
+    def forked(self) -> None:
+        """The forge has forked the ranks, and can be asked again."""
+        self.state = ForgeState.READY
+
     def unfit(self, line: Unfit) -> None:
         """The forge must not fork. A module that can be left out is; otherwise ranks start cold."""
         without = line.without or (line.module,)

@@ -34,10 +34,10 @@ async def _lives(warden: WardenPlace) -> bool:
                     await loop.sock_sendall(ours, warden.token.encode())
                     try:
                         async with asyncio.timeout(_AGAIN_S):
-                            said = await loop.sock_recv(ours, _LONGEST)
+                            reply = await loop.sock_recv(ours, _LONGEST)
                     except TimeoutError:
                         continue
-                    if said == answer(warden.token):
+                    if reply == answer(warden.token):
                         return True
     except (OSError, TimeoutError, ValueError, OverflowError) as error:
         log.debug("warden_silent node=%s error=%r", warden.node, error)

@@ -1,1 +1,1 @@
-"""What an agent asks rendezvous, on its own behalf and on behalf of scripts."""
+"""The requests of an agent to rendezvous, for itself and on behalf of scripts."""

@@ -5,6 +5,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -33,26 +34,34 @@ class UnsentReport:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerHandlers:
-    """Whom the client calls with the answers."""
+class AnswerListener(Protocol):
+    """Hears the answers of rendezvous, and of its silence."""
 
-    joined: Callable[[Joined], None]
-    reported: Callable[[SendReport, Reported], None]
-    refused: Callable[[str], None]
-    """Rendezvous will never understand this agent; the argument says why."""
-    unanswered: Callable[[float, str], None]
-    """Nobody has answered for this long, and why."""
+    def joined(self, reply: Joined) -> None:
+        """Rendezvous has answered a `join`."""
+        ...
+
+    def reported(self, tell: SendReport, reply: Reported) -> None:
+        """Rendezvous has answered a report."""
+        ...
+
+    def refused(self, reason: str) -> None:
+        """Rendezvous will never understand this agent."""
+        ...
+
+    def unanswered(self, for_s: float, reason: str) -> None:
+        """Nobody has answered for this long."""
+        ...
 
 
 class RendezvousClient:
     """Asks one question at a time: reports first, in their order, then `join`."""
 
-    def __init__(self, bus: Bus, clock: Clock, job: str, answers: AnswerHandlers) -> None:
+    def __init__(self, bus: Bus, clock: Clock, job: str, listener: AnswerListener) -> None:
         self._bus = bus
         self._clock = clock
         self._job = job
-        self._answers = answers
+        self._listener = listener
         self._reports: deque[UnsentReport] = deque()
         self._join: Callable[[], Join] | None = None
         self._has_work = asyncio.Event()
@@ -110,7 +119,7 @@ class RendezvousClient:
             )
             if self._join is make:  # no newer wish to join meanwhile
                 self._join = None
-            self._answers.joined(reply)
+            self._listener.joined(reply)
 
     async def _report(self, unsent: UnsentReport) -> None:
         age_s = round(self._clock.now() - unsent.at, 3)
@@ -118,7 +127,7 @@ class RendezvousClient:
         reply = await self._bus.ask(
             SERVICE, "report", report, Reported, job=self._job, within_s=_WITHIN_S
         )
-        self._answers.reported(unsent.tell, reply)
+        self._listener.reported(unsent.tell, reply)
 
     def _give_up(self, error: AskRefusedError) -> None:
         if self._reports:
@@ -126,14 +135,14 @@ class RendezvousClient:
             self._reports.popleft()
         else:
             self._join = None
-            self._answers.refused(str(error))
+            self._listener.refused(str(error))
 
     async def _wait_after(self, error: Exception) -> None:
         now = self._clock.now()
         if self._silent_since is None:
             self._silent_since = now
         text = str(error) or type(error).__name__
-        self._answers.unanswered(now - self._silent_since, text)
+        self._listener.unanswered(now - self._silent_since, text)
         await self._clock.sleep(jittered_s(self._backoff.failed()))
 
 

@@ -36,17 +36,21 @@ class ScriptRequests:
         self._heard: set[tuple[int, str]] = set()
         self._wanted: asyncio.Queue[_Wanted] = asyncio.Queue()
 
-    def hear(self, said: Requested) -> None:
+    def hear(self, request: Requested) -> None:
         """A rank asks rendezvous to exclude this node, or to stop the job."""
-        key = (said.round, said.kind)
+        key = (request.round, request.kind)
         if key in self._heard:
-            log.info("asked_already round=%d rank=%d kind=%s", said.round, said.rank, said.kind)
+            log.info(
+                "asked_already round=%d rank=%d kind=%s", request.round, request.rank, request.kind
+            )
             return
         self._heard.add(key)
-        reason = said.reason or "its script gives no reason"
-        what = f"{self._plan.node} be excluded" if said.kind == "exclude" else "the job be stopped"
-        self._say(f"rank {said.rank} asks that {what}: {reason}")
-        self._wanted.put_nowait(self._wish(said, reason))
+        reason = request.reason or "its script gives no reason"
+        wish = (
+            f"{self._plan.node} be excluded" if request.kind == "exclude" else "the job be stopped"
+        )
+        self._say(f"rank {request.rank} asks that {wish}: {reason}")
+        self._wanted.put_nowait(self._wish(request, reason))
 
     async def ask_for_ever(self) -> None:
         """Ask rendezvous for each request, until it is answered."""
@@ -55,9 +59,9 @@ class ScriptRequests:
             while not await self._is_answered(wanted):
                 await self._clock.sleep(_AGAIN_S)
 
-    def _wish(self, said: Requested, reason: str) -> _Wanted:
-        job, node, by = self._plan.job, self._plan.node, f"rank {said.rank} of {self._plan.node}"
-        if said.kind == "stop":
+    def _wish(self, request: Requested, reason: str) -> _Wanted:
+        job, node, by = self._plan.job, self._plan.node, f"rank {request.rank} of {self._plan.node}"
+        if request.kind == "stop":
             return _Wanted("stop", StopJob(job=job, by=by, reason=reason, origin="script"))
         drain = DrainNode(
             job=job, node=node, by=by, reason=reason, origin="script",

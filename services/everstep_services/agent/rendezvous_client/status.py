@@ -84,7 +84,7 @@ class RendezvousPort:
 
 
 class StartStopTimes(Protocol):
-    """What the owner of the ranks knows about their starts and stops."""
+    """How the last starts and stops of ranks went, as their owner knows it."""
 
     @property
     def is_warm(self) -> bool:

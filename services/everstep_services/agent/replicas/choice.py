@@ -15,7 +15,7 @@ class Offered(Generic[T]):
 
     age: Age
     rank: int
-    what: T
+    source: T
     part: int = 0
     parts_needed: int = 1
 
@@ -35,7 +35,7 @@ def choices(
     """The choices worth a fetch, newest first: newer than the newest that all ranks have here."""
     newest = newest_of_all(ranks, here)
     ages = sorted({offer.age for offer in offers}, reverse=True)
-    found = []
+    options = []
     for age in ages:
         if newest is not None and age <= newest:
             break
@@ -45,8 +45,8 @@ def choices(
             for rank in missing
         }
         if all(_is_enough(each) for each in at.values()):
-            found.append(Choice(age, at))
-    return found
+            options.append(Choice(age, at))
+    return options
 
 
 def newest_of_all(ranks: Collection[int], here: Mapping[int, Collection[Age]]) -> Age | None:

@@ -13,7 +13,7 @@ from trainer_sdk.checkpoint.manifest import Identity
 
 
 @dataclass(frozen=True, slots=True)
-class Sender:
+class ImageSender:
     """An agent that wants a state to be held."""
 
     round: int
@@ -30,13 +30,13 @@ class TrainingLine:
         self._round = 0
         self._restored: RestoredState | None = None
 
-    def hear(self, sender: Sender) -> bool:
+    def hear(self, sender: ImageSender) -> bool:
         """Learn from the sender of a state; False, and nothing is learned, if its round is over."""
         if sender.round < self._round:
             return False
         self._round = sender.round
-        told, known = sender.restored, self._restored
-        if told is not None and (known is None or told.round >= known.round):
+        told, ours = sender.restored, self._restored
+        if told is not None and (ours is None or told.round >= ours.round):
             self._restored = told
         return True
 

@@ -100,12 +100,12 @@ class ReedSolomon:
         self._driver = ECDriver(k=needed, m=parts - needed, ec_type="isa_l_rs_vand")
 
     def rows(self, block: memoryview) -> Sequence[Octets]:
-        found: list[bytes] = self._driver.encode(bytes(block))
-        return found
+        encoded: list[bytes] = self._driver.encode(bytes(block))
+        return encoded
 
     def block(self, rows: dict[int, bytes], size: int) -> bytes:
-        found: bytes = self._driver.decode(list(rows.values()))
-        return found[:size]
+        decoded: bytes = self._driver.decode(list(rows.values()))
+        return decoded[:size]
 
     def row_bytes(self, size: int) -> int:
         return int(self._driver.get_segment_info(size, size)["fragment_size"])
@@ -160,10 +160,10 @@ def _blocks(size_bytes: int, needed: int) -> Iterator[int]:
 def _xor(rows: Sequence[Octets]) -> bytes:
     import numpy as np
 
-    found = np.frombuffer(rows[0], dtype=np.uint8).copy()
+    total = np.frombuffer(rows[0], dtype=np.uint8).copy()
     for row in rows[1:]:
-        found ^= np.frombuffer(row, dtype=np.uint8)
-    return found.tobytes()
+        total ^= np.frombuffer(row, dtype=np.uint8)
+    return total.tobytes()
 
 
 def main() -> None:

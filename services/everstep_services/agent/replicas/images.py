@@ -93,10 +93,10 @@ class OwnImages:
 
     def going_on(self, rank: int) -> list[Image]:
         """The same without states that the training abandoned when it went back to an older one."""
-        found, restored = self.of(rank), self.restored(rank)
+        images, restored = self.of(rank), self.restored(rank)
         if restored is None:
-            return found
-        return [image for image in found if not restored.has_left(image.head.identity)]
+            return images
+        return [image for image in images if not restored.has_left(image.head.identity)]
 
     def restored(self, rank: int) -> RestoredState | None:
         """The state from which the rank has gone on."""

@@ -16,15 +16,15 @@ _MOUNTS = Path("/proc/self/mountinfo")
 class LocalRootError(EverstepError):
     """States cannot be kept in this folder."""
 
-    def __init__(self, root: Path, what: str) -> None:
-        super().__init__(f"local_root {root}: {what}")
+    def __init__(self, root: Path, problem: str) -> None:
+        super().__init__(f"local_root {root}: {problem}")
 
 
 def check_local_root(root: Path, mounts: Path = _MOUNTS) -> None:
     """Raise `LocalRootError`, one line, if states cannot be kept there."""
     if not root.is_dir():
-        what = "is not a folder" if root.exists() else "there is no such folder"
-        raise LocalRootError(root, f"{what}: make it, or mount the disk, on each node")
+        problem = "is not a folder" if root.exists() else "there is no such folder"
+        raise LocalRootError(root, f"{problem}: make it, or mount the disk, on each node")
     try:
         kind = kind_of(root.resolve(), mounts.read_text(errors="replace"))
     except OSError:

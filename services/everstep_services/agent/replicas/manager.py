@@ -28,7 +28,7 @@ CODED = "coded"
 
 
 class StateEvents(Protocol):
-    """Who records what happens to states."""
+    """The recorder of what happens to states."""
 
     def stored(self, held: HeldCopy, by: str, took_s: float) -> None:
         """All ranks of a slot are here for the first time in a round; `held` is the last copy."""
@@ -47,17 +47,17 @@ class ReplicaManager:
     """Runs the transfers of states below one folder, in parallel with the ranks."""
 
     def __init__(
-        self, standing: ReplicaSession, folder: Path, store: ReplicaStore, clock: Clock,
+        self, session: ReplicaSession, folder: Path, store: ReplicaStore, clock: Clock,
         events: StateEvents, last_state: LastState | None = None,
     ) -> None:  # fmt: skip
-        self._standing = standing
+        self._session = session
         self._folder = folder
         self._store = store
-        self._images = OwnImages(folder, standing.job)
+        self._images = OwnImages(folder, session.job)
         self._sending = Transmitter(
-            standing, self._images, Coder(folder / CODED), clock, events.failed
+            session, self._images, Coder(folder / CODED), clock, events.failed
         )
-        self._fetching = Fetcher(standing, store, self._images, folder / CODED)
+        self._fetching = Fetcher(session, store, self._images, folder / CODED)
         self._offers = Offers(folder)
         self._events = events
         self._last_state = last_state
@@ -70,7 +70,7 @@ class ReplicaManager:
 
     def begins(self, order: StartRanks) -> None:
         """The ranks of a round are about to be started: fetch their states."""
-        self._standing.order = order
+        self._session.begins(order)
         self._told.clear()
         self._store.begins()
         self._sending.begins(order)
@@ -104,7 +104,7 @@ class ReplicaManager:
                 if self._store.has_all(held):
                     loop.call_soon_threadsafe(self._arrived, held, by, took_s)
 
-            server = ReplicaServer(door, self._standing, self._store, self._images, arrived)
+            server = ReplicaServer(door, self._session, self._store, self._images, arrived)
             loops.append(server.serve_for_ever())
         async with in_background(*loops):
             await asyncio.Event().wait()
@@ -118,7 +118,7 @@ class ReplicaManager:
     async def _fetch_for_ever(self) -> None:
         while True:
             self._changed.clear()
-            order = self._standing.order
+            order = self._session.order
             async with in_background(*([] if order is None else [self._fetch(order)])):
                 await self._changed.wait()
 
@@ -132,7 +132,7 @@ class ReplicaManager:
         while True:
             await self._tidying.wait()
             self._tidying.clear()
-            if (order := self._standing.order) is not None:
+            if (order := self._session.order) is not None:
                 await asyncio.to_thread(self._tidy, order)
 
     def _tidy(self, order: StartRanks) -> None:
@@ -157,29 +157,29 @@ class ReplicaManager:
                     await self._release(order)
 
     async def _copy(self, order: CopyReplica) -> None:
-        found = await asyncio.to_thread(self._here, order)
-        log.info("replica_copied slot=%d files=%d", order.owner_slot, len(found))
-        for file in found:
+        files = await asyncio.to_thread(self._here, order)
+        log.info("replica_copied slot=%d files=%d", order.owner_slot, len(files))
+        for file in files:
             self._sending.also(file, order.to)
 
     async def _release(self, order: ReleaseImages) -> None:
         """Allow states of this step to be restored, and fetched, again."""
         self._suspect.discard(order.step)
-        found = await asyncio.to_thread(release_images, self._folder, order.step)
-        log.info("images_released step=%d by=%s files=%d", order.step, order.by, len(found))
-        for tier, folder in found:
+        released = await asyncio.to_thread(release_images, self._folder, order.step)
+        log.info("images_released step=%d by=%s files=%d", order.step, order.by, len(released))
+        for tier, folder in released:
             self._events.released(order, tier, folder)
 
     def _here(self, order: CopyReplica) -> list[CopyFile]:
         held = self._store.of_slot(order.owner_slot, order.step)
-        found = [CopyFile(copy.copy, copy.path) for copy in held]
-        own = self._standing.order
+        files = [CopyFile(copy.copy, copy.path) for copy in held]
+        own = self._session.order
         if own is None or own.slot != order.owner_slot:
-            return found
+            return files
         for rank in range(own.first_rank, own.first_rank + own.ranks):
-            found.extend(
+            files.extend(
                 CopyFile(image.copy(own.slot, own.ranks), image.path)
                 for image in self._images.of(rank)
                 if image.head.identity.step == order.step
             )
-        return found
+        return files

@@ -70,10 +70,10 @@ class MappedFiles:
         """The first bytes of a file. A mapping of a replaced file is dropped."""
         with path.open("rb") as file:
             inode = os.fstat(file.fileno()).st_ino
-            known = self._known.get(path)
-            if known is None or known[0] != inode or len(known[1]) < size_bytes:
-                known = inode, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                self._known[path] = known
-        if len(known[1]) < size_bytes:
+            mapped = self._known.get(path)
+            if mapped is None or mapped[0] != inode or len(mapped[1]) < size_bytes:
+                mapped = inode, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                self._known[path] = mapped
+        if len(mapped[1]) < size_bytes:
             raise ReplicaError(f"{path} is shorter than its index says", "torn")
-        return memoryview(known[1])[:size_bytes]
+        return memoryview(mapped[1])[:size_bytes]

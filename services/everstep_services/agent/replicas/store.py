@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from everstep.hashing import Hasher
-from everstep_services.agent.replicas.displacement import Sender, TrainingLine
+from everstep_services.agent.replicas.displacement import ImageSender, TrainingLine
 from everstep_services.agent.replicas.images import ImageHead, read_head
 from everstep_services.agent.replicas.memory_file import MemoryFile
 from everstep_services.agent.replicas.settings import CheckpointSettings
@@ -110,7 +110,7 @@ class Incoming:
     """The bytes of memory that it has taken over from an older copy."""
     offset: int = 0
     is_busy: bool = True
-    sender: Sender | None = None
+    sender: ImageSender | None = None
     hash: Hasher = field(default_factory=Hasher)
 
     def room(self, most: int) -> memoryview:
@@ -158,23 +158,23 @@ class ReplicaStore:
     def of_rank(self, rank: int) -> list[HeldCopy]:
         """Copies of a rank's state, newest first; abandoned ones only if there is no other."""
         with self._lock:
-            found = [
+            copies = [
                 held
                 for owner, each in self._held.items()
                 if owner[1] == rank
                 for held in self._going_on(owner, each)
             ]
-        return sorted(found, key=lambda held: held.head.age, reverse=True)
+        return sorted(copies, key=lambda held: held.head.age, reverse=True)
 
     def of_slot(self, slot: int, step: int) -> list[HeldCopy]:
         """For each rank of a slot, its newest copy or part of a step."""
         with self._lock:
-            found = [
+            copies = [
                 [stored for stored in each if stored.copy.step == step]
                 for (owner, _), each in self._held.items()
                 if owner == slot
             ]
-        return [max(each, key=lambda stored: stored.head.age) for each in found if each]
+        return [max(each, key=lambda stored: stored.head.age) for each in copies if each]
 
     def has_all(self, held: HeldCopy) -> bool:
         """The copies of all ranks of its slot are here, of the same round and step."""
@@ -182,7 +182,7 @@ class ReplicaStore:
         same = [stored for stored in self.of_slot(copy.slot, copy.step) if stored.head.age == age]
         return len(same) == copy.ranks
 
-    def begin(self, copy: Copy, sender: Sender | None = None) -> Incoming | None:
+    def begin(self, copy: Copy, sender: ImageSender | None = None) -> Incoming | None:
         """Receive a copy from its offset on; None if it is here. Raises `ReplicaError` if refused.
 
         Without a sender, this node itself fetches it.
@@ -359,7 +359,7 @@ class ReplicaStore:
             self._held[owner].remove(held)
 
 
-def _overtake(before: Sender | None, sender: Sender | None) -> None:
+def _overtake(before: ImageSender | None, sender: ImageSender | None) -> None:
     """End a connection of an earlier round, which may hang: the next attempt finds room."""
     if before is not None and sender is not None and before.round < sender.round:
         before.abort()

@@ -14,12 +14,12 @@ _AGAIN_LAST_S = 30.0
 
 
 @contextmanager
-def unharmed(what: str) -> Generator[None]:
+def unharmed(work: str) -> Generator[None]:
     """Log whatever is raised inside, and go on."""
     try:
         yield
     except Exception:
-        log.exception("failed what=%s", what)
+        log.exception("failed what=%s", work)
 
 
 class BackgroundLoops:
@@ -46,8 +46,8 @@ class BackgroundLoops:
                 backoff.reset()
             await asyncio.sleep(backoff.failed())
 
-    def _tell(self, what: str, error: Exception) -> None:
+    def _tell(self, loop: str, error: Exception) -> None:
         text = f"{type(error).__name__}: {error}"
         if text not in self._said:
             self._said.add(text)
-            self._say(f"{what} has failed and begins again; the ranks run on ({text})")
+            self._say(f"{loop} has failed and begins again; the ranks run on ({text})")

@@ -144,7 +144,7 @@ async def _run(
         node_plan = workdir.node_plan(instance)
         lock = await stack.enter_async_context(held_folder(node_plan))
         first = await stack.enter_async_context(AsyncExitStack())
-        keeper = await first.enter_async_context(opened_warden(node_plan, lock))
+        warden = await first.enter_async_context(opened_warden(node_plan, lock))
         await stack.enter_async_context(workdir.console_following())
         settings = await bus_settings
         name = f"agent-{plan.job}-{plan.node}"
@@ -157,7 +157,7 @@ async def _run(
             agree_within_s=plan.agree_within_s,
             unheard_within_s=plan.unheard_within_s,
         )
-        keepers = WardenClients(keeper, first.aclose, partial(opened_warden, node_plan, lock))
+        wardens = WardenClients(warden, first.aclose, partial(opened_warden, node_plan, lock))
         others = external_limits(
             base,
             preempt_grace_s=plan.preempt_grace_s,
@@ -166,7 +166,7 @@ async def _run(
         )
         clock = SystemClock() if harm is None else harm.clock
         service = AgentService(
-            plan, bus, keepers, workdir, clock, instance,
+            plan, bus, wardens, workdir, clock, instance,
             limits=limits, others=others, states=states, harm=harm,
         )  # fmt: skip
         with signals.handed_to(service.signalled):

@@ -78,22 +78,22 @@ class NetworkTestRunner:
         return links, reason
 
     async def _call(self, peer: NetworkPeer, token: bytes, ends: float) -> NetworkLink:
-        to, said = Address(peer.address, peer.port), ""
+        to, why = Address(peer.address, peer.port), ""
         while (left_s := ends - self._clock.now()) > _AGAIN_S:
             try:
-                found = await pair_test.measure(to, token, within_s=left_s)
+                figures = await pair_test.measure(to, token, within_s=left_s)
             except PeerSilentError as error:
-                said = said or str(error)  # at the end of the turn, no time is left for an answer
+                why = why or str(error)  # at the end of the turn, no time is left for an answer
             except NetworkCheckError as error:
-                said = str(error)
+                why = str(error)
             else:
                 return NetworkLink(
                     node=peer.node,
-                    mib_s=round(found.mib_s, 1),
-                    round_trip_s=round(found.round_trip_ms / 1e3, 6),
+                    mib_s=round(figures.mib_s, 1),
+                    round_trip_s=round(figures.round_trip_ms / 1e3, 6),
                 )
             await self._clock.sleep(_AGAIN_S)
-        reason = said or "its turn was over before it could be called"
+        reason = why or "its turn was over before it could be called"
         return NetworkLink(node=peer.node, mib_s=0.0, reason=reason)
 
     async def _let_in(self, own: NetworkPeer, token: bytes, ends: float) -> str:

@@ -68,18 +68,18 @@ def environment(
     paths: RankPaths,
 ) -> dict[str, str]:
     """The whole environment of a rank. `base` is the environment of `everstep run`."""
-    found = without_logins(base)
+    variables = without_logins(base)
     for name in _NOT_INHERITED:
-        found.pop(name, None)
+        variables.pop(name, None)
     if paths.images is not None:
-        found[layout.IMAGES_VARIABLE] = str(paths.images)
+        variables[layout.IMAGES_VARIABLE] = str(paths.images)
         if (most := plan.checkpoints.own_most_bytes) is not None:
-            found[layout.IMAGES_MOST_VARIABLE] = str(max(most // order.ranks, 1))
-    found |= _choices(plan, found.get("PYTHONPATH", ""))
-    found.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+            variables[layout.IMAGES_MOST_VARIABLE] = str(max(most // order.ranks, 1))
+    variables |= _choices(plan, variables.get("PYTHONPATH", ""))
+    variables.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if order.ranks > 1:
-        found.setdefault("OMP_NUM_THREADS", "1")
-    return found | _places(plan, order, local_rank) | _devices(plan, local_rank, base) | {
+        variables.setdefault("OMP_NUM_THREADS", "1")
+    return variables | _places(plan, order, local_rank) | _devices(plan, local_rank, base) | {
         "MASTER_ADDR": order.master_address,
         "MASTER_PORT": str(order.master_port),
         "TORCHELASTIC_RESTART_COUNT": str(order.restarts),

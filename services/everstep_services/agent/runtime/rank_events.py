@@ -1,28 +1,15 @@
-"""What happens to the ranks of this node, passed on to the parts of the agent that it concerns.
+"""Reads the events of the ranks of this node, and passes them to the parts that they concern.
 
-The way of an order to a rank, and of the events back:
-
-    rendezvous ─ order ─▶ service ─▶ core.Agent ─ action ─▶ RankRunner ─▶ WardenClient ─▶ warden
-                                         ▲                                                   │
-    rendezvous ◀─ report ─ service ◀─────┤                                                 ranks
-                                         │                                                   │
-                                     RankEvents ◀── one queue of events ◀── RoundWatch ◀─────┘
-
-The service puts actions about ranks into the queue of the runner, which starts and stops the
-ranks of one round after those of another. The warden client puts everything that it hears into
-one queue of events. `RankEvents` reads that queue, tells the agent's core, and tells the parts
-that only record and watch; a failure of those is logged, and the core hears of each event
-anyway.
+The head of this package shows the way of an event. A failure of a part that only records and
+watches is logged, and the core hears of each event anyway.
 """
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from everstep.clock import Clock
 from everstep.messages import CollectEvidence, Fact, StartRanks
-from everstep_services.agent.collectors.collection import Piece, Scene, collect
-from everstep_services.agent.collectors.registry import Collectors
 from everstep_services.agent.core import actions
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.core.exit import RankExit
@@ -44,10 +31,10 @@ from everstep_services.agent.rendezvous_client.script_requests import ScriptRequ
 from everstep_services.agent.rendezvous_client.status import RendezvousPort
 from everstep_services.agent.replicas.node_checkpoints import NodeCheckpoints
 from everstep_services.agent.runtime.background import unharmed
-from everstep_services.agent.runtime.rank_runner import RankRunner, RunnerCallbacks, WardenClients
+from everstep_services.agent.runtime.rank_runner import RankRunner, WardenClients
 from everstep_services.agent.runtime.workdir import Workdir
 from everstep_services.agent.stalls.recorder import StallRecorder
-from everstep_services.agent.telemetry.evidence import EvidenceRecorder
+from everstep_services.agent.telemetry.evidence import EvidenceCollection, EvidenceRecorder
 from everstep_services.agent.telemetry.facts import AgentFacts
 from everstep_services.agent.telemetry.progress import ProgressReader
 from everstep_services.agent.telemetry.saves import CoordinatedSaves
@@ -55,26 +42,21 @@ from trainer_sdk.wire import Checkpointed, Injected, Requested, StopSeen
 
 log = logging.getLogger(__name__)
 
-_NODE_WITHIN_S = 10.0
-"""For evidence that outlives the ranks: no restart waits for it."""
-_CAPTURE_MOST_S = 60.0
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankObservers:
+    """The parts of the agent that follow its ranks; none of them decides."""
 
-@dataclass(frozen=True, slots=True)
-class EventSinks:
-    """The parts of the agent that events of ranks concern."""
-
-    agent: Agent
     progress: ProgressReader
     evidence: EvidenceRecorder
+    collection: EvidenceCollection
     stalls: StallRecorder
     saves: CoordinatedSaves
     checkpoints: NodeCheckpoints
     requests: ScriptRequests
     records: AgentFacts
     record: Callable[[Fact], None]
-    do: Callable[[Sequence[actions.Action]], None]
-    collectors: Collectors
+    port: RendezvousPort
     logs: LogUploader | None = None
     """Sends the output of ranks, where that was chosen."""
 
@@ -87,22 +69,20 @@ class RankEvents:
 
     def __init__(
         self,
-        keepers: WardenClients,
+        wardens: WardenClients,
         workdir: Workdir,
         clock: Clock,
-        desks: EventSinks,
-        port: RendezvousPort,
+        agent: Agent,
+        do: Callable[[Sequence[actions.Action]], None],
+        observers: RankObservers,
     ) -> None:
-        told = RunnerCallbacks(
-            self._begins, self._not_started, self._stops, self._stopped, self._started
-        )
-        self.work = RankRunner(keepers, workdir, clock, told)
+        self.runner = RankRunner(wardens, workdir, clock, self)
         self._workdir = workdir
         self._leaves_children = workdir.leaves_children
         self._clock = clock
-        self._desks = desks
-        self._agent = desks.agent
-        self._port = port
+        self._agent = agent
+        self._do = do
+        self._observers = observers
         self.is_warm = False
         """Whether the forge is ready."""
         self.evidence_s = 0.0
@@ -119,7 +99,7 @@ class RankEvents:
 
     async def hear_for_ever(self) -> None:
         """Read the events of the warden for ever."""
-        async for event in self.work.events():
+        async for event in self.runner.events():
             order = self._agent.order
             match event:
                 case ForgeReady() | ForgeUnfit():
@@ -131,7 +111,7 @@ class RankEvents:
                 case _:
                     await self._rank_did(order, event)
 
-    # -- the keeper ------------------------------------------------------------------------------
+    # -- the warden ------------------------------------------------------------------------------
 
     def _forge_is(self, event: ForgeReady | ForgeUnfit) -> None:
         self.is_warm = isinstance(event, ForgeReady)
@@ -152,14 +132,14 @@ class RankEvents:
         self._workdir.say(event.reason, is_warning=True)
         if order is not None:
             for rank in range(order.first_rank, order.first_rank + order.ranks):
-                self._desks.do(self._agent.rank_gone(rank, RankExit()))
+                self._do(self._agent.rank_gone(rank, RankExit()))
 
     # -- a rank ----------------------------------------------------------------------------------
 
     async def _rank_did(self, order: StartRanks, event: WardenEvent) -> None:
         match event:
             case StartRefused():
-                self._desks.do(self._agent.start_failed(event.round, event.reason))
+                self._do(self._agent.start_failed(event.round, event.reason))
             case RankRuns():
                 self._runs(order, event)
             case RankStepped():
@@ -174,16 +154,16 @@ class RankEvents:
                 pass
 
     def _runs(self, order: StartRanks, event: RankRuns) -> None:
-        desks = self._desks
+        observers = self._observers
         with unharmed("the progress of a rank that runs"):
-            desks.progress.runs(event)
-        desks.do(self._agent.rank_runs(event.rank))
+            observers.progress.runs(event)
+        self._do(self._agent.rank_runs(event.rank))
         if event.start == "cold" and self._unfit:
             self._workdir.say(f"ranks start cold: {self._unfit}", is_warning=True)
             self._unfit = ""
         with unharmed("the record of a start"):
-            desks.evidence.rank_runs(order, event.rank, event.pid)
-            started = desks.records.rank_started(
+            observers.evidence.rank_runs(order, event.rank, event.pid)
+            started = observers.records.rank_started(
                 order,
                 event.rank,
                 pid=event.pid,
@@ -191,46 +171,46 @@ class RankEvents:
                 start_s=event.start_s,
                 log=str(self._workdir.logs.folder(event.round, event.rank)),
             )
-            desks.record(started)
+            observers.record(started)
 
     def _stepped(self, order: StartRanks, event: RankStepped) -> None:
-        desks = self._desks
+        observers = self._observers
         with unharmed("the record of a first step"):
-            first = desks.progress.stepped(order, event.step)
+            first = observers.progress.stepped(order, event.step)
             if first is not None:
-                desks.record(first)
+                observers.record(first)
         with unharmed("the limits of a first step"):
-            desks.stalls.stepped(event.rank)
-        desks.do(self._agent.rank_stepped(event.rank, event.step))
+            observers.stalls.stepped(event.rank)
+        self._do(self._agent.rank_stepped(event.rank, event.step))
 
     def _said(self, order: StartRanks, event: RankSaid) -> None:
-        if isinstance(event.said, StopSeen):
+        if isinstance(event.message, StopSeen):
             now = self._clock.now()
-            self._desks.do(self._agent.rank_stops(event.rank, event.said.step, now))
+            self._do(self._agent.rank_stops(event.rank, event.message.step, now))
             return
         with unharmed("what a rank said"):
             self._heard(order, event)
 
     def _heard(self, order: StartRanks, event: RankSaid) -> None:
-        desks = self._desks
-        match event.said:
-            case Injected() as said:
-                desks.record(desks.records.fault_injected(order, event.rank, said))
-            case Requested() as said:
-                desks.requests.hear(said)
-            case Checkpointed() as said:
-                desks.checkpoints.said(said)
+        observers = self._observers
+        match event.message:
+            case Injected() as message:
+                observers.record(observers.records.fault_injected(order, event.rank, message))
+            case Requested() as message:
+                observers.requests.hear(message)
+            case Checkpointed() as message:
+                observers.checkpoints.said(message)
             case _:
-                desks.stalls.said(event)
+                observers.stalls.said(event)
 
     async def _script_ended(self, order: StartRanks, event: ScriptEnded) -> None:
         """Not every failure counts yet: a script may exit with any code, and take its time."""
         with unharmed("the last look for stalls"):
-            self._desks.stalls.watch.look()
+            self._observers.stalls.watch.look()
         if not event.code:
-            self._desks.do(self._agent.script_returned(event.rank, self._clock.now()))
+            self._do(self._agent.script_returned(event.rank, self._clock.now()))
             return
-        error = await self.work.keeper.error(event.rank)
+        error = await self.runner.warden.error(event.rank)
         if (
             error is None or error.name == "SystemExit"
         ):  # also for an exit that could not be recorded
@@ -242,7 +222,7 @@ class RankEvents:
         # first: its process may hang as it exits, and then nothing else reports it.
         if event.was_told or not self._is_ours(event.round):
             return
-        page = self.work.keeper.page(event.rank)
+        page = self.runner.warden.page(event.rank)
         lasted_s = self._clock.now() - page.script_s if page is not None else 0.0
         ending = RankExit(code=event.code, error=error, lasted_s=lasted_s)
         pid = 0 if page is None else page.pid
@@ -251,14 +231,14 @@ class RankEvents:
 
     async def _gone(self, order: StartRanks, event: RankGone) -> None:
         # A signal leaves no exception. Of two ranks, the killed one is reported before the other.
-        error = await self.work.keeper.error(event.rank) if event.code else None
+        error = await self.runner.warden.error(event.rank) if event.code else None
         asked = self._leaving.pop((event.round, event.rank), None)
         if (event.was_told and asked is None) or not self._is_ours(event.round):
             return
-        desks = self._desks
-        stopped_after = desks.saves.has_seen(event.rank)
+        observers = self._observers
+        stopped_after = observers.saves.has_seen(event.rank)
         if stopped_after is not None:
-            desks.do(self._agent.rank_stops(event.rank, stopped_after, self._clock.now()))
+            self._do(self._agent.rank_stops(event.rank, stopped_after, self._clock.now()))
         ending = RankExit(
             event.code,
             event.signal,
@@ -269,7 +249,7 @@ class RankEvents:
         )
         if event.was_told and asked is not None:  # the order to stop came afterwards
             ending = replace(asked, lasted_s=event.lasted_s)
-        if desks.evidence.fact_of(order.round, event.rank) is None:
+        if observers.evidence.fact_of(order.round, event.rank) is None:
             self._keep_end(order, event.rank, event.pid, ending)
         self._fails(event.round, event.rank, ending, self._agent.rank_gone)
 
@@ -282,12 +262,12 @@ class RankEvents:
     ) -> None:
         """A rank failed by itself; meanwhile its round may have been stopped."""
         fails = at_work if self._is_at_work(round) else self._agent.rank_fell
-        self._desks.do(fails(rank, ending))
+        self._do(fails(rank, ending))
 
     def _keep_end(self, order: StartRanks, rank: int, pid: int, ending: RankExit) -> None:
         with unharmed("the record of an end"):
-            step = self._desks.progress.step(rank)
-            self._desks.evidence.rank_exited(order, rank, pid, ending, step)
+            step = self._observers.progress.step(rank)
+            self._observers.evidence.rank_exited(order, rank, pid, ending, step)
 
     def _is_at_work(self, round: int) -> bool:
         """The ranks of this round run here, and were not ordered to stop."""
@@ -298,90 +278,74 @@ class RankEvents:
 
     # -- all ranks of a round --------------------------------------------------------------------
 
-    def _begins(self, start: actions.StartRound) -> bool:
+    def round_begins(self, start: actions.StartRound) -> bool:
         if self._agent.order != start.order or self._agent.state != "starting":
             return False
-        for desk in (self._desks.progress, self._desks.stalls, self._desks.checkpoints):
+        for observer in (
+            self._observers.progress,
+            self._observers.stalls,
+            self._observers.checkpoints,
+        ):
             with unharmed("the begin of a round"):
-                desk.begins(start.order)
-        self._port.release(start.order)
+                observer.begins(start.order)
+        self._observers.port.release(start.order)
         return True
 
-    def _started(self, start: actions.StartRound) -> None:
-        if self._desks.logs is not None:
+    def round_started(self, start: actions.StartRound) -> None:
+        """The files of their output exist."""
+        if self._observers.logs is not None:
             with unharmed("the output of a round"):
-                self._desks.logs.begins(start.order)
+                self._observers.logs.begins(start.order)
 
-    def _not_started(self, start: actions.StartRound, reason: str) -> None:
-        self._desks.do(self._agent.start_failed(start.order.round, reason))
+    def start_failed(self, start: actions.StartRound, reason: str) -> None:
+        self._do(self._agent.start_failed(start.order.round, reason))
 
-    async def _stops(self, stop: actions.StopRound) -> None:
-        """Collect evidence, within the bound of the order: every restart waits for it."""
+    async def round_stops(self, stop: actions.StopRound) -> None:
+        """Collect evidence, within the limit of the order: every restart waits for it."""
         self.evidence_s = 0.0
         if stop.incident is None or not stop.evidence_s:
             return
         began = self._clock.now()
         with unharmed("the evidence of ranks that are stopped"):
-            evidence, collectors = self._desks.evidence, self._desks.collectors
-            scene = self._scene(stop.evidence_s, may_pause=True)
-            of_node = replace(scene, within_s=_NODE_WITHIN_S)
-            evidence.collect(stop.round, stop.incident, collectors.of_node, of_node)
-            pieces = await collect(collectors.of_ranks, scene, self._clock)
-            evidence.collected(stop.round, stop.incident, pieces)
+            order, watch = self._agent.order, self.runner.warden.watch
+            await self._observers.collection.before_stop(stop, stop.incident, order, watch)
         self.evidence_s = self._clock.now() - began
 
-    def capture(self, order: CollectEvidence) -> None:
+    def capture(self, wanted: CollectEvidence) -> None:
         """Collect from ranks that continue to run; an unknown kind is reported as missing."""
-        evidence, table = self._desks.evidence, self._desks.collectors
-        if self._agent.order is None or self._agent.order.round != order.round:
-            return
-        scene = self._scene(min(order.within_s, _CAPTURE_MOST_S), only=order.ranks)
-        known = {**table.of_ranks, **table.of_node}
-        wanted = order.evidence or tuple(known)
-        why = "this agent does not collect it: agent.evidence_without, or another release"
-        unknown = [Piece(kind, missing=why) for kind in wanted if kind not in known]
-        evidence.collected(order.round, order.incident, unknown)
-        collectors = {kind: known[kind] for kind in wanted if kind in known}
-        evidence.collect(order.round, order.incident, collectors, scene, of_each=True)
-
-    def _scene(
-        self, within_s: float, *, may_pause: bool = False, only: Collection[int] = ()
-    ) -> Scene:
-        watch, order = self.work.keeper.watch, self._agent.order
-        ranks = [seen for seen in watch.seen() if not only or seen.rank in only]
-        environs = {} if order is None else self._workdir.environs(order, ranks)
-        return Scene(
-            ranks, within_s, watch.began_s, environs,
-            may_pause=may_pause, python=self._workdir.python,
-        )  # fmt: skip
+        order = self._agent.order
+        if order is not None and order.round == wanted.round:
+            self._observers.collection.capture(wanted, order, self.runner.warden.watch)
 
     def _say_outlived(self, outcome: Stopped) -> None:
         if outcome.outlived:
-            what = "were killed, as --leave-children was not given"
+            fate = "were killed, as --leave-children was not given"
             if self._leaves_children:
-                what = "live on"
+                fate = "live on"
             named = "; ".join(outcome.outlived)
-            self._workdir.say(f"processes that ranks had started outlived them and {what}: {named}")
+            self._workdir.say(f"processes that ranks had started outlived them and {fate}: {named}")
 
-    def _stopped(self, stop: actions.StopRound, outcome: Stopped) -> None:
-        desks, order = self._desks, self._agent.order
+    def round_stopped(self, stop: actions.StopRound, outcome: Stopped) -> None:
+        observers, order = self._observers, self._agent.order
         assert order is not None
         self.stop_s = outcome.stop_s
         last: list[Fact] = []
         with unharmed("the end of a round"):
-            last += desks.progress.ends()
-            desks.stalls.ends()
-            desks.checkpoints.ends()
-        if desks.logs is not None:
+            last += observers.progress.ends()
+            observers.stalls.ends()
+            observers.checkpoints.ends()
+        if observers.logs is not None:
             with unharmed("the output of a round"):
-                desks.logs.ends()
+                observers.logs.ends()
         self._say_outlived(outcome)
-        desks.do(self._agent.stopped(stop.round))
+        self._do(self._agent.stopped(stop.round))
         with unharmed("the record of ranks that were stopped"):
             if outcome.ranks:
-                stopped = desks.records.ranks_stopped(order, outcome, evidence_s=self.evidence_s)
+                stopped = observers.records.ranks_stopped(
+                    order, outcome, evidence_s=self.evidence_s
+                )
                 last.append(stopped)
             if stop.incident is not None:
-                desks.evidence.round_stopped(order, stop.incident, outcome.ranks)
+                observers.evidence.round_stopped(order, stop.incident, outcome.ranks)
             for fact in last:
-                desks.record(fact)
+                observers.record(fact)

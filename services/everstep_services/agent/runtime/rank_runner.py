@@ -6,6 +6,7 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from everstep.clock import Clock
 from everstep.errors import EverstepError
@@ -33,33 +34,43 @@ class WardenClients:
     another: Callable[[], AbstractAsyncContextManager[WardenClient]]
 
 
-@dataclass(frozen=True, slots=True)
-class RunnerCallbacks:
-    """Whom the runner calls, and when."""
+class RoundListener(Protocol):
+    """Hears from the runner of each start and stop, in turn."""
 
-    begins: Callable[[StartRound], bool]
-    """These ranks are about to be started; False when they are no longer wanted."""
-    failed: Callable[[StartRound, str], None]
-    stops: Callable[[StopRound], Awaitable[None]]
-    """These ranks are about to be stopped: collect evidence first."""
-    stopped: Callable[[StopRound, Stopped], None]
-    started: Callable[[StartRound], None] = lambda _: None
-    """The warden starts these ranks; the files of their output exist."""
+    def round_begins(self, start: StartRound) -> bool:
+        """The ranks are about to be started; False when they are no longer wanted."""
+        ...
+
+    def round_started(self, start: StartRound) -> None:
+        """The warden starts the ranks; the files of their output exist."""
+        ...
+
+    def start_failed(self, start: StartRound, reason: str) -> None:
+        """The ranks could not be started."""
+        ...
+
+    async def round_stops(self, stop: StopRound) -> None:
+        """The ranks are about to be stopped: collect evidence first."""
+        ...
+
+    def round_stopped(self, stop: StopRound, outcome: Stopped) -> None:
+        """No rank is left."""
+        ...
 
 
 class RankRunner:
     """Carries out actions about the ranks of this node, one round after the other."""
 
     def __init__(
-        self, keepers: WardenClients, workdir: Workdir, clock: Clock, told: RunnerCallbacks
+        self, wardens: WardenClients, workdir: Workdir, clock: Clock, listener: RoundListener
     ) -> None:
-        self.keeper = keepers.first
-        self._keepers = keepers
+        self.warden = wardens.first
+        self._wardens = wardens
         self._has_warden = asyncio.Event()
         self._has_warden.set()
         self._workdir = workdir
         self._clock = clock
-        self._told = told
+        self._listener = listener
         self._rounds: asyncio.Queue[StartRound | StopRound] = asyncio.Queue()
         self._need_not_wait = asyncio.Event()
         """The cause is known, or no script is left that might end by itself."""
@@ -85,9 +96,9 @@ class RankRunner:
         """The events of the ranks, from all wardens in turn."""
         async for event in self._heard():
             yield event
-        await self._keepers.close_first()
+        await self._wardens.close_first()
         while True:
-            async with self._keepers.another() as self.keeper:
+            async with self._wardens.another() as self.warden:
                 self._has_warden.set()
                 async for event in self._heard():
                     yield event
@@ -97,7 +108,7 @@ class RankRunner:
         while True:
             match await self._rounds.get():
                 case StartRound() as start:
-                    if self._told.begins(start):
+                    if self._listener.round_begins(start):
                         await self._start(start)
                 case StopRound() as stop:
                     await self._stop(stop)
@@ -106,7 +117,7 @@ class RankRunner:
         while True:
             act = await self._signals.get()
             try:
-                unmoved = await self.keeper.signal(
+                unmoved = await self.warden.signal(
                     act.number, act.ranks, to_handlers=act.to_handlers
                 )
             except (EverstepError, TimeoutError) as error:
@@ -119,15 +130,15 @@ class RankRunner:
     async def _heard(self) -> AsyncIterator[WardenEvent]:
         """The events of the present warden, until it is lost."""
         while True:
-            event = await self.keeper.events.get()
+            event = await self.warden.events.get()
             is_over = isinstance(event, WardenLost)
             if is_over:
                 self._has_warden.clear()
             try:
                 yield event
             finally:
-                self.keeper.events.task_done()
-            if not self.keeper.watch.are_at_work:
+                self.warden.events.task_done()
+            if not self.warden.watch.are_at_work:
                 self._need_not_wait.set()
             if is_over:
                 return
@@ -137,20 +148,20 @@ class RankRunner:
             async with asyncio.timeout(_WARDEN_WITHIN_S):
                 await self._has_warden.wait()
             batch = await asyncio.to_thread(self._workdir.prepare, start.order)
-            await self.keeper.start(batch)
+            await self.warden.start(batch)
         except (OSError, TimeoutError, EverstepError) as error:
-            self._told.failed(start, f"its ranks cannot be started: {error}")
+            self._listener.start_failed(start, f"its ranks cannot be started: {error}")
         else:
             self._workdir.show(start.order)
-            self._told.started(start)
+            self._listener.round_started(start)
 
     async def _wait(self, stop: StopRound) -> float:
         """Wait until the ranks may be stopped; return the seconds beyond those for evidence."""
         began = self._clock.now()
-        await self._told.stops(stop)
+        await self._listener.round_stops(stop)
         learned = self._clock.now()
         left_s = began + stop.wait_s - learned
-        if left_s <= 0 or not self.keeper.watch.are_at_work:
+        if left_s <= 0 or not self.warden.watch.are_at_work:
             return 0.0
         with suppress(TimeoutError):
             async with asyncio.timeout(left_s):
@@ -159,18 +170,18 @@ class RankRunner:
 
     async def _stop(self, stop: StopRound) -> None:
         waited_s = await self._wait(stop)
-        pids = self.keeper.watch.pids()
-        keeper = self.keeper
+        pids = self.warden.watch.pids()
+        warden = self.warden
         try:
-            outcome = await keeper.stop(stop.grace_s, is_done=stop.is_done)
+            outcome = await warden.stop(stop.grace_s, is_done=stop.is_done)
             # A rank that ended before it was stopped may be the cause: its event is handled first.
             async with asyncio.timeout(_HEARD_WITHIN_S):
-                await keeper.events.join()
+                await warden.events.join()
         except WardenLostError:
             outcome = _NOTHING  # nothing outlives its warden
         except TimeoutError:
-            log.warning("events_left count=%d", keeper.events.qsize())
+            log.warning("events_left count=%d", warden.events.qsize())
         devices = await wait_until_free(pids, _DEVICES_WITHIN_S, self._clock)
         outcome = replace(outcome, stop_s=outcome.stop_s + waited_s, devices=devices)
-        self._told.stopped(stop, outcome)
+        self._listener.round_stopped(stop, outcome)
         self._workdir.hide()

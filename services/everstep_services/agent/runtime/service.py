@@ -24,7 +24,7 @@ from everstep_services.agent.probes.node_checks import NodeChecks
 from everstep_services.agent.probes.runner.examiner import NodeExaminer
 from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.ranks.warden_ping import who_lives
-from everstep_services.agent.rendezvous_client.client import AnswerHandlers, RendezvousClient
+from everstep_services.agent.rendezvous_client.client import RendezvousClient
 from everstep_services.agent.rendezvous_client.script_requests import ScriptRequests
 from everstep_services.agent.rendezvous_client.status import AgentStatus, RendezvousPort
 from everstep_services.agent.replicas.node_checkpoints import NodeCheckpoints
@@ -32,13 +32,13 @@ from everstep_services.agent.replicas.node_states import NodeStates
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.runtime.background import BackgroundLoops, unharmed
 from everstep_services.agent.runtime.network_test import NetworkTestRunner
-from everstep_services.agent.runtime.rank_events import EventSinks, RankEvents
+from everstep_services.agent.runtime.rank_events import RankEvents, RankObservers
 from everstep_services.agent.runtime.rank_runner import WardenClients
 from everstep_services.agent.runtime.workdir import Workdir
 from everstep_services.agent.stalls.idleness import Idleness
 from everstep_services.agent.stalls.limits_table import ExternalLimits
 from everstep_services.agent.stalls.recorder import StallRecorder
-from everstep_services.agent.telemetry.evidence import EvidenceRecorder
+from everstep_services.agent.telemetry.evidence import EvidenceCollection, EvidenceRecorder
 from everstep_services.agent.telemetry.facts import AgentFacts
 from everstep_services.agent.telemetry.progress import ProgressReader
 from everstep_services.agent.telemetry.saves import CoordinatedSaves
@@ -74,7 +74,7 @@ class AgentService:
         self,
         plan: RunPlan,
         bus: Bus,
-        keepers: WardenClients,
+        wardens: WardenClients,
         workdir: Workdir,
         clock: Clock,
         instance: str,
@@ -95,10 +95,7 @@ class AgentService:
         self._records = AgentFacts(plan.job, plan.node, clock)
         self._evidence = EvidenceRecorder(plan.job, bus, workdir, self._records, record, clock)
         self._checkpoints = NodeCheckpoints(plan.job, plan.node, clock, record, states)
-        self._asker = RendezvousClient(
-            bus, clock, plan.job,
-            AnswerHandlers(self._joined, self._reported, self._refused, self._unanswered),
-        )  # fmt: skip
+        self._rendezvous = RendezvousClient(bus, clock, plan.job, self)
         self._requests = ScriptRequests(plan, bus, clock, workdir.say)
         self._stalls = StallRecorder(
             plan, bus, self._agent, self._watched, self._records, workdir, clock,
@@ -111,14 +108,26 @@ class AgentService:
             plan.scheduler.name, self._agent, self._watched, self._records, clock, record
         )
         self._uploader = _log_uploader(plan, workdir, bus, clock)
-        desks = EventSinks(
-            self._agent, self._progress, self._evidence, self._stalls, self._saves,
-            self._checkpoints, self._requests, self._records, record, self._do,
-            collectors(plan.evidence_without, native_stacks=plan.native_stacks),
-            self._uploader,
-        )  # fmt: skip
         port = RendezvousPort()
-        self._ranks = RankEvents(keepers, workdir, clock, desks, port)
+        observers = RankObservers(
+            progress=self._progress,
+            evidence=self._evidence,
+            collection=EvidenceCollection(
+                self._evidence,
+                collectors(plan.evidence_without, native_stacks=plan.native_stacks),
+                workdir,
+                clock,
+            ),
+            stalls=self._stalls,
+            saves=self._saves,
+            checkpoints=self._checkpoints,
+            requests=self._requests,
+            records=self._records,
+            record=record,
+            port=port,
+            logs=self._uploader,
+        )
+        self._ranks = RankEvents(wardens, workdir, clock, self._agent, self._do, observers)
         examiner = NodeExaminer(plan.checks, notes.place(plan.state_dir, plan.node))
         self._checks = NodeChecks(examiner, self._records, clock, self._pids, record)
         self._questions = AgentStatus(
@@ -142,9 +151,9 @@ class AgentService:
                 for loop in (
                     self._hear_orders_for_ever,
                     self._ranks.hear_for_ever,
-                    self._asker.ask_for_ever,
-                    self._ranks.work.start_and_stop_for_ever,
-                    self._ranks.work.signal_for_ever,
+                    self._rendezvous.ask_for_ever,
+                    self._ranks.runner.start_and_stop_for_ever,
+                    self._ranks.runner.signal_for_ever,
                     self._tick_for_ever,
                 )
             ]
@@ -226,40 +235,40 @@ class AgentService:
     async def _hear(self, inbox: Inbox[Order]) -> None:
         while True:
             order = await inbox.get()
-            what = type(order).__name__
-            log.info("order type=%s round=%d reason=%s", what, order.round, order.reason)
-            with unharmed(f"order {what}"):
+            kind = type(order).__name__
+            log.info("order type=%s round=%d reason=%s", kind, order.round, order.reason)
+            with unharmed(f"order {kind}"):
                 if isinstance(order, SaveCheckpoint):
                     self._do(self._agent.asked_to_save(order, self._clock.now()))
                 else:
                     self._do(self._agent.ordered(order))
 
-    def _joined(self, reply: Joined) -> None:
+    def joined(self, reply: Joined) -> None:
         self._was_answered = True
         self._do(self._agent.joined(reply, self._clock.now()))
 
-    def _reported(self, tell: actions.SendReport, reply: Reported) -> None:
+    def reported(self, tell: actions.SendReport, reply: Reported) -> None:
         if tell.rank is not None and reply.incident is not None and tell.event != "excused":
             self._evidence.belongs_to(tell.round, tell.rank, reply.incident)
         self._do(self._agent.reported(tell, reply, self._clock.now()))
 
-    def _refused(self, reason: str) -> None:
+    def refused(self, reason: str) -> None:
         self._do(self._agent.give_up(1, reason))
 
-    def _unanswered(self, for_s: float, reason: str) -> None:
+    def unanswered(self, for_s: float, reason: str) -> None:
         log.info("rendezvous_silent for_s=%.1f error=%s", for_s, reason)
         self._do(self._agent.unheard(self._clock.now(), reason))
         if not self._was_answered and for_s > _NOBODY_WITHIN_S:
             text = f"rendezvous has not answered for {for_s:.0f} s: {reason}"
             self._do(self._agent.give_up(_UNREACHABLE, text))
 
-    # -- what is known of ranks ------------------------------------------------------------------
+    # -- the ranks --------------------------------------------------------------------------------
 
     def _pids(self) -> Collection[int]:
         return self._progress.pids(self._agent.live_ranks).values()
 
     def _watched(self, rank: int) -> WatchedRank | None:
-        return self._ranks.work.keeper.watch.rank(rank)
+        return self._ranks.runner.warden.watch.rank(rank)
 
     def _place(self) -> RoundPosition | None:
         order = self._agent.order
@@ -279,7 +288,7 @@ class AgentService:
         return (timings.tell_for_ever,)
 
     def _page(self, rank: int) -> PageReading | None:
-        return self._ranks.work.keeper.page(rank)
+        return self._ranks.runner.warden.page(rank)
 
     # -- faults on purpose -----------------------------------------------------------------------
 
@@ -289,8 +298,8 @@ class AgentService:
         watched = self._watched
         ranks = InjectionTargets(
             order=lambda: self._agent.order,
-            folder=lambda rank: None if (known := watched(rank)) is None else known.folder,
-            pid=lambda rank: 0 if (known := watched(rank)) is None or known.gone else known.pid,
+            folder=lambda rank: None if (seen := watched(rank)) is None else seen.folder,
+            pid=lambda rank: 0 if (seen := watched(rank)) is None or seen.gone else seen.pid,
             step=self._progress.step,
         )
         return FaultInjector(self._plan, self._bus, harm, ranks, self._workdir.say)
@@ -355,17 +364,17 @@ class AgentService:
             self._beat(alive)
 
     def _beat(self, alive: tuple[str, ...] = ()) -> None:
-        door = self._ranks.work.keeper.door
+        door = self._ranks.runner.warden.door
         beat = self._progress.beat(cut_off=not self._bus.connected, door=door, alive=alive)
         self._bus.send(subjects.beat(self._plan.job, self._plan.node), beat)
 
-    # -- what is done about it -------------------------------------------------------------------
+    # -- actions ---------------------------------------------------------------------------------
 
     def _do(self, wanted: Sequence[actions.Action]) -> None:
         for act in wanted:
             match act:
                 case actions.AskToJoin():
-                    self._asker.join(self._questions.join)
+                    self._rendezvous.join(self._questions.join)
                 case actions.SendReport():
                     self._tell(act)
                 case (
@@ -374,7 +383,7 @@ class AgentService:
                     | actions.StopWithoutWait()
                     | actions.SignalRanks()
                 ):
-                    self._ranks.work.do(act)
+                    self._ranks.runner.do(act)
                     # Beat before the report: a node that is lost in its first second of a round
                     # would otherwise be looked for in a round that is over.
                     with unharmed("a beat"):
@@ -406,7 +415,7 @@ class AgentService:
         match act:
             case actions.PassNotice():
                 if (signalled := self._saves.passed_on(act)) is not None:
-                    self._ranks.work.do(signalled)
+                    self._ranks.runner.do(signalled)
             case actions.AskRanksToStop():
                 reached = self._saves.counts_now(act)
                 if reached is not None:
@@ -446,7 +455,7 @@ class AgentService:
         fact = tell.fact
         if fact is None and tell.rank is not None:
             fact = self._evidence.fact_of(tell.round, tell.rank)
-        self._asker.tell(tell, self._questions.report(tell, order, fact))
+        self._rendezvous.tell(tell, self._questions.report(tell, order, fact))
 
     def _exiting(self, exiting: actions.ExitAgent) -> None:
         if not self._exit.done():
@@ -464,7 +473,7 @@ class AgentService:
             with unharmed("the output of ranks"):
                 await self._uploader.finish(within_s)
         if not exiting.is_sent:
-            await self._asker.leave(self._questions.leave(exiting), within_s)
+            await self._rendezvous.leave(self._questions.leave(exiting), within_s)
         try:
             async with asyncio.timeout(within_s):
                 await self._recorder.all_kept()

@@ -23,7 +23,7 @@ from everstep_services.agent.runtime.rank_environment import (
     without_logins,
 )
 from trainer_sdk import layout, wire
-from trainer_sdk.bootstrap.recorder_settings import arm_flight_recorder
+from trainer_sdk.bootstrap.torch_hooks import arm_flight_recorder
 
 _DRAIN_WITHIN_S = 5.0
 _OF_A_RANK = (layout.PAGE_VARIABLE, layout.FOLDER_VARIABLE, layout.ROUND_VARIABLE)
@@ -98,15 +98,15 @@ class Workdir:
         self, order: StartRanks, ranks: Iterable[RankSeen]
     ) -> Mapping[int, Mapping[str, str]]:
         """The environments with which these ranks were started, with flight recorders armed."""
-        found = {}
+        by_rank = {}
         for rank in ranks:
             paths = RankPaths(rank.folder / layout.ELASTIC_ERROR_FILE, self._images)
             local_rank = rank.rank - order.first_rank
             environ = environment(self._plan, order, local_rank, self._base, paths)
             if self._plan.command.kind != "program":
                 arm_flight_recorder(environ, str(rank.folder))
-            found[rank.rank] = environ
-        return found
+            by_rank[rank.rank] = environ
+        return by_rank
 
     def node_plan(self, instance: str) -> NodePlan:
         """The plan for the warden and the forge."""
@@ -199,5 +199,5 @@ class Workdir:
         """Write a line of our own between those of the ranks."""
         # The reader may be gone, and the disk may be full: the ranks run on.
         with contextlib.suppress(OSError, ValueError):
-            said = printable(f"everstep: {'warning: ' if is_warning else ''}{text}")
-            sys.stderr.write(f"{said}\n")
+            line = printable(f"everstep: {'warning: ' if is_warning else ''}{text}")
+            sys.stderr.write(f"{line}\n")

@@ -50,8 +50,8 @@ class Compilers:
 
     def idle_s(self, rank: int) -> float:
         """For how long it has computed next to nothing, as far as that was witnessed."""
-        known = self._since.get(rank)
-        return 0.0 if known is None else known.looked_s - known.at
+        earlier = self._since.get(rank)
+        return 0.0 if earlier is None else earlier.looked_s - earlier.at
 
     def look(self, ranks: Mapping[int, Compiling]) -> None:
         """Look at these ranks, and forget all others."""
@@ -60,18 +60,18 @@ class Compilers:
             return
         used_s, now = self._used_s([rank.pid for rank in ranks.values()]), self._clock.now()
         for rank, usage in ranks.items():
-            cpu_s, known = used_s[usage.pid], self._since.get(rank)
-            if known is None or _has_computed(known, usage, cpu_s, now):
+            cpu_s, earlier = used_s[usage.pid], self._since.get(rank)
+            if earlier is None or _has_computed(earlier, usage, cpu_s, now):
                 self._since[rank] = _Since(usage.pid, now, cpu_s, cpu_s, now)
             else:
-                known.seen_s, known.looked_s = cpu_s, now
+                earlier.seen_s, earlier.looked_s = cpu_s, now
 
     def overlook(self) -> None:
         """Discount the usage since the look: our questions have caused it."""
-        used_s = self._used_s([known.pid for known in self._since.values()])
-        for known in self._since.values():
-            more_s = max(0.0, used_s[known.pid] - known.seen_s)
-            known.cpu_s, known.seen_s = known.cpu_s + more_s, known.seen_s + more_s
+        used_s = self._used_s([since.pid for since in self._since.values()])
+        for since in self._since.values():
+            more_s = max(0.0, used_s[since.pid] - since.seen_s)
+            since.cpu_s, since.seen_s = since.cpu_s + more_s, since.seen_s + more_s
 
     def _used_s(self, pids: list[int]) -> dict[int, float]:
         """The usage of each, with all its descendants."""
@@ -79,9 +79,9 @@ class Compilers:
             return {}
         own_s, children = dict[int, float](), dict[int, list[int]]()
         for name in os.listdir(self._proc):
-            found = self._stat(name) if name.isdigit() else None
-            if found is not None:
-                parent, own_s[int(name)] = found
+            stat = self._stat(name) if name.isdigit() else None
+            if stat is not None:
+                parent, own_s[int(name)] = stat
                 children.setdefault(parent, []).append(int(name))
         return {pid: _sum_s(pid, own_s, children) for pid in pids}
 
@@ -94,10 +94,10 @@ class Compilers:
             return None  # it has just ended
 
 
-def _has_computed(known: _Since, usage: Compiling, cpu_s: float, now: float) -> bool:
-    if known.pid != usage.pid or now - known.looked_s > _GAP_S or cpu_s < known.seen_s:
+def _has_computed(earlier: _Since, usage: Compiling, cpu_s: float, now: float) -> bool:
+    if earlier.pid != usage.pid or now - earlier.looked_s > _GAP_S or cpu_s < earlier.seen_s:
         return True  # as far as is known: a child that is gone has taken its usage along
-    return cpu_s - known.cpu_s >= _BUSY_RATIO * usage.window_s
+    return cpu_s - earlier.cpu_s >= _BUSY_RATIO * usage.window_s
 
 
 def _sum_s(pid: int, own_s: Mapping[int, float], children: Mapping[int, list[int]]) -> float:

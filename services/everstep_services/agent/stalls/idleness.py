@@ -41,26 +41,26 @@ class Idleness:
             if used is None:
                 self._since.pop(rank, None)
                 continue
-            known = self._since.get(rank)
-            if known is None or known.pid != pid or _has_worked(known, now, *used):
-                self._since[rank] = known = _Since(pid, now, *used, used)
-            known.seen = used
-            idle_s[rank] = now - known.at
+            earlier = self._since.get(rank)
+            if earlier is None or earlier.pid != pid or _has_worked(earlier, now, *used):
+                self._since[rank] = earlier = _Since(pid, now, *used, used)
+            earlier.seen = used
+            idle_s[rank] = now - earlier.at
         return idle_s
 
     def overlook(self, rank: int) -> None:
         """Discount the usage since the last look: our own question has caused it."""
-        known = self._since.get(rank)
-        used = None if known is None else _used(known.pid)
-        if known is not None and used is not None:
-            (cpu_s, moved_bytes), (seen_s, seen_bytes) = used, known.seen
-            known.cpu_s += cpu_s - seen_s
-            known.moved_bytes += moved_bytes - seen_bytes
+        earlier = self._since.get(rank)
+        used = None if earlier is None else _used(earlier.pid)
+        if earlier is not None and used is not None:
+            (cpu_s, moved_bytes), (seen_s, seen_bytes) = used, earlier.seen
+            earlier.cpu_s += cpu_s - seen_s
+            earlier.moved_bytes += moved_bytes - seen_bytes
 
 
-def _has_worked(known: _Since, now: float, cpu_s: float, moved_bytes: int) -> bool:
-    allowed_s = max(2 * _TICK_S, (now - known.at) * _BUSY_RATIO)
-    return moved_bytes != known.moved_bytes or cpu_s - known.cpu_s > allowed_s
+def _has_worked(earlier: _Since, now: float, cpu_s: float, moved_bytes: int) -> bool:
+    allowed_s = max(2 * _TICK_S, (now - earlier.at) * _BUSY_RATIO)
+    return moved_bytes != earlier.moved_bytes or cpu_s - earlier.cpu_s > allowed_s
 
 
 def _used(pid: int) -> tuple[float, int] | None:

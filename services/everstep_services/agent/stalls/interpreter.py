@@ -93,11 +93,11 @@ class Interpreters:
         self._asked[folder] = self._clock.now()
         self._found.pop(folder, None)
         try:
-            found = await look_into(folder, self.within_s)
+            answer = await look_into(folder, self.within_s)
         finally:
             self._asking.discard(folder)
-        if found is not None:
-            self._found[folder] = found
+        if answer is not None:
+            self._found[folder] = answer
 
 
 def in_words(
@@ -120,7 +120,7 @@ def in_words(
 def _place(traceback: bytes) -> str:
     """The innermost frame of the thread that is listed last: the oldest thread."""
     threads = traceback.decode(errors="replace").strip().split("\n\n")
-    found = _FRAME.search(threads[-1])
-    if found is None:
+    match = _FRAME.search(threads[-1])
+    if match is None:
         return ""
-    return f"{found['file'].rpartition('/')[2]}:{found['line']} in {found['function'].strip()}"
+    return f"{match['file'].rpartition('/')[2]}:{match['line']} in {match['function'].strip()}"

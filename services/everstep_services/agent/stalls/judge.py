@@ -7,6 +7,7 @@ nothing that it knows reaches the next.
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from everstep_services.agent.stalls.limits import StallLimits
 from everstep_services.agent.stalls.position import (
@@ -16,6 +17,9 @@ from everstep_services.agent.stalls.position import (
     RankView,
     position_of,
 )
+
+WatchState = Literal["", "armed", "learning", "paused"]
+"""Whether stalls are looked for, as in `watch_changed`; empty while no ranks run."""
 
 _PAUSE_S = 60.0
 """After this time another node may ask again, if a pause has no end."""
@@ -104,7 +108,7 @@ class StallJudge:
     _blind: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=256))
 
     def look(self, views: Iterable[RankView], now: float) -> list[Stalled | Moving | Excused]:
-        """Return what is new."""
+        """Return new stalls and recoveries."""
         if self.wake_at and now - self.wake_at > _LATE_S:
             self._blind.append((self.wake_at, now))
         placed = {
@@ -131,10 +135,10 @@ class StallJudge:
         excuses = {
             rank: excuse_s(stalled, other, now, slack_s) for rank, other in self.places.items()
         }
-        known = [(for_s, rank) for rank, for_s in excuses.items() if for_s is not None]
-        if not known:
+        possible = [(for_s, rank) for rank, for_s in excuses.items() if for_s is not None]
+        if not possible:
             return None
-        for_s, rank = max(known)
+        for_s, rank = max(possible)
         return rank, for_s
 
     def witnessed_s(self, place: RankPosition, now: float) -> float:

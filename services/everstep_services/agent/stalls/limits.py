@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from everstep.messages import LimitsDocument
 from trainer_sdk.page import SectionKind
@@ -9,7 +10,7 @@ from trainer_sdk.page import SectionKind
 FIRST_STEP = "first-step"
 STEP = "step"
 OUTSIDE = "outside"
-HEARTBEAT = "heartbeat"
+HEARTBEAT: Final = "heartbeat"
 SPECIAL = (FIRST_STEP, STEP, OUTSIDE, HEARTBEAT)
 """Names of limits that are not sections. A section may have one of these names, too."""
 BY_HAND = "configured"
@@ -159,9 +160,9 @@ class StallLimits:
 
     def shortest_s(self) -> float:
         """A monitor that looks this often misses no limit."""
-        known = [limit.s for limit in (*self._learned.values(), *self._operators.values())]
+        values = [limit.s for limit in (*self._learned.values(), *self._operators.values())]
         rules = self.rules
-        return min([rules.section_s, rules.first_step_s, *rules.configured.values(), *known])
+        return min([rules.section_s, rules.first_step_s, *rules.configured.values(), *values])
 
     def _usual_first_step(self) -> Limit:
         return self._first_step or Limit(self.rules.first_step_s, "default", FIRST_STEP)

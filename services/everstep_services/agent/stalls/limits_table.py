@@ -85,10 +85,10 @@ def external_limits(
 def table(limits: StallLimits, others: ExternalLimits) -> list[str]:
     """One line for each limit: its name, its length, and where it comes from."""
     rows = [
-        (what, time_text(limit.s), limit.origin or limit.source) for what, limit in _ours(limits)
+        (place, time_text(limit.s), limit.origin or limit.source) for place, limit in _ours(limits)
     ]
-    rows += [(what, time_text(s), source) for what, s, source in _theirs(others)]
-    return [f"  {what:<22} {time:>8}  {source}" for what, time, source in rows]
+    rows += [(place, time_text(s), source) for place, s, source in _theirs(others)]
+    return [f"  {place:<22} {time:>8}  {source}" for place, time, source in rows]
 
 
 def misorders(limits: StallLimits, others: ExternalLimits) -> list[Misorder]:
@@ -96,23 +96,23 @@ def misorders(limits: StallLimits, others: ExternalLimits) -> list[Misorder]:
 
     For our defaults that is one line and not a warning: learned limits soon replace them.
     """
-    said: list[Misorder] = []
+    orders: list[Misorder] = []
     late = [
-        (what, limit)
-        for what, limit in _ours(limits)
-        if limit.source != "default" and what not in {FIRST_STEP, STEP}
+        (place, limit)
+        for place, limit in _ours(limits)
+        if limit.source != "default" and place not in {FIRST_STEP, STEP}
     ]
-    for what, limit in late:
+    for place, limit in late:
         if others.group_timeout_s and limit.s >= others.group_timeout_s:
-            said.append(_given_up(what, limit, others.group_timeout_s, others.limited_by))
+            orders.append(_given_up(place, limit, others.group_timeout_s, others.limited_by))
         if others.heartbeat_s and limit.s >= others.heartbeat_s:
             text = (
-                f"{_HEARTBEAT}={others.heartbeat_s:g} ends a rank before a stall in {what} "
+                f"{_HEARTBEAT}={others.heartbeat_s:g} ends a rank before a stall in {place} "
                 f"is found ({time_text(limit.s)}): raise it above {limit.s:g}"
             )
-            said.append(Misorder(f"monitor {what}", text))
+            orders.append(Misorder(f"monitor {place}", text))
     if unlearned := _given_up_unlearned(limits, others):
-        said.append(unlearned)
+        orders.append(unlearned)
     grace_s, ours_s = others.scheduler_grace_s, others.preempt_grace_s
     if grace_s and ours_s is not None and ours_s > grace_s:
         text = (
@@ -120,20 +120,20 @@ def misorders(limits: StallLimits, others: ExternalLimits) -> list[Misorder]:
             f"({time_text(grace_s)}): ranks that save longer are killed; lower it, or ask the "
             "scheduler for more"
         )
-        said.append(Misorder("grace", text))
-    return said
+        orders.append(Misorder("grace", text))
+    return orders
 
 
-def _given_up(what: str, limit: Limit, timeout_s: float, limited_by: str) -> Misorder:
+def _given_up(place: str, limit: Limit, timeout_s: float, limited_by: str) -> Misorder:
     """A learned limit is a multiple of what was seen: a limit below it could be a wrong one."""
     is_ours = limit.source == "configured"
-    shorter = f", or set {limited_by}{what}={timeout_s / 2:g}" if is_ours else ""
+    shorter = f", or set {limited_by}{place}={timeout_s / 2:g}" if is_ours else ""
     text = (
         f"the process group gives up after {time_text(timeout_s)}, before a stall in "
-        f"{what} is found ({time_text(limit.s)}, {limit.source}): its collectives fail first, and "
+        f"{place} is found ({time_text(limit.s)}, {limit.source}): its collectives fail first, and "
         f"blame nobody; give init_process_group a longer timeout{shorter}"
     )
-    return Misorder(f"group {timeout_s:g} {what}", text)
+    return Misorder(f"group {timeout_s:g} {place}", text)
 
 
 def _given_up_unlearned(limits: StallLimits, others: ExternalLimits) -> Misorder | None:
@@ -202,7 +202,7 @@ class LimitNotices:
     """Shows the table once, and each pair of limits in the wrong order once."""
 
     def __init__(self, limits: StallLimits, others: ExternalLimits, say: LineWriter) -> None:
-        self.speaks = False
+        self._is_for_job = False
         """One node of a job shows them for all."""
         self._limits = limits
         self._others = others
@@ -210,9 +210,10 @@ class LimitNotices:
         self._has_shown = False
         self._said: set[str] = set()
 
-    def show(self) -> None:
-        """Ranks are being started."""
-        if self.speaks and not self._has_shown:
+    def show(self, *, is_for_job: bool) -> None:
+        """Ranks are being started; one node of a job shows the limits for all nodes."""
+        self._is_for_job = is_for_job
+        if is_for_job and not self._has_shown:
             self._has_shown = True
             self._say(_SAID_ONCE)
             for line in table(self._limits, self._others):
@@ -227,9 +228,9 @@ class LimitNotices:
 
     def compare(self) -> None:
         """A limit may have changed."""
-        if not self.speaks:
+        if not self._is_for_job:
             return
-        for found in misorders(self._limits, self._others):
-            if found.about not in self._said:
-                self._said.add(found.about)
-                self._say(found.text, is_warning=found.is_warning)
+        for misorder in misorders(self._limits, self._others):
+            if misorder.about not in self._said:
+                self._said.add(misorder.about)
+                self._say(misorder.text, is_warning=misorder.is_warning)

@@ -12,7 +12,14 @@ from everstep.messages import LimitsDocument, NameExcuse, SectionLimit, SectionS
 from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.stalls.compilers import Compiling
 from everstep_services.agent.stalls.interpreter import AHEAD_S, Interpreters, in_words
-from everstep_services.agent.stalls.judge import Excused, Moving, Stalled, StallJudge, states
+from everstep_services.agent.stalls.judge import (
+    Excused,
+    Moving,
+    Stalled,
+    StallJudge,
+    WatchState,
+    states,
+)
 from everstep_services.agent.stalls.limits import FIRST_STEP, Limit, LimitRules, StallLimits
 from everstep_services.agent.stalls.position import Exempt, RankPosition, RankView
 from everstep_services.agent.stalls.process_state import PROC, ProcessState, state_of, threads_of
@@ -98,8 +105,8 @@ class StallMonitor:
         self._closer_due = asyncio.Event()
 
     @property
-    def state(self) -> str:
-        """`armed`, `learning`, `paused` or `off`; empty while no ranks run."""
+    def state(self) -> WatchState:
+        """Whether stalls are looked for; empty while no ranks run."""
         judge = self._judge
         if judge is None:
             return ""
@@ -115,8 +122,8 @@ class StallMonitor:
 
     def in_force(self) -> tuple[SectionLimit, ...]:
         """Each limit that can act on the ranks of this node, as they are."""
-        known = (self._watched.rank(rank) for rank in self._watched.live())
-        return in_force(self.limits, [times for times in known if times is not None])
+        ranks = (self._watched.rank(rank) for rank in self._watched.live())
+        return in_force(self.limits, [times for times in ranks if times is not None])
 
     def begins(self, order: StartRanks) -> None:
         """The ranks of a round are being started: forget the round before."""
@@ -203,15 +210,15 @@ class StallMonitor:
 
     def standing(self, rank: int) -> RankStanding | None:
         """The position of a rank now, for beats."""
-        judge, known = self._judge, self._watched.rank(rank)
-        if judge is None or known is None:
+        judge, watched = self._judge, self._watched.rank(rank)
+        if judge is None or watched is None:
             return None
-        section, age_s = self._open_section(known)
+        section, age_s = self._open_section(watched)
         place = judge.places.get(rank)
         limit = place.limit if isinstance(place, RankPosition) else None
         state = states(judge).get(rank, "running")
         entered, entered_s = self._closer.entered(rank), self._closer.signs(rank).collective_s
-        if _is_modified(known.reading()):
+        if _is_modified(watched.reading()):
             entered_s = None  # the script itself reports its progress
         waits_in = (
             self._closer.collective(rank, place.stopped_s)
@@ -222,14 +229,14 @@ class StallMonitor:
 
     def sections_seen(self) -> tuple[SectionSeen, ...]:
         """The longest time of each section on this node, since the first step of the round."""
-        found: dict[str, SectionSeen] = {}
+        sections: dict[str, SectionSeen] = {}
         for rank in self._watched.live():
-            known = self._watched.rank(rank)
-            if known is not None:
-                for times in seen_by(known, self.limits):
-                    before = found.get(times.section)
-                    found[times.section] = times if before is None else merged(before, times)
-        return tuple(found.values())
+            watched = self._watched.rank(rank)
+            if watched is not None:
+                for times in seen_by(watched, self.limits):
+                    before = sections.get(times.section)
+                    sections[times.section] = times if before is None else merged(before, times)
+        return tuple(sections.values())
 
     def _look(self, judge: StallJudge) -> None:
         # A stalled rank may move again and exit at once: its page shows that.
@@ -262,9 +269,9 @@ class StallMonitor:
 
     def _found(self, stalled: Stalled) -> None:
         place = stalled.place
-        known = self._watched.rank(place.rank)
+        watched = self._watched.rank(place.rank)
         process = state_of(place.pid, self._proc) if place.pid else ProcessState("", "")
-        folder = None if known is None else known.folder
+        folder = None if watched is None else watched.folder
         self._unsaid[place.rank] = _Unsaid(stalled, process, folder, self._clock.now())
 
     def _say(self, rank: int) -> None:
@@ -289,9 +296,9 @@ class StallMonitor:
             if unsaid.folder and self._interpreters.is_open(unsaid.folder, unsaid.found_s):
                 yield unsaid.folder
         for place in judge.nearly_late(self._clock.now()):
-            known = self._watched.rank(place.rank)
-            if known is not None and self._interpreters.is_open(known.folder, place.stopped_s):
-                yield known.folder
+            watched = self._watched.rank(place.rank)
+            if watched is not None and self._interpreters.is_open(watched.folder, place.stopped_s):
+                yield watched.folder
 
     async def _ask(self, folder: Path) -> None:
         await self._interpreters.ask(folder)
@@ -300,14 +307,14 @@ class StallMonitor:
 
     def _wake_at(self, judge: StallJudge) -> float:
         """When the loop must wake up again."""
-        found = [unsaid.found_s for unsaid in self._unsaid.values()]
-        if not found:
+        times = [unsaid.found_s for unsaid in self._unsaid.values()]
+        if not times:
             return judge.wake_at
-        return min(judge.wake_at, min(found) + self._interpreters.within_s)
+        return min(judge.wake_at, min(times) + self._interpreters.within_s)
 
     def _view(self, rank: int, judge: StallJudge) -> Iterator[RankView]:
-        known = self._watched.rank(rank)
-        if known is None or (known.gone and rank not in judge.stalled):
+        watched = self._watched.rank(rank)
+        if watched is None or (watched.gone and rank not in judge.stalled):
             return
         blank = RankView(
             rank,
@@ -317,15 +324,15 @@ class StallMonitor:
             compile_idle_s=self._closer.compile_idle_s(rank),
         )
         try:
-            page = known.page.read()
-            self._give_warmup(known, page)
-            if page is None and known.is_program and self.limits.by_hand(FIRST_STEP) is None:
+            page = watched.page.read()
+            self._give_warmup(watched, page)
+            if page is None and watched.is_program and self.limits.by_hand(FIRST_STEP) is None:
                 return  # it may never show its first step
-            lanes = known.page.lanes() if page is not None else ()
+            lanes = watched.page.lanes() if page is not None else ()
             others = any(lane.frames for lane in lanes[1:])
             threads = threads_of(page.pid, self._proc) if others and page is not None else None
-            # read here, where a damaged page and a stalled rank can be told apart
-            sections = {number: known.page.section(number) for number in _in_use(page, lanes)}
+            # read here, where a damaged page and a stalled rank can be distinguished
+            sections = {number: watched.page.section(number) for number in _in_use(page, lanes)}
             yield replace(
                 blank, page=page, lanes=lanes, threads=threads, section=sections.__getitem__
             )
@@ -335,10 +342,10 @@ class StallMonitor:
                 self._watched.say(f"the page of rank {rank} is damaged, and not trusted: {error}")
             yield replace(blank, trouble=str(error))
 
-    def _give_warmup(self, known: WatchedRank, page: PageReading | None) -> None:
+    def _give_warmup(self, watched: WatchedRank, page: PageReading | None) -> None:
         steps = self.limits.rules.warmup_steps
         if steps is not None and page is not None and page.warmup != steps:
-            known.page.give_warmup(steps)
+            watched.page.give_warmup(steps)
 
     def _silent(self) -> dict[int, WatchedRank]:
         """Ranks whose work only other signs can show."""
@@ -348,14 +355,14 @@ class StallMonitor:
         silent: dict[int, WatchedRank] = {}
         silent_s = silent_after_s(self.limits)
         for rank in self._watched.live():
-            known = self._watched.rank(rank)
-            if known is None or known.gone:
+            watched = self._watched.rank(rank)
+            if watched is None or watched.gone:
                 continue
-            page = known.reading()
+            page = watched.reading()
             moved_s = judge.began_s if page is None else page.progress_s
             is_silent = not _is_modified(page) and now - moved_s >= silent_s
             if is_silent or self._in_question:
-                silent[rank] = known
+                silent[rank] = watched
         return silent
 
     def _compiling(self) -> dict[int, Compiling]:
@@ -373,14 +380,14 @@ class StallMonitor:
             and place.waited_s(now) >= place.ordinary.s
         }
 
-    def _open_section(self, known: WatchedRank) -> tuple[str | None, float]:
+    def _open_section(self, watched: WatchedRank) -> tuple[str | None, float]:
         try:
-            lanes: tuple[LaneReading, ...] = known.page.lanes()
+            lanes: tuple[LaneReading, ...] = watched.page.lanes()
             if not lanes or not lanes[0].frames:
                 return None, 0.0
             frame = lanes[0].frames[-1]
             age_s = max(0.0, self._clock.now() - frame.since_s)
-            return known.page.section(frame.section).name, age_s
+            return watched.page.section(frame.section).name, age_s
         except BadPageError:
             return None, 0.0
 

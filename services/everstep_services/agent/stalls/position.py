@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from typing import Final, Literal
 
 from everstep_services.agent.stalls.limits import (
     FIRST_STEP,
@@ -29,8 +30,12 @@ _LATELY_S = 10.0
 """A look at a rank counts for this long, if the rank has not moved."""
 _NEARLY_S = 1.0
 """A collective not entered this long before the rank is late was not entered in time."""
-_COMPILE = "compile"
-LONG = frozenset({"checkpoint", "evaluation", _COMPILE})
+_COMPILE: Final = "compile"
+StallPhase = Literal[
+    "start", "first_step", "step", "section", "checkpoint", "evaluation", "compile", "heartbeat"
+]
+"""Where a rank makes no progress, as in `rank_stalled.phase`."""
+LONG: frozenset[StallPhase] = frozenset({"checkpoint", "evaluation", _COMPILE})
 """Phases for which other ranks wait."""
 
 
@@ -84,8 +89,7 @@ class RankPosition:
     """Where a rank has made no progress, and the limit that counts there."""
 
     rank: int
-    phase: str
-    """The phase, named as in `rank_stalled`."""
+    phase: StallPhase
     since_s: float
     """The start of the time that the limit counts."""
     limit: Limit
@@ -407,13 +411,19 @@ def _spans_by_hand(
         yield replace(place, phase=HEARTBEAT, step=page.step or None)
 
 
-def _phase(section: SectionReading) -> str:
+def _phase(section: SectionReading) -> StallPhase:
     if not section.name:
         return "step"
-    return "section" if section.kind is SectionKind.PLAIN else section.kind.value
+    match section.kind:
+        case SectionKind.PLAIN:
+            return "section"
+        case SectionKind.CHECKPOINT:
+            return "checkpoint"
+        case SectionKind.EVALUATION:
+            return "evaluation"
 
 
-def _early(page: PageReading) -> str:
+def _early(page: PageReading) -> StallPhase:
     return "first_step" if page.phase is RankPhase.SCRIPT else "start"
 
 

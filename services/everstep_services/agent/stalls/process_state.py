@@ -61,10 +61,10 @@ def state_of(pid: int, root: Path = PROC) -> ProcessState:
         return ProcessState(letter, _MEANINGS[letter])
     channel = _channel(root / str(pid) / "wchan")
     if letter == _UNINTERRUPTIBLE:
-        known = _meaning(channel, _UNINTERRUPTIBLE_WAITS) or _MEANINGS[letter]
-        return ProcessState(letter, f"{known} ({', '.join(filter(None, (letter, channel)))})")
-    known = _meaning(channel, _WAITS)
-    text = f"{known} ({channel})" if known else channel
+        meaning = _meaning(channel, _UNINTERRUPTIBLE_WAITS) or _MEANINGS[letter]
+        return ProcessState(letter, f"{meaning} ({', '.join(filter(None, (letter, channel)))})")
+    meaning = _meaning(channel, _WAITS)
+    text = f"{meaning} ({channel})" if meaning else channel
     return ProcessState(letter, text)
 
 

@@ -1,4 +1,4 @@
-"""What follows from stalls: facts, reports to rendezvous, lines for people, learned limits."""
+"""The consequences of stalls: facts, reports to rendezvous, lines for people, learned limits."""
 
 import logging
 from collections.abc import Callable, Collection, Sequence
@@ -92,8 +92,7 @@ class StallRecorder:
         """The ranks of a round are being started."""
         self._facts.clear()
         self.watch.begins(order)
-        self._announcer.speaks = order.slot == 0
-        self._announcer.show()
+        self._announcer.show(is_for_job=order.slot == 0)
         self._note_state("ranks are being started")
 
     def ends(self) -> None:
@@ -103,19 +102,19 @@ class StallRecorder:
 
     def stepped(self, rank: int) -> None:
         """A rank has made its first step: the timeout of its process group may be compared."""
-        known = self._rank(rank)
-        page = None if known is None else known.reading()
+        watched = self._rank(rank)
+        page = None if watched is None else watched.reading()
         if page is not None:
             self._announcer.group_waits(page.group_timeout_s)
 
     def said(self, event: RankSaid) -> None:
         """A rank asks for a pause of the judgement, or for its end."""
-        match event.said:
+        match event.message:
             case Paused(reason=reason, for_s=for_s):
                 why = f"rank {event.rank} has paused it" + (f": {reason}" if reason else "")
                 self._record(self._records.watch_changed(event.round, "paused", why, until_s=for_s))
             case Resumed():
-                why = f"rank {event.rank} goes on after step {event.said.step}"
+                why = f"rank {event.rank} goes on after step {event.message.step}"
                 state = self.watch.state
                 self._record(self._records.watch_changed(event.round, state, why))
             case _:

@@ -62,24 +62,24 @@ class RankSampler:
 
     def signs(self, rank: int) -> ActivitySigns:
         """The signs of work of a rank."""
-        known = self._known.get(rank)
-        return ActivitySigns() if known is None else known.signs
+        samples = self._known.get(rank)
+        return ActivitySigns() if samples is None else samples.signs
 
     def looked_s(self, rank: int) -> float:
         """When these signs were seen."""
-        known = self._known.get(rank)
-        return -inf if known is None else known.looked_at_s
+        samples = self._known.get(rank)
+        return -inf if samples is None else samples.looked_at_s
 
     def entered(self, rank: int) -> int | None:
         """The number of collectives that it had entered at the last sample."""
-        known = self._known.get(rank)
-        return None if known is None else known.entered
+        samples = self._known.get(rank)
+        return None if samples is None else samples.entered
 
     def collective(self, rank: int, since_s: float) -> str | None:
         """The collective that it is in; None without a sample after this instant."""
-        known = self._known.get(rank)
-        is_lately = known is not None and known.looked_at_s > since_s
-        return known.signs.collective if known is not None and is_lately else None
+        samples = self._known.get(rank)
+        is_lately = samples is not None and samples.looked_at_s > since_s
+        return samples.signs.collective if samples is not None and is_lately else None
 
     async def look(
         self, silent: Mapping[int, WatchedRank], compiling: Mapping[int, Compiling] = _NONE
@@ -87,46 +87,52 @@ class RankSampler:
         """Sample whether these ranks work, and whether those that compile compute."""
         round_ = self._known
         await asyncio.to_thread(self._compilers.look, compiling)
-        pids = {rank: known.pid for rank, known in silent.items() if known.pid}
+        pids = {rank: samples.pid for rank, samples in silent.items() if samples.pid}
         idle_s = await asyncio.to_thread(self._idleness.look, pids)
         for rank, watched in silent.items():
-            known, began_s = round_.setdefault(rank, _Known()), self._clock.now()
-            found = await read_collectives(watched.folder)
-            if found is not None and found.entered_at_s is None and found.entered == known.entered:
+            samples, began_s = round_.setdefault(rank, _Known()), self._clock.now()
+            collectives = await read_collectives(watched.folder)
+            if (
+                collectives is not None
+                and collectives.entered_at_s is None
+                and collectives.entered == samples.entered
+            ):
                 # It seems to stand, and its recorder lists nothing that goes on.
-                found = await read_collectives(watched.folder, is_whole=True) or found
+                collectives = await read_collectives(watched.folder, is_whole=True) or collectives
             await asyncio.to_thread(self._idleness.overlook, rank)  # its answers were work
-            known.signs = self._signs(known, idle_s.get(rank), found)
-            known.looked_at_s = began_s
+            samples.signs = self._signs(samples, idle_s.get(rank), collectives)
+            samples.looked_at_s = began_s
         await asyncio.to_thread(self._compilers.overlook)
 
     def _signs(
-        self, known: _Known, idle_s: float | None, found: CollectiveState | None
+        self, samples: _Known, idle_s: float | None, collectives: CollectiveState | None
     ) -> ActivitySigns:
-        if found is None:
-            return ActivitySigns(idle_s, known.signs.collective_s)
-        if known.entered is None or found.entered > known.entered:
-            known.entered = found.entered
-            known.moved_between = known.looked_at_s, self._clock.now()
-        collective_s = known.signs.collective_s
-        if known.moved_between is not None:
-            collective_s = self._entered_s(known.moved_between, found)
-            if found.entered_at_s is not None:
-                known.moved_between = None
+        if collectives is None:
+            return ActivitySigns(idle_s, samples.signs.collective_s)
+        if samples.entered is None or collectives.entered > samples.entered:
+            samples.entered = collectives.entered
+            samples.moved_between = samples.looked_at_s, self._clock.now()
+        collective_s = samples.signs.collective_s
+        if samples.moved_between is not None:
+            collective_s = self._entered_s(samples.moved_between, collectives)
+            if collectives.entered_at_s is not None:
+                samples.moved_between = None
         return ActivitySigns(
             idle_s,
             collective_s,
-            found.waits_in,
+            collectives.waits_in,
             is_recorded=True,
-            of_all=found.of_all,
-            awaits=found.awaits,
+            of_all=collectives.of_all,
+            awaits=collectives.awaits,
         )
 
-    def _entered_s(self, between: tuple[float, float], found: CollectiveState) -> float | None:
+    def _entered_s(
+        self, between: tuple[float, float], collectives: CollectiveState
+    ) -> float | None:
         """When it entered the last collective; never too early, as far as is known."""
         after_s, before_s = between
-        if found.entered_at_s is None:
+        if collectives.entered_at_s is None:
             return before_s if after_s > -inf else None
         # The wall clock may have been set meanwhile: it only places the instant between the two.
-        ago_s = self._clock.wall().timestamp() - found.entered_at_s
+        ago_s = self._clock.wall().timestamp() - collectives.entered_at_s
         return min(before_s, max(after_s, self._clock.now() - ago_s))

@@ -19,9 +19,9 @@ _REGULAR_S = 1800.0
 """A script that has sent heartbeats for this long without a step does more than load."""
 
 
-def seen_by(known: WatchedRank, limits: StallLimits) -> Iterator[SectionSeen]:
+def seen_by(watched: WatchedRank, limits: StallLimits) -> Iterator[SectionSeen]:
     """The longest time of each section on one rank, since its first steps."""
-    page = known.reading()
+    page = watched.reading()
     if page is None:
         return
     if _beats_regularly(page):
@@ -32,7 +32,7 @@ def seen_by(known: WatchedRank, limits: StallLimits) -> Iterator[SectionSeen]:
     if page.counted_by is not CountedBy.SDK:
         yield _seen("", SectionKind.PLAIN, page.longest_step_s, observations)
         return
-    for section in _sections(known):
+    for section in _sections(watched):
         if not section.name:
             yield _seen("", section.kind, section.longest_s, observations)
         elif section.observed:
@@ -82,8 +82,8 @@ def _row(name: str, limit: Limit, about: str = "", kind: str = "") -> SectionLim
 
 
 def _warmup_text(limits: StallLimits, pages: Collection[PageReading]) -> str:
-    said = max((page.warmup for page in pages), default=0)
-    steps = limits.rules.warmup_steps or said or 1
+    own_steps = max((page.warmup for page in pages), default=0)
+    steps = limits.rules.warmup_steps or own_steps or 1
     return f"for each of the first {steps} steps" if steps > 1 else ""
 
 
@@ -99,9 +99,9 @@ def _beats_regularly(page: PageReading) -> bool:
     return page.beats > 1 and until_s - page.first_beat_s >= _REGULAR_S
 
 
-def _sections(known: WatchedRank) -> tuple[SectionReading, ...]:
+def _sections(watched: WatchedRank) -> tuple[SectionReading, ...]:
     try:
-        return known.page.sections() if known.page.read() is not None else ()
+        return watched.page.sections() if watched.page.read() is not None else ()
     except BadPageError:
         return ()
 

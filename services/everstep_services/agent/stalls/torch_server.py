@@ -31,12 +31,12 @@ async def answer(folder: Path, handler: str, within_s: float) -> bytes:
     """The answer of one of its handlers; `TorchServerError` says why there is no good one."""
     try:
         async with asyncio.timeout(within_s):
-            said = await _asked(str(folder / layout.WORKER_SOCKET), handler)
+            reply = await _asked(str(folder / layout.WORKER_SOCKET), handler)
     except TimeoutError:
         raise TorchServerError(f"no answer within {within_s:.2g} s") from None
     except OSError as error:
         raise TorchServerError(f"torch's server in it is gone: {error.strerror}") from error
-    head, _, body = said.partition(b"\r\n\r\n")
+    head, _, body = reply.partition(b"\r\n\r\n")
     status = head.split(b" ", 2)[1:2]
     if status != [b"200"]:
         line = head.partition(b"\r\n")[0][:60].decode(errors="replace")

@@ -1,1 +1,1 @@
-"""What an agent records and reports: facts, beats, evidence, saves."""
+"""The records and reports of an agent: facts, beats, evidence, saves."""

@@ -2,18 +2,21 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from everstep.bus.errors import BusConfigError, BusError, BusRefusedError
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.ids import new_id
-from everstep.messages import BlobRef, Fact, StartRanks
+from everstep.messages import BlobRef, CollectEvidence, Fact, StartRanks
 from everstep_services.agent.collectors.collection import Collector, Piece, Scene, collect
+from everstep_services.agent.collectors.registry import Collectors
+from everstep_services.agent.core.actions import StopRound
 from everstep_services.agent.core.exit import RankExit
 from everstep_services.agent.output.log_files import first_error, tail
+from everstep_services.agent.ranks.round_watch import RoundWatch
 from everstep_services.agent.runtime.background import unharmed
 from everstep_services.agent.runtime.workdir import Workdir
 from everstep_services.agent.telemetry.facts import AgentFacts
@@ -26,6 +29,9 @@ _ONCE_MORE_AFTER_S = 5.0
 """A store that refuses a piece is asked once more: it may be electing a leader, or be full."""
 _BESIDE_MOST = 8
 """The most collections in parallel; further ones are reported as missing, with this reason."""
+_NODE_WITHIN_S = 10.0
+"""For evidence that outlives the ranks: no restart waits for it."""
+_CAPTURE_MOST_S = 60.0
 _STREAMS = ("stderr", "stdout")
 Job = Callable[[], Awaitable[None]]
 
@@ -150,7 +156,7 @@ class Collections:
         self._record(
             self._records.evidence(
                 round, incident, piece.evidence, rank=piece.rank, blob=blob, took_s=piece.took_s,
-                summary="" if piece.found is None else piece.found.summary, missing=missing,
+                summary="" if piece.content is None else piece.content.summary, missing=missing,
             )
         )  # fmt: skip
 
@@ -200,13 +206,13 @@ class EvidenceRecorder(Collections):
         failure = self._failures.setdefault((order.round, rank), _Failure())
 
         async def keep() -> None:
-            said = ""
+            problem = ""
             if not ending.is_good:
                 await self._store(order.round, rank, failure)
-                said = await asyncio.to_thread(self._first_error, order.round, rank)
+                problem = await asyncio.to_thread(self._first_error, order.round, rank)
             fact = self._records.rank_exited(
                 failure.fact, order, rank, pid, ending,
-                step=step, first_error=said, log=failure.blobs.get("stderr"),
+                step=step, first_error=problem, log=failure.blobs.get("stderr"),
                 incident=failure.incident,
             )  # fmt: skip
             self._record(fact)
@@ -276,7 +282,56 @@ class EvidenceRecorder(Collections):
     def _first_error(self, round: int, rank: int) -> str:
         for stream in _STREAMS:
             start = self._logs.start(round, rank, stream)
-            found = first_error(self._logs.file(round, rank, stream), start=start)
-            if found:
-                return found
+            error = first_error(self._logs.file(round, rank, stream), start=start)
+            if error:
+                return error
         return ""
+
+
+class EvidenceCollection:
+    """Collects evidence of the ranks of this node: before they are stopped, and on request."""
+
+    def __init__(
+        self, recorder: EvidenceRecorder, collectors: Collectors, workdir: Workdir, clock: Clock
+    ) -> None:
+        self._recorder = recorder
+        self._collectors = collectors
+        self._workdir = workdir
+        self._clock = clock
+
+    async def before_stop(
+        self, stop: StopRound, incident: str, order: StartRanks | None, watch: RoundWatch
+    ) -> None:
+        """Wait for evidence that vanishes with the ranks; collect that of the node in parallel."""
+        scene = self._scene(order, watch, stop.evidence_s, may_pause=True)
+        of_node = replace(scene, within_s=_NODE_WITHIN_S)
+        kinds = self._collectors
+        self._recorder.collect(stop.round, incident, kinds.of_node, of_node)
+        pieces = await collect(kinds.of_ranks, scene, self._clock)
+        self._recorder.collected(stop.round, incident, pieces)
+
+    def capture(self, wanted: CollectEvidence, order: StartRanks, watch: RoundWatch) -> None:
+        """Collect from ranks that continue to run; an unknown kind is reported as missing."""
+        within_s = min(wanted.within_s, _CAPTURE_MOST_S)
+        scene = self._scene(order, watch, within_s, only=wanted.ranks)
+        collectable = {**self._collectors.of_ranks, **self._collectors.of_node}
+        kinds = wanted.evidence or tuple(collectable)
+        why = "this agent does not collect it: agent.evidence_without, or another release"
+        missing = [Piece(kind, missing=why) for kind in kinds if kind not in collectable]
+        self._recorder.collected(wanted.round, wanted.incident, missing)
+        collectors = {kind: collectable[kind] for kind in kinds if kind in collectable}
+        self._recorder.collect(wanted.round, wanted.incident, collectors, scene, of_each=True)
+
+    def _scene(
+        self,
+        order: StartRanks | None,
+        watch: RoundWatch,
+        within_s: float,
+        *,
+        may_pause: bool = False,
+        only: Collection[int] = (),
+    ) -> Scene:
+        ranks = [seen for seen in watch.seen() if not only or seen.rank in only]
+        environs = {} if order is None else self._workdir.environs(order, ranks)
+        python = self._workdir.python
+        return Scene(ranks, within_s, watch.began_s, environs, may_pause=may_pause, python=python)

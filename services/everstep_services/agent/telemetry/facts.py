@@ -1,7 +1,6 @@
 """The facts that an agent records about its ranks and its node."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from everstep.clock import Clock
 from everstep.ids import new_id
@@ -26,11 +25,18 @@ from everstep.messages import (
     StartRanks,
     WatchChanged,
 )
+from everstep.messages.facts.stamp import (
+    FactHead,
+    FactStamp,
+    JobFactHead,
+    RankFactHead,
+    RoundFactHead,
+)
 from everstep_services.agent.core import actions
 from everstep_services.agent.core.exit import RankExit
 from everstep_services.agent.probes.verdicts import NodeExamination
 from everstep_services.agent.ranks.protocol import Stopped
-from everstep_services.agent.stalls.judge import Moving, Stalled
+from everstep_services.agent.stalls.judge import Moving, Stalled, WatchState
 from everstep_services.agent.stalls.process_state import ProcessState
 from trainer_sdk.wire import Injected
 
@@ -47,7 +53,7 @@ class AgentFacts:
         self, order: StartRanks, rank: int, *, pid: int, start: str, start_s: float, log: str
     ) -> RankStarted:
         return RankStarted(
-            **self._about(order, rank), pid=pid, start=start, start_s=start_s, log=log
+            **self._of_rank(order, rank), pid=pid, start=start, start_s=start_s, log=log
         )
 
     def rank_exited(  # noqa: PLR0913  what is known of an end
@@ -63,9 +69,8 @@ class AgentFacts:
         log: BlobRef | None = None,
         incident: str | None = None,
     ) -> RankExited:
-        about = self._about(order, rank) | {"id": fact_id}
         return RankExited(
-            **about,
+            **self._of_rank(order, rank, fact_id),
             pid=pid,
             how=ending.how,
             lasted_s=ending.lasted_s,
@@ -88,7 +93,7 @@ class AgentFacts:
     ) -> RanksStopped:
         devices = stopped.devices
         return RanksStopped(
-            **self._of(order.round),
+            **self._of_round(order.round),
             node=self._node,
             slot=order.slot,
             ranks=stopped.ranks,
@@ -104,7 +109,7 @@ class AgentFacts:
         self, order: StartRanks, step: int, *, is_first: bool, steps: int, steps_s: float
     ) -> ProgressMade:
         return ProgressMade(
-            **self._of(order.round),
+            **self._of_round(order.round),
             step=step,
             node=self._node,
             is_first=is_first,
@@ -125,7 +130,7 @@ class AgentFacts:
         took_s: float = 0.0,
     ) -> EvidenceCollected:
         return EvidenceCollected(
-            **self._of(round),
+            **self._of_round(round),
             incident=incident,
             node=self._node,
             evidence=evidence,
@@ -141,7 +146,7 @@ class AgentFacts:
     ) -> RankStalled:
         place = stalled.place
         return RankStalled(
-            **self._about(order, place.rank),
+            **self._of_rank(order, place.rank),
             waited_s=round(stalled.waited_s, 3),
             limit_s=place.limit.s,
             limit_source=place.limit.source,
@@ -159,7 +164,7 @@ class AgentFacts:
 
     def rank_recovered(self, order: StartRanks, moving: Moving, stall: str) -> RankRecovered:
         return RankRecovered(
-            **self._about(order, moving.stalled.place.rank),
+            **self._of_rank(order, moving.stalled.place.rank),
             stalled_s=round(moving.stalled_s, 3),
             stall=stall,
             step=moving.step,
@@ -167,11 +172,11 @@ class AgentFacts:
         )
 
     def watch_changed(
-        self, round: int | None, state: str, reason: str, *,
+        self, round: int | None, state: WatchState, reason: str, *,
         until_s: float | None = None, sections: tuple[str, ...] = (),
     ) -> WatchChanged:  # fmt: skip
         return WatchChanged(
-            **self._of(round),
+            **self._of_job(round),
             node=self._node,
             state=state,
             reason=reason,
@@ -181,7 +186,7 @@ class AgentFacts:
 
     def preemption_noticed(self, scheduler: str, act: actions.RecordNotice) -> PreemptionNoticed:
         return PreemptionNoticed(
-            **self._of(None),
+            **self._of_job(),
             node=self._node,
             origin="signal" if scheduler == "none" else scheduler,
             reason=act.reason,
@@ -198,7 +203,7 @@ class AgentFacts:
         step: int | None,
     ) -> PreemptionAcknowledged | PreemptionSaved | PreemptionMissed:
         """The outcome of a preemption; `step` is the last finished step, where that is known."""
-        of = self._of(order.round)
+        of = self._of_round(order.round)
         match act:
             case actions.RecordStopSeen():
                 waited_s = round(act.waited_s, 3)
@@ -211,20 +216,20 @@ class AgentFacts:
             case actions.RecordMissed():
                 return PreemptionMissed(**of, node=self._node, reason=act.reason, step=step)
 
-    def fault_injected(self, order: StartRanks, rank: int, said: Injected) -> FaultInjected:
+    def fault_injected(self, order: StartRanks, rank: int, injected: Injected) -> FaultInjected:
         return FaultInjected(
-            **self._of(order.round),
-            fault=said.fault,
+            **self._of_round(order.round),
+            fault=injected.fault,
             by="the script",
             node=self._node,
             rank=rank,
-            target=said.target,
-            lasts_s=said.lasts_s,
+            target=injected.target,
+            lasts_s=injected.lasts_s,
         )
 
     def node_checked(self, done: NodeExamination) -> NodeCheckFinished:
         return NodeCheckFinished(
-            **self._of(None),
+            **self._of_job(),
             node=self._node,
             occasion=done.occasion,
             is_healthy=done.is_healthy,
@@ -237,7 +242,7 @@ class AgentFacts:
         self, order: MeasureNetwork, links: Iterable[NetworkLink], reason: str, took_s: float
     ) -> NetworkMeasured:
         return NetworkMeasured(
-            **self._of(None),
+            **self._of_job(),
             node=self._node,
             test=order.id,
             nodes=tuple(peer.node for peer in order.peers),
@@ -246,15 +251,24 @@ class AgentFacts:
             reason=reason,
         )
 
-    def _about(self, order: StartRanks, rank: int) -> dict[str, Any]:
-        place = {"slot": order.slot, "rank": rank, "local_rank": rank - order.first_rank}
-        return {**self._of(order.round), "node": self._node, **place}
-
-    def _of(self, round: int | None) -> Mapping[str, Any]:
+    def _of_rank(self, order: StartRanks, rank: int, fact_id: str | None = None) -> RankFactHead:
+        head = self._head()
+        if fact_id is not None:
+            head["id"] = fact_id
         return {
-            "id": new_id(),
-            "job": self._job,
-            "at": self._clock.wall(),
-            "source": f"agent/{self._node}",
-            "round": round,
+            **head,
+            "round": order.round,
+            "node": self._node,
+            "slot": order.slot,
+            "rank": rank,
+            "local_rank": rank - order.first_rank,
         }
+
+    def _of_round(self, round: int) -> RoundFactHead:
+        return {**self._head(), "round": round}
+
+    def _of_job(self, round: int | None = None) -> JobFactHead:
+        return {**self._head(), "round": round}
+
+    def _head(self) -> FactHead:
+        return FactStamp(self._clock.wall(), new_id, f"agent/{self._node}").head(self._job)

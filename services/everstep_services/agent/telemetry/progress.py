@@ -88,9 +88,11 @@ class ProgressReader:
         Steps that the SDK or the agent counts begin anew in each round: they say nothing about
         earlier rounds.
         """
-        said = [page.step for page in self._pages() if page.counted_by is CountedBy.SDK]
-        if said:
-            self._last_step = max(said) if self._last_step is None else max(*said, self._last_step)
+        steps = [page.step for page in self._pages() if page.counted_by is CountedBy.SDK]
+        if steps:
+            self._last_step = (
+                max(steps) if self._last_step is None else max(*steps, self._last_step)
+            )
         return self._last_step
 
     def age_s(self) -> float | None:

@@ -105,8 +105,8 @@ class CoordinatedSaves:
 
     def has_seen(self, rank: int) -> int | None:
         """The last step of a rank that has seen the request to stop, read from its page."""
-        known = self._rank(rank)
-        page = None if known is None else known.reading()
+        watched = self._rank(rank)
+        page = None if watched is None else watched.reading()
         return page.step if page is not None and page.stop_seen_s else None
 
     def _counting(self) -> list[WatchedRank]:

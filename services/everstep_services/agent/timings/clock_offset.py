@@ -37,8 +37,8 @@ class ClockOffsets:
             except BusError:
                 self._silent_until_s = self._clock.now() + _AGAIN_AFTER_S
                 break
-            known = best.get(offset.clock)
-            if known is None or offset.error_s < known.error_s:
+            fastest = best.get(offset.clock)
+            if fastest is None or offset.error_s < fastest.error_s:
                 best[offset.clock] = offset
         return tuple(best.values())
 

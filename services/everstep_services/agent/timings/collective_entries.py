@@ -41,7 +41,7 @@ class _Trace(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CollectiveEntry:
     """A rank has entered a collective, or has begun to send or to receive."""
 
     group: str
@@ -59,7 +59,7 @@ class Entry:
 class Recording:
     """The contents of one rank's recorder: the latest entries, ordered by their instants."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[CollectiveEntry, ...]
     members: Mapping[str, tuple[int, ...]]
     """The ranks of a group, where that is recorded."""
 
@@ -73,8 +73,8 @@ def parse_recording(body: bytes) -> Recording | None:
     trace = _decoded(_latest(body)) or _decoded(body)
     if trace is None:
         return None
-    found = [
-        Entry(
+    entries = [
+        CollectiveEntry(
             group=_group(entry),
             sequence=entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id,
             op=_op(entry),
@@ -85,37 +85,37 @@ def parse_recording(body: bytes) -> Recording | None:
         for entry in trace.entries[-_READ:]
         if _is_good(entry)
     ]
-    found.sort(key=lambda item: item.at_s)
-    return Recording(tuple(found), _members(trace))
+    entries.sort(key=lambda item: item.at_s)
+    return Recording(tuple(entries), _members(trace))
 
 
-def within(recording: Recording, starts_s: float, ends_s: float) -> tuple[Entry, ...]:
+def within(recording: Recording, starts_s: float, ends_s: float) -> tuple[CollectiveEntry, ...]:
     """The latest entries of a window, by the host's wall clock.
 
     All kinds begin at one instant: a reader without the transfers would take waits for work.
     """
     left = {False: MOST, True: MOST}
-    found: list[Entry] = []
+    entries: list[CollectiveEntry] = []
     for entry in reversed(recording.entries):
         if entry.at_s <= starts_s or not left[entry.is_transfer]:
             break
         if entry.at_s <= ends_s:
             left[entry.is_transfer] -= 1
-            found.append(entry)
-    return tuple(reversed(found))
+            entries.append(entry)
+    return tuple(reversed(entries))
 
 
 def collectives(
-    entries: Sequence[Entry],
+    entries: Sequence[CollectiveEntry],
     members: Mapping[str, tuple[int, ...]],
-    section: Callable[[Entry], int] | None = None,
+    section: Callable[[CollectiveEntry], int] | None = None,
 ) -> tuple[float, tuple[CollectiveEntries, ...]]:
     """The start of the window, and the entries by group and unbroken sequence.
 
     `section` returns the rank's section at each instant; None without sections.
     """
     from_s = min((entry.at_s for entry in entries), default=0.0)
-    by_group: dict[tuple[str, bool], list[Entry]] = {}
+    by_group: dict[tuple[str, bool], list[CollectiveEntry]] = {}
     for item in entries:
         by_group.setdefault((item.group, item.is_transfer), []).append(item)
     return from_s, tuple(
@@ -126,10 +126,10 @@ def collectives(
 
 
 def _series(
-    run: Sequence[Entry],
+    run: Sequence[CollectiveEntry],
     from_s: float,
     members: tuple[int, ...],
-    section: Callable[[Entry], int] | None,
+    section: Callable[[CollectiveEntry], int] | None,
 ) -> CollectiveEntries:
     ops = tuple(dict.fromkeys(entry.op for entry in run))
     lasted = [-1.0 if entry.lasted_s is None else entry.lasted_s for entry in run]
@@ -149,7 +149,7 @@ def _series(
     )
 
 
-def _unbroken(entries: Iterable[Entry]) -> Iterable[list[Entry]]:
+def _unbroken(entries: Iterable[CollectiveEntry]) -> Iterable[list[CollectiveEntry]]:
     """Split where a number of the sequence is missing; a repeated number counts once."""
     by_number = {entry.sequence: entry for entry in entries}
     numbered = [by_number[number] for number in sorted(by_number)]
@@ -211,19 +211,19 @@ def _op(entry: _Entry) -> str:
 
 def _members(trace: _Trace) -> dict[str, tuple[int, ...]]:
     """The members of groups that are small enough to be sent each time."""
-    found = {}
+    members = {}
     for entry in trace.entries:
         group = entry.process_group[0] if entry.process_group else ""
-        known = trace.pg_config.get(group)
-        if known is None or _group(entry) in found:
+        config = trace.pg_config.get(group)
+        if config is None or _group(entry) in members:
             continue
         try:
-            ranks = _RANKS.decode(known.ranks)
+            ranks = _RANKS.decode(config.ranks)
         except (msgspec.MsgspecError, ValueError):
             continue
         if 0 < len(ranks) <= _MOST_MEMBERS and all(0 <= rank < _MOST_COUNT for rank in ranks):
-            found[_group(entry)] = ranks
-    return found
+            members[_group(entry)] = ranks
+    return members
 
 
 _TRACE = msgspec.json.Decoder(_Trace, strict=False)  # some releases write numbers as strings

@@ -46,7 +46,7 @@ class TcpConnection:
 
 def connections() -> Mapping[int, TcpConnection]:
     """All established connections of this network namespace, by inode; empty where not known."""
-    found: dict[int, TcpConnection] = {}
+    by_inode: dict[int, TcpConnection] = {}
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _SOCK_DIAG) as kernel:
             kernel.settimeout(_WITHIN_S)
@@ -57,52 +57,54 @@ def connections() -> Mapping[int, TcpConnection]:
                 size = _HEADER.size + len(request)
                 kernel.send(_HEADER.pack(size, _BY_FAMILY, _DUMP, 1, 0) + request)
                 for connection in _answers(kernel):
-                    found[connection.inode] = connection
+                    by_inode[connection.inode] = connection
     except (OSError, struct.error):
         return {}  # an old kernel, a sandbox, or one without the module tcp_diag
-    return found
+    return by_inode
 
 
 def inodes_of(pid: int, proc: Path = Path("/proc")) -> frozenset[int]:
     """The sockets that a process has open."""
-    found = set()
+    inodes = set()
     folder = str(proc / str(pid) / "fd")
     try:
         for name in os.listdir(folder)[:_MOST_FILES]:
             target = _link(f"{folder}/{name}")
             if target.startswith("socket:["):
-                found.add(int(target[len("socket:[") : -1]))
+                inodes.add(int(target[len("socket:[") : -1]))
     except (OSError, ValueError):
         return frozenset()
-    return frozenset(found)
+    return frozenset(inodes)
 
 
-def of_process(known: Mapping[int, TcpConnection], inodes: Collection[int]) -> list[TcpConnection]:
+def of_process(
+    by_inode: Mapping[int, TcpConnection], inodes: Collection[int]
+) -> list[TcpConnection]:
     """The connections of one process."""
-    return [known[inode] for inode in inodes if inode in known]
+    return [by_inode[inode] for inode in inodes if inode in by_inode]
 
 
 def parse_connections(octets: bytes) -> tuple[list[TcpConnection], bool]:
     """The connections in one answer of the kernel, and whether it is the last."""
-    found: list[TcpConnection] = []
+    sockets: list[TcpConnection] = []
     at = 0
     while at + _HEADER.size <= len(octets):
         size, kind, _, _, _ = _HEADER.unpack_from(octets, at)
         if kind in {_DONE, _ERROR} or size < _HEADER.size:
-            return found, True
+            return sockets, True
         connection = _connection(octets[at + _HEADER.size : at + size])
         if connection is not None:
-            found.append(connection)
+            sockets.append(connection)
         at += (size + 3) & ~3
-    return found, False
+    return sockets, False
 
 
 def _answers(kernel: socket.socket) -> Iterator[TcpConnection]:
     count, is_last = 0, False
     while not is_last and count < _MOST_SOCKETS:
-        found, is_last = parse_connections(kernel.recv(1 << 18))
-        count += len(found)
-        yield from found
+        sockets, is_last = parse_connections(kernel.recv(1 << 18))
+        count += len(sockets)
+        yield from sockets
 
 
 def _connection(message: bytes) -> TcpConnection | None:

@@ -31,7 +31,7 @@ def device_uses(
     """For each of these processes, the use of the accelerator on which it computes."""
     if not (has_devices() if has_driver is None else has_driver):
         return {}
-    found: dict[int, DeviceUse] = {}
+    uses: dict[int, DeviceUse] = {}
     try:
         with opened(library) as nvml:
             for index in range(nvml.ask("nvmlDeviceGetCount") or 0):
@@ -39,10 +39,10 @@ def device_uses(
                 holders = nvml.ask("nvmlDeviceGetComputeRunningProcesses_v3", gpu) or ()
                 own = {process.pid for process in holders} & set(pids)
                 if own:
-                    found |= dict.fromkeys(own, _use(nvml, gpu))
+                    uses |= dict.fromkeys(own, _use(nvml, gpu))
     except (NvmlAwayError, GpuGoneError):
-        return found  # the checks report the reason
-    return found
+        return uses  # the checks report the reason
+    return uses
 
 
 def _use(nvml: Nvml, gpu: Any) -> DeviceUse:

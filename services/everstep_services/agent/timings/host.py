@@ -167,7 +167,7 @@ def _listed(tasks: Path) -> frozenset[int] | None:
         threads = os.listdir(tasks)[:_MOST_THREADS]
     except OSError:
         return frozenset()
-    found: set[int] = set()
+    pids: set[int] = set()
     for thread in threads:
         try:
             words = (tasks / thread / "children").read_text().split()
@@ -177,21 +177,21 @@ def _listed(tasks: Path) -> frozenset[int] | None:
             continue  # the thread has just ended
         except OSError:
             continue
-        found.update(int(word) for word in words if word.isdecimal())
-    return frozenset(found)
+        pids.update(int(word) for word in words if word.isdecimal())
+    return frozenset(pids)
 
 
 def _searched(pids: frozenset[int], system: System) -> dict[int, frozenset[int]]:
-    found: dict[int, set[int]] = {pid: set() for pid in pids}
+    threads: dict[int, set[int]] = {pid: set() for pid in pids}
     try:
         names = [name for name in os.listdir(system.proc) if name.isdecimal()]
     except OSError:
         names = []
     for name in names[:_MOST_PROCESSES]:
         parent = _parent(_stat(system.proc / name / "stat"))
-        if parent in found:
-            found[parent].add(int(name))
-    return {pid: frozenset(children) for pid, children in found.items()}
+        if parent in threads:
+            threads[parent].add(int(name))
+    return {pid: frozenset(children) for pid, children in threads.items()}
 
 
 def _child_cpu_s(pid: int, parent: int, system: System) -> float | None:
@@ -229,8 +229,8 @@ def _switches(tasks: Path) -> int | None:
         _after(_text(tasks / thread / "status"), "nonvoluntary_ctxt_switches:")
         for thread in threads
     ]
-    known = [count for count in counts if count is not None]
-    return sum(known) if known else None
+    readable = [count for count in counts if count is not None]
+    return sum(readable) if readable else None
 
 
 def _groups(path: Path) -> dict[str, str]:
@@ -287,18 +287,18 @@ def _workers_cpu_s(before: Mapping[int, float], after: Mapping[int, float]) -> f
 
 
 def _retransmits(before: ProcessReading, after: ProcessReading) -> int:
-    known = before.connections
+    earlier = before.connections
     return sum(
-        max(0, connection.retransmits - (known[inode].retransmits if inode in known else 0))
+        max(0, connection.retransmits - (earlier[inode].retransmits if inode in earlier else 0))
         for inode, connection in after.connections.items()
     )
 
 
 def _round_trip_s(before: ProcessReading, after: ProcessReading) -> float | None:
     """The median of the busiest connections: figures of idle ones are old."""
-    known = before.connections
+    earlier = before.connections
     sent = {
-        connection: connection.sent_bytes - (known[inode].sent_bytes if inode in known else 0)
+        connection: connection.sent_bytes - (earlier[inode].sent_bytes if inode in earlier else 0)
         for inode, connection in after.connections.items()
     }
     most = max(sent.values(), default=0)

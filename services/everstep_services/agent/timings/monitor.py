@@ -29,7 +29,7 @@ from everstep.messages import (
 from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.timings import connections, host
 from everstep_services.agent.timings.clock_offset import ClockOffsets
-from everstep_services.agent.timings.collective_entries import Entry, collectives, within
+from everstep_services.agent.timings.collective_entries import CollectiveEntry, collectives, within
 from everstep_services.agent.timings.detached_thread import DetachedThread
 from everstep_services.agent.timings.device import device_uses
 from everstep_services.agent.timings.flight_recorders import FlightRecorders, RecordedEntries
@@ -115,7 +115,7 @@ class _Over:
     closed: Mapping[int, Closed]
     late: frozenset[int]
     """The ranks that have not finished it."""
-    found: _Host
+    host: _Host
     recorded: RecordedEntries
 
     def collectives(self, rank: int) -> tuple[float, tuple[CollectiveEntries, ...]]:
@@ -251,26 +251,26 @@ class TimingMonitor:
         if watched is None:
             self._ranks.pop(rank, None)
             return
-        known = self._ranks.get(rank)
-        if known is None or known.watched is not watched:
-            known = self._ranks[rank] = _Rank(watched)
+        rank_state = self._ranks.get(rank)
+        if rank_state is None or rank_state.watched is not watched:
+            rank_state = self._ranks[rank] = _Rank(watched)
         last = 0 if self._window is None else self._window.last
         try:
             page = watched.page.read()
             if page is None:
                 return  # it has not opened its page yet
-            known.pid = page.pid
-            if known.is_cpu_timed != self._wanted.is_cpu_timed:
-                known.is_cpu_timed = self._wanted.is_cpu_timed
-                watched.page.time_cpu(is_wanted=known.is_cpu_timed)
-            known.page.take(watched.page, last or known.page.steps, self._clock.now())
+            rank_state.pid = page.pid
+            if rank_state.is_cpu_timed != self._wanted.is_cpu_timed:
+                rank_state.is_cpu_timed = self._wanted.is_cpu_timed
+                watched.page.time_cpu(is_wanted=rank_state.is_cpu_timed)
+            rank_state.page.take(watched.page, last or rank_state.page.steps, self._clock.now())
         except BadPageError as error:
-            known.gap = f"page unreadable: {error}"
+            rank_state.gap = f"page unreadable: {error}"
 
     def _forget(self, round: int | None) -> None:
         if round is None:
-            for known in self._ranks.values():
-                _time_no_cpu(known)
+            for rank_state in self._ranks.values():
+                _time_no_cpu(rank_state)
         self._round = round
         self._ranks.clear()
         self._window = None
@@ -287,10 +287,10 @@ class TimingMonitor:
             if measured.pid and measured.before is None
         }
         if new:
-            found = await self._read_host(new)
-            self._host = found.node
-            for rank, known in new.items():
-                known.before = found.processes.get(rank)
+            host = await self._read_host(new)
+            self._host = host.node
+            for rank, rank_state in new.items():
+                rank_state.before = host.processes.get(rank)
 
     def _open(self, live: Mapping[int, _Rank]) -> None:
         """Begin with the round's first step, or else with the next whole window."""
@@ -330,12 +330,12 @@ class TimingMonitor:
             host_read = reading.create_task(self._read_host(live))
             recorders = reading.create_task(self._recorders.read(folders, window, lasted_s))
             clocks = reading.create_task(self._clocks.offsets())
-        found = host_read.result()
+        host = host_read.result()
         over = _Over(
-            window, self._is_by_time, lasted_s, ahead_s, closed, late, found, recorders.result()
+            window, self._is_by_time, lasted_s, ahead_s, closed, late, host, recorders.result()
         )
         self._send(place, over, clocks.result())
-        self._take_readings(found)
+        self._take_readings(host)
 
     def _next(self, window: StepRange, lasted_s: float) -> None:
         step_s = lasted_s / window.count if lasted_s else None
@@ -344,7 +344,7 @@ class TimingMonitor:
         self._reached_s = None
 
     def _send(self, place: RoundPosition, over: "_Over", offsets: tuple[ClockOffset, ...]) -> None:
-        node = over.found.node
+        node = over.host.node
         message = NodeTimings(
             job=self._job,
             node=self._node,
@@ -368,16 +368,16 @@ class TimingMonitor:
         self._bus.send(subjects.timing(self._job, self._node), message)
         self._sent_s = self._clock.now()
 
-    def _timing(self, rank: int, known: _Rank, over: "_Over") -> RankTiming:
+    def _timing(self, rank: int, rank_state: _Rank, over: "_Over") -> RankTiming:
         closed, is_late = over.closed[rank], rank in over.late
-        gaps = [known.gap, over.recorded.gaps.get(rank, "")]
-        if known.watched.gone:
+        gaps = [rank_state.gap, over.recorded.gaps.get(rank, "")]
+        if rank_state.watched.gone:
             gaps.append("gone")
         elif is_late:
             gaps.append("it has not finished the window")
-        known.gap = ""
+        rank_state.gap = ""
         from_s, series = over.collectives(rank)
-        before, after = known.before, over.found.processes.get(rank)
+        before, after = rank_state.before, over.host.processes.get(rank)
         return RankTiming(
             rank=rank,
             steps=0 if is_late else closed.steps,
@@ -387,16 +387,16 @@ class TimingMonitor:
             entries_from_s=from_s,
             collectives=series,
             host=host.use_between(before, after) if before and after else None,
-            device=over.found.devices.get(rank),
-            kernels=self._kernels(known, over.found, rank),
+            device=over.host.devices.get(rank),
+            kernels=self._kernels(rank_state, over.host, rank),
             gap="; ".join(gap for gap in gaps if gap),
         )
 
-    def _kernels(self, known: _Rank, found: _Host, rank: int) -> tuple[KernelTiming, ...]:
-        written_s, kernels = found.kernels.get(rank, (0.0, ()))
-        if written_s == known.kernels_written_s:
+    def _kernels(self, rank_state: _Rank, host: _Host, rank: int) -> tuple[KernelTiming, ...]:
+        written_s, kernels = host.kernels.get(rank, (0.0, ()))
+        if written_s == rank_state.kernels_written_s:
             return ()  # they were sent already
-        known.kernels_written_s = written_s
+        rank_state.kernels_written_s = written_s
         return kernels
 
     # -- what is read at the end of a window -----------------------------------------------------
@@ -410,10 +410,10 @@ class TimingMonitor:
         read = partial(read_all, watched, self._system, self._workers)
         return await self._thread.run(read, _HOST_WITHIN_S) or _Host()
 
-    def _take_readings(self, found: _Host) -> None:
-        self._host = found.node
-        for rank, known in self._ranks.items():
-            known.before = found.processes.get(rank)
+    def _take_readings(self, host: _Host) -> None:
+        self._host = host.node
+        for rank, rank_state in self._ranks.items():
+            rank_state.before = host.processes.get(rank)
 
 
 def wanted_in(data: bytes | None) -> TimingOptions:
@@ -460,15 +460,15 @@ def _kernels_in(folder: Path) -> tuple[float, tuple[KernelTiming, ...]]:
         return 0.0, ()
 
 
-def _section(closed: Closed, ahead_s: float, entry: Entry) -> int:
+def _section(closed: Closed, ahead_s: float, entry: CollectiveEntry) -> int:
     number = section_at(closed.stretches, entry.at_s - ahead_s)
     return closed.numbers.index(number) if number in closed.numbers else -1
 
 
-def _time_no_cpu(known: _Rank) -> None:
+def _time_no_cpu(rank_state: _Rank) -> None:
     try:
-        if known.is_cpu_timed and not known.watched.gone:
-            known.watched.page.time_cpu(is_wanted=False)
+        if rank_state.is_cpu_timed and not rank_state.watched.gone:
+            rank_state.watched.page.time_cpu(is_wanted=False)
     except (BadPageError, ValueError):
         return  # the page is damaged, or belongs to a round that is over
 

@@ -42,7 +42,7 @@ Answer = TypeVar("Answer", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """Which node of which job this is."""
+    """The node of this agent, and its job."""
 
     job: str
     node: str

@@ -1,1 +1,1 @@
-"""What the catalog decides, without a clock and without I/O."""
+"""The decisions of the catalog, without a clock and without I/O."""

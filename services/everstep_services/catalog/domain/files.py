@@ -9,7 +9,7 @@ from everstep.messages.facts.stamp import FactStamp
 from everstep_services.catalog.domain.facts import decide
 from everstep_services.catalog.domain.index import Index
 from trainer_sdk.checkpoint.manifest import step_name
-from trainer_sdk.checkpoint.storage.checkpoints import Mark, StoredCheckpoint
+from trainer_sdk.checkpoint.storage.checkpoints import CheckpointMark, StoredCheckpoint
 
 
 def compare(
@@ -65,7 +65,7 @@ def doubts(
 
 
 def moved(index: Index, root: str, names: Collection[str], now: FactStamp) -> Collection[int]:
-    """Mark checkpoints without a folder as missing; return the steps to look at again.
+    """CheckpointMark checkpoints without a folder as missing; return the steps to look at again.
 
     These include missing checkpoints that have a folder now.
     """
@@ -161,7 +161,7 @@ def _committed_hash(before: KnownCheckpoint | None) -> str:
     return before.committed_hash
 
 
-def _cause(mark: Mark) -> str:
+def _cause(mark: CheckpointMark) -> str:
     return "operator" if mark.failed_at is None else "nan_after_load"
 
 

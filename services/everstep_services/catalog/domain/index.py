@@ -74,7 +74,7 @@ class Index:
         ]
 
     def put(self, checkpoint: KnownCheckpoint) -> None:
-        """Keep what is known of a checkpoint."""
+        """Keep the state of a checkpoint."""
         self.known[_key(checkpoint)] = checkpoint
         if checkpoint.tier == "global" and "/" in checkpoint.path:
             self.roots.add(checkpoint.path.rpartition("/")[0])

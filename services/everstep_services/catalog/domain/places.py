@@ -12,7 +12,7 @@ from everstep.messages import (
     Seat,
 )
 from everstep_services.catalog.domain.index import Index, newest_first, not_committed
-from everstep_services.catalog.domain.survival import current, step_held, survivable
+from everstep_services.catalog.domain.replication import current, step_held, survivable
 
 _REPLICAS = ("memory", "peer")
 
@@ -65,7 +65,7 @@ def unfit(checkpoint: KnownCheckpoint) -> str:
 
 
 def place_of(checkpoint: KnownCheckpoint) -> CheckpointPlace:
-    """What is known of a checkpoint in files."""
+    """The state of a checkpoint in files."""
     return CheckpointPlace(
         step=checkpoint.step,
         tier=checkpoint.tier,

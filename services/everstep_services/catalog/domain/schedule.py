@@ -1,4 +1,4 @@
-"""What maintenance does next about a job's checkpoints: which to verify, which to delete."""
+"""Which checkpoints of a job maintenance verifies next, and which it deletes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -16,7 +16,7 @@ from everstep_services.cli.errors import CliError, Exit
 
 MAX_ANSWER_BYTES = 64 << 20
 STREAM_SILENCE_S = 60.0
-"""The API says something at least every 15 s; after this much silence it is gone."""
+"""The API sends something at least every 15 s; after this much silence it is gone."""
 RECONNECT_MAX_S = 10.0
 DOWNLOAD_SILENCE_S = 600.0
 """A file is made before its first byte is sent."""
@@ -93,11 +93,11 @@ class Api:
         self._client.close()
 
     def get(self, path: str, params: Params | None = None) -> Any:
-        """What is there now."""
+        """The resource, decoded from JSON."""
         return self._ask("GET", path, params=params)
 
     def text(self, path: str, params: Params | None = None) -> str:
-        """What is there now, where it is text and not JSON."""
+        """The resource as text, for endpoints that do not answer in JSON."""
         return self._ask_bytes("GET", path, params=params).decode(errors="replace")
 
     def text_page(self, path: str, params: Params) -> tuple[str, str | None]:
@@ -106,7 +106,7 @@ class Api:
         return text, self._headers.get("everstep-next")
 
     def content(self, path: str) -> bytes:
-        """What is there now, as it is."""
+        """The resource as bytes."""
         return self._ask_bytes("GET", path)
 
     def download(self, path: str, file: BinaryIO) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""What an agent in attach mode is to watch, and on which bus, by settings and environment."""
+"""The plan of an agent in attach mode: what it watches, and on which bus."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from everstep_services.agent.settings import AgentSettings
 from everstep_services.agent.stalls.limits_table import external_limits
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.machine.state import StateDir, find_state_dir
-from everstep_services.cli.run import environment, safe_names
+from everstep_services.cli.run import environment
 from everstep_services.cli.run.arguments import Given
 from everstep_services.cli.run.fingerprint import fingerprint, masked
 from everstep_services.cli.run.limit_rules import limits_of
@@ -32,7 +32,7 @@ _SECTIONS: dict[str, type[Settings]] = {
 
 
 class NoBusError(EverstepError):
-    """Nobody has said where the bus is."""
+    """Neither settings nor a running `everstep up` name a bus."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -54,7 +54,7 @@ def plan_attached(
     port = environ.get("MASTER_PORT", "")
     plan = AttachedPlan(
         job=job,
-        node=agent.node_id or safe_names.node_id(environ),
+        node=agent.node_id or environment.node_id(environ),
         folder=folder,
         place=place,
         spec=_spec(job, place, masked(command), environ),
@@ -81,7 +81,7 @@ def plan_attached(
 
 
 def _bus(loaded: Loaded, state: StateDir, job: str) -> BusSettings:
-    """The bus that somebody named, else that of a running `everstep up`."""
+    """The bus that the settings name, else that of a running `everstep up`."""
     if any(origin != DEFAULT for key, origin in loaded.origins.items() if key.startswith("bus.")):
         return loaded.section(BusSettings)
     running = state.running_at_last()

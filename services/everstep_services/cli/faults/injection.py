@@ -152,7 +152,7 @@ class FaultInjection:
         return False
 
     async def _answer(self, bus: Bus, order: InjectFault) -> _Answer | None:
-        """None when the round is over and nobody has said anything."""
+        """None when the round is over without any answer."""
         waiting, late_s = self._answers[order.id], 0.0
         while True:
             done, _ = await asyncio.wait([waiting], timeout=_LOOK_EVERY_S)

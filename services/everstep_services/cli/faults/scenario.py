@@ -1,4 +1,4 @@
-"""What is to happen, in which order and where: read from words or a file, settled by a seed."""
+"""Which faults are made, in which order and where: from options or a file, with a seed."""
 
 import random
 import tomllib
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep_services.cli.errors import CliError, Exit
-from trainer_sdk.inject.catalogue import BadFaultError, FaultRequest, fault_request
+from trainer_sdk.inject.catalog import BadFaultError, FaultRequest, fault_request
 
 RANDOM = "random"
 _FIELDS = {

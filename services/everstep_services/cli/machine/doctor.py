@@ -1,4 +1,4 @@
-"""What may be wrong with this machine and this cluster; each finding names its fix."""
+"""Checks of this machine and this cluster; each finding names its remedy."""
 
 import asyncio
 import importlib.util

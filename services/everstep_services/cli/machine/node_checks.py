@@ -1,4 +1,4 @@
-"""What `everstep check` does: examine this node, measure the network, or list the checks."""
+"""`everstep check`: examines this node, measures the network, or lists the checks."""
 
 import asyncio
 import dataclasses
@@ -22,14 +22,14 @@ from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.machine.state import find_state_dir
 from everstep_services.cli.output import echo, print_json, say, schema
-from everstep_services.cli.run.safe_names import node_id
+from everstep_services.cli.run.environment import node_id
 
 _TOKEN = "EVERSTEP_CHECK_TOKEN"  # noqa: S105  the name of the variable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckOptions:
-    """What the command line asks for."""
+    """The options of the command line."""
 
     names: tuple[str, ...]
     wants_all: bool
@@ -57,7 +57,7 @@ class Surroundings:
 
 
 def check(invocation: Invocation, wanted: CheckOptions) -> int:
-    """Do it, print what was found, and say it by the exit code of Nagios."""
+    """Run the checks and print the results; the exit code is that of Nagios."""
     place = _place(invocation)
     if wanted.wants_list:
         _list(invocation, place.settings)

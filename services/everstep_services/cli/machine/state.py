@@ -29,7 +29,7 @@ class StateHolder(msgspec.Struct, frozen=True):
 
 
 class RunningServices(msgspec.Struct, frozen=True, kw_only=True):
-    """What an `everstep up` that is ready tells other commands."""
+    """The addresses and names that a ready `everstep up` announces to other commands."""
 
     pid: int
     version: str
@@ -158,7 +158,7 @@ class StateDir:
             os.close(descriptor)
 
     def running(self) -> RunningServices | None:
-        """What the running, ready `everstep up` has announced."""
+        """The announcement of the running, ready `everstep up`."""
         holder = self.holder()
         if holder is None:
             return None

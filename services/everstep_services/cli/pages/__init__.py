@@ -1,1 +1,1 @@
-"""What the commands print of the record, one module a topic."""
+"""The output of commands that show the record, one module a topic."""

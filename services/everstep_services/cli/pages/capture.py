@@ -73,7 +73,7 @@ class CaptureRequest:
 def await_pieces(
     api: Api, capture: CaptureRequest, within_s: float, sleep: Callable[[float], None] = time.sleep
 ) -> Told:
-    """What the agents tell, once all have or the time is over."""
+    """The answers of the agents, once all have answered or the time is over."""
     told: dict[tuple[str, str], Record] = {}
     after, deadline = capture.after, time.monotonic() + within_s + _LATER_S
     while True:

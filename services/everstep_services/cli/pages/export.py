@@ -1,4 +1,4 @@
-"""Writes the bundle of a job to a file, and says what is in it."""
+"""Writes the bundle of a job to a file, and prints its contents in numbers."""
 
 import os
 from contextlib import suppress

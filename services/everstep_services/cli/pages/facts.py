@@ -10,14 +10,15 @@ from typing import Any
 import msgspec
 
 from everstep_services.cli.api.client import Api, follow
-from everstep_services.cli.cells import cell
+from everstep_services.cli.cells import aligned, cell
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.output import echo, is_terminal, print_line, print_records, say, say_cut
 
 COLUMNS = ("at", "job", "kind", "round", "node", "source", "details")
 
 _SHOWN_APART = frozenset({"type", "id", "job", "at", "source", "round", "node"})
-_WIDTHS = {"at": 24, "job": 12, "kind": 18, "round": 5, "node": 10, "source": 12}
+_WIDTHS = (24, 12, 18, 5, 10, 12)
+"""Of the columns before the last, so that live facts line up."""
 _PAGE = 1000
 
 
@@ -34,7 +35,7 @@ class FactSelection:
 def wanted(
     *, since: datetime | None, until: datetime | None, limit: int | None, **which: Any
 ) -> FactSelection:
-    """What the options ask for."""
+    """The selection that the options describe."""
     kinds = list(which.pop("kind", ())) or None
     return FactSelection({**which, "kind": kinds}, since, until, limit or 100)
 
@@ -96,8 +97,8 @@ def _print(invocation: Invocation, fact: dict[str, Any]) -> None:
     elif invocation.output == "name":
         echo(cell(fact["id"]))
     elif invocation.output == "table" or is_terminal():
-        texts = (f"{cell(shown[name]):<{_WIDTHS.get(name, 0)}}" for name in COLUMNS)
-        echo("  ".join(texts).rstrip())
+        row = [shown[name] for name in COLUMNS]
+        echo("\n".join(aligned([row], indent=0, widths=_WIDTHS)))
     else:
         echo("\t".join(cell(shown[name]) for name in COLUMNS))
 

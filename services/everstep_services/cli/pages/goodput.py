@@ -1,4 +1,4 @@
-"""What time went to, on the screen."""
+"""Where the time of jobs went, on the screen."""
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime

@@ -63,7 +63,7 @@ _SOURCES = {
 
 
 def in_force_page(switches: Sequence[Record], job: str | None) -> Iterator[str]:
-    """What holds of each switch of slow ranks, and where that is from."""
+    """The value of each switch of slow ranks that is in force, and its origin."""
     if switches:
         yield f"slow ranks, {f'job {cell(job)}' if job else 'where a job has nothing of its own'}:"
         yield from aligned([(cell(switch["name"]), _with_source(switch)) for switch in switches])
@@ -75,7 +75,7 @@ def _with_source(switch: Record) -> str:
 
 
 def control_page(answer: Record) -> Iterator[str]:
-    """The lines about what is switched."""
+    """The lines about switches."""
     for control in (answer["cluster"], *answer["jobs"]):
         about = "all jobs" if control["job"] is None else cell(control["job"])
         yield f"{about}: {_brake(control)}"

@@ -40,7 +40,7 @@ class NetworkTest:
 
 @dataclass(frozen=True, slots=True)
 class NetworkFindings:
-    """What a test has shown."""
+    """The result of a test."""
 
     links: Sequence[Record]
     """`from`, `to` and figures of each pair that could be measured."""
@@ -59,7 +59,7 @@ class NetworkFindings:
 def await_figures(
     api: Api, test: NetworkTest, within_s: float, sleep: Callable[[float], None] = time.sleep
 ) -> dict[str, Record]:
-    """By node, what it has told, once all have or the time is over."""
+    """The answer of each node, once all have answered or the time is over."""
     told: dict[str, Record] = {}
     after, deadline = test.after, time.monotonic() + within_s
     while True:
@@ -98,7 +98,7 @@ def judged(told: Mapping[str, Record]) -> NetworkFindings:
 
 
 def print_figures(invocation: Invocation, test: NetworkTest, told: Mapping[str, Record]) -> Exit:
-    """Print it, and say by the exit code whether somebody is slow."""
+    """Print the result; the exit code tells whether any node is slow."""
     findings = judged(told)
     if invocation.output is None or invocation.output == "table":
         for line in page(findings):

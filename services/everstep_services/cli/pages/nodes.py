@@ -31,7 +31,7 @@ def print_nodes(invocation: Invocation, api: Api, params: dict[str, Any], most: 
 
 
 def print_node(invocation: Invocation, api: Api, name: str) -> None:
-    """One node: how it stands, why, and what was found on it last."""
+    """One node: its standing, the reason, and the results of its last examination."""
     node = api.get(f"nodes/{quoted(name)}")
     if invocation.output in {"json", "jsonl", "name"}:
         print_record(invocation, "node", node, "node")
@@ -54,7 +54,7 @@ def node_page(node: Record) -> Iterator[str]:
 
 
 def check_lines(check: Record) -> Iterator[str]:
-    """What was found on a node, the worst first."""
+    """The results of a node's examination, the worst first."""
     names = ", ".join(map(cell, check["checks"] or ())) or "nothing"
     verdict = "healthy" if check["is_healthy"] else "not healthy"
     when, took = moment(check["at"]), span(check["took_s"])
@@ -71,7 +71,7 @@ def check_lines(check: Record) -> Iterator[str]:
 
 
 def print_check(invocation: Invocation, check: dict[str, Any]) -> None:
-    """What was found, for people or as a record."""
+    """The results, for people or as a record."""
     if invocation.output is None:
         for line in check_lines(check):
             echo(line)
@@ -80,7 +80,7 @@ def print_check(invocation: Invocation, check: dict[str, Any]) -> None:
 
 
 def newest_check(api: Api, node: str) -> int:
-    """The place in the log of what was found last; 0 when nothing was."""
+    """The place in the log of the last examination; 0 if there was none."""
     try:
         items = api.get(f"nodes/{quoted(node)}/checks", {"limit": 1})["items"]
     except CliError as error:

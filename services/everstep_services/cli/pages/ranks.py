@@ -66,7 +66,7 @@ def watch_ranks(
 
 
 def said(answer: Record) -> Iterator[str]:
-    """What a person must know in addition to the list."""
+    """Remarks that a person needs to read the list."""
     if answer["states"]:
         states = ", ".join(f"{count} {state}" for state, count in sorted(answer["states"].items()))
         yield f"round {answer['round']}: {states}"

@@ -1,4 +1,4 @@
-"""Read the words after `everstep run` as torchrun would, and say what is wrong in one line."""
+"""Reads the words after `everstep run` as torchrun would; an error is one line."""
 
 import difflib
 import re
@@ -30,7 +30,7 @@ class UsageError(CliError):
 
 @dataclass(slots=True)
 class Given:
-    """What was asked for: values by the name that the plan knows, and who said each."""
+    """The given values, by the names of the plan, and the option that gave each."""
 
     values: dict[str, Value] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
@@ -90,7 +90,7 @@ def scan(words: Sequence[str], environ: Mapping[str, str]) -> Given:
 
 
 def _read_file(given: Given, aliases: dict[str, RunOption]) -> None:
-    """Take what the file of NVRx's launcher says, where no option says otherwise."""
+    """Take values from the file of NVRx's launcher, where no option gives another."""
     path = given.text("ft_cfg_path")
     if not path or path.lower() in WORDS_FOR_NONE:
         return
@@ -118,12 +118,12 @@ def _read_file(given: Given, aliases: dict[str, RunOption]) -> None:
 
 
 def _truth(text: str) -> str | None:
-    """What a flag's value in a file says; None sets it."""
+    """The value of a flag in a file; None sets the flag."""
     return None if text.strip().lower() in {"true", "yes", "on", "1"} else _NOT_SET
 
 
 def _flag(option: RunOption, text: str) -> str | None:
-    """What a variable says; torchrun's flags are numbers there."""
+    """The value of a variable; torchrun's flags are numbers there."""
     if option.kind != "flag":
         return text
     if not re.fullmatch(r"\s*\d+\s*", text):

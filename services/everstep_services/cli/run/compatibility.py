@@ -1,4 +1,4 @@
-"""What other launchers' words mean here, where that takes more than another name."""
+"""Options of other launchers that need more than another name here."""
 
 import re
 from collections.abc import Mapping

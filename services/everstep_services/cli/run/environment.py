@@ -1,4 +1,4 @@
-"""What the scheduler and the host say about this node: its id, its place, its start."""
+"""The node according to its scheduler and host: its id, its place, its start."""
 
 import errno
 import re
@@ -9,7 +9,6 @@ from typing import Any
 from everstep.ids import new_id
 from everstep_services.agent.run_plan import Scheduler
 from everstep_services.cli.run.arguments import UsageError
-from everstep_services.cli.run.safe_names import safe_name
 
 _PLACES = (
     ("GROUP_RANK", "", ""),
@@ -23,7 +22,7 @@ where these two are the same."""
 
 
 def scheduler_of(environ: Mapping[str, str]) -> Scheduler:
-    """Who started this process."""
+    """The scheduler that started this process."""
     if environ.get("SLURM_JOB_ID"):
         array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
         job = f"{array}_{task}" if array and task else environ["SLURM_JOB_ID"]
@@ -35,7 +34,7 @@ def scheduler_of(environ: Mapping[str, str]) -> Scheduler:
 
 
 def infra_rank(environ: Mapping[str, str]) -> int | None:
-    """The node's place by the first variable that says one."""
+    """The node's place, from the first variable that gives one."""
     for name, tasks, nodes in _PLACES:
         text = environ.get(name)
         if text and environ.get(tasks) == environ.get(nodes):
@@ -64,7 +63,7 @@ def allocation_id(scheduler: Scheduler) -> str:
 
 
 def topology(text: str, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Where the node sits, outermost first: as written, else as Slurm says."""
+    """The node's place in the topology, outermost first: as given, else as in Slurm."""
     if text:
         return tuple(part.strip() for part in re.split(r"[/,]", text) if part.strip())
     parts = environ.get("SLURM_TOPOLOGY_ADDR", "").split(".")
@@ -114,3 +113,17 @@ def _whole(name: str, text: str, remedy: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text.strip()):
         raise UsageError(f"{name}={text!r} is not a whole number, 0 or more{remedy}")
     return int(text)
+
+
+_LONGEST = 128
+
+
+def node_id(environ: Mapping[str, str]) -> str:
+    """The node's id: Slurm's name for it, else the host name."""
+    return safe_name(environ.get("SLURMD_NODENAME") or socket.gethostname(), "node")
+
+
+def safe_name(text: str, otherwise: str) -> str:
+    """The text, with `-` for characters that names of jobs, nodes and files must not have."""
+    safe = re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-_")[:_LONGEST]
+    return safe or otherwise

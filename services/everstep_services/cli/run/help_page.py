@@ -1,4 +1,4 @@
-"""The page of `everstep run --help`: examples first, then options by what they are for."""
+"""The page of `everstep run --help`: examples first, then options by purpose."""
 
 import textwrap
 from collections.abc import Sequence

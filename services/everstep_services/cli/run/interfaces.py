@@ -24,7 +24,7 @@ class Interface:
 
 @dataclass(frozen=True, slots=True)
 class InterfaceFault:
-    """What is wrong, and whether ranks surely cannot work with it."""
+    """A fault of a setting, and whether ranks surely cannot work with it."""
 
     text: str
     is_sure: bool
@@ -35,7 +35,7 @@ def judge(
     look: Callable[[], Sequence[Interface]],
     has_devices: Callable[[], bool],
 ) -> Iterator[InterfaceFault]:
-    """What is wrong with the variables of both. Nothing is looked at where none of them is set."""
+    """The faults of both variables. Without any of them set, nothing is looked at."""
     if not environ.get(GLOO) and not environ.get(NCCL):
         return
     here = look()

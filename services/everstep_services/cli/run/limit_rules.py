@@ -1,4 +1,4 @@
-"""How long ranks may go without progress, as the settings and the command line say."""
+"""How long ranks may go without progress, from the settings and the command line."""
 
 from collections.abc import Iterable, Mapping
 
@@ -14,7 +14,7 @@ _NVRX_OUTSIDE = "--ft-rank-out-of-section-timeout"
 
 
 def limits_of(given: Given, agent: AgentSettings) -> LimitRules:
-    """The rules; what --limit says wins over the settings."""
+    """The rules; `--limit` wins over the settings."""
     texts = given.repeated.get("limit", ())
     configured = _read(agent.limits, _SETTING)
     origins = dict.fromkeys(configured, _SETTING)

@@ -28,7 +28,7 @@ class RunOption:
     """The smallest number allowed."""
     choices: tuple[str, ...] = ()
     sets: bool = True
-    """What a flag sets its value to."""
+    """The value that a flag sets."""
     environment: str = ""
     """A variable that stands for it, as torchrun's PET_*."""
     note: str = ""

@@ -1,4 +1,4 @@
-"""Make the plan: what was asked for, what the settings and the surroundings say, the defaults."""
+"""Makes the plan from options, settings, the environment and defaults, in this order."""
 
 import signal
 import sys
@@ -18,7 +18,7 @@ from everstep_services.agent.run_plan import RunPlan, Scheduler, ScriptCommand
 from everstep_services.agent.settings import AgentSettings
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.machine.state import StateDir, find_state_dir
-from everstep_services.cli.run import environment, safe_names
+from everstep_services.cli.run import environment
 from everstep_services.cli.run.arguments import Given, UsageError
 from everstep_services.cli.run.compatibility import apply_rdzv_conf, nodes_of, notes_of
 from everstep_services.cli.run.console_choice import console_choice
@@ -36,7 +36,7 @@ _SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 
 
 def plan_run(invocation: Invocation, given: Given) -> RunPlan:
-    """The plan for what was given. Raises one-line errors; starts and makes nothing."""
+    """The plan for the given options. Raises one-line errors; starts and makes nothing."""
     environ = invocation.environ
     apply_rdzv_conf(given)
     bus, loaded = _bus(invocation, given)
@@ -50,7 +50,7 @@ def plan_run(invocation: Invocation, given: Given) -> RunPlan:
     standalone = _is_standalone(given, spec, bus, state)
     if not given.text("node_id") and agent.node_id is None:
         environment.refuse_crowds(environ)
-    node = given.text("node_id") or agent.node_id or safe_names.node_id(environ)
+    node = given.text("node_id") or agent.node_id or environment.node_id(environ)
     is_warm = _is_warm(given, agent, command)
     return RunPlan(
         job=job,
@@ -125,7 +125,7 @@ def _checkpoints(given: Given, agent: AgentSettings) -> CheckpointSettings:
 
 
 def _bus(invocation: Invocation, given: Given) -> tuple[BusSettings | None, Loaded]:
-    """The bus that somebody named, if any; and all settings."""
+    """The bus that options or settings name, if any; and all settings."""
     flags = [
         Flag(name, key, given.values.get(value) or None)
         for name, (value, key) in _BUS_FLAGS.items()
@@ -218,7 +218,7 @@ def _segment(given: Given) -> int:
 
 
 def _enforced(agent: AgentSettings, given: Given) -> tuple[str, ...]:
-    """What stops the job instead of only being advised: what somebody asked for."""
+    """The decisions that stop the job instead of only being advised, as requested."""
     rules = ["stop"] if agent.stop_on_repeat else []
     return (*rules, "no_progress") if given.has("no_progress_limit") else tuple(rules)
 
@@ -316,7 +316,7 @@ def _signals(given: Given) -> tuple[str, ...]:
 
 
 def _labels_of(given: Given) -> dict[str, str]:
-    """What --label says."""
+    """The labels of `--label`."""
     labels: dict[str, str] = {}
     for text in given.repeated.get("label", ()):
         key, equals, value = text.partition("=")
@@ -332,19 +332,19 @@ def _job_of(given: Given, scheduler: Scheduler, nodes: int) -> str:
         return _named("job", given.text("job"), "--job")
     run_id = given.text("rdzv_id")
     if run_id and run_id != "none":
-        job = safe_names.safe_name(run_id, "job")
+        job = environment.safe_name(run_id, "job")
         was = "" if job == run_id else f" ({run_id!r} holds what no id may)"
         given.notes.append(f"the job is called {job}, by {given.origins['rdzv_id']}{was}")
         return job
     if scheduler.job:
-        job = safe_names.safe_name(f"{scheduler.name}-{scheduler.job}", "job")
+        job = environment.safe_name(f"{scheduler.name}-{scheduler.job}", "job")
         given.notes.append(f"the job is called {job}; --job NAME gives it another id")
         return job
     if nodes > 1:
         raise UsageError(
             f"{nodes} nodes need an id for the job that they share: give the same --job ID on each"
         )
-    stem = safe_names.safe_name(Path(given.script or "").stem, "job")[:40]
+    stem = environment.safe_name(Path(given.script or "").stem, "job")[:40]
     return f"{stem}-{new_id()[-6:]}"
 
 
@@ -357,7 +357,7 @@ def _named(kind: str, name: str, option: str) -> str:
 
 
 def _allocation_of(given: Given, scheduler: Scheduler) -> str:
-    """The id of this start: as given, else as the scheduler says, else a new one."""
+    """The id of this start: as given, else the scheduler's, else a new one."""
     chosen = given.text("allocation")
     if chosen:
         return _named("allocation", chosen, "--allocation")

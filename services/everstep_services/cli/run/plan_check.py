@@ -1,4 +1,4 @@
-"""What would be refused before a rank starts, and the plan as people read it."""
+"""The objections to a plan before a rank starts, and the plan as people read it."""
 
 import importlib.util
 import os

@@ -18,7 +18,7 @@ Launch = Callable[[Invocation, RunPlan], int]
 
 
 def start(invocation: Invocation, words: Sequence[str]) -> int:
-    """Do what the words say, and return the exit code of `everstep run`."""
+    """Run as the words after `everstep run` ask, and return the exit code."""
     given = scan(words, invocation.environ)
     _apply_common(invocation, given)
     plan = plan_run(invocation, given)

@@ -15,7 +15,7 @@ _LAST_LINES = 5
 
 
 def detached(invocation: Invocation, api_port: int | None, bus_host: str) -> int:
-    """Print what `up` says when it is ready; its exit code and last lines when it fails."""
+    """Print the announcement of `up` once it is ready; its last lines if it fails."""
     state = find_state_dir(invocation.environ, invocation.state_dir)
     state.create()
     read, write = os.pipe()

@@ -1,4 +1,4 @@
-"""The process of `everstep up`: settings, lock, port, and what it tells people."""
+"""The process of `everstep up`: settings, lock, ports, and its announcement."""
 
 import asyncio
 import os

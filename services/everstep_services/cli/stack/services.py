@@ -21,7 +21,7 @@ from everstep_services.cli.settings_sections import SECTIONS, section_class
 
 @dataclass(frozen=True, slots=True)
 class StackContext:
-    """What a service is given."""
+    """The parts that a service gets."""
 
     state: StateDir
     settings: Loaded

@@ -41,7 +41,7 @@ class NotReadyError(EverstepError):
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What people and other commands learn once all of it works."""
+    """The announcement to people and other commands, once all services work."""
 
     running: RunningServices
     has_new_token: bool
@@ -50,7 +50,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class StackPlan:
-    """What `everstep up` has before anything runs: where, how, and for how long already."""
+    """The folder, settings and listeners of `everstep up`, before anything runs."""
 
     state: StateDir
     settings: Loaded

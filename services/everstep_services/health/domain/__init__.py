@@ -1,1 +1,1 @@
-"""What health decides about nodes, limits and stalls of each job; pure."""
+"""The decisions of health about nodes, limits and stalls of each job; pure."""

@@ -11,7 +11,7 @@ from everstep.messages import LimitsDocument, NodeBeat, SectionLimit, SectionSee
 from everstep_services.health.settings import LimitSettings
 
 LimitSource = Literal["floor", "learned", "cap", "configured"]
-"""What set a limit, in the words of `limits_learned`."""
+"""The rule that set a limit, as in `limits_learned`."""
 FIRST_STEP = "first-step"
 """The name under which people set the limit for everything up to a round's first step."""
 _SECTIONS_MOST = 256

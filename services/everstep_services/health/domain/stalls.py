@@ -272,7 +272,7 @@ def _named(section: str | None) -> str:
 
 
 def _is_known(rank: RankBeat) -> bool:
-    """The beat says when the rank last moved; an age of exactly 0 means that it does not."""
+    """Whether the beat tells when the rank last moved; an age of exactly 0 tells nothing."""
     return rank.step is not None or rank.progress_age_s > 0
 
 

@@ -1,1 +1,1 @@
-"""What speaks against nodes, over all jobs, and who may not join."""
+"""The evidence against nodes, over all jobs, and the nodes that may not join."""

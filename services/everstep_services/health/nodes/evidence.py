@@ -32,7 +32,7 @@ _SURE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class NodeEvidence:
-    """What a fact changes: `strikes` take the place of the strikes whose keys are in `replaces`."""
+    """The changes by a fact: `strikes` replace the strikes whose keys are in `replaces`."""
 
     strikes: Mapping[str, Strike]
     """By node."""

@@ -23,7 +23,7 @@ _DOUBLINGS_MOST = 5
 
 @dataclass(frozen=True, slots=True)
 class ExclusionScope:
-    """What a decision depends on besides the register."""
+    """The settings and switches that a decision depends on, besides the register."""
 
     nodes: int
     """The number of nodes; the breaker allows health to exclude a share of them."""

@@ -4,9 +4,9 @@ The same facts in the same order make the same register in every replica.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from msgspec.structs import replace
 
@@ -14,15 +14,18 @@ from everstep.messages import (
     CheckDistrusted,
     CheckResult,
     CheckTrusted,
+    Exclusion,
     Fact,
     FailingCheck,
     NodeCheckFinished,
     NodeCleared,
     NodeRecord,
     NodesDocument,
+    NodeStanding,
     NodeSuspected,
     Strike,
 )
+from everstep.messages.base import Time
 from everstep.messages.facts.stamp import FactStamp
 from everstep.subjects import CLUSTER
 from everstep_services.health.nodes.evidence import described, evidence_in, faults, passed
@@ -90,7 +93,7 @@ class NodeRegister:
         self.is_changed = True
 
     def apply(self, fact: Fact, now: FactStamp) -> None:
-        """Take in what a fact says for or against a node."""
+        """Take in the evidence of a fact for or against a node."""
         if isinstance(fact, NodeCheckFinished):
             self._apply_checks(fact, now)
             return
@@ -305,3 +308,51 @@ def trust_changes(
             reason = f"{share}; from {limit} on the check is to blame, and counts against no node"
             reason += f": {described([examples[check]])}"
         yield CheckTrust(check, failures, nodes, is_distrusted, reason)
+
+
+StandingState = Literal["excluded", "lost", "suspect", "healthy", "unknown"]
+"""The worst first."""
+_STATES: tuple[str, ...] = get_args(StandingState)
+_SHOWN_MOST = 2000
+"""More would not fit into one message."""
+Silences = Mapping[str, tuple[float, bool]]
+"""How long each node is silent, and whether it is lost."""
+
+
+def standings(
+    nodes: Iterable[str],
+    register: NodeRegister,
+    exclusions: Iterable[Exclusion],
+    silences: Silences,
+    wall: Time,
+) -> tuple[NodeStanding, ...]:
+    """The standing of each of these nodes."""
+    in_force = {e.node: e for e in exclusions if e.until is None or e.until > wall}
+    rows = [_standing(node, register, in_force.get(node), silences) for node in set(nodes)]
+    rows.sort(key=lambda row: (_STATES.index(row.state), -row.strikes, row.node))
+    return tuple(rows[:_SHOWN_MOST])
+
+
+def _standing(
+    node: str, register: NodeRegister, exclusion: Exclusion | None, silences: Silences
+) -> NodeStanding:
+    record, silence = register.record(node), silences.get(node)
+    state: StandingState = "unknown"
+    reason = "health knows nothing of it" if silence is None else ""
+    if silence is not None or record.checked_at is not None:
+        state, reason = "healthy", ""
+    if record.suspicion:
+        state, reason = "suspect", record.reason
+    if silence is not None and silence[1]:
+        state, reason = "lost", f"it has been silent for {silence[0]:.1f} s"
+    if exclusion is not None:
+        state, reason = "excluded", f"by {exclusion.by}: {exclusion.reason}"
+    return NodeStanding(
+        node=node,
+        state=state,
+        reason=reason,
+        strikes=len(register.strikes(record)),
+        silence_s=None if silence is None else round(silence[0], 3),
+        failing=tuple(check.result for check in record.failing),
+        exclusion=exclusion,
+    )

@@ -10,14 +10,14 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from everstep.bus.containment import Containment
 from everstep.bus.errors import BusError, ConflictError
 from everstep.bus.facts import codec
 from everstep.bus.facts.recorder import Recorder
+from everstep.bus.facts.trusted_facts import TrustedFacts
+from everstep.bus.input_failures import InputFailures
 from everstep.bus.leader_election import Term, lead_for_ever
 from everstep.bus.ports import Bus, Document, FactBatch, StreamPosition
 from everstep.bus.requests import RefusalError
-from everstep.bus.seats import SeatedOnly
 from everstep.clock import Clock
 from everstep.errors import EverstepError
 from everstep.ids import id_from, new_id
@@ -106,7 +106,7 @@ class StoredRegister:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """What one read of the stream brought."""
+    """The facts of one read of the stream."""
 
     facts: list[Fact]
     position: StreamPosition
@@ -134,9 +134,9 @@ class NodeService:
         self._count_nodes = count_nodes
         self._documents = bus.documents("NODES")
         self._control = ControlDocuments(bus)
-        self._seated = SeatedOnly(bus, clock, accused)
+        self._seated = TrustedFacts(bus, clock, accused)
         self._counts: Counter[str] = Counter()
-        self._contained = Containment("the register of nodes")
+        self._input_failures = InputFailures("the register of nodes")
         self._levels: dict[str, float] = dict.fromkeys(_LEVELS, 0.0)
 
     def statistics(self) -> dict[str, float]:
@@ -234,7 +234,7 @@ class NodeService:
     def _apply(self, register: NodeRegister, turn: _Turn, control: ControlDocument) -> None:
         now = self._now()
         for fact in turn.facts:
-            with self._contained.of(kind_of(fact)):
+            with self._input_failures.caught(kind_of(fact)):
                 register.apply(fact, now)
         if turn.is_due:
             register.judge(now)

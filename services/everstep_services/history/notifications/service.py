@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from everstep.bus.containment import Containment
 from everstep.bus.facts.codec import fact_of
+from everstep.bus.input_failures import InputFailures
 from everstep.bus.leader_election import Term, lead_for_ever
 from everstep.bus.ports import Bus, FactBatch
 from everstep.clock import Clock
@@ -72,7 +72,7 @@ class Notifications:
         self._written: dict[str, str] = {}
         """The states of the notices as they are on the bus: only these are sent."""
         self._lock = asyncio.Lock()
-        self._contained = Containment("notifications")
+        self._input_failures = InputFailures("notifications")
         self._offset_s = 0.0
         self._read_at = float("-inf")
         self._cooled = 0
@@ -108,7 +108,7 @@ class Notifications:
             "facts_missed_total": float(self._facts_missed),
             "pings_total": float(self._pings),
             "ping_failures_total": float(self._ping_failures),
-            "input_failures_total": float(self._contained.failures),
+            "input_failures_total": float(self._input_failures.failures),
         }
 
     async def work_for_ever(self) -> None:
@@ -185,7 +185,7 @@ class Notifications:
         for message in batch.facts:
             fact = fact_of(message, _KINDS)
             if fact is not None:
-                with self._contained.of(kind_of(fact)):
+                with self._input_failures.caught(kind_of(fact)):
                     notices.take(fact, self._now())
         self._stored.position = batch.position
 

@@ -12,8 +12,8 @@ from datetime import timedelta
 
 import msgspec
 
-from everstep.bus.containment import Containment
 from everstep.bus.errors import BusError
+from everstep.bus.input_failures import InputFailures
 from everstep.bus.ports import Bus
 from everstep.bus.topology import CHECKPOINTS
 from everstep.clock import Clock
@@ -51,7 +51,7 @@ class JobRetention:
         self._bus = bus
         self._clock = clock
         self._record = record
-        self._contained = Containment("retention")
+        self._input_failures = InputFailures("retention")
         self._counts = {"jobs_total": 0, "facts_total": 0, "rows_total": 0, "pages_total": 0}
         self._slowest_s = 0.0
         self._kept = 0
@@ -63,7 +63,7 @@ class JobRetention:
             **{name: float(count) for name, count in self._counts.items()},
             "kept": float(self._kept),
             "slowest_page_seconds": self._slowest_s,
-            "input_failures_total": float(self._contained.failures),
+            "input_failures_total": float(self._input_failures.failures),
         }
 
     async def remove_for_ever(self, *, is_mine: Callable[[], bool]) -> None:
@@ -110,7 +110,7 @@ class JobRetention:
             self._is_failing = True
             return False
         except Exception as error:  # noqa: BLE001  the API and the projector go on
-            self._contained.note("a removal", error)
+            self._input_failures.note("a removal", error)
             return False
         self._is_failing = False
         return True

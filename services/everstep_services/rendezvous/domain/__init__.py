@@ -1,1 +1,1 @@
-"""What rendezvous decides, without a clock and without a bus."""
+"""The decisions of rendezvous, without a clock and without a bus."""

@@ -6,23 +6,11 @@ from typing import assert_never
 from everstep.incident_causes import CONSEQUENCE, meaning_of
 from everstep.messages import AwaitRound, Fact, LeaveJob, Order, Seat, StandBy, StopRanks
 from everstep.messages.codec import encode
-from everstep.messages.facts.stamp import FactHead, FactStamp
+from everstep.messages.facts.stamp import FactStamp, JobFactHead, RoundFactHead
 from everstep_services.rendezvous.domain.events import JobControl, LivenessProbe, Now, Send
 from everstep_services.rendezvous.domain.state import OVER, JobState, Phase
 from everstep_services.rendezvous.domain.timers import StartTimes, Timers
 from everstep_services.rendezvous.settings import RendezvousSettings
-
-
-class RoundFactHead(FactHead):
-    """The head of a fact about a round."""
-
-    round: int
-
-
-class JobFactHead(FactHead):
-    """The head of a fact about a job, which may be in a round."""
-
-    round: int | None
 
 
 class ReplicaMemory:

@@ -1,4 +1,4 @@
-"""Decides whether another round follows a failed one, and when."""
+"""Judges from budgets whether another round follows a failed one, and how long its backoff is."""
 
 from dataclasses import dataclass, replace
 from typing import Literal

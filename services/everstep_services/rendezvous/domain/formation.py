@@ -1,29 +1,31 @@
 """Decides when a round forms, with which nodes, and what it waits for until then."""
 
+from dataclasses import dataclass
+
 from msgspec.structs import replace
 
-from everstep.incident_causes import CONSEQUENCE
-from everstep.messages import Member, Replacement, RoundFormed, Seat, StandBy
+from everstep.messages import Member, Option, Replacement, RoundFormed, RoundWaiting, Seat, StandBy
 from everstep_services.rendezvous.domain import incidents
 from everstep_services.rendezvous.domain.batch import Batch
-from everstep_services.rendezvous.domain.decisions import came_of
-from everstep_services.rendezvous.domain.ends import decide
+from everstep_services.rendezvous.domain.decisions import came_of, decide_to, is_open
+from everstep_services.rendezvous.domain.ends import NOT_ENOUGH_NODES, end_allocation
 from everstep_services.rendezvous.domain.placement import (
     Candidate,
     World,
     assign,
     largest_size,
+    obstacle,
 )
 from everstep_services.rendezvous.domain.recovery import may_be_recalled
 from everstep_services.rendezvous.domain.replica_placement import arranged
-from everstep_services.rendezvous.domain.waits import wait
+from everstep_services.rendezvous.domain.restart_backoff import settle
 
 _FIRST_PORT, _PORTS = 20_000, 12_000
 
 
 def try_form(batch: Batch) -> None:
     """Form the next round if it can form; else report what it waits for, or give up."""
-    if not _is_settled(batch):
+    if not settle(batch):
         return
     batch.timers.start("form", batch.state.doc.round, batch.state.doc.allocation)
     candidates = [
@@ -60,52 +62,6 @@ def _may(batch: Batch, seat: Seat) -> bool:
         return False
     is_excluded = batch.control.exclusion(seat.node, batch.now.wall) is not None
     return not (is_excluded and batch.control.enforces("exclude", otherwise=True))
-
-
-def _is_settled(batch: Batch) -> bool:
-    """Whether the last round is decided, and its nodes have answered or their time is over."""
-    doc = batch.state.doc
-    if doc.phase == "joining":
-        return True
-    owing = batch.state.count("stopping")
-    trigger = doc.incident.trigger if doc.incident else "operator"
-    patience_s = (
-        batch.state.doc.spec.stop_grace_s + batch.evidence_s(trigger) + batch.settings.last_call_s
-    )
-    if doc.incident is not None and doc.incident.is_of_code and not doc.has_ever_stepped:
-        patience_s += batch.settings.alike_within_s
-    _decide_in_time(batch, owing, patience_s)
-    if batch.state.doc.phase != "ending":
-        return False
-    if owing:
-        left_s = patience_s - batch.phase_s
-        if left_s > 0:
-            batch.wake_in(left_s)
-            return False
-    return _backoff_is_over(batch)
-
-
-def _decide_in_time(batch: Batch, owing: int, patience_s: float) -> None:
-    incident = batch.state.doc.incident
-    if incident is None or incident.is_decided:
-        return
-    # Consequences have a cause: a node that owes an answer may be it, and is awaited anyway.
-    is_open = incident.weight <= CONSEQUENCE or batch.is_compared
-    left_s = (patience_s if is_open else batch.settings.cause_within_s) - batch.phase_s
-    if owing and left_s > 0:
-        batch.wake_in(left_s)
-        return
-    decide(batch)
-
-
-def _backoff_is_over(batch: Batch) -> bool:
-    incident = batch.state.doc.incident
-    if incident is None or not incident.delay_s:
-        return True
-    left_s = incident.delay_s - batch.phase_s
-    if left_s > 0:
-        batch.wake_in(left_s)
-    return left_s <= 0
 
 
 def _wait_s(batch: Batch, size: int, world: World) -> float:
@@ -258,3 +214,100 @@ def _order(batch: Batch) -> None:
     for seat in state.in_stage("idle"):
         stand_by = StandBy(id=doc.start_order, job=doc.job, round=doc.round, reason=doc.reason)
         batch.send(stand_by, seat)
+
+
+_NAMED_MOST = 100
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """The nodes that a round waits for, and the limit."""
+
+    rule: str
+    reason: str
+    limit_s: float
+    joined: int
+    needed: int
+    missing: tuple[str, ...] = ()
+
+
+def wait(batch: Batch, candidates: list[Candidate], world: World, size: int) -> None:
+    """Wait for required or additional nodes, within the limits."""
+    doc = batch.state.doc
+    waited_s = batch.timers.elapsed("form", doc.round, doc.allocation)
+    left_s = batch.join_within_s - waited_s
+    here = {candidate.node for candidate in candidates}
+    missing = tuple(seat.node for seat in batch.state.members if seat.node not in here)
+    missing = missing[:_NAMED_MOST]
+    needed = min(world.sizes(), default=world.least)
+    stands = obstacle(candidates, world)
+    if left_s <= 0:
+        names = f"; missing: {', '.join(missing)}" if missing else ""
+        end_allocation(
+            batch,
+            NOT_ENOUGH_NODES,
+            f"round {doc.round + 1}: {len(candidates)} of {needed} nodes joined within "
+            f"{batch.join_within_s:g} s{names}. {stands or 'Start their agents'}, or allow fewer "
+            f"nodes with --nnodes MIN:MAX",
+        )
+        return
+    batch.wake_in(left_s)
+    if doc.phase == "ending":
+        batch.enter("joining", doc.reason)
+    if size:
+        most, within_s = max(world.sizes()), batch.settings.elastic_wait_s
+        why = f"{len(candidates)} nodes are here, and up to {most} are wanted"
+        _say_waiting(batch, _Waiting("wait.for_more", why, within_s, len(candidates), needed))
+        return
+    rule = "wait.no_place" if stands else "wait.not_enough_nodes"
+    why = stands or f"{len(candidates)} of {needed} nodes are here"
+    waiting = _Waiting(rule, why, batch.join_within_s, len(candidates), needed, missing)
+    _say_waiting(batch, waiting)
+
+
+def _say_waiting(batch: Batch, waiting: _Waiting) -> None:
+    doc = batch.state.doc
+    waited_s = batch.timers.elapsed("form", doc.round, doc.allocation)
+    key = f"{','.join(waiting.missing)}|{waiting.rule}|{waiting.needed}"
+    if key == doc.waiting:
+        return
+    if waited_s < batch.settings.say_waiting_after_s:
+        batch.wake_in(batch.settings.say_waiting_after_s - waited_s)
+        return
+    batch.record(
+        RoundWaiting(
+            **batch.round_head(doc.round + 1),
+            joined=waiting.joined,
+            needed=waiting.needed,
+            waited_s=waited_s,
+            limit_s=waiting.limit_s,
+            missing=waiting.missing,
+            reason=waiting.reason,
+        )
+    )
+    _decide_to_wait(batch, waiting)
+    names = f"; missing: {', '.join(waiting.missing)}" if waiting.missing else ""
+    within = f"waits up to {waiting.limit_s:g} s for round {doc.round + 1}"
+    batch.say_waiting(key, f"{within}: {waiting.reason}{names}")
+
+
+def _decide_to_wait(batch: Batch, waiting: _Waiting) -> None:
+    """Record the decision to wait after a loss; the wait for a job's first round is not one."""
+    doc = batch.state.doc
+    if not doc.round or is_open(batch, "wait"):
+        return
+    fewer = "a smaller world is formed when the wait is over"
+    if waiting.rule != "wait.for_more":
+        fewer = f"a round needs at least {waiting.needed} nodes"
+    decide_to(
+        batch,
+        "wait",
+        waiting.reason,
+        rule=waiting.rule,
+        incident=doc.incident.id if doc.incident else None,
+        considered=(
+            Option(action="shrink", rejected=fewer),
+            Option(action="stop", rejected=f"it may wait for {waiting.limit_s:g} s"),
+        ),
+        nodes_out=waiting.missing,
+    )

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from everstep_services.agent.attached.process_end import ending_of, is_over
+from everstep_services.agent.attached.rank_watch import ending_of, is_over
 from tests.waiting import until
 
 

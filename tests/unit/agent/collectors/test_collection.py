@@ -170,7 +170,7 @@ def test_a_collector_that_is_late_or_breaks_takes_nothing_from_the_others() -> N
     late, broken, good = asyncio.run(collect(table, Scene((), 0.01), CLOCK))
     assert late == Piece("a", missing="not there after 0.01 s", took_s=0.01)
     assert (broken.evidence, broken.missing) == ("b", "ValueError: no")
-    assert (good.evidence, good.found) == ("d", EvidenceFound("all is well", b"x"))
+    assert (good.evidence, good.content) == ("d", EvidenceFound("all is well", b"x"))
 
 
 def test_what_is_collected_has_names_that_the_catalogue_knows() -> None:

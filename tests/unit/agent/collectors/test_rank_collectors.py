@@ -75,7 +75,7 @@ def python(source: str) -> Iterator[int]:
 
 
 def missing(piece: Piece) -> Mapping[int, str]:
-    return {} if piece.found is None else piece.found.missing
+    return {} if piece.content is None else piece.content.missing
 
 
 def test_each_rank_has_a_recording_or_a_reason(tmp_path: Path) -> None:
@@ -102,8 +102,8 @@ def test_each_rank_has_a_recording_or_a_reason(tmp_path: Path) -> None:
         4: "its recorder answered nonsense: b'what?'",
         5: "torch has opened no server in it: it has not imported torch, or is not Python",
     }
-    assert piece.found is not None
-    assert piece.found.summary.startswith("rank 0: 5 collectives, waits in gloo:all_reduce; none")
+    assert piece.content is not None
+    assert piece.content.summary.startswith("rank 0: 5 collectives, waits in gloo:all_reduce; none")
     kept = unpack(piece.packed())
     assert [(one.name, one.content) for one in kept.members] == [("rank_0.json", TRACE)]
     assert kept.missing == missing(piece)

@@ -336,7 +336,7 @@ def test_what_it_runs_and_what_became_of_it_goes_with_its_question() -> None:
     agent.rank_gone(0, DONE)
     assert agent.running_state == ""
     agent.rank_gone(1, DONE)
-    assert agent.running_state == "finished"
+    assert str(agent.running_state) == "finished"
     agent = running()
     agent.rank_gone(0, KILLED)
     assert agent.running_state == "failed"

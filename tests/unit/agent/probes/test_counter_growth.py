@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep_services.agent.probes.counter_growth import Sample, note
+from everstep_services.agent.probes.notes import Sample, note
 
 
 def test_growth_is_counted_from_the_last_sample_before_the_window() -> None:

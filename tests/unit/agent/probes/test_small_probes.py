@@ -9,8 +9,8 @@ from everstep_services.agent.probes.base import Look
 from everstep_services.agent.probes.host.flight_recorder import RecorderProbe, judge
 from everstep_services.agent.probes.host.ptrace import PtraceProbe, read_own_memory
 from everstep_services.agent.probes.program import Program, ProgramResult
+from everstep_services.agent.probes.registry import SiteProbe, site_commands
 from everstep_services.agent.probes.settings import ChecksSettings
-from everstep_services.agent.probes.site import SiteProbe, site_commands
 from tests.unit.agent.probes.looks import look_at
 from tests.waiting import WITHIN_S, until
 

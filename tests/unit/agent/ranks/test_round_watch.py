@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from everstep_services.agent.ranks.protocol import (
     RankGone,
@@ -52,17 +53,21 @@ def test_a_rank_that_speaks_before_its_warden_did_is_told_afterwards(watch: Roun
 
 
 def test_a_script_that_is_over_before_the_ranks_are_told_to_end_was_not_told(
-    watch: RoundWatch,
+    watch: RoundWatch, tmp_path: Path
 ) -> None:
     watch.spawned(SPAWNED, now=100.5)
     failed = ScriptFinished(round=4, rank=0, code=1, error=True)
     say(watch, failed, now=101.0)
-    watch.are_told = True
+    watch.ordered_to_end()
     say(watch, failed, now=102.0)
     ends = [event for event in events(watch) if isinstance(event, ScriptEnded)]
     assert [event.was_told for event in ends] == [False, True]
     watch.begin(5, now=103.0)
-    assert not watch.are_told
+    watch.add(0, tmp_path, make_page(str(tmp_path / "next page")))
+    watch.spawned(replace(SPAWNED, round=5), now=103.5)
+    say(watch, replace(failed, round=5), now=104.0)
+    (end,) = [event for event in events(watch) if isinstance(event, ScriptEnded)]
+    assert not end.was_told
 
 
 @pytest.mark.parametrize("last", [ScriptFinished(round=4, rank=0, code=1, error=True), GONE])

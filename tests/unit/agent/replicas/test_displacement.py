@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep_services.agent.replicas.displacement import Sender, TrainingLine
+from everstep_services.agent.replicas.displacement import ImageSender, TrainingLine
 from trainer_sdk.checkpoint.image_folder import RestoredState
 from trainer_sdk.checkpoint.manifest import Identity
 
@@ -13,20 +13,20 @@ def state(round: int, step: int) -> Identity:
     return Identity(job="j", round=round, step=step, world_size=8, layout="l")
 
 
-def sent_back(to: Identity, *, round: int) -> Sender:
-    return Sender(round, RestoredState(identity=to, round=round))
+def sent_back(to: Identity, *, round: int) -> ImageSender:
+    return ImageSender(round, RestoredState(identity=to, round=round))
 
 
 def test_a_newer_state_is_taken_and_an_older_one_is_not() -> None:
     course, held = TrainingLine(), [state(1, 10), state(1, 20)]
-    assert course.hear(Sender(1))
+    assert course.hear(ImageSender(1))
     assert not course.refusal(state(1, 30), held)
     assert course.refusal(state(1, 15), held) == "a newer one is here"
 
 
 def test_a_later_round_is_newer_at_whatever_step() -> None:
     course, held = TrainingLine(), [state(1, 10), state(1, 20)]
-    course.hear(Sender(2))
+    course.hear(ImageSender(2))
     assert not course.refusal(state(2, 1), held)
     assert course.refusal(state(1, 30), [state(2, 1)]) == "a newer one is here"
 
@@ -60,7 +60,7 @@ def test_nobody_of_a_round_that_is_over_is_heard() -> None:
 def test_a_round_that_does_not_restore_leaves_nothing_more() -> None:
     course = TrainingLine()
     course.hear(sent_back(state(1, 10), round=2))
-    course.hear(Sender(3))
+    course.hear(ImageSender(3))
     assert course.has_left(state(1, 20))
     assert not course.has_left(state(2, 11))
 
@@ -75,7 +75,9 @@ def test_the_newest_round_that_was_heard_is_never_displaced(
 ) -> None:
     course, newest = TrainingLine(), 0
     for round, is_sent_back, step in senders:
-        sender = sent_back(state(round - 1, step), round=round) if is_sent_back else Sender(round)
+        sender = (
+            sent_back(state(round - 1, step), round=round) if is_sent_back else ImageSender(round)
+        )
         assert course.hear(sender) == (round >= newest)
         newest = max(newest, round)
     own = state(newest, 0)
@@ -91,5 +93,5 @@ def test_the_newest_round_that_was_heard_is_never_displaced(
 def test_a_restored_state_is_known_until_a_later_one_is(round: int) -> None:
     course = TrainingLine()
     course.hear(sent_back(state(1, 20), round=2))
-    course.hear(Sender(2, RestoredState(identity=state(1, 5), round=round)))
+    course.hear(ImageSender(2, RestoredState(identity=state(1, 5), round=round)))
     assert course.has_left(state(1, 10)) == (round == 2)

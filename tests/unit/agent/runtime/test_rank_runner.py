@@ -1,4 +1,4 @@
-"""The agent's work with its keeper: what it hears before it says that a round was stopped."""
+"""The agent's work with its warden: what it hears before it says that a round was stopped."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,15 +8,15 @@ from typing import Any, cast
 import pytest
 
 from everstep.clock import SystemClock
-from everstep_services.agent.core.actions import StopRound, StopWithoutWait
+from everstep_services.agent.core.actions import StartRound, StopRound, StopWithoutWait
 from everstep_services.agent.ranks.protocol import RankGone, Stopped, WardenEvent
-from everstep_services.agent.runtime.rank_runner import RankRunner, RunnerCallbacks, WardenClients
+from everstep_services.agent.runtime.rank_runner import RankRunner, WardenClients
 
 GONE = RankGone(1, 0, 7, 1, None, False, 2.0)
 
 
 class Kept:
-    """A keeper whose rank has ended by itself, and which has then stopped the others."""
+    """A warden whose rank has ended by itself, and which has then stopped the others."""
 
     def __init__(self) -> None:
         self.events: asyncio.Queue[WardenEvent] = asyncio.Queue()
@@ -45,9 +45,8 @@ class Stopping:
         self.happened: list[str] = []
         self.learned = asyncio.Event()
         self.heard, self.may_end, self.over = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        keepers = WardenClients(cast("Any", self.kept), self._close, cast("Any", None))
-        told = RunnerCallbacks(lambda _: True, lambda *_: None, self._learn, self._stopped)
-        self.work = RankRunner(keepers, cast("Any", Place()), SystemClock(), told)
+        wardens = WardenClients(cast("Any", self.kept), self._close, cast("Any", None))
+        self.work = RankRunner(wardens, cast("Any", Place()), SystemClock(), self)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -65,10 +64,19 @@ class Stopping:
             await self.may_end.wait()  # as its record of an exception is read
             self.happened.append(type(event).__name__)
 
-    async def _learn(self, _: StopRound) -> None:
+    def round_begins(self, start: StartRound) -> bool:
+        return True
+
+    def round_started(self, start: StartRound) -> None:
+        """Never called: nothing starts."""
+
+    def start_failed(self, start: StartRound, reason: str) -> None:
+        """Never called: nothing starts."""
+
+    async def round_stops(self, stop: StopRound) -> None:
         self.learned.set()
 
-    def _stopped(self, *_: object) -> None:
+    def round_stopped(self, stop: StopRound, outcome: Stopped) -> None:
         self.happened.append("stopped")
         self.over.set()
 

@@ -8,7 +8,7 @@ import pytest
 
 from everstep_services.agent.timings.collective_entries import (
     MOST,
-    Entry,
+    CollectiveEntry,
     Recording,
     collectives,
     parse_recording,
@@ -103,7 +103,7 @@ def test_what_is_chosen_begins_at_one_instant_for_all_kinds() -> None:
     """Else a wait that nobody knows of would be taken for work."""
     every = [
         *(entry("a", number, float(number)) for number in range(1, 100)),
-        *(Entry("a", number, "send 1", 10.5 + number, 0.1, True) for number in range(90)),
+        *(CollectiveEntry("a", number, "send 1", 10.5 + number, 0.1, True) for number in range(90)),
     ]
     recording = Recording(tuple(sorted(every, key=lambda one: one.at_s)), {})
     chosen = within(recording, 0.0, 99.2)
@@ -144,8 +144,8 @@ def test_damaged_traces_never_raise(seed: int) -> None:
     parse_recording(bytes(body))
 
 
-def entry(group: str, sequence: int, at_s: float, op: str = "all_reduce 4") -> Entry:
-    return Entry(group, sequence, op, at_s)
+def entry(group: str, sequence: int, at_s: float, op: str = "all_reduce 4") -> CollectiveEntry:
+    return CollectiveEntry(group, sequence, op, at_s)
 
 
 def test_a_gap_in_a_sequence_begins_another_series() -> None:

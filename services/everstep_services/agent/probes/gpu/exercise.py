@@ -36,9 +36,9 @@ def main(arguments: list[str]) -> int:
     _say(began=devices)
     for device in devices:
         _say(at=device, after_s=time.monotonic() - _STARTED)
-        found = _exercised(torch, device, float(arguments[0]) / len(devices))
-        _say(**found)
-        if "error" in found:
+        figures = _exercised(torch, device, float(arguments[0]) / len(devices))
+        _say(**figures)
+        if "error" in figures:
             break  # after an error of CUDA, no result of this process can be trusted
     return 0
 
@@ -50,15 +50,15 @@ def _say(**line: Any) -> None:
 
 def _exercised(torch: Any, name: str, seconds: float) -> dict[str, Any]:
     device = torch.device(name)
-    found: dict[str, Any] = {"device": name, "name": _named(torch, device), "wrong": ""}
+    figures: dict[str, Any] = {"device": name, "name": _named(torch, device), "wrong": ""}
     try:
-        found |= _memory(torch, device, seconds / 2)
-        found |= _matrices(torch, device, seconds / 2)
+        figures |= _memory(torch, device, seconds / 2)
+        figures |= _matrices(torch, device, seconds / 2)
     except torch.cuda.OutOfMemoryError as error:
-        found["full"] = str(error).splitlines()[0]
+        figures["full"] = str(error).splitlines()[0]
     except RuntimeError as error:  # all that CUDA reports: illegal access, ECC, launch failure
-        found["error"] = str(error).splitlines()[0]
-    return found
+        figures["error"] = str(error).splitlines()[0]
+    return figures
 
 
 def _named(torch: Any, device: Any) -> str:

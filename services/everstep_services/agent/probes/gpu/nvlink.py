@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from everstep.messages import CheckResult
-from everstep_services.agent.probes.base import Look
-from everstep_services.agent.probes.counter_growth import note
+from everstep_services.agent.probes.base import CheckState, FailureClass, Look
 from everstep_services.agent.probes.gpu.nvml import (
     GpuGoneError,
     Load,
@@ -15,6 +14,7 @@ from everstep_services.agent.probes.gpu.nvml import (
     load,
     opened,
 )
+from everstep_services.agent.probes.notes import note
 
 _COUNTERS = (
     "NVML_NVLINK_ERROR_DL_REPLAY",
@@ -69,10 +69,10 @@ class NvlinkProbe:
         if look.memory.get("boot") != boot_id:
             look.memory.clear()
             look.memory["boot"] = boot_id
-        found = [result for links in gpus for result in _judge(look, links, gpus)]
-        if not found:
+        results = [result for links in gpus for result in _judge(look, links, gpus)]
+        if not results:
             return [CheckResult(check="nvlink", state="unsupported", reason="no NVLink here")]
-        return found
+        return results
 
 
 def _read(nvml: Nvml) -> Iterator[NvlinkCounters]:
@@ -126,8 +126,8 @@ def _errors(nvml: Nvml, gpu: Any, link: int) -> int | None:
     ]
     if all(count is None for count in counts):
         counts = [nvml.field(gpu, name, link) for name in _FIELDS]
-    known = [count for count in counts if count is not None]
-    return sum(known) if known else None
+    readable = [count for count in counts if count is not None]
+    return sum(readable) if readable else None
 
 
 def _judge(
@@ -199,7 +199,9 @@ def _named(links: Sequence[int]) -> str:
     return f"{'link' if len(links) == 1 else 'links'} {', '.join(map(str, links))}"
 
 
-def _result(links: NvlinkCounters, state: str, reason: str, failure_class: str = "") -> CheckResult:
+def _result(
+    links: NvlinkCounters, state: CheckState, reason: str, failure_class: FailureClass = ""
+) -> CheckResult:
     return CheckResult(
         check="nvlink",
         state=state,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from everstep.messages import CheckResult
+from everstep_services.agent.probes.base import CheckState, FailureClass
 
 _NOT_THERE = (
     "NVML_ERROR_NOT_SUPPORTED",
@@ -28,7 +29,7 @@ _UNION_FIELD = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 class NvmlAwayError(Exception):
     """NVML cannot be asked on this node."""
 
-    def __init__(self, state: str, reason: str, failure_class: str = "") -> None:
+    def __init__(self, state: CheckState, reason: str, failure_class: FailureClass = "") -> None:
         super().__init__(reason)
         self.state = state
         self.reason = reason
@@ -44,7 +45,7 @@ class NvmlAwayError(Exception):
 class GpuGoneError(Exception):
     """NVML knows that this GPU does not answer, or answers only after a reset."""
 
-    def __init__(self, reason: str, failure_class: str) -> None:
+    def __init__(self, reason: str, failure_class: FailureClass) -> None:
         super().__init__(reason)
         self.reason = reason
         self.failure_class = failure_class

@@ -30,24 +30,24 @@ class GpuProbe:
                 gpus = _read(nvml)
         except NvmlAwayError as away:
             return [_away(look, away)]
-        known: dict[str, Any] = look.memory.get("gpus", {})
-        found = [
+        earlier: dict[str, Any] = look.memory.get("gpus", {})
+        results = [
             result
             for gpu in gpus
-            for result in verdicts(gpu, known.get(gpu.uuid, {}), look.settings)
+            for result in verdicts(gpu, earlier.get(gpu.uuid, {}), look.settings)
         ]
-        found += [*_missing(look, gpus), *_strangers(look, gpus)]
+        results += [*_missing(look, gpus), *_strangers(look, gpus)]
         _remember(look, gpus)
-        if not found:
+        if not results:
             return [CheckResult(check="gpu", state="unsupported", reason="no NVIDIA GPU")]
-        return found
+        return results
 
 
 def _read(nvml: Nvml) -> list[GpuSnapshot]:
     count = nvml.ask("nvmlDeviceGetCount")
     if count is None:
-        said = "; ".join(nvml.take_unreadable()) or "no answer"
-        raise NvmlAwayError("unknown", f"NVML could not count the GPUs: {said}")
+        reason = "; ".join(nvml.take_unreadable()) or "no answer"
+        raise NvmlAwayError("unknown", f"NVML could not count the GPUs: {reason}")
     return [snapshot.read(nvml, index) for index in range(count)]
 
 
@@ -99,13 +99,13 @@ def _view(look: Look) -> str:
 
     Two allocations on one node may be given different GPUs; none of them is lost.
     """
-    said = [
+    parts = [
         _text(look.path("proc/sys/kernel/random/boot_id")),
         _text(look.path("proc/self/cgroup")),
     ]
     with suppress(OSError):
-        said.append(str(look.path("proc/self/ns/mnt").readlink()))
-    return " ".join(said)
+        parts.append(str(look.path("proc/self/ns/mnt").readlink()))
+    return " ".join(parts)
 
 
 def _text(path: Path) -> str:

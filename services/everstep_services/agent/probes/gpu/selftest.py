@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from everstep.messages import CheckResult
-from everstep_services.agent.probes.base import Look
+from everstep_services.agent.probes.base import CheckState, FailureClass, Look
 from everstep_services.agent.probes.gpu.exercise import NOTHING_TO_DO
 
 _SLOW = 0.8
@@ -82,30 +82,32 @@ def _of_device(line: dict[str, Any], all_lines: Sequence[dict[str, Any]]) -> Che
         return _result(device, "failed", line["error"], "reset")
     if "full" in line:
         return _result(device, "unknown", f"too little memory is free: {line['full']}")
-    said = (
+    text = (
         f"{line['tflops']:.1f} TFLOP/s in bfloat16, {line['gib_s']:.0f} GiB/s, "
         f"{line['tested_mib']} MiB tested"
     )
-    for what in ("tflops", "gib_s"):
+    for figure in ("tflops", "gib_s"):
         usual = statistics.median(
-            other[what] for other in all_lines if other["name"] == line["name"] and what in other
+            other[figure]
+            for other in all_lines
+            if other["name"] == line["name"] and figure in other
         )
-        if line[what] < _SLOW * usual:
+        if line[figure] < _SLOW * usual:
             reason = (
-                f"slow compared with other {line['name']}: {line[what]:.1f}, median {usual:.1f}"
+                f"slow compared with other {line['name']}: {line[figure]:.1f}, median {usual:.1f}"
             )
-            return _result(device, "warning", f"{reason} ({said})", "watch")
-    return _result(device, "ok", said)
+            return _result(device, "warning", f"{reason} ({text})", "watch")
+    return _result(device, "ok", text)
 
 
 def _lines(out: bytes) -> list[dict[str, Any]]:
-    found = []
+    results = []
     for line in out.splitlines():
         try:
-            found.append(msgspec.json.decode(line, type=dict[str, Any]))
+            results.append(msgspec.json.decode(line, type=dict[str, Any]))
         except msgspec.DecodeError:  # the output of a library, or half a line
             continue
-    return found
+    return results
 
 
 def _last_line(complaints: bytes) -> str:
@@ -113,7 +115,9 @@ def _last_line(complaints: bytes) -> str:
     return f"it ended early: {lines[-1] if lines else 'without a word'}"
 
 
-def _result(subject: str, state: str, reason: str, failure_class: str = "") -> CheckResult:
+def _result(
+    subject: str, state: CheckState, reason: str, failure_class: FailureClass = ""
+) -> CheckResult:
     return CheckResult(
         check="gpu-selftest",
         state=state,

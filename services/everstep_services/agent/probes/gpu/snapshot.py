@@ -77,9 +77,9 @@ def read(nvml: Nvml, index: int) -> GpuSnapshot:
         if gpu is not None:
             uuid = nvml.ask("nvmlDeviceGetUUID", gpu) or uuid
             pci = pci_address(nvml.ask("nvmlDeviceGetPciInfo", gpu))
-            known = _known(nvml, gpu)
+            pages = _known(nvml, gpu)
             return GpuSnapshot(
-                index=index, uuid=uuid, pci=pci, unreadable=nvml.take_unreadable(), **known
+                index=index, uuid=uuid, pci=pci, unreadable=nvml.take_unreadable(), **pages
             )
     except GpuGoneError as gone:
         nvml.take_unreadable()
@@ -135,16 +135,16 @@ def _errors(nvml: Nvml, gpu: Any, since: str) -> int | None:
 
 
 def _flag(nvml: Nvml, gpu: Any, function: str) -> bool | None:
-    said = nvml.ask(function, gpu)
-    return None if said is None else said == nvml.number("NVML_FEATURE_ENABLED")
+    flag = nvml.ask(function, gpu)
+    return None if flag is None else flag == nvml.number("NVML_FEATURE_ENABLED")
 
 
 def _temperature(nvml: Nvml, gpu: Any) -> int | None:
     sensor = nvml.number("NVML_TEMPERATURE_GPU")
-    said = nvml.ask("nvmlDeviceGetTemperatureV", gpu, sensor)
-    if said is None:  # drivers before 570
-        said = nvml.ask("nvmlDeviceGetTemperature", gpu, sensor)
-    return None if said is None else int(said)
+    answer = nvml.ask("nvmlDeviceGetTemperatureV", gpu, sensor)
+    if answer is None:  # drivers before 570
+        answer = nvml.ask("nvmlDeviceGetTemperature", gpu, sensor)
+    return None if answer is None else int(answer)
 
 
 def _slowed_by(nvml: Nvml, gpu: Any) -> tuple[str, ...]:

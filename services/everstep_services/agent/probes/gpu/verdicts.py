@@ -4,10 +4,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from everstep.messages import CheckResult
+from everstep_services.agent.probes.base import CheckState, FailureClass
 from everstep_services.agent.probes.gpu.snapshot import GpuSnapshot
 from everstep_services.agent.probes.settings import ChecksSettings
 
-RECOVERY = {
+RECOVERY: Mapping[int, tuple[CheckState, FailureClass, str, str]] = {
     1: ("failed", "reset", "GPU_RESET", "it must be reset"),
     2: ("failed", "reboot", "NODE_REBOOT", "its node must be rebooted"),
     3: ("failed", "drain", "DRAIN_P2P", "traffic to its peers must be drained"),
@@ -26,14 +27,14 @@ def verdicts(
     """All troubles of the GPU; one `ok` or `unknown` if there are none."""
     if gpu.gone is not None:
         return [_result(gpu, "failed", gpu.gone.reason, gpu.gone.failure_class)]
-    found = [
+    results = [
         *_recovery(gpu),
         *_memory(gpu, before),
         *_clocks(gpu, before, settings),
         *_fabric(gpu),
     ]
-    if found:
-        return found
+    if results:
+        return results
     if gpu.unreadable:
         return [_result(gpu, "unknown", f"could not be read: {'; '.join(gpu.unreadable)}")]
     return [_result(gpu, "ok", _remarks(gpu))]
@@ -57,7 +58,7 @@ def slowed_looks(gpu: GpuSnapshot, before: Mapping[str, Any]) -> int:
 def _recovery(gpu: GpuSnapshot) -> Iterator[CheckResult]:
     if not gpu.recovery_action:
         return
-    state, failure_class, name, said = RECOVERY.get(
+    state, failure_class, name, advice = RECOVERY.get(
         gpu.recovery_action,
         (
             "warning",
@@ -67,7 +68,7 @@ def _recovery(gpu: GpuSnapshot) -> Iterator[CheckResult]:
         ),
     )
     yield _result(
-        gpu, state, f"the driver says: {said}", failure_class, f"GPU_RECOVERY_ACTION={name}"
+        gpu, state, f"the driver says: {advice}", failure_class, f"GPU_RECOVERY_ACTION={name}"
     )
 
 
@@ -161,12 +162,12 @@ def _fabric(gpu: GpuSnapshot) -> Iterator[CheckResult]:
 
 
 def _remarks(gpu: GpuSnapshot) -> str:
-    said = []
+    remarks = []
     if gpu.is_mig:
-        said.append("MIG is on")
+        remarks.append("MIG is on")
     if gpu.is_persistent is False:
-        said.append("persistence mode is off: the first process waits for the driver")
-    return "; ".join(said)
+        remarks.append("persistence mode is off: the first process waits for the driver")
+    return "; ".join(remarks)
 
 
 def _ecc(gpu: GpuSnapshot) -> int | None:
@@ -182,7 +183,11 @@ def _or(first: int | None, second: int | None) -> int | None:
 
 
 def _result(
-    gpu: GpuSnapshot, state: str, reason: str, failure_class: str = "", code: str = ""
+    gpu: GpuSnapshot,
+    state: CheckState,
+    reason: str,
+    failure_class: FailureClass = "",
+    code: str = "",
 ) -> CheckResult:
     return CheckResult(
         check="gpu",

@@ -53,11 +53,11 @@ def kept(look: Look, ask: Callable[[], KernelClock] = kernel_clock) -> Iterator[
     """Whether the clock is right."""
     clock, limit_s = ask(), look.settings.clock_off_s
     if not clock.is_kept:
-        said = "nothing keeps the clock right; start chronyd, ntpd or systemd-timesyncd"
-        yield result("clock", "warning", said, "report")
+        reason = "nothing keeps the clock right; start chronyd, ntpd or systemd-timesyncd"
+        yield result("clock", "warning", reason, "report")
     elif clock.most_off_s > limit_s:
-        said = f"the clock may be {clock.most_off_s:.3g} s off (limit {limit_s:g} s)"
-        yield result("clock", "warning", f"{said}; see chronyc tracking", "report")
+        reason = f"the clock may be {clock.most_off_s:.3g} s off (limit {limit_s:g} s)"
+        yield result("clock", "warning", f"{reason}; see chronyc tracking", "report")
     else:
         yield result("clock")
 
@@ -70,13 +70,13 @@ def jumps(look: Look) -> Iterator[CheckResult]:
 
 def judge_jump(look: Look, booted_at: float) -> CheckResult:
     """The jump since the last look, from the wall clock at boot, which changes only in a jump."""
-    boot, known = boot_id(look), look.memory.get(_NOTES)
+    boot, noted = boot_id(look), look.memory.get(_NOTES)
     look.memory[_NOTES] = {"boot": boot, "booted_at": booted_at}
     limit_s = look.settings.clock_off_s
-    if isinstance(known, dict) and known.get("boot") == boot:
-        by_s = booted_at - float(known["booted_at"])
+    if isinstance(noted, dict) and noted.get("boot") == boot:
+        by_s = booted_at - float(noted["booted_at"])
         if abs(by_s) > limit_s:
-            said = f"the clock was set by {by_s:+.1f} s since the last look (limit {limit_s:g} s)"
+            reason = f"the clock was set by {by_s:+.1f} s since the last look (limit {limit_s:g} s)"
             fix = "times of this node in the record mislead"
-            return result("clock jumps", "warning", f"{said}; {fix}", "report")
+            return result("clock jumps", "warning", f"{reason}; {fix}", "report")
     return result("clock jumps")

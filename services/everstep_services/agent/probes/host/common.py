@@ -1,7 +1,7 @@
 """Shared by the parts of the host check: their results, and counts since the last look."""
 
 from everstep.messages.facts.health import CheckResult
-from everstep_services.agent.probes.base import Look
+from everstep_services.agent.probes.base import CheckState, FailureClass, Look
 
 NAME = "host"
 MIB = 1 << 20
@@ -9,7 +9,7 @@ _BOOT = "boot"
 
 
 def result(
-    subject: str, state: str = "ok", reason: str = "", failure_class: str = ""
+    subject: str, state: CheckState = "ok", reason: str = "", failure_class: FailureClass = ""
 ) -> CheckResult:
     """The result for one part of the host."""
     return CheckResult(
@@ -17,7 +17,7 @@ def result(
     )
 
 
-def worst(subject: str, troubles: list[tuple[str, str]]) -> CheckResult:
+def worst(subject: str, troubles: list[tuple[CheckState, str]]) -> CheckResult:
     """The worst of the troubles of a part, as (state, reason); `ok` if there are none."""
     if not troubles:
         return result(subject)
@@ -34,9 +34,9 @@ def boot_id(look: Look) -> str:
 
 def grown(look: Look, name: str, count: int) -> int | None:
     """The growth of a counter since the last look; None at the first look of a boot."""
-    boot, known = boot_id(look), look.memory.get(name)
+    boot, noted = boot_id(look), look.memory.get(name)
     look.memory[name] = {_BOOT: boot, "count": count}
-    if not isinstance(known, dict) or known.get(_BOOT) != boot:
+    if not isinstance(noted, dict) or noted.get(_BOOT) != boot:
         return None
-    before = known.get("count")
+    before = noted.get("count")
     return count - before if isinstance(before, int) and before <= count else None

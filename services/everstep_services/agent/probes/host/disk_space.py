@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from everstep.messages.facts.health import CheckResult
-from everstep_services.agent.probes.base import Look
+from everstep_services.agent.probes.base import CheckState, Look
 from everstep_services.agent.probes.host.common import MIB, result, worst
 from everstep_services.agent.probes.settings import ChecksSettings
 
@@ -41,14 +41,14 @@ def shared_memory(look: Look, ask: Callable[[Path], DiskSpace] = measure) -> Ite
     """Whether ranks can share memory with their data workers, and NCCL its buffers."""
     path = look.path(_SHM)
     if not path.is_dir():
-        said = "it is not there; mount a tmpfs on it"
-        yield result("shared memory", "warning", said, "report")
+        reason = "it is not there; mount a tmpfs on it"
+        yield result("shared memory", "warning", reason, "report")
         return
     room, settings = ask(path), look.settings
     troubles = judge(room, settings)
     if room.size < settings.shm_least_mib * MIB:
-        said = f"it has only {room.size // MIB} MiB (least {settings.shm_least_mib} MiB)"
-        troubles.append(("warning", f"{said}; in a container: --shm-size=16g, or ipc: host"))
+        reason = f"it has only {room.size // MIB} MiB (least {settings.shm_least_mib} MiB)"
+        troubles.append(("warning", f"{reason}; in a container: --shm-size=16g, or ipc: host"))
     yield worst("shared memory", troubles)
 
 
@@ -62,24 +62,25 @@ def folders(look: Look, ask: Callable[[Path], DiskSpace] = measure) -> Iterator[
             yield result(str(path), "unknown", f"cannot be measured: {error.strerror}")
 
 
-def judge(room: DiskSpace, settings: ChecksSettings) -> list[tuple[str, str]]:
+def judge(room: DiskSpace, settings: ChecksSettings) -> list[tuple[CheckState, str]]:
     """The troubles of a file system, as (state, reason)."""
-    troubles = []
+    troubles: list[tuple[CheckState, str]] = []
     if room.is_read_only:
         troubles.append(("warning", "it is read-only; remount it, or write elsewhere"))
     free_mib = room.free // MIB
-    for state, least_mib in (
+    limits: tuple[tuple[CheckState, int], ...] = (
         ("failed", settings.room_failed_mib),
         ("warning", settings.room_least_mib),
-    ):
+    )
+    for state, least_mib in limits:
         if free_mib < least_mib and room.size > least_mib * MIB:
-            said = f"{free_mib} MiB are free (least {least_mib} MiB); delete something there"
-            troubles.append((state, said))
+            reason = f"{free_mib} MiB are free (least {least_mib} MiB); delete something there"
+            troubles.append((state, reason))
             break
     least = settings.inodes_least_percent
     if room.files and 100 * room.files_free / room.files < least:
-        said = f"{room.files_free} more files fit of {room.files} (least {least:g} %)"
-        troubles.append(("warning", f"{said}; delete small files there"))
+        reason = f"{room.files_free} more files fit of {room.files} (least {least:g} %)"
+        troubles.append(("warning", f"{reason}; delete small files there"))
     return troubles
 
 

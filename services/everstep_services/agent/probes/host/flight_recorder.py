@@ -26,14 +26,14 @@ class RecorderProbe:
             environ = read_environ(look.path("proc/self/environ"))
             yield judge(environ, is_ours=True)
             return
-        found: Counter[CheckResult] = Counter()
+        results: Counter[CheckResult] = Counter()
         for pid in sorted(look.own_pids):
             try:
                 environ = read_environ(look.path("proc", str(pid), "environ"))
             except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
                 continue
-            found[judge(environ, is_ours=INSTANCE_VARIABLE in environ)] += 1
-        yield from found
+            results[judge(environ, is_ours=INSTANCE_VARIABLE in environ)] += 1
+        yield from results
 
 
 def judge(environ: Mapping[str, str], *, is_ours: bool) -> CheckResult:
@@ -46,13 +46,13 @@ def judge(environ: Mapping[str, str], *, is_ours: bool) -> CheckResult:
     if name is None and is_ours:
         return CheckResult(check=NAME, state="ok")
     if name is None:
-        said = f"{_NAMES[0]} is not set, and the launcher is not ours; {_FIX}"
-        return CheckResult(check=NAME, state="warning", reason=said)
+        why = f"{_NAMES[0]} is not set, and the launcher is not ours; {_FIX}"
+        return CheckResult(check=NAME, state="warning", reason=why)
     value = environ[name]
     if value.strip().isdecimal() and int(value) > 0:
         return CheckResult(check=NAME, state="ok")
-    said = f"{name} is {value[:40]!r}: nothing is recorded; {_FIX}"
-    return CheckResult(check=NAME, state="warning", reason=said)
+    why = f"{name} is {value[:40]!r}: nothing is recorded; {_FIX}"
+    return CheckResult(check=NAME, state="warning", reason=why)
 
 
 def read_environ(path: Path) -> dict[str, str]:

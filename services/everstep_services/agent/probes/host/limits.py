@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from everstep.messages.facts.health import CheckResult
-from everstep_services.agent.probes.base import Look
+from everstep_services.agent.probes.base import CheckState, Look
 from everstep_services.agent.probes.host.common import result, worst
 
 _UNLIMITED = resource.RLIM_INFINITY
@@ -32,19 +32,19 @@ def own_limits() -> ProcessLimits:
 
 def limits(look: Look, ask: Callable[[], ProcessLimits] = own_limits) -> Iterator[CheckResult]:
     """Whether limits are wide enough for ranks, their data workers and network adapters."""
-    found, settings = ask(), look.settings
-    troubles = []
-    for said, value, least, option in (
-        ("open files", found.open_files, settings.open_files_least, "-n"),
-        ("processes", found.processes, settings.processes_least, "-u"),
+    own, settings = ask(), look.settings
+    troubles: list[tuple[CheckState, str]] = []
+    for resource_name, value, least, option in (
+        ("open files", own.open_files, settings.open_files_least, "-n"),
+        ("processes", own.processes, settings.processes_least, "-u"),
     ):
         if value != _UNLIMITED and value < least:
             fix = f"ulimit {option} {max(least, 65536)}, or limits.conf"
-            troubles.append(("warning", f"only {value} {said} (least {least}); {fix}"))
+            troubles.append(("warning", f"only {value} {resource_name} (least {least}); {fix}"))
     has_adapters = look.path("sys/class/infiniband").is_dir()
-    if has_adapters and found.locked_bytes != _UNLIMITED:
-        said = f"only {found.locked_bytes >> 10} KiB may be locked, and adapters lock memory"
-        troubles.append(("warning", f"{said}; ulimit -l unlimited, or limits.conf"))
+    if has_adapters and own.locked_bytes != _UNLIMITED:
+        reason = f"only {own.locked_bytes >> 10} KiB may be locked, and adapters lock memory"
+        troubles.append(("warning", f"{reason}; ulimit -l unlimited, or limits.conf"))
     yield worst("limits", troubles)
 
 
@@ -56,8 +56,8 @@ def load(look: Look) -> Iterator[CheckResult]:
     if value <= limit:
         yield result("load")
         return
-    said = f"load {value:g} on {cpus} processors (limit {limit:g}); see what runs: top"
-    yield result("load", "warning", said, "watch")
+    reason = f"load {value:g} on {cpus} processors (limit {limit:g}); see what runs: top"
+    yield result("load", "warning", reason, "watch")
 
 
 def zombies(look: Look) -> Iterator[CheckResult]:
@@ -69,8 +69,8 @@ def zombies(look: Look) -> Iterator[CheckResult]:
     if count <= limit:
         yield result("zombies")
         return
-    said = f"{count} processes that nobody has waited for (limit {limit}); end their parents"
-    yield result("zombies", "warning", said, "watch")
+    reason = f"{count} processes that nobody has waited for (limit {limit}); end their parents"
+    yield result("zombies", "warning", reason, "watch")
 
 
 def _is_zombie(look: Look, pid: str) -> bool:

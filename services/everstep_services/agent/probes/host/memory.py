@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from everstep.messages.facts.health import CheckResult
-from everstep_services.agent.probes.base import Look
+from everstep_services.agent.probes.base import CheckState, Look
 from everstep_services.agent.probes.host.common import grown, result, worst
 
 _CORRECTED_MOST = 100
@@ -18,8 +18,8 @@ def available(look: Look) -> Iterator[CheckResult]:
     if percent >= least:
         yield result("memory")
         return
-    said = f"{free >> 10} MiB are available, {percent:.1f} % (least {least:g} %)"
-    yield result("memory", "warning", f"{said}; see what holds it: ps --sort=-rss", "watch")
+    reason = f"{free >> 10} MiB are available, {percent:.1f} % (least {least:g} %)"
+    yield result("memory", "warning", f"{reason}; see what holds it: ps --sort=-rss", "watch")
 
 
 def pressure(look: Look) -> Iterator[CheckResult]:
@@ -32,11 +32,11 @@ def pressure(look: Look) -> Iterator[CheckResult]:
     if waits["full"] <= limit:
         yield result("memory pressure")
         return
-    said = (
+    reason = (
         f"all processes waited for memory for {waits['full']:g} % of a minute (limit {limit:g} %)"
         f", some for {waits['some']:g} %; start fewer data workers, or give the job more memory"
     )
-    yield result("memory pressure", "warning", said, "watch")
+    yield result("memory pressure", "warning", reason, "watch")
 
 
 def kills(look: Look) -> Iterator[CheckResult]:
@@ -45,7 +45,7 @@ def kills(look: Look) -> Iterator[CheckResult]:
         "on this host": look.path("proc/vmstat"),
         "in this control group": _own_events(look),
     }
-    troubles: list[tuple[str, str]] = []
+    troubles: list[tuple[CheckState, str]] = []
     for where, path in sources.items():
         if path is None:
             continue
@@ -70,16 +70,16 @@ def errors(look: Look) -> Iterator[CheckResult]:
         more_corrected = grown(look, f"{folder.name} ce", corrected)
         name = f"memory errors {folder.name}"
         if more:
-            said = f"{more} uncorrected errors since the last look; replace the memory module"
-            yield result(name, "failed", said, "replace")
+            reason = f"{more} uncorrected errors since the last look; replace the memory module"
+            yield result(name, "failed", reason, "replace")
         elif more is None and uncorrected:
-            said = f"{uncorrected} uncorrected errors since the start; see the kernel's log"
-            yield result(name, "warning", said, "replace")
+            reason = f"{uncorrected} uncorrected errors since the start; see the kernel's log"
+            yield result(name, "warning", reason, "replace")
         elif more_corrected and more_corrected > _CORRECTED_MOST:
-            said = (
+            reason = (
                 f"{more_corrected} corrected errors since the last look (limit {_CORRECTED_MOST})"
             )
-            yield result(name, "warning", f"{said}; a module may be about to fail", "watch")
+            yield result(name, "warning", f"{reason}; a module may be about to fail", "watch")
         else:
             yield result(name)
 

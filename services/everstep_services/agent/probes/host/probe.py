@@ -4,7 +4,7 @@ import errno
 from collections.abc import Callable, Iterator
 
 from everstep.messages.facts.health import CheckResult
-from everstep_services.agent.probes.base import Look
+from everstep_services.agent.probes.base import CheckState, Look
 from everstep_services.agent.probes.host import clock, disk_space, limits, memory
 from everstep_services.agent.probes.host.common import NAME, result
 
@@ -40,7 +40,8 @@ class HostProbe:
             try:
                 yield from part(look)
             except OSError as error:
-                state = "unsupported" if error.errno in _NOT_HERE else "unknown"
+                is_absent = error.errno in _NOT_HERE
+                state: CheckState = "unsupported" if is_absent else "unknown"
                 yield result(subject, state, f"cannot be read: {error}")
             except (ValueError, KeyError, IndexError, ArithmeticError, TypeError) as error:
                 kind = type(error).__name__

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from everstep.messages.facts.health import CheckResult
-from everstep_services.agent.probes.base import Look
+from everstep_services.agent.probes.base import CheckState, Look
 
 NAME = "ptrace"
 _CAP_SYS_PTRACE = 19
@@ -54,8 +54,8 @@ class PtraceProbe:
         try:
             self.read_own_memory()
         except OSError as error:
-            said = f"process_vm_readv: {error.strerror}; {_CONTAINER_FIX}"
-            return [_result("warning", said)]
+            reason = f"process_vm_readv: {error.strerror}; {_CONTAINER_FIX}"
+            return [_result("warning", reason)]
         refused = 0
         for pid in look.own_pids or {os.getppid()}:
             try:
@@ -87,5 +87,5 @@ def _number(path: Path, name: str, base: int) -> int | None:
         return None
 
 
-def _result(state: str, reason: str = "") -> CheckResult:
+def _result(state: CheckState, reason: str = "") -> CheckResult:
     return CheckResult(check=NAME, state=state, reason=reason)

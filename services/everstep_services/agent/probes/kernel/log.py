@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from everstep.messages import CheckResult
-from everstep_services.agent.probes.base import Look
+from everstep_services.agent.probes.base import CheckState, Look
 from everstep_services.agent.probes.kernel import records
 from everstep_services.agent.probes.kernel.records import KernelRead, KernelRecord
 from everstep_services.agent.probes.kernel.rules import RULES, KernelRule, may_count
@@ -41,15 +41,17 @@ class KernelLogProbe:
             return [_result("unknown", f"{_unreadable(error)}")]
         _take(notes, reading)
         now = _uptime(look, reading)
-        found = [*_xids(notes, now, look), *_lines(notes, now, look)]
+        results = [*_xids(notes, now, look), *_lines(notes, now, look)]
         if reading.has_more:
-            found.append(_result("unknown", "it grows faster than it can be read: more next time"))
-        if found:
-            return found
-        said = (
+            results.append(
+                _result("unknown", "it grows faster than it can be read: more next time")
+            )
+        if results:
+            return results
+        reason = (
             f"{reading.lost} lines were overwritten before they were read" if reading.lost else ""
         )
-        return [_result("ok", said)]
+        return [_result("ok", reason)]
 
 
 def _notes(look: Look) -> dict[str, Any]:
@@ -93,9 +95,9 @@ def _take_record(notes: dict[str, Any], record: KernelRecord) -> None:
     if text.startswith("NVRM:"):
         if named := _UUID.match(text):
             notes["names"][named["gpu"].lower()] = named["uuid"]
-        elif said := _XID.match(text):
-            number, gpu = said["number"], said["gpu"].lower()
-            _keep(notes["xids"], f"{number} {gpu}", record.at, said["text"])
+        elif xid := _XID.match(text):
+            number, gpu = xid["number"], xid["gpu"].lower()
+            _keep(notes["xids"], f"{number} {gpu}", record.at, xid["text"])
         return
     if not may_count(text):
         return
@@ -167,5 +169,5 @@ def _of_rule(
     )
 
 
-def _result(state: str, reason: str) -> CheckResult:
+def _result(state: CheckState, reason: str) -> CheckResult:
     return CheckResult(check="kernel", state=state, reason=reason)

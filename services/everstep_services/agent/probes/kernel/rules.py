@@ -3,6 +3,8 @@
 import re
 from dataclasses import dataclass
 
+from everstep_services.agent.probes.base import CheckState, FailureClass
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRule:
@@ -14,8 +16,8 @@ class KernelRule:
     pattern: str
     """Its group `part`, if there is one, names the part of the node."""
     about: str
-    state: str = "warning"
-    failure_class: str = "report"
+    state: CheckState = "warning"
+    failure_class: FailureClass = "report"
     least: int = 1
     """Fewer lines than this within the window are ignored."""
     over: str = ""
@@ -30,8 +32,8 @@ class KernelRule:
         return self._part(self.over, text) if self.over else None
 
     def _part(self, pattern: str, text: str) -> str | None:
-        found = re.search(pattern, text)
-        return None if found is None else str(found.groupdict().get("part") or "")
+        match = re.search(pattern, text)
+        return None if match is None else str(match.groupdict().get("part") or "")
 
 
 _PCI = r"(?P<part>[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"

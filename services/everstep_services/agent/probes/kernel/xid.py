@@ -95,7 +95,7 @@ class XidJudgement:
 @cache
 def table() -> XidTable:
     """The table of this release."""
-    said = tomllib.loads(resources.files(__package__).joinpath("xid_table.toml").read_text())
+    document = tomllib.loads(resources.files(__package__).joinpath("xid_table.toml").read_text())
     rows = [
         Xid(
             int(number),
@@ -106,11 +106,11 @@ def table() -> XidTable:
             group["note"],
             group.get("unless", ""),
         )
-        for group in said["group"]
+        for group in document["group"]
         for number, name in group["xids"].items()
     ]
     return XidTable(
-        sources=said["sources"],
+        sources=document["sources"],
         rows={row.number: row for row in rows},
         together=[
             Together(
@@ -121,7 +121,7 @@ def table() -> XidTable:
                 each["source"],
                 each["note"],
             )
-            for each in said["together"]
+            for each in document["together"]
         ],
         repeats=[
             Repeats(
@@ -132,7 +132,7 @@ def table() -> XidTable:
                 each["source"],
                 each["note"],
             )
-            for each in said["repeats"]
+            for each in document["repeats"]
         ],
     )
 

@@ -1,15 +1,74 @@
 """Check `nic`: InfiniBand and RoCE ports that have left the network, or that flap."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from everstep.messages import CheckResult
-from everstep_services.agent.probes.base import Look
-from everstep_services.agent.probes.counter_growth import note
-from everstep_services.agent.probes.network import pci
+from everstep_services.agent.probes.base import CheckState, FailureClass, Look
+from everstep_services.agent.probes.notes import note
+
+_NVIDIA = "0x10de"
+_DISPLAY = "0x03"
+_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+
+def gpu_folders(root: Path) -> dict[str, PurePath]:
+    """The real folder of each NVIDIA GPU, by its PCI address, in NVML's order."""
+    return {
+        folder.name: folder.resolve()
+        for folder in sorted((root / "sys/bus/pci/devices").glob("*"))
+        if _says(folder / "vendor", _NVIDIA) and _says(folder / "class", _DISPLAY)
+    }
+
+
+def _says(path: Path, beginning: str) -> bool:
+    try:
+        return path.read_text().startswith(beginning)
+    except OSError:
+        return False
+
+
+def nearest_gpus(
+    gpus: Mapping[str, PurePath], adapters: Mapping[str, PurePath]
+) -> dict[str, tuple[str, ...]]:
+    """For each adapter, the GPUs to which no other adapter is nearer.
+
+    Nearer means more shared bridges. A shared root complex alone does not count, and adapters
+    that are equally near share the GPU.
+    """
+    served: dict[str, list[str]] = {name: [] for name in adapters}
+    for gpu, place in gpus.items():
+        shared = {name: _shared(place, adapter) for name, adapter in adapters.items()}
+        most = max(shared.values(), default=0)
+        for name, bridges in shared.items():
+            if bridges == most > 0:
+                served[name].append(gpu)
+    return {name: tuple(near) for name, near in served.items()}
+
+
+def _shared(place: PurePath, other: PurePath) -> int:
+    pairs = zip(_bridges(place), _bridges(other), strict=False)
+    count = 0
+    for mine, theirs in pairs:
+        if mine != theirs:
+            break
+        count += 1
+    return count
+
+
+def _bridges(place: PurePath) -> Iterator[str]:
+    return (part for part in place.parts if _ADDRESS.fullmatch(part))
+
+
+def served_by(name: str, near: Mapping[str, tuple[str, ...]], gpus: Sequence[str]) -> str:
+    """For people: the GPUs that an adapter serves; empty if none is near."""
+    indexes = ", ".join(str(gpus.index(gpu)) for gpu in near.get(name, ()))
+    return f"; nearest to GPU {indexes}, as a rule of the same local rank" if indexes else ""
+
 
 _REMEMBERED_S = 7 * 86400.0
 """A port that was not active for this long has been taken out of use."""
@@ -52,11 +111,11 @@ class NicProbe:
         if not ports:
             return [_none(noted)]
         where = _Where(look.root, ports)
-        found = [result for port in ports for result in _judge(look, port, noted, where)]
-        found += _vanished(ports, noted)
-        if not found:
+        results = [result for port in ports for result in _judge(look, port, noted, where)]
+        results += _vanished(ports, noted)
+        if not results:
             return [CheckResult(check="nic", state="unsupported", reason="no port has been active")]
-        return found
+        return results
 
 
 def _is_forgotten(look: Look, name: str, before: Mapping[str, Any]) -> bool:
@@ -68,17 +127,17 @@ class _Where:
     """Names the GPUs near an adapter."""
 
     def __init__(self, root: Path, ports: Sequence[Port]) -> None:
-        gpus = pci.gpus(root)
+        gpus = gpu_folders(root)
         devices = {
             port.adapter: (root / "sys/class/infiniband" / port.adapter / "device").resolve()
             for port in ports
         }
         self._gpus = tuple(gpus)
-        self._near = pci.nearest(gpus, devices)
+        self._near = nearest_gpus(gpus, devices)
 
     def served(self, port: Port) -> str:
         """`; nearest to GPU 3`."""
-        return pci.served_by(port.adapter, self._near, self._gpus)
+        return served_by(port.adapter, self._near, self._gpus)
 
 
 def _ports(look: Look) -> Iterator[Port]:
@@ -194,7 +253,9 @@ def _vanished(ports: Sequence[Port], noted: dict[str, Any]) -> Iterator[CheckRes
         )
 
 
-def _result(name: str, state: str, reason: str, failure_class: str = "") -> CheckResult:
+def _result(
+    name: str, state: CheckState, reason: str, failure_class: FailureClass = ""
+) -> CheckResult:
     return CheckResult(
         check="nic", state=state, subject=name, reason=reason, failure_class=failure_class
     )

@@ -122,26 +122,26 @@ async def measure(to: Address, token: bytes, *, within_s: float) -> Figures:
 
 def judge(to: str, figures: Figures, settings: ChecksSettings) -> CheckResult:
     """Judge the figures; without limits they are only reported."""
-    said = f"{figures.round_trip_ms:.3f} ms, {figures.mib_s:.0f} MiB/s"
+    measured = f"{figures.round_trip_ms:.3f} ms, {figures.mib_s:.0f} MiB/s"
     past = []
     if figures.mib_s < settings.network_least_mib_s:
         past.append(f"least {settings.network_least_mib_s:g} MiB/s")
     if 0 < settings.network_most_ms < figures.round_trip_ms:
         past.append(f"most {settings.network_most_ms:g} ms")
     if not past:
-        return CheckResult(check=NAME, state="ok", subject=to, reason=said)
-    reason = f"{said} ({', '.join(past)}); measure both nodes with others to tell which it is"
+        return CheckResult(check=NAME, state="ok", subject=to, reason=measured)
+    reason = f"{measured} ({', '.join(past)}); measure both nodes with others to tell which it is"
     return CheckResult(check=NAME, state="failed", subject=to, reason=reason, failure_class="watch")
 
 
 async def _open(at: Address) -> socket.socket:
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(
+        addresses = await asyncio.get_running_loop().getaddrinfo(
             at.host, at.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except OSError as error:
         raise PortTakenError(f"{at} cannot be listened on: {error.strerror}") from error
-    family, kind, protocol, _, place = found[0]
+    family, kind, protocol, _, place = addresses[0]
     door = socket.socket(family, kind, protocol)
     try:
         door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -156,8 +156,8 @@ async def _open(at: Address) -> socket.socket:
 
 async def _reach(to: Address) -> socket.socket:
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(to.host, to.port, type=socket.SOCK_STREAM)
-    family, kind, protocol, _, place = found[0]
+    addresses = await loop.getaddrinfo(to.host, to.port, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, place = addresses[0]
     link = socket.socket(family, kind, protocol)
     try:
         link.settimeout(0)

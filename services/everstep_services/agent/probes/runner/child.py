@@ -137,21 +137,21 @@ def _clean(result: CheckResult, took_s: float) -> CheckResult:
 
 def _notes_of(request: Request) -> tuple[Notes, str]:
     """The notes of the last look, or why they are lost; a stuck disk is not waited for."""
-    found: list[Notes | NotesLostError] = []
+    answers: list[Notes | NotesLostError] = []
     path = request.notes
     if path is None:
         return {}, ""
 
     def read() -> None:
         try:
-            found.append(kept.read(path))
+            answers.append(kept.read(path))
         except NotesLostError as error:
-            found.append(error)
+            answers.append(error)
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
     thread.join(_NOTES_WITHIN_S)
-    match found:
+    match answers:
         case [NotesLostError() as error]:
             return {}, str(error)
         case [dict() as notes]:

@@ -28,12 +28,12 @@ class Mount:
 
 def network_mounts(look: Look) -> tuple[Mount, ...]:
     """File systems whose servers are elsewhere; of several over one path, the topmost."""
-    found: dict[Path, Mount] = {}
+    mounts: dict[Path, Mount] = {}
     for mount in _mounts(look.path("proc/self/mountinfo").read_text(errors="replace")):
-        found.pop(mount.path, None)
+        mounts.pop(mount.path, None)
         if is_network(mount.kind):
-            found[mount.path] = mount
-    return tuple(found.values())
+            mounts[mount.path] = mount
+    return tuple(mounts.values())
 
 
 def kind_of(path: Path, table: str) -> str:

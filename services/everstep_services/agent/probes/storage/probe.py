@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from everstep.messages.facts.health import CheckResult
-from everstep_services.agent.probes.base import Look
+from everstep_services.agent.probes.base import CheckState, FailureClass, Look
 from everstep_services.agent.probes.program import Program, ProgramResult
 from everstep_services.agent.probes.storage.mounts import Mount, network_mounts
 
@@ -37,11 +37,11 @@ class StorageProbe:
 
     def examine(self, look: Look) -> Iterator[CheckResult]:
         """The state of Lustre, and the result of touching each folder."""
-        said = list(_lustre(look))
-        yield from said
+        results = list(_lustre(look))
+        yield from results
         mounts = {str(mount.path): mount for mount in network_mounts(look)}
         chosen = [str(path) for path in look.settings.storage_paths]
-        if not chosen and not mounts and not said:
+        if not chosen and not mounts and not results:
             why = "no network file system is mounted; name others in storage_paths"
             yield _result("", "unsupported", why)
             return
@@ -58,13 +58,13 @@ def judge(path: str, ran: ProgramResult, mount: Mount | None, within_s: float) -
     """The result for a folder, from how touching it went."""
     lines = ran.output.decode(errors="replace").split("\n")[:-1]
     if ran.code == 0 and mount is not None and mount.has_become_read_only:
-        said = "the kernel has made it read-only; see its log, then mount it again"
-        return _result(path, "failed", said, "drain")
+        reason = "the kernel has made it read-only; see its log, then mount it again"
+        return _result(path, "failed", reason, "drain")
     if ran.code == 0:
         return _result(path, "ok")
     if ran.code is None and lines:
-        said = f"{lines[-1]} did not end within {within_s:g} s; is its server reachable?"
-        return _result(path, "failed", said, "drain")
+        reason = f"{lines[-1]} did not end within {within_s:g} s; is its server reachable?"
+        return _result(path, "failed", reason, "drain")
     if len(lines) < 2:
         how = f"did not start within {within_s:g} s" if ran.code is None else f"ended: {ran.code}"
         return _result(path, "unknown", f"the process that touches it {how}")
@@ -74,29 +74,33 @@ def judge(path: str, ran: ProgramResult, mount: Mount | None, within_s: float) -
 def _refused(path: str, step: str, code: str, why: str = "") -> CheckResult:
     """A step has ended with an error of the operating system."""
     if code in _NOT_OURS:
-        said = f"{step}: {why}; run the check as the user who trains"
-        return _result(path, "warning", said, code=code)
+        reason = f"{step}: {why}; run the check as the user who trains"
+        return _result(path, "warning", reason, code=code)
     fix = _FIXES.get(code, "see the kernel's log")
     return _result(path, "failed", f"{step}: {why}; {fix}", "drain", code)
 
 
 def _lustre(look: Look) -> Iterator[CheckResult]:
     try:
-        said = look.path("sys/fs/lustre/health_check").read_text().strip()
+        health = look.path("sys/fs/lustre/health_check").read_text().strip()
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
         yield _result("lustre", "unknown", f"its health cannot be read: {error.strerror}")
         return
-    if said.splitlines()[:1] == ["healthy"]:
+    if health.splitlines()[:1] == ["healthy"]:
         yield _result("lustre", "ok")
     else:
-        why = f"Lustre says {said or 'nothing'!r}, not healthy; see lctl device_list"
+        why = f"Lustre says {health or 'nothing'!r}, not healthy; see lctl device_list"
         yield _result("lustre", "failed", why, "drain")
 
 
 def _result(
-    subject: str, state: str, reason: str = "", failure_class: str = "", code: str = ""
+    subject: str,
+    state: CheckState,
+    reason: str = "",
+    failure_class: FailureClass = "",
+    code: str = "",
 ) -> CheckResult:
     return CheckResult(
         check=NAME,

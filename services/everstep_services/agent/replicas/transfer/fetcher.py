@@ -63,14 +63,14 @@ async def take_from_one(attempts: Sequence[Attempt], coming: TransferProgress) -
 
     Raises `ReplicaError` when no node is worth another attempt.
     """
-    left, said = list(attempts), dict[str, None]()
+    left, reasons = list(attempts), dict[str, None]()
     while left:
         again = []
         for attempt in left:
             try:
                 await attempt()
             except ReplicaError as error:
-                said[str(error)] = None
+                reasons[str(error)] = None
                 log.warning("image_not_fetched error=%s", error)
                 if error.cause in _MAY_PASS:
                     again.append(attempt)
@@ -79,7 +79,7 @@ async def take_from_one(attempts: Sequence[Attempt], coming: TransferProgress) -
         left = [] if coming.stands_still else again
         if left:
             await asyncio.sleep(_PAUSE_S)
-    raise ReplicaError("; ".join(said))
+    raise ReplicaError("; ".join(reasons))
 
 
 log = logging.getLogger(__name__)
@@ -124,16 +124,16 @@ class Fetcher:
     """Fetches states, for one round at a time."""
 
     def __init__(
-        self, standing: ReplicaSession, store: ReplicaStore, images: OwnImages, coded: Path
+        self, session: ReplicaSession, store: ReplicaStore, images: OwnImages, coded: Path
     ) -> None:
-        self._standing = standing
+        self._session = session
         self._store = store
         self._images = images
         self._coded = coded
 
     async def fetch(self, order: StartRanks, without: frozenset[int]) -> Offer:
         """The newest step that all ranks of the slot can have, except suspect steps."""
-        within_s = self._standing.settings.fetch_within_s
+        within_s = self._session.settings.fetch_within_s
         try:
             async with asyncio.timeout(within_s):
                 offer = await self._fetched(order, without)
@@ -150,7 +150,7 @@ class Fetcher:
 
     async def _fetched(self, order: StartRanks, without: frozenset[int]) -> Offer:
         ranks = range(order.first_rank, order.first_rank + order.ranks)
-        with threads(self._standing.settings.streams, "replicas-fetch") as pool:
+        with threads(self._session.settings.streams, "replicas-fetch") as pool:
             offers, failures = await self._offers(pool, order, ranks, without)
             here = await asyncio.to_thread(self._here, ranks, without)
             for choice in choices(ranks, here, offers):
@@ -189,7 +189,7 @@ class Fetcher:
                 return source, error
 
         async def once(source: Peer) -> tuple[Copy, ...]:
-            call = Call(source, self._standing)
+            call = Call(source, self._session)
 
             def asked() -> tuple[Copy, ...]:
                 with call:
@@ -200,18 +200,18 @@ class Fetcher:
         answers = await asyncio.gather(*(ask(source) for source in order.replica_sources))
         offers: list[Offered[Source]] = []
         failures: list[str] = []
-        for source, said in answers:
-            if isinstance(said, ReplicaError):
-                failures.append(str(said))
+        for source, offered in answers:
+            if isinstance(offered, ReplicaError):
+                failures.append(str(offered))
             else:
-                offers += self._fitting(order, source, said, without)
+                offers += self._fitting(order, source, offered, without)
         return offers, failures
 
     def _fitting(
         self, order: StartRanks, source: Peer, copies: Sequence[Copy], without: frozenset[int]
     ) -> list[Offered[Source]]:
         """The copies that the ranks of this round could load."""
-        found = []
+        offers = []
         for copy in copies:
             try:
                 head = read_head(copy.index)
@@ -223,16 +223,18 @@ class Fetcher:
             if not fits or whose.round > order.round or whose.step in without:
                 continue
             ours = msgspec.structs.replace(copy, slot=order.slot, ranks=order.ranks)
-            found.append(Offered(head.age, copy.rank, (source, ours), copy.part, copy.parts_needed))
-        return found
+            offers.append(
+                Offered(head.age, copy.rank, (source, ours), copy.part, copy.parts_needed)
+            )
+        return offers
 
     def _here(self, ranks: range, without: frozenset[int]) -> dict[int, set[Age]]:
-        found: dict[int, set[Age]] = {}
+        ages: dict[int, set[Age]] = {}
         for rank in ranks:
             held = (copy.head for copy in self._store.of_rank(rank) if copy.copy.parts == 1)
             heads = [*(image.head for image in self._images.of(rank)), *held]
-            found[rank] = {head.age for head in heads if head.identity.step not in without}
-        return found
+            ages[rank] = {head.age for head in heads if head.identity.step not in without}
+        return ages
 
     async def _take(self, pool: Executor, choice: Choice[Source]) -> None:
         """Fetch all ranks in parallel; if one fails, the others are not needed."""
@@ -251,7 +253,7 @@ class Fetcher:
         parts = [offer for offer in offers if offer.parts_needed > 1]
         first, coming = number % max(len(whole), 1), TransferProgress()
         attempts = [
-            partial(self._take_whole, pool, *offer.what, coming)
+            partial(self._take_whole, pool, *offer.source, coming)
             for offer in (*whole[first:], *whole[:first])
         ]
         try:
@@ -264,7 +266,7 @@ class Fetcher:
     async def _take_whole(
         self, pool: Executor, source: Peer, copy: Copy, coming: TransferProgress
     ) -> None:
-        call = Call(source, self._standing)
+        call = Call(source, self._session)
 
         def take() -> None:
             incoming = self._store.begin(copy)
@@ -283,7 +285,7 @@ class Fetcher:
     async def _take_parts(self, pool: Executor, offers: Sequence[Offered[Source]]) -> None:
         """Fetch as many parts as are needed in parallel, and restore the state from them."""
         needed = offers[0].parts_needed
-        first = offers[0].what[1]
+        first = offers[0].source[1]
         folder = self._coded / f"fetched-{first.rank}-{first.step}"
         await asyncio.to_thread(folder.mkdir, mode=0o700, parents=True, exist_ok=True)
         parts: dict[int, CopyFile] = {}
@@ -305,7 +307,7 @@ class Fetcher:
                 async with asyncio.TaskGroup() as tasks:
                     for offer in [*turn.values()][: needed - len(parts)]:
                         left.remove(offer)
-                        tasks.create_task(take(*offer.what))
+                        tasks.create_task(take(*offer.source))
                 left = [offer for offer in left if offer.part not in parts]
             if len(parts) < needed:
                 raise ReplicaError(
@@ -325,7 +327,7 @@ class Fetcher:
         incoming = Incoming(copy, read_head(copy.index), path, memory)
 
         async def attempt() -> None:
-            call = Call(source, self._standing)
+            call = Call(source, self._session)
 
             def take() -> None:
                 try:

@@ -208,9 +208,9 @@ class ReplicaLink:
         ):
             raise EOFError
 
-    def say(self, what: ReplicaMessage) -> None:
+    def say(self, message: ReplicaMessage) -> None:
         """Send a message."""
-        octets = _ENCODER.encode(what)
+        octets = _ENCODER.encode(message)
         if len(octets) > _LONGEST:
             raise ReplicaError(f"a message of {len(octets)} bytes is too long, at most {_LONGEST}")
         self.send(_LENGTH.pack(len(octets)) + octets)

@@ -22,6 +22,10 @@ class ReplicaSession:
     tls: Tls | None = None
     """How agents encrypt their connections; None for plain TCP."""
 
+    def begins(self, order: StartRanks) -> None:
+        """The ranks of a round are about to be started."""
+        self.order = order
+
     @property
     def key(self) -> bytes:
         """The key that every caller must prove to have."""

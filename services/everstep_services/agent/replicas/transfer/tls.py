@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 class TlsFilesError(EverstepError):
     """The files for TLS are missing, or do not fit each other."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(f"agents cannot speak TLS with each other: agent.checkpoints.{what}")
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"agents cannot speak TLS with each other: agent.checkpoints.{problem}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +96,12 @@ class Tls:
         return context
 
     def _now(self) -> list[tuple[int, int, int]]:
-        found = []
+        stamps = []
         for path in self._files.values():
             with suppress(OSError):  # a failure is raised when the file is read
                 about = os.stat(path)
-                found.append((about.st_ino, about.st_mtime_ns, about.st_size))
-        return found
+                stamps.append((about.st_ino, about.st_mtime_ns, about.st_size))
+        return stamps
 
 
 def opened_tls(settings: CheckpointSettings) -> Tls | None:
@@ -125,8 +125,8 @@ def refusal(error: ssl.SSLError) -> str:
 
 def reason_of(error: ssl.SSLError) -> str:
     """The reason in OpenSSL's words."""
-    found = getattr(error, "verify_message", "") or error.reason or str(error)
-    return found.replace("_", " ").lower()
+    text = getattr(error, "verify_message", "") or error.reason or str(error)
+    return text.replace("_", " ").lower()
 
 
 def _seen(caller: ssl.SSLContext, holder: ssl.SSLContext) -> bytes:

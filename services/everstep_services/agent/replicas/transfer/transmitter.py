@@ -38,13 +38,13 @@ class Transmitter:
 
     def __init__(
         self,
-        standing: ReplicaSession,
+        session: ReplicaSession,
         images: OwnImages,
         coder: Coder,
         clock: Clock,
         failed: Failed,
     ) -> None:
-        self._standing = standing
+        self._session = session
         self._images = images
         self._coder = coder
         self._clock = clock
@@ -71,7 +71,7 @@ class Transmitter:
 
     async def send_for_ever(self) -> None:
         """Send to the holders of this round, until the next round."""
-        most = self._standing.settings.streams
+        most = self._session.settings.streams
         with threads(most, "replicas-out") as pool:
             async with in_background(self._send_copies_for_ever(pool)):
                 while True:
@@ -159,7 +159,7 @@ class Transmitter:
     async def _put(
         self, pool: Executor, wanted: CopyFile, keeper: Peer, restored: RestoredState | None = None
     ) -> None:
-        call, is_own = Call(keeper, self._standing), wanted.path.is_relative_to(self._images.base)
+        call, is_own = Call(keeper, self._session), wanted.path.is_relative_to(self._images.base)
         readings = self._readings if is_own else MappedFiles()
 
         def put() -> None:

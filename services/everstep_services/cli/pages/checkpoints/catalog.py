@@ -40,7 +40,7 @@ def print_checkpoints(
 
 
 def troubles(saves: Record) -> Iterator[str]:
-    """What goes wrong with saving now, a line each."""
+    """The present troubles of saves, a line each."""
     for save in saves["tiers"]:
         if save["failed_at"] and (save["failed_step"] or 0) > (save["committed_step"] or -1):
             why = f"{cell(save['failed_stage'])}: {cell(save['failed_reason'])}"
@@ -91,7 +91,7 @@ def checkpoint_page(checkpoint: Record) -> Iterator[str]:
 
 
 def print_located(invocation: Invocation, api: Api, job: str, step: int | None) -> None:
-    """What would be restored, and what would be passed over."""
+    """The checkpoint that would be restored, and those that would be passed over."""
     answer = api.get(f"jobs/{quoted(job)}/checkpoints:locate", {"step": step})
     if invocation.output in {"json", "jsonl"}:
         show = print_json if invocation.output == "json" else print_line
@@ -112,7 +112,7 @@ def print_located(invocation: Invocation, api: Api, job: str, step: int | None) 
 
 
 def print_collected(invocation: Invocation, api: Api, job: str, asked: dict[str, Any]) -> None:
-    """What retention says of each, and what happens now."""
+    """The verdict of retention about each checkpoint, and what is deleted now."""
     path = f"jobs/{quoted(job)}/checkpoints:collect"
     answer = api.post(path, {**asked, "user": asker()})
     print_judged(invocation, answer["judged"])
@@ -122,7 +122,7 @@ def print_collected(invocation: Invocation, api: Api, job: str, asked: dict[str,
 
 
 def print_judged(invocation: Invocation, judged: list[Any]) -> None:
-    """What retention says of each checkpoint."""
+    """The verdict of retention about each checkpoint."""
     is_for_people = invocation.output in {None, "table"}
     rows = map(_judged, judged) if is_for_people else judged
     print_records(invocation, "judged_checkpoint", rows, GC_COLUMNS)

@@ -24,8 +24,8 @@ from trainer_sdk.checkpoint.storage.adoption import adopt
 from trainer_sdk.checkpoint.storage.checkpoints import (
     PINNED,
     QUARANTINED,
+    CheckpointMark,
     GoneError,
-    Mark,
     StoredCheckpoint,
     Verification,
     look,
@@ -175,8 +175,8 @@ def adopt_into(invocation: Invocation, source: str, root: str, step: int, job: s
         print_record(invocation, "adopted_checkpoint", record, "path")
 
 
-def _mark(reason: str, cause: str = "") -> Mark:
-    return Mark(by=asker(), reason=reason, cause=cause, at=datetime.now(UTC).isoformat())
+def _mark(reason: str, cause: str = "") -> CheckpointMark:
+    return CheckpointMark(by=asker(), reason=reason, cause=cause, at=datetime.now(UTC).isoformat())
 
 
 def _all(place: str) -> Sequence[StoredCheckpoint]:
@@ -323,7 +323,7 @@ def _left_record(storage: Storage, leftover: Leftover) -> dict[str, Any]:
 
 @contextmanager
 def _told() -> Generator[None]:
-    """One line for what the storage says."""
+    """An error of the storage, in one line."""
     try:
         yield
     except MissingError as error:

@@ -72,7 +72,7 @@ def _correction(incident: Record) -> Iterator[str]:
 
 
 def _grounds(verdict: Record) -> Iterator[str]:
-    """What speaks for and against; claims without any weight only say who suffered."""
+    """The claims for and against; a claim without any weight only names who suffered."""
     rows = [
         (f"{claim['weight']:+.2f}", claim["analyzer"], claim["says"])
         for claim in verdict["evidence"]
@@ -98,7 +98,7 @@ def _explanation(verdict: Record) -> Iterator[str]:
 
 
 def _earlier(incident: Record, verdict: Record) -> Iterator[str]:
-    """What it said at first, unless a later revision only put it into words."""
+    """The first verdict, unless a later revision only put it into words."""
     for first in incident["revisions"][-1:]:
         if (first["cause"], first["verdict_reason"]) == (
             verdict["cause"], verdict["verdict_reason"]

@@ -37,7 +37,7 @@ def page(report: TraceReport, title: str, notes: Sequence[str]) -> str:
 
 
 class _Heat(msgspec.Struct):
-    """What the picture is drawn from: a line is a rank, or the worst of several."""
+    """The data of the picture: a line is a rank, or the worst of several."""
 
     lines: list[str]
     steps: list[int]

@@ -125,7 +125,7 @@ def _map_lines(output: str | None, answer: Record) -> Iterator[str]:
 
 
 def remarks(answer: Record) -> Iterator[str]:
-    """What a person must know in addition to the table of ranks."""
+    """Remarks that a person needs to read the table of ranks."""
     if answer["window"]:
         yield f"round {answer['round']}, up to {_newest(answer)}"
         missing = f", {answer['ranks_missing']} not heard of" if answer["ranks_missing"] else ""

@@ -53,7 +53,7 @@ def verdict(report: TraceReport) -> Iterator[str]:
 
 
 def nobody(report: TraceReport) -> str:
-    """One line where there is no finding: nobody is slow, or nobody could be judged."""
+    """One line where there is no finding: no rank is slow, or none could be judged."""
     if report.unjudged:
         return f"nobody could be judged: {cell(report.unjudged)}"
     return f"nobody is slow: {counted(report.ranks, 'rank')} compared within {roles(report)}"

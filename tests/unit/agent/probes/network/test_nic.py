@@ -8,8 +8,7 @@ import pytest
 
 from everstep.messages import CheckResult
 from everstep_services.agent.probes.base import Look
-from everstep_services.agent.probes.network import pci
-from everstep_services.agent.probes.network.nic import NicProbe
+from everstep_services.agent.probes.network.nic import NicProbe, nearest_gpus
 from everstep_services.agent.probes.settings import ChecksSettings
 
 _DAY_S = 86400.0
@@ -225,11 +224,11 @@ def test_near_is_who_shares_most_bridges() -> None:
         "mlx5_2": PurePath(f"{root}/0000:00:01.0/0000:13:00.0"),
         "eth0": PurePath(f"{root}/0000:00:09.0"),
     }
-    assert pci.nearest(gpus, adapters) == {
+    assert nearest_gpus(gpus, adapters) == {
         # The second GPU is below the same bridge as three adapters, and nearer to none.
         "mlx5_0": ("0000:10:00.0", "0000:20:00.0"),
         "mlx5_1": ("0000:20:00.0",),
         "mlx5_2": ("0000:20:00.0",),
         "eth0": (),
     }
-    assert pci.nearest(gpus, {}) == {}
+    assert nearest_gpus(gpus, {}) == {}

@@ -27,7 +27,7 @@ from trainer_sdk.checkpoint.manifest import (
 )
 from trainer_sdk.checkpoint.restore.errors import RestoreError
 from trainer_sdk.checkpoint.storage import storage_for
-from trainer_sdk.checkpoint.storage.checkpoints import Mark
+from trainer_sdk.checkpoint.storage.checkpoints import CheckpointMark
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_a_quarantined_image_is_seen_by_no_rank_but_its_files_are(place: Place) 
     everywhere(place, 20)
     folder = place.images(1) / "own/rank-1/buffer-20"
     identity = decode((folder / INDEX).read_bytes(), ImageIndex, "").identity
-    mark_image(folder, identity, Mark(reason="nan", failed_at=23))
+    mark_image(folder, identity, CheckpointMark(reason="nan", failed_at=23))
     assert not (folder / INDEX).exists()
     assert (folder / MARKED_INDEX).exists()
     found = check(place, 20, ["global", "global"])

@@ -37,7 +37,7 @@ from trainer_sdk.checkpoint.manifest import (
 from trainer_sdk.checkpoint.restore.errors import RestoreError
 from trainer_sdk.checkpoint.restore.stored_image import StoredImage
 from trainer_sdk.checkpoint.storage import StorageError
-from trainer_sdk.checkpoint.storage.checkpoints import QUARANTINED, Mark
+from trainer_sdk.checkpoint.storage.checkpoints import QUARANTINED, CheckpointMark
 from trainer_sdk.checkpoint.storage.folder import Folder
 
 
@@ -96,7 +96,7 @@ def test_a_damaged_checkpoint_is_quarantined_and_not_read_again(place: Place, wh
     assert (told["step"], told["cause"], told["path"]) == (20, "corrupt", str(path))
     (passed,) = found[0].passed
     assert (passed.is_corrupt, passed.path) == (True, str(path))
-    mark = msgspec.json.decode((path / QUARANTINED).read_bytes(), type=Mark)
+    mark = msgspec.json.decode((path / QUARANTINED).read_bytes(), type=CheckpointMark)
     assert (mark.cause, mark.reason, mark.by) == ("corrupt", told["reason"], told["by"])
     manifest = (path / MANIFEST).read_bytes()
     assert mark.manifest_hash == xxhash.xxh3_128_hexdigest(manifest)

@@ -26,7 +26,7 @@ from trainer_sdk.checkpoint.restore.quarantine import (
 )
 from trainer_sdk.checkpoint.save.buffers import Buffer
 from trainer_sdk.checkpoint.storage import StorageError
-from trainer_sdk.checkpoint.storage.checkpoints import QUARANTINED, Mark
+from trainer_sdk.checkpoint.storage.checkpoints import QUARANTINED, CheckpointMark
 from trainer_sdk.checkpoint.storage.folder import Folder
 
 
@@ -86,7 +86,7 @@ def test_a_checkpoint_of_files_is_marked_and_the_next_restore_takes_an_older_one
     assert step == 20
     said = fail_after(watch, 3, loss)
     assert "at step 23, 3 steps after loading step 20 from the global tier" in said
-    mark = msgspec.json.decode((path / QUARANTINED).read_bytes(), type=Mark)
+    mark = msgspec.json.decode((path / QUARANTINED).read_bytes(), type=CheckpointMark)
     assert (mark.failed_at, mark.by, mark.cause) == (23, "rank 0", "nan_after_load")
     assert quarantined(place) == [(20, "global")]
     assert resume(place)[0] == 10

@@ -9,7 +9,7 @@ from trainer_sdk.checkpoint.manifest import Identity
 from trainer_sdk.checkpoint.save.buffers import Buffer
 from trainer_sdk.checkpoint.save.request import Save
 from trainer_sdk.checkpoint.save.save_queue import SaveQueue
-from trainer_sdk.checkpoint.storage.checkpoints import Mark
+from trainer_sdk.checkpoint.storage.checkpoints import CheckpointMark
 from trainer_sdk.checkpoint.writer.protocol import (
     FromWriter,
     PartWritten,
@@ -72,7 +72,7 @@ def test_a_removed_image_leaves_no_mark(tmp_path: Path) -> None:
     buffer = Buffer(str(folder))
     buffer.fit(4096)
     identity = Identity(job="j", round=1, step=20, world_size=1, layout="l")
-    mark_image(folder, identity, Mark(reason="the loss is nan"))
+    mark_image(folder, identity, CheckpointMark(reason="the loss is nan"))
     buffer.remove()
     assert not folder.exists()
 

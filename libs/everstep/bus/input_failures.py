@@ -1,7 +1,7 @@
-"""Contains the failures of single inputs: what a handler raises is logged and counted.
+"""Catches, logs and counts the errors that single inputs cause in a service.
 
 Every input from outside (a question, a beat, a fact, a document) is handled inside
-`Containment.of`, one at a time, so that no input ends the service that receives it.
+`InputFailures.caught`, one at a time, so that no input ends the service that receives it.
 """
 
 import logging
@@ -15,7 +15,7 @@ _LOGGED_MOST = 200
 """The number of different failures that are logged with a traceback; the rest is counted only."""
 
 
-class Containment:
+class InputFailures:
     """The failures of one part of a service. `failures` is for its metrics."""
 
     def __init__(self, owner: str) -> None:
@@ -24,7 +24,7 @@ class Containment:
         self.failures = 0
 
     @contextmanager
-    def of(self, subject: str) -> Generator[None]:
+    def caught(self, subject: str) -> Generator[None]:
         """Catch, count and log whatever the block raises."""
         try:
             yield

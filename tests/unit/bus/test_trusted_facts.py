@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from msgspec.structs import replace
 
-from everstep.bus.seats import SeatedOnly
+from everstep.bus.facts.trusted_facts import TrustedFacts
 from everstep.messages import Fact, NodeCheckFinished, RoundDocument, encode
 from everstep_services.health.nodes.evidence import accused
 from tests.fakes.bus import MemoryBus, MemoryServer
@@ -28,7 +28,7 @@ class Gate:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self._bus = MemoryBus(MemoryServer())
-        self.seated = SeatedOnly(self._bus, self.clock, accused)
+        self.seated = TrustedFacts(self._bus, self.clock, accused)
 
     async def write(self, document: RoundDocument) -> None:
         await self._bus.documents("ROUNDS").put(document.job, encode(document), revision=None)

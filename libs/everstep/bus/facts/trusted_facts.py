@@ -1,15 +1,15 @@
-"""Whether a node takes part in a job, according to the documents of rendezvous.
+"""Which facts are trusted: those whose nodes take part in the job, as rendezvous records it.
 
-A job's login may name any node in a fact. A fact that affects other jobs is believed only about
-nodes that rendezvous has given a seat in that job, now or earlier (`RoundDocument.nodes`). Facts
-of a job that rendezvous does not know, such as a job of another launcher, are not believed. The
-document of a job is kept after the job has ended.
+A job's login may name any node in a fact. A fact that affects other jobs is trusted only about
+nodes that rendezvous has given a seat (a place in the round) in that job, now or earlier
+(`RoundDocument.nodes`). Facts of a job that rendezvous does not know, such as a job of another
+launcher, are not trusted. The document of a job is kept after the job has ended.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from everstep.bus.containment import Containment
+from everstep.bus.input_failures import InputFailures
 from everstep.bus.ports import Bus
 from everstep.bus.topology import ROUNDS
 from everstep.clock import Clock
@@ -28,7 +28,7 @@ class RoundDocuments:
 
     def __init__(self, bus: Bus) -> None:
         self._documents = bus.documents(ROUNDS)
-        self._contained = Containment("the documents of rounds")
+        self._input_failures = InputFailures("the documents of rounds")
 
     async def read(self, job: str) -> RoundDocument | None:
         """Return the newest document; None where there is none, or it cannot be read."""
@@ -36,11 +36,11 @@ class RoundDocuments:
         try:
             return None if document.data is None else decode_as(document.data, RoundDocument)
         except BadMessageError as error:
-            self._contained.note(f"the round of {job}", error)
+            self._input_failures.note(f"the round of {job}", error)
             return None
 
 
-class SeatedOnly:
+class TrustedFacts:
     """Passes facts whose nodes have, or had, a seat in the job, or were refused one.
 
     An agent examines its node before it joins, so a fact about an unknown node waits for 30 s, and
@@ -56,30 +56,30 @@ class SeatedOnly:
         """By job: when its document was read, and the nodes in it."""
         self._waiting: dict[str, tuple[float, Fact]] = {}
         self.refused = 0
-        """The number of facts that were not believed."""
+        """The number of facts that were not trusted."""
 
     async def passed(self, facts: Iterable[Fact] = ()) -> list[Fact]:
-        """Return the believed facts among these and the waiting ones, the oldest first."""
+        """Return the trusted facts among these and the waiting ones, the oldest first."""
         now = self._clock.now()
         queue = dict(self._waiting)
         for fact in facts:
             queue.setdefault(fact.id, (now, fact))
-        believed: list[Fact] = []
+        trusted: list[Fact] = []
         waiting: dict[str, tuple[float, Fact]] = {}
         of_job: Counter[str] = Counter()
         for key, (since, fact) in queue.items():
-            if await self._is_believed(fact, now):
-                believed.append(fact)
+            if await self._is_trusted(fact, now):
+                trusted.append(fact)
                 continue
             of_job[fact.job] += 1
             is_room = len(waiting) < _WAITING_MOST and of_job[fact.job] <= _OF_A_JOB_MOST
             if is_room and now - since < _WAIT_S:
                 waiting[key] = since, fact
-        self.refused += len(queue) - len(believed) - len(waiting)
+        self.refused += len(queue) - len(trusted) - len(waiting)
         self._waiting = waiting
-        return believed
+        return trusted
 
-    async def _is_believed(self, fact: Fact, now: float) -> bool:
+    async def _is_trusted(self, fact: Fact, now: float) -> bool:
         nodes = frozenset(self._accused(fact))
         return not nodes or nodes <= await self._nodes(fact.job, nodes, now)
 

@@ -3,8 +3,7 @@
 import pytest
 
 import trainer_sdk.inject as injecting
-from trainer_sdk.inject.catalogue import FAULTS, BadFaultError, fault_named, fault_request
-from trainer_sdk.inject.fault_plan import planned
+from trainer_sdk.inject.catalog import FAULTS, BadFaultError, fault_named, fault_request, planned
 
 NVRX = {
     "GPU_ERROR": "gpu_error",

@@ -1,11 +1,24 @@
 """The faults that can be injected: their names, where they are made, and their options."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Literal
 
+from trainer_sdk import layout
+
 FaultSite = Literal["rank", "process", "agent"]
 """Where a fault is made: inside the rank; on its process, from outside; in a node's agent."""
+
+RankFault = Literal[
+    "exception", "async_exception", "signal_exception", "abort", "segfault", "exit", "hang",
+    "stall", "slow", "hold_gil", "stuck", "memory_leak", "gpu_sleep", "gpu_error",
+]  # fmt: skip
+ProcessFault = Literal["kill", "terminate", "interrupt", "stop"]
+LinkFault = Literal["cut_off", "partition", "slow_link"]
+"""Faults of the agent's link to the bus."""
+AgentFault = Literal["kill_agent", "clock_skew", "disk_full"] | LinkFault
+FaultName = RankFault | ProcessFault | AgentFault
 
 _DAY_S = 86400
 
@@ -18,7 +31,7 @@ class BadFaultError(ValueError):
 class FaultKind:
     """A kind of fault."""
 
-    name: str
+    name: FaultName
     place: FaultSite
     effect: str
     also: tuple[str, ...] = ()
@@ -85,8 +98,10 @@ _ALL = (
               amount="MB at most", default=1024, least=1, most=1 << 20, target="the folder"),
 )  # fmt: skip
 
-FAULTS = {fault.name: fault for fault in _ALL}
-_NAMES = {name: fault for fault in _ALL for name in (fault.name, *fault.also)}
+FAULTS: Mapping[str, FaultKind] = {fault.name: fault for fault in _ALL}
+_NAMES: Mapping[str, FaultKind] = {
+    name: fault for fault in _ALL for name in (fault.name, *fault.also)
+}
 
 
 def fault_named(text: str) -> FaultKind:
@@ -133,3 +148,41 @@ def _check_amount(fault: FaultKind, amount: int) -> None:
             f"{fault.name} cannot have an amount of {amount}: it is {fault.amount}, from "
             f"{fault.least} to {fault.most}"
         )
+
+
+VARIABLE = "EVERSTEP_INJECT"
+_WORDS = ("rank", "round", "for", "amount", "target")
+
+
+def planned(environ: Mapping[str, str]) -> Iterator[tuple[int, FaultRequest]]:
+    """The faults of this rank, each with its step; of the first round if no round is named."""
+    for text in environ.get(VARIABLE, "").split(";"):
+        if text.strip():
+            planned_fault = _read(text.strip(), environ)
+            if planned_fault is not None:
+                yield planned_fault
+
+
+def _read(text: str, environ: Mapping[str, str]) -> tuple[int, FaultRequest] | None:
+    head, _, tail = text.partition(":")
+    name, _, step = head.partition("@")
+    options = dict(_pair(text, part) for part in tail.split(",") if part)
+    try:
+        wished = fault_request(
+            name,
+            for_s=float(options["for"]) if "for" in options else None,
+            amount=int(options["amount"]) if "amount" in options else None,
+            target=options.get("target", ""),
+        )
+        here = int(options.get("rank", environ.get("RANK", "0"))) == int(environ.get("RANK", "0"))
+        now = int(options.get("round", "1")) == int(environ.get(layout.ROUND_VARIABLE, "1"))
+        return (int(step), wished) if here and now else None
+    except ValueError as error:
+        raise BadFaultError(f"{VARIABLE}: {text!r} is not FAULT@STEP:…: {error}") from error
+
+
+def _pair(text: str, part: str) -> tuple[str, str]:
+    name, _, value = part.strip().partition("=")
+    if name not in _WORDS or not value:
+        raise BadFaultError(f"{VARIABLE}: {part.strip()!r} in {text!r}: use {', '.join(_WORDS)}")
+    return name, value
