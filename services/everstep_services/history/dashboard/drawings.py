@@ -50,7 +50,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class TimelineMark:
     """A moment: an incident or a checkpoint."""
 
     kind: str
@@ -60,13 +60,13 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class DrawnTimeline:
     """A job over its time."""
 
     began: datetime
     ended: datetime
     segments: Sequence[Segment]
-    marks: Sequence[Mark]
+    marks: Sequence[TimelineMark]
 
     @property
     def seconds(self) -> float:
@@ -78,7 +78,7 @@ def timeline(
     parts: Sequence[Mapping[str, Any]],
     incidents: Sequence[Mapping[str, Any]],
     commits: Sequence[Mapping[str, Any]],
-) -> Timeline | None:
+) -> DrawnTimeline | None:
     """What the time of a job went into, part by part; None while no time has passed."""
     times = [(moment(one["since"]), moment(one["until"]), one) for one in parts]
     known = [(since, until, one) for since, until, one in times if since and until]
@@ -102,25 +102,27 @@ def timeline(
         )  # fmt: skip
     # Short ones are drawn last, or the long one behind them would cover them.
     segments.sort(key=lambda one: -one.width)
-    return Timeline(began, ended, segments, _marks(incidents, commits, place))
+    return DrawnTimeline(began, ended, segments, _marks(incidents, commits, place))
 
 
 def _marks(
     incidents: Sequence[Mapping[str, Any]],
     commits: Sequence[Mapping[str, Any]],
     place: Callable[[datetime], float],
-) -> Sequence[Mark]:
+) -> Sequence[TimelineMark]:
     found = []
     for one in commits[:_MARKS_MOST]:
         at = moment(one.get("at"))
         if at is not None and one.get("tier") == "global":
-            found.append(Mark("checkpoint", round(place(at), 2), f"step {one['step']} saved"))
+            found.append(
+                TimelineMark("checkpoint", round(place(at), 2), f"step {one['step']} saved")
+            )
     for one in incidents:
         at = moment(one["opened_at"])
         if at is not None:
             text = one["story"] or one["reason"] or "incident"
             href = f"/{path_of('incidents', one['incident'])}"
-            found.append(Mark("incident", round(place(at), 2), text, href))
+            found.append(TimelineMark("incident", round(place(at), 2), text, href))
     return found
 
 

@@ -41,7 +41,7 @@ class RestError(EverstepError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RestAnswer:
     """The data, or the reason why there are none."""
 
     data: Any
@@ -155,22 +155,22 @@ class Reader:
         self.stale_reason = error.detail
         return msgspec.json.decode(kept[1])
 
-    async def get_or_not(self, path: str, **query: object) -> Answer:
+    async def get_or_not(self, path: str, **query: object) -> RestAnswer:
         """As `get`; a refusal is an answer, too, except that nobody is logged in."""
         try:
-            return Answer(await self.get(path, **query))
+            return RestAnswer(await self.get(path, **query))
         except RestError as error:
             if error.status == 401:
                 raise
-            return Answer(None, error.detail, error.status)
+            return RestAnswer(None, error.detail, error.status)
 
-    async def text(self, path: str, **query: object) -> Answer:
+    async def text(self, path: str, **query: object) -> RestAnswer:
         """What is no JSON, as text."""
         status, data, scope = await self.rest.ask(self.visitor, "GET", path, _query(query))
         self._note(scope)
         if status == 200:
-            return Answer(data.decode(errors="replace"))
-        return Answer(None, _error(status, data).detail, status)
+            return RestAnswer(data.decode(errors="replace"))
+        return RestAnswer(None, _error(status, data).detail, status)
 
     async def send(self, method: str, path: str, body: object, **query: object) -> Any:
         """Have something done, by the path that every client of REST takes."""

@@ -35,7 +35,7 @@ class _Tries:
     last: float
 
 
-class Sender:
+class TargetSender:
     """One target's. A message that fails lets others pass before it is tried again."""
 
     def __init__(self, target: Target, settings: NotifySettings, clock: Clock) -> None:

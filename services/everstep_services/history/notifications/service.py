@@ -24,7 +24,7 @@ from everstep_services.history.notifications import payloads
 from everstep_services.history.notifications.documents import StoredNotices
 from everstep_services.history.notifications.domain import READ, Delivery, Notices, Rules
 from everstep_services.history.notifications.http_client import send
-from everstep_services.history.notifications.sender import Sender
+from everstep_services.history.notifications.sender import TargetSender
 from everstep_services.history.notifications.settings import NotifySettings, Target
 from everstep_services.history.notifications.targets import (
     UPDATES_MOST,
@@ -66,7 +66,9 @@ class Notifications:
             slow_rank_after_s=settings.slow_rank_after_s,
             stale_after_s=settings.stale_after_s,
         )
-        self._senders = {target: Sender(target, settings, clock) for target in settings.targets}
+        self._senders = {
+            target: TargetSender(target, settings, clock) for target in settings.targets
+        }
         self._stored = StoredNotices(bus)
         self._notices: Notices | None = None
         self._written: dict[str, str] = {}
@@ -120,7 +122,7 @@ class Notifications:
         names = [name for name in self._senders if targets is None or name in targets]
         return list(await asyncio.gather(*(self._test(self._senders[name]) for name in names)))
 
-    async def _test(self, sender: Sender) -> TargetAnswer:
+    async def _test(self, sender: TargetSender) -> TargetAnswer:
         now = self._clock.wall()
         notice = Notice(
             id=f"test/{new_id()}", event="test", state="firing", job=CLUSTER, began_at=now,
@@ -204,7 +206,7 @@ class Notifications:
 
     # --- sending ---
 
-    async def _send(self, sender: Sender) -> None:
+    async def _send(self, sender: TargetSender) -> None:
         async def ended(delivery: Delivery, is_taken: bool) -> None:
             notices = self._notices
             if notices is None:
@@ -217,7 +219,7 @@ class Notifications:
 
         await sender.send_for_ever(lambda: self._waiting(sender), ended)
 
-    def _waiting(self, sender: Sender) -> list[Delivery]:
+    def _waiting(self, sender: TargetSender) -> list[Delivery]:
         """What is to be sent, and is on the bus so that no other replica decides otherwise."""
         if self._notices is None:
             return []

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from everstep_services.history.dashboard import drawings
 from everstep_services.history.dashboard.formats import moment
 from everstep_services.history.dashboard.pages.page import Page, filters, without_cursor
-from everstep_services.history.dashboard.rest import Answer, Reader, path_of, together
+from everstep_services.history.dashboard.rest import Reader, RestAnswer, path_of, together
 
 _STATES = (
     "running", "starting", "forming", "restarting", "waiting", "idle", "done", "failed", "stopped",
@@ -77,6 +77,6 @@ async def one(reader: Reader, request: Request) -> Page:
     )
 
 
-def _items(answer: Answer) -> Sequence[Mapping[str, Any]]:
+def _items(answer: RestAnswer) -> Sequence[Mapping[str, Any]]:
     items: Sequence[Mapping[str, Any]] = () if answer.data is None else answer.data["items"]
     return items
