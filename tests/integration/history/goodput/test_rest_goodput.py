@@ -158,4 +158,9 @@ async def test_bad_windows_and_unknown_jobs_are_refused(
     status, code, _ = await problem(reader, "goodput", since=second(5), until=second(5))
     assert (status, code) == (400, "bad_window")
     assert (await problem(reader, "jobs/j/goodput", since="yesterday"))[0] == 422
+    for path in ("goodput", "jobs/j/goodput"):
+        status, code, detail = await problem(reader, path, since="2999-01-01T00:00:00Z")
+        assert (status, code) == (400, "bad_window"), path
+        assert "2999-01-01T00:00:00Z" in detail
+        assert "give a moment that has passed" in detail
     assert (await problem(reader, "jobs/j/timeline", most=3))[0] == 422
