@@ -1,6 +1,7 @@
 """NVRx's asynchronous and local checkpoints over our writer: a real writer, real files."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -247,6 +248,11 @@ def test_local_checkpoints_are_found_loaded_and_replaced(tmp_path: Path) -> None
     assert id_ == (2, 0, "")
     assert isinstance(found, BasicTensorAwareStateDict)
     assert found.to_state_dict()["w"].tolist() == [2] * 9
+    shutil.move(manager.local_ckpt_dir, manager.local_ckpt_dir.with_name("7"))  # it was rank 7
+    again = LocalCheckpointManager(tmp_path / "node")
+    assert again.find_latest() == 2
+    assert next(iter(again.load()[0].tensors)).tolist() == [2] * 9
+    shutil.move(manager.local_ckpt_dir.with_name("7"), manager.local_ckpt_dir)
     (manager.local_ckpt_dir / "iter_0000002_0_local.pt").unlink()
     assert LocalCheckpointManager(tmp_path / "node").find_latest() == -1
 

@@ -35,16 +35,16 @@ def state(rank: int, iteration: int) -> BasicTensorAwareStateDict:
     )
 
 
-def manager(folder: Path, rank: int) -> LocalCheckpointManager:
+def manager(folder: Path, rank: int, swapped: int = 0) -> LocalCheckpointManager:
     """Two ranks a node, and the copy of each on the other node."""
     return LocalCheckpointManager(
-        folder / f"node-{rank // 2}", repl_strategy=LazyCliqueReplicationStrategy(2, 2)
+        folder / f"node-{rank // 2 ^ swapped}", repl_strategy=LazyCliqueReplicationStrategy(2, 2)
     )
 
 
-def restored(folder: Path, rank: int, iteration: int) -> None:
+def restored(folder: Path, rank: int, iteration: int, swapped: int = 0) -> None:
     """A manager of a new process finds this iteration, and every value of it."""
-    again = manager(folder, rank)
+    again = manager(folder, rank, swapped)
     assert again.find_latest() == iteration
     found, id_ = again.load()
     assert id_ == (iteration, rank, "")
@@ -109,6 +109,8 @@ def main(folder: Path) -> None:
     saves.save(state(rank, 3), 3)  # the new node has copies again
     on_first(rank, lambda: flip(folder / "node-1" / "3" / "iter_0000003_3_local.pt"))
     restored(folder, rank, 3)  # from the copy of rank 1
+
+    restored(folder, rank, 3, swapped=1)  # the nodes have other ranks now
 
     a_rank_fails(folder, rank, queue)
     queue.close()

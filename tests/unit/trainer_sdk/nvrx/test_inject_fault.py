@@ -15,8 +15,8 @@ SCRIPT = """
 import sys, threading, time
 from trainer_sdk.nvrx.inject_fault import Fault, InjectedException, dispatch_fault_injection
 called = threading.Event()
-dispatch_fault_injection(Fault[sys.argv[1]], 0.01, called.set)
 try:
+    dispatch_fault_injection(Fault[sys.argv[1]], 0.01, called.set)
     deadline = time.monotonic() + 50
     while time.monotonic() < deadline:
         time.sleep(0.01)
