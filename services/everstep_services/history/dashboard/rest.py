@@ -165,7 +165,7 @@ class Reader:
             return RestAnswer(None, error.detail, error.status)
 
     async def text(self, path: str, **query: object) -> RestAnswer:
-        """What is no JSON, as text."""
+        """Return a resource that is not JSON, as text."""
         status, data, scope = await self.rest.ask(self.visitor, "GET", path, _query(query))
         self._note(scope)
         if status == 200:
