@@ -28,6 +28,7 @@ from everstep_services.health.settings import HealthSettings
 from everstep_services.history.beats import Beats
 from everstep_services.history.goodput.reader import GoodputReader
 from everstep_services.history.job_metrics import JobMetrics
+from everstep_services.history.notifications.metrics import TargetMetrics
 from everstep_services.history.notifications.service import Notifications
 from everstep_services.history.notifications.settings import NotifySettings
 from everstep_services.history.notifier import LogNotifier
@@ -65,10 +66,6 @@ MEANINGS: Mapping[str, str] = {
     "everstep_history_retention_input_failures_total": "Unforeseen errors that were contained.",
     "everstep_notify_leading": "1 while this replica is the one that sends notifications.",
     "everstep_notify_open": "Notices that not every target has all of.",
-    "everstep_notify_waiting": "Messages that wait to be sent, or to be sent again.",
-    "everstep_notify_sent_total": "Messages that a target has taken.",
-    "everstep_notify_failed_total": "Messages that were given up: see the log.",
-    "everstep_notify_retries_total": "Attempts that failed and are repeated.",
     "everstep_notify_cooled_total": "Notices that were sent together with another one.",
     "everstep_notify_dropped_total": "Notices that were dropped because there were too many.",
     "everstep_notify_facts_missed_total": "Facts that the stream had dropped before that.",
@@ -250,7 +247,8 @@ def families() -> Iterator[Metric]:
     metrics.watch("notify", notifications.statistics)
     metrics.watch("bus", _bus().statistics)
     database = cast("Database", None)
-    metrics.collect([JobMetrics(database, GoodputReader(database), SystemClock())])
+    job_metrics = JobMetrics(database, GoodputReader(database), SystemClock())
+    metrics.collect([job_metrics, TargetMetrics(notifications)])
     yield from metrics.registry.collect()
     yield from ProcessCollector(registry=None).collect()
 

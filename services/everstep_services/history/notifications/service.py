@@ -96,21 +96,27 @@ class Notifications:
 
     def statistics(self) -> dict[str, float]:
         """What it knows and counted so far, for metrics."""
-        senders, notices = self._senders.values(), self._notices
-        waiting = 0 if notices is None else sum(len(self._waiting(one)) for one in senders)
+        notices = self._notices
         return {
             "leading": float(notices is not None),
             "open": 0.0 if notices is None else float(len(notices)),
-            "waiting": float(waiting),
-            "sent_total": float(sum(one.counts["sent"] for one in senders)),
-            "failed_total": float(sum(one.counts["failed"] for one in senders)),
-            "retries_total": float(sum(one.counts["retries"] for one in senders)),
             "cooled_total": float(self._cooled + (notices.cooled if notices else 0)),
             "dropped_total": float(self._dropped + (notices.dropped if notices else 0)),
             "facts_missed_total": float(self._facts_missed),
             "pings_total": float(self._pings),
             "ping_failures_total": float(self._ping_failures),
             "input_failures_total": float(self._input_failures.failures),
+        }
+
+    def by_target(self) -> dict[str, dict[str, float]]:
+        """What each target was sent so far, and whether it fails."""
+        return {
+            target: {
+                "waiting": float(len(self._waiting(sender))),
+                "failing_seconds": round(sender.failing_s(), 3),
+                **{name: float(sender.counts[name]) for name in ("sent", "failed", "retries")},
+            }
+            for target, sender in self._senders.items()
         }
 
     async def work_for_ever(self) -> None:

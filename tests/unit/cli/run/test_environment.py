@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from everstep.observe.redaction import redact_words
 from everstep_services.cli.run import rank_count
 from everstep_services.cli.run.arguments import UsageError
 from everstep_services.cli.run.environment import address_towards, is_elsewhere
-from everstep_services.cli.run.fingerprint import fingerprint, masked
+from everstep_services.cli.run.fingerprint import fingerprint
 from everstep_services.cli.run.plan_check import record
 from tests.unit.agent.run_plans import BUS, plan, refused
 
@@ -138,7 +139,7 @@ def test_what_only_torch_can_count_is_counted_by_torch() -> None:
 )
 def test_secrets_of_a_command_are_masked(words: list[str], shown: tuple[str, ...]) -> None:
     """Keys, tokens and passwords among a script's arguments (A13.5)."""
-    assert masked(words) == shown
+    assert redact_words(words) == shown
 
 
 def test_the_command_that_runs_is_not_masked(home: Path) -> None:

@@ -17,6 +17,9 @@ from everstep_services.history.settings import ApiSettings
 log = logging.getLogger(__name__)
 
 LIVE = "/api/v1/facts/stream"
+_READS = frozenset({"GET", "HEAD", "OPTIONS"})
+_LOGIN = "/api/v1/login-codes"
+"""The only change that a bundle takes: a way in for a browser."""
 _BOUNDED = "/api/v1/facts"
 """Pages of facts end early by themselves; one fact is always shown."""
 _DOWNLOAD = re.compile(r"/api/v1/(incidents/[^/]+/evidence/[^/]+|jobs/[^/]+/export)")
@@ -31,14 +34,22 @@ _SAFE = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 
+_READ_ONLY = (
+    "this is an exported bundle, which nobody can change: "
+    "send the request to the service of the cluster that the job ran on"
+)
+
 
 class RequestLimits:
     """The outermost layer: no endpoint runs for a request that breaks a limit."""
 
-    def __init__(self, app: ASGIApp, settings: ApiSettings, auth: TokenAuth) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: ApiSettings, auth: TokenAuth, *, is_read_only: bool = False
+    ) -> None:
         self._app = app
         self._settings = settings
         self._auth = auth
+        self._is_read_only = is_read_only
         self._running = 0
         self._downloads = asyncio.Semaphore(_DOWNLOADS_AT_ONCE)
 
@@ -67,6 +78,8 @@ class RequestLimits:
         address = client[0] if client else "local"
         token = await self._auth.admit(headers.get("authorization"), address)
         scope.setdefault("state", {})["token"] = token
+        if self._is_read_only and scope["method"] not in _READS and scope["path"] != _LOGIN:
+            raise ProblemError(403, "read_only", _READ_ONLY)
         if scope["path"] == LIVE:
             await self._app(scope, receive, answer)  # the live stream has limits of its own
             return
