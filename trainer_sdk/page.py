@@ -219,11 +219,12 @@ class PageView:
             places = (at + (end & (layout.RING_ENTRIES - 1)) for end in range(first + 1, count + 1))
             return tuple(_plausible(seconds[place]) for place in places)
 
-    def step_durations(self) -> tuple[float, ...]:
-        """The durations of the latest steps, without time in long phases."""
+    def step_durations(self, most: int = layout.RING_ENTRIES) -> tuple[float, ...]:
+        """The durations of at most that many latest steps, without time in long phases."""
         with self._words() as words:
             steps = words[layout.STEPS]
-            first = max(1, steps - layout.RING_ENTRIES)  # the first step has no beginning
+            most = min(most, layout.STEPS_ENTRIES)
+            first = max(1, steps - most)  # the first step has no beginning
             seconds = words.cast("B").cast("d")
             places = (step & (layout.STEPS_ENTRIES - 1) for step in range(first + 1, steps + 1))
             return tuple(_plausible(seconds[layout.STEPS_AT + place]) for place in places)

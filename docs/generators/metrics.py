@@ -16,6 +16,7 @@ from everstep.bus.facts.spool import Spool
 from everstep.bus.jetstream import JetStream
 from everstep.clock import SystemClock
 from everstep.observe.metrics import MetricRegistry
+from everstep.observe.traces import SpanExporter
 from everstep.store.database import Database
 from everstep.store.job_removal import JobRemovals
 from everstep.store.log import FactLog
@@ -28,6 +29,7 @@ from everstep_services.health.settings import HealthSettings
 from everstep_services.history.beats import Beats
 from everstep_services.history.goodput.reader import GoodputReader
 from everstep_services.history.job_metrics import JobMetrics
+from everstep_services.history.notifications.metrics import TargetMetrics
 from everstep_services.history.notifications.service import Notifications
 from everstep_services.history.notifications.settings import NotifySettings
 from everstep_services.history.notifier import LogNotifier
@@ -65,10 +67,6 @@ MEANINGS: Mapping[str, str] = {
     "everstep_history_retention_input_failures_total": "Unforeseen errors that were contained.",
     "everstep_notify_leading": "1 while this replica is the one that sends notifications.",
     "everstep_notify_open": "Notices that not every target has all of.",
-    "everstep_notify_waiting": "Messages that wait to be sent, or to be sent again.",
-    "everstep_notify_sent_total": "Messages that a target has taken.",
-    "everstep_notify_failed_total": "Messages that were given up: see the log.",
-    "everstep_notify_retries_total": "Attempts that failed and are repeated.",
     "everstep_notify_cooled_total": "Notices that were sent together with another one.",
     "everstep_notify_dropped_total": "Notices that were dropped because there were too many.",
     "everstep_notify_facts_missed_total": "Facts that the stream had dropped before that.",
@@ -122,6 +120,8 @@ MEANINGS: Mapping[str, str] = {
     "everstep_catalog_scans_total": "Times that the index was compared with the files of a root.",
     "everstep_catalog_swept_total": "Failed saves whose remains were removed.",
     "everstep_catalog_repairs_total": "Copies that were asked for because there were too few.",
+    "everstep_traces_sent_total": "Spans that the collector has taken, where there is one.",
+    "everstep_traces_dropped_total": "Spans that it has not: it was away, or there were too many.",
     "everstep_bus_connected": "1 while there is a connection to the bus.",
     "everstep_attribution_actions_done_total": "Jobs stopped and nodes replaced by the policy.",
     "everstep_attribution_actions_failed_total": "What the policy asked for, and was refused.",
@@ -248,9 +248,11 @@ def families() -> Iterator[Metric]:
     metrics.watch("history_beats", Beats(_bus(), SystemClock()).statistics)
     notifications = Notifications(NotifySettings(), _bus(), SystemClock())
     metrics.watch("notify", notifications.statistics)
+    metrics.watch("traces", SpanExporter("", "", SystemClock()).statistics)
     metrics.watch("bus", _bus().statistics)
     database = cast("Database", None)
-    metrics.collect([JobMetrics(database, GoodputReader(database), SystemClock())])
+    job_metrics = JobMetrics(database, GoodputReader(database), SystemClock())
+    metrics.collect([job_metrics, TargetMetrics(notifications)])
     yield from metrics.registry.collect()
     yield from ProcessCollector(registry=None).collect()
 

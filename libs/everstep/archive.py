@@ -40,7 +40,7 @@ class BadArchiveError(EverstepError):
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class ArchiveMember:
     """A file of an archive."""
 
     rank: int | None
@@ -59,7 +59,7 @@ class Member:
 class Archive:
     """The contents of an archive, all in memory."""
 
-    members: tuple[Member, ...]
+    members: tuple[ArchiveMember, ...]
     missing: Mapping[int, str]
     """Ranks without a file, and why."""
 
@@ -69,7 +69,7 @@ def is_archive(data: bytes) -> bool:
     return data.startswith(_MAGIC)
 
 
-def pack(members: Iterable[Member], missing: Mapping[int, str]) -> bytes:
+def pack(members: Iterable[ArchiveMember], missing: Mapping[int, str]) -> bytes:
     """The archive of these members; equal members make equal bytes."""
     packed = io.BytesIO()
     with (
@@ -87,7 +87,7 @@ def pack(members: Iterable[Member], missing: Mapping[int, str]) -> bytes:
 
 def unpack(data: bytes | BinaryIO) -> Archive:
     """The contents of an archive; raises `BadArchiveError` if it is not an archive of evidence."""
-    members: list[Member] = []
+    members: list[ArchiveMember] = []
     missing: Mapping[int, str] = {}
     for name, content in files(data):
         if name == MISSING:
@@ -97,7 +97,7 @@ def unpack(data: bytes | BinaryIO) -> Archive:
     return Archive(tuple(members), missing)
 
 
-def members(data: bytes | BinaryIO) -> Iterator[Member]:
+def members(data: bytes | BinaryIO) -> Iterator[ArchiveMember]:
     """One file after the other, so that only one is held."""
     for name, content in files(data):
         if name != MISSING:
@@ -148,11 +148,11 @@ def _header(block: bytes) -> tuple[str, int]:
     return name, size
 
 
-def _member(name: str, content: bytes) -> Member:
+def _member(name: str, content: bytes) -> ArchiveMember:
     match = _NAME.fullmatch(name)
     assert match is not None
     rank = match["rank"]
-    return Member(None if rank is None else int(rank), match["suffix"], content)
+    return ArchiveMember(None if rank is None else int(rank), match["suffix"], content)
 
 
 def _reasons(content: bytes) -> Mapping[int, str]:

@@ -11,7 +11,7 @@ from everstep.clock import Clock, SystemClock
 from everstep.runtime import Loop, Parts
 
 
-class Replica(Protocol):
+class ServiceReplica(Protocol):
     """A service whose state another replica can continue from."""
 
     @property
@@ -28,7 +28,7 @@ class Replica(Protocol):
 async def on_bus(
     name: str,
     settings: BusSettings,
-    make: Callable[[Bus, Clock], Replica],
+    make: Callable[[Bus, Clock], ServiceReplica],
     spool: Path | None = None,
 ) -> AsyncIterator[Parts]:
     """A replica, open whether or not the bus is there.

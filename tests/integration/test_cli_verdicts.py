@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep.archive import Member, pack
+from everstep.archive import ArchiveMember, pack
 from everstep.bus.ports import Bus
 from everstep.messages import Alternative, CorrectVerdict, Done, EvidenceItem, Message
 from everstep_services.cli.errors import Exit
@@ -254,14 +254,18 @@ def test_stacks_and_collectives_of_archives_are_read() -> None:
     """Members of all archives count together; one that is damaged is left out (A13.3)."""
     from everstep_services.attribution.readings import flight_report, stack_report
 
-    whole = pack([Member(rank, "txt", STACKS.encode()) for rank in (0, 1)], {2: "it had exited"})
+    whole = pack(
+        [ArchiveMember(rank, "txt", STACKS.encode()) for rank in (0, 1)], {2: "it had exited"}
+    )
     found = stack_report([(None, whole), (None, whole[:40]), (None, b"\x1f\x8bnothing")], 3)
     assert found is not None
     assert [one.ranks for one in found.groups] == [(0, 1)]
     assert found.missing == (2,)
     assert stack_report([], None) is None
     assert flight_report([(None, whole[:40])], None) is None
-    dumps = pack([Member(0, "json", b'{"version": "2.10", "entries": []}')], {1: "it had exited"})
+    dumps = pack(
+        [ArchiveMember(0, "json", b'{"version": "2.10", "entries": []}')], {1: "it had exited"}
+    )
     report = flight_report([(None, dumps), (None, dumps[:40])], 2)
     assert report is not None
     assert report.dumps == 1

@@ -11,9 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep import archive
-from everstep.archive import BadArchiveError, Member, members, pack, unpack
+from everstep.archive import ArchiveMember, BadArchiveError, members, pack, unpack
 
-PACKED = pack([Member(0, "json", b"{}"), Member(None, "txt", b"dmesg")], {1: "the rank had exited"})
+PACKED = pack(
+    [ArchiveMember(0, "json", b"{}"), ArchiveMember(None, "txt", b"dmesg")],
+    {1: "the rank had exited"},
+)
 
 
 def _tar(*files: tuple[tarfile.TarInfo, bytes]) -> bytes:
@@ -49,15 +52,15 @@ def _sized(size: int) -> bytes:
 def test_what_is_packed_comes_back(
     ranks: dict[int, bytes], node: bytes | None, missing: dict[int, str]
 ) -> None:
-    packed = [Member(rank, "json", content) for rank, content in ranks.items()]
-    packed += [] if node is None else [Member(None, "txt", node)]
+    packed = [ArchiveMember(rank, "json", content) for rank, content in ranks.items()]
+    packed += [] if node is None else [ArchiveMember(None, "txt", node)]
     found = unpack(pack(packed, missing))
     assert list(found.members) == packed
     assert found.missing == missing
 
 
 def test_equal_evidence_is_the_same_blob() -> None:
-    again = [Member(0, "json", b"{}"), Member(None, "txt", b"dmesg")]
+    again = [ArchiveMember(0, "json", b"{}"), ArchiveMember(None, "txt", b"dmesg")]
     assert pack(again, {1: "the rank had exited"}) == PACKED
 
 
@@ -146,4 +149,4 @@ def test_damage_ends_in_that_error_or_is_seen_elsewhere(cut: int, flip: int) -> 
 
 def test_only_names_of_that_form_are_packed() -> None:
     with pytest.raises(ValueError, match="cannot be in an archive"):
-        pack([Member(0, "../x", b"")], {})
+        pack([ArchiveMember(0, "../x", b"")], {})

@@ -1,7 +1,8 @@
-"""Keep secrets out of everything that is written for people."""
+"""Keep secrets out of everything that is written for people, or leaves a service."""
 
 import json
 import re
+from collections.abc import Iterable
 
 from everstep.settings import known_secrets
 
@@ -17,12 +18,43 @@ _ISSUED = re.compile(
 )
 """Tokens whose first letters show their issuer."""
 _NAMED = re.compile(
-    r"(?i)((?:api[_-]?key|access[_-]?key|secret|passw(?:or)?d|auth_?token)[\"']?\s?[=:]\s?[\"']?)[^\s\"',;&]{4,}"
+    r"(?i)((?:(?:api|access|secret|private|signing)[_-]?key|secret|passw(?:or)?d|passphrase|"
+    r"auth_?token)[\"']?\s?[=:]\s?[\"']?)[^\s\"',;&]{4,}"
 )
 _TOKEN_VALUE = re.compile(r"(?i)(token[\"']?\s?[=:]\s?[\"']?)(?=[\w.+/-]{0,64}[a-z])[\w.+/-]{16,}")
 _PRIVATE_KEY = re.compile(
     r"(-----BEGIN [A-Z ]*(?:PRIVATE KEY|SEED|JWT)-----).*?(?:-{3,}END [A-Z ]*-{3,}|\Z)", re.DOTALL
 )
+_JWT = re.compile(r"\beyJ[A-Za-z0-9_-]{8,1024}\.[A-Za-z0-9_-]{8,4096}\.[A-Za-z0-9_-]{0,1024}")
+_URL_USER = re.compile(
+    r"(?i)([a-z][a-z0-9+.-]{0,20}://)(?=[^\s:/@]{0,64}[0-9])[^\s:/@\"']{20,256}@"
+)
+"""A token in place of a user's name."""
+_CUT_PASSWORD = re.compile(
+    r"(?i)([a-z][a-z0-9+.-]{0,20}://[^\s:/@\[]{1,256}):(?![0-9]{1,5}\b)[^\s:/@\"'*]{4,1024}(?=…?\Z)"
+)
+"""A password in a URL that was cut off before its `@`."""
+_QUERY = re.compile(
+    r"(?i)([?&;](?:sig|x-(?:amz|goog)-(?:signature|credential|security-token)|signature|pwd|"
+    r"(?:access_|auth_|id_|refresh_)?token)=)[^\s&\"'<>#*]{4,4096}"
+)
+"""Signatures and tokens in the query of a URL."""
+_SECRET_NAME = re.compile(
+    r"(?i)(?:^|[-_.])(?:pass(?:word|wd|phrase)|secret|(?:api|access|private|secret)[-_]?key|"
+    r"(?:auth|access|api|bearer|hf|github|wandb|login)?[-_]?token|credentials?)$"
+)
+_OPTION = re.compile(r"[\w.+~-]{1,256}")
+_HARMLESS_NAME = re.compile(r"(?i)(?:pad|eos|bos|unk|sep|cls|mask|image|special)[-_]token$")
+_LITERAL = re.compile(r'"([^"\\]*(?:\\.[^"\\]*)*)"(\s*:)?', re.DOTALL)
+_IDENTIFIERS = frozenset({"job", "node", "incident", "id", "next"})
+"""Fields of JSON that name things: they are parts of links and cursors, and are never masked."""
+_HINTS = (
+    "evs_", "bearer ", "basic ", "://", "hf_", "gho_", "ghp_", "ghs_", "ghu_", "github_pat_",
+    "glpat-", "xox", "sk-", "akia", "asia", "key", "secret", "passw", "passphrase", "token",
+    "-----begin", "eyj", "credential", "sig=", "signature=", "pwd=", "\\u",
+)  # fmt: skip
+"""Without one of these in lower case there is nothing to mask, whatever else a text holds."""
+_SEED_HINTS = ("SU", "SA", "SO", "SX", "SC")
 
 
 def redact(text: str) -> str:
@@ -37,7 +69,89 @@ def redact(text: str) -> str:
     text = _TOKEN.sub(f"evs_{MASK}", text)
     text = _ISSUED.sub(MASK, text)
     text = _PRIVATE_KEY.sub(rf"\g<1> {MASK}", text)
+    text = _JWT.sub(MASK, text)
+    text = _QUERY.sub(rf"\g<1>{MASK}", text)
     text = _NAMED.sub(rf"\g<1>{MASK}", text)
     text = _TOKEN_VALUE.sub(rf"\g<1>{MASK}", text)
     text = _BEARER.sub(rf"\g<1> {MASK}", text)
+    text = _URL_USER.sub(rf"\g<1>{MASK}@", text)
+    text = _CUT_PASSWORD.sub(rf"\g<1>:{MASK}", text)
     return _URL_PASSWORD.sub(rf"\g<1>:{MASK}@", text)
+
+
+def names_a_secret(name: str) -> bool:
+    """Whether the value of an option, a variable or a field of this name is a secret."""
+    return bool(_SECRET_NAME.search(name)) and not _HARMLESS_NAME.search(name)
+
+
+def redact_words(words: Iterable[str]) -> tuple[str, ...]:
+    """The words of a command, with secrets replaced: `--api-key X`, `key=X`, tokens, URLs."""
+    shown: list[str] = []
+    is_value = False
+    for word in words:
+        name, equals, value = word.partition("=")
+        if is_value and not word.startswith("--"):
+            shown.append(MASK)
+        elif equals and value and _OPTION.fullmatch(name) and names_a_secret(name):
+            shown.append(f"{name}={MASK}")
+        else:
+            shown.append(redact(word))
+        is_value = _is_secret_option(word)
+    return tuple(shown)
+
+
+def redact_json(text: str) -> str:
+    """The same JSON with its strings redacted; all other characters stay as they are.
+
+    The value of a field with the name of a secret is masked whole, and so is the string after an
+    option such as `--password` in a list.
+    """
+    lower = text.lower()
+    exact = (*_SEED_HINTS, *known_secrets())
+    if not any(hint in lower for hint in _HINTS) and not any(hint in text for hint in exact):
+        return text
+    return _LITERAL.sub(_Strings(), text)
+
+
+class _Strings:
+    """Redacts the strings of one JSON text in their order."""
+
+    def __init__(self) -> None:
+        self._field = ""
+        self._option = False
+        self._end = -1
+        """Where the string before ended."""
+
+    def __call__(self, match: re.Match[str]) -> str:
+        raw, is_field = match[1], match[2] is not None
+        value = _unescaped(raw)
+        between = match.string[self._end : match.start()].strip() if self._end >= 0 else "["
+        safe = value
+        if is_field:
+            safe, self._field = redact(value), value
+            self._option = False
+        else:
+            name = "" if between else self._field
+            is_value = self._option and between == "," and not value.startswith("--")
+            if value and (is_value or names_a_secret(name)):
+                safe = MASK
+            elif name not in _IDENTIFIERS:
+                safe = redact_words((value,))[0] if "=" in value else redact(value)
+            self._field, self._option = "", _is_secret_option(value)
+        self._end = match.end()
+        if safe == value:
+            return match[0]
+        return json.dumps(safe) + (match[2] or "")
+
+
+def _is_secret_option(word: str) -> bool:
+    return word.startswith("-") and "=" not in word and names_a_secret(word)
+
+
+def _unescaped(raw: str) -> str:
+    if "\\" not in raw:
+        return raw
+    try:
+        return str(json.loads(f'"{raw}"', strict=False))
+    except ValueError:
+        return raw

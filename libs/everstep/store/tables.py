@@ -109,6 +109,15 @@ tokens = Table(
     Column("revoked_us", _INT),
 )
 
+login_codes = Table(
+    "login_codes",
+    metadata,
+    Column("code_sha256", _TEXT, primary_key=True),
+    Column("sealed", LargeBinary, nullable=False),
+    Column("expires_us", _INT, nullable=False),
+)
+"""Codes for one login each; `sealed` is a token that only the code itself can open."""
+
 kept_blobs = Table(
     "kept_blobs",
     metadata,

@@ -9,13 +9,16 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import zstandard
-from sqlalchemy import and_, or_, select
+from sqlalchemy import BigInteger, Column, Integer, MetaData, Table, Text, and_, func, or_, select
 
+from everstep import __version__
+from everstep.clock import SystemClock
 from everstep.errors import EverstepError
 from everstep.messages import BlobRef, Fact
 from everstep.messages.codec import BadMessageError, decode
@@ -25,7 +28,9 @@ from everstep.store.evidence_copies import EvidenceCopies
 from everstep.store.log import FactLog, NewFact
 from everstep.store.queries import Record
 from everstep.store.schema import upgrade
+from everstep.store.times import from_us
 from everstep.subjects import CLUSTER
+from everstep_services.history.mask import mask_fact, mask_file
 from everstep_services.history.projections.fold import fold
 
 SUFFIX = ".everstep"
@@ -43,6 +48,43 @@ Fetch = Callable[[BlobRef], Coroutine[Any, Any, bytes]]
 
 class BundleError(EverstepError):
     """A file that is not a bundle, or one that cannot be opened."""
+
+
+_origin = Table(
+    "bundle_origin",
+    MetaData(),
+    Column("job", Text, nullable=False),
+    Column("exported_us", BigInteger, nullable=False),
+    Column("version", Text, nullable=False),
+    Column("facts", Integer, nullable=False),
+    Column("evidence", Integer, nullable=False),
+    Column("evidence_missing", Integer, nullable=False),
+)
+"""Only bundles have this table; a release that does not know it ignores it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BundleOrigin:
+    """Of what a bundle is, and when it was written."""
+
+    job: str
+    exported_at: datetime | None
+    """None in a bundle of a release that did not write it."""
+    until: datetime
+    """The time at which the bundle shows the job: the export, or else the newest fact."""
+    version: str | None
+    evidence_missing: int | None
+
+
+class BundleClock(SystemClock):
+    """Time stands still in a bundle: a job that ran at the export has not run ever since."""
+
+    def __init__(self, origin: BundleOrigin) -> None:
+        self._until = origin.until
+
+    def wall(self) -> datetime:
+        """The moment of the export."""
+        return self._until
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +107,32 @@ async def write_bundle(
             await upgrade(target)
             facts = await _copy_facts(source, target, job)
             blobs, missing = await _copy_blobs(source, target, job, fetch, now_us)
+            row = {"job": job, "exported_us": now_us, "version": __version__, "facts": facts,
+                   "evidence": blobs, "evidence_missing": missing}  # fmt: skip
+            async with target.write() as connection:
+                await connection.run_sync(_origin.create)
+                await connection.execute(_origin.insert().values(row))
         await asyncio.to_thread(_pack, plain, file)
     finally:
         await asyncio.to_thread(_remove, plain)
     return BundleContents(facts, blobs, missing)
+
+
+async def read_origin(database: Database) -> BundleOrigin | None:
+    """Of what a bundle is; None where it has no fact of any job."""
+    facts = tables.facts.c
+    async with database.read() as connection:
+        if await connection.run_sync(lambda c: c.dialect.has_table(c, _origin.name)):
+            row = (await connection.execute(select(_origin))).first()
+            if row is not None:
+                at = from_us(row.exported_us)
+                return BundleOrigin(row.job, at, at, row.version, row.evidence_missing)
+        of_jobs = select(facts.job, func.max(facts.received_us).label("until_us"))
+        query = of_jobs.where(facts.job != CLUSTER).group_by(facts.job).limit(1)
+        newest = (await connection.execute(query)).first()
+    if newest is None:
+        return None
+    return BundleOrigin(newest.job, None, from_us(newest.until_us), None, None)
 
 
 def unpack(bundle: Path, database: Path) -> None:
@@ -141,10 +205,11 @@ async def _facts(source: Database, job: str) -> AsyncIterator[list[Record]]:
 
 
 def _new(row: Record) -> NewFact:
+    body = mask_fact(row["body"])
     return NewFact(
         sequence=row["n"], id=row["id"], job=row["job"], kind=row["kind"], round=row["round"],
-        node=row["node"], at_us=row["at_us"], source=row["source"], body=row["body"],
-        fact=_decoded(row["body"]),
+        node=row["node"], at_us=row["at_us"], source=row["source"], body=body,
+        fact=_decoded(body),
     )  # fmt: skip
 
 
@@ -164,7 +229,7 @@ async def _copy_blobs(
         data, absent = None, _LEFT_OUT
         if size + ref.size_bytes <= _MOST_BYTES:
             try:
-                data, absent = await fetch(ref), ""
+                data, absent = await asyncio.to_thread(mask_file, await fetch(ref)), ""
             except (EverstepError, TimeoutError) as error:
                 absent = str(error) or "it could not be fetched in time"
         await copies.keep(ref, data, absent=absent or None, now_us=now_us)

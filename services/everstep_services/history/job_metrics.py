@@ -34,7 +34,10 @@ GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "ranks": ("Ranks in the newest round.", ()),
     "step": ("The last step that was reported.", ()),
     "total_steps": ("Where the training ends, if the script reported it.", ()),
-    "progress_age_seconds": ("How long ago any fact about the job was received.", ()),
+    "progress_age_seconds": (
+        "How long ago steps were last reported; agents report each minute.",
+        (),
+    ),
     "stragglers": ("Slow ranks that are not cleared.", ()),
     "incidents_open": ("Incidents that are not closed.", ()),
     "goodput_ratio": ("The productive share of the allocations' time in a window.", ("window",)),
@@ -186,7 +189,7 @@ def _add_job(values: _Values, row: Record, now_us: int) -> None:
     values.add("ranks", job, row["world_size"])
     values.add("step", job, row["last_step"])
     values.add("total_steps", job, row["total_steps"])
-    values.add("progress_age_seconds", job, _age_s(row["updated_us"], now_us))
+    values.add("progress_age_seconds", job, _age_s(row["stepped_us"], now_us))
     for name in ("restarts", "stalls", "nodes_lost", "lost_steps"):
         values.add(name, job, row[name] or 0)
 

@@ -28,8 +28,10 @@ from everstep_services.history.api.context import Connectedness
 from everstep_services.history.commands import make_first_token
 from everstep_services.history.job_metrics import JobMetrics
 from everstep_services.history.log_copy import LogCopier
+from everstep_services.history.notifications.metrics import TargetMetrics
 from everstep_services.history.notifications.service import Notifications
 from everstep_services.history.notifications.settings import NotifySettings
+from everstep_services.history.notifications.targets import check_secrets
 from everstep_services.history.notifier import LogNotifier
 from everstep_services.history.projections.fold import fold
 from everstep_services.history.projector import Projector
@@ -50,6 +52,8 @@ async def opened(
 ) -> AsyncIterator[Parts]:
     """The projector and the API, whether the bus is there or not: the record answers alone."""
     clock, notifier = SystemClock(), LogNotifier()
+    notify = notify or NotifySettings()
+    await asyncio.to_thread(check_secrets, notify)
     async with (
         open_history(settings) as database,
         connect(bus_settings, "history", wait=False) as bus,
@@ -59,7 +63,7 @@ async def opened(
         fact_log, name = FactLog(database, fold), f"{socket.gethostname()}/{os.getpid()}"
         projector = Projector(settings, bus, database, fact_log, notifier, clock=clock, name=name)
         connectedness = Connectedness(lambda: projector.is_projecting, lambda: bus.connected)
-        notifications = Notifications(notify or NotifySettings(), bus, clock)
+        notifications = Notifications(notify, bus, clock)
         context = await make_context(
             api, database, notifier, connectedness, clock=clock, bus=bus,
             notifications=notifications,
@@ -114,7 +118,7 @@ async def opened(
                 "notify": notifications.statistics,
                 "bus": bus.statistics,
             },
-            collectors=(job_metrics,),
+            collectors=(job_metrics, TargetMetrics(notifications)),
         )
         with contextlib.suppress(TimeoutError):  # a database that hangs does not keep us
             async with asyncio.timeout(_LAST_NOTE_WITHIN_S):

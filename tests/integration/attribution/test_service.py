@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from everstep.archive import Member, pack
+from everstep.archive import ArchiveMember, pack
 from everstep.bus import connect
 from everstep.bus.auth.roles import SERVICE
 from everstep.bus.client import NatsBus
@@ -245,9 +245,11 @@ async def test_archives_that_are_damaged_are_missing_and_the_rest_counts(
         await training.exit(0, "RuntimeError", PEER)
         await training.open()
         await training.leave("log", b"\x1f\x8bnot a gzip")
-        good = [Member(3, "txt", TRACEBACK)]
+        good = [ArchiveMember(3, "txt", TRACEBACK)]
         await training.leave("log", pack(good, {2: "the rank had exited"}))
-        await training.leave("flight_recorder", pack([Member(1, "pickle", b"cos\nsystem\n.")], {}))
+        await training.leave(
+            "flight_recorder", pack([ArchiveMember(1, "pickle", b"cos\nsystem\n.")], {})
+        )
         await training.stop()
         (verdict, *_) = await verdicts(_real(training), training.job)
     assert (verdict.cause, verdict.culprit_ranks) == ("user_code", (3,))

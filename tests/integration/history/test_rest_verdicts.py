@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from everstep.archive import Member, pack
+from everstep.archive import ArchiveMember, pack
 from everstep.bus.blobs import MAX_BLOB_BYTES
 from everstep.messages import BlobRef, CorrectVerdict, Done, Fact, Message, ReadEvidence
 from everstep_services.attribution.evidence_reader import EvidenceReader
@@ -154,7 +154,7 @@ async def test_what_is_alike_is_named_with_what_they_share(
 
 # -- evidence ------------------------------------------------------------------------------
 
-ARCHIVE = pack([Member(2, "json", b"{}")], {3: "it had exited"})
+ARCHIVE = pack([ArchiveMember(2, "json", b"{}")], {3: "it had exited"})
 CONTENTS = [
     (ARCHIVE, "application/gzip", ".tar.gz"),
     (b'{"entries": []}', "application/json", ".json"),
@@ -290,7 +290,7 @@ async def test_how_far_each_rank_was_is_read_from_the_recorders(
 async def test_where_ranks_stood_is_folded(api: Api, reader: httpx2.AsyncClient) -> None:
     """Equal stacks are one, and the rank that stands elsewhere is named (A11.1)."""
     stood = {rank: stack(*ALL_REDUCE) for rank in (0, 1, 3)} | {2: stack(STEP)}
-    members = [Member(rank, "json", content) for rank, content in stood.items()]
+    members = [ArchiveMember(rank, "json", content) for rank, content in stood.items()]
     blob = await api.bus.blobs.put(JOB, pack(members, {4: "it had exited"}))
     await piece(api, blob, evidence="stacks")
     async with reading(api):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from everstep.archive import Member, pack
+from everstep.archive import ArchiveMember, pack
 from everstep.bus.errors import BlobMissingError
 from everstep.messages import BlobRef, Case, EvidencePiece, RankEnd, Stall
 from everstep_services.attribution.analyzers import nvrx
@@ -57,7 +57,7 @@ def recorders(rank: int, at: int, world: int = 4) -> bytes:
     job = fake.Job(world, [group], calls)
     fake.leave(job, rank, at)
     dumps = fake.play(job)
-    members = [Member(one, "json", json.dumps(dump).encode()) for one, dump in dumps.items()]
+    members = [ArchiveMember(one, "json", json.dumps(dump).encode()) for one, dump in dumps.items()]
     return pack(members, {})
 
 
@@ -108,7 +108,9 @@ async def test_ranks_that_call_two_groups_in_two_orders_are_all_named() -> None:
     here, there = (fake.Call(group, "all_reduce", ((3,),)) for group in (one, other))
     calls = {rank: [here, there] if rank % 2 else [there, here] for rank in range(4)}
     dumps = fake.play(fake.Job(4, [one, other], calls))
-    members = [Member(rank, "json", json.dumps(dump).encode()) for rank, dump in dumps.items()]
+    members = [
+        ArchiveMember(rank, "json", json.dumps(dump).encode()) for rank, dump in dumps.items()
+    ]
     found = await judged(HANG, {"flight_recorder": pack(members, {})})
     assert (found.cause, found.kind, found.ranks) == ("user_code", "cycle", (0, 1, 2, 3))
     assert not found.is_inconclusive
@@ -119,7 +121,9 @@ async def test_a_collective_that_a_dead_rank_has_torn_accuses_no_network() -> No
     group = fake.Group("0", "default_pg", tuple(range(4)))
     calls = {rank: [fake.Call(group, "all_reduce", ((4,),))] * 6 for rank in range(4)}
     dumps = fake.play(fake.Job(4, [group], calls, unstarted={(2, "0", 5)}))
-    members = [Member(rank, "json", json.dumps(dump).encode()) for rank, dump in dumps.items()]
+    members = [
+        ArchiveMember(rank, "json", json.dumps(dump).encode()) for rank, dump in dumps.items()
+    ]
     contents = {"flight_recorder": pack(members, {})}
     timeout = raised(0, "RuntimeError", "Watchdog caught collective operation timeout: WorkNCCL(")
     for waited in (HANG, case(ends=(timeout,))):
@@ -131,9 +135,9 @@ async def test_a_collective_that_a_dead_rank_has_torn_accuses_no_network() -> No
 
 
 async def test_stacks_say_what_that_rank_does_instead() -> None:
-    members = [Member(rank, "json", stack(*ALL_REDUCE)) for rank in (0, 1, 3)]
+    members = [ArchiveMember(rank, "json", stack(*ALL_REDUCE)) for rank in (0, 1, 3)]
     loader = ("_try_get_data", "/site-packages/torch/utils/data/dataloader.py", 1251)
-    members.append(Member(2, "json", stack(loader, STEP)))
+    members.append(ArchiveMember(2, "json", stack(loader, STEP)))
     contents = {"stacks": pack(members, {}), "flight_recorder": recorders(2, 3)}
     found = await judged(HANG, contents)
     assert (found.cause, found.ranks) == ("data", (2,))
@@ -148,8 +152,8 @@ async def test_a_rank_that_reads_data_itself_is_held_up_by_its_data() -> None:
         ("_next_data", "/site-packages/torch/utils/data/dataloader.py", 788),
         STEP,
     )
-    members = [Member(rank, "json", stack(*ALL_REDUCE)) for rank in (0, 1, 3)]
-    members.append(Member(2, "json", stack(*sample)))
+    members = [ArchiveMember(rank, "json", stack(*ALL_REDUCE)) for rank in (0, 1, 3)]
+    members.append(ArchiveMember(2, "json", stack(*sample)))
     contents = {"stacks": pack(members, {}), "flight_recorder": recorders(2, 3)}
     found = await judged(replace(HANG, stalls=stalls(2)), contents)
     assert (found.cause, found.ranks, found.is_inconclusive) == ("data", (2,), False)
@@ -161,8 +165,8 @@ async def test_a_rank_that_reads_data_itself_is_held_up_by_its_data() -> None:
 async def test_a_rank_that_somebody_has_stopped_is_the_hosts(state: str, cause: str) -> None:
     """Its own stack looks as if it were busy, and others have stalled before it."""
     standing = (("step", "/home/ann/train.py", 40),)
-    members = [Member(rank, "json", stack(*ALL_REDUCE)) for rank in (0, 1, 2)]
-    members.append(Member(3, "json", stack(*standing)))
+    members = [ArchiveMember(rank, "json", stack(*ALL_REDUCE)) for rank in (0, 1, 2)]
+    members.append(ArchiveMember(3, "json", stack(*standing)))
     status = f"Name:\tpython\nState:\t{state}\nTgid:\t7"
     processes = {"ranks": {"2": {"status": "State:\tS"}, "3": {"pid": "7", "status": status}}}
     contents = {"stacks": pack(members, {}), "process": json.dumps(processes).encode()}
@@ -242,7 +246,10 @@ async def test_a_kill_for_memory_is_the_hosts_where_the_kernel_counted_one(
 async def test_a_rank_that_is_ending_is_no_culprit_of_a_node_that_was_lost() -> None:
     """It raised as it lost its peers, and others have not noticed yet."""
     ending = (("_exitfunc", "/usr/lib/python3.11/weakref.py", 666),)
-    members = [Member(0, "json", stack(*ALL_REDUCE)), Member(1, "json", stack(*ending))]
+    members = [
+        ArchiveMember(0, "json", stack(*ALL_REDUCE)),
+        ArchiveMember(1, "json", stack(*ending)),
+    ]
     of = case(trigger="node_lost", node="n1", nodes=2, reason="n1 is gone: nobody hears it")
     found = await judged(of, {"stacks": pack(members, {}), "flight_recorder": recorders(2, 3)})
     assert (found.cause, found.ranks, found.nodes) == ("host", of.ranks_of("n1"), ("n1",))
@@ -360,7 +367,7 @@ async def test_a_script_that_ended_well_before_the_others_lost_it_has_left_them(
 
 
 async def test_logs_name_the_rank_where_its_end_says_nothing() -> None:
-    log = pack([Member(3, "txt", TRACEBACK)], {2: "the rank had exited"})
+    log = pack([ArchiveMember(3, "txt", TRACEBACK)], {2: "the rank had exited"})
     found = await judged(case(ends=(lost_peer(0),)), {"log": log})
     assert (found.cause, found.ranks) == ("user_code", (3,))
     assert "log of rank 2: the rank had exited" in found.missing
@@ -370,9 +377,9 @@ BAD = {
     "gone": b"",
     "cut": recorders(1, 2)[:200],
     "not an archive": b"\x1f\x8b" + bytes(50),
-    "pickle": pack([Member(0, "pickle", b"cposix\nsystem\n(S'id'\ntR.")], {}),
-    "deep": pack([Member(0, "json", b"[" * 100_000)], {}),
-    "other encoding": pack([Member(0, "json", "ä".encode("utf-16") * 1000)], {}),
+    "pickle": pack([ArchiveMember(0, "pickle", b"cposix\nsystem\n(S'id'\ntR.")], {}),
+    "deep": pack([ArchiveMember(0, "json", b"[" * 100_000)], {}),
+    "other encoding": pack([ArchiveMember(0, "json", "ä".encode("utf-16") * 1000)], {}),
 }
 
 
@@ -406,7 +413,7 @@ class TheirAnalyzer:
 
 async def test_an_analyzer_of_nvrx_is_a_plug_in_by_one_line() -> None:
     """Its ranks are a place; the causes come from others."""
-    log = pack([Member(3, "txt", TRACEBACK)], {})
+    log = pack([ArchiveMember(3, "txt", TRACEBACK)], {})
     analyzers = {**BUILT_IN, "theirs": nvrx.adapted(TheirAnalyzer())}
     found = await judged(case(ends=(lost_peer(0),)), {"log": log}, analyzers)
     named = [claim for claim, _ in found.evidence if claim.analyzer == "theirs"]

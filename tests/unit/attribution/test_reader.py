@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from everstep.archive import Member, pack
+from everstep.archive import ArchiveMember, pack
 from everstep.bus.requests import RefusalError
 from everstep.messages import BlobRef, EvidencePiece, ReadEvidence
 from everstep.messages.codec import encode
@@ -35,7 +35,7 @@ async def test_an_answer_is_cut_until_a_message_can_carry_it() -> None:
     """A thousand ranks that all stand elsewhere are still an answer (A11.1)."""
     bus = MemoryBus(MemoryServer())
     frames = ["f" * 240 + str(n) for n in range(64)]
-    members = [Member(rank, "txt", stack(f"here_{rank}", *frames)) for rank in range(60)]
+    members = [ArchiveMember(rank, "txt", stack(f"here_{rank}", *frames)) for rank in range(60)]
     found = await EvidenceReader(bus).stacks(await asked(bus, pack(members, {})))
     assert (found.ranks, found.is_cut) == (60, True)
     assert found.stacks
@@ -44,7 +44,7 @@ async def test_an_answer_is_cut_until_a_message_can_carry_it() -> None:
 
 async def test_a_damaged_archive_costs_only_its_own_node() -> None:
     bus = MemoryBus(MemoryServer())
-    whole = pack([Member(0, "txt", stack("step"))], {})
+    whole = pack([ArchiveMember(0, "txt", stack("step"))], {})
     found = await EvidenceReader(bus).stacks(await asked(bus, whole[:40], whole))
     assert found.ranks == 1
     assert found.notes

@@ -26,7 +26,7 @@ from everstep.messages import (
     tag_of,
 )
 
-PLAIN_FLOATS = {"confidence", "high", "low", "weight"}
+PLAIN_FLOATS = {"confidence", "high", "low", "value", "weight"}
 SIZE_WORDS = {
     *("size", "memory", "bytes", "duration", "timeout", "time", "wait", "waited", "age"),
     *("silence", "grace", "lag", "ttl", "elapsed", "delay", "resident"),

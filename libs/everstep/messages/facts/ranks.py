@@ -151,6 +151,15 @@ class RanksStopped(RoundFact, frozen=True, kw_only=True, tag="ranks_stopped.v1")
     """The processes that hold it, if that is known."""
 
 
+class ReportedValue(Part, frozen=True, kw_only=True):
+    """A metric that the script reports."""
+
+    name: str
+    """As the script calls it: `loss`."""
+    value: float
+    """Its latest value on the first rank."""
+
+
 class ProgressMade(RoundFact, frozen=True, kw_only=True, tag="progress_made.v1"):
     """The training made progress.
 
@@ -170,6 +179,12 @@ class ProgressMade(RoundFact, frozen=True, kw_only=True, tag="progress_made.v1")
     """Steps made in that time."""
     step_p50_s: float | None = None
     """The median step in that time."""
+    step_p99_s: float | None = None
+    """The length that 99 of 100 steps in that time did not exceed; of its last 500 steps."""
+    step_max_s: float | None = None
+    """The longest of these steps."""
+    values: tuple[ReportedValue, ...] = ()
+    """The latest value of each metric that the script reports; finite ones only."""
     total_steps: Count | None = None
     """The last step of the training, if the script declared it."""
     lost_steps: Count = 0

@@ -50,6 +50,7 @@ JOBS = ProjectedTable(
         "restarts": greatest("int"),
         "world_size": greatest("int"),
         "last_step": greatest("int"),
+        "stepped_us": greatest("int"),
         "total_steps": greatest("int"),
         "lost_steps": total(),
         "ranks_failed": total(),
@@ -70,7 +71,7 @@ JOBS = ProjectedTable(
 )
 """`opened_n` is the first fact that only a job which was begun can have: without one there is no
 job, whatever else names it. `begun_fact` is of the latest allocation: if that is later than
-`ended_fact`, the job goes on."""
+`ended_fact`, the job goes on. `stepped_us` is when steps were last reported, by our clock."""
 
 ALLOCATIONS = ProjectedTable(
     "allocations",

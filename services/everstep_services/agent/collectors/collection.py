@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 
 from everstep import archive
-from everstep.archive import Member
+from everstep.archive import ArchiveMember
 from everstep.clock import Clock
 from everstep.errors import EverstepError
 from everstep_services.agent.ranks.protocol import RankSeen
@@ -54,7 +54,7 @@ class EvidenceFound:
     summary: str
     content: bytes = b""
     """One document about all ranks or the node …"""
-    members: tuple[Member, ...] = ()
+    members: tuple[ArchiveMember, ...] = ()
     """… or a piece of each rank; the pieces become an archive."""
     missing: Mapping[int, str] = field(default_factory=dict)
     """The ranks without a result, each with the reason."""
@@ -126,7 +126,7 @@ class RankPiece:
     """The result for one rank."""
 
     summary: str
-    member: Member
+    member: ArchiveMember
 
 
 async def from_each(

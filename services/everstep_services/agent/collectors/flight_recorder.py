@@ -5,7 +5,7 @@ import os
 import stat
 from collections.abc import Mapping
 
-from everstep.archive import Member
+from everstep.archive import ArchiveMember
 from everstep.clock import Clock
 from everstep_services.agent.collectors.collection import (
     EvidenceFound,
@@ -35,7 +35,7 @@ async def flight_recorders(scene: Scene, clock: Clock) -> EvidenceFound | None:
         if content is None:
             return None
         text = f"torch's own dump of {len(content)} bytes"
-        return RankPiece(text, Member(rank.rank, "pickle", content))
+        return RankPiece(text, ArchiveMember(rank.rank, "pickle", content))
 
     async def recorded(rank: RankSeen) -> RankPiece:
         try:
@@ -65,7 +65,7 @@ async def _recorded(rank: RankSeen, within_s: float) -> RankPiece:
         raise NothingFoundError(f"its recorder answered nonsense: {content[:80]!r}")
     waits = f", waits in {trace.waits_in}" if trace.waits_in else ""
     count = f"{trace.entered} collectives" if trace.entered else "no collective yet"
-    return RankPiece(f"{count}{waits}", Member(rank.rank, "json", content))
+    return RankPiece(f"{count}{waits}", ArchiveMember(rank.rank, "json", content))
 
 
 def _dump_path(rank: RankSeen, environ: Mapping[str, str]) -> str:

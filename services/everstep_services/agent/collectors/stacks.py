@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.archive import Member
+from everstep.archive import ArchiveMember
 from everstep.clock import Clock
 from everstep_services.agent.collectors.collection import (
     EvidenceFound,
@@ -150,7 +150,7 @@ def _piece(rank: int, output: bytes) -> RankPiece:
     holds = any(thread.owns_gil for thread in threads)
     return RankPiece(
         _where(threads) + (", holds the interpreter's lock" if holds else ""),
-        Member(rank, "json", msgspec.json.encode(threads)),
+        ArchiveMember(rank, "json", msgspec.json.encode(threads)),
     )
 
 
@@ -171,7 +171,7 @@ async def _by_its_own(rank: RankSeen, within_s: float, why: str) -> RankPiece:
         text = await answer(rank.folder, "dump_traceback", within_s)
     except TorchServerError as error:
         raise NothingFoundError(f"{why}; and its own traceback: {error}") from error
-    member = Member(rank.rank, "txt", text[:_MOST_BYTES])
+    member = ArchiveMember(rank.rank, "txt", text[:_MOST_BYTES])
     return RankPiece(f"its own traceback, as {why}", member)
 
 

@@ -43,7 +43,6 @@ from everstep_services.agent.telemetry.facts import AgentFacts
 from everstep_services.agent.telemetry.progress import ProgressReader
 from everstep_services.agent.telemetry.saves import CoordinatedSaves
 from everstep_services.agent.timings.monitor import RoundPosition, TimingMonitor
-from trainer_sdk.page import PageReading
 
 if TYPE_CHECKING:
     from everstep_services.agent.injection.agent_faults import AgentFaults
@@ -102,7 +101,7 @@ class AgentService:
             others, record, self._do,
         )  # fmt: skip
         self._progress = ProgressReader(
-            plan, self._agent, self._page, self._records, clock, self._stalls.watch
+            plan, self._agent, self._watched, self._records, clock, self._stalls.watch
         )
         self._saves = CoordinatedSaves(
             plan.scheduler.name, self._agent, self._watched, self._records, clock, record
@@ -286,9 +285,6 @@ class AgentService:
             plan.job, plan.node, self._bus, self._clock, self._place, self._watched, role=role
         )
         return (timings.tell_for_ever,)
-
-    def _page(self, rank: int) -> PageReading | None:
-        return self._ranks.runner.warden.page(rank)
 
     # -- faults on purpose -----------------------------------------------------------------------
 

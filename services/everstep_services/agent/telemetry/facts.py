@@ -38,6 +38,7 @@ from everstep_services.agent.probes.verdicts import NodeExamination
 from everstep_services.agent.ranks.protocol import Stopped
 from everstep_services.agent.stalls.judge import Moving, Stalled, WatchState
 from everstep_services.agent.stalls.process_state import ProcessState
+from everstep_services.agent.telemetry.step_figures import NO_FIGURES, StepFigures
 from trainer_sdk.wire import Injected
 
 
@@ -106,7 +107,14 @@ class AgentFacts:
         )
 
     def progress_made(
-        self, order: StartRanks, step: int, *, is_first: bool, steps: int, steps_s: float
+        self,
+        order: StartRanks,
+        step: int,
+        *,
+        is_first: bool,
+        steps: int,
+        steps_s: float,
+        figures: StepFigures = NO_FIGURES,
     ) -> ProgressMade:
         return ProgressMade(
             **self._of_round(order.round),
@@ -115,6 +123,11 @@ class AgentFacts:
             is_first=is_first,
             steps=steps,
             steps_s=steps_s,
+            step_p50_s=figures.p50_s,
+            step_p99_s=figures.p99_s,
+            step_max_s=figures.max_s,
+            values=figures.values,
+            total_steps=figures.total,
         )
 
     def evidence(  # noqa: PLR0913  a piece of evidence, or why there is none

@@ -14,9 +14,11 @@ from everstep.messages import (
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.ranks.liveness_port import LivenessPort
 from everstep_services.agent.ranks.protocol import RankRuns
+from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.stalls.monitor import RankStanding, StallMonitor
 from everstep_services.agent.telemetry.facts import AgentFacts
+from everstep_services.agent.telemetry.step_figures import NO_FIGURES, StepFigures, read_figures
 from trainer_sdk.page import CountedBy, PageReading
 
 _EVERY_S = 60.0
@@ -31,14 +33,14 @@ class ProgressReader:
         self,
         plan: RunPlan,
         agent: Agent,
-        page: Callable[[int], PageReading | None],
+        watched: Callable[[int], WatchedRank | None],
         records: AgentFacts,
         clock: Clock,
         stalls: StallMonitor,
     ) -> None:
         self._plan = plan
         self._agent = agent
-        self._page = page
+        self._watched = watched
         self._records = records
         self._clock = clock
         self._sequence = 0
@@ -69,8 +71,9 @@ class ProgressReader:
         now = self._clock.now()
         took_s, self._said_at = now - self._said_at, now
         return self._records.progress_made(
-            order, step, is_first=True, steps=1, steps_s=round(took_s, 6)
-        )
+            order, step, is_first=True, steps=1, steps_s=round(took_s, 6),
+            figures=self._figures(order.first_rank, 1),
+        )  # fmt: skip
 
     def step(self, rank: int) -> int | None:
         """The last step of a rank in this round, as its page shows."""
@@ -162,8 +165,17 @@ class ProgressReader:
         steps, took_s = step - self._said_step, now - self._said_at
         self._said_step, self._said_at = step, now
         yield self._records.progress_made(
-            order, step, is_first=False, steps=steps, steps_s=round(took_s, 6)
-        )
+            order, step, is_first=False, steps=steps, steps_s=round(took_s, 6),
+            figures=self._figures(order.first_rank, steps),
+        )  # fmt: skip
+
+    def _figures(self, rank: int, steps: int) -> StepFigures:
+        rank_watch = self._watched(rank)
+        return NO_FIGURES if rank_watch is None else read_figures(rank_watch.page, steps)
+
+    def _page(self, rank: int) -> PageReading | None:
+        rank_watch = self._watched(rank)
+        return None if rank_watch is None else rank_watch.reading()
 
     def _rank(self, rank: int) -> RankBeat:
         return beat_of(rank, self._page(rank), self._stalls.standing(rank), self._clock.now())

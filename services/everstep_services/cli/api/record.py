@@ -161,6 +161,9 @@ class AbsentBus:
     connected = False
     returns = 0
 
+    def __init__(self, reason: str = _AWAY) -> None:
+        self._reason = reason
+
     @property
     def blobs(self) -> "AbsentBus":
         """Contents of evidence: only copies in the database can be read."""
@@ -172,23 +175,23 @@ class AbsentBus:
 
     async def ask(self, *_: object, **__: object) -> NoReturn:
         """No service can be asked."""
-        raise NobodyAnswersError(_AWAY)
+        raise NobodyAnswersError(self._reason)
 
     async def get(self, *_: object) -> NoReturn:
         """No document and no blob can be read."""
-        raise BusUnreachableError(_AWAY)
+        raise BusUnreachableError(self._reason)
 
     async def put(self, *_: object) -> NoReturn:
         """No document and no blob can be written."""
-        raise BusUnreachableError(_AWAY)
+        raise BusUnreachableError(self._reason)
 
     async def keys(self, *_: object) -> NoReturn:
         """No document can be listed."""
-        raise BusUnreachableError(_AWAY)
+        raise BusUnreachableError(self._reason)
 
     async def keeps_s(self) -> NoReturn:
         """How long the server keeps blobs is not known."""
-        raise BusUnreachableError(_AWAY)
+        raise BusUnreachableError(self._reason)
 
 
 def _admitted(app: Any) -> Any:

@@ -7,6 +7,7 @@ from everstep.bus import BusSettings
 from everstep.errors import EverstepError
 from everstep.messages import JobSpec
 from everstep.observe.logs import configure
+from everstep.observe.redaction import redact_words
 from everstep.observe.settings import LogSettings
 from everstep.settings import DEFAULT, Loaded, Settings
 from everstep_services.agent.attached.attached_plan import AttachedPlan
@@ -18,7 +19,7 @@ from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.machine.state import StateDir, find_state_dir
 from everstep_services.cli.run import environment
 from everstep_services.cli.run.arguments import Given
-from everstep_services.cli.run.fingerprint import fingerprint, masked
+from everstep_services.cli.run.fingerprint import fingerprint
 from everstep_services.cli.run.limit_rules import limits_of
 from everstep_services.cli.stack.admission import agent_login
 from trainer_sdk.launchers import LaunchedRank
@@ -57,7 +58,7 @@ def plan_attached(
         node=agent.node_id or environment.node_id(environ),
         folder=folder,
         place=place,
-        spec=_spec(job, place, masked(command), environ),
+        spec=_spec(job, place, redact_words(command), environ),
         allocation=environment.allocation_id(scheduler),
         scheduler=scheduler,
         address=agent.address or environment.address_towards(bus.url),

@@ -10,6 +10,7 @@ from typing import Literal
 from everstep.bus.settings import BusSettings
 from everstep.ids import BadNameError, checked_name, new_id
 from everstep.messages.facts.jobs import JobSpec
+from everstep.observe.redaction import redact_words
 from everstep.settings import DEFAULT, Flag, Loaded
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.agent.replicas.local_root import check_local_root
@@ -22,7 +23,7 @@ from everstep_services.cli.run import environment
 from everstep_services.cli.run.arguments import Given, UsageError
 from everstep_services.cli.run.compatibility import apply_rdzv_conf, nodes_of, notes_of
 from everstep_services.cli.run.console_choice import console_choice
-from everstep_services.cli.run.fingerprint import fingerprint, masked
+from everstep_services.cli.run.fingerprint import fingerprint
 from everstep_services.cli.run.limit_rules import limits_of
 from everstep_services.cli.run.rank_count import count_ranks
 
@@ -183,7 +184,7 @@ def _spec(
     if counted:
         given.notes.append(f"--nproc-per-node {given.text('nproc_per_node')}: {ranks} {counted}")
     job = _job_of(given, scheduler, most + (given.whole("spares") or 0))
-    shown = masked([command.target, *command.arguments])
+    shown = redact_words([command.target, *command.arguments])
     spec = JobSpec(
         name=given.text("name") or job,
         labels=_labels_of(given),

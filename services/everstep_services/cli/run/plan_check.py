@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from everstep.observe.redaction import redact_words
 from everstep.settings import shown
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.cli.run.console_choice import said
 from everstep_services.cli.run.environment import address_towards, is_elsewhere
-from everstep_services.cli.run.fingerprint import masked
 
 
 def objections(plan: RunPlan) -> Iterator[str]:
@@ -94,7 +94,10 @@ def _about_script(path: Path) -> Iterator[str]:
 def _interpreter(plan: RunPlan) -> list[str]:
     if plan.command.kind == "program":
         return []
-    return [*masked([plan.command.python]), *(["-m"] if plan.command.kind == "module" else [])]
+    return [
+        *redact_words([plan.command.python]),
+        *(["-m"] if plan.command.kind == "module" else []),
+    ]
 
 
 def _nodes(plan: RunPlan) -> str:

@@ -22,7 +22,7 @@ from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.output import print_json, print_line, say, schema
 from everstep_services.history.api.app import create_app, make_context
 from everstep_services.history.api.context import Connectedness
-from everstep_services.history.bundle import BundleError, unpack
+from everstep_services.history.bundle import BundleError, BundleOrigin, read_origin, unpack
 from everstep_services.history.commands import make_token
 from everstep_services.history.notifier import LogNotifier
 from everstep_services.history.settings import ApiSettings
@@ -53,29 +53,42 @@ async def _serve(
     folder: Path,
     stop: asyncio.Event,
 ) -> None:
-    clock, bus = SystemClock(), AbsentBus()
-    absent: Any = bus
+    clock, absent = SystemClock(), AbsentBus("a bundle answers from what was exported only")
+    bus: Any = absent
     nothing_else = Connectedness(lambda: False, lambda: False)
+    origin = await read_origin(database)
     context = await make_context(
-        ApiSettings(), database, LogNotifier(), nothing_else, clock=clock, bus=absent
+        ApiSettings(), database, LogNotifier(), nothing_else, clock=clock, bus=bus, bundle=origin
     )
     token = await make_token(database, "bundle", "read", clock)
     token_file = folder / "token"
     await asyncio.to_thread(_write_secret, token_file, token)
     facts = (await log_head(database)).last_n
     url = url_of(listener)
-    link = f"{url}/login?code={context.login_codes.make(token)}"
+    link = f"{url}/login?code={await context.login_codes.make(token)}"
     told = {"url": url, "link": link, "token_file": str(token_file), "facts": facts}
+    told |= _about(origin)
     if invocation.output == "jsonl":
         print_line({"schema": schema("bundle_server"), **told})
     elif invocation.output == "json":
         print_json({"schema": schema("bundle_server"), **told})
     else:
-        say(f"{facts} facts; the link logs in once, within a minute:")
+        when = told["exported_at"]
+        about = "" if origin is None else f" of job {cell(origin.job)}"
+        exported = f", exported {when}" if when else ""
+        say(f"{facts} facts{about}{exported}; read-only. The link logs in once, within a minute:")
         say(f"  {link}")
         say("for commands and programs:")
         say(f"  everstep jobs --api {url} --token-file {cell(token_file)}")
     await serve_asgi(create_app(context), listener, stop)
+
+
+def _about(origin: BundleOrigin | None) -> dict[str, str | None]:
+    if origin is None:
+        return {"job": None, "exported_at": None}
+    at = origin.exported_at
+    when = None if at is None else at.isoformat(timespec="seconds").replace("+00:00", "Z")
+    return {"job": origin.job, "exported_at": when}
 
 
 async def _check(bundle: Path, database: Path) -> None:

@@ -9,9 +9,10 @@ from starlette.types import ASGIApp
 
 from everstep import __version__
 from everstep.bus.ports import Bus
-from everstep.clock import Clock
+from everstep.clock import Clock, SystemClock
 from everstep.store.database import Database
 from everstep.store.evidence_copies import EvidenceCopies
+from everstep.store.login_codes import LoginCodes
 from everstep.store.queries import log_head
 from everstep.store.schema import head
 from everstep.store.tokens import Tokens
@@ -45,10 +46,11 @@ from everstep_services.history.api.http.feed import Feed
 from everstep_services.history.api.http.middleware import RequestLimits
 from everstep_services.history.api.http.problems import ProblemAnswer, handle, pattern_of
 from everstep_services.history.beats import Beats
-from everstep_services.history.dashboard.session import LoginCodes
+from everstep_services.history.bundle import BundleClock, BundleOrigin
 from everstep_services.history.dashboard.site import Dashboard
 from everstep_services.history.evidence_retention import EvidenceRetention
 from everstep_services.history.goodput.reader import GoodputReader
+from everstep_services.history.mask import MaskedAnswers
 from everstep_services.history.notifications.service import Notifications
 from everstep_services.history.notifications.settings import NotifySettings
 from everstep_services.history.notifier import LogNotifier
@@ -93,6 +95,7 @@ async def make_context(  # noqa: PLR0913  each is a part of its own
     clock: Clock,
     bus: Bus,
     notifications: Notifications | None = None,
+    bundle: BundleOrigin | None = None,
 ) -> Context:
     """The collaborators of the endpoints. The database must have its schema already."""
     now = await log_head(database)
@@ -109,19 +112,22 @@ async def make_context(  # noqa: PLR0913  each is a part of its own
         goodput=GoodputReader(database),
         retention=EvidenceRetention(bus.blobs, clock),
         cursors=Cursors(now.secret),
-        clock=clock,
+        clock=clock if bundle is None else BundleClock(bundle),
         epoch=now.epoch,
         schema=await asyncio.to_thread(head),
         connectedness=connectedness,
         notifications=notifications or Notifications(NotifySettings(), bus, clock),
-        login_codes=LoginCodes(clock),
+        login_codes=LoginCodes(database, clock),
+        bundle=bundle,
     )
 
 
 def create_app(context: Context) -> ASGIApp:
     """Pages for people and REST as one ASGI application, all limits included."""
-    rest = RequestLimits(create_api(context), context.settings, context.auth)
-    return Dashboard(rest, context.clock, context.login_codes)
+    api, is_bundle = create_api(context), context.bundle is not None
+    rest = RequestLimits(api, context.settings, context.auth, is_read_only=is_bundle)
+    clock = SystemClock() if is_bundle else context.clock
+    return Dashboard(rest, clock, context.login_codes, context.bundle)
 
 
 def create_api(context: Context) -> FastAPI:
@@ -140,6 +146,7 @@ def create_api(context: Context) -> FastAPI:
     )
     api.state.context = context
     handle(api)
+    api.add_middleware(MaskedAnswers)
     api.state.methods = [
         (pattern_of(f"{BASE}{route.path}"), route.methods)
         for part in PARTS

@@ -11,13 +11,14 @@ from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.store.database import Database
 from everstep.store.evidence_copies import EvidenceCopies
+from everstep.store.login_codes import LoginCodes
 from everstep.store.tokens import Scope, Token, Tokens, allows
 from everstep_services.history.api.http.auth import TokenAuth
 from everstep_services.history.api.http.cursors import Cursors
 from everstep_services.history.api.http.feed import Feed
 from everstep_services.history.api.http.problems import ProblemError
 from everstep_services.history.beats import Beats
-from everstep_services.history.dashboard.session import LoginCodes
+from everstep_services.history.bundle import BundleOrigin
 from everstep_services.history.evidence_retention import EvidenceRetention
 from everstep_services.history.goodput.reader import GoodputReader
 from everstep_services.history.notifications.service import Notifications
@@ -53,6 +54,8 @@ class Context:
     connectedness: Connectedness
     notifications: Notifications
     login_codes: LoginCodes
+    bundle: BundleOrigin | None = None
+    """Set where an exported bundle is served: all is read-only, and nothing is live."""
 
 
 _bearer = HTTPBearer(

@@ -27,7 +27,7 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class PageAction:
     """One thing that can be done."""
 
     name: str
@@ -118,25 +118,25 @@ _SAVE = Field("save_first", "Save a checkpoint first", "checkbox")
 _IN_JOB = ("job",)
 _AT_STEP = ("step", "job", "tier")
 
-ACTIONS: Mapping[str, Action] = {
-    "stop": Action(
+ACTIONS: Mapping[str, PageAction] = {
+    "stop": PageAction(
         "Stop the job", "Its round ends, and no other one follows. The command ends with its code.",
         _IN_JOB, partial(_job_verb, "stop"), _saving_first, (_SAVE,), is_drastic=True,
     ),
-    "restart": Action(
+    "restart": PageAction(
         "Restart the job", "The round ends and another one follows. The restart budget stays.",
         _IN_JOB, partial(_job_verb, "restart"), _saving_first, (_SAVE,), is_drastic=True,
     ),
-    "save": Action(
+    "save": PageAction(
         "Save now", "The script is asked for a checkpoint at its next step.",
         _IN_JOB, partial(_job_verb, "save"), _nothing,
     ),
-    "capture": Action(
+    "capture": PageAction(
         "Capture evidence", "Stacks and flight recorders are collected. Training goes on.",
         _IN_JOB, partial(_job_verb, "capture"), _capture,
         (Field("ranks", "Ranks", hint="as 0, 3, 7; empty for all"),),
     ),
-    "correct": Action(
+    "correct": PageAction(
         "Correct the verdict",
         "What you say holds, whatever later evidence says. The reason is how you know.",
         ("incident",),
@@ -150,46 +150,46 @@ ACTIONS: Mapping[str, Action] = {
         ),
         back="incident",
     ),
-    "exclude": Action(
+    "exclude": PageAction(
         "Exclude the node", "It gets no slot in any job, until the exclusion ends.",
         ("node",), partial(_node_verb, "exclude"), _ttl,
         (Field("hours", "For how many hours", "number", "empty: 24; 0: until it is included"),),
         is_drastic=True, back="node",
     ),
-    "include": Action(
+    "include": PageAction(
         "Include the node", "Its exclusion and its strikes end now.",
         ("node",), partial(_node_verb, "include"), _nothing, back="node",
     ),
-    "drain": Action(
+    "drain": PageAction(
         "Drain the node", "Its job saves, then goes on without the node.",
         ("node", "job"), partial(_node_verb, "drain"), _drain, is_drastic=True, back="node",
     ),
-    "check": Action(
+    "check": PageAction(
         "Check the node", "Its agent examines it when no rank of its runs.",
         ("node", "job"), partial(_node_verb, "check"), _drain, back="node",
     ),
-    "pin": Action(
+    "pin": PageAction(
         "Pin the checkpoint", "Retention never deletes it.",
         _AT_STEP, partial(_checkpoint, "pin"), _tier, back="checkpoints",
     ),
-    "unpin": Action(
+    "unpin": PageAction(
         "Unpin the checkpoint", "Retention may delete it again.",
         _AT_STEP, partial(_checkpoint, "unpin"), _tier, back="checkpoints",
     ),
-    "verify": Action(
+    "verify": PageAction(
         "Verify the checkpoint", "Its files are read back and compared with their hashes.",
         _AT_STEP, partial(_checkpoint, "verify"), _tier, back="checkpoints",
     ),
-    "brake": Action(
+    "brake": PageAction(
         "Pull the brake", "Every actuator only observes: what would be done is recorded, not done.",
         _IN_JOB, lambda _form: "brake", partial(_brake, is_on=True), is_drastic=True,
         back="control",
     ),
-    "release": Action(
+    "release": PageAction(
         "Release the brake", "Decisions are carried out again.",
         _IN_JOB, lambda _form: "brake", partial(_brake, is_on=False), back="control",
     ),
-    "switch": Action(
+    "switch": PageAction(
         "Change a switch", "It holds at once, without a restart of anything.",
         ("switch", "job"), lambda _form: "control", _switch,
         (Field("value", "New value", hint="empty goes back to the default"),), back="control",
@@ -242,14 +242,14 @@ def _asked(request: Request, given: Form, problem: str, status: int = 200) -> Pa
     return Page("action.html", values, status)
 
 
-def _action(request: Request) -> Action:
+def _action(request: Request) -> PageAction:
     found = ACTIONS.get(request.path_params["verb"])
     if found is None:
         raise RestError(404, "there is no such action")
     return found
 
 
-def _back(action: Action, form: Form) -> str:
+def _back(action: PageAction, form: Form) -> str:
     match action.back:
         case "node":
             return f"/{path_of('nodes', form.get('node', ''))}"

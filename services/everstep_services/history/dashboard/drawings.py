@@ -1,4 +1,4 @@
-"""The geometry of pictures that the server draws: rounds over time, step times, a ledger.
+"""The geometry of pictures that the server draws: rounds over time, a ledger.
 
 Pictures are SVG 1000 units wide that stretches with the page; what they say in words stands in
 HTML around them.
@@ -50,7 +50,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class TimelineMark:
     """A moment: an incident or a checkpoint."""
 
     kind: str
@@ -60,13 +60,13 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class DrawnTimeline:
     """A job over its time."""
 
     began: datetime
     ended: datetime
     segments: Sequence[Segment]
-    marks: Sequence[Mark]
+    marks: Sequence[TimelineMark]
 
     @property
     def seconds(self) -> float:
@@ -78,7 +78,7 @@ def timeline(
     parts: Sequence[Mapping[str, Any]],
     incidents: Sequence[Mapping[str, Any]],
     commits: Sequence[Mapping[str, Any]],
-) -> Timeline | None:
+) -> DrawnTimeline | None:
     """What the time of a job went into, part by part; None while no time has passed."""
     times = [(moment(one["since"]), moment(one["until"]), one) for one in parts]
     known = [(since, until, one) for since, until, one in times if since and until]
@@ -102,25 +102,27 @@ def timeline(
         )  # fmt: skip
     # Short ones are drawn last, or the long one behind them would cover them.
     segments.sort(key=lambda one: -one.width)
-    return Timeline(began, ended, segments, _marks(incidents, commits, place))
+    return DrawnTimeline(began, ended, segments, _marks(incidents, commits, place))
 
 
 def _marks(
     incidents: Sequence[Mapping[str, Any]],
     commits: Sequence[Mapping[str, Any]],
     place: Callable[[datetime], float],
-) -> Sequence[Mark]:
+) -> Sequence[TimelineMark]:
     found = []
     for one in commits[:_MARKS_MOST]:
         at = moment(one.get("at"))
         if at is not None and one.get("tier") == "global":
-            found.append(Mark("checkpoint", round(place(at), 2), f"step {one['step']} saved"))
+            found.append(
+                TimelineMark("checkpoint", round(place(at), 2), f"step {one['step']} saved")
+            )
     for one in incidents:
         at = moment(one["opened_at"])
         if at is not None:
             text = one["story"] or one["reason"] or "incident"
             href = f"/{path_of('incidents', one['incident'])}"
-            found.append(Mark("incident", round(place(at), 2), text, href))
+            found.append(TimelineMark("incident", round(place(at), 2), text, href))
     return found
 
 
@@ -137,51 +139,6 @@ def shares(seconds: Mapping[str, float] | None) -> Sequence[tuple[str, str, floa
             found.append((kind, name, lasted_s, round(x, 2), round(width, 2)))
             x += width
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """Step times, as a line."""
-
-    points: str
-    began: datetime
-    ended: datetime
-    low_s: float
-    high_s: float
-    median_s: float
-    last_s: float
-    top_s: float
-    rows: Sequence[tuple[datetime, int, float]]
-
-
-def step_series(progress: Sequence[Mapping[str, Any]]) -> Series | None:
-    """The seconds of a step over time; None while fewer than two are known."""
-    rows = []
-    for one in progress:
-        at, each_s = moment(one.get("at")), _step_s(one)
-        if at is not None and each_s is not None:
-            rows.append((at, int(one["step"]), each_s))
-    rows.sort()
-    if len(rows) < 2:
-        return None
-    values = sorted(each for _, _, each in rows)
-    top = values[-1] * 1.1
-    span_s = max((rows[-1][0] - rows[0][0]).total_seconds(), 1e-3)
-    points = " ".join(
-        f"{(at - rows[0][0]).total_seconds() / span_s * WIDTH:.1f},{120 - each / top * 120:.1f}"
-        for at, _, each in rows
-    )
-    return Series(
-        points, rows[0][0], rows[-1][0], values[0], values[-1], values[len(values) // 2],
-        rows[-1][2], top, rows[::-1],
-    )  # fmt: skip
-
-
-def _step_s(one: Mapping[str, Any]) -> float | None:
-    if one.get("step_p50_s"):
-        return float(one["step_p50_s"])
-    steps, took_s = one.get("steps") or 0, one.get("steps_s") or 0.0
-    return float(took_s) / steps if steps and took_s else None
 
 
 @dataclass(frozen=True, slots=True)

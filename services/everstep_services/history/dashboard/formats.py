@@ -123,13 +123,20 @@ def number(value: float | None) -> str:
     """With thin spaces between thousands."""
     if value is None:
         return NOTHING
-    text = f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
+    if isinstance(value, int) or 1e5 <= abs(value) < 1e15:
+        text = f"{value:,.0f}"
+    else:
+        text = f"{value:,.6g}"
     return text.replace(",", "\u202f")
 
 
 def percent(ratio: float | None) -> str:
     """A ratio, in hundredths."""
-    return NOTHING if ratio is None else f"{ratio * 100:.3g}\u202f%"
+    if ratio is None:
+        return NOTHING
+    if 0 < abs(ratio) < 0.0005:
+        return "<\u202f0.1\u202f%"
+    return f"{ratio * 100:.3g}\u202f%" if abs(ratio) >= 0.01 else f"{ratio * 100:.1f}\u202f%"
 
 
 def words(name: str | None) -> str:

@@ -8,7 +8,8 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 from urllib.parse import quote, unquote, urlencode
 
@@ -21,6 +22,8 @@ from everstep.errors import EverstepError
 _BASE = "/api/v1/"
 _AT_ONCE = 24
 """Fewer than REST has turns: pages never leave its clients without one."""
+_OF_A_PAGE = 4
+"""As many as the database has readers: on a slow machine, more would fail while they wait."""
 _KEPT_ANSWERS = 400
 _KEPT_BYTES = 32 << 20
 _KEPT_LARGEST = 1 << 20
@@ -41,7 +44,7 @@ class RestError(EverstepError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RestAnswer:
     """The data, or the reason why there are none."""
 
     data: Any
@@ -67,6 +70,10 @@ class Rest:
         self._kept: OrderedDict[bytes, tuple[float, bytes]] = OrderedDict()
         self._kept_bytes = 0
         self._turns = asyncio.Semaphore(_AT_ONCE)
+
+    def now(self) -> datetime:
+        """The time of day, for what pages compute from it."""
+        return self._clock.wall()
 
     def reader(self, visitor: Visitor) -> "Reader":
         """For one request of one visitor."""
@@ -137,12 +144,12 @@ class Reader:
     stale_s: float | None = None
     """The age of the oldest answer that was given from memory."""
     stale_reason: str = ""
+    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_OF_A_PAGE))
 
     async def get(self, path: str, **query: object) -> Any:
         """The JSON that REST answers. A `RestError` says why there is none."""
         text = _query(query)
-        status, data, scope = await self.rest.ask(self.visitor, "GET", path, text)
-        self._note(scope)
+        status, data = await self._ask("GET", path, text)
         key = self._key(path, text)
         if status == 200:
             self.rest.keep(key, data)
@@ -155,35 +162,38 @@ class Reader:
         self.stale_reason = error.detail
         return msgspec.json.decode(kept[1])
 
-    async def get_or_not(self, path: str, **query: object) -> Answer:
+    async def get_or_not(self, path: str, **query: object) -> RestAnswer:
         """As `get`; a refusal is an answer, too, except that nobody is logged in."""
         try:
-            return Answer(await self.get(path, **query))
+            return RestAnswer(await self.get(path, **query))
         except RestError as error:
             if error.status == 401:
                 raise
-            return Answer(None, error.detail, error.status)
+            return RestAnswer(None, error.detail, error.status)
 
-    async def text(self, path: str, **query: object) -> Answer:
-        """What is no JSON, as text."""
-        status, data, scope = await self.rest.ask(self.visitor, "GET", path, _query(query))
-        self._note(scope)
+    async def text(self, path: str, **query: object) -> RestAnswer:
+        """Return a resource that is not JSON, as text."""
+        status, data = await self._ask("GET", path, _query(query))
         if status == 200:
-            return Answer(data.decode(errors="replace"))
-        return Answer(None, _error(status, data).detail, status)
+            return RestAnswer(data.decode(errors="replace"))
+        return RestAnswer(None, _error(status, data).detail, status)
 
     async def send(self, method: str, path: str, body: object, **query: object) -> Any:
         """Have something done, by the path that every client of REST takes."""
         data = b"" if body is None else msgspec.json.encode(body)
-        status, answer, scope = await self.rest.ask(self.visitor, method, path, _query(query), data)
-        self._note(scope)
+        status, answer = await self._ask(method, path, _query(query), data)
         if not 200 <= status < 300:
             raise _error(status, answer)
         return msgspec.json.decode(answer) if answer else None
 
-    def _note(self, scope: Scope) -> None:
+    async def _ask(
+        self, method: str, path: str, query: str, body: bytes = b""
+    ) -> tuple[int, bytes]:
+        async with self.turns:
+            status, data, scope = await self.rest.ask(self.visitor, method, path, query, body)
         token = scope.get("state", {}).get("token")
         self.scope = getattr(token, "scope", self.scope)
+        return status, data
 
     def _key(self, path: str, query: str) -> bytes:
         about = "\0".join((self.visitor.token, path, query))

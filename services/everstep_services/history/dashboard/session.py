@@ -1,41 +1,11 @@
-"""Who is logged in: the token in a cookie, codes for one login, and where a form came from."""
+"""Who is logged in: the token in a cookie, and where a form came from."""
 
 import hashlib
 import hmac
-import secrets
-from collections import OrderedDict
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import Response
-
-from everstep.clock import Clock
-
-_CODES_MOST = 1000
-CODE_LASTS_S = 60.0
-
-
-class LoginCodes:
-    """Codes that log in once, within a minute. Each replica knows its own only."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._codes: OrderedDict[bytes, tuple[float, str]] = OrderedDict()
-
-    def make(self, token: str) -> str:
-        """A code for this token, which REST has admitted."""
-        code = secrets.token_urlsafe(24)
-        self._codes[_digest(code)] = (self._clock.now(), token)
-        while len(self._codes) > _CODES_MOST:
-            self._codes.popitem(last=False)
-        return code
-
-    def take(self, code: str) -> str | None:
-        """The token, the first time and in time only."""
-        found = self._codes.pop(_digest(code), None)
-        if found is None or self._clock.now() - found[0] > CODE_LASTS_S:
-            return None
-        return found[1]
 
 
 def token_of(request: Request) -> str:
@@ -92,7 +62,3 @@ def _name(request: Request) -> str:
 
 def _is_secure(request: Request) -> bool:
     return "https" in {request.url.scheme, request.headers.get("x-forwarded-proto", "")}
-
-
-def _digest(code: str) -> bytes:
-    return hashlib.sha256(code.encode()).digest()

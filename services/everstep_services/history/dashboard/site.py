@@ -17,6 +17,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from everstep import __version__
 from everstep.clock import Clock
+from everstep.store.errors import StoreError
+from everstep.store.login_codes import LoginCodes
+from everstep_services.history.bundle import BundleOrigin
 from everstep_services.history.dashboard import actions, session
 from everstep_services.history.dashboard.assets import Assets
 from everstep_services.history.dashboard.formats import relative, when
@@ -29,7 +32,6 @@ from everstep_services.history.dashboard.rest import (
     path_of,
     together,
 )
-from everstep_services.history.dashboard.session import LoginCodes
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +49,9 @@ _SAFE = {
 }
 """No inline script, no inline style, no other site: text from the bus can execute nothing."""
 
+_NOT_IN_BUNDLES = ("/control", "/jobs/{job}/checkpoints/holders")
+"""What only a cluster can tell."""
+
 Make = Callable[[Reader, Request], Awaitable[Page]]
 
 
@@ -63,8 +68,11 @@ class _Shell:
 class Dashboard:
     """Answers the paths of pages; all others go to REST."""
 
-    def __init__(self, rest: ASGIApp, clock: Clock, codes: LoginCodes) -> None:
+    def __init__(
+        self, rest: ASGIApp, clock: Clock, codes: LoginCodes, bundle: BundleOrigin | None = None
+    ) -> None:
         self._clock = clock
+        self._bundle = bundle
         self._codes = codes
         self._rest = Rest(rest, clock)
         self._assets: Assets | None = None
@@ -73,8 +81,14 @@ class Dashboard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] == "http":
+        if scope["type"] != "http":
+            return
+        try:
             await self._router(scope, receive, send)
+        except HTTPException as error:  # of a form; REST answers its own
+            text = f"{error.detail}\n"
+            answer = Response(text, error.status_code, media_type="text/plain")
+            await _safe(answer)(scope, receive, send)
 
     def _routes(self) -> list[Route]:
         own = [
@@ -82,13 +96,27 @@ class Dashboard:
             Route("/logout", self._logout, methods=["POST"]),
             Route("/static/{name}", self._static),
             Route("/favicon.ico", self._favicon),
-            Route("/live", self._passing("facts/stream")),
-            Route("/do/{verb}", self._act, methods=["GET", "POST"]),
             Route("/jobs/{job}/heat", self._heat),
             Route("/incidents/{incident}/evidence/{evidence}", self._download),
             Route("/incidents/{incident}.md", self._data(self._markdown)),
         ]
+        if self._bundle is not None:
+            own.append(Route("/", self._bundle_start))
+            absent = (*_NOT_IN_BUNDLES, "/do/{verb}")
+            own += [Route(path, self._page(_not_in_bundle)) for path in absent]
+        else:
+            own += [
+                Route("/live", self._passing("facts/stream")),
+                Route("/do/{verb}", self._act, methods=["GET", "POST"]),
+            ]
         return [*own, *(Route(path, self._page(make)) for path, make in PAGES.items())]
+
+    async def _bundle_start(self, request: Request) -> Response:
+        """A bundle has one job, with whose page it begins."""
+        assert self._bundle is not None
+        if not session.token_of(request):
+            return await self._to_login(request)
+        return _safe(RedirectResponse(f"/{path_of('jobs', self._bundle.job)}", 303))
 
     def _page(self, make: Make) -> Callable[[Request], Awaitable[Response]]:
         return partial(self._guarded, make=make)
@@ -127,7 +155,11 @@ class Dashboard:
             "is_in": shell.reader is not None,
             "scope": shell.reader.scope if shell.reader else "",
             "form_key": session.form_key(shell.token) if shell.token else "",
-            "banners": _banners(shell, now),
+            "banners": [] if self._bundle is not None else _banners(shell, now),
+            "bundle": self._bundle,
+            "may_act": self._bundle is None
+            and shell.reader is not None
+            and shell.reader.scope != "read",
             "version": __version__,
             "status": shell.status,
             "now": now,
@@ -172,7 +204,10 @@ class Dashboard:
         target = _own_path(request.query_params.get("next", "/"))
         code = request.query_params.get("code", "")
         if code and request.method == "GET" and not session.comes_from_another_site(request):
-            token = self._codes.take(code)
+            try:
+                token = await self._codes.take(code)
+            except StoreError:
+                return await self._login_page(request, _NO_DATABASE, 503)
             if token is not None:
                 return await self._logged_in(request, token, target)
             return await self._login_page(request, "This link was used, or is older than a minute.")
@@ -193,8 +228,7 @@ class Dashboard:
         if answer[0] == 429:
             return await self._login_page(request, "Too many bad tokens: wait a minute.", 429)
         if answer[0] not in {200, 403}:
-            text = "Nobody can be logged in while the database is away: try again in a moment."
-            return await self._login_page(request, text, 503)
+            return await self._login_page(request, _NO_DATABASE, 503)
         response = RedirectResponse(target, 303)
         session.log_in(request, response, token)
         return _safe(response)
@@ -285,6 +319,12 @@ class _Passed(Response):
         await self._app(scope, receive, send)
 
 
+async def _not_in_bundle(_reader: Reader, _request: Request) -> Page:
+    text = "This is an exported bundle: it is read-only, and the cluster is not connected to it."
+    return Page("error.html", {"title": "Not in a bundle", "detail": text}, 404)
+
+
+_NO_DATABASE = "Nobody can be logged in while the database is away: try again in a moment."
 _FAILED = "It is our fault, and it is in the log of the history service. Other pages still work."
 
 

@@ -35,7 +35,7 @@ class _Tries:
     last: float
 
 
-class Sender:
+class TargetSender:
     """One target's. A message that fails lets others pass before it is tried again."""
 
     def __init__(self, target: Target, settings: NotifySettings, clock: Clock) -> None:
@@ -45,7 +45,13 @@ class Sender:
         self._backoff = Backoff(settings.retry_first_s, settings.retry_most_s)
         self._tries: dict[str, _Tries] = {}
         self._wake = asyncio.Event()
+        self._failing_since: float | None = None
         self.counts: Counter[str] = Counter()
+
+    def failing_s(self) -> float:
+        """How long every attempt has failed; 0 after a success, and on a replica on standby."""
+        since = self._failing_since
+        return 0.0 if since is None else max(0.0, self._clock.now() - since)
 
     def wake(self) -> None:
         """There may be something to send."""
@@ -58,6 +64,12 @@ class Sender:
     ) -> None:
         """Send what waits; `ended` hears of each message that was taken, or given up."""
         self._backoff.reset()
+        try:
+            await self._send_on(waiting, ended)
+        finally:
+            self._failing_since = None  # another replica sends from now on
+
+    async def _send_on(self, waiting: Callable[[], list[Delivery]], ended: Ended) -> None:
         while True:
             self._wake.clear()
             found = waiting()
@@ -89,12 +101,14 @@ class Sender:
             return await self._failed(delivery, str(error), None, ended)
         if answer.is_taken:
             self._backoff.reset()
+            self._failing_since = None
             self.counts["sent"] += 1
             log.info("notice_sent target=%s key=%s", self.target, delivery.key)
             await ended(delivery, is_taken=True)
             return 0.0
         problem = f"status {answer.status}: {answer.text}"
         if answer.is_final:
+            self._note_failure()
             await self._give_up(delivery, problem, ended)
             return 0.0
         wait_s = answer.wait_s(self._clock.wall())
@@ -107,6 +121,7 @@ class Sender:
         asked_s: float | None,
         ended: Ended,
     ) -> float:
+        self._note_failure()
         now = self._clock.now()
         tries = self._tries.setdefault(delivery.key, _Tries(since=now, last=now))
         tries.last = now
@@ -119,6 +134,10 @@ class Sender:
                 "notice_waits target=%s key=%s error=%s", self.target, delivery.key, problem
             )
         return wait_s if asked_s is None else min(max(asked_s, 0.1), _WAIT_MOST_S)
+
+    def _note_failure(self) -> None:
+        if self._failing_since is None:
+            self._failing_since = self._clock.now()
 
     async def _give_up(
         self,

@@ -24,7 +24,7 @@ from everstep_services.history.notifications import payloads
 from everstep_services.history.notifications.documents import StoredNotices
 from everstep_services.history.notifications.domain import READ, Delivery, Notices, Rules
 from everstep_services.history.notifications.http_client import send
-from everstep_services.history.notifications.sender import Sender
+from everstep_services.history.notifications.sender import TargetSender
 from everstep_services.history.notifications.settings import NotifySettings, Target
 from everstep_services.history.notifications.targets import (
     UPDATES_MOST,
@@ -66,7 +66,9 @@ class Notifications:
             slow_rank_after_s=settings.slow_rank_after_s,
             stale_after_s=settings.stale_after_s,
         )
-        self._senders = {target: Sender(target, settings, clock) for target in settings.targets}
+        self._senders = {
+            target: TargetSender(target, settings, clock) for target in settings.targets
+        }
         self._stored = StoredNotices(bus)
         self._notices: Notices | None = None
         self._written: dict[str, str] = {}
@@ -83,7 +85,7 @@ class Notifications:
 
     @property
     def loops(self) -> tuple[Loop, ...]:
-        """What is to be run: nothing where nobody is to be told."""
+        """The loops to run: none if there is no target."""
         return (self.work_for_ever,) if self._settings.is_on else ()
 
     @property
@@ -94,21 +96,27 @@ class Notifications:
 
     def statistics(self) -> dict[str, float]:
         """What it knows and counted so far, for metrics."""
-        senders, notices = self._senders.values(), self._notices
-        waiting = 0 if notices is None else sum(len(self._waiting(one)) for one in senders)
+        notices = self._notices
         return {
             "leading": float(notices is not None),
             "open": 0.0 if notices is None else float(len(notices)),
-            "waiting": float(waiting),
-            "sent_total": float(sum(one.counts["sent"] for one in senders)),
-            "failed_total": float(sum(one.counts["failed"] for one in senders)),
-            "retries_total": float(sum(one.counts["retries"] for one in senders)),
             "cooled_total": float(self._cooled + (notices.cooled if notices else 0)),
             "dropped_total": float(self._dropped + (notices.dropped if notices else 0)),
             "facts_missed_total": float(self._facts_missed),
             "pings_total": float(self._pings),
             "ping_failures_total": float(self._ping_failures),
             "input_failures_total": float(self._input_failures.failures),
+        }
+
+    def by_target(self) -> dict[str, dict[str, float]]:
+        """What each target was sent so far, and whether it fails."""
+        return {
+            target: {
+                "waiting": float(len(self._waiting(sender))),
+                "failing_seconds": round(sender.failing_s(), 3),
+                **{name: float(sender.counts[name]) for name in ("sent", "failed", "retries")},
+            }
+            for target, sender in self._senders.items()
         }
 
     async def work_for_ever(self) -> None:
@@ -120,7 +128,7 @@ class Notifications:
         names = [name for name in self._senders if targets is None or name in targets]
         return list(await asyncio.gather(*(self._test(self._senders[name]) for name in names)))
 
-    async def _test(self, sender: Sender) -> TargetAnswer:
+    async def _test(self, sender: TargetSender) -> TargetAnswer:
         now = self._clock.wall()
         notice = Notice(
             id=f"test/{new_id()}", event="test", state="firing", job=CLUSTER, began_at=now,
@@ -204,7 +212,7 @@ class Notifications:
 
     # --- sending ---
 
-    async def _send(self, sender: Sender) -> None:
+    async def _send(self, sender: TargetSender) -> None:
         async def ended(delivery: Delivery, is_taken: bool) -> None:
             notices = self._notices
             if notices is None:
@@ -217,8 +225,8 @@ class Notifications:
 
         await sender.send_for_ever(lambda: self._waiting(sender), ended)
 
-    def _waiting(self, sender: Sender) -> list[Delivery]:
-        """What is to be sent, and is on the bus so that no other replica decides otherwise."""
+    def _waiting(self, sender: TargetSender) -> list[Delivery]:
+        """The messages to send, written on the bus first, so that replicas do not differ."""
         if self._notices is None:
             return []
         found = self._notices.deliveries(sender.target)

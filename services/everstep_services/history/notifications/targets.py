@@ -15,7 +15,8 @@ from everstep_services.history.notifications.settings import NotifySettings, Tar
 from everstep_services.history.notifications.signature import signed_headers
 
 UPDATES_MOST: dict[Target, int] = {"webhook": 1, "slack": 1, "pagerduty": 5, "alertmanager": 5}
-"""How often a target is told that a cause has changed: where that is a further message, once."""
+"""How many messages a target gets about changed causes: one, if each is a further message."""
+SECRET_LEAST_BYTES = 16
 _JSON = {"Content-Type": "application/json"}
 
 
@@ -62,6 +63,25 @@ def ping_request(settings: NotifySettings) -> HttpRequest:
     return HttpRequest(secret_url(settings.dead_man.url_file), method=settings.dead_man.method)
 
 
+def check_secrets(settings: NotifySettings) -> None:
+    """Refuse secrets that protect nothing, before a message is signed with one. Reads files."""
+    file = settings.webhook.secret_file
+    if file is not None and file.exists():
+        webhook_secret(file)
+
+
+def webhook_secret(file: Path) -> str:
+    """The secret that signs messages to the webhook."""
+    secret = read_secret(file)
+    size = len(secret.encode())
+    if size < SECRET_LEAST_BYTES:
+        raise SettingsError(
+            f"notify.webhook.secret_file: the secret in {file} has {size} bytes, and needs at "
+            f"least {SECRET_LEAST_BYTES}: `openssl rand -hex 32 > {file}` makes one"
+        )
+    return secret
+
+
 def secret_url(file: Path) -> str:
     """An address that is a secret."""
     url = read_secret(file)
@@ -81,7 +101,7 @@ def _webhook(
     url = webhook.url if webhook.url_file is None else secret_url(webhook.url_file)
     body = _encoded(payloads.webhook(delivery, settings.dashboard_url))
     if webhook.secret_file is not None:
-        secret = read_secret(webhook.secret_file)
+        secret = webhook_secret(webhook.secret_file)
         headers = {**headers, **signed_headers(secret, body, int(now.timestamp()))}
     return HttpRequest(url, body, headers=headers)
 

@@ -134,11 +134,12 @@ def _ranks_stopped(changes: Changes, _one: LoggedFact, fact: RanksStopped) -> No
     )
 
 
-def _progress_made(changes: Changes, _one: LoggedFact, fact: ProgressMade) -> None:
+def _progress_made(changes: Changes, entry: LoggedFact, fact: ProgressMade) -> None:
     changes.merge(
         JOBS,
         (fact.job,),
         last_step=fact.step,
+        stepped_us=entry.received_us,
         total_steps=fact.total_steps,
         lost_steps=fact.lost_steps,
     )

@@ -37,6 +37,7 @@ from everstep.messages import (
     RankBeat,
     RankScoreTable,
     Replacement,
+    ReportedValue,
     ShowHeatMap,
     ShowTimings,
     StacksRead,
@@ -179,8 +180,19 @@ def _steps(story: Story, job: str, number: int, began_s: float, ended_s: float, 
         count = int(every / took)
         step += count
         story.add("progress_made", ago, job, round=number, step=step, node=node(0), steps=count,
-                  steps_s=every, step_p50_s=round(took, 4), source=f"agent/{node(0)}")  # fmt: skip
+                  steps_s=every, step_p50_s=round(took, 4), step_p99_s=round(took * 1.09, 4),
+                  step_max_s=round(took * chance.uniform(1.1, 1.4), 4), total_steps=100_000,
+                  values=_values(step, took, chance), source=f"agent/{node(0)}")  # fmt: skip
     return step
+
+
+def _values(step: int, took_s: float, chance: random.Random) -> tuple[ReportedValue, ...]:
+    told = {
+        "grad_norm": round(0.7 + chance.uniform(-0.1, 0.15), 3),
+        "loss": round(1.9 + 40_000 / step + chance.uniform(-0.02, 0.02), 4),
+        "tokens_per_s": round(3.3e6 / took_s),
+    }
+    return tuple(ReportedValue(name=name, value=value) for name, value in told.items())
 
 
 def _saves(story: Story, job: str, number: int, began_s: float, ended_s: float, first: int,

@@ -7,11 +7,18 @@ import httpx2
 import msgspec
 import pytest
 
-from everstep.messages import Fact, StragglerCleared
+from everstep.messages import (
+    CheckpointCommitted,
+    CheckpointRestored,
+    Fact,
+    ProgressMade,
+    RankRecovered,
+    StragglerCleared,
+)
 from tests.integration.conftest import Api
 from tests.integration.history.queries.sql_queries import counted
 from tests.integration.history.test_rest_incidents import problem
-from tests.integration.history.test_rest_lists import get
+from tests.integration.history.test_rest_lists import every_item, get
 from tests.unit.history.facts import make
 from tests.unit.history.goodput_trace import BEGAN, SECONDS, TRACE, at
 
@@ -74,6 +81,28 @@ async def test_the_fleet_is_the_sum_of_its_jobs(api: Api, reader: httpx2.AsyncCl
     assert (empty["jobs"], empty["wall_s"], empty["goodput_ratio"]) == (0, 0, None)
 
 
+@pytest.mark.parametrize("off_s", [300, -300])
+async def test_clocks_of_nodes_that_are_minutes_off_change_no_order(
+    api: Api, reader: httpx2.AsyncClient, off_s: int
+) -> None:
+    """Facts come in the order of the log, and time is neither lost nor counted twice (A11.3)."""
+    of_nodes = ProgressMade | CheckpointCommitted | CheckpointRestored | RankRecovered
+    skewed = [
+        msgspec.structs.replace(fact, at=fact.at + timedelta(seconds=off_s))
+        if isinstance(fact, of_nodes)
+        else fact
+        for fact in TRACE
+    ]
+    await api.add(*skewed)
+    listed = [item["id"] for item in await every_item(reader, "facts", limit=4)]
+    assert listed == [fact.id for fact in TRACE]
+    assert [one["round"] for one in await every_item(reader, "jobs/j/rounds")] == [2, 1]
+    shown = await get(reader, "jobs/j/goodput")
+    assert shown["wall_s"] == sum(shown["seconds"].values()) == 245
+    parts = (await get(reader, "jobs/j/timeline"))["items"]
+    assert all(one["until"] == after["since"] for one, after in itertools.pairwise(parts))
+
+
 def _life(job: str) -> list[Fact]:
     facts = [msgspec.structs.replace(fact, id=f"{job}-{fact.id}", job=job) for fact in TRACE]
     return [
@@ -129,4 +158,9 @@ async def test_bad_windows_and_unknown_jobs_are_refused(
     status, code, _ = await problem(reader, "goodput", since=second(5), until=second(5))
     assert (status, code) == (400, "bad_window")
     assert (await problem(reader, "jobs/j/goodput", since="yesterday"))[0] == 422
+    for path in ("goodput", "jobs/j/goodput"):
+        status, code, detail = await problem(reader, path, since="2999-01-01T00:00:00Z")
+        assert (status, code) == (400, "bad_window"), path
+        assert "2999-01-01T00:00:00Z" in detail
+        assert "give a moment that has passed" in detail
     assert (await problem(reader, "jobs/j/timeline", most=3))[0] == 422

@@ -17,6 +17,8 @@ from everstep.bus.client import NatsBus
 from everstep.bus.server.dev_server import DevServer
 from everstep.clock import SystemClock
 from everstep.messages import Fact, RankExited
+from everstep.observe.metrics import MetricRegistry
+from everstep_services.history.notifications.metrics import TargetMetrics
 from everstep_services.history.notifications.service import Notifications
 from everstep_services.history.notifications.settings import (
     AlertmanagerSettings,
@@ -118,6 +120,11 @@ async def taken(server: TargetServer, many: int) -> list[tuple[str, str]]:
     return [(one.path, one.headers.get("idempotency-key", "")) for one in server.taken]
 
 
+def target_counts(replica: Notifications, target: str = "webhook") -> dict[str, float]:
+    """What was counted for one target."""
+    return replica.by_target()[target]
+
+
 def exits(ranks: Iterable[int]) -> list[Fact]:
     return [
         RankExited(
@@ -171,10 +178,33 @@ async def test_a_message_is_repeated_with_the_same_key_until_it_is_taken(
     async with at_work(webhook_only(server, within_s=1.0), bus) as replica:
         await record(bus, opened("i1"))
         await taken(server, 1)
-        await until_async(lambda: replica.statistics()["waiting"] == 0, "nothing to wait")
-        assert replica.statistics()["retries_total"] == 5
+        await until_async(lambda: target_counts(replica)["waiting"] == 0, "nothing to wait")
+        assert target_counts(replica)["retries"] == 5
     assert [one.key for one in server.heard] == ["j/i1/firing"] * 6
     assert len({one.body for one in server.heard}) == 1
+
+
+async def test_metrics_show_for_how_long_a_target_fails(bus: NatsBus, server: TargetServer) -> None:
+    """A11.5: also after its messages were given up, until it takes one again."""
+    metrics = MetricRegistry("history")
+    server.plan = [(503, {}), (403, {})]
+    async with at_work(webhook_only(server), bus) as replica:
+        metrics.collect([TargetMetrics(replica)])
+        assert target_counts(replica)["failing_seconds"] == 0
+        await record(bus, opened("i1"))
+        await until_async(lambda: target_counts(replica)["failed"] == 1, "a refusal")
+        await until_async(lambda: target_counts(replica)["failing_seconds"] > 0, "the time")
+        assert (
+            'everstep_notify_failed_total{target="webhook"} 1.0'
+            in (await metrics.exposition()).decode()
+        )
+        await record(bus, opened("i2", job="k"))
+        await taken(server, 1)
+        await until_async(lambda: target_counts(replica)["failing_seconds"] == 0, "a success")
+        await until_async(lambda: target_counts(replica)["waiting"] == 0, "nothing to wait")
+        page = (await metrics.exposition()).decode()
+        assert 'everstep_notify_sent_total{target="webhook"} 1.0' in page
+    assert target_counts(replica)["failing_seconds"] == 0
 
 
 async def test_a_target_that_is_away_for_a_while_gets_all(
@@ -185,7 +215,7 @@ async def test_a_target_that_is_away_for_a_while_gets_all(
         pass
     async with at_work(webhook_only(gone), bus) as replica:
         await record(bus, opened("i1"), opened("i2", job="k"))
-        await until_async(lambda: replica.statistics()["retries_total"] >= 3, "some attempts")
+        await until_async(lambda: target_counts(replica)["retries"] >= 3, "some attempts")
         async with gone.up():
             await taken(gone, 2)
             assert sorted(one.key for one in gone.taken) == ["j/i1/firing", "k/i2/firing"]
@@ -202,7 +232,7 @@ async def test_what_a_target_refuses_is_given_up_once(
         server.plan = [(status, {"Location": f"{other.url}/elsewhere"})]
         replica = await stack.enter_async_context(at_work(webhook_only(server), bus))
         await record(bus, opened("i1"))
-        await until_async(lambda: replica.statistics()["failed_total"] == 1, "a refusal")
+        await until_async(lambda: target_counts(replica)["failed"] == 1, "a refusal")
         await record(bus, opened("i2", job="k"))
         await taken(server, 1)
         assert [one.key for one in server.heard] == ["j/i1/firing", "k/i2/firing"]
@@ -321,7 +351,7 @@ async def test_a_missing_secret_is_one_line_and_waits(
     file = tmp_path / "slack"
     async with at_work(quick(slack=SlackSettings(url_file=file)), bus) as replica:
         await record(bus, opened("i1"), job_ended("failed", job="k"))
-        await until_async(lambda: replica.statistics()["retries_total"] >= 2, "attempts")
+        await until_async(lambda: target_counts(replica, "slack")["retries"] >= 2, "attempts")
         secret(file, f"{server.url}/services/{SLACK_SECRET}")
         await taken(server, 2)
     assert caplog.text.count("notice_waits") == 1

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.archive import Member, pack
+from everstep.archive import ArchiveMember, pack
 from everstep_services.attribution.stack_analysis import dumps
 from everstep_services.attribution.stack_analysis.dumps import BadStacksError, read_stacks
 from everstep_services.attribution.stack_analysis.files import NoStacksError, read_paths
@@ -173,7 +173,9 @@ def test_a_folder_is_read_by_the_ranks_in_its_names(tmp_path: Path) -> None:
 def test_archives_of_nodes_are_read(tmp_path: Path) -> None:
     """A7.2: also why a rank has none."""
     stacks = fake.dump(fake.thread(fake.REDUCE))
-    packed = pack([Member(3, "json", stacks), Member(4, "txt", b"")], {5: "it does not answer"})
+    packed = pack(
+        [ArchiveMember(3, "json", stacks), ArchiveMember(4, "txt", b"")], {5: "it does not answer"}
+    )
     (tmp_path / "node-1.tar.gz").write_bytes(packed)
     (tmp_path / "node-2.tar.gz").write_bytes(packed[:50])
     found = list(read_paths([tmp_path]))

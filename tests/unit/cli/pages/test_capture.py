@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from everstep.archive import Member, pack
+from everstep.archive import ArchiveMember, pack
 from everstep_services.agent.settings import KINDS
 from everstep_services.cli.api.client import Api
 from everstep_services.cli.errors import CliError, Exit
@@ -78,7 +78,7 @@ def test_what_is_not_there_is_said_before_anybody_is_asked(
 
 
 def test_archives_become_files_and_documents_one(tmp_path: Path) -> None:
-    api = FakeApi({"stacks": pack([Member(1, "json", b"[]")], {0: "gone"}), "page": b"{}"})
+    api = FakeApi({"stacks": pack([ArchiveMember(1, "json", b"[]")], {0: "gone"}), "page": b"{}"})
     capture = CaptureRequest.new(api, "j", (), ())
     api.tell(capture, "stacks", "n0", blob=BLOB)
     api.tell(capture, "page", "n1", blob=BLOB)

@@ -66,6 +66,15 @@ class LoginCode(Answer):
     lasts_s: float = Field(description="How long it is valid.")
 
 
+class BundleOut(Answer):
+    """What a bundle is."""
+
+    job: str
+    exported_at: datetime | None = Field(description="Null in a bundle of an older release.")
+    version: str | None = Field(description="The release that exported it.")
+    evidence_missing: int | None = Field(description="Pieces of evidence that it lacks.")
+
+
 class Status(Answer):
     """How this replica and the record are."""
 
@@ -82,3 +91,6 @@ class Status(Answer):
     is_bus_connected: bool
     database: Literal["sqlite", "postgresql"]
     listeners: int = Field(description="Open live streams on this replica.")
+    bundle: BundleOut | None = Field(
+        None, description="What is served is an exported bundle: read-only, and never live."
+    )

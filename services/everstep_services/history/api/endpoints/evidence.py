@@ -31,6 +31,7 @@ from everstep_services.history.api.endpoints.incidents import IncidentId, job_of
 from everstep_services.history.api.http.parameters import NAME
 from everstep_services.history.api.http.problems import ProblemError, not_found, responses
 from everstep_services.history.api.service_calls import unavailable
+from everstep_services.history.mask import mask_file
 from everstep_services.history.operator_requests import RequestError, RequestRefusedError, ask
 
 log = logging.getLogger(__name__)
@@ -62,10 +63,10 @@ EvidenceId = Annotated[
     responses={
         **responses(404, 409, 410),
         200: {
-            "description": "Its content, whole and as it was collected; its hash has been checked.",
+            "description": "Its content, whole, with secrets in its texts masked.",
             "headers": {
                 "Repr-Digest": {
-                    "description": "Its SHA-256, as RFC 9530 has it.",
+                    "description": "The SHA-256 of this content, as RFC 9530 has it.",
                     "schema": {"type": "string"},
                 }
             },
@@ -79,7 +80,7 @@ EvidenceId = Annotated[
 async def get_evidence(
     context: Ctx, _token: Reader, incident: IncidentId, evidence: EvidenceId
 ) -> Response:
-    """The bytes that a node sent, as a file to download. They are not redacted.
+    """The bytes that a node sent, as a file to download. Secrets in texts are masked.
 
     The detail of 404 says why there is none, that of 410 why it is no longer there.
     """
@@ -92,6 +93,7 @@ async def get_evidence(
         about = f"{piece['kind']} of {piece['node']}"
         raise ProblemError(404, "not_collected", f"{about} was not collected: {why}")
     data = await blob_content(context, msgspec.json.decode(piece["blob"], type=BlobRef))
+    data = await asyncio.to_thread(mask_file, data)
     kind, suffix = _kind(data)
     digest = b64encode(hashlib.sha256(data).digest()).decode()
     return Response(

@@ -36,7 +36,7 @@ _AT_ONCE = asyncio.Semaphore(1)
     },
 )
 async def export_job(context: Ctx, _token: Reader, job: JobName) -> FileResponse:
-    """Facts of the job and about its nodes, and evidence, as it was collected: not redacted.
+    """Facts of the job and about its nodes, and evidence; secrets in texts are masked.
 
     One bundle is written at a time; another request is refused with 503 meanwhile.
     """

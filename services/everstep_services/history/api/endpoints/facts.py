@@ -16,7 +16,14 @@ from everstep_services.history.api.dto.service import FactOut
 from everstep_services.history.api.http.fact_json import fact_json, facts_json
 from everstep_services.history.api.http.list_pages import Paging
 from everstep_services.history.api.http.live_stream import LiveStream, check_room, start_of
-from everstep_services.history.api.http.parameters import NAME, TEXT, Moment, Whole, Word
+from everstep_services.history.api.http.parameters import (
+    NAME,
+    TEXT,
+    Moment,
+    Whole,
+    Word,
+    check_window,
+)
 from everstep_services.history.api.http.problems import not_found, responses
 
 router = APIRouter(tags=["facts"])
@@ -96,6 +103,7 @@ async def list_facts(
     context: Ctx, _token: Reader, asked: Annotated[FactFilter, Query()]
 ) -> Response:
     """Facts in the order of the log. A page may be short when facts are large."""
+    check_window(asked.since, asked.until, context.clock.wall())
     question = asked.question("/facts")
     is_descending = asked.order == "desc"
     times = _times(asked.since, asked.until)

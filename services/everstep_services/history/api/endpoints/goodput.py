@@ -19,8 +19,8 @@ from everstep_services.history.api.dto.goodput import (
     shown_timeline,
 )
 from everstep_services.history.api.endpoints.jobs import check_known
-from everstep_services.history.api.http.parameters import JobName, Moment, Whole
-from everstep_services.history.api.http.problems import ProblemError, responses
+from everstep_services.history.api.http.parameters import JobName, Moment, Whole, check_window
+from everstep_services.history.api.http.problems import responses
 from everstep_services.history.goodput.ledger import CLASSES, TimeClass
 from everstep_services.history.goodput.reader import JobNews
 
@@ -55,7 +55,7 @@ async def get_goodput(
     """Seconds by class, of all of the job's allocations or of a window of them."""
     await check_known(context, job)
     now = context.clock.wall()
-    _check(asked.since, asked.until)
+    check_window(asked.since, asked.until, now)
     parts = await context.goodput.segments(job, now.timestamp())
     return shown_goodput(job, parts, asked.since, asked.until or now)
 
@@ -76,7 +76,7 @@ async def get_fleet_goodput(
 ) -> FleetGoodput:
     """Seconds by class over all jobs in a window: the last 24 hours, if none is given."""
     now = context.clock.wall()
-    _check(asked.since, asked.until)
+    check_window(asked.since, asked.until, now)
     until = asked.until or now
     since = asked.since or until - _DAY
     names = await _jobs_within(context, since, until)
@@ -110,10 +110,3 @@ async def _jobs_within(context: Context, since: datetime, until: datetime) -> li
     )
     async with context.database.read() as connection:
         return [JobNews(*row) for row in await connection.execute(query)]
-
-
-def _check(since: datetime | None, until: datetime | None) -> None:
-    if since is not None and until is not None and not since < until:
-        raise ProblemError(
-            400, "bad_window", f"the window ends ({until}) before it begins ({since})"
-        )

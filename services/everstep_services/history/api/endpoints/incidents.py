@@ -41,6 +41,7 @@ from everstep_services.history.api.http.parameters import (
     Moment,
     Whole,
     Word,
+    check_window,
 )
 from everstep_services.history.api.http.problems import ProblemError, not_found, responses
 from everstep_services.history.api.service_calls import do
@@ -184,6 +185,7 @@ async def _told(context: Context, job: str, incident: str) -> IncidentDetail:
 async def _incidents(
     context: Context, asked: IncidentFilter, job: str | None, path: str
 ) -> PageOf[Incident]:
+    check_window(asked.since, asked.until, context.clock.wall())
     incidents = tables.incidents
     query = select(incidents).where(*_conditions(asked))
     if job is not None:

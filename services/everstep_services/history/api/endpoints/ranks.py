@@ -61,7 +61,7 @@ async def list_ranks(
         next=context.cursors.make((shown[-1],), question) if len(rest) > len(shown) else None,
         round=view.round,
         states=Counter(beat.state for beat, _ in view.ranks.values()),
-        is_stale=note is not None and row["state"] in _AT_WORK,
+        is_stale=note is not None and row["state"] in _AT_WORK and context.bundle is None,
         note=note,
         silent_nodes=silent[:_NAMED_MOST],
     )
@@ -96,7 +96,7 @@ def _rank(beat: RankBeat, heard: HeardBeat) -> RankNow:
 
 async def _silent_nodes(context: Context, job: Record, view: JobView) -> list[str]:
     """Nodes that have ranks, by the record or their own beats, and that are silent."""
-    if job["state"] not in _AT_WORK:
+    if job["state"] not in _AT_WORK or context.bundle is not None:
         return []
     members = tables.round_members.c
     here = (members.job == job["job"], members.round == job["round"], members.node.is_not(None))
@@ -111,6 +111,8 @@ def _note(context: Context, job: Record, view: JobView, silent: Collection[str])
     if job["state"] not in _AT_WORK:
         return f"no ranks run: the job is {job['state']}"
     ages = {node.beat.node: node.age_s for node in view.nodes}
+    if context.bundle is not None:
+        return "the positions of ranks are known only while they run: a bundle has none"
     if not context.connectedness.is_bus_connected():
         ago = f": this is how it was {min(ages.values()):.0f} s ago" if ages else ""
         return f"the bus is away{ago}"

@@ -10,7 +10,7 @@ from everstep.store import tables
 from everstep.store.queries import first, log_head
 from everstep.store.times import from_us
 from everstep_services.history.api.context import Ctx, Reader
-from everstep_services.history.api.dto.service import Status
+from everstep_services.history.api.dto.service import BundleOut, Status
 from everstep_services.history.api.http.problems import responses
 
 router = APIRouter(tags=["status"])
@@ -22,6 +22,7 @@ async def get_status(context: Ctx, _token: Reader) -> Status:
     head = await log_head(context.database)
     newest = select(tables.positions).order_by(tables.positions.c.updated_us.desc())
     position: Any = await first(context.database, newest) or {}
+    bundle = context.bundle
     read_us = position.get("updated_us")
     return Status(
         version=__version__,
@@ -37,4 +38,5 @@ async def get_status(context: Ctx, _token: Reader) -> Status:
         is_bus_connected=context.connectedness.is_bus_connected(),
         database=context.database.kind,
         listeners=sum(context.feed.listeners.values()),
+        bundle=None if bundle is None else BundleOut.model_validate(bundle, from_attributes=True),
     )

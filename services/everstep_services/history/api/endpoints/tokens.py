@@ -7,6 +7,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from sqlalchemy import select
 
 from everstep.store import tables
+from everstep.store.login_codes import LASTS_S
 from everstep.store.queries import SortOrder
 from everstep.store.times import to_us
 from everstep_services.history.api.context import Admin, Ctx, Reader
@@ -14,7 +15,7 @@ from everstep_services.history.api.dto.answer import PageOf, present
 from everstep_services.history.api.dto.service import LoginCode, NewToken, TokenOut, TokenWanted
 from everstep_services.history.api.http.list_pages import Paging, paged
 from everstep_services.history.api.http.problems import not_found, responses
-from everstep_services.history.dashboard.session import CODE_LASTS_S
+from everstep_services.history.mask import show_secret
 
 router = APIRouter(tags=["tokens"])
 
@@ -31,7 +32,9 @@ async def list_tokens(
 
 
 @router.post("/tokens", summary="Make a token", status_code=201, responses=responses())
-async def make_token(context: Ctx, by: Admin, wanted: TokenWanted, answer: Response) -> NewToken:
+async def make_token(
+    context: Ctx, by: Admin, wanted: TokenWanted, request: Request, answer: Response
+) -> NewToken:
     """A new token. Its text is in this answer, and nowhere else."""
     now_us = to_us(context.clock.wall())
     lasts_s = wanted.expires_in_s
@@ -39,6 +42,7 @@ async def make_token(context: Ctx, by: Admin, wanted: TokenWanted, answer: Respo
     token, text = await context.tokens.make(
         wanted.name, wanted.scope, now_us=now_us, expires_us=expires_us
     )
+    show_secret(request)
     log.info("token_made token=%s scope=%s by=%s", token.id, token.scope, by.id)
     answer.headers["Cache-Control"] = "no-store"
     row: dict[str, Any] = {name: getattr(token, name) for name in token.__slots__}
@@ -72,11 +76,12 @@ async def revoke_token(
 async def make_login_code(
     context: Ctx, _token: Reader, request: Request, answer: Response
 ) -> LoginCode:
-    """A code that logs a browser in with this token: once, within a minute, on this replica."""
+    """A code that logs a browser in with this token: once, within a minute, on any replica."""
     _, _, token = request.headers["authorization"].partition(" ")
-    code = context.login_codes.make(token.strip())
+    code = await context.login_codes.make(token.strip())
+    show_secret(request)
     answer.headers["Cache-Control"] = "no-store"
-    return LoginCode(code=code, path=f"/login?code={code}", lasts_s=CODE_LASTS_S)
+    return LoginCode(code=code, path=f"/login?code={code}", lasts_s=LASTS_S)
 
 
 log = logging.getLogger(__name__)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from everstep import spans
 from everstep.store.errors import StoreError
 from everstep_services.history.api.http.auth import TokenAuth
 from everstep_services.history.api.http.problems import ProblemError, of_store
@@ -17,6 +18,9 @@ from everstep_services.history.settings import ApiSettings
 log = logging.getLogger(__name__)
 
 LIVE = "/api/v1/facts/stream"
+_READS = frozenset({"GET", "HEAD", "OPTIONS"})
+_LOGIN = "/api/v1/login-codes"
+"""The only change that a bundle takes: a way in for a browser."""
 _BOUNDED = "/api/v1/facts"
 """Pages of facts end early by themselves; one fact is always shown."""
 _DOWNLOAD = re.compile(r"/api/v1/(incidents/[^/]+/evidence/[^/]+|jobs/[^/]+/export)")
@@ -31,14 +35,22 @@ _SAFE = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 
+_READ_ONLY = (
+    "this is an exported bundle, which nobody can change: "
+    "send the request to the service of the cluster that the job ran on"
+)
+
 
 class RequestLimits:
     """The outermost layer: no endpoint runs for a request that breaks a limit."""
 
-    def __init__(self, app: ASGIApp, settings: ApiSettings, auth: TokenAuth) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: ApiSettings, auth: TokenAuth, *, is_read_only: bool = False
+    ) -> None:
         self._app = app
         self._settings = settings
         self._auth = auth
+        self._is_read_only = is_read_only
         self._running = 0
         self._downloads = asyncio.Semaphore(_DOWNLOADS_AT_ONCE)
 
@@ -48,8 +60,11 @@ class RequestLimits:
             return
         most = self._settings.max_response_bytes
         answer = _Answer(send, scope["path"], most, is_head=scope["method"] == "HEAD")
+        about = {"http.request.method": scope["method"], "url.path": scope["path"]}
+        parent = Headers(scope=scope).get(spans.HEADER)
         try:
-            await self._answer(scope, receive, answer)
+            with spans.span(f"{scope['method']} /api/v1", "server", about, parent=parent):
+                await self._answer(scope, receive, answer)
         except ProblemError as problem:
             await problem.send(scope, receive, answer)
         except StoreError as error:
@@ -67,6 +82,8 @@ class RequestLimits:
         address = client[0] if client else "local"
         token = await self._auth.admit(headers.get("authorization"), address)
         scope.setdefault("state", {})["token"] = token
+        if self._is_read_only and scope["method"] not in _READS and scope["path"] != _LOGIN:
+            raise ProblemError(403, "read_only", _READ_ONLY)
         if scope["path"] == LIVE:
             await self._app(scope, receive, answer)  # the live stream has limits of its own
             return

@@ -1,10 +1,13 @@
 """Parameters in paths and filters that several endpoints share."""
 
 import re
+from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import Path
 from pydantic import AwareDatetime, BeforeValidator, Field
+
+from everstep_services.history.api.http.problems import ProblemError
 
 NAME = r"^[A-Za-z0-9_-]{1,128}$"
 TEXT = r"^[^\x00-\x1f\x7f]*$"
@@ -13,6 +16,28 @@ _MOMENT = re.compile(
     r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d([.]\d+)?)?([Zz]|[+-]\d\d:?\d\d)", re.ASCII
 )
 _WHOLE = re.compile(r"-?\d{1,19}", re.ASCII)
+
+
+def check_window(since: datetime | None, until: datetime | None, now: datetime) -> None:
+    """Refuse a window that can have nothing in it: in the future, or with its end before it."""
+    if since is not None and until is not None and not since < until:
+        raise ProblemError(
+            400,
+            "bad_window",
+            f"the window ends ({_shown(until)}) before it begins ({_shown(since)}): "
+            "give an `until` that is later than `since`",
+        )
+    if since is not None and since > now:
+        raise ProblemError(
+            400,
+            "bad_window",
+            f"the window begins in the future: `since` is {_shown(since)}, and it is "
+            f"{_shown(now)} now; give a moment that has passed",
+        )
+
+
+def _shown(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _flag(value: object) -> object:

@@ -10,11 +10,11 @@ from starlette.requests import Request
 from everstep_services.history.dashboard import drawings
 from everstep_services.history.dashboard.formats import duration, moment, words
 from everstep_services.history.dashboard.pages.page import Page
-from everstep_services.history.dashboard.rest import Answer, Reader, path_of, together
+from everstep_services.history.dashboard.rest import Reader, RestAnswer, path_of, together
 
 _JOBS = 200
 _LOOKED_INTO = 12
-"""Of so many running jobs the saves are looked at."""
+"""How many running jobs have their saves examined."""
 _RECENT = timedelta(hours=24)
 _AT_WORK = frozenset({"running", "starting", "forming", "restarting", "waiting"})
 _SAVE_LAG_S = 3600.0
@@ -83,12 +83,12 @@ async def fleet(reader: Reader, _request: Request) -> Page:
     )
 
 
-def _items(answer: Answer) -> Sequence[Mapping[str, Any]]:
+def _items(answer: RestAnswer) -> Sequence[Mapping[str, Any]]:
     items: Sequence[Mapping[str, Any]] = () if answer.data is None else answer.data["items"]
     return items
 
 
-async def _saves(reader: Reader, jobs: Sequence[Mapping[str, Any]]) -> Sequence[Answer]:
+async def _saves(reader: Reader, jobs: Sequence[Mapping[str, Any]]) -> Sequence[RestAnswer]:
     return await together(*(reader.get_or_not(path_of("jobs", j["job"], "saves")) for j in jobs))
 
 
@@ -156,7 +156,7 @@ def _of_nodes(*groups: Sequence[Mapping[str, Any]]) -> Iterator[Concern]:
             yield Concern("warn", "node", f"{node['node']} is suspect: {text}", href, at, strikes)
 
 
-def _of_saves(answers: Sequence[Answer]) -> Iterator[Concern]:
+def _of_saves(answers: Sequence[RestAnswer]) -> Iterator[Concern]:
     for answer in answers:
         if answer.data is None:
             continue

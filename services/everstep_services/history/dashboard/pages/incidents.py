@@ -1,4 +1,4 @@
-"""`/incidents`: what went wrong; one incident with its verdict first and its evidence beside."""
+"""`/incidents`: what went wrong; one incident, its verdict first, and its evidence."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from starlette.requests import Request
 
 from everstep_services.history.dashboard import drawings
 from everstep_services.history.dashboard.pages.page import Page, filters, without_cursor
-from everstep_services.history.dashboard.rest import Answer, Reader, path_of, together
+from everstep_services.history.dashboard.rest import Reader, RestAnswer, path_of, together
 
 _TAILS = 3
 _TAIL_LINES = 60
@@ -92,7 +92,7 @@ async def _tail(reader: Reader, path: str, piece: Mapping[str, Any]) -> Mapping[
 _STATES = ("never_joined", "no_dump", "scheduled", "started", "completed")
 
 
-def _matrix(answer: Answer) -> Mapping[str, Any] | None:
+def _matrix(answer: RestAnswer) -> Mapping[str, Any] | None:
     """Collectives by ranks: one word for each cell, and the ranks that stand out."""
     if answer.data is None:
         return None

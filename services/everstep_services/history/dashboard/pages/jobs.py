@@ -8,7 +8,8 @@ from starlette.requests import Request
 from everstep_services.history.dashboard import drawings
 from everstep_services.history.dashboard.formats import moment
 from everstep_services.history.dashboard.pages.page import Page, filters, without_cursor
-from everstep_services.history.dashboard.rest import Answer, Reader, path_of, together
+from everstep_services.history.dashboard.progress import eta, reported_values, step_times
+from everstep_services.history.dashboard.rest import Reader, RestAnswer, path_of, together
 
 _STATES = (
     "running", "starting", "forming", "restarting", "waiting", "idle", "done", "failed", "stopped",
@@ -54,7 +55,8 @@ async def one(reader: Reader, request: Request) -> Page:
     told = _items(rounds)
     saved = [fact["body"] for fact in _items(commits)]
     drawn = drawings.timeline(_items(parts), _items(incidents), saved)
-    steps = drawings.step_series([fact["body"] for fact in _items(progress)])
+    reports = [fact["body"] for fact in _items(progress)]
+    steps = step_times(reports)
     return Page(
         "job.html",
         {
@@ -68,6 +70,8 @@ async def one(reader: Reader, request: Request) -> Page:
             "goodput": goodput,
             "shares": drawings.shares(goodput.data["seconds"] if goodput.data else None),
             "steps": steps,
+            "values": reported_values(reports),
+            "eta": eta(detail, steps, reader.rest.now()),
             "incidents": incidents,
             "decisions": decisions,
             "saves": saves,
@@ -77,6 +81,6 @@ async def one(reader: Reader, request: Request) -> Page:
     )
 
 
-def _items(answer: Answer) -> Sequence[Mapping[str, Any]]:
+def _items(answer: RestAnswer) -> Sequence[Mapping[str, Any]]:
     items: Sequence[Mapping[str, Any]] = () if answer.data is None else answer.data["items"]
     return items

@@ -6,7 +6,7 @@ from typing import Any
 from starlette.requests import Request
 
 from everstep_services.history.dashboard.pages.page import Page, filters, without_cursor
-from everstep_services.history.dashboard.rest import Answer, Reader, path_of, together
+from everstep_services.history.dashboard.rest import Reader, RestAnswer, path_of, together
 
 _MATRIX_NODES = 40
 
@@ -47,7 +47,7 @@ async def one(reader: Reader, request: Request) -> Page:
     return Page("node.html", values)
 
 
-def _matrix(nodes: Sequence[Mapping[str, Any]], checks: Sequence[Answer]) -> Mapping[str, Any]:
+def _matrix(nodes: Sequence[Mapping[str, Any]], checks: Sequence[RestAnswer]) -> Mapping[str, Any]:
     """The newest examination of each node: one cell for each check."""
     rows: list[dict[str, Any]] = []
     for node, answer in zip(nodes, checks, strict=True):

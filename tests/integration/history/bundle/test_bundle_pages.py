@@ -1,0 +1,136 @@
+"""The pages and REST of a bundle: a calm line says what it is, and nothing can be done there."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import httpx2
+
+from everstep.clock import SystemClock
+from everstep.messages import BlobRef
+from everstep.store.database import open_database
+from everstep.store.log import FactLog
+from everstep.store.times import to_us
+from everstep.store.tokens import Scope
+from everstep_services.cli.api.record import AbsentBus
+from everstep_services.history.api.app import PARTS, create_app, make_context
+from everstep_services.history.bundle import read_origin, unpack, write_bundle
+from everstep_services.history.projections.fold import fold
+from tests.integration.conftest import Api
+from tests.integration.history.dashboard.dashboard_story import JOB, KILLED, STALLED, node, opened
+
+BASE = "http://everstep.test"
+OURS = {"Origin": BASE, "Content-Type": "application/x-www-form-urlencoded"}
+PAGES = (
+    "/jobs", f"/jobs/{JOB}", f"/jobs/{JOB}/ranks?rank=93", f"/jobs/{JOB}/stragglers",
+    f"/jobs/{JOB}/checkpoints", "/incidents", f"/incidents/{KILLED}", f"/incidents/{STALLED}",
+    "/nodes", f"/nodes/{node(2)}", "/facts",
+)  # fmt: skip
+_EXPORTED = datetime.now(UTC) - timedelta(days=3)
+
+
+@asynccontextmanager
+async def bundle(folder: Path) -> AsyncIterator[Api]:
+    """A bundle of the fleet's main job, served in this process."""
+    async with opened(folder) as source:
+
+        async def fetch(ref: BlobRef) -> bytes:
+            return await source.bus.blobs.get(ref)
+
+        file, now_us = folder / "job.everstep", to_us(_EXPORTED)
+        await write_bundle(source.database, JOB, file, fetch=fetch, now_us=now_us)
+    await asyncio.to_thread(unpack, file, folder / "bundle.db")
+    async with open_database(f"sqlite:///{folder / 'bundle.db'}") as database:
+        served = Api(database, FactLog(database, fold), SystemClock())
+        await served.open()
+        absent: Any = AbsentBus()
+        served.is_bus_connected = served.is_projecting = False
+        served.context = await make_context(
+            served.context.settings, database, served.notifier, served.context.connectedness,
+            clock=served.clock, bus=absent, bundle=await read_origin(database),
+        )  # fmt: skip
+        served.app = create_app(served.context)
+        yield served
+
+
+async def visitor(served: Api, scope: Scope) -> httpx2.AsyncClient:
+    transport = httpx2.ASGITransport(app=served.app, client=("10.0.0.1", 1234))
+    client = httpx2.AsyncClient(transport=transport, base_url=BASE)
+    token = await served.token(scope)
+    await client.post("/login", content=urlencode({"token": token}), headers=OURS)
+    return client
+
+
+async def test_pages_of_a_bundle_say_what_it_is_and_offer_no_action(tmp_path: Path) -> None:
+    """A11.2: history survives the loss of everything else."""
+    async with bundle(tmp_path) as served:
+        client = await visitor(served, "admin")
+        start = await client.get("/")
+        assert start.headers["location"] == f"/jobs/{JOB}"
+        for path in PAGES:
+            answer = await client.get(path)
+            assert answer.status_code == 200, (path, answer.text)
+            note = re.search(r'<p class="bundle".*?</p>', answer.text)
+            assert note is not None, path
+            assert JOB in note[0]
+            assert "3 d ago" in note[0]
+            assert "read-only" in note[0]
+            forms = re.findall(r'<form[^>]* action="([^"]*)"', answer.text)
+            assert set(forms) <= {"/logout", "/jobs", "/incidents", "/nodes", "/facts"}, path
+            for word in ("/do/", 'class="banner', "data-live", "cannot be asked", "is away"):
+                assert word not in answer.text, (path, word)
+
+
+async def test_what_only_a_cluster_has_is_a_page_of_its_own(tmp_path: Path) -> None:
+    async with bundle(tmp_path) as served:
+        client = await visitor(served, "admin")
+        for path in ("/control", f"/do/stop?job={JOB}", f"/jobs/{JOB}/checkpoints/holders?step=1"):
+            answer = await client.get(path)
+            assert answer.status_code == 404, path
+            assert "Not in a bundle" in answer.text
+        refused = await client.post("/do/stop", content=urlencode({"job": JOB}), headers=OURS)
+        assert refused.status_code == 405
+
+
+async def test_no_token_can_change_a_bundle_by_rest(tmp_path: Path) -> None:
+    """A13.1: also a token of an administrator, made in the unpacked database."""
+    async with bundle(tmp_path) as served:
+        async with served.client(await served.token("admin")) as client:
+            refused = 0
+            for route in (route for part in PARTS for route in part.router.routes):
+                for method in sorted(getattr(route, "methods", set()) - {"GET", "HEAD"}):
+                    path = getattr(route, "path", "")
+                    url = re.sub(r"\{[^}]*\}", "x", path)
+                    if path == "/login-codes":
+                        continue
+                    answer = await client.request(method, url, json={"reason": "x"})
+                    assert answer.status_code == 403, (method, path, answer.text)
+                    assert answer.json()["code"] == "read_only"
+                    assert "cluster" in answer.json()["detail"]
+                    refused += 1
+            assert refused >= 20
+            status = (await client.get("/status")).json()
+        assert status["bundle"]["job"] == JOB
+        assert status["bundle"]["exported_at"] is not None
+
+
+async def test_time_stands_still_in_a_bundle(tmp_path: Path) -> None:
+    """A job that ran at the export has no hours of idle time since."""
+    async with bundle(tmp_path) as served:
+        until = served.context.clock.wall()
+        assert abs((until - _EXPORTED).total_seconds()) < 1
+
+
+async def test_a_bundle_of_an_older_release_shows_its_newest_fact(tmp_path: Path) -> None:
+    async with bundle(tmp_path) as served:
+        async with served.database.write() as connection:
+            await connection.exec_driver_sql("DROP TABLE bundle_origin")
+        origin = await read_origin(served.database)
+    assert origin is not None
+    assert (origin.job, origin.exported_at) == (JOB, None)
+    assert origin.until > _EXPORTED
