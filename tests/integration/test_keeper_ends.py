@@ -16,6 +16,7 @@ from everstep_services.agent.ranks.protocol import (
     ScriptEnded,
 )
 from tests.integration.scripts.rig import SCRIPTS, Node, opened
+from trainer_sdk import layout
 
 ENDS = [
     ("return", 0),
@@ -156,6 +157,30 @@ async def test_what_record_has_written_is_kept(tmp_path: Path) -> None:
         record = await node.keeper.error(0)
         assert record is not None
         assert record.name == "ZeroDivisionError"
+
+
+async def test_an_exception_leaves_the_flight_recorder(tmp_path: Path) -> None:
+    """The ranks that a wrong collective ends are gone before anybody can ask their recorders."""
+    script = tmp_path / "mismatch.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "dist.all_reduce(torch.ones(7))\n"
+        "1 / 0\n"
+    )
+    async with opened(tmp_path, "", target=str(script)) as node:
+        await end(node, warm=False)
+        content = (node.folder / "1-0" / f"{layout.FLIGHT_PREFIX}0").read_bytes()
+    (entry,) = json.loads(content)["entries"]
+    assert (entry["profiling_name"], entry["input_sizes"]) == ("gloo:all_reduce", [[7]])
+
+
+async def test_a_script_without_collectives_leaves_no_flight_recorder(tmp_path: Path) -> None:
+    script = tmp_path / "plain.py"
+    script.write_text("1 / 0\n")
+    async with opened(tmp_path, "", target=str(script)) as node:
+        await end(node, warm=False)
+        assert not list((node.folder / "1-0").glob(f"{layout.FLIGHT_PREFIX}*"))
 
 
 async def test_a_program_that_is_not_python_runs_as_it_is(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from trainer_sdk import layout
 _TEXT_BYTES = 4096
 _TRACEBACK_BYTES = 65536
 _LONGEST_CHAIN = 16
+_DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+"""Torch has a recorder of its own for NCCL."""
 
 
 def write(error: BaseException, environ: Mapping[str, str], folder: str) -> None:
@@ -34,6 +36,29 @@ def write(error: BaseException, environ: Mapping[str, str], folder: str) -> None
         extra = {"py_callstack": trace, "timestamp": str(int(now.timestamp()))}
         message = {"message": f"{type(error).__name__}: {_text(error)}", "extraInfo": extra}
         _replace(path, {"message": message})
+
+
+def write_flight_recorder(environ: Mapping[str, str], folder: str) -> None:
+    """Write what torch's flight recorder holds, where torch would dump it; OSError if that fails.
+
+    A rank that is ended by an exception takes its recorder with it, and the ranks that a wrong
+    collective ends are gone before anybody can ask them. Nothing is written without collectives,
+    over a dump of torch, or where the user wants the dumps elsewhere.
+    """
+    bindings = sys.modules.get("torch._C._distributed_c10d")
+    prefix = os.path.join(folder, layout.FLIGHT_PREFIX)
+    path = prefix + environ.get("RANK", "")
+    if bindings is None or environ.get("TORCH_FR_DUMP_TEMP_FILE", prefix) != prefix:
+        return
+    if path == prefix or os.path.exists(path):
+        return
+    dumps = [getattr(bindings, name, None) for name in _DUMPS]
+    content = max((dump() for dump in dumps if dump is not None), key=len, default=b"")
+    if b'"entries"' in content:
+        temporary = f"{path}.{os.getpid()}"
+        with open(temporary, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
 
 
 def _replace(path: str, content: Mapping[str, object]) -> None:

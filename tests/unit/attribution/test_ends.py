@@ -10,7 +10,7 @@ from everstep.messages import Case, NodeSign, OutsideAct, PastIncident, RankEnd
 from everstep_services.attribution.analyzers import ends, health, history, panel, stalls
 from everstep_services.attribution.domain.combiner import CaseJudgement, combine
 from everstep_services.attribution.incident import Analyzer
-from tests.unit.attribution.cases import NOON, case, end, lost_peer, nothing, raised
+from tests.unit.attribution.cases import NOON, case, claim, end, lost_peer, nothing, raised
 
 PURE: dict[str, Analyzer] = {
     "ends": ends.analyze,
@@ -72,7 +72,6 @@ KINDS: list[tuple[RankEnd, str, str]] = [
     (raised(3, "OSError", "[Errno 28] No space left on device"), "storage", "disk_full"),
     (raised(3, "torch.OutOfMemoryError", NO_MEMORY), "user_code", "gpu_oom"),
     (raised(3, "AssertionError", "the batch is empty"), "user_code", "assertion"),
-    (raised(3, "RuntimeError", TOO_LARGE), "user_code", "size_mismatch"),
     (raised(3, "RuntimeError", NO_WORKER), "data", "data_loader"),
     (end(3, how="signal", exit_code=None, signal="SIGKILL"), "unknown", "killed"),
     (end(3, how="signal", exit_code=None, signal="SIGSEGV"), "unknown", "segfault"),
@@ -89,6 +88,19 @@ async def test_each_kind_of_end_has_its_cause_and_never_a_node(
     found = await judged(case(ends=(lost_peer(0), one)))
     assert (found.cause, found.kind) == (cause, kind)
     assert (found.ranks, found.nodes) == ((3,), ())
+
+
+async def test_a_rank_that_was_sent_too_much_is_not_accused_for_it() -> None:
+    """It or its peer differs from all others; the flight recorders know which (A4.1)."""
+    of = case(ends=(lost_peer(0), raised(3, "RuntimeError", TOO_LARGE)))
+    alone = await judged(of)
+    assert (alone.cause, alone.kind, alone.ranks) == ("user_code", "size_mismatch", ())
+    recorders = claim("user_code", 0.95, kind="mismatch", ranks=(2,), analyzer="flight_recorder")
+    heard = await panel.Panel(PURE).hear(of, nothing, 30.0)
+    joined = combine(of, [*heard.claims, recorders], [])
+    assert (joined.cause, joined.ranks) == ("user_code", (2,))
+    assert joined.confidence > alone.confidence
+    assert not joined.others
 
 
 async def test_an_error_of_every_rank_is_one_failure_of_all() -> None:

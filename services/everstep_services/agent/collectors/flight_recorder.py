@@ -34,8 +34,10 @@ async def flight_recorders(scene: Scene, clock: Clock) -> EvidenceFound | None:
         content = await asyncio.to_thread(_dump, path, began_wall_s)
         if content is None:
             return None
-        text = f"torch's own dump of {len(content)} bytes"
-        return RankPiece(text, ArchiveMember(rank.rank, "pickle", content))
+        suffix = "json" if content.startswith(b"{") else "pickle"
+        whose = "written at its exception" if suffix == "json" else "torch's own"
+        text = f"{whose}: a dump of {len(content)} bytes"
+        return RankPiece(text, ArchiveMember(rank.rank, suffix, content))
 
     async def recorded(rank: RankSeen) -> RankPiece:
         try:

@@ -14,7 +14,7 @@ from everstep.observe.printable import printable
 from everstep.observe.redaction import redact
 from everstep.verdict_causes import DETERMINISTIC_CAUSES, VerdictCause
 from everstep_services.agent.core.exit import RankExit
-from everstep_services.attribution.domain.claims import GENERAL, Claim, cause_of
+from everstep_services.attribution.domain.claims import GENERAL, WITHOUT_CULPRIT, Claim, cause_of
 from everstep_services.attribution.incident import Incident
 from everstep_services.attribution.log_analysis import fingerprint
 from everstep_services.attribution.log_analysis.rules import Match, shipped
@@ -295,8 +295,8 @@ def _of_alike(case: Case, same: Sequence[RankEnd]) -> Claim:
     """One claim for all ranks that ended in the same way."""
     end = same[0]
     cause, kind, strength, event = _cause_of(end)
-    if kind == _WRONG_SIZE:
-        return Claim(  # the rank is unknown: it may be any rank of this collective
+    if kind in WITHOUT_CULPRIT:
+        return Claim(
             cause=cause, kind=kind, strength=strength, fact=end.fact, fingerprint=kind,
             says=f"{_ranks_told(sorted(member.rank for member in same))} {event}",
         )  # fmt: skip

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from everstep.messages import Case, EvidencePiece, RankEnd
 from everstep.verdict_causes import NODE_CAUSES
 from everstep_services.attribution.analyzers.ends import first_ends, has_lost_worker
-from everstep_services.attribution.domain.claims import GENERAL, Claim, cause_of
+from everstep_services.attribution.domain.claims import GENERAL, WITHOUT_CULPRIT, Claim, cause_of
 from everstep_services.attribution.incident import Incident
 from everstep_services.attribution.log_analysis.analysis import LogAnalysis
 from everstep_services.attribution.log_analysis.files import take_stream
@@ -162,7 +162,7 @@ def _claim(
         kind=failure.failure_class,
         says=f"{where}: {failure.means}: {failure.quote[:_QUOTED]}",
         strength=strength,
-        ranks=tuple(ranks),
+        ranks=() if failure.failure_class in WITHOUT_CULPRIT else tuple(ranks),
         nodes=(piece.node,) if is_of_node else (),
         fingerprint=failure.fingerprint,
         fact=piece.fact,

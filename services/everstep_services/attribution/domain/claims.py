@@ -14,6 +14,10 @@ names ranks that failed because of others: these are not culprits."""
 MOST_SAID = 600
 GENERAL = "python_exception"
 """The kind of a claim that knows only that an exception ended the script."""
+WITHOUT_CULPRIT = frozenset({"size_mismatch", "wrong_size"})
+"""Kinds of claims that name no rank: a rank was sent more than it expects, and either it or its
+peer may be the one that differs from all others.
+"""
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
