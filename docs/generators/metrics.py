@@ -16,6 +16,7 @@ from everstep.bus.facts.spool import Spool
 from everstep.bus.jetstream import JetStream
 from everstep.clock import SystemClock
 from everstep.observe.metrics import MetricRegistry
+from everstep.observe.traces import SpanExporter
 from everstep.store.database import Database
 from everstep.store.job_removal import JobRemovals
 from everstep.store.log import FactLog
@@ -119,6 +120,8 @@ MEANINGS: Mapping[str, str] = {
     "everstep_catalog_scans_total": "Times that the index was compared with the files of a root.",
     "everstep_catalog_swept_total": "Failed saves whose remains were removed.",
     "everstep_catalog_repairs_total": "Copies that were asked for because there were too few.",
+    "everstep_traces_sent_total": "Spans that the collector has taken, where there is one.",
+    "everstep_traces_dropped_total": "Spans that it has not: it was away, or there were too many.",
     "everstep_bus_connected": "1 while there is a connection to the bus.",
     "everstep_attribution_actions_done_total": "Jobs stopped and nodes replaced by the policy.",
     "everstep_attribution_actions_failed_total": "What the policy asked for, and was refused.",
@@ -245,6 +248,7 @@ def families() -> Iterator[Metric]:
     metrics.watch("history_beats", Beats(_bus(), SystemClock()).statistics)
     notifications = Notifications(NotifySettings(), _bus(), SystemClock())
     metrics.watch("notify", notifications.statistics)
+    metrics.watch("traces", SpanExporter("", "", SystemClock()).statistics)
     metrics.watch("bus", _bus().statistics)
     database = cast("Database", None)
     job_metrics = JobMetrics(database, GoodputReader(database), SystemClock())

@@ -16,6 +16,7 @@ from everstep.observe.http import listen, observe_app, serve_asgi
 from everstep.observe.logs import configure
 from everstep.observe.metrics import MetricRegistry, measure_loop_lag
 from everstep.observe.settings import LogSettings, ObserveSettings
+from everstep.observe.traces import SpanExporter
 from everstep.runtime import Parts, run, say, serve
 from everstep.settings import Loaded, Settings, SettingsError, config_files, load
 
@@ -61,10 +62,14 @@ async def serve_parts(
     for component, statistics in parts.statistics.items():
         metrics.watch(component, statistics)
     metrics.collect(parts.collectors)
+    traces = SpanExporter(observe.traces_url, name, clock)
+    if observe.traces_url:
+        metrics.watch("traces", traces.statistics)
     within_s = observe.check_within_s
     health = Health(name, __version__, parts.checks, clock, within_s=within_s)
     await serve(
         *parts.loops,
+        *((traces.export_for_ever,) if observe.traces_url else ()),
         partial(measure_loop_lag, metrics, clock),
         stop=stop,
         drains=(*parts.drains, partial(serve_asgi, observe_app(health, metrics), listener)),

@@ -292,7 +292,8 @@ class LightningCallback(Callback):  # type: ignore[misc]  # untyped where it is 
         self._save(trainer)
         trainer.should_stop = True
         trainer.limit_val_batches = 0  # the time until the node is gone is for the save
-        trainer.fit_loop.min_steps = trainer.fit_loop.min_epochs = None  # they would go on
+        # Otherwise the training would go on until these are reached.
+        trainer.fit_loop.epoch_loop.min_steps = trainer.fit_loop.min_epochs = None
 
     def _folder(self, trainer: Trainer) -> str:
         callback = trainer.checkpoint_callback

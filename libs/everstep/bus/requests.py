@@ -11,7 +11,7 @@ from nats.micro import add_service
 from nats.micro.request import Request
 from nats.micro.service import Service
 
-from everstep import __version__, subjects
+from everstep import __version__, spans, subjects
 from everstep.bus.background import in_background
 from everstep.bus.connection import Connection
 from everstep.bus.errors import (
@@ -58,8 +58,12 @@ async def ask(  # noqa: PLR0913  service, verb, question and limit are all neede
 ) -> M:
     """See `everstep.bus.ports.Bus.ask`."""
     subject = subjects.ask(service, verb, job)
+    data, about = encode(question), {"everstep.job": job}
     try:
-        reply = await jetstream.request(subject, encode(question), within_s=within_s)
+        with spans.span(f"ask {service}.{verb}", "client", about):
+            reply = await jetstream.request(
+                subject, data, headers=spans.headers(), within_s=within_s
+            )
     except BusTimeoutError as error:
         raise AskTimeoutError(f"{service} did not answer {verb} within {within_s:g} s") from error
     headers = reply.headers or {}
@@ -128,7 +132,10 @@ class _Answering:
     async def _answer(self, verb: str, request: Request) -> None:
         try:
             question = _question(request, self._name, verb)
-            reply = encode(await self._handlers[verb](question))
+            about = {"everstep.job": subjects.job_of(request.subject)}
+            parent = (request.headers or {}).get(spans.HEADER)
+            with spans.span(f"{self._name}.{verb}", "server", about, parent=parent):
+                reply = encode(await self._handlers[verb](question))
         except BadMessageError as error:
             await _refuse(request, "400", str(error))
         except RefusalError as error:

@@ -23,9 +23,14 @@ class ObserveSettings(Settings, frozen=True, kw_only=True):
     """The port to listen on; 0 takes any free one."""
     check_within_s: float = 2.0
     """How long one check may take before it counts as failed."""
+    traces_url: str = ""
+    """Where spans of requests and questions are sent: the address of an OpenTelemetry collector for
+    OTLP over HTTP, as `http://collector:4318/v1/traces`. Empty sends none."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port must be from 0 to 65535, got {self.port}")
+        if self.traces_url and not self.traces_url.startswith(("http://", "https://")):
+            raise ValueError(f"traces_url must begin with http:// or https://: {self.traces_url!r}")
         if self.check_within_s <= 0:
             raise ValueError(f"check_within_s must be above 0, got {self.check_within_s:g}")

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import sys
-import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -89,7 +88,7 @@ def harm(fault: str, rank: int) -> None:
     if fault == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     while fault == "hung":
-        time.sleep(1)
+        signal.pause()
 
 
 if __name__ == "__main__":

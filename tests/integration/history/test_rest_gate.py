@@ -186,6 +186,7 @@ async def test_when_a_token_was_used_is_written_now_and_then(timed: Api, clock: 
 
 
 async def test_who_guesses_is_slowed_down_and_nobody_else(timed: Api, clock: FakeClock) -> None:
+    """A13.1."""
     await timed.open(failed_logins_per_minute=3)
     good = await timed.token()
     bad = "evs_000000000000_" + "0" * 64

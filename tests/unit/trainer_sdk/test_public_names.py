@@ -37,9 +37,11 @@ MEMBERS = {
         ],
         *["unfinished"],
     ],
-    "trainer_sdk.checkpoint:FileSaver": ["close", "maybe_finalize", "schedule", "unfinished"],
+    "trainer_sdk.checkpoint:FileSaver": [
+        *["close", "maybe_finalize", "schedule", "schedule_content", "unfinished"],
+    ],
     "trainer_sdk.checkpoint:SaveHandle": [
-        *["durable", "error", "number", "reason", "state", "step", "wait"],
+        *["durable", "error", "file_hash", "number", "reason", "state", "step", "wait"],
     ],
     "trainer_sdk.checkpoint:Timeouts": ["delayed_after_s", "exit_within_s", "write_within_s"],
 }

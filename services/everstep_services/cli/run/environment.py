@@ -9,16 +9,21 @@ from typing import Any
 from everstep.ids import new_id
 from everstep_services.agent.run_plan import Scheduler
 from everstep_services.cli.run.arguments import UsageError
+from everstep_services.cli.slurm.node_place import place_in_array, place_of_topology
 
 _PLACES = (
     ("GROUP_RANK", "", ""),
     ("NODE_RANK", "", ""),
+    ("CROSS_SLURM_PROCID", "", ""),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"),
     ("SLURM_NODEID", "", ""),
     ("JOB_COMPLETION_INDEX", "", ""),
 )
 """Where a node's place is looked for, the first that is set wins; one that counts tasks only
 where these two are the same."""
+
+_IN_ALLOCATION = frozenset({"SLURM_PROCID", "SLURM_NODEID"})
+"""Variables that count the nodes of one allocation or one task of an array."""
 
 
 def scheduler_of(environ: Mapping[str, str]) -> Scheduler:
@@ -35,11 +40,15 @@ def scheduler_of(environ: Mapping[str, str]) -> Scheduler:
 
 def infra_rank(environ: Mapping[str, str]) -> int | None:
     """The node's place, from the first variable that gives one."""
+    by_topology = place_of_topology(environ)
     for name, tasks, nodes in _PLACES:
         text = environ.get(name)
+        if by_topology is not None and name in _IN_ALLOCATION:
+            return by_topology
         if text and environ.get(tasks) == environ.get(nodes):
-            return _whole(name, text, "; correct it, or give --infra-rank")
-    return None
+            place = _whole(name, text, "; correct it, or give --infra-rank")
+            return place_in_array(place, environ) if name in _IN_ALLOCATION else place
+    return by_topology
 
 
 def refuse_crowds(environ: Mapping[str, str]) -> None:

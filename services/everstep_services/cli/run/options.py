@@ -221,8 +221,9 @@ OWN = (
     _own(PLACEMENT, "--node-id", metavar="ID",
             help="This node's id (Slurm's name for it, else the host name)."),
     _own(PLACEMENT, "--infra-rank", kind="whole", metavar="N", least=0,
-            help="This node's place among the nodes. Else GROUP_RANK, NODE_RANK, SLURM_PROCID, "
-            "SLURM_NODEID or JOB_COMPLETION_INDEX say it."),
+            help="This node's place among the nodes. Else GROUP_RANK, NODE_RANK, "
+            "CROSS_SLURM_PROCID, Slurm's block topology, SLURM_PROCID, SLURM_NODEID or "
+            "JOB_COMPLETION_INDEX say it."),
     _own(PLACEMENT, "--address", metavar="HOST",
             help="Where other nodes reach this one (the address that reaches the bus)."),
     _own(PLACEMENT, "--domain", metavar="NAME",

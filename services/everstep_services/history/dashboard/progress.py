@@ -12,7 +12,7 @@ HEIGHT, _SMALL = 120.0, 40.0
 _VALUES_MOST = 12
 _PACE_OVER = timedelta(hours=1)
 _SILENT_AFTER = timedelta(minutes=10)
-"""Without a report for so long, nobody can tell when the job would end."""
+"""Without a report for this time, the end of the job cannot be estimated."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,7 +172,7 @@ class Reader:
             return RestAnswer(None, error.detail, error.status)
 
     async def text(self, path: str, **query: object) -> RestAnswer:
-        """What is no JSON, as text."""
+        """Return a resource that is not JSON, as text."""
         status, data = await self._ask("GET", path, _query(query))
         if status == 200:
             return RestAnswer(data.decode(errors="replace"))

@@ -81,8 +81,14 @@ class Dashboard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] == "http":
+        if scope["type"] != "http":
+            return
+        try:
             await self._router(scope, receive, send)
+        except HTTPException as error:  # of a form; REST answers its own
+            text = f"{error.detail}\n"
+            answer = Response(text, error.status_code, media_type="text/plain")
+            await _safe(answer)(scope, receive, send)
 
     def _routes(self) -> list[Route]:
         own = [

@@ -57,7 +57,7 @@ _READ_MOST = 4096
 _ONCE: Final = frozenset({"job_failed", "job_stopped"})
 """Events that are never over."""
 _CAUSES: Final = frozenset({"", *VERDICT_CAUSES, *get_args(SlowRankCause)})
-"""A job that makes causes up is told no more often than with one of these."""
+"""Other words count as one cause: a job that makes causes up gets no further messages."""
 _BY_PEOPLE = frozenset({"rest", "cli", "script"})
 
 
@@ -67,7 +67,7 @@ class Rules:
 
     events: frozenset[str]
     updates_most: Mapping[str, int]
-    """The targets, and how often each is told that a cause has changed."""
+    """The targets, and the most messages to each about changed causes."""
     settle_s: float = 5.0
     cooldown_s: float = 300.0
     slow_rank_after_s: float = 300.0
@@ -101,7 +101,7 @@ def told_to(notice: Notice, target: str) -> TargetState | None:
 
 
 def next_step(notice: Notice, target: str, updates_most: int) -> Step | None:
-    """What a target should be told next."""
+    """The next message for a target."""
     told = told_to(notice, target)
     if notice.state == "firing":
         if told is None:
@@ -124,7 +124,7 @@ class Notices:
         self._finished = dict.fromkeys(document.finished)
         self._stopped = dict.fromkeys(document.stopped)
         self.cooled = 0
-        """Notices that were told with another one."""
+        """Notices that were sent with another one."""
         self.dropped = 0
         """Notices that were too many."""
         self.is_changed = False
@@ -362,7 +362,7 @@ class Notices:
                 del self._told[name]
 
     def deliveries(self, target: str) -> Iterator[Delivery]:
-        """What a target should be told, the oldest notice first."""
+        """The messages for a target, the oldest notice first."""
         most = self._rules.updates_most.get(target, 0)
         for one in self._notices.values():
             if (step := next_step(one, target, most)) is not None:
@@ -401,7 +401,7 @@ class Notices:
         return self._rules.slow_rank_after_s if is_slow_rank else self._rules.settle_s
 
     def _release(self, group: str, due: list[Notice], now: float) -> None:
-        """Send the newest of these that lasts, or the newest; the others are told with it."""
+        """Send the newest of these that lasts, or the newest; its message stands for the others."""
         told = [one for one in due if one.outcome != "merged"]
         for merged in (one for one in due if one.outcome == "merged"):
             self._finish(merged.id)
@@ -424,7 +424,7 @@ class Notices:
             self._told[group] = now
 
     def _with_incident(self, notice: Notice) -> Notice:
-        """What is known of the incident that ended a job; while it is held, it is told with it."""
+        """The notice of the incident that ended a job; while held, it is sent with the job's."""
         known = self._notices.get(f"{notice.job}/{notice.incident}")
         if not notice.incident or known is None:
             return notice

@@ -85,7 +85,7 @@ class Notifications:
 
     @property
     def loops(self) -> tuple[Loop, ...]:
-        """What is to be run: nothing where nobody is to be told."""
+        """The loops to run: none if there is no target."""
         return (self.work_for_ever,) if self._settings.is_on else ()
 
     @property
@@ -226,7 +226,7 @@ class Notifications:
         await sender.send_for_ever(lambda: self._waiting(sender), ended)
 
     def _waiting(self, sender: TargetSender) -> list[Delivery]:
-        """What is to be sent, and is on the bus so that no other replica decides otherwise."""
+        """The messages to send, written on the bus first, so that replicas do not differ."""
         if self._notices is None:
             return []
         found = self._notices.deliveries(sender.target)

@@ -12,7 +12,7 @@ TARGETS: tuple[Target, ...] = ("webhook", "slack", "pagerduty", "alertmanager")
 
 
 def _checked_url(name: str, url: str) -> None:
-    """Refuse what is no address, and what carries a password: that belongs into a file."""
+    """Refuse a text that is not an address, or has a password, which belongs into a file."""
     if not url:
         return
     parts = urlsplit(url)
@@ -56,7 +56,7 @@ class PagerDutySettings(Settings, frozen=True, kw_only=True):
     """PagerDuty, by version 2 of its Events API."""
 
     routing_key_file: Path | None = None
-    """A file with the integration key of the service that is to be alerted."""
+    """A file with the integration key of the service that must be alerted."""
     url: str = "https://events.pagerduty.com/v2/enqueue"
     """Another address for accounts in the EU: `https://events.eu.pagerduty.com/v2/enqueue`."""
 
@@ -85,7 +85,7 @@ class DeadManSettings(Settings, frozen=True, kw_only=True):
     """A ping to a service that raises the alarm when pings stop coming."""
 
     url_file: Path | None = None
-    """A file with the address to ping: whoever knows it could keep the alarm silent."""
+    """A file with the address to ping: anybody who knows it could keep the alarm silent."""
     every_s: float = 60.0
     """How often, while messages could be sent and the bus is connected."""
     method: Literal["GET", "POST"] = "GET"
@@ -109,7 +109,7 @@ class NotifySettings(Settings, frozen=True, kw_only=True):
     cooldown_s: float = 300.0
     """Incidents of the same job and cause within this time are counted, and told together."""
     slow_rank_after_s: float = 300.0
-    """A slow rank is told when it lasts for so long."""
+    """A slow rank is reported if it lasts for this time."""
     stale_after_s: float = 3600.0
     """What is heard later than this, as after an outage, begins no message."""
     within_s: float = 10.0
@@ -119,7 +119,7 @@ class NotifySettings(Settings, frozen=True, kw_only=True):
     retry_most_s: float = 60.0
     """The longest wait between two attempts, unless the target asks for more."""
     retry_for_s: float = 3600.0
-    """A message that cannot be sent for so long is given up."""
+    """A message that cannot be sent for this time is given up."""
     webhook: WebhookSettings = WebhookSettings()
     """JSON to an address of yours."""
     slack: SlackSettings = SlackSettings()
@@ -160,5 +160,5 @@ class NotifySettings(Settings, frozen=True, kw_only=True):
 
     @property
     def is_on(self) -> bool:
-        """Anybody is to be told or pinged."""
+        """Whether there is any target, or an address to ping."""
         return bool(self.targets) or self.dead_man.url_file is not None

@@ -15,7 +15,7 @@ from everstep_services.history.notifications.settings import NotifySettings, Tar
 from everstep_services.history.notifications.signature import signed_headers
 
 UPDATES_MOST: dict[Target, int] = {"webhook": 1, "slack": 1, "pagerduty": 5, "alertmanager": 5}
-"""How often a target is told that a cause has changed: where that is a further message, once."""
+"""How many messages a target gets about changed causes: one, if each is a further message."""
 SECRET_LEAST_BYTES = 16
 _JSON = {"Content-Type": "application/json"}
 

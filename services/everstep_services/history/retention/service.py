@@ -70,7 +70,7 @@ class JobRetention:
         """Look for old jobs every ten minutes, while this replica writes the record."""
         while True:
             wait_s = _LOOK_EVERY_S
-            if not is_mine() or (self._settings.keep_jobs_days and not await self._removed()):
+            if not is_mine() or not await self._removed():
                 wait_s = _AGAIN_AFTER_S
             await self._clock.sleep(wait_s)
 
@@ -81,6 +81,8 @@ class JobRetention:
             await self._remove(Removal(job))
             removed += 1
         days = self._settings.keep_jobs_days
+        if not days:  # jobs are kept for ever
+            return removed
         before_us = to_us(self._clock.wall() - timedelta(days=days))
         after_us, kept = 0, 0
         while True:

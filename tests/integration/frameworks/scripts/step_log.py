@@ -16,6 +16,7 @@ RANK = os.environ.get("RANK", "0")
 EVERY = 5
 WITHIN_S = 120.0
 _SLOW_S = 0.05
+_NEVER = threading.Event()
 
 
 def note_step(folder: Path, step: int) -> None:
@@ -26,19 +27,22 @@ def note_step(folder: Path, step: int) -> None:
     if not fault or step < int(at):
         return
     if fault == "wait":
-        time.sleep(_SLOW_S)
+        _NEVER.wait(_SLOW_S)
     elif ROUND == "1" and RANK == "1":
         wait_for_checkpoint(folder, int(at) // EVERY * EVERY)
         if fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        threading.Event().wait()
+        import trainer_sdk
+
+        with trainer_sdk.session().section("stuck"):  # other limits hold at the start, too
+            _NEVER.wait()
 
 
 def wait_for_checkpoint(folder: Path, step: int) -> None:
     """Wait until the checkpoint of a step is durable and sealed: steps of a toy are very short."""
     deadline = time.monotonic() + WITHIN_S
     while step not in saved_steps(folder) and time.monotonic() < deadline:
-        time.sleep(_SLOW_S)
+        _NEVER.wait(_SLOW_S)
 
 
 def saved_steps(folder: Path) -> set[int]:

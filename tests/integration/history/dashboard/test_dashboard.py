@@ -163,7 +163,7 @@ def key_of(page: str) -> str:
 
 
 async def test_an_action_needs_our_form_the_typed_name_and_the_scope(tmp_path: Path) -> None:
-    """CSRF, a wrong confirmation and a token that only reads each end with nothing done."""
+    """CSRF, a wrong confirmation and a token that only reads each end with nothing done (A13.1)."""
     async with fleet(tmp_path) as (api, client):
         page = (await client.get(f"/do/stop?job={JOB}")).text
         form = {"key": key_of(page), "job": JOB, "reason": "a test", "confirmed": JOB}
@@ -218,7 +218,7 @@ HOSTILE = (
 
 @pytest.mark.parametrize("text", HOSTILE)
 async def test_text_from_the_bus_executes_nothing(tmp_path: Path, text: str) -> None:
-    """Labels, reasons, exception texts, log lines and node texts: the page stands, as text."""
+    """Labels, reasons, exception texts, log lines, texts of nodes: the page stands (A13.3)."""
     async with open_database(f"sqlite:///{tmp_path / 'h.db'}") as database:
         await upgrade(database)
         api = Api(database, FactLog(database, fold), SystemClock())

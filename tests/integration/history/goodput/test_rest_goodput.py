@@ -7,11 +7,18 @@ import httpx2
 import msgspec
 import pytest
 
-from everstep.messages import Fact, StragglerCleared
+from everstep.messages import (
+    CheckpointCommitted,
+    CheckpointRestored,
+    Fact,
+    ProgressMade,
+    RankRecovered,
+    StragglerCleared,
+)
 from tests.integration.conftest import Api
 from tests.integration.history.queries.sql_queries import counted
 from tests.integration.history.test_rest_incidents import problem
-from tests.integration.history.test_rest_lists import get
+from tests.integration.history.test_rest_lists import every_item, get
 from tests.unit.history.facts import make
 from tests.unit.history.goodput_trace import BEGAN, SECONDS, TRACE, at
 
@@ -72,6 +79,28 @@ async def test_the_fleet_is_the_sum_of_its_jobs(api: Api, reader: httpx2.AsyncCl
     before = {"since": "2020-01-01T00:00:00Z", "until": "2020-01-02T00:00:00Z"}
     empty = await get(reader, "goodput", **before)
     assert (empty["jobs"], empty["wall_s"], empty["goodput_ratio"]) == (0, 0, None)
+
+
+@pytest.mark.parametrize("off_s", [300, -300])
+async def test_clocks_of_nodes_that_are_minutes_off_change_no_order(
+    api: Api, reader: httpx2.AsyncClient, off_s: int
+) -> None:
+    """Facts come in the order of the log, and time is neither lost nor counted twice (A11.3)."""
+    of_nodes = ProgressMade | CheckpointCommitted | CheckpointRestored | RankRecovered
+    skewed = [
+        msgspec.structs.replace(fact, at=fact.at + timedelta(seconds=off_s))
+        if isinstance(fact, of_nodes)
+        else fact
+        for fact in TRACE
+    ]
+    await api.add(*skewed)
+    listed = [item["id"] for item in await every_item(reader, "facts", limit=4)]
+    assert listed == [fact.id for fact in TRACE]
+    assert [one["round"] for one in await every_item(reader, "jobs/j/rounds")] == [2, 1]
+    shown = await get(reader, "jobs/j/goodput")
+    assert shown["wall_s"] == sum(shown["seconds"].values()) == 245
+    parts = (await get(reader, "jobs/j/timeline"))["items"]
+    assert all(one["until"] == after["since"] for one, after in itertools.pairwise(parts))
 
 
 def _life(job: str) -> list[Fact]:

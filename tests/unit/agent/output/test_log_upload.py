@@ -10,21 +10,26 @@ from pathlib import Path
 import pytest
 
 from everstep.bus.ports import LogScope
-from everstep.clock import SystemClock
 from everstep_services.agent.output.log_files import LogFiles, LogOwner
 from everstep_services.agent.output.log_upload import POSITION_FILE, LogUploader
 from tests.fakes.bus import MemoryBus, MemoryServer
+from tests.fakes.clock import NotedClock
 from tests.unit.agent.orders import start
 from tests.waiting import until_async
 
 JOB, NODE = "toy", "n0"
 
 
-class QuickClock(SystemClock):
-    """The system's; waits are short."""
+class QuickClock(NotedClock):
+    """The system's; waits are short, and counted."""
 
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(min(seconds, 0.01))
+    def __init__(self) -> None:
+        super().__init__(most_s=0.01)
+
+    async def turn(self) -> None:
+        """Wait until the uploader has looked at its files once more."""
+        before = len(self.waits)
+        await until_async(lambda: len(self.waits) > before, "a turn of the uploader")
 
 
 class Node:
@@ -32,11 +37,12 @@ class Node:
 
     def __init__(self, root: Path) -> None:
         self.server = MemoryServer()
+        self.clock = QuickClock()
         self.store = MemoryBus(self.server).rank_logs
         self.logs = LogFiles(root, JOB)
 
     def uploader(self, bytes_per_s: int = 1 << 30) -> LogUploader:
-        return LogUploader(JOB, NODE, self.logs, self.store, QuickClock(), bytes_per_s)
+        return LogUploader(JOB, NODE, self.logs, self.store, self.clock, bytes_per_s)
 
     async def make(self, round: int = 1) -> None:
         await asyncio.to_thread(self._make, round)
@@ -126,7 +132,7 @@ async def test_a_store_that_is_away_costs_nothing(node: Node) -> None:
     async with at_work(uploader):
         for number in range(100):
             node.write(f"line {number}\n".encode())
-        await asyncio.sleep(0)
+        await node.clock.turn()
         await node.server.set_up(True)
         await node.has(b"".join(f"line {number}\n".encode() for number in range(100)))
 
@@ -202,9 +208,9 @@ async def test_the_next_agent_finishes_what_a_dead_one_left(node: Node) -> None:
     node.write(b"after\n")  # and nobody is left to send it
     async with at_work(node.uploader()):
         await node.has(b"before\nafter\n")
-    other = LogUploader(JOB, "n1", node.logs, node.store, QuickClock(), 1 << 30)
+    other = LogUploader(JOB, "n1", node.logs, node.store, node.clock, 1 << 30)
     async with at_work(other):  # on a shared file system, another node leaves it alone
-        await asyncio.sleep(0)
+        await node.clock.turn()
     assert node.stored() == b"before\nafter\n"
 
 

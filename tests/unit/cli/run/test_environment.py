@@ -15,6 +15,17 @@ from everstep_services.cli.run.fingerprint import fingerprint
 from everstep_services.cli.run.plan_check import record
 from tests.unit.agent.run_plans import BUS, plan, refused
 
+_TREE = {"SLURM_TOPOLOGY_ADDR": "s0.s3.n3", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node"}
+_BLOCK = {"SLURM_TOPOLOGY_ADDR": "b4.n17", "SLURM_TOPOLOGY_ADDR_PATTERN": "block.node"}
+_FROM_NAME = "NVRX_INFRA_RANK_FROM_NODENAME"
+_BY_NAME = {_FROM_NAME: "1"}
+
+
+@pytest.mark.parametrize("name", ["login", "n1234567890", ""])
+def test_a_node_name_without_a_place_is_one_line(home: Path, name: str) -> None:
+    text = refused(home, "train.py", SLURMD_NODENAME=name, **_BY_NAME)
+    assert text.startswith(f"SLURMD_NODENAME={name!r} has no number of up to 9 digits, which NVRX")
+
 
 @pytest.mark.parametrize(
     ("words", "environ", "place"),
@@ -33,6 +44,16 @@ from tests.unit.agent.run_plans import BUS, plan, refused
             },
             1,
         ),
+        ([], {"SLURM_PROCID": "3", "CROSS_SLURM_PROCID": "8"}, 8),
+        ([], {"SLURM_PROCID": "3", **_BLOCK}, 4 * 10**10 + 17),
+        ([], _BLOCK, 4 * 10**10 + 17),
+        ([], {"CROSS_SLURM_PROCID": "8", **_BLOCK}, 8),
+        ([], {"SLURM_PROCID": "3", **_BLOCK, "SLURM_TOPOLOGY_ADDR": "b4.login"}, 3),
+        ([], {"SLURM_PROCID": "3", **_TREE}, 3),
+        ([], {"SLURM_PROCID": "3", **_BLOCK, "SLURMD_NODENAME": "r2n07", **_BY_NAME}, 207),
+        ([], {"SLURM_PROCID": "3", "SLURMD_NODENAME": "n7", _FROM_NAME: "0"}, 3),
+        ([], {"SLURM_PROCID": "1", "SLURM_ARRAY_TASK_ID": "5", "SLURM_NNODES": "4"}, 21),
+        ([], {"SLURM_PROCID": "1", "SLURM_ARRAY_TASK_ID": "5"}, 1),
         ([], {"SLURM_PROCID": "3", "NODE_RANK": "2"}, 2),
         ([], {"NODE_RANK": "2", "GROUP_RANK": "1"}, 1),
         ([], {"GROUP_RANK": "1", "EVERSTEP_AGENT__INFRA_RANK": "6"}, 6),

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from everstep import spans
 from everstep.store.errors import StoreError
 from everstep_services.history.api.http.auth import TokenAuth
 from everstep_services.history.api.http.problems import ProblemError, of_store
@@ -59,8 +60,11 @@ class RequestLimits:
             return
         most = self._settings.max_response_bytes
         answer = _Answer(send, scope["path"], most, is_head=scope["method"] == "HEAD")
+        about = {"http.request.method": scope["method"], "url.path": scope["path"]}
+        parent = Headers(scope=scope).get(spans.HEADER)
         try:
-            await self._answer(scope, receive, answer)
+            with spans.span(f"{scope['method']} /api/v1", "server", about, parent=parent):
+                await self._answer(scope, receive, answer)
         except ProblemError as problem:
             await problem.send(scope, receive, answer)
         except StoreError as error:

@@ -14,7 +14,7 @@ from everstep_services.history.dashboard.rest import Reader, RestAnswer, path_of
 
 _JOBS = 200
 _LOOKED_INTO = 12
-"""Of so many running jobs the saves are looked at."""
+"""How many running jobs have their saves examined."""
 _RECENT = timedelta(hours=24)
 _AT_WORK = frozenset({"running", "starting", "forming", "restarting", "waiting"})
 _SAVE_LAG_S = 3600.0

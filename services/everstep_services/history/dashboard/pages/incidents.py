@@ -1,4 +1,4 @@
-"""`/incidents`: what went wrong; one incident with its verdict first and its evidence beside."""
+"""`/incidents`: what went wrong; one incident, its verdict first, and its evidence."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
