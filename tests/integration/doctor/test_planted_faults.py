@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from everstep_services.cli.machine import doctor, rank_diagnosis
 from everstep_services.cli.machine.diagnosis import Check, Diagnosis, Level
 from tests.waiting import until
 
-HAS_NAMESPACES = (
+HAS_NAMESPACES = shutil.which("unshare") is not None and (
     subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
 )
 SEVERAL_NODES = {"SLURM_JOB_NUM_NODES": "4"}

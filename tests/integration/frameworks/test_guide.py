@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 GUIDE = ROOT / "docs/guides/frameworks.md"
-WITHIN_S = 180.0
+WITHIN_S = 500.0
 
 
 def examples() -> dict[str, str]:
@@ -25,6 +25,7 @@ def examples() -> dict[str, str]:
     return by_name
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", examples())
 def test_the_example_runs_as_written(name: str, tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(examples()[name])

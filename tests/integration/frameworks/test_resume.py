@@ -14,6 +14,7 @@ SCRIPTS = {
 }
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("framework", SCRIPTS)
 def test_a_training_resumes_from_the_newest_good_checkpoint(framework: str, tmp_path: Path) -> None:
     """It trains 10 steps, and a bit of step 10 flips: it resumes at 5, and trains to 15 (A8.8)."""

@@ -7,11 +7,11 @@ from urllib.parse import urlencode
 import httpx2
 import pytest
 
-from everstep.clock import SystemClock
 from everstep.store.database import open_database
 from everstep.store.log import FactLog
 from everstep.store.schema import upgrade
 from everstep_services.history.projections.fold import fold
+from tests.fakes.clock import FakeClock
 from tests.integration.conftest import Api
 from tests.integration.history.dashboard.test_dashboard import OURS, browser, log_in
 from tests.unit.history.story import INCIDENT, JOB, whole
@@ -45,7 +45,7 @@ TRAVERSALS = (
 async def told(tmp_path: Path) -> AsyncIterator[Api]:
     async with open_database(f"sqlite:///{tmp_path / 'h.db'}") as database:
         await upgrade(database)
-        api = Api(database, FactLog(database, fold), SystemClock())
+        api = Api(database, FactLog(database, fold), FakeClock())
         await api.open(failed_logins_per_minute=5)
         await api.add(*whole())
         yield api

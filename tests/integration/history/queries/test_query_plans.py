@@ -46,7 +46,7 @@ async def database(tmp_path: Any) -> AsyncIterator[Database]:
 @pytest.fixture
 async def told(database: Database) -> Api:
     made = Api(database, FactLog(database, fold), SystemClock())
-    await made.open()
+    await made.open(token_cache_s=86_400)  # a slow machine must not look it up again
     await made.add(*whole())
     return made
 
