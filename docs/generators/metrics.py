@@ -208,7 +208,7 @@ the process can work, and if not, why; `/livez` shows whether its loop runs. The
 takes a free port for it, and prints the port.
 """
 _PARTS = (
-    ("Every process", ("everstep_build", "everstep_loop", "process_")),
+    ("Every process", ("everstep_build", "everstep_loop", "everstep_traces_", "process_")),
     ("Rendezvous", ("everstep_rendezvous_",)),
     ("Health", ("everstep_health_",)),
     ("Catalog", ("everstep_catalog_",)),

@@ -91,7 +91,7 @@ def test_whole_logs_of_all_nodes_on_any_machine(cluster: Cluster, tmp_path: Path
     found = elsewhere(cluster, "--round", "1", "--regex", "^restart 0 rank [01] step 1$")
     assert len(found.splitlines()) == 2
     [cause] = elsewhere(
-        cluster, "--round", "1", "--contains", "root cause", "-o", "jsonl"
+        cluster, "--round", "1", "--contains", "ValueError: the root", "-o", "jsonl"
     ).splitlines()
     line = msgspec.json.decode(cause)
     assert (line["rank"], line["stream"], line["round"]) == (1, "stderr", 1)

@@ -18,7 +18,7 @@ from everstep.messages import Done, Message, StopJob
 from everstep.observe.settings import ObserveSettings
 from everstep.observe.traces import SpanExporter
 from tests.fakes.clock import NotedClock
-from tests.waiting import until_async
+from tests.waiting import turns, until_async
 
 CLIENT = f"00-{'a' * 32}-{'b' * 16}-01"
 
@@ -95,7 +95,7 @@ async def test_the_context_of_a_request_travels_through_the_bus(
 ) -> None:
     exporter = SpanExporter(receiver.url, "test", NotedClock(most_s=0.01))
     exporting = asyncio.create_task(exporter.export_for_ever())
-    await asyncio.sleep(0)
+    await turns()
     await ask_twice(shared_nats, job)
     await until_async(lambda: receiver.named("GET /api/v1"), "the spans have arrived")
     exporting.cancel()
@@ -117,7 +117,7 @@ async def test_the_context_of_a_request_travels_through_the_bus(
 async def test_a_collector_that_is_away_costs_spans_only(receiver: Receiver) -> None:
     exporter = SpanExporter("http://127.0.0.1:1/v1/traces", "test", NotedClock(most_s=0.01))
     exporting = asyncio.create_task(exporter.export_for_ever())
-    await asyncio.sleep(0)
+    await turns()
     with spans.span("one", "server", {}):
         pass
     await until_async(

@@ -76,7 +76,18 @@ def _environment(folder: Traversable, url: Any) -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for name in ("clip", "duration", "size", "number", "percent", "words", "ranks", "chip", "tone"):
+    for name in (
+        "clip",
+        "duration",
+        "size",
+        "number",
+        "percent",
+        "words",
+        "ranks",
+        "chip",
+        "tone",
+        "gist",
+    ):
         made.filters[name] = getattr(formats, name)
     made.globals["static"] = url
     for name in texts:

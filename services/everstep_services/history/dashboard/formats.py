@@ -130,6 +130,18 @@ def number(value: float | None) -> str:
     return text.replace(",", "\u202f")
 
 
+def gist(fact: Mapping[str, Any]) -> str:
+    """What a fact says, in one line."""
+    body = fact["body"]
+    step, each_s, tier = body.get("step"), body.get("step_p50_s"), body.get("tier")
+    if fact["kind"] in {"progress_made", "checkpoint_committed"} and isinstance(step, int):
+        text = f"step {number(step)}"
+        if isinstance(each_s, int | float):
+            text += f", {duration(each_s)} a step"
+        return f"{text} is saved in the tier {tier}" if isinstance(tier, str) else text
+    return str(body.get("reason") or body.get("summary") or body.get("state") or "")
+
+
 def percent(ratio: float | None) -> str:
     """A ratio, in hundredths."""
     if ratio is None:

@@ -43,7 +43,7 @@ PAGES = {
     f"/incidents/{STALLED}": ("storage", "nfs4_wait_bit_killable", "5 min"),
     "/nodes": (node(18), "unhealthy", "NVIDIA H100", "14 uncorrectable"),
     f"/nodes/{node(18)}": ("ECC_DBE", "Excluded by"),
-    "/facts": ("progress_made", "agent/gpu-000"),
+    "/facts": ("progress_made", "agent/gpu-000", "is saved in the tier global", "ms a step"),
     "/facts?kind=incident_opened": ("rank 21 on gpu-002",),
     "/control": ("Every job", "Pull the brake", "sqlite"),
     f"/do/stop?job={JOB}": ("Stop the job", "to confirm"),
@@ -352,7 +352,7 @@ async def test_a_link_with_a_code_logs_in_once_and_for_a_minute(tmp_path: Path) 
 
 
 async def test_a_code_of_one_replica_logs_in_at_another(tmp_path: Path) -> None:
-    """A11.6: behind a load balancer, the browser may come to any of them."""
+    """Behind a load balancer, the browser may come to any of them."""
     async with opened(tmp_path) as api:
         other = Api(api.database, api.fact_log, api.clock)
         await other.open()

@@ -43,7 +43,6 @@ def test_the_time_of_a_first_step_is_not_a_step_time() -> None:
 
 
 def test_the_end_follows_from_the_pace_of_the_last_hour() -> None:
-    """A11.3."""
     slow_before = [report(180 - i, i, 50.0) for i in range(60)]
     times = step_times([*slow_before, *(report(30 - i, 200 + i, 2.0) for i in range(30))])
     known = eta(job(), times, NOW)
