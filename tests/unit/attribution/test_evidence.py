@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -132,6 +133,52 @@ async def test_a_collective_that_a_dead_rank_has_torn_accuses_no_network() -> No
     found = await judged(case(ends=(lost_peer(0), KILLED)), contents)
     assert (found.cause, found.kind, found.ranks) == ("unknown", "killed", (3,))
     assert not found.others
+
+
+REFUSED = (
+    b"terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
+    b"  what():  op.preamble.length <= op.nbytes. 8192 vs 8. Received data size doesn't match\n"
+)
+
+
+def gathers(sizes: Mapping[int, int], pending: int) -> bytes:
+    """Recorders of ranks that an exception ended in an all_gather, as gloo's are (torch 2.13)."""
+    now_ns = time.time_ns()
+    members = []
+    for rank, size in sizes.items():
+        entry = {
+            "record_id": 1, "pg_id": 0, "process_group": ["0", "default_pg"],
+            "collective_seq_id": 1, "p2p_seq_id": 0, "op_id": 1,
+            "profiling_name": "gloo:all_gather", "time_created_ns": now_ns,
+            "input_sizes": [[size]], "output_sizes": [[4, size]], "input_dtypes": ["Float"],
+            "output_dtypes": ["Float"], "state": "scheduled", "is_p2p": False,
+            "retired": rank != pending, "timeout_ms": 1_800_000,
+        }  # fmt: skip
+        dump = {"version": "2.10", "entries": [entry]}
+        members.append(ArchiveMember(rank, "json", json.dumps(dump).encode()))
+    return pack(members, {})
+
+
+ABORTED = end(2, how="signal", exit_code=None, signal="SIGABRT")
+
+
+async def test_recorders_tell_whose_tensor_is_of_another_size_however_young_the_wait() -> None:
+    """gloo ends the rank that is sent too much, which need not be the one that differs (A4.1)."""
+    of = case(ends=(ABORTED, *map(lost_peer, (0, 1, 3))))
+    dumps = gathers({0: 2, 1: 4096, 3: 2}, pending=0)
+    found = await judged(of, {"log": REFUSED, "flight_recorder": dumps})
+    assert (found.cause, found.kind, found.ranks) == ("user_code", "mismatch", (1,))
+    quiet = await judged(of, {"flight_recorder": dumps})
+    assert quiet.kind != "mismatch", "nobody has said that sizes differ"
+
+
+async def test_where_all_other_recorders_agree_the_rank_without_one_differs() -> None:
+    of = case(ends=(ABORTED, *map(lost_peer, (0, 1, 3))))
+    dumps = gathers({0: 2, 1: 2, 3: 2}, pending=0)
+    found = await judged(of, {"log": REFUSED, "flight_recorder": dumps})
+    assert (found.cause, found.ranks) == ("user_code", (2,))
+    two = gathers({0: 2, 3: 2}, pending=0)
+    assert not (await judged(of, {"log": REFUSED, "flight_recorder": two})).ranks
 
 
 async def test_stacks_say_what_that_rank_does_instead() -> None:

@@ -359,8 +359,8 @@ def _of_signal(end: RankEnd) -> tuple[VerdictCause, str, float, str]:
         name, ("unknown", "signal", 0.5, "was ended by a signal")
     )
     if name == "SIGABRT" and _MISFIT in end.first_error:
-        event = "received more data than its tensor holds, and gloo aborted it: the sizes differ"
-        return "user_code", _WRONG_SIZE, 0.6, event
+        event = "was aborted by gloo, which refused its data: most often, the sizes differ"
+        return "user_code", _WRONG_SIZE, 0.4, event
     if name == "SIGABRT" and (match := _match(end)) is not None and match.rule.role == "root":
         cause, kind, strength = _cause(match), match.rule.failure_class, 0.7
         event = f"was aborted: {_clean(end.first_error)}"

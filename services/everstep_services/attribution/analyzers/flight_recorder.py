@@ -19,6 +19,9 @@ _FAULTS_MOST = 6
 _SUSPECTS_MOST = 8
 _MORE_SUSPECTS = 0.5
 """The factor for the strength of each suspect if a fault has several."""
+_BY_EXCLUSION = 0.8
+_REFUSED = "op.preamble."
+"""In the text of gloo about data that does not fit."""
 _ALL_JOINED: frozenset[Kind] = frozenset({"not_started", "half_completed", "stuck"})
 """Faults below the ranks, if all ranks live: the end of a rank tears its collectives."""
 _OF_ALL: frozenset[Kind] = frozenset({"mismatch", "cycle"})
@@ -51,8 +54,14 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
     dumps, fact = await incident.by_rank("flight_recorder")
     if not dumps:
         return ()
-    report = await asyncio.to_thread(_report, dumps, incident.case.world_size or None)
+    world = incident.case.world_size
+    differ = await _sizes_differ(incident)
+    report = await asyncio.to_thread(_report, dumps, world or None, differ)
     incident.missing += [f"flight_recorder: {note}" for note in report.notes[:_FAULTS_MOST]]
+    without = sorted(set(range(world)) - set(dumps))
+    has_mismatch = any(fault.kind == "mismatch" for fault in report.faults)
+    if differ and not has_mismatch and len(without) == 1 and report.meetings:
+        return (_other_size(without[0], len(dumps), fact),)
     if report.verdict != "culprits":
         return ()
     is_torn = not await asyncio.to_thread(lambda: all(map(is_timeout, first_ends(incident.case))))
@@ -64,7 +73,27 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
     ]
 
 
-def _report(dumps: Mapping[int, bytes], world: int | None) -> FlightReport:
+async def _sizes_differ(incident: Incident) -> bool:
+    """Whether gloo ended a rank because it was sent more than it expects."""
+    texts = (f"{end.error_text} {end.first_error}" for end in first_ends(incident.case))
+    if any(_REFUSED in text for text in texts):
+        return True
+    async for _, _, log in incident.contents("log"):
+        if _REFUSED.encode() in log:
+            return True
+    return False
+
+
+def _other_size(rank: int, others: int, fact: str | None) -> Claim:
+    """The rank without a dump is the one that differs, for all others agree."""
+    return Claim(
+        cause="user_code", kind="mismatch", role="root", strength=_BY_EXCLUSION, ranks=(rank,),
+        says=f"rank {rank} has tensors of another size: gloo refused its data, and the recorders "
+        f"of the other {others} ranks agree", fact=fact, fingerprint="mismatch",
+    )  # fmt: skip
+
+
+def _report(dumps: Mapping[int, bytes], world: int | None, differ: bool) -> FlightReport:
     analysis = FlightAnalysis(world=world)
     with tempfile.TemporaryDirectory(prefix="everstep-dumps-") as name:
         files = [DumpFile(Path(name, f"dump_{rank}"), rank) for rank in dumps]
@@ -72,7 +101,7 @@ def _report(dumps: Mapping[int, bytes], world: int | None) -> FlightReport:
             file.path.write_bytes(dumps[file.rank])
         for dump in read_dumps(files, readers=min(_READERS, len(files))):
             analysis.add(dump)
-    return analysis.report()
+    return analysis.report(sizes_differ=differ)
 
 
 def _claims(fault: Fault, fact: str | None) -> Iterator[Claim]:

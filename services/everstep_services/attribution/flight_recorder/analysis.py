@@ -49,12 +49,18 @@ class FlightAnalysis:
             calls=self._bytes.setdefault(record.calls, record.calls),
         )
 
-    def report(self) -> FlightReport:
-        """Return the report about all summaries so far."""
+    def report(self, *, sizes_differ: bool = False) -> FlightReport:
+        """Return the report about all summaries so far.
+
+        With `sizes_differ`, gloo has said that tensors do not fit: then a mismatch counts however
+        short the wait for it was.
+        """
         world = self._world_size()
         unreadable = {dump.rank: dump.reason for dump in self._unreadable if dump.rank is not None}
         graph = WaitGraph(self._ranks, world, self._texts)
-        return FaultFinder(graph, world, unreadable).report(tuple(self._notes()))
+        return FaultFinder(graph, world, unreadable).report(
+            tuple(self._notes()), sizes_differ=sizes_differ
+        )
 
     def _world_size(self) -> int:
         groups = {g.members for rank in self._ranks.values() for g in rank.groups if g.members}

@@ -46,11 +46,17 @@ class FaultFinder:
         members = {m for group in graph.groups.values() for m in group.everybody()}
         self._missing = tuple(sorted(members - set(graph.ranks)))
 
-    def report(self, notes: tuple[str, ...]) -> FlightReport:
+    def report(self, notes: tuple[str, ...], *, sizes_differ: bool = False) -> FlightReport:
         """Return the faults, and the rank that each collective waits for."""
-        ends = [end for end in self._graph.ends() if not self._is_moving(end)]
+        ends = self._graph.ends()
+        still = [end for end in ends if not self._is_moving(end)]
+        seen = [fault for end in _together(still) for fault in self._faults(end)]
+        if sizes_differ:
+            moving = [end for end in ends if self._is_moving(end)]
+            young = (fault for end in _together(moving) for fault in self._faults(end))
+            seen += [fault for fault in young if fault.kind == "mismatch"]
         faults = sorted(
-            (fault for end in _together(ends) for fault in self._faults(end)),
+            seen,
             key=lambda fault: (-fault.confidence, -len(fault.waiting)),
         )
         faults = list(_in_common(faults))
