@@ -21,6 +21,7 @@ from everstep_services.cli.run import environment
 from everstep_services.cli.run.arguments import Given
 from everstep_services.cli.run.fingerprint import fingerprint
 from everstep_services.cli.run.limit_rules import limits_of
+from everstep_services.cli.run.safe_names import node_id
 from everstep_services.cli.stack.admission import agent_login
 from trainer_sdk.launchers import LaunchedRank
 
@@ -55,7 +56,7 @@ def plan_attached(
     port = environ.get("MASTER_PORT", "")
     plan = AttachedPlan(
         job=job,
-        node=agent.node_id or environment.node_id(environ),
+        node=agent.node_id or node_id(environ),
         folder=folder,
         place=place,
         spec=_spec(job, place, redact_words(command), environ),

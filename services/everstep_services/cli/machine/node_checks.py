@@ -22,7 +22,7 @@ from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.machine.state import find_state_dir
 from everstep_services.cli.output import echo, print_json, say, schema
-from everstep_services.cli.run.environment import node_id
+from everstep_services.cli.run.safe_names import node_id
 
 _TOKEN = "EVERSTEP_CHECK_TOKEN"  # noqa: S105  the name of the variable
 

@@ -9,6 +9,7 @@ from typing import Any
 from everstep.ids import new_id
 from everstep_services.agent.run_plan import Scheduler
 from everstep_services.cli.run.arguments import UsageError
+from everstep_services.cli.run.safe_names import safe_name
 from everstep_services.cli.slurm.node_place import place_in_array, place_of_topology
 
 _PLACES = (
@@ -122,17 +123,3 @@ def _whole(name: str, text: str, remedy: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text.strip()):
         raise UsageError(f"{name}={text!r} is not a whole number, 0 or more{remedy}")
     return int(text)
-
-
-_LONGEST = 128
-
-
-def node_id(environ: Mapping[str, str]) -> str:
-    """The node's id: Slurm's name for it, else the host name."""
-    return safe_name(environ.get("SLURMD_NODENAME") or socket.gethostname(), "node")
-
-
-def safe_name(text: str, otherwise: str) -> str:
-    """The text, with `-` for characters that names of jobs, nodes and files must not have."""
-    safe = re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-_")[:_LONGEST]
-    return safe or otherwise

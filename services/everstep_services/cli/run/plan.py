@@ -26,6 +26,7 @@ from everstep_services.cli.run.console_choice import console_choice
 from everstep_services.cli.run.fingerprint import fingerprint
 from everstep_services.cli.run.limit_rules import limits_of
 from everstep_services.cli.run.rank_count import count_ranks
+from everstep_services.cli.run.safe_names import node_id, safe_name
 
 _BUS_FLAGS = {
     "--bus-url": ("bus_url", "bus.url"),
@@ -51,7 +52,7 @@ def plan_run(invocation: Invocation, given: Given) -> RunPlan:
     standalone = _is_standalone(given, spec, bus, state)
     if not given.text("node_id") and agent.node_id is None:
         environment.refuse_crowds(environ)
-    node = given.text("node_id") or agent.node_id or environment.node_id(environ)
+    node = given.text("node_id") or agent.node_id or node_id(environ)
     is_warm = _is_warm(given, agent, command)
     return RunPlan(
         job=job,
@@ -333,19 +334,19 @@ def _job_of(given: Given, scheduler: Scheduler, nodes: int) -> str:
         return _named("job", given.text("job"), "--job")
     run_id = given.text("rdzv_id")
     if run_id and run_id != "none":
-        job = environment.safe_name(run_id, "job")
+        job = safe_name(run_id, "job")
         was = "" if job == run_id else f" ({run_id!r} holds what no id may)"
         given.notes.append(f"the job is called {job}, by {given.origins['rdzv_id']}{was}")
         return job
     if scheduler.job:
-        job = environment.safe_name(f"{scheduler.name}-{scheduler.job}", "job")
+        job = safe_name(f"{scheduler.name}-{scheduler.job}", "job")
         given.notes.append(f"the job is called {job}; --job NAME gives it another id")
         return job
     if nodes > 1:
         raise UsageError(
             f"{nodes} nodes need an id for the job that they share: give the same --job ID on each"
         )
-    stem = environment.safe_name(Path(given.script or "").stem, "job")[:40]
+    stem = safe_name(Path(given.script or "").stem, "job")[:40]
     return f"{stem}-{new_id()[-6:]}"
 
 

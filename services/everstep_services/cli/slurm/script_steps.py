@@ -8,7 +8,7 @@ from pathlib import Path
 from everstep_services.agent.allocation_folder import AllocationFolder
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.run.arguments import UsageError
-from everstep_services.cli.run.environment import safe_name
+from everstep_services.cli.run.safe_names import safe_name
 from everstep_services.cli.slurm.allocations import (
     AllocationLedger,
     EndedAllocation,

@@ -1,5 +1,6 @@
 """An integration of NVRx's client works with ours; no call of it raises."""
 
+import importlib
 import inspect
 import json
 from collections.abc import Iterator
@@ -275,8 +276,13 @@ def test_other_names_of_nvrx_exist() -> None:
 
 
 def test_the_installed_nvrx_matches_its_recorded_names() -> None:
-    theirs: Any = pytest.importorskip("nvidia_resiliency_ext.fault_tolerance.rank_monitor_client")
-    if metadata.version("nvidia-resiliency-ext") == "0.4.1":
+    installed = list(metadata.distributions(name="nvidia-resiliency-ext"))
+    if not installed:  # the stand-in would be found under its name
+        pytest.skip("NVRx is not installed")
+    theirs: Any = importlib.import_module(
+        "nvidia_resiliency_ext.fault_tolerance.rank_monitor_client"
+    )
+    if installed[0].version == "0.4.1":
         assert calls_of(theirs.RankMonitorClient) == NVRX_0_4_1
     for name, parameters in calls_of(theirs.RankMonitorClient).items():
         assert list(calls_of(RankMonitorClient)[name])[: len(parameters)] == list(parameters), name
