@@ -5,7 +5,7 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,11 +80,31 @@ class Database:
     async def _transaction(
         self, engine: AsyncEngine, within_s: float
     ) -> AsyncGenerator[AsyncConnection]:
-        with named_errors(self.place):
+        with _cancelled_if_asked(), named_errors(self.place):
             # Longer than the database's own limit, which says more precisely what was slow.
             async with asyncio.timeout(within_s + self.limits.connect_within_s + 1):
                 async with engine.begin() as connection:
                     yield connection
+
+
+@contextlib.contextmanager
+def _cancelled_if_asked() -> Generator[None]:
+    """End the task that was cancelled meanwhile, though somebody below has lost that.
+
+    The queue of connections and the drivers use `asyncio.wait_for`, which until Python 3.12 drops
+    a cancellation that comes together with the result: the caller's loop would never end.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task else 0
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as caught:  # noqa: BLE001  a broken transaction may hide the cancellation
+        error = caught
+    if task and task.cancelling() > before:
+        raise asyncio.CancelledError from error
+    if error is not None:
+        raise error
 
 
 @asynccontextmanager

@@ -1,6 +1,7 @@
 """Opening databases: URLs, schemas, limits, and errors that say what to do."""
 
 import asyncio
+import contextlib
 import os
 import sqlite3
 import stat
@@ -31,7 +32,7 @@ from everstep.store.projected.catalogue import VERSION
 from everstep.store.queries import log_head, stream_position
 from everstep.store.schema import upgrade
 from everstep_services.history.projections.fold import fold
-from tests.waiting import until_async
+from tests.waiting import turns, until_async
 
 
 @pytest.mark.parametrize(
@@ -326,6 +327,25 @@ async def test_a_cancelled_write_frees_its_lock_though_its_error_is_kept(tmp_pat
     ):
         await connection.execute(text("CREATE TABLE made (n)"))
     assert kept.value.__traceback__ is not None
+
+
+async def test_a_cancellation_that_a_driver_loses_ends_the_task(database: Database) -> None:
+    """As `asyncio.wait_for` loses it, if it comes together with the result."""
+
+    async def read() -> None:
+        async with database.read() as connection:
+            await connection.execute(text("SELECT 1"))
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await turns()
+
+    reader = asyncio.create_task(read())
+    await asyncio.wait([reader])
+    assert reader.cancelled()
+    async with database.read() as connection:
+        assert (await connection.execute(text("SELECT 1"))).scalar() == 1
 
 
 async def test_more_readers_than_connections_wait_and_are_then_named(database_url: str) -> None:
