@@ -13,6 +13,7 @@ from everstep.messages import (
 )
 from everstep_services.rendezvous.domain import (
     agreed_save,
+    checks,
     incidents,
     liveness,
     membership,
@@ -162,6 +163,7 @@ def _settle(batch: Batch) -> None:
     reports.settle(batch)
     recovery.settle(batch)
     stalls.settle(batch)
+    checks.settle(batch)
     agreed_save.agree(batch)
     preemption.settle(batch)
     agreed_save.settle(batch)

@@ -135,7 +135,7 @@ def _clean(result: CheckResult, took_s: float) -> CheckResult:
     )
 
 
-def _notes_of(request: Request) -> tuple[Notes, str]:
+def notes_of(request: Request) -> tuple[Notes, str]:
     """The notes of the last look, or why they are lost; a stuck disk is not waited for."""
     answers: list[Notes | NotesLostError] = []
     path = request.notes
@@ -174,7 +174,7 @@ def main() -> None:
         request = decode_request(sys.stdin.buffer.readline())
         leash = threading.Thread(target=_end_with, args=(sys.stdin.buffer,), daemon=True)
         leash.start()
-        notes, trouble = _notes_of(request)
+        notes, trouble = notes_of(request)
         checks = CheckRunner(request, notes)
         for line in checks.lines():
             out.write(encode(line))
