@@ -132,8 +132,8 @@ def _section(tree: Any) -> dict[str, Any] | None:
     while level:
         for node in level:
             if isinstance(node, dict) and isinstance(node.get("fault_tolerance"), dict):
-                found: dict[str, Any] = node["fault_tolerance"]
-                return found
+                section: dict[str, Any] = node["fault_tolerance"]
+                return section
         level = [each for node in level if isinstance(node, dict) for each in node.values()]
     return None
 

@@ -43,7 +43,7 @@ def replacement_group(
 
 
 def check_groups(spares: int, size: int) -> None:
-    """Raise `UsageError` for spares that are no whole groups."""
+    """Raise `UsageError` unless the spares are whole groups."""
     if spares % size:
         raise UsageError(
             f"--spares {spares}: with --group-size {size} a spare group has {size} nodes; give a "

@@ -56,7 +56,7 @@ def command() -> None:
 @click.option("--leave-drained", is_flag=True, help="A drained node leaves although none can "
               "take its place.")  # fmt: skip
 @click.option("--drain-excluded", type=click.Choice(("off", "observe", "enforce")), default="off",
-              help="Drain nodes in Slurm that Everstep has excluded, or only say so (off)."
+              help="Drain nodes in Slurm that Everstep has excluded, or only report it (off)."
               )  # fmt: skip
 @click.option("--sbatch", "directives", multiple=True, metavar="OPTION",
               help="Another option of sbatch, as in --sbatch=--partition=gpu.")  # fmt: skip
@@ -168,7 +168,7 @@ def finish(
 @click.option("--every", "every_s", type=NumberRange(min=0.1), metavar="SECONDS", default=60.0,
               help="How often to ask Slurm's controller (60).")  # fmt: skip
 @click.option("--drain-excluded", type=click.Choice(("off", "observe", "enforce")), default="off",
-              help="Drain nodes that Everstep has excluded, or only say so (off).")  # fmt: skip
+              help="Drain nodes that Everstep has excluded, or only report it (off).")  # fmt: skip
 @with_common_options
 @click.pass_obj
 def watch(
