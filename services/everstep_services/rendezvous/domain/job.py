@@ -19,6 +19,7 @@ from everstep_services.rendezvous.domain import (
     membership,
     preemption,
     recovery,
+    replacement_groups,
     reports,
     requests,
     stalls,
@@ -165,6 +166,7 @@ def _settle(batch: Batch) -> None:
     stalls.settle(batch)
     checks.settle(batch)
     agreed_save.agree(batch)
+    replacement_groups.settle(batch)
     preemption.settle(batch)
     agreed_save.settle(batch)
     requests.dismiss(batch)
