@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
+import msgspec
 
 from everstep import subjects
 from everstep.bus.errors import BusError
@@ -368,7 +368,7 @@ class AgentService:
     def _beat(self, alive: tuple[str, ...] = ()) -> None:
         door = self._ranks.runner.warden.door
         beat = self._progress.beat(cut_off=not self._bus.connected, door=door, alive=alive)
-        beat = replace(
+        beat = msgspec.structs.replace(
             beat,
             probes_failed=self._probes.failed,
             probe_cpu_ratio=self._probes.cpu_ratio,
