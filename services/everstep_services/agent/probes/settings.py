@@ -119,6 +119,24 @@ class ChecksSettings(Settings, frozen=True, kw_only=True):
     selftest_within_s: float = 90.0
     """How long the self-test may take in all; most of that is the start of torch."""
 
+    daemon: Path | None = None
+    """The unix socket of a health daemon of this node, which the check `daemon` asks by gRPC as
+    NVRx does; by default there is none.
+    """
+    daemon_arguments: tuple[str, ...] = (
+        "--no-slurm",
+        "--group",
+        "prolog",
+        "epilog",
+        "logs",
+        "gpu",
+    )
+    """The arguments that the daemon gets."""
+    daemon_within_s: float = 60.0
+    """How long the daemon may take."""
+    daemon_silent: Literal["unknown", "ok", "failed"] = "unknown"
+    """The result when the daemon is away, too slow, or answers without a count of failures."""
+
     probes: dict[str, ProbeSettings] = msgspec.field(default_factory=dict)
     """Probes: checks that run in short intervals, also during a training, by the check's name
     (`nic`, `storage`, `daemon`, `site:NAME`). Each has `every_s` (30; 0 for never), `within_s` (5),
@@ -139,7 +157,7 @@ class ChecksSettings(Settings, frozen=True, kw_only=True):
     """A folder of executables that are checks, too, each by its file's name."""
 
     def __post_init__(self) -> None:
-        for name in ("every_s", "within_s", "all_within_s", "storage_within_s"):
+        for name in ("every_s", "within_s", "all_within_s", "storage_within_s", "daemon_within_s"):
             if not 0 < getattr(self, name) < 1e6:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name):g}")
         if self.room_failed_mib > self.room_least_mib:

@@ -51,11 +51,12 @@ class AgentFacts:
         self._node = node
         self._clock = clock
 
-    def rank_started(
-        self, order: StartRanks, rank: int, *, pid: int, start: str, start_s: float, log: str
-    ) -> RankStarted:
+    def rank_started(  # noqa: PLR0913  what is known of a start
+        self, order: StartRanks, rank: int, *, pid: int, start: str, start_s: float, log: str,
+        cpus: str = "",
+    ) -> RankStarted:  # fmt: skip
         return RankStarted(
-            **self._of_rank(order, rank), pid=pid, start=start, start_s=start_s, log=log
+            **self._of_rank(order, rank), pid=pid, start=start, start_s=start_s, log=log, cpus=cpus
         )
 
     def rank_exited(  # noqa: PLR0913  what is known of an end

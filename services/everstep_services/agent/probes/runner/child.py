@@ -92,6 +92,7 @@ class CheckRunner:
             root=self._request.root,
             memory=memory,
             at=time.clock_gettime(time.CLOCK_REALTIME),
+            within_s=max(self._until(name) - time.monotonic(), 0.0),
             own_pids=frozenset(self._request.own_pids),
         )
         has_said, began = False, time.monotonic()
