@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from everstep_services.cli.commands.nodes.network import judged, page
 from everstep_services.cli.errors import Exit
-from everstep_services.cli.pages.network import judged, page
 
 
 def told(count: int, **speeds: float) -> dict[str, dict[str, Any]]:
