@@ -23,8 +23,7 @@ from everstep_services.history.notifications.settings import (
     SlackSettings,
     WebhookSettings,
 )
-from everstep_services.history.notifications.signature import signed_headers
-from everstep_services.history.notifications.targets import secret_url
+from everstep_services.history.notifications.targets import secret_url, signed_headers
 from tests.unit.history.notification_schemas import check_alerts, check_pagerduty, check_slack
 
 GUIDE = Path(__file__).parents[3] / "docs/guides/notifications.md"
