@@ -19,7 +19,7 @@ from everstep.store.evidence_copies import EvidenceCopies
 from everstep.store.job_removal import JobRemovals
 from everstep.store.log import FactLog
 from everstep.store.times import to_us
-from everstep_services.history.retention.service import JobRetention
+from everstep_services.history.retention import JobRetention
 from everstep_services.history.settings import HistorySettings
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.fakes.clock import FakeClock
