@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.messages import Fact, NoticesDocument
-from everstep_services.history.notifications.domain import EVENTS, Delivery, Notices, Rules
+from everstep_services.history.notifications.notices import EVENTS, Delivery, Notices, Rules
 from tests.unit.history.notice_facts import (
     BEGAN_S,
     asked_to_stop,

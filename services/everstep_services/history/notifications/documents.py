@@ -11,7 +11,7 @@ from everstep.messages import NoticesDocument
 from everstep.messages.codec import BadMessageError, decode_as
 from everstep.messages.documents.notices import Notice
 from everstep.subjects import CLUSTER
-from everstep_services.history.notifications.domain import Notices, Rules
+from everstep_services.history.notifications.notices import Notices, Rules
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from typing import Any
 from everstep.ids import id_from
 from everstep.messages.documents.notices import Notice
 from everstep_services.history.notifications import texts
-from everstep_services.history.notifications.domain import Delivery
+from everstep_services.history.notifications.notices import Delivery
 
 _DEDUP_MOST = 255
 _SUMMARY_MOST = 1024

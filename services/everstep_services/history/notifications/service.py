@@ -22,7 +22,7 @@ from everstep.runtime import Loop
 from everstep.subjects import CLUSTER
 from everstep_services.history.notifications import payloads
 from everstep_services.history.notifications.documents import StoredNotices
-from everstep_services.history.notifications.domain import READ, Delivery, Notices, Rules
+from everstep_services.history.notifications.notices import READ, Delivery, Notices, Rules
 from everstep_services.history.notifications.http_client import send
 from everstep_services.history.notifications.sender import TargetSender
 from everstep_services.history.notifications.settings import NotifySettings, Target

@@ -11,7 +11,7 @@ import msgspec
 
 from everstep.settings import SettingsError, read_secret, remember_secret
 from everstep_services.history.notifications import payloads
-from everstep_services.history.notifications.domain import Delivery
+from everstep_services.history.notifications.notices import Delivery
 from everstep_services.history.notifications.http_client import HttpRequest
 from everstep_services.history.notifications.settings import NotifySettings, Target
 
