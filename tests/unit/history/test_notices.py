@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.messages import Fact, NoticesDocument
+from everstep_services.history.notifications.facts import take
 from everstep_services.history.notifications.notices import EVENTS, Delivery, Notices, Rules
 from tests.unit.history.notice_facts import (
     BEGAN_S,
@@ -49,7 +50,7 @@ class World:
 
     def take(self, *facts: Fact) -> None:
         for fact in facts:
-            self.notices.take(fact, self.now)
+            take(self.notices, fact, self.now)
 
     def after(self, seconds: float) -> list[Delivery]:
         """What is sent once this time has passed."""

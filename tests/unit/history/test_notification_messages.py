@@ -15,8 +15,8 @@ from everstep.messages.documents.notices import Notice
 from everstep.settings import SettingsError
 from everstep_services.history.dashboard.pages import PAGES
 from everstep_services.history.notifications import payloads, texts
-from everstep_services.history.notifications.notices import EVENTS, Delivery, Step
 from everstep_services.history.notifications.http_client import HttpAnswer
+from everstep_services.history.notifications.notices import EVENTS, Delivery, Step
 from everstep_services.history.notifications.settings import (
     NotifySettings,
     PagerDutySettings,

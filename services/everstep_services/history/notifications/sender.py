@@ -10,8 +10,8 @@ from typing import Protocol
 from everstep.backoff import Backoff, jittered_s
 from everstep.clock import Clock
 from everstep.errors import EverstepError
-from everstep_services.history.notifications.notices import Delivery
 from everstep_services.history.notifications.http_client import HttpAnswer, send
+from everstep_services.history.notifications.notices import Delivery
 from everstep_services.history.notifications.settings import NotifySettings, Target
 from everstep_services.history.notifications.targets import request_for
 

@@ -22,8 +22,9 @@ from everstep.runtime import Loop
 from everstep.subjects import CLUSTER
 from everstep_services.history.notifications import payloads
 from everstep_services.history.notifications.documents import StoredNotices
-from everstep_services.history.notifications.notices import READ, Delivery, Notices, Rules
+from everstep_services.history.notifications.facts import READ, take
 from everstep_services.history.notifications.http_client import send
+from everstep_services.history.notifications.notices import Delivery, Notices, Rules
 from everstep_services.history.notifications.sender import TargetSender
 from everstep_services.history.notifications.settings import NotifySettings, Target
 from everstep_services.history.notifications.targets import (
@@ -194,7 +195,7 @@ class Notifications:
             fact = fact_of(message, _KINDS)
             if fact is not None:
                 with self._input_failures.caught(kind_of(fact)):
-                    notices.take(fact, self._now())
+                    take(notices, fact, self._now())
         self._stored.position = batch.position
 
     async def _write(self, notices: Notices) -> None:

@@ -11,8 +11,8 @@ import msgspec
 
 from everstep.settings import SettingsError, read_secret, remember_secret
 from everstep_services.history.notifications import payloads
-from everstep_services.history.notifications.notices import Delivery
 from everstep_services.history.notifications.http_client import HttpRequest
+from everstep_services.history.notifications.notices import Delivery
 from everstep_services.history.notifications.settings import NotifySettings, Target
 
 SIGNATURE = "Everstep-Signature"
