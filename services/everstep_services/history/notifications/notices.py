@@ -309,7 +309,7 @@ class Notices:
         self._told[_group(notice)] = now
 
     def expect_stop(self, job: str) -> None:
-        """A person has stopped this job: its end is no news."""
+        """A person has stopped this job: no notice is made of its end."""
         self._stopped[job] = None
         _cut(self._stopped, _STOPPED_MOST)
 
