@@ -1,4 +1,4 @@
-"""Old jobs leave the record as units, beside a writer, on both databases (A11.6)."""
+"""Old jobs leave the record as units, while another writes, on both databases (A11.6)."""
 
 import asyncio
 from datetime import timedelta

@@ -14,7 +14,7 @@ from trainer_sdk.rank_session import Session
 
 
 class Clock:
-    """Monotonic seconds that pass when the test says so."""
+    """Monotonic seconds that pass when the test moves them."""
 
     def __init__(self) -> None:
         self.now = 1000.0

@@ -1,4 +1,4 @@
-"""Torch compiles in the middle of a training: that takes as long as it takes, and is no stall."""
+"""Torch compiles in the middle of a training: that takes as long as it takes, and is not a stall."""
 
 import importlib.util
 import os
@@ -142,7 +142,7 @@ class Processes:
 
 @pytest.fixture
 def processes(pair: WatchedNode) -> Processes:
-    """Of a pair of which rank 0 compiles and rank 1 waits for it; each has a child."""
+    """A pair: rank 0 compiles and rank 1 waits for it; each has a child."""
     made = Processes(pair.proc)
     for rank in (100, 101):
         made.use(rank, 5000)
@@ -260,7 +260,7 @@ def test_nothing_is_learned_from_a_compilation(node: WatchedNode, clock: Clock) 
     assert longest == {"forward": pytest.approx(3), "": pytest.approx(4)}
 
 
-# -- how torch says so ---------------------------------------------------------------------------
+# -- how torch reports it ------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -304,7 +304,7 @@ def test_torch_says_when_it_compiles(callbacks: Any, inside: Callable[[], None])
         assert state(link) == (True, False)
         with pytest.raises(RuntimeError) if inside is fail else compiles(), compiles():
             inside()
-        assert state(link) == (True, False), "one that is inside another is no end"
+        assert state(link) == (True, False), "the end of an inner one is not the end"
     assert state(link) == (False, True)
 
 

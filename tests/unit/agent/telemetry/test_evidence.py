@@ -13,7 +13,7 @@ from tests.fakes.clock import FakeClock
 
 
 class FullBlobs(MemoryBlobs):
-    """Refuses so many pieces, as a store that is full does."""
+    """Refuses this number of pieces, as a store that is full does."""
 
     def __init__(self, times: int) -> None:
         super().__init__(MemoryServer())

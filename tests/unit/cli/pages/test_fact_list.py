@@ -33,7 +33,7 @@ def fact(n: int) -> dict[str, Any]:
 
 
 class History:
-    """An API with three facts; its stream says what it is told and then refuses."""
+    """An API with three facts; its stream sends the given lines and then refuses."""
 
     def __init__(self, stream: bytes = b"", facts: Sequence[int] = (1, 2, 3)) -> None:
         self.asked: list[httpx2.URL] = []

@@ -1,4 +1,4 @@
-"""What a network test says about nodes and links, and against whom nothing is said."""
+"""The findings of a network test about nodes and links, and the nodes that it spares."""
 
 from itertools import combinations
 from typing import Any
