@@ -1,6 +1,6 @@
 """No reply subject, and no login of a job, makes anybody write outside of the job (A8, A13.2).
 
-NATS does not check where a reply goes. In one account, a process that answers a question writes wherever
+NATS does not check where a reply goes. In one account, who answers a question writes wherever
 the asker says: the server's own acknowledgements and reads, too. So each job has an account.
 """
 

@@ -122,7 +122,7 @@ async def nodes(bus: Bus, *names: str) -> dict[str, NodeStanding]:
 
 
 async def said(bus: NatsBus, of: type[Fact], times: int = 1) -> list[Any]:
-    """The facts of a kind, once there are `count`."""
+    """The facts of a kind, once there are `times`."""
     return list(await facts_of(bus, of, times))
 
 

@@ -1,4 +1,4 @@
-"""Whichever of the node's processes dies, nothing is left behind, and nothing foreign is touched."""
+"""Whichever process of a node dies, nothing is left behind, and nothing foreign is touched."""
 
 import asyncio
 import fcntl

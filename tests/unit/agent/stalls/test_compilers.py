@@ -1,4 +1,4 @@
-"""Torch compiles in the middle of a training: that takes as long as it takes, and is not a stall."""
+"""Torch compiles in the middle of a training: it takes as long as it takes, and is not a stall."""
 
 import importlib.util
 import os
