@@ -7,8 +7,9 @@ from unittest import mock
 
 from everstep_services.agent.stalls.limits import LimitRules, StallLimits
 from everstep_services.agent.stalls.position import ActivitySigns, RankView
+from trainer_sdk import layout, pauses, rank_session, sections
 from trainer_sdk.bootstrap import agent_link as links
-from trainer_sdk.bootstrap import compilation, layout, pauses, rank_session, sections
+from trainer_sdk.bootstrap import compilation
 from trainer_sdk.page import PageView, make_page
 from trainer_sdk.rank_session import Session
 

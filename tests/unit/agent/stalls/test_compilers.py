@@ -16,7 +16,8 @@ from everstep.messages import LimitsDocument, SectionLimit
 from everstep_services.agent.stalls.limits import LimitRules
 from tests.unit.agent.stalls.monitored_ranks import WatchedNode
 from tests.unit.agent.stalls.stalled_ranks import Clock, clock_of_pages
-from trainer_sdk.bootstrap import compilation, layout
+from trainer_sdk import layout
+from trainer_sdk.bootstrap import compilation
 from trainer_sdk.bootstrap.agent_link import AgentLink
 from trainer_sdk.bootstrap.import_hook import watch_compiling, when_imported
 
