@@ -1,8 +1,8 @@
 """Which ranks of a circle of waits are to blame. Pure.
 
-In a circle, ranks wait for each other in several meetings. Whose calls differ from the others'
-is told by the only rank without which no circle is left; else by the order in which other ranks
-made the calls; else by the smallest side.
+In a circle, ranks wait for each other in several meetings. A rank's calls differ from the others'
+if no circle is left without that rank alone; else if it is in a call that all others made after one
+that it left out; else if it is on the smallest side.
 """
 
 from collections.abc import Sequence
