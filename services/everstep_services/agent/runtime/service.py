@@ -4,6 +4,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from everstep_services.agent.allocation_folder import AllocationFolder, Allocati
 from everstep_services.agent.collectors.registry import collectors
 from everstep_services.agent.core import actions
 from everstep_services.agent.core.agent import Agent
+from everstep_services.agent.core.departure import SAVED
 from everstep_services.agent.core.round_part import AgentTimeouts
 from everstep_services.agent.output.log_upload import LogUploader
 from everstep_services.agent.probes import notes
@@ -454,6 +456,9 @@ class AgentService:
         self._rendezvous.tell(tell, self._questions.report(tell, order, fact))
 
     def _exiting(self, exiting: actions.ExitAgent) -> None:
+        if self._plan.scheduler.name == "kubernetes" and exiting.cause == "excluded":
+            # After 0 Kubernetes would count this pod as done, and not replace it.
+            exiting = replace(exiting, code=exiting.code or SAVED)
         if not self._exit.done():
             self._exit.set_result(exiting)
 
