@@ -74,7 +74,7 @@ class ProbeWorkers:
         began = time.monotonic()
         async with self._room:
             left = self._left.get(name)
-            if left is not None and await asyncio.to_thread(process_tree.stat, left):
+            if left is not None and await asyncio.to_thread(_is_there, left):
                 return _unknown(name, f"its last run has not ended: process {left} is stuck")
             self._left.pop(name, None)
             worker = self._idle.pop() if self._idle else self._new()
@@ -267,6 +267,10 @@ def _kill_tree(root: int) -> None:
         process_tree.kill(pid, parent)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(root, signal.SIGKILL)
+
+
+def _is_there(pid: int) -> bool:
+    return bool(process_tree.stat(pid))
 
 
 def _cpu_s(pid: int) -> float:
