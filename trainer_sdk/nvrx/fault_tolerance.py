@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+import msgspec
+
 from trainer_sdk import layout
 from trainer_sdk.nvrx.timeouts import (
     HeartbeatTimeouts,
@@ -113,6 +115,27 @@ class FaultToleranceConfig:
         if unknown and not ignore_not_recognized:
             raise ValueError(f"NVRx has no such keys: {', '.join(unknown)}")
         return FaultToleranceConfig(**{name: kwargs[name] for name in kwargs.keys() & names})
+
+    @staticmethod
+    def from_yaml_file(cfg_file: str, ignore_not_recognized: bool = True) -> "FaultToleranceConfig":
+        """The values of the section `fault_tolerance`, wherever it is in the file; needs PyYAML."""
+        with open(cfg_file, "rb") as file:
+            section = _section(msgspec.yaml.decode(file.read()))
+        if section is None:
+            raise ValueError(f"{cfg_file} has no section `fault_tolerance:`; add one")
+        return FaultToleranceConfig.from_kwargs(ignore_not_recognized, **section)
+
+
+def _section(tree: Any) -> dict[str, Any] | None:
+    """The first section `fault_tolerance` of a tree, the outermost ones first."""
+    level = [tree]
+    while level:
+        for node in level:
+            if isinstance(node, dict) and isinstance(node.get("fault_tolerance"), dict):
+                section: dict[str, Any] = node["fault_tolerance"]
+                return section
+        level = [each for node in level if isinstance(node, dict) for each in node.values()]
+    return None
 
 
 def _launched_with(text: str) -> FaultToleranceConfig:

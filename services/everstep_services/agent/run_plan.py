@@ -113,6 +113,8 @@ class RunPlan:
     infra_rank: int | None = None
     domain: str = ""
     topology: tuple[str, ...] = ()
+    group: str = ""
+    """The nodes that are replaced together with this one; empty in a job without such groups."""
     role: str = "default"
     run_id: str = ""
     """TORCHELASTIC_RUN_ID: `--rdzv-id` as given, else the job."""

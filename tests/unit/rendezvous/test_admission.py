@@ -228,3 +228,16 @@ def test_a_spent_budget_ends_the_job_with_1_and_says_so() -> None:
         ("a" * 32,),
     )
     assert decided.considered[0].action == "restart"
+
+
+def test_pods_that_kubernetes_replaces_share_the_allocation_of_those_present() -> None:
+    """Each pod draws an id of its own; after all have left, one begins the next allocation."""
+    world = World(spec(2))
+    for node in ("n0", "n1"):
+        assert world.join(node, allocation=f"of-{node}", scheduler="kubernetes")[0].is_accepted
+    assert (world.doc.allocation, world.doc.allocations) == ("of-n0", ("of-n0",))
+    for node in ("n0", "n1"):
+        world.leave(node, "preempted", exit_code=91)
+    assert world.doc.phase == "stopped"
+    again = world.join("n2", allocation="of-n2", scheduler="kubernetes")[0]
+    assert (again.is_accepted, world.doc.allocation) == (True, "of-n2")

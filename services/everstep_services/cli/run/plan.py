@@ -27,6 +27,7 @@ from everstep_services.cli.run.console_choice import console_choice
 from everstep_services.cli.run.fingerprint import fingerprint
 from everstep_services.cli.run.limit_rules import limits_of
 from everstep_services.cli.run.rank_count import count_ranks
+from everstep_services.cli.run.replacement_group import check_groups, replacement_group
 from everstep_services.cli.run.safe_names import node_id, safe_name
 
 _BUS_FLAGS = {
@@ -71,6 +72,7 @@ def plan_run(invocation: Invocation, given: Given) -> RunPlan:
         infra_rank=_infra_rank(given, agent, environ),
         domain=given.text("domain", agent.domain),
         topology=environment.topology(given.text("topology", agent.topology), environ),
+        group=_group(given, agent, spec, environ),
         role=given.text("role", "default"),
         run_id=given.text("rdzv_id") or job,
         warm=is_warm,
@@ -208,6 +210,7 @@ def _spec(
         max_restarts_per_hour=agent.max_restarts_per_hour,
         no_progress_limit=agent.no_progress_limit,
         slots_per_segment=_segment(given),
+        slots_per_group=given.whole("group_size") or 1,
         join_within_s=agent.join_within_s,
         stop_grace_s=agent.stop_grace_s,
         enforce=_enforced(agent, given),
@@ -227,6 +230,15 @@ def _segment(given: Given) -> int:
     return segment or 1
 
 
+def _group(given: Given, agent: AgentSettings, spec: JobSpec, environ: Mapping[str, str]) -> str:
+    """The node's replacement group; empty in a job without such groups."""
+    if spec.slots_per_group <= 1:
+        return ""
+    domain = given.text("domain", agent.domain)
+    topology = environment.topology(given.text("topology", agent.topology), environ)
+    return replacement_group(given.text("group", agent.group), domain, topology, environ)
+
+
 def _enforced(agent: AgentSettings, given: Given) -> tuple[str, ...]:
     """The decisions that stop the job instead of only being advised, as requested."""
     rules = ["stop"] if agent.stop_on_repeat else []
@@ -234,7 +246,17 @@ def _enforced(agent: AgentSettings, given: Given) -> tuple[str, ...]:
 
 
 def _check_units(spec: JobSpec) -> None:
-    for option, size in (("--unit", spec.slots_per_unit), ("--segment", spec.slots_per_segment)):
+    if spec.slots_per_group > 1 and spec.slots_per_segment > 1:
+        raise UsageError(
+            f"--segment {spec.slots_per_segment} and --group-size {spec.slots_per_group}: give one "
+            f"of them; the slots of a replacement group are a segment, too"
+        )
+    check_groups(spec.spares, spec.slots_per_group)
+    for option, size in (
+        ("--unit", spec.slots_per_unit),
+        ("--segment", spec.slots_per_segment),
+        ("--group-size", spec.slots_per_group),
+    ):
         for what, nodes in (("least", spec.nodes_min), ("largest", spec.nodes_max)):
             if nodes % size:
                 raise UsageError(
