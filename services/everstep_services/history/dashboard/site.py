@@ -373,23 +373,23 @@ def _refused(error: RestError) -> Page:
 
 def _banners(shell: _Shell, now: Any) -> list[tuple[str, str]]:
     """What a visitor must know about the age of the data: tone and text."""
-    found: list[tuple[str, str]] = []
+    banners: list[tuple[str, str]] = []
     reader, status = shell.reader, shell.status
     if reader is None:
-        return found
+        return banners
     if reader.stale_s is not None:
         age = relative(reader.stale_s)
-        found.append(("bad", f"{reader.stale_reason}. This page shows what was read {age}."))
+        banners.append(("bad", f"{reader.stale_reason}. This page shows what was read {age}."))
     elif status is None:
-        found.append(("bad", "The database cannot be read now: this page may lack parts."))
+        banners.append(("bad", "The database cannot be read now: this page may lack parts."))
     if status is not None and not status["is_bus_connected"]:
         read = status["stream_read_at"]
         from_ = "" if not read else f" The newest fact was written {_age(read, now)}."
-        found.append(("warn", f"The bus is away: the record does not grow.{from_}"))
+        banners.append(("warn", f"The bus is away: the record does not grow.{from_}"))
     if status is not None and status["is_rebuilding"]:
         reach = f"{status['projected_n']} of {status['last_n']} facts"
-        found.append(("info", f"The tables are being made again: they reach {reach}."))
-    return found
+        banners.append(("info", f"The tables are being made again: they reach {reach}."))
+    return banners
 
 
 def _age(text: str, now: Any) -> str:

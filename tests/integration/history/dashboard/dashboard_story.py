@@ -108,7 +108,7 @@ class Story:
         self.facts: list[Fact] = []
 
     def add(self, name: str, ago_s: float, job: str = JOB, /, **values: Any) -> Fact:
-        """A fact that somebody sent so many seconds ago."""
+        """A fact that somebody sent this number of seconds ago."""
         at = self._now - timedelta(seconds=ago_s)
         source = values.pop("source", "rendezvous")
         fact = KINDS[name](id=fact_id(), job=job, at=at, source=source, **values)
@@ -175,7 +175,7 @@ def _round(story: Story, job: str, number: int, nodes: int, ago_s: float, **more
 
 def _steps(story: Story, job: str, number: int, began_s: float, ended_s: float, first: int,
            each_s: float, lost: int = 0) -> int:  # fmt: skip
-    """Progress from so long ago until so long ago; the last step."""
+    """Progress between two ages; the last step."""
     chance = random.Random(number)
     step, ago = first, began_s
     story.add("progress_made", ago, job, round=number, step=step, node=node(0), is_first=True,

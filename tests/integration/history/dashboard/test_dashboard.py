@@ -276,7 +276,7 @@ async def test_while_the_bus_is_away_a_banner_says_how_old_the_record_is(tmp_pat
 async def test_while_the_database_is_away_pages_show_what_they_knew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last answers are shown with their age; what was never read says so. No traceback."""
+    """The last answers are shown with their age; what was never read is marked. No traceback."""
     from everstep.store.errors import DatabaseUnavailableError
 
     async with fleet(tmp_path) as (api, client):
@@ -329,7 +329,7 @@ async def test_hours_that_make_no_sense_exclude_nothing(tmp_path: Path, hours: s
 
 
 async def test_paths_of_rest_are_as_they_were(tmp_path: Path) -> None:
-    """A session opens no path of REST, and what is no page is REST's to refuse."""
+    """A session opens no path of REST, and REST refuses everything that is not a page."""
     async with fleet(tmp_path) as (_, client):
         assert (await client.get("/api/v1/jobs")).status_code == 401
         assert (await client.get("/nothing")).status_code == 401

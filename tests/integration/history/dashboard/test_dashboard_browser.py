@@ -181,7 +181,7 @@ async def test_a_theme_that_was_chosen_stays(site: Site) -> None:
 
 
 async def test_a_page_is_live(site: Site) -> None:
-    """The stream is open, and the page says so."""
+    """The stream is open, and the page shows it."""
     async with logged_in(site) as page:
         await page.wait_for_selector("#live[data-state=on]")
 

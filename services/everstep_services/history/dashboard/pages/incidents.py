@@ -79,12 +79,12 @@ def _summary(told: Mapping[str, Any]) -> str:
 def _logs(told: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """Pieces of evidence that are the ends of logs; those of the culprits first."""
     culprits = set((told["verdict"] or {}).get("culprit_ranks") or [told["rank"]])
-    found = [
+    pieces = [
         piece
         for piece in told["evidence"]
         if piece["blob"] and piece["kind"] in {"stderr", "stdout", "log_tail", "log"}
     ]
-    return sorted(found, key=lambda piece: piece["rank"] not in culprits)
+    return sorted(pieces, key=lambda piece: piece["rank"] not in culprits)
 
 
 def _logs_around(told: Mapping[str, Any]) -> str:
@@ -111,7 +111,9 @@ def _matrix(answer: RestAnswer) -> Mapping[str, Any] | None:
     if answer.data is None:
         return None
     read = answer.data
-    suspects = sorted({one["rank"] for fault in read["faults"] for one in fault["suspects"]})
+    suspects = sorted(
+        {suspect["rank"] for fault in read["faults"] for suspect in fault["suspects"]}
+    )
     seen = {r for row in read["collectives"] for name in _STATES for r in row[name]}
     ranks = [*suspects, *sorted(seen - set(suspects))][:_CELLS_MOST]
     rows = [
