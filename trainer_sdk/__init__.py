@@ -3,7 +3,7 @@
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from trainer_sdk.checkpoint.checkpointer import Checkpointer
-    from trainer_sdk.gpu_state import GpuCheck, gpu_check
+    from trainer_sdk.device.gpu_state import GpuCheck, gpu_check
     from trainer_sdk.rank_session import Session, session
     from trainer_sdk.sections import Section
 
@@ -11,10 +11,10 @@ __all__ = ["Checkpointer", "GpuCheck", "Section", "Session", "gpu_check", "sessi
 
 _HOMES = {
     "Checkpointer": "checkpoint.checkpointer",
-    "GpuCheck": "gpu_state",
+    "GpuCheck": "device.gpu_state",
     "Section": "sections",
     "Session": "rank_session",
-    "gpu_check": "gpu_state",
+    "gpu_check": "device.gpu_state",
     "session": "rank_session",
 }
 

@@ -6,7 +6,7 @@ import sys
 from trainer_sdk import layout
 from trainer_sdk.bootstrap import agent_link as links
 from trainer_sdk.bootstrap.agent_link import AgentLink
-from trainer_sdk.bootstrap.cpu_binding import bind
+from trainer_sdk.bootstrap.cpu_affinity import bind
 from trainer_sdk.bootstrap.deferred_signals import defer
 from trainer_sdk.bootstrap.torch_hooks import arm_flight_recorder, set_up_torch
 

@@ -9,7 +9,7 @@ from typing import Literal
 from everstep.bus.settings import BusSettings
 from everstep.messages.facts.jobs import JobSpec
 from everstep_services.agent.probes.settings import ChecksSettings
-from everstep_services.agent.ranks.cpu_binding import CpuBinding
+from everstep_services.agent.ranks.cpu_affinity import CpuBinding
 from everstep_services.agent.replicas.settings import CheckpointSettings
 from everstep_services.agent.stalls.limits import LimitRules
 

@@ -9,7 +9,7 @@ import pytest
 
 import trainer_sdk
 from tests.fakes.nvml import GPU_IS_LOST, RESET_REQUIRED, UNKNOWN, Card, FakeNvml
-from trainer_sdk.gpu_state import GpuCheck, gpu_check
+from trainer_sdk.device.gpu_state import GpuCheck, gpu_check
 
 Install = Callable[..., FakeNvml]
 CARDS = (Card("GPU-a"), Card("GPU-b"))

@@ -65,7 +65,7 @@ def _ask(grpc: Any, path: str, look: Look) -> Any:
 
 
 def _judged(look: Look, answer: Any) -> CheckResult:
-    """The daemon's checks have failed if it says so, or if it counts failures."""
+    """The node has failed if the run had no success, or if the daemon counts failures."""
     if not answer.success:
         why = answer.error or answer.output or f"exit code {answer.exit_code}"
         return _result("failed", _short(why), "drain")

@@ -14,8 +14,8 @@ from everstep.observe.redaction import redact_words
 from everstep.observe.settings import ObserveSettings
 from everstep.settings import DEFAULT, Flag, Loaded
 from everstep_services.agent.probes.settings import ChecksSettings
-from everstep_services.agent.ranks.cpu_binding import CpuBinding
-from everstep_services.agent.ranks.cpu_binding import here as bindings_here
+from everstep_services.agent.ranks.cpu_affinity import CpuBinding
+from everstep_services.agent.ranks.cpu_affinity import here as bindings_here
 from everstep_services.agent.replicas.local_root import check_local_root
 from everstep_services.agent.replicas.settings import CheckpointSettings
 from everstep_services.agent.run_plan import RunPlan, Scheduler, ScriptCommand

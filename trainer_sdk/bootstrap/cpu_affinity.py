@@ -30,11 +30,11 @@ def bind(environ: "Mapping[str, str]") -> None:
 
 
 def _numbers(text: str) -> set[int]:
-    found: set[int] = set()
+    cpus: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return found
+        cpus.update(range(int(first), int(last or first) + 1))
+    return cpus
 
 
 def _prefer(nodes: set[int]) -> None:

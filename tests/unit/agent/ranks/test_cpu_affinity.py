@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from everstep_services.agent.ranks.cpu_binding import (
+from everstep_services.agent.ranks.cpu_affinity import (
     BindingMode,
-    TopologyError,
+    CpuTopologyError,
     bindings,
     here,
     numbers,
@@ -159,7 +159,7 @@ def test_a_machine_that_does_not_allow_it_says_why_in_one_line(
     machine = Machine(tmp_path, nodes=2, gpus=(0, 1))
     if callable(spoil):
         spoil(machine)
-    with pytest.raises(TopologyError, match=reason) as error:
+    with pytest.raises(CpuTopologyError, match=reason) as error:
         bindings(mode, ranks, allowed, environ, tmp_path)
     assert "\n" not in str(error.value)
     assert "bound" in str(error.value)
@@ -179,7 +179,7 @@ def test_this_machine_has_a_binding_or_a_reason() -> None:
 
 BIND = """
 import os
-from trainer_sdk.bootstrap.cpu_binding import bind
+from trainer_sdk.bootstrap.cpu_affinity import bind
 bind(os.environ)
 print(sorted(os.sched_getaffinity(0)))
 """

@@ -1,9 +1,10 @@
 """Lets a script check the GPU of its rank: by NVML, and by a short computation."""
 
 import importlib
-import os
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from trainer_sdk.environment import environ
 
 GpuState = Literal["ok", "warning", "failed", "unknown", "no_gpu"]
 """`unknown` where nobody can tell, which is not a failure."""
@@ -65,7 +66,7 @@ def _check(device: int | None, *, computes: bool) -> GpuCheck:
 def _number(device: int | None) -> int:
     if device is not None:
         return device
-    text = os.environ.get("LOCAL_RANK", "0")  # noqa: TID251  the launcher's variable
+    text = environ.get("LOCAL_RANK", "0")
     return int(text) if text.isdigit() else 0
 
 
@@ -92,7 +93,7 @@ def _by_nvml(number: int) -> GpuCheck | None:
 
 
 def _of_device(nvml: Any, number: int) -> GpuCheck:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # noqa: TID251  as CUDA reads it
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible == "" or nvml.nvmlDeviceGetCount() == 0:
         return GpuCheck("no_gpu", "no GPU is visible to this process")
     handle = _handle(nvml, number, visible)

@@ -20,7 +20,7 @@ _DISPLAY = "0x03"
 """The class of PCI devices that GPUs belong to."""
 
 
-class TopologyError(EverstepError):
+class CpuTopologyError(EverstepError):
     """The CPUs of this machine do not allow this binding; ranks run without one."""
 
 
@@ -44,7 +44,7 @@ def bindings(
     environ: Mapping[str, str],
     root: Path = Path("/"),
 ) -> tuple[CpuBinding, ...]:
-    """The binding of each local rank. Raises `TopologyError` in one line."""
+    """The binding of each local rank. Raises `CpuTopologyError` in one line."""
     topology = _Topology(root, frozenset(allowed))
     homes = _homes(topology, ranks, environ)
     return tuple(_binding(mode, topology, homes, rank) for rank in range(ranks))
@@ -63,11 +63,11 @@ def ranges(cpus: Collection[int]) -> str:
 
 def numbers(text: str) -> Cpus:
     """The numbers in a list as the kernel writes it."""
-    found: set[int] = set()
+    members: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found)
+        members.update(range(int(first), int(last or first) + 1))
+    return frozenset(members)
 
 
 class _Topology:
@@ -79,11 +79,13 @@ class _Topology:
         folder = root / "sys/devices/system/node"
         paths = sorted(folder.glob("node[0-9]*"), key=lambda path: int(path.name[4:]))
         if not paths:
-            raise TopologyError(f"--numa-binding: {folder} lists no NUMA node; ranks are not bound")
+            raise CpuTopologyError(
+                f"--numa-binding: {folder} lists no NUMA node; ranks are not bound"
+            )
         self.nodes = {int(path.name[4:]): self._list(path / "cpulist") & allowed for path in paths}
         """The usable CPUs of each node; offline CPUs and those of other cpusets are not in it."""
         if not any(self.nodes.values()):
-            raise TopologyError(
+            raise CpuTopologyError(
                 "--numa-binding: no NUMA node has a usable CPU; ranks are not bound"
             )
 
@@ -108,7 +110,7 @@ class _Topology:
         cpu = min(self.nodes[node])
         text = self._text(self._cpu / f"cpu{cpu}/topology/physical_package_id")
         if not text.lstrip("-").isdigit():
-            raise TopologyError(f"--numa-binding=socket: CPU {cpu} names no socket; not bound")
+            raise CpuTopologyError(f"--numa-binding=socket: CPU {cpu} names no socket; not bound")
         return int(text)
 
     def core(self, cpu: int) -> int:
@@ -124,14 +126,16 @@ class _Topology:
             if level.isdigit() and self._text(index / "type") in {"Unified", "Data"}:
                 levels[int(level)] = self._list(index / "shared_cpu_list")
         if not levels:
-            raise TopologyError(f"--numa-binding=core-complex: CPU {cpu} shows no cache; not bound")
+            raise CpuTopologyError(
+                f"--numa-binding=core-complex: CPU {cpu} shows no cache; not bound"
+            )
         return min(levels[max(levels)], default=cpu)
 
     def _list(self, path: Path) -> Cpus:
         try:
             return numbers(self._text(path))
         except ValueError:
-            raise TopologyError(
+            raise CpuTopologyError(
                 f"--numa-binding: {path} is not a list of CPUs; not bound"
             ) from None
 
@@ -150,13 +154,13 @@ def _homes(topology: _Topology, ranks: int, environ: Mapping[str, str]) -> list[
         try:
             gpus = [gpus[int(part)] for part in visible.split(",")]
         except (ValueError, IndexError):
-            raise TopologyError(
+            raise CpuTopologyError(
                 f"--numa-binding: CUDA_VISIBLE_DEVICES={visible} does not name GPUs by their "
                 f"numbers; ranks are not bound"
             ) from None
     if gpus and visible != "":
         if len(gpus) < ranks:
-            raise TopologyError(
+            raise CpuTopologyError(
                 f"--numa-binding: {ranks} ranks and {len(gpus)} GPUs; ranks are not bound"
             )
         return gpus
@@ -167,7 +171,7 @@ def _homes(topology: _Topology, ranks: int, environ: Mapping[str, str]) -> list[
 def _binding(mode: BindingMode, topology: _Topology, homes: Sequence[int], rank: int) -> CpuBinding:
     node = homes[rank]
     if not topology.nodes.get(node):
-        raise TopologyError(
+        raise CpuTopologyError(
             f"--numa-binding={mode}: NUMA node {node}, the place of local rank {rank}, has no CPU "
             f"that this process may use; ranks are not bound"
         )
@@ -196,7 +200,7 @@ def _own_cores(topology: _Topology, node: int, index: int, sharers: int) -> Cpus
     cores = [cpus for _, cpus in sorted(_grouped(topology.nodes[node], topology.core).items())]
     each, more = divmod(len(cores), sharers)
     if not each:
-        raise TopologyError(
+        raise CpuTopologyError(
             f"--numa-binding=exclusive: NUMA node {node} has {len(cores)} usable cores for "
             f"{sharers} ranks; ranks are not bound, try --numa-binding=node"
         )
@@ -217,5 +221,5 @@ def here(
     """The bindings on this machine, and one line if there are none."""
     try:
         return bindings(mode, ranks, os.sched_getaffinity(0), environ), ""
-    except TopologyError as error:
+    except CpuTopologyError as error:
         return (), str(error)
