@@ -22,7 +22,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
 
     def installed(*cards: Card, **fields: Any) -> FakeNvml:
         fake = FakeNvml(cards, **fields)
-        monkeypatch.setitem(sys.modules, "pynvml", fake)  # type: ignore[arg-type]
+        monkeypatch.setitem(sys.modules, "pynvml", fake)
         return fake
 
     return installed
