@@ -11,6 +11,7 @@ from everstep_services.attribution.flight_recorder.calls import (
     UsualFields,
 )
 from everstep_services.attribution.flight_recorder.dump_file import (
+    CUT_OFF,
     BadDumpError,
     decoded,
     parts_of,
@@ -256,6 +257,8 @@ class _Reader:
             ),
             texts=tuple(texts[-_MOST_TEXTS:]),
             problems=tuple(problems),
+            is_partial=bool(self._bad or self._nameless)
+            or any(problem.startswith(CUT_OFF) for problem in problems),
         )
 
     def _members(self, group: GroupReader) -> bytes:

@@ -43,6 +43,7 @@ class FaultFinder:
         self._unreadable = unreadable
         self._world = world
         members = {m for group in graph.groups.values() for m in group.everybody()}
+        self._partial = [rank for rank, dump in graph.ranks.items() if dump.is_partial]
         self._missing = tuple(sorted(members - set(graph.ranks)))
 
     def report(self, notes: tuple[str, ...], *, sizes_differ: bool = False) -> FlightReport:
@@ -71,7 +72,8 @@ class FaultFinder:
         )
 
     def _verdict(self, faults: Sequence[Fault]) -> Verdict:
-        if not self._graph.last_to_come and not faults and not self._unreadable:
+        is_read = not self._unreadable and not self._partial
+        if not self._graph.last_to_come and not faults and is_read:
             return "nothing_pending"
         return "culprits" if faults and faults[0].confidence >= _BELIEVED else "inconclusive"
 
@@ -90,6 +92,11 @@ class FaultFinder:
             return (
                 f"inconclusive: no rank waits in a collective, but the dumps of "
                 f"{named(self._unreadable)} cannot be read"
+            )
+        if self._partial:
+            return (
+                f"inconclusive: no rank waits in a collective, but the dumps of "
+                f"{named(self._partial)} are incomplete"
             )
         return "no rank waits in a collective"
 

@@ -73,7 +73,15 @@ _STATES = {
 def lines(
     report: FlightReport, *, most: int = _MOST_MEETINGS, groups: Collection[str] = ()
 ) -> Iterator[str]:
-    """Yield a report for people, limited to these groups and this number of collectives."""
+    """Yield a report for people, limited to these groups and this number of collectives.
+
+    A dump may hold anything: a line end in one of its texts begins no line of the report.
+    """
+    for line in _lines(report, most, groups):
+        yield " ".join(line.splitlines())
+
+
+def _lines(report: FlightReport, most: int, groups: Collection[str]) -> Iterator[str]:
     yield report.summary
     yield ""
     for number, fault in enumerate(report.faults, 1):

@@ -70,6 +70,8 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The texts of the digests."""
     problems: tuple[str, ...] = ()
     """The parts that could not be read."""
+    is_partial: bool = False
+    """Entries are missing that the file had: one of them may be what the rank waits in."""
 
 
 class UnreadableDump(msgspec.Struct, frozen=True, kw_only=True):
