@@ -7,6 +7,7 @@ import time
 
 from everstep.errors import EverstepError
 
+_LONGEST = 128
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 
 
@@ -26,6 +27,18 @@ def checked_name(kind: str, name: str) -> str:
     if not _NAME.fullmatch(name):
         raise BadNameError(kind, name)
     return name
+
+
+def name_of_host(host: str) -> str:
+    """The node id of a host or node of a scheduler: `-` for characters that an id must not have.
+
+    Names that are too long end with their hash, so that they stay different.
+    """
+    safe = re.sub(r"[^A-Za-z0-9_-]+", "-", host).strip("-_") or "node"
+    if len(safe) <= _LONGEST:
+        return safe
+    digest = hashlib.blake2b(host.encode(), digest_size=6).hexdigest()
+    return f"{safe[: _LONGEST - len(digest) - 1]}-{digest}"
 
 
 def new_id() -> str:

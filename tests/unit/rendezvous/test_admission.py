@@ -1,4 +1,4 @@
-"""Who is let in, who is not, and what they are told."""
+"""Who is let in, who is not, and the answer that they get."""
 
 from datetime import timedelta
 from typing import Any
@@ -111,7 +111,7 @@ def test_a_second_agent_with_the_same_node_id_is_refused_by_a_living_one() -> No
 
 
 def test_what_an_agent_answered_before_it_died_does_not_keep_its_successor_out() -> None:
-    """Killed a moment after a probe and started again at once, it was told to take another name."""
+    """Killed a moment after a probe and started again at once, it had to take another name."""
     world = World(spec(2)).started("n0", "n1")
     world.apply(Probed("n1", "n1-1", is_there=True))
     world.now += 0.5
@@ -228,3 +228,16 @@ def test_a_spent_budget_ends_the_job_with_1_and_says_so() -> None:
         ("a" * 32,),
     )
     assert decided.considered[0].action == "restart"
+
+
+def test_pods_that_kubernetes_replaces_share_the_allocation_of_those_present() -> None:
+    """Each pod draws an id of its own; after all have left, one begins the next allocation."""
+    world = World(spec(2))
+    for node in ("n0", "n1"):
+        assert world.join(node, allocation=f"of-{node}", scheduler="kubernetes")[0].is_accepted
+    assert (world.doc.allocation, world.doc.allocations) == ("of-n0", ("of-n0",))
+    for node in ("n0", "n1"):
+        world.leave(node, "preempted", exit_code=91)
+    assert world.doc.phase == "stopped"
+    again = world.join("n2", allocation="of-n2", scheduler="kubernetes")[0]
+    assert (again.is_accepted, world.doc.allocation) == (True, "of-n2")

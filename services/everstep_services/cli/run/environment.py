@@ -23,6 +23,9 @@ _PLACES = (
 """Where a node's place is looked for, the first that is set wins; one that counts tasks only
 where these two are the same."""
 
+JOB_INDEX, PODS_PER_JOB = "JOBSET_JOB_INDEX", "JOBSET_PODS_PER_JOB"
+"""Set by manifests of `everstep kubernetes job`."""
+
 _IN_ALLOCATION = frozenset({"SLURM_PROCID", "SLURM_NODEID"})
 """Variables that count the nodes of one allocation or one task of an array."""
 
@@ -48,8 +51,18 @@ def infra_rank(environ: Mapping[str, str]) -> int | None:
             return by_topology
         if text and environ.get(tasks) == environ.get(nodes):
             place = _whole(name, text, "; correct it, or give --infra-rank")
+            if name == "JOB_COMPLETION_INDEX":
+                return _place_in_job_set(place, environ)
             return place_in_array(place, environ) if name in _IN_ALLOCATION else place
     return by_topology
+
+
+def _place_in_job_set(place: int, environ: Mapping[str, str]) -> int:
+    """The place among the pods of all jobs of a JobSet: each job counts its own from 0."""
+    job, pods = environ.get(JOB_INDEX), environ.get(PODS_PER_JOB)
+    if not job or not pods:
+        return place
+    return _whole(JOB_INDEX, job, "") * _whole(PODS_PER_JOB, pods, "") + place
 
 
 def refuse_crowds(environ: Mapping[str, str]) -> None:

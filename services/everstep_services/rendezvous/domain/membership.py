@@ -53,6 +53,7 @@ _REFUSALS_KEPT = 1000
 _CHECKING_S = 0.2
 _NEEDED_LATER_S = 2.0
 _ALIVE_FOR_S = 2.0
+_ONE_BY_ONE = frozenset({"none", "kubernetes"})
 _UNFIT: frozenset[RefusalCause] = frozenset({"unhealthy", "excluded"})
 """The causes of a refusal that may end by themselves."""
 
@@ -172,9 +173,12 @@ def begin(batch: Batch, ask: Join) -> None:
 
 
 def _in_its_allocation(batch: Batch, ask: Join) -> Join:
-    """Put an agent that a person started into the allocation of the agents that are present."""
+    """Put an agent whose allocation has an id of its own into that of the agents present.
+
+    Agents that a person started have one, and pods, which Kubernetes replaces one by one.
+    """
     doc = batch.state.doc
-    if ask.scheduler != "none" or not doc.allocations or not batch.state.present:
+    if ask.scheduler not in _ONE_BY_ONE or not doc.allocations or not batch.state.present:
         return ask
     return replace(ask, allocation=doc.allocation)
 
@@ -352,7 +356,7 @@ def _take(batch: Batch, ask: Join) -> None:
         ranks=ask.ranks,
         address=ask.address,
         infra_rank=ask.infra_rank,
-        place="/".join(ask.topology),
+        place=ask.group or "/".join(ask.topology),
         last_slot=ask.last_slot,
         replica_port=ask.replica_port,
         warm=ask.warm,
@@ -440,6 +444,7 @@ def _say_joined(batch: Batch, ask: Join) -> None:
             infra_rank=ask.infra_rank,
             failure_domain=ask.failure_domain,
             topology=ask.topology,
+            group=ask.group,
             last_round=ask.last_round,
             warm=ask.warm,
             device=ask.device,

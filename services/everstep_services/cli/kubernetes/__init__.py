@@ -1,0 +1,1 @@
+"""Everstep under Kubernetes: manifests of trainings."""
