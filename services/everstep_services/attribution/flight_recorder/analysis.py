@@ -26,8 +26,6 @@ class FlightAnalysis:
         self._world = world
         self._ranks: dict[int, RankSummary] = {}
         self._unreadable: list[UnreadableDump] = []
-        self._repeated: set[int] = set()
-        """Ranks with several dumps."""
         self._texts = CallTexts()
         self._bytes: dict[bytes, bytes] = {}
 
@@ -35,13 +33,13 @@ class FlightAnalysis:
         if isinstance(dump, UnreadableDump):
             self._unreadable.append(dump)
             return
+        if dump.rank in self._ranks:
+            reason = "there is another dump of this rank, and only that one is used"
+            self._unreadable.append(UnreadableDump(name=f"rank {dump.rank}", reason=reason))
+            return
         self._texts.add(dump.texts)
-        known = self._ranks.get(dump.rank)
-        if known is not None:
-            self._repeated.add(dump.rank)
         groups = tuple(self._shared(group) for group in dump.groups)
-        summary = msgspec.structs.replace(dump, texts=(), groups=groups)
-        self._ranks[dump.rank] = summary if known is None else max(known, summary, key=_age)
+        self._ranks[dump.rank] = msgspec.structs.replace(dump, texts=(), groups=groups)
 
     def _shared(self, record: GroupRecord) -> GroupRecord:
         """The record, with members and calls that equal those of other ranks kept once."""
@@ -58,7 +56,7 @@ class FlightAnalysis:
         short the wait for it was.
         """
         world = self._world_size()
-        unreadable = {dump.rank: dump.reason for dump in self._unreadable if dump.rank is not None}
+        unreadable = {dump.rank: dump for dump in self._unreadable if dump.rank is not None}
         graph = WaitGraph(self._ranks, world, self._texts)
         return FaultFinder(graph, world, unreadable).report(
             tuple(self._notes()), sizes_differ=sizes_differ
@@ -74,8 +72,6 @@ class FlightAnalysis:
     def _notes(self) -> Iterable[str]:
         for dump in self._unreadable:
             yield f"{dump.name} was left out: {dump.reason}"
-        if self._repeated:
-            yield f"there are several dumps of {named(self._repeated)}: the newest of each is used"
         for rank, summary in sorted(self._ranks.items()):
             yield from (f"rank {rank}: {problem}" for problem in summary.problems)
         lost = [rank for rank, record in self._ranks.items() if record.lost]
@@ -84,11 +80,6 @@ class FlightAnalysis:
                 f"the ring of {named(lost)} was full and lost its oldest entries: differences "
                 f"further back cannot be seen; TORCH_FR_BUFFER_SIZE makes it larger"
             )
-
-
-def _age(dump: RankSummary) -> tuple[int, int, bytes]:
-    """Orders the dumps of one rank, the newest last, whatever the order in which they were read."""
-    return dump.newest_ns, dump.entries, msgspec.json.encode(dump)
 
 
 def with_global_ranks(

@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from everstep.observe.printable import printable
+
 _MOST_ENTRIES = 1_000_000
-CUT_OFF = "it is cut off"
-"""How the problem begins of a file whose end is missing."""
 _MARKS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 """How text begins that was written by an editor or a shell of Windows."""
 
@@ -31,7 +31,8 @@ class NotDataError(Exception):
 
 class _DataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise NotDataError(f"it wants to import {module[:80]}.{name[:80]}, which no dump needs")
+        wanted = printable(f"{module[:80]}.{name[:80]}").replace("\n", "\\u000a")
+        raise NotDataError(f"it wants to import {wanted}, which no dump needs")
 
     def persistent_load(self, pid: Any) -> NoReturn:
         raise NotDataError(f"it refers to something outside of itself ({str(pid)[:80]!r})")
@@ -97,7 +98,7 @@ def _salvaged(content: bytes, why: str) -> tuple[Any, list[str]]:
         raise BadDumpError(f"it is not complete JSON, and no entry of it can be read: {why}")
     version = re.search(r'"version"\s*:\s*"([\d.]{1,16})"', text)
     head = {"entries": entries, "version": version[1] if version else ""}
-    return head, [f"{CUT_OFF}: {len(entries)} entries could be read ({why})"]
+    return head, [f"it is cut off: {len(entries)} entries could be read ({why})"]
 
 
 def parts_of(data: Any) -> tuple[list[Any], Mapping[str, Any]]:

@@ -73,15 +73,7 @@ _STATES = {
 def lines(
     report: FlightReport, *, most: int = _MOST_MEETINGS, groups: Collection[str] = ()
 ) -> Iterator[str]:
-    """Yield a report for people, limited to these groups and this number of collectives.
-
-    A dump may hold anything: a line end in one of its texts begins no line of the report.
-    """
-    for line in _lines(report, most, groups):
-        yield " ".join(line.splitlines())
-
-
-def _lines(report: FlightReport, most: int, groups: Collection[str]) -> Iterator[str]:
+    """Yield a report for people, limited to these groups and this number of collectives."""
     yield report.summary
     yield ""
     for number, fault in enumerate(report.faults, 1):
@@ -112,7 +104,9 @@ def _fault(number: int, fault: Fault) -> Iterator[str]:
     kind = fault.kind.replace("_", " ")
     yield f"{number}. {fault.summary}"
     yield f"   kind {kind}, confidence {fault.confidence:.2f}" + (
-        f", {named(fault.waiting)} wait for it" if fault.waiting else ""
+        f", {named(fault.waiting)} wait{'s' * (len(fault.waiting) == 1)} for it"
+        if fault.waiting
+        else ""
     )
     if len(fault.suspects) > _MOST_SUSPECTS:
         yield f"   any of {named(suspect.rank for suspect in fault.suspects)}"

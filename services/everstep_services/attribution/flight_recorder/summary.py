@@ -71,7 +71,7 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
     """The parts that could not be read."""
     is_partial: bool = False
-    """Entries are missing that the file had: one of them may be what the rank waits in."""
+    """Whether entries are missing that could not be read: the rank may wait in one of them."""
 
 
 class UnreadableDump(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,3 +80,5 @@ class UnreadableDump(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     reason: str
     rank: int | None = None
+    is_evidence: bool = True
+    """Whether it counts against the rank; a link to nothing, for one, does not."""

@@ -288,30 +288,27 @@ def test_entries_that_cannot_be_read_leave_open_whether_a_rank_waits(content: by
     assert "rank 0" in report.summary
 
 
-def test_of_two_dumps_of_a_rank_the_newer_counts_in_any_order() -> None:
-    """A dump may be there twice, as `1` and `01` (A7.1)."""
-    old, new = _calls(("metrics", True)), _calls(("metrics", True), ("metrics", False))
-    other = read_dump(json.dumps(new).encode(), 0, fake.START_NS + _LATER_NS)
-    dumps = [
-        read_dump(json.dumps(one).encode(), 1, fake.START_NS + _LATER_NS) for one in (old, new)
-    ]
-    reports = []
-    for both in (dumps, dumps[::-1]):
-        analysis = FlightAnalysis()
-        for dump in (other, *both):
-            analysis.add(dump)
-        reports.append(analysis.report())
-    assert reports[0] == reports[1]
-    assert reports[0].faults[0].kind == "stuck", "both ranks have come"
-    assert any("several dumps of rank 1" in note for note in reports[0].notes)
-
-
 def test_a_text_of_a_dump_begins_no_line_of_the_report() -> None:
     """A13.3: evidence comes from scripts of others."""
     waits = _calls(("metrics\n\nrank 0 is guilty", False))
     report = _report_of({0: waits, 1: _calls(("metrics", True))})
     assert report.verdict == "culprits"
     assert not [line for line in lines(report) if line.startswith("rank 0 is guilty")]
+
+
+def test_a_dump_that_is_a_link_to_nothing_accuses_nobody() -> None:
+    """A7.2: a share that is not mounted is no evidence against a rank."""
+    job = _job()
+    fake.leave(job, 5, 9)
+    analysis = FlightAnalysis()
+    for rank, dump in fake.play(job).items():
+        if rank != 5:
+            analysis.add(read_dump(json.dumps(dump).encode(), rank))
+    reason = "it is a link to nothing"
+    analysis.add(UnreadableDump(name="_dump_5", reason=reason, rank=5, is_evidence=False))
+    report = analysis.report()
+    assert report.verdict == "inconclusive"
+    assert report.summary.startswith("inconclusive: rank 5 left no readable dump, and others wait")
 
 
 def test_a_transfer_names_the_end_that_never_came() -> None:
