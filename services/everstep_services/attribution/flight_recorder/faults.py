@@ -9,7 +9,7 @@ A wait that is no longer than others in the same ring accuses nobody.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from everstep_services.attribution.flight_recorder.graph import components
+from everstep_services.attribution.flight_recorder.circles import odd_ranks
 from everstep_services.attribution.flight_recorder.mismatches import Mismatch
 from everstep_services.attribution.flight_recorder.ranges import named
 from everstep_services.attribution.flight_recorder.report import (
@@ -33,7 +33,6 @@ _UNUSUAL = 2
 _BELIEVED = 0.5
 _COMMON = 0.55
 _MOST_MEETINGS = 64
-_MOST_TRIED = 64
 
 
 class FaultFinder:
@@ -178,7 +177,7 @@ class FaultFinder:
 
     def _cycle(self, ranks: Sequence[int], meetings: Sequence[Meeting]) -> Fault:
         keys = sorted({meeting[0] for meeting in meetings}) or ["transfers"]
-        few = self._without_whom(ranks, meetings) or self._fewest(ranks, meetings)
+        few = odd_ranks(self._graph, ranks, meetings)
         odd = (
             ""
             if len(few) == len(ranks)
@@ -191,29 +190,6 @@ class FaultFinder:
             0.85 if odd else 0.6,
             [(rank, f"waits in {self._waits_in(rank, keys)}") for rank in few],
         )
-
-    def _without_whom(self, ranks: Sequence[int], meetings: Sequence[Meeting]) -> Sequence[int]:
-        """The only rank without which no circle would be left; none if there are several."""
-        inside: set[Node] = {*ranks, *meetings}
-        awaited = [self._graph.edges[meeting] & inside for meeting in meetings]
-        single = sorted({rank for few in awaited if len(few) == 1 for rank in few}, key=str)
-        if len(single) > _MOST_TRIED:
-            return ()
-        needed = [node for node in single if not self._has_circle(inside - {node})]
-        return [node for node in needed if isinstance(node, int)] if len(needed) == 1 else ()
-
-    def _has_circle(self, nodes: set[Node]) -> bool:
-        edges = {node: self._graph.edges[node] & nodes for node in nodes}
-        return any(len(component) > 1 for component in components(edges))
-
-    def _fewest(self, ranks: Sequence[int], meetings: Sequence[Meeting]) -> Sequence[int]:
-        """The ranks of a circle on its smallest side; all, if no side is smaller."""
-        sides = [
-            [rank for rank in ranks if meeting in self._graph.edges[rank]] for meeting in meetings
-        ]
-        sides = sorted((side for side in sides if side), key=len)
-        is_smaller = len(sides) > 1 and len(sides[0]) < len(sides[1])
-        return sides[0] if is_smaller else ranks
 
     def _waits_in(self, rank: int, keys: Sequence[str]) -> str:
         waits = [node for node in self._graph.edges[rank] if not isinstance(node, int)]
