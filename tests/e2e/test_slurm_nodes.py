@@ -187,16 +187,21 @@ def test_a_node_that_everstep_has_excluded_is_drained_in_slurm(slurm: Slurm) -> 
 
 @pytest.mark.parametrize("settings", ["SlurmdTimeout=10"])
 def test_a_task_that_outlives_its_slurmd_trains_on(slurm: Slurm) -> None:
-    """Slurm marks the node down; with --no-kill job and agents stay, also on that node."""
+    """Slurm marks the node down; with --no-kill job and agents stay, also on that node.
+
+    Once slurmd is back, Slurm kills them there, because the node left the job; a spare follows.
+    """
     job = submit_training(slurm, 1_000_000, words=("--nnodes", "2", "--spares", "1"))
-    node = until_step(slurm, 10, 1, rank=1).node
-    if node == "n1":
-        node = until_step(slurm, 10, 1).node  # the batch script is on n1
+    rank, node = next(  # the batch script is on n1
+        (rank, node) for rank, node in enumerate(members(slurm, 2, 1)) if node != "n1"
+    )
     slurm.kill_daemon(node)
     until(lambda: slurm.node_state(node), "it is down", holds=is_down, within_s=WITHIN_S)
     made = steps(slurm)
     until_step(slurm, made[-1].number + 50, 1)
     assert {step.round for step in steps(slurm)} == {1}
+    slurm.start_daemon(node)
+    assert until_step(slurm, 1, 2, rank).node != node
     assert job_state(slurm, job) == "RUNNING"
 
 
