@@ -244,7 +244,11 @@ def test_a_node_that_dies_amid_a_save_leaves_no_torn_checkpoint(slurm: Slurm) ->
     until_step(slurm, 5, 1)
     saved = slurm.folder / "saved"
     until(
-        lambda: [path for path in saved.iterdir() if not (path / "manifest.json").exists()],
+        lambda: [
+            path
+            for path in saved.iterdir()
+            if path.is_dir() and not (path / "manifest.json").exists()
+        ],
         "a save is being written",
         within_s=WITHIN_S,
     )
