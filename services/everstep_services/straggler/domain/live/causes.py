@@ -10,7 +10,7 @@ from everstep.slow_rank_causes import SlowRankCause
 from everstep_services.straggler.domain.arrays import finite_median
 from everstep_services.straggler.domain.live.measures import Measured
 from everstep_services.straggler.domain.live.own import RoleTable
-from everstep_services.straggler.domain.live.slow_row import EXPLAINS, Signal, SlowRow, peers_of
+from everstep_services.straggler.domain.live.slow_row import EXPLAINS, SlowRow, SlowSignal, peers_of
 from everstep_services.straggler.domain.operations import Array, cause_of
 from everstep_services.straggler.domain.verdict import Found, SlownessLimits
 
@@ -53,7 +53,7 @@ class _Ground:
     sureness: float
     share: float = 1.0
     section: str | None = None
-    signals: tuple[Signal, ...] = ()
+    signals: tuple[SlowSignal, ...] = ()
 
 
 def blame(
@@ -61,7 +61,7 @@ def blame(
 ) -> Blame:
     """The cause of a rank's loss, compared with the rows that define what is usual."""
     peers = peers_of(measured, row, is_usual)
-    own = Signal("own", float(measured.own_s[row]), finite_median(measured.own_s[peers]))
+    own = SlowSignal("own", float(measured.own_s[row]), finite_median(measured.own_s[peers]))
     usual_loss = change.ratio * own.usual if np.isfinite(own.usual) else 0.0
     is_shown = own.excess > 0 and own.excess >= _SHOWN * usual_loss
     lost = max(own.excess if is_shown else usual_loss, 1e-9)
@@ -230,12 +230,12 @@ def _on_device(case: SlowRow) -> _Ground | None:
         f"{_percent(worst, case)} of it in section {worst.name} on the device: {worst.shown()}, "
         f"without waiting for others"
     )
-    signal = Signal(f"device:{worst.name}", worst.value, worst.usual)
+    signal = SlowSignal(f"device:{worst.name}", worst.value, worst.usual)
     share = worst.excess / case.lost_s
     return _Ground("compute", words, _LIKELY, share, worst.name, (signal,))
 
 
-def _percent(signal: Signal, case: SlowRow) -> str:
+def _percent(signal: SlowSignal, case: SlowRow) -> str:
     return f"{min(signal.excess / case.lost_s, 1) * 100:.0f} %"
 
 
@@ -248,7 +248,7 @@ def _on_thread(case: SlowRow) -> _Ground | None:
         f"{_percent(worst, case)} of it in section {worst.name}: {worst.shown()}, "
         f"without waiting for others"
     )
-    signal = Signal(f"section:{worst.name}", worst.value, worst.usual)
+    signal = SlowSignal(f"section:{worst.name}", worst.value, worst.usual)
     return _Ground(cause_of(worst.name), words, _LIKELY, share, worst.name, (signal,))
 
 

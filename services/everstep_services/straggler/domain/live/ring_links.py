@@ -7,7 +7,7 @@ import numpy as np
 from everstep_services.straggler.domain.arrays import finite_median
 from everstep_services.straggler.domain.live.causes import Blame, has_own_cause
 from everstep_services.straggler.domain.live.measures import Measured
-from everstep_services.straggler.domain.live.slow_row import EXPLAINS, Signal, SlowRow, peers_of
+from everstep_services.straggler.domain.live.slow_row import EXPLAINS, SlowRow, SlowSignal, peers_of
 from everstep_services.straggler.domain.operations import Array, cause_of
 
 _RING_TRIPS, _RING_LEAST_S = 2.0, 0.002
@@ -26,7 +26,7 @@ def slow_sender(measured: Measured, row: int, trips: Array) -> int | None:
     connections, too: it sends to the rank with the slow link.
     """
     peers = peers_of(measured, row)
-    own = Signal("own", float(measured.own_s[row]), finite_median(measured.own_s[peers]))
+    own = SlowSignal("own", float(measured.own_s[row]), finite_median(measured.own_s[peers]))
     case = SlowRow(measured, row, peers, max(own.excess, 1e-9))
     sender = _successor(measured, row)
     if sender is None or has_own_cause(case):

@@ -15,7 +15,7 @@ EXPLAINS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Signal:
+class SlowSignal:
     """One measure of a rank and of its peers, in seconds a step where it is a time."""
 
     name: str
@@ -48,27 +48,27 @@ class SlowRow:
     peers: Array
     lost_s: float
 
-    def per_step(self, name: str, shown: str = "") -> Signal:
+    def per_step(self, name: str, shown: str = "") -> SlowSignal:
         """A time of the operating system."""
         values = self.measured.signal(name)
         steps = np.maximum(self.measured.sample.steps, 1)
         return self._signal(shown or name.removesuffix("_s"), values / steps)
 
-    def plain(self, name: str) -> Signal:
+    def plain(self, name: str) -> SlowSignal:
         return self._signal(name, self.measured.signal(name))
 
-    def _signal(self, name: str, values: Array) -> Signal:
-        return Signal(name, float(values[self.row]), finite_median(values[self.peers]))
+    def _signal(self, name: str, values: Array) -> SlowSignal:
+        return SlowSignal(name, float(values[self.row]), finite_median(values[self.peers]))
 
-    def sections(self) -> list[Signal]:
+    def sections(self) -> list[SlowSignal]:
         """Own times of sections, the largest excess first; of two equal ones the shorter."""
         return self._by_section(self.measured.own_sections_s)
 
-    def device_sections(self) -> list[Signal]:
+    def device_sections(self) -> list[SlowSignal]:
         """The same on the device."""
         return self._by_section(self.measured.own_device_s)
 
-    def _by_section(self, own: Array) -> list[Signal]:
+    def _by_section(self, own: Array) -> list[SlowSignal]:
         signals = [
             self._signal(name, own[:, column])
             for column, name in enumerate(self.measured.sections.names)
@@ -84,7 +84,7 @@ class SlowRow:
         is_large = own is not None and own.excess > EXPLAINS * self.lost_s
         return own is not None and is_large and cause_of(own.name) == "input"
 
-    def steal(self) -> Signal:
+    def steal(self) -> SlowSignal:
         """What the hypervisor took from the node, for each of its ranks."""
         sample = self.measured.sample
         counts = np.maximum(np.bincount(sample.node, minlength=len(sample.nodes)), 1)
