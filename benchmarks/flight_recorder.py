@@ -3,7 +3,7 @@
     python -m benchmarks.flight_recorder --what accuracy [--seeds 1000] [--first-seed 0]
         [--fault NAME] [--show]
     python -m benchmarks.flight_recorder --what speed [--ranks 64,512] [--records 2000] [--rounds 3]
-        [--peers torch,nvrx] [--nvrx-python PATH] [--folder DUMPS]
+        [--peers torch,nvrx] [--nvrx-python PATH] [--folder DUMPS] [--peer-s 600] [--peer-gib 8]
 
 Accuracy: cases of `tests/fakes/flight_faults.py`, some seeds of each fault, every other dump a
 pickle. Exact: those who are named are those who caused it, or all of those among whom the dumps
@@ -13,7 +13,9 @@ suspects the report lists in the median, with any confidence.
 Speed: Everstep next to torch's analyzer and NVRx's. All read one folder of pickles, one a rank,
 of a job whose fault is known; each round takes them in another order. The figures are those of
 whole processes with their children: seconds, seconds of processors, and the largest MiB that one
-process took. NVRx's runs in an interpreter that has it (`--nvrx-python`); torch's in this one.
+process took. NVRx's runs in an interpreter that has it (`--nvrx-python`); torch's in this one. A
+peer that needs more than `--peer-s` seconds, or more than `--peer-gib` GiB of addresses, is ended,
+which is printed: the ratio is then at least that.
 """
 
 import argparse
@@ -23,6 +25,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -54,6 +57,8 @@ def main() -> None:
     words.add_argument("--rounds", type=int, default=3)
     words.add_argument("--peers", default="torch", help="torch, nvrx, both with a comma, or none")
     words.add_argument("--nvrx-python", help="an interpreter that has nvidia-resiliency-ext")
+    words.add_argument("--peer-s", type=float, default=600.0, help="the longest run of a peer")
+    words.add_argument("--peer-gib", type=float, default=8.0, help="the most memory of a peer")
     words.add_argument("--folder", type=Path, help="where dumps stand already, one size alone")
     options = words.parse_args()
     if options.what == "accuracy":
@@ -174,7 +179,8 @@ def compare(folder: Path, ranks: int, peers: Sequence[str], options: argparse.Na
     takes: dict[str, list[Take]] = {name: [] for name in ("everstep", *peers)}
     for number in range(options.rounds):
         for name in sorted(takes, reverse=bool(number % 2)):
-            takes[name].append(timed([*modules[name], str(folder)], folder))
+            limits = Limits() if name == "everstep" else Limits(options.peer_s, options.peer_gib)
+            takes[name].append(timed([*modules[name], str(folder)], folder, limits))
     for name, taken in takes.items():
         seconds = [one.seconds for one in taken]
         print(
@@ -186,7 +192,21 @@ def compare(folder: Path, ranks: int, peers: Sequence[str], options: argparse.Na
     own = median(one.seconds for one in takes["everstep"])
     for name in peers:
         ratio = median(one.seconds for one in takes[name]) / own
-        print(f"       {name}'s takes {ratio:.1f} times as long")
+        least = "" if all(one.status == 0 for one in takes[name]) else "more than "
+        print(f"       {name}'s takes {least}{ratio:.1f} times as long", flush=True)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that an analyzer may take."""
+
+    seconds: float | None = None
+    gib: float | None = None
+
+    def around(self, command: Sequence[str]) -> list[str]:
+        """The command with its memory limited."""
+        memory = [] if self.gib is None else ["prlimit", f"--as={int(self.gib * (1 << 30))}"]
+        return [*memory, *command]
 
 
 @dataclass(frozen=True)
@@ -199,11 +219,17 @@ class Take:
     """The most that it or one of its children had."""
     output: str
     status: int
+    is_late: bool = False
+    """It was ended because it took too long."""
 
 
 def answer(name: str, taken: Take, rank: int) -> str:
+    if taken.is_late:
+        return "did not end"
+    if taken.status and name != "everstep":
+        return f"failed with {taken.status}: {taken.output.strip()[-80:]}"
     if name == "torch":
-        return "a table" if taken.status == 0 else f"failed with {taken.status}"
+        return "a table"
     if name == "nvrx":
         return taken.output.strip().splitlines()[-1][-60:] if taken.output.strip() else "nothing"
     suspects = [
@@ -212,18 +238,35 @@ def answer(name: str, taken: Take, rank: int) -> str:
     return f"{suspects} ({'right' if suspects == [rank] else f'wrong: it was {rank}'})"
 
 
-def timed(command: Sequence[str], folder: Path) -> Take:
+def timed(command: Sequence[str], folder: Path, limits: Limits) -> Take:
     """What a command and its children take, and what it prints."""
-    with tempfile.TemporaryFile("w+", dir=folder.parent) as out:
+    with (
+        tempfile.TemporaryFile("w+", dir=folder.parent) as out,
+        tempfile.TemporaryFile("w+", dir=folder.parent) as errors,
+    ):
         began = time.perf_counter()
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(limits.around(command), stdout=out, stderr=errors)
+        is_late = threading.Event()
+
+        def end_it() -> None:
+            is_late.set()
+            process.kill()
+
+        end = threading.Timer(limits.seconds or 0.0, end_it)
+        if limits.seconds is not None:
+            end.start()
         _, status, usage = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - began
+        end.cancel()
         process.returncode = os.waitstatus_to_exitcode(status)
         out.seek(0)
-        output = out.read()
-    cpu_s = usage.ru_utime + usage.ru_stime
-    return Take(seconds, cpu_s, usage.ru_maxrss // 1024, output, process.returncode)
+        printed = errors if process.returncode and not out.read(1) else out
+        printed.seek(0)
+        output = printed.read()
+    return Take(
+        seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss // 1024, output,
+        process.returncode, is_late.is_set(),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from everstep_services.history.notifications.service import Notifications
 from everstep_services.history.notifications.settings import NotifySettings
 from everstep_services.history.notifier import LogNotifier
 from everstep_services.history.projector import Projector
-from everstep_services.history.retention.service import JobRetention
+from everstep_services.history.retention import JobRetention
 from everstep_services.history.settings import HistorySettings
 from everstep_services.kubernetes.service import NodeWatcher
 from everstep_services.kubernetes.settings import KubernetesSettings

@@ -49,6 +49,8 @@ KillOnBadExit=1
 WaitTime=1
 OverTimeLimit=0
 JobRequeue=1
+ReturnToService=2
+{extra}
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
@@ -71,6 +73,7 @@ class Slurm:
         self.folder = folder
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
         """The daemon of each node."""
+        self.controller: subprocess.Popen[bytes] | None = None
         self.environ = {
             **environment(folder, folder.name),
             "SLURM_CONF": str(folder / "slurm.conf"),
@@ -109,14 +112,38 @@ class Slurm:
                 victims |= {each.pid for each in parents if each.name() == "slurmstepd"}
         kill_all(list(victims))
 
+    def start(self, *command: str) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{command[0]}.log").open("ab") as log:
+            return subprocess.Popen(command, env=self.environ, stdout=log, stderr=log)
+
+    def start_controller(self) -> None:
+        self.controller = self.start("slurmctld", "-D")
+
+    def stop_controller(self) -> None:
+        """As `systemctl stop` does; its state stays."""
+        assert self.controller is not None
+        self.controller.terminate()
+        self.controller.wait()
+
+    def kill_daemon(self, node: str) -> None:
+        """Kill a node's daemon alone; its steps and tasks live on."""
+        self.daemons[node].kill()
+        self.daemons[node].wait()
+
+    def start_daemon(self, node: str) -> None:
+        self.daemons[node] = self.start("slurmd", "-D", "-N", node)
+
+    def node_state(self, node: str) -> str:
+        return self.call("sinfo", "--noheader", f"--nodes={node}", "--format=%T")
+
     def said(self) -> str:
         path = self.folder / "job.out"
         return path.read_text(errors="replace") if path.exists() else ""
 
 
 @contextmanager
-def running_slurm(folder: Path, nodes: int = 1) -> Iterator[Slurm]:
-    """It runs until the end, with all of its daemons."""
+def running_slurm(folder: Path, nodes: int = 1, extra: str = "") -> Iterator[Slurm]:
+    """It runs until the end, with all of its daemons; `extra` are further lines of its settings."""
     slurm = Slurm(folder)
     for name in ("state", "spool"):
         (folder / name).mkdir()
@@ -135,26 +162,21 @@ def running_slurm(folder: Path, nodes: int = 1) -> Iterator[Slurm]:
             for name in names
         ),
         grace_s=GRACE_S,
+        extra=extra,
     )
     (folder / "slurm.conf").write_text(config)
     (folder / "cgroup.conf").touch()
-    daemons: list[subprocess.Popen[bytes]] = []
-
-    def start(*command: str) -> None:
-        with (folder / f"{command[0]}.log").open("ab") as log:
-            daemons.append(subprocess.Popen(command, env=slurm.environ, stdout=log, stderr=log))
-
+    munge: subprocess.Popen[bytes] | None = None
     try:
-        start(
+        munge = slurm.start(
             *("munged", "--foreground", "--force", f"--key-file={key}"),
             *(f"--socket={folder}/munge.socket", f"--pid-file={folder}/munged.pid"),
             *(f"--log-file={folder}/munged.log", f"--seed-file={folder}/munge.seed"),
         )
         until((folder / "munge.socket").exists, "munged listens")
-        start("slurmctld", "-D", "-c")
+        slurm.controller = slurm.start("slurmctld", "-D", "-c")
         for name in names:
-            start("slurmd", "-D", "-c", "-N", name)
-            slurm.daemons[name] = daemons[-1]
+            slurm.daemons[name] = slurm.start("slurmd", "-D", "-c", "-N", name)
         until(
             lambda: slurm.call("sinfo", "-h", "-t", "idle", "-o", "%D"),
             "all nodes are idle",
@@ -163,11 +185,11 @@ def running_slurm(folder: Path, nodes: int = 1) -> Iterator[Slurm]:
         )
         yield slurm
     finally:
-        with suppress(AssertionError):  # it has just ended
-            for job in (
-                slurm.call("squeue", "-h", "-o", "%i").split() if len(daemons) == 2 + nodes else ()
-            ):
-                slurm.call("scancel", "--signal=KILL", "--full", job)
-        for daemon in reversed(daemons):
-            daemon.terminate()
-            daemon.wait()
+        if len(slurm.daemons) == nodes:
+            with suppress(AssertionError):  # it has just ended
+                for job in slurm.call("squeue", "-h", "-o", "%i").split():
+                    slurm.call("scancel", "--signal=KILL", "--full", job)
+        for daemon in (*slurm.daemons.values(), slurm.controller, munge):
+            if daemon is not None:
+                daemon.terminate()
+                daemon.wait()

@@ -189,3 +189,53 @@ def test_two_nodes_measure_the_way_between_them(prolog: dict[str, str], tmp_path
     done = check(prolog, "network", "--peer", where)
     assert done.returncode == 3
     assert "unknown" in done.stdout
+
+
+# -- the programs for Slurm's prolog and epilog --------------------------------------------------
+
+
+def node_program(environ: Mapping[str, str], *words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*EVERSTEP, "slurm", *words],
+        env=dict(environ), capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+
+
+def site_check(environ: dict[str, str], folder: Path, script: str) -> dict[str, str]:
+    (folder / "site").mkdir()
+    program = folder / "site" / "raid"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return {**environ, "EVERSTEP_CHECKS__SITE_DIR": str(program.parent)}
+
+
+@pytest.mark.parametrize("name", ["prolog", "epilog"])
+def test_a_prolog_fails_only_for_a_failed_check(
+    prolog: dict[str, str], tmp_path: Path, name: str
+) -> None:
+    """Slurm drains the node of a prolog or epilog that fails (A12.3)."""
+    environ = site_check(prolog, tmp_path, "echo disk 3 is missing; exit 2")
+    done = node_program(environ, name, "site:raid")
+    assert done.returncode == 1
+    assert f"everstep {name}: " in done.stderr
+    assert "disk 3 is missing" in done.stderr
+
+
+@pytest.mark.parametrize("script", ["exit 0", "echo hot; exit 1", "exit 9", "sleep 1000"])
+def test_a_prolog_drains_no_node_for_a_warning_or_a_check_that_hangs(
+    prolog: dict[str, str], tmp_path: Path, script: str
+) -> None:
+    done = node_program(
+        site_check(prolog, tmp_path, script), "prolog", "site:raid", "--within", "5"
+    )
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"), [("site:missing", ""), ("recorder", "EVERSTEP_CHECKS__EVERY_S")]
+)
+def test_a_typing_error_drains_no_node(prolog: dict[str, str], name: str, setting: str) -> None:
+    done = node_program({**prolog, **({setting: "soon"} if setting else {})}, "prolog", name)
+    assert done.returncode == 0
+    wrong = "this node was not checked: " if setting else "'site:missing' is not a check"
+    assert wrong in done.stderr

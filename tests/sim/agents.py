@@ -72,6 +72,7 @@ class Agent:
             ranks=1,
             failure_domain=self.fleet.domain_of(self.node),
             topology=(self.fleet.domain_of(self.node),),
+            group=self.fleet.group_of(self.node),
             last_round=self.last_round,
             checks=checks,
             known_round=self.known,

@@ -71,6 +71,7 @@ class Fleet:
         segment = rng.choice([1, 1, 1, 2])
         nodes += nodes % segment
         most = nodes + (segment * rng.randint(1, 2) if rng.random() < 0.3 else 0)
+        is_grouped = segment > 1 and rng.random() < 0.5
         return JobSpec(
             name="j",
             labels={},
@@ -79,7 +80,8 @@ class Fleet:
             nodes_min=nodes,
             nodes_max=most,
             ranks_per_node=1,
-            slots_per_segment=segment,
+            slots_per_segment=1 if is_grouped else segment,
+            slots_per_group=segment if is_grouped else 1,
             max_restarts=rng.choice([None, None, 2, 5]),
             max_restarts_per_hour=rng.choice([None, None, 3]),
             no_progress_limit=rng.choice([None, None, None, 3]),
@@ -87,8 +89,15 @@ class Fleet:
             enforce=rng.choice([(), (), ("stop",)]),
         )
 
+    @property
+    def segment(self) -> int:
+        return max(self.spec.slots_per_segment, self.spec.slots_per_group)
+
     def domain_of(self, node: str) -> str:
-        return f"d{int(node[1:]) % 2}" if self.spec.slots_per_segment > 1 else ""
+        return f"d{int(node[1:]) % 2}" if self.segment > 1 else ""
+
+    def group_of(self, node: str) -> str:
+        return self.domain_of(node) if self.spec.slots_per_group > 1 else ""
 
     # -- time ------------------------------------------------------------------------------
 
@@ -107,8 +116,8 @@ class Fleet:
 
     def run(self) -> RoundDocument | None:
         """Faults until it is calm, then time for everything to come right."""
-        count = self.spec.nodes_max + self.rng.randint(0, 2) * self.spec.slots_per_segment
-        if self.spec.slots_per_segment > 1:
+        count = self.spec.nodes_max + self.rng.randint(0, 2) * self.segment
+        if self.segment > 1:
             count += 2
         for number in range(count):
             self.later(self.rng.uniform(0, 2), self.boot, f"n{number}")
@@ -373,7 +382,7 @@ class Fleet:
             elif agent.is_paused:  # for ever: it holds its connection, and does not answer
                 agent.stays_paused = True
                 self.later(4.0, self._silent, agent)
-        for number in range(100, 101 + self.spec.nodes_min + self.spec.slots_per_segment):
+        for number in range(100, 101 + self.spec.nodes_min + self.segment):
             if self.is_over:
                 break
             self.later(1.0, self.boot, f"n{number}")

@@ -156,7 +156,7 @@ class Record:
             assert not seat.is_leaving, f"{seat.node} is to leave, and has a slot"
             found = self._fleet.control.exclusion(seat.node, now)
             assert found is None, f"{seat.node} is excluded, and has a slot"
-        segment = document.spec.slots_per_segment
+        segment = self._fleet.segment
         self._spares_trusted(document)
         if segment > 1:
             by_slot = {seat.slot: seat.place for seat in document.seats if seat.slot is not None}
@@ -178,7 +178,7 @@ class Record:
                 continue
             self.distrusted += 1
             for spare in free:
-                could = document.spec.slots_per_segment == 1 or spare.place == seat.place
+                could = self._fleet.segment == 1 or spare.place == seat.place
                 assert not could, f"{seat.node} is suspect, has a slot, and {spare.node} has none"
 
     def _forms_again(self, document: RoundDocument) -> None:

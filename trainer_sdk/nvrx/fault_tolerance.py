@@ -8,14 +8,16 @@ warns once and ignores the call.
 import dataclasses
 import json
 import logging
-import os
 import signal
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+import msgspec
+
 from trainer_sdk import layout
+from trainer_sdk.environment import environ
 from trainer_sdk.nvrx.timeouts import (
     HeartbeatTimeouts,
     SectionAction,
@@ -114,6 +116,27 @@ class FaultToleranceConfig:
             raise ValueError(f"NVRx has no such keys: {', '.join(unknown)}")
         return FaultToleranceConfig(**{name: kwargs[name] for name in kwargs.keys() & names})
 
+    @staticmethod
+    def from_yaml_file(cfg_file: str, ignore_not_recognized: bool = True) -> "FaultToleranceConfig":
+        """The values of the section `fault_tolerance`, wherever it is in the file; needs PyYAML."""
+        with open(cfg_file, "rb") as file:
+            section = _section(msgspec.yaml.decode(file.read()))
+        if section is None:
+            raise ValueError(f"{cfg_file} has no section `fault_tolerance:`; add one")
+        return FaultToleranceConfig.from_kwargs(ignore_not_recognized, **section)
+
+
+def _section(tree: Any) -> dict[str, Any] | None:
+    """The first section `fault_tolerance` of a tree, the outermost ones first."""
+    level = [tree]
+    while level:
+        for node in level:
+            if isinstance(node, dict) and isinstance(node.get("fault_tolerance"), dict):
+                section: dict[str, Any] = node["fault_tolerance"]
+                return section
+        level = [each for node in level if isinstance(node, dict) for each in node.values()]
+    return None
+
 
 def _launched_with(text: str) -> FaultToleranceConfig:
     """The configuration by the limits of `everstep run`, as the agent passes them on."""
@@ -153,7 +176,7 @@ class RankMonitorClient:
         self.is_initialized = True
         if num_warmup_iters is not None:
             self._session.warm_up(num_warmup_iters)
-        self.cfg = cfg = _launched_with(os.environ.get(layout.LIMITS_VARIABLE, ""))  # noqa: TID251
+        self.cfg = cfg = _launched_with(environ.get(layout.LIMITS_VARIABLE, ""))
         self.hb_timeouts = HeartbeatTimeouts(
             cfg.initial_rank_heartbeat_timeout, cfg.rank_heartbeat_timeout
         )

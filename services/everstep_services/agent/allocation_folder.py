@@ -1,7 +1,7 @@
 """The folder of an allocation: how agents ended, and which nodes the scheduler wants back.
 
-All nodes of the allocation and its batch script share the folder. It has at most two files for each
-node: `NODE.end`, which the agent writes, and `NODE.leave`, which the script writes.
+All nodes of the allocation and its batch script share the folder. It has at most three files for
+each node: the agent writes `NODE.end` and `NODE.excluded`, and the script writes `NODE.leave`.
 """
 
 import os
@@ -15,7 +15,7 @@ import msgspec
 from everstep.errors import EverstepError
 from everstep_services.agent.core.actions import ExitAgent
 
-END, LEAVE = ".end", ".leave"
+END, LEAVE, EXCLUDED = ".end", ".leave", ".excluded"
 _LONGEST_REASON = 500
 
 
@@ -74,6 +74,25 @@ class AllocationFolder:
         for path in sorted(self.path.glob(f"*{END}")):
             with suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
                 yield msgspec.json.decode(path.read_bytes(), type=AgentEnd)
+
+    def write_exclusion(self, node: str, reason: str) -> None:
+        """Tell the batch script why this node is excluded; without a reason: no longer."""
+        if reason:
+            self._write(node + EXCLUDED, reason[:_LONGEST_REASON].encode())
+            return
+        try:
+            (self.path / (node + EXCLUDED)).unlink(missing_ok=True)
+        except OSError as error:
+            raise AllocationFolderError(self.path, error) from error
+
+    def exclusions(self) -> dict[str, str]:
+        """The nodes that are excluded, with the reason; none if the folder cannot be read now."""
+        excluded: dict[str, str] = {}
+        for path in sorted(self.path.glob(f"*{EXCLUDED}")):
+            with suppress(OSError):
+                text = path.read_text(errors="replace")
+                excluded[path.name.removesuffix(EXCLUDED)] = " ".join(text.split())
+        return excluded
 
     def ask_to_leave(self, node: str, reason: str) -> None:
         """Have the agent of this node save and leave, as at a preemption."""

@@ -24,6 +24,11 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     """What fails together with this node: a rack, a power unit."""
     topology: str = ""
     """Where this node sits in the network, outermost first: `block-3/rack-12`."""
+    group: str = ""
+    """The nodes that are replaced together with this one, in a job with `--group-size`: a name,
+    `@nvlink` (its NVLink domain) or `@array` (its task of a Slurm array); by default its domain,
+    else its topology.
+    """
     infra_rank: int | None = None
     """This node's place; by default the one that the scheduler gives."""
     allocation_dir: Path | None = None

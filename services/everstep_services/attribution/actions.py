@@ -207,6 +207,17 @@ def _cannot_replace(document: RoundDocument, node: str) -> str:
     here = [seat for seat in document.seats if seat.stage != "gone" and not seat.is_leaving]
     if node not in {seat.node for seat in here}:
         return f"{node} no longer takes part in the job"
+    size = document.spec.slots_per_group
+    if size > 1:
+        place = next(seat.place for seat in here if seat.node == node)
+        groups = Counter(seat.place for seat in here if seat.place != place)
+        room = sum(count - count % size for count in groups.values())
+        if room < document.slots:
+            return (
+                f"no spare group stands by: {room} nodes are in other whole groups, and "
+                f"{document.slots} are needed"
+            )
+        return ""
     if len(here) <= document.slots:
         return f"no spare stands by: {len(here)} nodes are there, and {document.slots} are needed"
     return ""

@@ -78,6 +78,7 @@ _EXTRAS = {
     **dict.fromkeys(["click", "httpx2", "rich"], "cli"),
     **dict.fromkeys(["nats", "xxhash", "zstandard"], "bus"),
     **dict.fromkeys(["numpy", "pyarrow"], "traces"),
+    **dict.fromkeys(["mcp", "mcp_types"], "mcp"),
     "asyncpg": "postgres",
 }
 """The extra that brings a module; `services` brings the others."""

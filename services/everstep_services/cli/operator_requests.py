@@ -25,6 +25,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 NO_REASON = "no reason given"
 
 
+def asker() -> str:
+    """The user who runs this command, and the host."""
+    try:
+        name = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # as in containers
+        name = f"uid-{os.getuid()}"
+    return f"{name}@{socket.gethostname()}"
+
+
 @dataclass(frozen=True, slots=True)
 class CommandRequest:
     """A request of a person, and the reason."""
@@ -36,6 +45,8 @@ class CommandRequest:
     node: str | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
     """The other fields of the question."""
+    user: str = field(default_factory=asker)
+    """Who asks, as REST records it together with the token's name."""
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -48,7 +59,7 @@ class CommandRequest:
         return api.post(f"{kind}/{quoted(name)}:{self.verb}", self._body())
 
     def _body(self) -> dict[str, Any]:
-        body = {"reason": self.reason, "user": asker(), **self.details}
+        body = {"reason": self.reason, "user": self.user, **self.details}
         is_of_a_job = self.node is not None and self.job != CLUSTER
         return {**body, "job": self.job} if is_of_a_job else body
 
@@ -88,7 +99,7 @@ class CheckpointRequest(CommandRequest):
     def tell(self, api: Api) -> Any:
         """Ask the API for it."""
         action = f"{self.details['step']}:{self.details['action']}"
-        body = {"reason": self.reason, "user": asker(), "tier": self.details["tier"]}
+        body = {"reason": self.reason, "user": self.user, "tier": self.details["tier"]}
         return api.post(f"jobs/{quoted(self.job)}/checkpoints/{action}", body)
 
 
@@ -123,15 +134,6 @@ def fulfil(invocation: Invocation, wish: CommandRequest) -> None:
         echo(f"{done['job'] or done['node'] or 'all jobs'}: {done['text']}")
     else:
         print_record(invocation, "decided", done, "job")
-
-
-def asker() -> str:
-    """The user who runs this command, and the host."""
-    try:
-        name = pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # as in containers
-        name = f"uid-{os.getuid()}"
-    return f"{name}@{socket.gethostname()}"
 
 
 def quoted(name: str | None) -> str:

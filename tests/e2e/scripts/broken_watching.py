@@ -22,6 +22,7 @@ BROKEN: dict[type, tuple[str, ...]] = {
         "rank_exited",
         "rank_runs",
         "collected",
+        "round_stops",
         "round_stopped",
     ),
     NetworkTestRunner: ("measure_for_ever",),

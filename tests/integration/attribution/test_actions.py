@@ -125,6 +125,29 @@ async def test_a_repeat_offender_is_replaced_only_by_a_spare(spares: int) -> Non
         assert "no spare stands by" in taken.reason
 
 
+@pytest.mark.parametrize(("seats", "outcome"), [(4, "done"), (3, "failed")])
+async def test_a_node_of_a_replacement_group_is_replaced_only_by_a_whole_group(
+    seats: int, outcome: str
+) -> None:
+    document = round_document("j", seats=seats, name_characters=12)
+    document = replace(
+        document,
+        slots=2,
+        spec=replace(document.spec, slots_per_group=2),
+        seats=tuple(
+            replace(seat, place=f"rack-{number // 2}") for number, seat in enumerate(document.seats)
+        ),
+    )
+    node = document.seats[0].node
+    asked, bus = Asked(document), MemoryBus(MemoryServer())
+    before = [past("i8", cause="host", nodes=(node,))]
+    async with acting(bus, ON, asked) as actions:
+        actions.consider(verdict(**{**BROKEN, "culprit_nodes": (node,)}), 10, before)
+        _, taken = await recorded(bus, 2)
+    assert taken.outcome == outcome
+    assert ("no spare group stands by" in taken.reason) == (outcome == "failed")
+
+
 async def test_a_node_that_is_excluded_and_not_drained_is_on_record_as_that() -> None:
     document = replace(round_document("j", seats=3, name_characters=12), slots=2)
     node = document.seats[0].node

@@ -10,7 +10,7 @@ from everstep.messages import Case, NodeSign, OutsideAct, PastIncident, RankEnd
 from everstep_services.attribution.analyzers import ends, health, history, panel, stalls
 from everstep_services.attribution.domain.combiner import CaseJudgement, combine
 from everstep_services.attribution.incident import Analyzer
-from tests.unit.attribution.cases import NOON, case, claim, end, lost_peer, nothing, raised
+from tests.unit.attribution.cases import NOON, PEER, case, claim, end, lost_peer, nothing, raised
 
 PURE: dict[str, Analyzer] = {
     "ends": ends.analyze,
@@ -246,6 +246,29 @@ async def test_an_abort_by_gloo_may_be_about_sizes_and_names_no_rank() -> None:
     found = await judged(case(ends=(lost_peer(0), misfit)))
     assert found.is_inconclusive, "a connection that broke ends in the same words"
     assert [(it.cause, it.ranks) for it in found.others] == [("user_code", ())]
+
+
+REFUSES = "terminate called after throwing an instance of 'gloo::EnforceNotMet'; what(): "
+ACCEPT = "[enforce fail at gloo/transport/tcp/listener.cc:63] false. accept: Invalid argument"
+SIZES = "[enforce fail at gloo/transport/tcp/pair.cc:1] op.preamble.length <= op.nbytes. 40 vs 4"
+
+
+async def test_the_text_of_gloo_s_error_tells_a_broken_socket_from_sizes_that_differ() -> None:
+    """A4.5: connections that break while the rank goes on are the network's."""
+    others = tuple(map(lost_peer, (0, 1, 3)))
+    broken = await judged(case(ends=(aborted(2, REFUSES + ACCEPT), *others)))
+    assert (broken.cause, broken.kind, broken.ranks) == ("network", "network", (2,))
+    assert not broken.nodes, "a socket that its own script closes looks like this, too"
+    sizes = await judged(case(ends=(aborted(2, REFUSES + SIZES), *others)))
+    assert (sizes.cause, sizes.kind, sizes.ranks) == ("user_code", "size_mismatch", ())
+
+
+async def test_an_abort_by_gloo_because_a_peer_is_gone_is_a_consequence() -> None:
+    """A4.5: the killed rank is the cause, whichever way its peers end."""
+    killed = end(3, how="signal", exit_code=None, signal="SIGKILL")
+    found = await judged(case(ends=(aborted(2, REFUSES + PEER), lost_peer(0), killed)))
+    assert (found.kind, found.ranks) == ("killed", (3,))
+    assert not found.others
 
 
 async def test_ranks_that_differ_in_a_number_only_failed_alike() -> None:

@@ -23,7 +23,8 @@ class Seat(Part, frozen=True, kw_only=True, array_like=True):
     infra_rank: Int | None = None
     """Its place by the scheduler or by explicit wish."""
     place: str = ""
-    """Failure domain and topology, outermost first, as one path: `block-3/rack-12`."""
+    """Failure domain and topology, outermost first, as one path: `block-3/rack-12`. In a job with
+    replacement groups the node's group."""
     last_slot: Int | None = None
     """The slot that it held last."""
     replica_port: Int | None = None

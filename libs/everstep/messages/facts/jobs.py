@@ -34,6 +34,9 @@ class JobSpec(Part, frozen=True, kw_only=True):
     """Rounds in a row that may end without a new step; None for no limit."""
     slots_per_segment: Int = 1
     """This number of adjacent slots must be in one network domain."""
+    slots_per_group: Int = 1
+    """This number of adjacent slots must be in one replacement group; a group leaves as a whole.
+    1: nodes are replaced one by one."""
     join_within_s: float | None = None
     """How long a round may take to form; None for what rendezvous is set to."""
     stop_grace_s: float = 3.0

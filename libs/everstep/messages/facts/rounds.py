@@ -49,6 +49,8 @@ class NodeJoined(Fact, frozen=True, kw_only=True, tag="node_joined.v1"):
     """What fails together with it: a rack, a power unit; empty when not known."""
     topology: tuple[str, ...] = ()
     """Where it sits in the network, outermost first: `("block-3", "rack-12")`."""
+    group: Name = ""
+    """The nodes that are replaced together with it, in a job with replacement groups."""
     last_round: Int | None = None
     """The last round that it took part in, as it remembers."""
     warm: bool = False

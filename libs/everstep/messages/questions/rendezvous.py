@@ -33,6 +33,8 @@ class Join(Question, frozen=True, kw_only=True, tag="join.v1"):
     """What fails together with it."""
     topology: tuple[str, ...] = ()
     """Where it sits in the network, outermost first."""
+    group: Name = ""
+    """The nodes that are replaced together with it, in a job with replacement groups."""
     last_round: Int | None = None
     """The last round that it took part in."""
     last_slot: Int | None = None

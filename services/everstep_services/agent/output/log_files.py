@@ -39,6 +39,8 @@ _ERROR = re.compile(
     rb").*$",
     re.MULTILINE,
 )
+_UNCAUGHT = b"terminate called"
+_TEXT = re.compile(rb"\s*what\(\):(.*)")
 
 
 class LogFolderError(EverstepError):
@@ -141,14 +143,26 @@ def tail(path: Path, most_bytes: int = TAIL_BYTES, *, start: int = 0) -> str:
 
 
 def first_error(path: Path, *, start: int = 0) -> str:
-    """The first line that reports an error, in the last 8 MiB; at most 1 KiB, without secrets."""
-    for block in _blocks(path, start):
+    """The first line that reports an error, in the last 8 MiB; at most 1 KiB, without secrets.
+
+    If it only names the type of a C++ exception, the exception's text follows.
+    """
+    blocks = _blocks(path, start)
+    for block in blocks:
         match = _ERROR.search(block)
         if match:
-            line = match[0].strip()[: LINE_BYTES * 2].decode("utf-8", "replace")
-            text = redact("".join(c if c.isprintable() or c == "\t" else "�" for c in line))
-            return text.encode()[:LINE_BYTES].decode("utf-8", "ignore")
+            line = match[0].strip()
+            if line.startswith(_UNCAUGHT):
+                text = _TEXT.match(block[match.end() :].lstrip(b"\n") or next(blocks, b""))
+                line += b"; what(): " + text[1].strip() if text else b""
+            return _shown(line)
     return ""
+
+
+def _shown(line: bytes) -> str:
+    text = line[: LINE_BYTES * 2].decode("utf-8", "replace")
+    text = redact("".join(c if c.isprintable() or c == "\t" else "�" for c in text))
+    return text.encode()[:LINE_BYTES].decode("utf-8", "ignore")
 
 
 _CONTINUED = bytes(range(0x80, 0xC0))

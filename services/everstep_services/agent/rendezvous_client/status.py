@@ -136,6 +136,7 @@ class AgentStatus:
             infra_rank=plan.infra_rank,
             failure_domain=plan.domain,
             topology=plan.topology,
+            group=plan.group,
             last_round=agent.last_round,
             last_slot=agent.last_slot if agent.order is None else agent.order.slot,
             last_step=self._progress.last_step(),

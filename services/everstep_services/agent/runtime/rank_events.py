@@ -303,7 +303,11 @@ class RankEvents:
     async def round_stops(self, stop: actions.StopRound) -> None:
         """Collect evidence, within the limit of the order: every restart waits for it."""
         self.evidence_s = 0.0
-        if stop.incident is None or not stop.evidence_s:
+        if stop.incident is None:
+            return
+        with unharmed("the logs of ranks that are stopped"):
+            self._observers.evidence.round_stops(stop.round, stop.incident)
+        if not stop.evidence_s:
             return
         began = self._clock.now()
         with unharmed("the evidence of ranks that are stopped"):

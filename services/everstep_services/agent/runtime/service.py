@@ -14,7 +14,6 @@ from everstep.bus.facts.recorder import Recorder
 from everstep.bus.ports import Bus, Inbox
 from everstep.clock import Clock
 from everstep.messages import BeatNow, Joined, Order, Reported, SaveCheckpoint
-from everstep_services.agent.allocation_folder import AllocationFolder, AllocationFolderError
 from everstep_services.agent.collectors.registry import collectors
 from everstep_services.agent.core import actions
 from everstep_services.agent.core.agent import Agent
@@ -32,6 +31,7 @@ from everstep_services.agent.rendezvous_client.status import AgentStatus, Rendez
 from everstep_services.agent.replicas.node_checkpoints import NodeCheckpoints
 from everstep_services.agent.replicas.node_states import NodeStates
 from everstep_services.agent.run_plan import RunPlan
+from everstep_services.agent.runtime.allocation import AllocationLink
 from everstep_services.agent.runtime.background import BackgroundLoops, unharmed
 from everstep_services.agent.runtime.network_test import NetworkTestRunner
 from everstep_services.agent.runtime.rank_events import RankEvents, RankObservers
@@ -61,7 +61,6 @@ _CUT_OFF_GOODBYE_WITHIN_S = 2.0
 _NOBODY_WITHIN_S = 60.0
 """A new agent gives up when nobody has answered for this long; one that was answered never does."""
 _UNREACHABLE = 94
-_LOOK_FOR_NOTICE_EVERY_S = 2.0
 
 
 class AgentService:
@@ -137,7 +136,13 @@ class AgentService:
         )  # fmt: skip
         self._measuring = NetworkTestRunner(plan.node, clock, self._records, record)
         self._injection = None if harm is None else self._opened_to(harm)
-        self._allocation = AllocationFolder.of(plan.allocation_dir)
+        self._allocation = AllocationLink(
+            plan.allocation_dir,
+            plan.node,
+            clock,
+            leave=self._asked_to_leave,
+            warn=partial(workdir.say, is_warning=True),
+        )
         self._idleness = Idleness(clock)
         self._due = asyncio.Event()
         self._was_answered = False
@@ -177,7 +182,7 @@ class AgentService:
                     self._beat_when_hailed_for_ever,
                     self._hear_faults_for_ever,
                     *self._measures_timings(),
-                    *self._watches_allocation(),
+                    *self._allocation.loops(),
                     *(() if self._uploader is None else (self._uploader.upload_for_ever,)),
                 )
             ]
@@ -185,7 +190,7 @@ class AgentService:
             await self._say_goodbye(exiting)
             for loop in loops:
                 loop.cancel()
-        await self._write_end(exiting)
+        await self._allocation.write_end(exiting)
         return exiting.code
 
     def signalled(self, number: int) -> None:
@@ -198,25 +203,9 @@ class AgentService:
         else:
             self._do(self._agent.interrupted(number, name, now))
 
-    def _watches_allocation(self) -> tuple[Callable[[], Awaitable[None]], ...]:
-        return () if self._allocation is None else (self._leave_when_asked,)
-
-    async def _leave_when_asked(self) -> None:
-        """Wait until the batch script wants this node to leave; then it is a preemption."""
-        assert self._allocation is not None
-        reason: str | None = None
-        while reason is None:
-            await self._clock.sleep(_LOOK_FOR_NOTICE_EVERY_S)
-            reason = await asyncio.to_thread(self._allocation.leave_reason, self._plan.node)
+    def _asked_to_leave(self, reason: str) -> None:
+        """The batch script wants this node to leave: that is a preemption."""
         self._do(self._agent.preempted(signal.SIGTERM, reason, self._clock.now()))
-
-    async def _write_end(self, exiting: actions.ExitAgent) -> None:
-        if self._allocation is None:
-            return
-        try:
-            await asyncio.to_thread(self._allocation.write_end, self._plan.node, exiting)
-        except AllocationFolderError as error:
-            self._workdir.say(str(error), is_warning=True)
 
     # -- orders and answers ----------------------------------------------------------------------
 
@@ -246,6 +235,7 @@ class AgentService:
 
     def joined(self, reply: Joined) -> None:
         self._was_answered = True
+        self._allocation.exclusion = reply.reason if reply.cause == "excluded" else ""
         self._do(self._agent.joined(reply, self._clock.now()))
 
     def reported(self, tell: actions.SendReport, reply: Reported) -> None:

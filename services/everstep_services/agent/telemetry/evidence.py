@@ -44,6 +44,8 @@ class _Failure:
     incident: str | None = None
     blobs: dict[str, BlobRef] = field(default_factory=dict)
     is_recorded: bool = False
+    is_good: bool = False
+    """It ended as it should: not a part of any incident."""
     is_unstored: bool = False
     """The bus was away when its output should have been stored."""
 
@@ -183,6 +185,8 @@ class EvidenceRecorder(Collections):
         self._workdir = workdir
         self._logs = workdir.logs
         self._failures: dict[tuple[int, int], _Failure] = {}
+        self._stops: tuple[int, str] | None = None
+        """The round that is being stopped, or was last, and its incident."""
 
     def fact_of(self, round: int, rank: int) -> str | None:
         """The id of the fact about the end of this rank, even if it is not recorded yet."""
@@ -204,6 +208,9 @@ class EvidenceRecorder(Collections):
         for old in [key for key in self._failures if key[0] < order.round - 1]:
             del self._failures[old]
         failure = self._failures.setdefault((order.round, rank), _Failure())
+        failure.is_good = ending.is_good
+        if self._stops is not None and self._stops[0] == order.round and not ending.is_good:
+            failure.incident = failure.incident or self._stops[1]
 
         async def keep() -> None:
             problem = ""
@@ -231,6 +238,17 @@ class EvidenceRecorder(Collections):
         failure.incident = incident
         if failure.is_recorded:
             self._say_where(round, rank, failure)
+
+    def round_stops(self, round: int, incident: str) -> None:
+        """Its ranks are about to be stopped: all that fail by themselves belong to the incident.
+
+        The rank whose end was heard first need not be the cause, and the cause is in the log of
+        the rank that is.
+        """
+        self._stops = (round, incident)
+        for (of_round, rank), failure in self._failures.items():
+            if of_round == round and not failure.is_good:
+                self.belongs_to(round, rank, incident)
 
     def round_stopped(self, order: StartRanks, incident: str, ranks: tuple[int, ...]) -> None:
         """Store the last output of rank 0, which stands for all ranks that were stopped."""

@@ -63,6 +63,8 @@ _UNREADABLE = re.compile(
 _LOADER_KILLED = ("DataLoader worker", "killed by signal")
 _MISFIT = "gloo::EnforceNotMet"
 """Gloo's error, in a thread of its own, if more data comes than the tensor of a rank holds."""
+_UNCAUGHT = "terminate called"
+"""Native code aborts a process with these words and the text of its error."""
 _BY_SIGNAL = 128
 """A script that handles a signal exits with this and its number."""
 _ABORTED_FIRST = 0.55
@@ -102,10 +104,10 @@ def first_ends(case: Case) -> list[RankEnd]:
 
 def is_consequence(end: RankEnd) -> bool:
     """Whether, by its own words, it ended because another rank was gone."""
-    if _as_exit(end).is_secondary:
-        return True
     match = _match(end)
-    return match is not None and match.rule.role == "cascade"
+    if match is not None and match.rule.role == "root" and end.first_error.startswith(_UNCAUGHT):
+        return False
+    return _as_exit(end).is_secondary or (match is not None and match.rule.role == "cascade")
 
 
 def has_lost_worker(end: RankEnd) -> bool:
@@ -358,12 +360,12 @@ def _of_signal(end: RankEnd) -> tuple[VerdictCause, str, float, str]:
     cause, kind, strength, event = _SIGNALS.get(
         name, ("unknown", "signal", 0.5, "was ended by a signal")
     )
-    if name == "SIGABRT" and _MISFIT in end.first_error:
-        event = "was aborted by gloo, which refused its data: most often, the sizes differ"
-        return "user_code", _WRONG_SIZE, 0.4, event
     if name == "SIGABRT" and (match := _match(end)) is not None and match.rule.role == "root":
         cause, kind, strength = _cause(match), match.rule.failure_class, 0.7
         event = f"was aborted: {_clean(end.first_error)}"
+    elif name == "SIGABRT" and _MISFIT in end.first_error:
+        event = "was aborted by gloo, which refused its data: most often, the sizes differ"
+        return "user_code", _WRONG_SIZE, 0.4, event
     return cause, kind, strength, f"{event} ({name})"
 
 

@@ -9,7 +9,7 @@ A wait that is no longer than others in the same ring accuses nobody.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from everstep_services.attribution.flight_recorder.graph import components
+from everstep_services.attribution.flight_recorder.circles import odd_ranks
 from everstep_services.attribution.flight_recorder.mismatches import Mismatch
 from everstep_services.attribution.flight_recorder.ranges import named
 from everstep_services.attribution.flight_recorder.report import (
@@ -21,9 +21,7 @@ from everstep_services.attribution.flight_recorder.report import (
     Suspect,
     Verdict,
 )
-from everstep_services.attribution.flight_recorder.summary import (
-    Pending,
-)
+from everstep_services.attribution.flight_recorder.summary import Pending, UnreadableDump
 from everstep_services.attribution.flight_recorder.waits import Meeting, Node, WaitGraph
 
 _PATIENCE_NS = 5_000_000_000
@@ -33,15 +31,18 @@ _UNUSUAL = 2
 _BELIEVED = 0.5
 _COMMON = 0.55
 _MOST_MEETINGS = 64
-_MOST_TRIED = 64
 
 
 class FaultFinder:
     """Finds faults at the ends of the wait graph."""
 
-    def __init__(self, graph: WaitGraph, world: int, unreadable: Mapping[int, str]) -> None:
+    def __init__(
+        self, graph: WaitGraph, world: int, unreadable: Mapping[int, UnreadableDump]
+    ) -> None:
         self._graph = graph
         self._unreadable = unreadable
+        partial = {rank for rank, summary in graph.ranks.items() if summary.is_partial}
+        self._not_whole = sorted({*unreadable, *partial})
         self._world = world
         members = {m for group in graph.groups.values() for m in group.everybody()}
         self._missing = tuple(sorted(members - set(graph.ranks)))
@@ -72,7 +73,7 @@ class FaultFinder:
         )
 
     def _verdict(self, faults: Sequence[Fault]) -> Verdict:
-        if not self._graph.last_to_come and not faults and not self._unreadable:
+        if not self._graph.last_to_come and not faults and not self._not_whole:
             return "nothing_pending"
         return "culprits" if faults and faults[0].confidence >= _BELIEVED else "inconclusive"
 
@@ -87,10 +88,10 @@ class FaultFinder:
                 "inconclusive: no wait is longer than usual; the job was making progress when "
                 "the dumps were written"
             )
-        if self._unreadable:
+        if self._not_whole:
             return (
                 f"inconclusive: no rank waits in a collective, but the dumps of "
-                f"{named(self._unreadable)} cannot be read"
+                f"{named(self._not_whole)} cannot be read to their end"
             )
         return "no rank waits in a collective"
 
@@ -126,18 +127,23 @@ class FaultFinder:
                 [(rank, self._last_seen(rank)) for rank in present],
             )
         if silent:
+            is_evidence = not present and all(self._is_evidence(rank) for rank in silent)
+            has_files = all(rank in self._unreadable for rank in silent)
             yield self._fault(
                 "no_dump",
-                f"{named(silent)} left no dump, and others wait for "
+                f"{named(silent)} left no {'readable ' * has_files}dump, and others wait for "
                 f"{'it' if len(silent) == 1 else 'them'} in {self._awaited(silent)}",
-                0.85 if not present else 0.4,
+                0.85 if is_evidence else 0.4,
                 [(rank, self._without_dump(rank)) for rank in silent],
             )
 
     def _without_dump(self, rank: int) -> str:
         if rank in self._unreadable:
-            return f"its dump cannot be read: {self._unreadable[rank]}"
+            return f"its dump cannot be read: {self._unreadable[rank].reason}"
         return "there is no dump of it: it died, or could not write one"
+
+    def _is_evidence(self, rank: int) -> bool:
+        return rank not in self._unreadable or self._unreadable[rank].is_evidence
 
     def _certainty(self, ranks: Sequence[int]) -> float:
         """A factor below 1 if it is only guessed that these ranks belong to the group."""
@@ -178,7 +184,7 @@ class FaultFinder:
 
     def _cycle(self, ranks: Sequence[int], meetings: Sequence[Meeting]) -> Fault:
         keys = sorted({meeting[0] for meeting in meetings}) or ["transfers"]
-        few = self._without_whom(ranks, meetings) or self._fewest(ranks, meetings)
+        few = odd_ranks(self._graph, ranks, meetings)
         odd = (
             ""
             if len(few) == len(ranks)
@@ -191,29 +197,6 @@ class FaultFinder:
             0.85 if odd else 0.6,
             [(rank, f"waits in {self._waits_in(rank, keys)}") for rank in few],
         )
-
-    def _without_whom(self, ranks: Sequence[int], meetings: Sequence[Meeting]) -> Sequence[int]:
-        """The only rank without which no circle would be left; none if there are several."""
-        inside: set[Node] = {*ranks, *meetings}
-        awaited = [self._graph.edges[meeting] & inside for meeting in meetings]
-        single = sorted({rank for few in awaited if len(few) == 1 for rank in few}, key=str)
-        if len(single) > _MOST_TRIED:
-            return ()
-        needed = [node for node in single if not self._has_circle(inside - {node})]
-        return [node for node in needed if isinstance(node, int)] if len(needed) == 1 else ()
-
-    def _has_circle(self, nodes: set[Node]) -> bool:
-        edges = {node: self._graph.edges[node] & nodes for node in nodes}
-        return any(len(component) > 1 for component in components(edges))
-
-    def _fewest(self, ranks: Sequence[int], meetings: Sequence[Meeting]) -> Sequence[int]:
-        """The ranks of a circle on its smallest side; all, if no side is smaller."""
-        sides = [
-            [rank for rank in ranks if meeting in self._graph.edges[rank]] for meeting in meetings
-        ]
-        sides = sorted((side for side in sides if side), key=len)
-        is_smaller = len(sides) > 1 and len(sides[0]) < len(sides[1])
-        return sides[0] if is_smaller else ranks
 
     def _waits_in(self, rank: int, keys: Sequence[str]) -> str:
         waits = [node for node in self._graph.edges[rank] if not isinstance(node, int)]

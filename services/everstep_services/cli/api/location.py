@@ -42,10 +42,16 @@ class ApiPlace:
     """The command that makes another token without asking the API, where its database is here."""
     is_local: bool = False
     """Nobody named it: it is announced in the state directory."""
+    is_token_named: bool = False
+    """The user or a settings file named the token's file."""
 
     def open(self) -> Api:
         """A client for it."""
         token = None if self.token_file is None else read_secret(self.token_file)
+        return self.open_as(token)
+
+    def open_as(self, token: str | None) -> Api:
+        """A client for it that uses this token."""
         return Api(self.url, token, timeout_s=self.timeout_s, new_token=self.new_token)
 
 
@@ -54,6 +60,7 @@ def find_api(invocation: Invocation, *, waits: bool = True) -> ApiPlace | None:
     settings, origin = _client_settings(invocation)
     state = find_state_dir(invocation.environ, invocation.state_dir)
     url, token_file = settings.url, settings.token_file
+    is_named = token_file is not None
     new_token = ""
     is_local = url is None
     if url is None:
@@ -67,7 +74,10 @@ def find_api(invocation: Invocation, *, waits: bool = True) -> ApiPlace | None:
             f"everstep token create NAME --scope admin --database {database} "
             f"> {shlex.quote(str(token_file))}"
         )
-    return ApiPlace(url, token_file, settings.timeout_s, origin, new_token, is_local=is_local)
+    return ApiPlace(
+        url, token_file, settings.timeout_s, origin, new_token,
+        is_local=is_local, is_token_named=is_named,
+    )  # fmt: skip
 
 
 def _client_settings(invocation: Invocation) -> tuple[ClientSettings, str]:
@@ -95,9 +105,17 @@ def open_record(invocation: Invocation) -> Api:
     Commands that only read use it. A line on stderr tells that the answer is from the record, how
     old the record is, and what is not in it yet.
     """
+    api, notes = find_record(invocation)
+    for note in notes:
+        say(f"everstep: {note}")
+    return api
+
+
+def find_record(invocation: Invocation) -> tuple[Api, list[str]]:
+    """The same, and what the reader has to know about the record; nothing of a service."""
     place = _usable_api(invocation)
     if place is not None:
-        return place.open()
+        return place.open(), []
     state = find_state_dir(invocation.environ, invocation.state_dir)
     from everstep_services.cli.api.record import newest_record, record_api
 
@@ -105,20 +123,19 @@ def open_record(invocation: Invocation) -> Api:
     if path is None:
         raise _no_api(state)
     api, status = record_api(path, timeout_s=_client_settings(invocation)[0].timeout_s)
-    say(
-        f"everstep: no service runs on {path.parent}: this is the record on disk, last written "
+    notes = [
+        f"no service runs on {path.parent}: this is the record on disk, last written "
         f"{span(round(status.age_s))} ago"
-    )
+    ]
     missing = [
         *([f"{counted(status.unprojected, 'fact')} of its log"] if status.unprojected else []),
         *([f"{size(status.unsent_bytes)} of facts in spools"] if status.unsent_bytes else []),
     ]
     if missing:
-        say(
-            f"everstep: the record lacks {' and '.join(missing)}: `everstep up` on that directory "
-            f"adds them"
+        notes.append(
+            f"the record lacks {' and '.join(missing)}: `everstep up` on that directory adds them"
         )
-    return api
+    return api, notes
 
 
 def _usable_api(invocation: Invocation) -> ApiPlace | None:

@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,13 +32,13 @@ class CheckOptions:
     """The options of the command line."""
 
     names: tuple[str, ...]
-    wants_all: bool
-    wants_list: bool
-    within_s: float | None
-    quiet: bool
-    listen: str | None
-    peer: str | None
-    secret_file: Path | None
+    wants_all: bool = False
+    wants_list: bool = False
+    within_s: float | None = None
+    quiet: bool = False
+    listen: str | None = None
+    peer: str | None = None
+    secret_file: Path | None = None
 
     @property
     def is_measurement(self) -> bool:
@@ -68,6 +68,14 @@ def check(invocation: Invocation, wanted: CheckOptions) -> int:
         done = _examined(wanted, place)
     _print(invocation.output, place.node, done, quiet=wanted.quiet)
     return code_of(done.state)
+
+
+def examined(
+    invocation: Invocation, names: Sequence[str], within_s: float
+) -> tuple[str, NodeExamination]:
+    """The node, and the results of these checks, or of all that may run during a training."""
+    place, wanted = _place(invocation), CheckOptions(names=tuple(names), within_s=within_s)
+    return place.node, _examined(wanted, place)
 
 
 def _place(invocation: Invocation) -> Surroundings:

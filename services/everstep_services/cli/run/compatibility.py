@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from everstep_services.cli.run.arguments import Given
 
 _OMP = "OMP_NUM_THREADS"
+_SIZES = {"segment": "segment", "replacement_group_size": "group_size"}
+"""Keys of --rdzv-conf that are options here."""
 
 
 def nodes_of(given: Given) -> tuple[int, int]:
@@ -39,10 +41,10 @@ def apply_rdzv_conf(given: Given) -> None:
             raise given.wrong("rdzv_conf", f"{part.strip()!r}: write KEY=VALUE, with commas")
         if key in {"join_timeout", "timeout"}:
             _join_within(given, key, value)
-        elif key == "segment":
+        elif key in _SIZES:
             if not value.isdigit() or int(value) < 1:
-                raise given.wrong("rdzv_conf", f"segment={value} is not a number of slots")
-            given.values.setdefault("segment", int(value))
+                raise given.wrong("rdzv_conf", f"{key}={value} is not a number of slots")
+            given.values.setdefault(_SIZES[key], int(value))
         else:
             idle.append(key)
     if idle:

@@ -109,7 +109,8 @@ TORCHRUN = (
     _torchrun(OTHER, "--rdzv-id", metavar="ID", help="The job's id, where --job is not given."),
     _torchrun(OTHER, "--rdzv-conf", metavar="KEY=VALUE,…",
             help="`join_timeout` and `timeout` are taken as --join-timeout, `segment` as "
-            "--segment; what else it says has no meaning here."),
+            "--segment, `replacement_group_size` as --group-size; other keys have no meaning "
+            "here."),
     _torchrun(OTHER, "--rdzv-backend", metavar="NAME", quiet=("static", "c10d"),
             help="Which rendezvous.", note="agents meet on the bus"),
     _torchrun(OTHER, "--rdzv-endpoint", metavar="HOST:PORT", quiet=("", "localhost:0"),
@@ -232,6 +233,12 @@ OWN = (
             help="Where it sits in the network, outermost first."),
     _own(PLACEMENT, "--segment", kind="whole", metavar="SLOTS", least=1,
             help="The number of slots, next to each other, in one network domain (1)."),
+    _own(PLACEMENT, "--group-size", kind="whole", metavar="NODES", least=1,
+            help="Nodes are replaced in groups of this number: the rest of a group leaves with a "
+            "lost node (1)."),
+    _own(PLACEMENT, "--group", metavar="NAME",
+            help="This node's replacement group, or @nvlink or @array (its --domain, else its "
+            "--topology)."),
     _own(PLACEMENT, "--allocation", metavar="ID",
             help="This start of the job, the same on all nodes (from SLURM_JOB_ID, else random)."),
     _own(BUS, "--bus-url", metavar="URL", help="Where the bus is: nats://, or tls://."),

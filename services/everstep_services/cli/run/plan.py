@@ -11,6 +11,7 @@ from everstep.bus.settings import BusSettings
 from everstep.ids import BadNameError, checked_name, new_id
 from everstep.messages.facts.jobs import JobSpec
 from everstep.observe.redaction import redact_words
+from everstep.observe.settings import ObserveSettings
 from everstep.settings import DEFAULT, Flag, Loaded
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.agent.replicas.local_root import check_local_root
@@ -26,6 +27,7 @@ from everstep_services.cli.run.console_choice import console_choice
 from everstep_services.cli.run.fingerprint import fingerprint
 from everstep_services.cli.run.limit_rules import limits_of
 from everstep_services.cli.run.rank_count import count_ranks
+from everstep_services.cli.run.replacement_group import check_groups, replacement_group
 from everstep_services.cli.run.safe_names import node_id, safe_name
 
 _BUS_FLAGS = {
@@ -70,6 +72,7 @@ def plan_run(invocation: Invocation, given: Given) -> RunPlan:
         infra_rank=_infra_rank(given, agent, environ),
         domain=given.text("domain", agent.domain),
         topology=environment.topology(given.text("topology", agent.topology), environ),
+        group=_group(given, agent, spec, environ),
         role=given.text("role", "default"),
         run_id=given.text("rdzv_id") or job,
         warm=is_warm,
@@ -85,6 +88,7 @@ def plan_run(invocation: Invocation, given: Given) -> RunPlan:
         scheduler_grace_s=agent.scheduler_grace_s,
         restart_on_stall=agent.restart_on_stall,
         timings=agent.timings,
+        traces_url=loaded.section(ObserveSettings).traces_url,
         store_logs=agent.store_logs,
         store_logs_bytes_per_s=agent.store_logs_bytes_per_s,
         evidence_without=agent.evidence_without,
@@ -133,7 +137,13 @@ def _bus(invocation: Invocation, given: Given) -> tuple[BusSettings | None, Load
         for name, (value, key) in _BUS_FLAGS.items()
     ]
     loaded = invocation.load(
-        {"bus": BusSettings, "agent": AgentSettings, "checks": ChecksSettings}, flags
+        {
+            "bus": BusSettings,
+            "agent": AgentSettings,
+            "checks": ChecksSettings,
+            "observe": ObserveSettings,
+        },
+        flags,
     )
     if any(origin != DEFAULT for key, origin in loaded.origins.items() if key.startswith("bus.")):
         return loaded.section(BusSettings), loaded
@@ -200,6 +210,7 @@ def _spec(
         max_restarts_per_hour=agent.max_restarts_per_hour,
         no_progress_limit=agent.no_progress_limit,
         slots_per_segment=_segment(given),
+        slots_per_group=given.whole("group_size") or 1,
         join_within_s=agent.join_within_s,
         stop_grace_s=agent.stop_grace_s,
         enforce=_enforced(agent, given),
@@ -219,6 +230,15 @@ def _segment(given: Given) -> int:
     return segment or 1
 
 
+def _group(given: Given, agent: AgentSettings, spec: JobSpec, environ: Mapping[str, str]) -> str:
+    """The node's replacement group; empty in a job without such groups."""
+    if spec.slots_per_group <= 1:
+        return ""
+    domain = given.text("domain", agent.domain)
+    topology = environment.topology(given.text("topology", agent.topology), environ)
+    return replacement_group(given.text("group", agent.group), domain, topology, environ)
+
+
 def _enforced(agent: AgentSettings, given: Given) -> tuple[str, ...]:
     """The decisions that stop the job instead of only being advised, as requested."""
     rules = ["stop"] if agent.stop_on_repeat else []
@@ -226,7 +246,17 @@ def _enforced(agent: AgentSettings, given: Given) -> tuple[str, ...]:
 
 
 def _check_units(spec: JobSpec) -> None:
-    for option, size in (("--unit", spec.slots_per_unit), ("--segment", spec.slots_per_segment)):
+    if spec.slots_per_group > 1 and spec.slots_per_segment > 1:
+        raise UsageError(
+            f"--segment {spec.slots_per_segment} and --group-size {spec.slots_per_group}: give one "
+            f"of them; the slots of a replacement group are a segment, too"
+        )
+    check_groups(spec.spares, spec.slots_per_group)
+    for option, size in (
+        ("--unit", spec.slots_per_unit),
+        ("--segment", spec.slots_per_segment),
+        ("--group-size", spec.slots_per_group),
+    ):
         for what, nodes in (("least", spec.nodes_min), ("largest", spec.nodes_max)):
             if nodes % size:
                 raise UsageError(

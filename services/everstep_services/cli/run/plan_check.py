@@ -63,6 +63,7 @@ def record(plan: RunPlan) -> dict[str, Any]:
         "infra_rank": plan.infra_rank,
         "domain": plan.domain,
         "topology": "/".join(plan.topology),
+        **({"group": plan.group} if plan.group else {}),
         "address": plan.address,
         "allocation": plan.allocation,
         "scheduler": _scheduler(plan),
@@ -109,6 +110,8 @@ def _nodes(plan: RunPlan) -> str:
             text += f", by {spec.slots_per_unit}"
     if spec.slots_per_segment > 1:
         text += f", in segments of {spec.slots_per_segment}"
+    if spec.slots_per_group > 1:
+        text += f", replaced in groups of {spec.slots_per_group}"
     return f"{text}, and {spec.spares} spare" if spec.spares else text
 
 

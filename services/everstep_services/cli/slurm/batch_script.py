@@ -9,6 +9,7 @@ from everstep import __version__
 from everstep.ids import BadNameError, checked_name
 from everstep_services.cli.run.arguments import Given, UsageError
 from everstep_services.cli.run.compatibility import nodes_of
+from everstep_services.cli.run.replacement_group import check_groups
 
 IN_JOB_RESTARTS = 3
 """Restarts within an allocation; NeMo's launchers have the same default."""
@@ -39,6 +40,8 @@ class BatchRequest:
     """The number of allocations of an array that follow each other; 0 to requeue one job."""
     control_plane: ControlPlane = "outside"
     leaves_when_drained: bool = False
+    drains_excluded: Literal["off", "observe", "enforce"] = "off"
+    """Whether Slurm drains nodes that Everstep has excluded; `observe` only reports it."""
     directives: tuple[str, ...] = ()
     """Further options of sbatch, each as in `--partition=gpu`."""
     setup: tuple[str, ...] = ()
@@ -65,6 +68,8 @@ def batch_script(request: BatchRequest, given: Given) -> str:
 def watches_drains(request: BatchRequest, given: Given) -> bool:
     """Whether drained nodes leave: if a node can take their place, or on request."""
     least, most = nodes_of(given)
+    if request.drains_excluded != "off":
+        return True
     return request.leaves_when_drained or bool(given.whole("spares")) or least < most
 
 
@@ -80,6 +85,7 @@ def _check(request: BatchRequest, given: Given) -> None:
     _check_time(request)
     if request.chain == 1:
         raise UsageError("--chain 1: a chain has at least 2 allocations; leave it out to requeue")
+    check_groups(given.whole("spares") or 0, given.whole("group_size") or 1)
     grace = given.values.get("preempt_grace_s")
     if isinstance(grace, int | float) and request.signal_s and grace > request.signal_s:
         raise UsageError(
@@ -227,10 +233,12 @@ def _control_plane(request: BatchRequest) -> str:
 def _watcher(request: BatchRequest, given: Given) -> str:
     if not watches_drains(request, given):
         return ""
+    mode = request.drains_excluded
+    drains = "" if mode == "off" else f" --drain-excluded {mode}"
     return "\n".join(
         [
             "# A node that is drained saves and leaves; a spare takes its place.",
-            f"{request.program} slurm watch &",
+            f"{request.program} slurm watch{drains} &",
             "watcher=$!",
         ]
     )

@@ -18,6 +18,7 @@ _AWAY = re.compile(
 _AGAIN_FIRST_S, _AGAIN_LAST_S = 1.0, 30.0
 _ANSWERS_WITHIN_S = 120.0
 _LEAVING = ("DRAIN", "FAIL")
+_LONGEST_REASON = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,16 @@ class SlurmController:
         """The nodes among these that are drained or about to fail, with the reason."""
         return leaving(self._ask("scontrol", "show", "node", "--oneliner", nodes))
 
+    def hostnames(self, nodes: str) -> list[str]:
+        """The names in a node list of Slurm, for example of `n[1-4]`."""
+        return self._ask("scontrol", "show", "hostnames", nodes).split()
+
+    def drain(self, node: str, reason: str) -> None:
+        """Give a node no further job; raises `CliError` without the right to do so."""
+        self._ask(
+            "scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={one_word(reason)}"
+        )
+
     def _ask(self, *command: str, forgotten: str = "") -> str:
         backoff, waited_s = Backoff(_AGAIN_FIRST_S, _AGAIN_LAST_S), 0.0
         while True:
@@ -105,6 +116,11 @@ class SlurmController:
             pause_s = backoff.failed()
             self._sleep(pause_s)
             waited_s += pause_s
+
+
+def one_word(reason: str) -> str:
+    """The reason without what would end the value of an option of `scontrol`."""
+    return re.sub(r"[^\x20-\x7e]+|[\"'\\=]", " ", reason)[:_LONGEST_REASON].strip()
 
 
 def leaving(shown: str) -> dict[str, str]:

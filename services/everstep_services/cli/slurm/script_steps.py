@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from everstep_services.agent.allocation_folder import AllocationFolder
 from everstep_services.cli.errors import CliError, Exit
@@ -18,6 +19,8 @@ from everstep_services.cli.slurm.allocations import (
 from everstep_services.cli.slurm.controller import SlurmController
 
 Say = Callable[[str], None]
+DrainMode = Literal["off", "observe", "enforce"]
+"""Whether Slurm drains a node that Everstep has excluded; `observe` only reports it."""
 FOLDER = "EVERSTEP_AGENT__ALLOCATION_DIR"
 _RUNNING = frozenset({"RUNNING", "SUSPENDED"})
 
@@ -97,31 +100,92 @@ def _continue_chain(job: SlurmJob, *, goes_on: bool, slurm: SlurmController, say
         say("this was the last allocation of the chain: submit another one to continue")
 
 
+class ExclusionDrains:
+    """Drains the nodes that Everstep has excluded, or only reports that it would."""
+
+    def __init__(self, job: SlurmJob, mode: DrainMode, slurm: SlurmController, say: Say) -> None:
+        self._job = job
+        self._mode = mode
+        self._slurm = slurm
+        self._say = say
+        self._seen: set[str] = set()
+
+    def settle(self, folder: AllocationFolder) -> None:
+        """Act on each node once, as long as it stays excluded."""
+        if self._mode == "off":
+            return
+        excluded = folder.exclusions()
+        self._seen &= excluded.keys()
+        new = excluded.keys() - self._seen
+        if not new:
+            return
+        names = {safe_name(name, "node"): name for name in self._slurm.hostnames(self._job.nodes)}
+        for node in sorted(new):
+            self._settle(names.get(node), node, excluded[node])
+            self._seen.add(node)
+
+    def _settle(self, name: str | None, node: str, reason: str) -> None:
+        if name is None:
+            self._say(f"{node} is excluded, and is not a node of this allocation: not drained")
+            return
+        if self._mode == "observe":
+            self._say(f"{name} would be drained with --drain-excluded enforce: {reason}")
+            return
+        try:
+            self._slurm.drain(name, f"everstep: {reason}")
+        except CliError as error:
+            if error.code is Exit.UNREACHABLE:
+                raise
+            self._say(
+                f"{name} is excluded, and Slurm refuses to drain it: {error}; draining needs an "
+                f"operator of Slurm: drain it by hand, or run this job's watch as one"
+            )
+            return
+        self._say(f"{name} is drained: {reason}")
+
+
 def watch_drains(
     job: SlurmJob,
     every_s: float,
     slurm: SlurmController,
     say: Say,
     sleep: Callable[[float], None] = time.sleep,
+    *,
+    drains: DrainMode = "off",
 ) -> None:
     """Ask the agents of drained nodes to leave, for ever. Raises `UsageError` without a folder."""
     if job.folder is None or not job.nodes:
         missing = FOLDER if job.folder is None else "SLURM_JOB_NODELIST"
         raise UsageError(f"{missing} is not set: `everstep slurm sbatch` writes a script with it")
     folder, asked = AllocationFolder(job.folder), set[str]()
+    exclusions = ExclusionDrains(job, drains, slurm, say)
     folder.create()
+    is_away = False
     while True:
         try:
             leaving = slurm.leaving_nodes(job.nodes)
+            exclusions.settle(folder)
         except CliError as error:
             if error.code is Exit.USAGE:
                 raise
-            say(str(error))
-            leaving = {}
-        for node in leaving.keys() - asked:
-            reason = f"Slurm drains {node}" + (f" ({leaving[node]})" if leaving[node] else "")
-            say(f"{reason}: its agent is asked to leave")
-            folder.ask_to_leave(safe_name(node, "node"), reason)
-            asked.add(node)
-        asked &= leaving.keys()  # a node that was resumed may be drained again
+            if not is_away:
+                say(f"{error}; drained nodes are noticed once it answers again")
+            is_away = True
+        else:
+            if is_away:
+                say("Slurm's controller answers again")
+            is_away = False
+            _ask_to_leave(leaving, asked, folder, say)
         sleep(every_s)
+
+
+def _ask_to_leave(
+    leaving: Mapping[str, str], asked: set[str], folder: AllocationFolder, say: Say
+) -> None:
+    """Ask each agent once; a node that was resumed may be drained again."""
+    for node in leaving.keys() - asked:
+        reason = f"Slurm drains {node}" + (f" ({leaving[node]})" if leaving[node] else "")
+        say(f"{reason}: its agent is asked to leave")
+        folder.ask_to_leave(safe_name(node, "node"), reason)
+        asked.add(node)
+    asked &= leaving.keys()

@@ -14,6 +14,7 @@ _SAME_FOR_ALL = (
     "nodes_max",
     "slots_per_unit",
     "slots_per_segment",
+    "slots_per_group",
 )
 """The fields that must be the same on all nodes of a job."""
 DO_NOT_RESTART = 93
@@ -146,6 +147,13 @@ def _unhealthy(ask: Join) -> Refusal | None:
 def _misconfigured(batch: Batch, ask: Join) -> Refusal | None:
     if ask.ranks < 1:
         return Refusal("misconfigured", f"{ask.node} runs no process", exit_code=USAGE)
+    if ask.spec.slots_per_group > 1 and not ask.group:
+        return Refusal(
+            "misconfigured",
+            f"{ask.node} has no replacement group, and the job has groups of "
+            f"{ask.spec.slots_per_group} nodes: give it --group, --domain or --topology",
+            exit_code=USAGE,
+        )
     if ask.infra_rank is None:
         return None
     holder = batch.state.holder_of_infra_rank(ask.infra_rank)

@@ -47,6 +47,11 @@ def try_form(batch: Batch) -> None:
 def world_of(batch: Batch) -> World:
     """Return the sizes that this job's rounds may have."""
     spec = batch.state.doc.spec
+    if spec.slots_per_group > 1:
+        group = spec.slots_per_group
+        return World(
+            spec.nodes_min, spec.nodes_max, spec.slots_per_unit, group, "replacement group"
+        )
     return World(spec.nodes_min, spec.nodes_max, spec.slots_per_unit, spec.slots_per_segment)
 
 
@@ -98,7 +103,7 @@ def _form(batch: Batch, candidates: list[Candidate], size: int) -> None:
     state, doc = batch.state, batch.state.doc
     before = {seat.slot: seat for seat in state.members}
     domains = {slot: seat.failure_domain for slot, seat in before.items() if slot is not None}
-    placed = assign(candidates, size, doc.spec.slots_per_segment, domains)
+    placed = assign(candidates, size, world_of(batch).segment, domains)
     slots = {node: slot for slot, node in placed.items()}
     # A node that owes an answer keeps its seat, without a slot: its ranks may still run; once
     # they have ended it is a spare.

@@ -18,6 +18,7 @@ from everstep_services.rendezvous.domain import (
     membership,
     preemption,
     recovery,
+    replacement_groups,
     reports,
     requests,
     stalls,
@@ -163,6 +164,7 @@ def _settle(batch: Batch) -> None:
     recovery.settle(batch)
     stalls.settle(batch)
     agreed_save.agree(batch)
+    replacement_groups.settle(batch)
     preemption.settle(batch)
     agreed_save.settle(batch)
     requests.dismiss(batch)

@@ -17,7 +17,7 @@ class Candidate:
     infra_rank: int | None = None
     failure_domain: str = ""
     network: str = ""
-    """Its network domain; all nodes of a segment are in the same domain."""
+    """Its network domain or replacement group; all nodes of a segment are in the same one."""
     slot: int | None = None
     """The slot that it holds."""
     is_suspect: bool = False
@@ -38,6 +38,8 @@ class World:
     most: int
     unit: int = 1
     segment: int = 1
+    within: str = "network domain"
+    """What the slots of a segment have in common."""
 
     def sizes(self) -> Iterator[int]:
         """Yield each allowed size, the largest first."""
@@ -62,7 +64,7 @@ def obstacle(candidates: Sequence[Candidate], world: World) -> str:
         return ""
     return (
         f"{len(candidates)} nodes are here, but each segment of {world.segment} slots must be "
-        f"within one network domain, which only {_room(candidates, world.segment)} of them can fill"
+        f"within one {world.within}, which only {_room(candidates, world.segment)} of them can fill"
     )
 
 

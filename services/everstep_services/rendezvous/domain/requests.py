@@ -119,7 +119,8 @@ def dismissal(batch: Batch, seat: Seat) -> tuple[int, str]:
     """
     stay = [other for other in batch.state.seats if other.stage != "gone" and not other.is_leaving]
     if largest_size([candidate_of(other) for other in stay], world_of(batch)):
-        return 0, f"{seat.node} is replaced"
+        grouped = batch.state.doc.spec.slots_per_group > 1
+        return 0, f"{seat.node} is replaced{f' with its group {seat.place}' if grouped else ''}"
     return RETRYABLE, f"{seat.node} must leave, and the job needs another node: requeue it"
 
 

@@ -206,6 +206,18 @@ KeyError: 'Error: x'
     assert first_error(written(tmp_path, data)) == "KeyError: 'Error: x'"
 
 
+@pytest.mark.parametrize("ends_a_block", [False, True])
+def test_an_uncaught_error_of_native_code_has_its_text(tmp_path: Path, ends_a_block: bool) -> None:
+    """The type alone does not tell sizes that differ from a socket that failed (A7.2)."""
+    head = b"terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
+    before = b"y" * (64 * 1024 - len(head) - 1) + b"\n" if ends_a_block else b""
+    data = before + head + b"  what():  op.preamble.length <= op.nbytes. 40 vs 4\nAborted\n"
+    assert first_error(written(tmp_path, data)) == (
+        "terminate called after throwing an instance of 'gloo::EnforceNotMet'; "
+        "what(): op.preamble.length <= op.nbytes. 40 vs 4"
+    )
+
+
 def test_it_is_short_and_plain(tmp_path: Path) -> None:
     data = b"ValueError: \x1b[31m\0" + "ü".encode() * 5000 + b"\n"
     found = first_error(written(tmp_path, data))

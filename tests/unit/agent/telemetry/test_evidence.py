@@ -1,19 +1,28 @@
 """What is collected is kept, or has a reason: whatever the store of evidence says."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from everstep.bus.errors import BusRefusedError
-from everstep.messages import BlobRef, EvidenceCollected, Fact
+from everstep.messages import BlobRef, ErrorRecord, EvidenceCollected, Fact, RankExited
 from everstep_services.agent.collectors.collection import EvidenceFound, Piece
-from everstep_services.agent.telemetry.evidence import Collections
+from everstep_services.agent.core.exit import RankExit
+from everstep_services.agent.runtime.workdir import Workdir
+from everstep_services.agent.telemetry.evidence import Collections, EvidenceRecorder
 from everstep_services.agent.telemetry.facts import AgentFacts
 from tests.fakes.bus import MemoryBlobs, MemoryBus, MemoryServer
 from tests.fakes.clock import FakeClock
+from tests.unit.agent.orders import start
+from tests.unit.agent.run_plans import BUS, plan
+
+LOST = RankExit(code=1, error=ErrorRecord(name="RuntimeError", text="Connection closed by peer"))
+ABORTED = RankExit(signal="SIGABRT")
 
 
 class FullBlobs(MemoryBlobs):
-    """Refuses so many pieces, as a store that is full does."""
+    """Refuses this number of pieces, as a store that is full does."""
 
     def __init__(self, times: int) -> None:
         super().__init__(MemoryServer())
@@ -75,3 +84,75 @@ async def test_a_store_that_refuses_for_a_moment_keeps_it_later() -> None:
     fact, _ = await kept(times=1)
     assert (fact.rank, fact.missing) == (3, "")
     assert fact.blob is not None
+
+
+def written(home: Path) -> Workdir:
+    run = plan(home, *BUS, "--log-dir", str(home), "--job", "j", "train.py")
+    workdir = Workdir(run, home, {}, None)
+    for rank in range(2):
+        workdir.logs.make(1, rank)
+        workdir.logs.file(1, rank, "stderr").write_text(f"the end of rank {rank}\n")
+    return workdir
+
+
+async def recorded(home: Path, tell: Callable[[EvidenceRecorder], None]) -> list[Fact]:
+    """The facts about ranks 0 and 1, which have both written to their logs."""
+    clock, facts = FakeClock(), list[Fact]()
+    workdir = await asyncio.to_thread(written, home)
+    records = AgentFacts("j", "n1", clock)
+    recorder = EvidenceRecorder(
+        "j", MemoryBus(MemoryServer()), workdir, records, facts.append, clock
+    )
+    tell(recorder)
+    loop = asyncio.create_task(recorder.collect_for_ever())
+    try:
+        await recorder.finish(30.0)
+    finally:
+        loop.cancel()
+        with suppress(asyncio.CancelledError):
+            await loop
+    return facts
+
+
+def logs_of(facts: list[Fact]) -> list[tuple[str, int | None]]:
+    return [(it.incident, it.rank) for it in facts if isinstance(it, EvidenceCollected)]
+
+
+async def test_the_log_of_each_rank_that_fails_while_its_round_is_stopped_is_kept(
+    tmp_path: Path,
+) -> None:
+    """A4.1: the rank that was heard last may be the cause, and only its log tells why."""
+
+    def tell(recorder: EvidenceRecorder) -> None:
+        recorder.rank_exited(start(), 0, 70, LOST, 5)
+        recorder.belongs_to(1, 0, "i1")
+        recorder.round_stops(1, "i1")
+        recorder.rank_exited(start(), 1, 71, ABORTED, 5)
+
+    facts = await recorded(tmp_path, tell)
+    assert logs_of(facts) == [("i1", 0), ("i1", 1)]
+    assert [it.incident for it in facts if isinstance(it, RankExited)] == ["i1", "i1"]
+
+
+async def test_a_failure_that_was_heard_before_the_stop_belongs_to_it(tmp_path: Path) -> None:
+    """Rendezvous may answer the report of one rank only (A4.1)."""
+
+    def tell(recorder: EvidenceRecorder) -> None:
+        recorder.rank_exited(start(), 0, 70, LOST, 5)
+        recorder.round_stops(1, "i1")
+
+    assert logs_of(await recorded(tmp_path, tell)) == [("i1", 0)]
+
+
+async def test_a_rank_that_ended_well_and_a_rank_of_the_next_round_are_no_part_of_it(
+    tmp_path: Path,
+) -> None:
+    def tell(recorder: EvidenceRecorder) -> None:
+        recorder.rank_exited(start(), 0, 70, RankExit(code=0), 5)
+        recorder.round_stops(1, "i1")
+        recorder.rank_exited(start(), 1, 71, RankExit(code=0), 5)
+        recorder.rank_exited(start(2), 0, 72, ABORTED, 5)
+
+    facts = await recorded(tmp_path, tell)
+    assert logs_of(facts) == []
+    assert {it.incident for it in facts if isinstance(it, RankExited)} == {None}

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -161,6 +161,64 @@ def test_groups_called_in_another_order_are_a_circle() -> None:
     assert (fault.kind, {one.rank for one in fault.suspects}) == ("cycle", {0, 1})
 
 
+def _calls(*calls: tuple[str, bool]) -> dict[str, object]:
+    """A dump as gloo's are: no list of a group's ranks; of each call, whether it is over."""
+    sequences = {group: 0 for group, _ in calls}
+    entries = []
+    for number, (group, is_over) in enumerate(calls):
+        sequences[group] += 1
+        entries.append(
+            {
+                "record_id": number, "process_group": [group, group], "is_p2p": False,
+                "collective_seq_id": sequences[group], "p2p_seq_id": 0, "op_id": number,
+                "profiling_name": f"gloo:{group}", "time_created_ns": fake.START_NS + number,
+                "input_sizes": [[4]], "output_sizes": [[4]], "input_dtypes": ["Float"],
+                "output_dtypes": ["Float"], "timeout_ms": 1_800_000, "retired": is_over,
+                "state": "completed" if is_over else "scheduled",
+            }
+        )  # fmt: skip
+    return {"version": "2.10", "entries": entries}
+
+
+def _report_of(dumps: Mapping[int, Mapping[str, object]]) -> FlightReport:
+    analysis = FlightAnalysis()
+    for rank, dump in dumps.items():
+        analysis.add(read_dump(json.dumps(dump).encode(), rank, fake.START_NS + _LATER_NS))
+    return analysis.report()
+
+
+def test_a_rank_that_left_a_call_out_is_told_from_the_rank_that_waits_for_it() -> None:
+    """A7.1: two ranks wait for each other; the others show in which order the calls come."""
+    whole = [("metrics", True), ("other", True)]
+    skipped = [*whole, ("other", False)]
+    waits = [*whole, ("metrics", False)]
+    beyond = [*whole, ("metrics", True), ("other", False)]  # a broadcast is over where it was sent
+    report = _report_of({0: _calls(*skipped), 1: _calls(*beyond), 2: _calls(*waits)})
+    assert (report.faults[0].kind, _culprits(report)) == ("cycle", {0})
+    assert "rank 0 differs from the others" in report.summary
+
+
+def test_calls_whose_order_nobody_shows_leave_both_ranks_suspects() -> None:
+    """Two ranks wait for each other, and no third one has made both calls (A7.1)."""
+    whole = [("metrics", True), ("other", True)]
+    report = _report_of(
+        {0: _calls(*whole, ("other", False)), 1: _calls(*whole, ("metrics", False))}
+    )
+    assert (report.faults[0].kind, _culprits(report)) == ("cycle", {0, 1})
+
+
+def test_ranks_that_show_both_orders_settle_nothing() -> None:
+    """Of calls that are under way at once, the first that was made counts (A7.1)."""
+    whole = [("metrics", True), ("other", True)]
+    ahead = [*whole, ("metrics", False), ("other", False)]
+    behind = [*whole, ("other", False), ("metrics", False)]
+    sides = {0: _calls(*whole, ("other", False)), 2: _calls(*whole, ("metrics", False))}
+    report = _report_of({**sides, 1: _calls(*ahead)})
+    assert _culprits(report) == {0}
+    report = _report_of({**sides, 1: _calls(*ahead), 3: _calls(*behind)})
+    assert _culprits(report) == {0, 2}
+
+
 def test_a_device_that_does_not_start_is_named() -> None:
     job = _job()
     job.unstarted.add((5, "0", 3))
@@ -211,6 +269,21 @@ def test_what_could_not_be_read_is_a_note_and_a_missing_dump() -> None:
     assert [one.reason for one in report.faults[0].suspects] == [
         "its dump cannot be read: it is empty"
     ]
+
+
+def test_a_dump_that_is_a_link_to_nothing_accuses_nobody() -> None:
+    """A7.2: a share that is not mounted is no evidence against a rank."""
+    job = _job()
+    fake.leave(job, 5, 9)
+    analysis = FlightAnalysis()
+    for rank, dump in fake.play(job).items():
+        if rank != 5:
+            analysis.add(read_dump(json.dumps(dump).encode(), rank))
+    reason = "it is a link to nothing"
+    analysis.add(UnreadableDump(name="_dump_5", reason=reason, rank=5, is_evidence=False))
+    report = analysis.report()
+    assert report.verdict == "inconclusive"
+    assert report.summary.startswith("inconclusive: rank 5 left no readable dump, and others wait")
 
 
 def test_a_transfer_names_the_end_that_never_came() -> None:

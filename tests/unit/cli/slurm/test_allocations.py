@@ -20,7 +20,13 @@ from everstep_services.cli.slurm.allocations import (
     outcome,
 )
 from everstep_services.cli.slurm.controller import CommandResult, SlurmController, leaving
-from everstep_services.cli.slurm.script_steps import FOLDER, SlurmJob, finish, watch_drains
+from everstep_services.cli.slurm.script_steps import (
+    FOLDER,
+    DrainMode,
+    SlurmJob,
+    finish,
+    watch_drains,
+)
 
 
 def end(node: str, code: int, *, ends_job: bool) -> AgentEnd:
@@ -307,3 +313,85 @@ def test_a_watch_without_its_surroundings_is_one_line(tmp_path: Path, missing: s
     del environ[missing]
     with pytest.raises(CliError, match=f"{missing} is not set"):
         watch_drains(SlurmJob.of(environ), 60.0, SlurmCommands().controller(), lambda _: None)
+
+
+# -- nodes that are drained by policy ------------------------------------------------------------
+
+
+def watched(commands: SlurmCommands, folder: Path, drains: DrainMode, rounds: int = 3) -> None:
+    """Watch a job on n1 to n-3.x for some rounds."""
+    looks = iter(range(rounds))
+
+    def sleep(_: float) -> None:
+        if next(looks) == rounds - 1:
+            raise EnoughError
+
+    job = SlurmJob.of({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-4]", FOLDER: str(folder)})
+    with pytest.raises(EnoughError):
+        watch_drains(
+            job, 60.0, commands.controller(away_s=0), commands.said.append, sleep, drains=drains
+        )
+
+
+class NamedNodes(SlurmCommands):
+    """Answers with the names of the nodes, too."""
+
+    def run(self, command: Sequence[str]) -> CommandResult:
+        if command[:3] == ("scontrol", "show", "hostnames"):
+            return CommandResult(0, "n1\nn2\nn-3.x\n", "")
+        return super().run(command)
+
+
+def excluded(folder: Path, reason: str = 'n-3-x is excluded by ann: "fan" = bad') -> Path:
+    AllocationFolder(folder).write_exclusion("n-3-x", reason)
+    return folder
+
+
+def test_an_excluded_node_is_drained_once_by_its_name_in_slurm(tmp_path: Path) -> None:
+    commands = NamedNodes()
+    watched(commands, excluded(tmp_path), "enforce")
+    drains = [call for call in commands.calls if "State=DRAIN" in call]
+    assert drains == [
+        "scontrol update NodeName=n-3.x State=DRAIN "
+        "Reason=everstep: n-3-x is excluded by ann:  fan    bad"
+    ]
+
+
+def test_a_drain_that_only_observes_is_one_line(tmp_path: Path) -> None:
+    commands = NamedNodes()
+    watched(commands, excluded(tmp_path, "its fan"), "observe")
+    assert commands.said == ["n-3.x would be drained with --drain-excluded enforce: its fan"]
+    assert not any("DRAIN" in call for call in commands.calls)
+
+
+def test_without_the_policy_nothing_is_said_of_excluded_nodes(tmp_path: Path) -> None:
+    commands = NamedNodes()
+    watched(commands, excluded(tmp_path), "off")
+    assert commands.said == []
+
+
+def test_a_drain_without_the_right_to_it_is_one_line(tmp_path: Path) -> None:
+    commands = NamedNodes(update=CommandResult(1, "", "slurm_update error: Invalid user id\n"))
+    watched(commands, excluded(tmp_path), "enforce")
+    (said,) = commands.said
+    assert "Slurm refuses to drain it" in said
+    assert "Invalid user id" in said
+    assert "draining needs an operator of Slurm" in said
+
+
+def test_a_controller_that_is_away_is_reported_once_and_its_return_once(tmp_path: Path) -> None:
+    idle = CommandResult(0, "NodeName=n2 State=IDLE\n", "")
+    commands = NamedNodes(show=[AWAY, AWAY, AWAY, idle, idle])
+    watched(commands, tmp_path, "off", rounds=5)
+    away, back = commands.said
+    assert "drained nodes are noticed once it answers again" in away
+    assert back == "Slurm's controller answers again"
+
+
+def test_a_node_that_is_included_again_may_be_drained_again(tmp_path: Path) -> None:
+    folder = AllocationFolder(tmp_path)
+    folder.write_exclusion("n1", "fan")
+    assert folder.exclusions() == {"n1": "fan"}
+    folder.write_exclusion("n1", "")
+    folder.write_exclusion("n2", "")
+    assert folder.exclusions() == {}

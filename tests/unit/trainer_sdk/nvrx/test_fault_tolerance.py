@@ -5,12 +5,14 @@ import inspect
 import json
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from trainer_sdk import layout, nvrx, rank_session, sdk_log
 from trainer_sdk.nvrx import (
+    FaultToleranceConfig,
     HeartbeatTimeouts,
     RankMonitorClient,
     SectionTimeouts,
@@ -286,3 +288,23 @@ def test_the_installed_nvrx_matches_its_recorded_names() -> None:
         assert calls_of(theirs.RankMonitorClient) == NVRX_0_4_1
     for name, parameters in calls_of(theirs.RankMonitorClient).items():
         assert list(calls_of(RankMonitorClient)[name])[: len(parameters)] == list(parameters), name
+
+
+def test_a_file_of_the_launcher_is_read_wherever_its_section_is(tmp_path: Path) -> None:
+    file = tmp_path / "ft.yaml"
+    file.write_text(
+        "trainer:\n  fault_tolerance:\n    rank_heartbeat_timeout: 30\n    another: 1\n"
+        "    rank_section_timeouts: {step: 12.5}\n"
+    )
+    config = FaultToleranceConfig.from_yaml_file(str(file))
+    assert config.rank_heartbeat_timeout == 30
+    assert config.rank_section_timeouts == {"step": 12.5}
+    with pytest.raises(ValueError, match="NVRx has no such keys: another"):
+        FaultToleranceConfig.from_yaml_file(str(file), ignore_not_recognized=False)
+
+
+def test_a_file_without_the_section_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "ft.yaml"
+    file.write_text("trainer: {}\n")
+    with pytest.raises(ValueError, match="has no section `fault_tolerance:`; add one"):
+        FaultToleranceConfig.from_yaml_file(str(file))

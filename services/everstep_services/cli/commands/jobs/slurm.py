@@ -1,6 +1,7 @@
 """Write batch scripts for Slurm, and do what they need."""
 
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -54,6 +55,9 @@ def command() -> None:
 )
 @click.option("--leave-drained", is_flag=True, help="A drained node leaves although none can "
               "take its place.")  # fmt: skip
+@click.option("--drain-excluded", type=click.Choice(("off", "observe", "enforce")), default="off",
+              help="Drain nodes in Slurm that Everstep has excluded, or only report it (off)."
+              )  # fmt: skip
 @click.option("--sbatch", "directives", multiple=True, metavar="OPTION",
               help="Another option of sbatch, as in --sbatch=--partition=gpu.")  # fmt: skip
 @click.option("--setup", multiple=True, metavar="LINE",
@@ -73,6 +77,7 @@ def sbatch(  # noqa: PLR0913  what differs between scripts
     chain: int | None,
     control_plane: str,
     leave_drained: bool,
+    drain_excluded: Literal["off", "observe", "enforce"],
     directives: tuple[str, ...],
     setup: tuple[str, ...],
     program: str,
@@ -98,6 +103,7 @@ def sbatch(  # noqa: PLR0913  what differs between scripts
         chain=chain or 0,
         control_plane="inside" if control_plane == "inside" else "outside",
         leaves_when_drained=leave_drained,
+        drains_excluded=drain_excluded,
         directives=directives,
         setup=setup,
         program=program,
@@ -161,15 +167,62 @@ def finish(
 @command.command()
 @click.option("--every", "every_s", type=NumberRange(min=0.1), metavar="SECONDS", default=60.0,
               help="How often to ask Slurm's controller (60).")  # fmt: skip
+@click.option("--drain-excluded", type=click.Choice(("off", "observe", "enforce")), default="off",
+              help="Drain nodes that Everstep has excluded, or only report it (off).")  # fmt: skip
 @with_common_options
 @click.pass_obj
-def watch(invocation: Invocation, *, every_s: float) -> None:
-    """Have the agents of drained nodes save and leave, until the batch script ends."""
+def watch(
+    invocation: Invocation, *, every_s: float, drain_excluded: Literal["off", "observe", "enforce"]
+) -> None:
+    """Have the agents of drained nodes save and leave, until the batch script ends.
+
+    With --drain-excluded also drain the nodes that rendezvous refuses as excluded. This needs an
+    operator's rights in Slurm.
+    """
     from everstep_services.cli.slurm.controller import SlurmController
     from everstep_services.cli.slurm.script_steps import SlurmJob, watch_drains
 
-    slurm = SlurmController(away_s=every_s, say=_say)
-    watch_drains(SlurmJob.of(invocation.environ), every_s, slurm, _say)
+    job = SlurmJob.of(invocation.environ)
+    watch_drains(job, every_s, SlurmController(away_s=0.0), _say, drains=drain_excluded)
+
+
+_NAMES = click.argument("names", nargs=-1, metavar="[NAME]...")
+_WITHIN = click.option("--within", "within_s", type=NumberRange(min=0, min_open=True),
+                       metavar="SECONDS", default=20.0,
+                       help="How long all checks may take (20).")  # fmt: skip
+
+
+@command.command()
+@_NAMES
+@_WITHIN
+@with_common_options
+@click.pass_obj
+def prolog(invocation: Invocation, *, names: tuple[str, ...], within_s: float) -> int:
+    """Check this node before a job: for Prolog in slurm.conf.
+
+    NAMEs are checks, as for `everstep check`. Exits with 1, so that Slurm drains the node and
+    requeues the job, only if a check has failed; a check without a result, wrong settings and
+    wrong names drain no node. What is amiss goes to stderr and to the system's log.
+    """
+    from everstep_services.cli.slurm.node_programs import before_job
+
+    return before_job(invocation, names, within_s)
+
+
+@command.command()
+@_NAMES
+@_WITHIN
+@with_common_options
+@click.pass_obj
+def epilog(invocation: Invocation, *, names: tuple[str, ...], within_s: float) -> int:
+    """Clean up and check this node after a job: for Epilog in slurm.conf.
+
+    Kills the ranks that dead agents have left, then checks the node as `everstep slurm prolog`
+    does.
+    """
+    from everstep_services.cli.slurm.node_programs import after_job
+
+    return after_job(invocation, names, within_s)
 
 
 def _say(text: str) -> None:

@@ -1,0 +1,94 @@
+"""Which ranks of a circle of waits are to blame. Pure.
+
+In a circle, ranks wait for each other in several meetings. A rank's calls differ from the others'
+if no circle is left without that rank alone; else if it is in a call that all others made after one
+that it left out; else if it is on the smallest side.
+"""
+
+from collections.abc import Sequence
+from itertools import permutations
+
+from everstep_services.attribution.flight_recorder.graph import components
+from everstep_services.attribution.flight_recorder.waits import Meeting, Node, WaitGraph
+
+_MOST_TRIED = 64
+_MOST_ORDERED = 8
+
+
+def odd_ranks(graph: WaitGraph, ranks: Sequence[int], meetings: Sequence[Meeting]) -> Sequence[int]:
+    """The ranks whose calls differ from the others'; all ranks of the circle if none do."""
+    return (
+        _without_whom(graph, ranks, meetings)
+        or _out_of_order(graph, ranks, meetings)
+        or _fewest(graph, ranks, meetings)
+    )
+
+
+def _without_whom(
+    graph: WaitGraph, ranks: Sequence[int], meetings: Sequence[Meeting]
+) -> Sequence[int]:
+    """The only rank without which no circle would be left; none if there are several."""
+    inside: set[Node] = {*ranks, *meetings}
+    awaited = [graph.edges[meeting] & inside for meeting in meetings]
+    single = sorted({rank for few in awaited if len(few) == 1 for rank in few}, key=str)
+    if len(single) > _MOST_TRIED:
+        return ()
+    needed = [node for node in single if not _has_circle(graph, inside - {node})]
+    return [node for node in needed if isinstance(node, int)] if len(needed) == 1 else ()
+
+
+def _has_circle(graph: WaitGraph, nodes: set[Node]) -> bool:
+    edges = {node: graph.edges[node] & nodes for node in nodes}
+    return any(len(component) > 1 for component in components(edges))
+
+
+def _out_of_order(
+    graph: WaitGraph, ranks: Sequence[int], meetings: Sequence[Meeting]
+) -> Sequence[int]:
+    """The ranks that wait in a call without the one that all other ranks made before it."""
+    if len(meetings) > _MOST_ORDERED:
+        return ()
+    odd = {
+        rank
+        for first, second in permutations(meetings, 2)
+        if _is_first(graph, first, second)
+        for rank in ranks
+        if second in graph.edges[rank] and not _has_joined(graph, rank, first)
+    }
+    return sorted(odd) if len(odd) < len(ranks) else ()
+
+
+def _is_first(graph: WaitGraph, first: Meeting, second: Meeting) -> bool:
+    """Whether the ranks that came to both came to `first` before; not if none came to both."""
+    orders = {
+        _came_first(graph, rank, first, second)
+        for rank in graph.ranks
+        if _has_joined(graph, rank, first) and _has_joined(graph, rank, second)
+    }
+    return orders - {None} == {True}
+
+
+def _came_first(graph: WaitGraph, rank: int, first: Meeting, second: Meeting) -> bool | None:
+    """Whether a rank that came to both came to `first` before; None if its dump leaves it open."""
+    waits = graph.oldest.get(rank, {})
+    own = [
+        call
+        for group, sequence in (first, second)
+        if (call := waits.get(group)) is not None and call.sequence == sequence
+    ]
+    if len(own) == 1:  # the other one is over
+        return second in graph.edges[rank]
+    return own[0].created_ns < own[1].created_ns if own else None
+
+
+def _has_joined(graph: WaitGraph, rank: int, meeting: Meeting) -> bool:
+    group = graph.groups.get(meeting[0])
+    return group is not None and group.has_joined(rank, meeting[1])
+
+
+def _fewest(graph: WaitGraph, ranks: Sequence[int], meetings: Sequence[Meeting]) -> Sequence[int]:
+    """The ranks of a circle on its smallest side; all, if no side is smaller."""
+    sides = [[rank for rank in ranks if meeting in graph.edges[rank]] for meeting in meetings]
+    sides = sorted((side for side in sides if side), key=len)
+    is_smaller = len(sides) > 1 and len(sides[0]) < len(sides[1])
+    return sides[0] if is_smaller else ranks

@@ -1,0 +1,120 @@
+"""Who may speak to the server over HTTP: hosts, origins, sizes, and tokens that REST admits."""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from hashlib import sha256
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from everstep.clock import Clock
+from everstep_services.cli.errors import CliError, Exit
+
+log = logging.getLogger(__name__)
+
+PATH = "/mcp"
+_CACHE_S = 10.0
+_CACHE_MOST = 1000
+_BAD_PER_MINUTE = 20
+_ADDRESSES_MOST = 10_000
+_HEADER_MOST = 16 << 10
+BODY_MOST = 256 << 10
+
+Admit = Callable[[str], Awaitable[None]]
+"""Raises a `CliError` where the token is not admitted."""
+
+
+class HttpAccess:
+    """The outermost layer: nothing inside runs for a request that may not be made."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        admit: Admit,
+        clock: Clock,
+        hosts: frozenset[str],
+        origins: frozenset[str],
+    ) -> None:
+        self._app = app
+        self._admit = admit
+        self._clock = clock
+        self._hosts = hosts
+        self._origins = origins
+        self._good: OrderedDict[bytes, float] = OrderedDict()
+        self._bad: OrderedDict[str, tuple[float, int]] = OrderedDict()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        refusal = await self._refusal(scope)
+        if refusal is None:
+            await self._app(scope, receive, send)
+        else:
+            await _refuse(send, *refusal)
+
+    async def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+        headers = Headers(scope=scope)
+        if sum(len(name) + len(value) for name, value in headers.raw) > _HEADER_MOST:
+            return 431, f"the headers have more than {_HEADER_MOST} bytes"
+        if headers.get("host", "").lower() not in self._hosts:
+            return 421, "this name is not served here: add it with --allowed-host"
+        origin = headers.get("origin")
+        if origin is not None and origin.lower() not in self._origins:
+            return 403, "pages of this origin may not ask: add it with --allowed-origin"
+        if scope["path"] != PATH:
+            return 404, f"only {PATH} is served here"
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or int(length) > BODY_MOST:
+            return 413, f"the body has more than {BODY_MOST} bytes, or no length"
+        return await self._bad_token(headers.get("authorization", ""), scope)
+
+    async def _bad_token(self, authorization: str, scope: Scope) -> tuple[int, str] | None:
+        scheme, _, token = authorization.partition(" ")
+        token = token.strip()
+        if scheme.lower() != "bearer" or not token:
+            return 401, "send an Everstep token: `Authorization: Bearer evs_…`"
+        key, now = sha256(token.encode(errors="replace")).digest(), self._clock.now()
+        if now - self._good.get(key, float("-inf")) < _CACHE_S:
+            return None
+        address = scope["client"][0] if scope.get("client") else "local"
+        began, times = self._bad.get(address, (now, 0))
+        if now - began < 60 and times >= _BAD_PER_MINUTE:
+            return 429, f"{times} bad tokens came from this address: wait {began + 60 - now:.0f} s"
+        try:
+            await self._admit(token)
+        except CliError as error:
+            return self._not_admitted(error, address, now)
+        self._good[key] = now
+        self._good.move_to_end(key)
+        while len(self._good) > _CACHE_MOST:
+            self._good.popitem(last=False)
+        return None
+
+    def _not_admitted(self, error: CliError, address: str, now: float) -> tuple[int, str]:
+        if error.code is Exit.UNREACHABLE:
+            return 503, str(error)
+        began, times = self._bad.pop(address, (now, 0))
+        self._bad[address] = (began, times + 1) if now - began < 60 else (now, 1)
+        while len(self._bad) > _ADDRESSES_MOST:
+            self._bad.popitem(last=False)
+        if times + 1 == _BAD_PER_MINUTE:
+            log.warning("mcp_logins_refused address=%s failed=%d", address, times + 1)
+        return 401, "this token is not known, has expired or was revoked"
+
+
+async def _refuse(send: Send, status: int, text: str) -> None:
+    body = msgspec.json.encode({"error": text})
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"x-content-type-options", b"nosniff"),
+    ]
+    if status == 401:
+        headers.append((b"www-authenticate", b'Bearer realm="everstep"'))
+    if status in {429, 503}:
+        headers.append((b"retry-after", b"5"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
