@@ -18,7 +18,7 @@ from everstep_services.kubernetes.api_server import (
     ChangedMeanwhileError,
 )
 from everstep_services.kubernetes.domain.marks import ambiguous, marked, marks, unmarked
-from everstep_services.kubernetes.domain.nodes import ClusterNode, NodeSign, reaction_to, sign_of
+from everstep_services.kubernetes.domain.nodes import ClusterNode, ClusterSign, reaction_to, sign_of
 from everstep_services.kubernetes.exclusions import BY, ExclusionList, Exclusions, is_due
 from everstep_services.kubernetes.node_cache import NodeCache
 from everstep_services.kubernetes.settings import KubernetesSettings
@@ -148,7 +148,7 @@ class NodeWatcher:
         for id in sorted(ours):
             await self._include(id, standings.get(id))
 
-    async def _exclude(self, id: str, sign: NodeSign, exclusion: Exclusion | None) -> None:
+    async def _exclude(self, id: str, sign: ClusterSign, exclusion: Exclusion | None) -> None:
         if not is_due(exclusion, self._clock, self._settings.exclude_for_s):
             return
         text = await self._exclusions.exclude(id, sign.reason, self._settings.exclude_for_s)
@@ -165,7 +165,7 @@ class NodeWatcher:
         log.info("node_included node=%s answer=%s", id, text)
 
     async def _drain(
-        self, acted: Mapping[str, NodeSign], standings: Mapping[str, NodeStanding]
+        self, acted: Mapping[str, ClusterSign], standings: Mapping[str, NodeStanding]
     ) -> None:
         leaving = frozenset(
             id

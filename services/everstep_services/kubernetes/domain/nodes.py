@@ -88,30 +88,32 @@ class ClusterNode(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSign:
+class ClusterSign:
     """The worst that a node shows, and the words for people."""
 
     kind: SignKind = "none"
     reason: str = ""
 
 
-def sign_of(node: ClusterNode, settings: KubernetesSettings) -> NodeSign:
+def sign_of(node: ClusterNode, settings: KubernetesSettings) -> ClusterSign:
     """What a node shows; our own marks do not count, or an exclusion would never end."""
     for taint in node.taints:
         if taint.key in _NOT_OURS:
             continue
         if taint.key in settings.departure_taints or taint.effect == "NoExecute":
-            return NodeSign("departing", f"Kubernetes takes {node.name} away: taint {taint.key}")
+            return ClusterSign("departing", f"Kubernetes takes {node.name} away: taint {taint.key}")
     for condition in node.status.conditions or ():
         if condition.type in settings.conditions and condition.status == "True":
             why = f" ({condition.reason})" if condition.reason else ""
-            return NodeSign("condition", f"Kubernetes reports {condition.type}{why} on {node.name}")
+            return ClusterSign(
+                "condition", f"Kubernetes reports {condition.type}{why} on {node.name}"
+            )
     if node.spec.unschedulable and not node.is_cordoned_by_us:
-        return NodeSign("cordoned", f"{node.name} is cordoned in Kubernetes")
-    return NodeSign()
+        return ClusterSign("cordoned", f"{node.name} is cordoned in Kubernetes")
+    return ClusterSign()
 
 
-def reaction_to(sign: NodeSign, settings: KubernetesSettings) -> Reaction:
+def reaction_to(sign: ClusterSign, settings: KubernetesSettings) -> Reaction:
     """What a sign causes."""
     match sign.kind:
         case "none":
