@@ -61,14 +61,16 @@ AREAS: Mapping[str, ModuleType] = {
     "Documents": documents,
     "Control": control,
 }
-"""The modules of the catalogue, in the order in which people should read them."""
+"""The modules with messages, in the order in which people should read them."""
 
-CATALOGUE_BY_AREA: Mapping[str, tuple[type[Message], ...]] = {
+MESSAGE_TYPES_BY_AREA: Mapping[str, tuple[type[Message], ...]] = {
     area: _messages_in(module) for area, module in AREAS.items()
 }
-CATALOGUE: tuple[type[Message], ...] = tuple(
-    message for messages in CATALOGUE_BY_AREA.values() for message in messages
+MESSAGE_TYPES: tuple[type[Message], ...] = tuple(
+    message for messages in MESSAGE_TYPES_BY_AREA.values() for message in messages
 )
 """Every message of this release."""
-FACTS: tuple[type[Fact], ...] = tuple(message for message in CATALOGUE if issubclass(message, Fact))
+FACTS: tuple[type[Fact], ...] = tuple(
+    message for message in MESSAGE_TYPES if issubclass(message, Fact)
+)
 """Those that are kept for ever."""
