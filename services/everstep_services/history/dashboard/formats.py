@@ -71,6 +71,12 @@ def when(text: str | datetime | None, now: datetime) -> Markup:
     )
 
 
+def clock_time(text: str | datetime | None) -> str:
+    """The time of day of a line of a log, to the millisecond."""
+    at = moment(text)
+    return NOTHING if at is None else f"{at.astimezone(UTC):%H:%M:%S.%f}"[:-3]
+
+
 def relative(age_s: float) -> str:
     """An age in words; what is to come has `in` before it."""
     if abs(age_s) < 2:

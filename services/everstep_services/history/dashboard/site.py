@@ -49,7 +49,7 @@ _SAFE = {
 }
 """No inline script, no inline style, no other site: text from the bus can execute nothing."""
 
-_NOT_IN_BUNDLES = ("/control", "/jobs/{job}/checkpoints/holders")
+_NOT_IN_BUNDLES = ("/control", "/jobs/{job}/checkpoints/holders", "/jobs/{job}/logs")
 """What only a cluster can tell."""
 
 Make = Callable[[Reader, Request], Awaitable[Page]]
@@ -107,6 +107,7 @@ class Dashboard:
         else:
             own += [
                 Route("/live", self._passing("facts/stream")),
+                Route("/jobs/{job}/logs/live", self._lines),
                 Route("/do/{verb}", self._act, methods=["GET", "POST"]),
             ]
         return [*own, *(Route(path, self._page(make)) for path, make in PAGES.items())]
@@ -290,6 +291,10 @@ class Dashboard:
 
     async def _heat(self, request: Request) -> Response:
         path = f"{path_of('jobs', request.path_params['job'])}/heat-map"
+        return _Passed(self._passing(path))
+
+    async def _lines(self, request: Request) -> Response:
+        path = f"{path_of('jobs', request.path_params['job'])}/logs/stream"
         return _Passed(self._passing(path))
 
     async def _download(self, request: Request) -> Response:

@@ -1,11 +1,14 @@
 """`/incidents`: what went wrong; one incident, its verdict first, and its evidence."""
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
+from urllib.parse import urlencode
 
 from starlette.requests import Request
 
 from everstep_services.history.dashboard import drawings
+from everstep_services.history.dashboard.formats import moment
 from everstep_services.history.dashboard.pages.page import Page, filters, without_cursor
 from everstep_services.history.dashboard.rest import Reader, RestAnswer, path_of, together
 
@@ -53,6 +56,7 @@ async def one(reader: Reader, request: Request) -> Page:
             "stacks": stacks,
             "tails": tails,
             "summary": _summary(told),
+            "logs_around": _logs_around(told),
         },
     )
 
@@ -81,6 +85,16 @@ def _logs(told: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         if piece["blob"] and piece["kind"] in {"stderr", "stdout", "log_tail", "log"}
     ]
     return sorted(pieces, key=lambda piece: piece["rank"] not in culprits)
+
+
+def _logs_around(told: Mapping[str, Any]) -> str:
+    """The question of the page with what all ranks wrote around that time."""
+    at = moment(told["opened_at"])
+    if at is None or told["round"] is None:
+        return ""
+    times = {"since": at - timedelta(seconds=60), "until": at + timedelta(seconds=10)}
+    query = {name: value.isoformat() for name, value in times.items()}
+    return urlencode({"round": told["round"], **query})
 
 
 async def _tail(reader: Reader, path: str, piece: Mapping[str, Any]) -> Mapping[str, Any]:
