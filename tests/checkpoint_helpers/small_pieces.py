@@ -1,4 +1,4 @@
-"""A writer that writes in small pieces, so that a small state has many: `-m tests.checkpoint_helpers.small_pieces`."""
+"""A writer that writes in small pieces, so that a small state has many; run with `-m`."""
 
 import os
 
