@@ -55,7 +55,7 @@ _SHORT_MOST = 240
 _TRACEBACK_MOST = 4096
 _ENDS_A_JOB = frozenset({"stop_job", "restart_job", "drain_node"})
 _OURSELVES = "attribution"
-"""The name under which the policy asks. It acts because of a verdict: that is no further cause."""
+"""The name under which the policy asks: it acts because of a verdict, not from outside."""
 _CAPTURE = "capture"
 """The prefix of the ids of captures, which are not incidents."""
 _LEFT_BADLY = frozenset({"preempted", "drained", "excluded", "operator", "failed"})
