@@ -142,7 +142,7 @@ def judge(
     ]
     if hurried:
         alone, limit, draining = (statistics.median(values) for values in hurried.values())
-        print(f"busy step beside a plain write: {limit / alone:.2f}")
+        print(f"busy step next to a plain write: {limit / alone:.2f}")
         print(f"busy step while a save drains for which somebody waits: {draining / alone:.2f}")
     if paced:
         alone, draining, _ = (statistics.median(values) for values in paced.values())

@@ -2,7 +2,7 @@
 
     python -m benchmarks.record_size [--postgres] [--jobs 10000] [--facts 1000000] [--quick]
 
-A record is filled with jobs of a month, half of which lost a rank, and one of 1 024 ranks. The real
+A record is filled with jobs of a month, half of them with a lost rank, and one of 1 024. The real
 history service then serves it as a process, with a real bus; `processor` is its time for a request.
 Each request names another job, incident or page, one after the other, from this process by HTTP;
 `--quick` takes a fiftieth of the record. The heat map comes from straggler's real judge, in a
@@ -212,7 +212,7 @@ async def visit(stand: Rig, tokens: Sequence[str], clients: int, seconds: float)
 
 @asynccontextmanager
 async def heat_source(stand: Rig, job: str, ranks: int) -> AsyncIterator[None]:
-    """Straggler with so many ranks, as a process."""
+    """The service `straggler` with that number of ranks, as a process."""
     settings = stand.nats.settings("service")
     words = ["--bus", settings.url, "--credentials", str(settings.credentials_file), "--job", job]
     process = await asyncio.create_subprocess_exec(

@@ -18,7 +18,7 @@ from everstep.store.job_removal import JobRemovals, Removal
 from everstep.store.log import FactLog, NewFact
 from everstep.store.schema import upgrade
 from everstep_services.history.projections.fold import fold
-from everstep_services.history.retention.domain import PagePace
+from everstep_services.history.retention import PagePace
 
 _JOBS = 30
 _BATCH = 100

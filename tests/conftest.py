@@ -86,7 +86,7 @@ async def no_task_outlives_its_test() -> AsyncIterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def patient_buses() -> Iterator[None]:
-    """Whoever uses a server of ours waits for it as long as a test does for anything."""
+    """All users of our servers wait for them as long as a test does for anything."""
     plain = DevServer.settings
 
     def settings(server: DevServer, role: str, job: str | None = None) -> BusSettings:

@@ -94,7 +94,7 @@ class Killed:
 
     def _order(self) -> WriteState:
         in_waves = self.way == "in waves"
-        beside = _WINDOW_BYTES if in_waves else IMAGE_BYTES
+        parallel = _WINDOW_BYTES if in_waves else IMAGE_BYTES
         return WriteState(
             save=1,
             image=str(self.buffer / IMAGE),
@@ -105,7 +105,7 @@ class Killed:
             rank=self.rank,
             file_bytes=FILE_BYTES,
             image_bytes=IMAGE_BYTES,
-            metadata=(beside, _METADATA_BYTES),
+            metadata=(parallel, _METADATA_BYTES),
             entries=(BUFFER_BYTES - 2, 2),
             root=self.root,
             saving=saving_name(self.step, self.step, "mark", 1),

@@ -95,7 +95,7 @@ class Scores:
 
 
 def score(seed: int, number: int, ranks: int, *, held_out: bool = False) -> Scores:
-    """Write so many logs of each class, and compare the answers."""
+    """Write this number of logs of each class, and compare the answers."""
     scores = Scores()
     names = tuple(HELD_OUT) if held_out else (*failure_logs.CLASSES, *failure_logs.WITHOUT_CAUSE)
     for failure_class in names:

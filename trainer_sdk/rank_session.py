@@ -7,6 +7,7 @@ from time import monotonic
 from trainer_sdk import layout
 from trainer_sdk.agent_lookup import own_link
 from trainer_sdk.bootstrap.agent_link import AgentLink
+from trainer_sdk.environment import environ
 from trainer_sdk.group_timeout import group_timeout_ns
 from trainer_sdk.metrics import ReportedMetrics
 from trainer_sdk.pauses import Pause, Pauses
@@ -223,7 +224,7 @@ class Session:
         """
         from trainer_sdk.trackers import TensorBoard, tracker_of
 
-        rank = self._words[layout.RANK] if self._link.attached else os.environ.get("RANK", "0")  # noqa: TID251
+        rank = self._words[layout.RANK] if self._link.attached else environ.get("RANK", "0")
         place = os.path.join(os.fspath(folder), f"rank-{rank}")
         return self._track(tracker_of(lambda: TensorBoard(place), *self._figures(), every_s))
 
@@ -359,7 +360,7 @@ def session() -> Session:
     if _own is None:
         with _opening:
             if _own is None:
-                _own = Session(own_link(os.environ))  # noqa: TID251 - a script has no settings file of ours
+                _own = Session(own_link(environ))
     return _own
 
 

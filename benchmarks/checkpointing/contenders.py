@@ -2,8 +2,8 @@
 
 import mmap
 import os
-from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -67,8 +67,9 @@ class Limit:
         finally:
             os.close(descriptor)
 
-    def place(self, path: Path) -> None:  # noqa: ARG002 - it has no format
-        return None
+    def place(self, path: Path) -> None:  # it has no format
+        del path
+        return
 
     def close(self) -> None:
         pass
@@ -85,7 +86,8 @@ class Everstep:
         self.saves = Checkpointer(root, every=NEVER, lazy=lazy, optimizers=optimizers, job="bench")
         self._step = 0
 
-    def save(self, path: Path, state: State) -> None:  # noqa: ARG002 - it names them itself
+    def save(self, path: Path, state: State) -> None:  # it names them itself
+        del path
         self._step += 1
         assert self.saves.save(self._step, state, occasion="interval")
 
@@ -95,7 +97,8 @@ class Everstep:
     def finish(self) -> None:
         assert self.saves.maybe_finalize(blocking=True, within_s=600), "the save has failed"
 
-    def place(self, path: Path) -> Path:  # noqa: ARG002 - it names them itself
+    def place(self, path: Path) -> Path:  # it names them itself
+        del path
         return self._root / f"step-{self._step:09d}"
 
     def close(self) -> None:
@@ -157,7 +160,7 @@ class Nvrx:
         writer = FileSystemWriterAsync(path, thread_count=2)
         planned = save_state_dict_async_plan(state, writer, None, planner=DefaultSavePlanner())
         call, preload, arguments = writer.get_save_function_and_args()
-        done: Callable[[], None] = lambda: save_state_dict_async_finalize(*planned)  # noqa: E731
+        done = partial(save_state_dict_async_finalize, *planned)
         request = AsyncRequest(call, arguments, [done], {}, preload)
         self._queue.schedule_async_request(request)
 

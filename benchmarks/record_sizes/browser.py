@@ -50,7 +50,7 @@ async def browser(url: str, token: str) -> AsyncIterator[Any]:
 
 
 async def loads(page: Any, paths: Sequence[str], times: int, drawn: str = "") -> Loads:
-    """Load each path so many times; a selector in `drawn` says when the picture is there."""
+    """Load each path `times` times; a selector in `drawn` says when the picture is there."""
     found = Loads()
     for _ in range(times):
         for path in paths:

@@ -55,7 +55,7 @@ def node_name(number: int) -> str:
 
 
 def fleet_facts(jobs: int, facts: int, now: datetime) -> Iterator[Fact]:
-    """About so many facts of so many jobs: those of a hundred jobs are mixed by time."""
+    """About this number of facts, of this number of jobs; a hundred jobs are mixed by time."""
     big = int(facts * _BIG_SHARE)
     each = (facts - big) / jobs
     for first in range(0, jobs, _TOGETHER):
@@ -82,7 +82,7 @@ class _JobTrace:
         self._step = 0
 
     def facts(self, most: int) -> Iterator[Fact]:
-        """At most so many, and hardly fewer."""
+        """This number at most, and hardly fewer."""
         yield from self._began()
         is_broken = self._number % 100 < _BROKEN_SHARE * 100
         rest = most - (25 if is_broken else 9)

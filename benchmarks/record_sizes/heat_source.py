@@ -27,7 +27,7 @@ _WINDOW_S = 2.1
 
 
 def heard(job: str, ranks: int, windows: int) -> JobJudge:
-    """A judge that has heard so many windows of all ranks."""
+    """A judge that has heard this number of windows of all ranks."""
     random = np.random.default_rng(1)
     kinds = [
         tuple(

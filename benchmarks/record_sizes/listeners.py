@@ -20,7 +20,7 @@ class Visits:
 async def come_and_go(
     address: tuple[str, int], tokens: Sequence[str], clients: int, seconds: float
 ) -> Visits:
-    """So many at a time, each again and again; half of them leave without a word."""
+    """This number at a time, each again and again; half of them leave without a word."""
     visits, end = Visits(), asyncio.get_running_loop().time() + seconds
     async with asyncio.TaskGroup() as tasks:
         for number in range(clients):

@@ -22,7 +22,8 @@ class Descent(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self.param_groups.append({"params": list(param_group["params"])})
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        del closure
         with torch.no_grad():
             for parameter in self.param_groups[0]["params"]:
                 parameter.sub_(parameter.grad, alpha=0.01)

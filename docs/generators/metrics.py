@@ -34,7 +34,7 @@ from everstep_services.history.notifications.service import Notifications
 from everstep_services.history.notifications.settings import NotifySettings
 from everstep_services.history.notifier import LogNotifier
 from everstep_services.history.projector import Projector
-from everstep_services.history.retention.service import JobRetention
+from everstep_services.history.retention import JobRetention
 from everstep_services.history.settings import HistorySettings
 from everstep_services.rendezvous.service import Rendezvous
 from everstep_services.rendezvous.settings import RendezvousSettings

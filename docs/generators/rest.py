@@ -96,10 +96,10 @@ def _answer(operation: Node) -> str:
 
 
 def _content(holder: Node) -> str:
-    (kind, content), *_ = holder["content"].items()
-    if kind == "application/json":
-        return _type(content["schema"])
-    return f"`{kind}`. {holder['description'].rstrip('.')}"
+    kinds = list(holder["content"])
+    if kinds == ["application/json"]:
+        return _type(holder["content"]["application/json"]["schema"])
+    return f"{' or '.join(f'`{kind}`' for kind in kinds)}. {holder['description'].rstrip('.')}"
 
 
 def _shape(name: str, schema: Node) -> str:

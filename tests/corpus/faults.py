@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "training.py"
 WORLD = 4
 _QUIET_LOOKS = 50
-"""After so many looks without any news, ranks stand still."""
+"""After this number of looks without any news, ranks stand still."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class Run:
             looks[:] = [*looks, state] if is_same else [state]
             return len(looks) > _QUIET_LOOKS and any(map(_is_hit, told))
 
-        until(quiet, f"{self.fault} has come to its end", within_s=within_s)
+        until(quiet, f"{self.fault} has finished", within_s=within_s)
         return self.outcome()
 
     def _watched(self) -> list[int]:

@@ -91,7 +91,7 @@ def _stacks(run: Run) -> StackReport:
     """As `everstep stacks analyze` reads what py-spy prints of all ranks."""
     analysis = StackAnalysis()
     for rank, process in run.ranks.items():
-        has_workers = run.fault.name == "stuck_loader"  # of which its JSON tells nothing
+        has_workers = run.fault.name == "stuck_loader"  # its JSON has nothing about them
         how = "--subprocesses" if has_workers else "--json"
         words = [str(_PY_SPY), "dump", how, "--pid", str(process.pid)]
         printed = subprocess.run(words, capture_output=True, check=False).stdout

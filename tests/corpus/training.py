@@ -100,7 +100,7 @@ class CorpusTraining:
     def _inject(self, hook: Hook) -> None:
         """What goes wrong before the first step."""
         if self._injection is not None and self._injection.hook == hook:
-            if hook != "prepare":  # a trap is told when it springs
+            if hook != "prepare":  # a trap is announced when it springs
                 self.tell(f"fault in {hook}")
             self._injection.run(self)
 

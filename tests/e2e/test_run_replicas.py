@@ -26,8 +26,7 @@ def test_who_takes_a_slot_over_finds_its_state_and_nothing_is_left_at_the_end(
         )
         for place, node in enumerate(NODES)
     }
-    joined = lambda found: {one["node"] for one in found} == set(NODES)  # noqa: E731
-    cluster.until_facts("node_joined", joined)
+    cluster.until_facts("node_joined", lambda found: {one["node"] for one in found} == set(NODES))
     stored = {body["owner_slot"]: body for body in (stored_of(cluster, 0), stored_of(cluster, 1))}
     members = cluster.members(1)
     assert {slot: body["owner"] for slot, body in stored.items()} == members

@@ -1,4 +1,4 @@
-"""Servers, and what only looks like one, for whoever tries to get onto the bus."""
+"""Servers, and imitations of servers, for tests that try to get onto the bus."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ async def server_with(folder: Path, config: dict[str, object]) -> AsyncIterator[
 
 @asynccontextmanager
 async def speaking(first: bytes) -> AsyncIterator[str]:
-    """Something that listens, says `first`, and is no NATS server of ours."""
+    """A listener that says `first`, and is not a NATS server of ours."""
 
     clients: set[asyncio.Task[None] | None] = set()
 

@@ -28,7 +28,7 @@ from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, Identity, ImageEntry, 
 JOB, KEY = "j", "the-key-of-one-job"
 SIZE = 300_000
 PATIENT = CheckpointSettings(room_least_bytes=0, silent_s=30.0, least_mib_s=0.01)
-"""For tests in which nobody is silent: whoever stalls meanwhile is not given up."""
+"""For tests in which nobody is silent: a node that stalls meanwhile is not given up."""
 
 
 def state_of(rank: int, step: int, size: int = SIZE) -> bytes:
@@ -103,7 +103,7 @@ class Node:
         return Peer(node=self.name, slot=slot, address="127.0.0.1", port=self.port)
 
     def save(self, rank: int, step: int, **how: Any) -> ImageIndex:
-        """One of its ranks does, and says so."""
+        """One of its ranks does, and reports it."""
         index = save_image(self.folder, rank, step, **how)
         self.keep.look()
         return index
@@ -119,7 +119,7 @@ class Node:
         return found
 
     def offer(self) -> Offer | None:
-        """What was said when fetching was over."""
+        """The report when fetching was over."""
         path = self.folder / OFFER
         return msgspec.json.decode(path.read_bytes(), type=Offer) if path.exists() else None
 

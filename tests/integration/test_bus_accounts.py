@@ -1,6 +1,6 @@
 """No reply subject, and no login of a job, makes anybody write outside of the job (A8, A13.2).
 
-NATS does not check where a reply goes. In one account, whoever answers a question writes wherever
+NATS does not check where a reply goes. In one account, who answers a question writes wherever
 the asker says: the server's own acknowledgements and reads, too. So each job has an account.
 """
 
@@ -43,7 +43,7 @@ QUESTIONS = [
     subjects.log_index(A, 1, "n1"),
     f"$JS.API.DIRECT.GET.KV_LIMITS.$KV.LIMITS.{A}",  # answered by the stream: what it holds
     "$JS.API.INFO",
-    subjects.beat(A, "n1"),  # acknowledged by whoever hears it, if the sender marks it so
+    subjects.beat(A, "n1"),  # acknowledged by any listener, if the sender marks it so
     subjects.timing(A, "n1"),
     subjects.heard(A, "inbox", "1"),
 ]
@@ -93,7 +93,7 @@ class Ground:
     control: NatsBus
     attacker: Client
     heard: list[str] = field(default_factory=list)
-    """What was said in the control plane's account, by subject."""
+    """The messages in the control plane's account, by subject."""
     heard_by_b: list[str] = field(default_factory=list)
 
     async def state(self) -> dict[str, Any]:
@@ -174,7 +174,7 @@ async def attack(ground: Ground, question: str) -> None:
     for target in TARGETS:
         await ground.attacker.publish(question, b"{}", reply=target)
         await ground.attacker.publish(question, b"{}", reply=target, headers=marked)
-    # Whoever answers does so in order: what comes after the last attack shows that it is over.
+    # Answers come in order: what comes after the last attack shows that it is over.
     with contextlib.suppress(nats_errors.TimeoutError, nats_errors.NoRespondersError):
         await ground.attacker.request(question, b"{}", timeout=0.5)
     await settle(ground.attacker, WITHIN_S)

@@ -1,4 +1,4 @@
-"""Agents are let in when we say so, and cut off; whatever becomes of the server meanwhile."""
+"""Agents are let in when we allow it, and cut off; whatever happens to the server meanwhile."""
 
 import asyncio
 import os

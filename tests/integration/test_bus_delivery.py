@@ -107,7 +107,7 @@ async def test_while_we_are_away_nobody_is_gone(nats: DevServer, job: str) -> No
         with pytest.raises(BusUnreachableError, match="no connection"):
             await bus.deliver(subject, order(job), within_s=40)
         await bus.wait_connected()
-        # as everybody else, an agent needs its time to come back: that is no evidence
+        # as everybody else, an agent needs its time to come back: that is not evidence
         with pytest.raises(BusUnreachableError, match="other clients may still be reconnecting"):
             await bus.deliver(subject, order(job), within_s=40)
         await until_async(

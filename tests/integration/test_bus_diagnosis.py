@@ -212,7 +212,7 @@ async def test_a_server_that_cannot_do_what_is_asked_is_told_on(nats: DevServer)
             TopologyError,
             match="cannot be set up: STREAM.CREATE.FACTS: the server refused",
         ):
-            await topology.init(bus.jetstream, replicas=3)  # it is no cluster
+            await topology.init(bus.jetstream, replicas=3)  # it is not a cluster
 
 
 @pytest.mark.parametrize(

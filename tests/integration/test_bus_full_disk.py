@@ -1,4 +1,4 @@
-"""A disk is really full, the server's or our own: what is refused is said, and nothing is lost."""
+"""A disk is really full, the server's or our own: refusals are reported, and nothing is lost."""
 
 import asyncio
 import errno

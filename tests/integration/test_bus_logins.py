@@ -1,4 +1,4 @@
-"""Who may log in, and how it is said that somebody may not: passwords, credentials, TLS."""
+"""Who may log in, and how a refusal is reported: passwords, credentials, TLS."""
 
 import base64
 import hashlib

@@ -37,7 +37,7 @@ async def away(bus: NatsBus) -> None:
 
 
 async def again(nats: DevServer, restarts: int, bus: NatsBus) -> None:
-    """The server was started again so many times, and the bus is connected to it."""
+    """The server was started again this number of times, and the bus is connected to it."""
     await until_async(
         lambda: bus.connected and nats.restarts,
         f"connected after {restarts} restarts",
@@ -284,7 +284,7 @@ async def test_rubbish_and_messages_from_the_future_are_skipped_counted_and_said
 
 
 async def test_messages_with_and_without_headers_keep_their_order(bus: NatsBus) -> None:
-    """Those without are heard at once, those with by way of nats-py's queue."""
+    """Those without are heard at once, those with come through nats-py's queue."""
     client = bus.jetstream.connection.client
     rng = random.Random(7)
     async with bus.subscribe(subjects.beat("j"), NodeBeat) as heard:

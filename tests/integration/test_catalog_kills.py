@@ -80,7 +80,7 @@ def manifest_hash(root: str, step: int) -> str:
 async def judged(
     bus: NatsBus, verified: int, blamed: int
 ) -> tuple[list[CheckpointVerified], list[CheckpointQuarantined]]:
-    """What is on record about the checkpoints, once there is so much."""
+    """The facts on record about the checkpoints, once this number is there."""
     return (
         await facts_of(bus, CheckpointVerified, verified),
         await facts_of(bus, CheckpointQuarantined, blamed),

@@ -115,8 +115,11 @@ async def test_what_dead_saves_have_left_goes_with_retention(bus: NatsBus, root:
         assert dead.exists()
         ask = msgspec.structs.replace(ask, is_dry_run=False)
         await bus.ask("catalog", "collect", ask, CheckpointsCollected, job=JOB, within_s=30)
-        swept = lambda: catalog.maintenance.statistics()["swept_total"]  # noqa: E731
-        await until_async(swept, "what is dead goes", holds=lambda count: count == 1)
+        await until_async(
+            lambda: catalog.maintenance.statistics()["swept_total"],
+            "what is dead goes",
+            holds=lambda count: count == 1,
+        )
     assert not dead.exists()
     assert of_the_round.exists()
     assert young.exists()

@@ -83,7 +83,7 @@ async def test_a_flipped_bit_is_found_and_nobody_is_sent_to_it(bus: NatsBus, roo
         assert "__1_0.distcp differs from what was saved" in there.rejected[0].reason
         one = await until_async(
             lambda: look(storage_for(root), 200),
-            "the files say so, too",
+            "the files show it, too",
             holds=lambda found: found.quarantined is not None,
         )
         assert one.quarantined is not None
@@ -160,7 +160,7 @@ async def test_what_somebody_has_removed_is_missing_to_whoever_asks(
         await asyncio.to_thread(there.rename, aside)
         assert [one.is_missing for one in await places(bus, JOB)] == [True, False]
         await until_async(
-            catalog.statistics, "the index says so, too", holds=lambda all_: all_["missing"] == 1
+            catalog.statistics, "the index shows it, too", holds=lambda all_: all_["missing"] == 1
         )
         await asyncio.to_thread(aside.rename, there)
         await until_async(

@@ -1,4 +1,4 @@
-"""A loss that is no number while a save of the same training is still on its way."""
+"""A loss that is not a number while a save of the same training is still on its way."""
 
 import math
 import os

@@ -86,7 +86,7 @@ def test_a_preempted_training_has_saved_when_its_step_returns(
         assert handle is not None
         assert handle.durable
         assert path_of(folder, 1).exists()
-        assert "save" in watch.sections, "whoever waits for a save has not stalled"
+        assert "save" in watch.sections, "a rank that waits for a save has not stalled"
 
 
 def test_each_state_of_a_save_is_told_apart(folder: Path) -> None:

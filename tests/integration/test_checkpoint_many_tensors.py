@@ -47,7 +47,7 @@ def tensor(number: int, *, is_blank: bool) -> torch.Tensor:
 
 
 def state(count: int, *, is_blank: bool = False) -> State:
-    """So many tensors in a tree of dictionaries and lists, and a value for each ten of them."""
+    """`count` tensors in a tree of dictionaries and lists, and a value for each ten of them."""
     tensors = iter([tensor(number, is_blank=is_blank) for number in range(count)])
 
     def layer(number: int) -> State:

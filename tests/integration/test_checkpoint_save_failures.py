@@ -1,4 +1,4 @@
-"""Saves that go wrong: it is said, by whom and why; the training goes on, and so do later saves."""
+"""Failed saves: rank and reason are reported; the training goes on, and so do later saves."""
 
 import errno
 import os
@@ -112,7 +112,7 @@ def test_a_slow_disk_delays_saves_and_no_step(folder: Path) -> None:
         for step in (3, 4):
             assert rank.save(step, STATE) is None
         skipped = [one for one in rank.events("delayed") if "was skipped" in one["reason"]]
-        assert len(skipped) == 1, "a skipped step is told once"
+        assert len(skipped) == 1, "a skipped step is reported once"
         os.kill(writer_of(rank), signal.SIGCONT)
         assert rank.finish() == [2]
         assert rank.events("delayed")[-1]["waiting"] == 0
@@ -129,7 +129,7 @@ def test_how_late_a_save_is_is_told_again_as_it_grows(folder: Path) -> None:
         lags = [one["lag_s"] for one in told]
         assert all(later >= 2 * lag for lag, later in pairwise(lags))
         assert {one["waiting"] for one in told} == {1}
-        assert len(rank.told.warned) == 1, "people are told once"
+        assert len(rank.told.warned) == 1, "people hear of it once"
 
 
 def test_a_writer_that_hangs_for_too_long_is_replaced(folder: Path) -> None:

@@ -38,7 +38,7 @@ def without_room(rank: Saving, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def has_failed(rank: Saving, step: int, on_error: OnError) -> bool:
-    """This save is refused, and whoever asks hears of it as the policy says."""
+    """This save is refused, and the caller hears of it as the policy says."""
     if on_error == "fatal":
         with pytest.raises(SaveError, match=f"the save of step {step} failed at memory"):
             rank.save(step, STATE)
@@ -63,7 +63,7 @@ def test_too_little_memory_on_one_rank_is_the_same_on_all(
             assert rank.finish() == [1]
             failed.append(rank.queue.await_all() is not None)
             refused = [one["step"] for one in rank.events("refused")]
-            assert not rank.events("failed"), "it is told as what it is"
+            assert not rank.events("failed"), "it is reported as a refusal"
             return refused, failed, rank.told.warned
 
     (told, failed, warned), (told_there, failed_there, warned_there) = together(2, one)
@@ -120,7 +120,7 @@ def test_a_limit_that_is_too_small_is_named_with_what_helps(folder: Path) -> Non
         assert refused["reason"].endswith("do not fit: raise it")
         needed = refused["needed_bytes"]
     with saving(folder, memory_limit=needed) as rank:
-        assert rank.save(1, STATE) is not None, "what was said to be needed is enough"
+        assert rank.save(1, STATE) is not None, "the named amount is enough"
         assert rank.finish() == [1]
 
 

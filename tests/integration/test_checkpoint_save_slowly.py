@@ -73,7 +73,7 @@ def test_in_waves_the_training_waits_already(tmp_path: Path) -> None:
 
 
 def test_images_are_kept_though_the_way_to_the_global_tier_takes_for_ever(tmp_path: Path) -> None:
-    """Nobody should wait for a slow storage to have a state beside the own memory."""
+    """Nobody should wait for a slow storage to have a state outside the own memory."""
     with saving(tmp_path, write_bytes_per_s=NEVER, keeps=True, buffers=2) as rank:
         rank.save(1, STATE)
         until(lambda: len(rank.events("image")) == 1, "it is kept", within_s=WITHIN_S)

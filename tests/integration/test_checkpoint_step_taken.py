@@ -214,7 +214,7 @@ def test_a_training_may_save_a_step_twice(root: str, folder: Path) -> None:
 
 
 class Watched:
-    """Looks at the step after each change of the storage, as whoever restores would."""
+    """Looks at the step after each change of the storage, as a restore would."""
 
     def __init__(self, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[tuple[str, int | str]] = []

@@ -20,7 +20,7 @@ ENOUGH_S = 30.0
 
 
 def script(folder: Path, name: str, body: str) -> Path:
-    """An executable of the site that appends its process to `pids`, then does as it is told."""
+    """An executable of the site that appends its process to `pids`, then follows its arguments."""
     path = folder / name
     path.write_text(f"#!/bin/sh\necho $$ >> {folder / 'pids'}\n{body}\n")
     path.chmod(0o755)

@@ -122,7 +122,7 @@ async def test_two_replicas_learn_the_longest_of_all_nodes_and_say_so_once_each(
             holds=lambda found: found[-1].limits == document.limits,
         )
     revisions = [fact.revision for fact in learned]
-    assert len(set(revisions)) == len(revisions), "no revision is told twice"
+    assert len(set(revisions)) == len(revisions), "no revision is sent twice"
 
 
 async def test_nothing_is_set_for_a_job_that_nobody_knows(

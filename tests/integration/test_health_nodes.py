@@ -122,7 +122,7 @@ async def nodes(bus: Bus, *names: str) -> dict[str, NodeStanding]:
 
 
 async def said(bus: NatsBus, of: type[Fact], times: int = 1) -> list[Any]:
-    """So many facts of a kind, once there are that many."""
+    """The facts of a kind, once there are `times`."""
     return list(await facts_of(bus, of, times))
 
 
@@ -347,7 +347,7 @@ async def test_the_brake_keeps_health_from_excluding(
         assert observed.mode == "observe"
         done = await ask(own, "exclude", ExcludeNode, node="n2")
         assert "exclusions are only observed now" in done.text
-        # Two replicas of one question: whoever comes second looks again.
+        # Two replicas of one question: the second one looks again.
         names = [f"m{number}" for number in range(20)]
         await asyncio.gather(*(ask(own, "exclude", ExcludeNode, node=name) for name in names))
         await excluded(own, "n2", *names)

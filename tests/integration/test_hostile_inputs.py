@@ -1,4 +1,4 @@
-"""No message ends a service, whatever it is and whoever sent it (A13.3)."""
+"""No message ends a service, whatever it is and from whatever sender (A13.3)."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Whoever of the node's processes dies, nothing is left behind, and nothing foreign is touched."""
+"""Whichever process of a node dies, nothing is left behind, and nothing foreign is touched."""
 
 import asyncio
 import fcntl
@@ -78,7 +78,7 @@ async def test_stop_asks_then_kills(tmp_path: Path, foreign: int) -> None:
 
 
 def unread(keeper: WardenClient) -> int:
-    """How much of what it was told its warden has not read yet."""
+    """How many bytes of its orders the warden has not read yet."""
     link = keeper._writer.get_extra_info("socket")
     (count,) = struct.unpack("i", fcntl.ioctl(link, termios.TIOCOUTQ, bytes(4)))
     return int(count)

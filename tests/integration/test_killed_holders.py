@@ -1,4 +1,4 @@
-"""Whoever holds a lock, a lease or a place and is killed keeps nobody out for long (A9.4)."""
+"""A killed holder of a lock, a lease or a place keeps nobody out for long (A9.4)."""
 
 import asyncio
 import os

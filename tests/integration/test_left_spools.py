@@ -1,4 +1,4 @@
-"""Facts of a process that ended while its bus was away are sent by whoever comes next."""
+"""Facts of a process that ended while its bus was away are sent by the next process."""
 
 import asyncio
 from pathlib import Path

@@ -115,8 +115,13 @@ def test_sections_and_their_limits_over_two_runs(
     assert "[FaultToleranceSectionsCallback@rank0] Updated FT timeouts. New values:" in caplog.text
 
     caplog.clear()
-    policy = lambda error: WorkloadControlRequest(WorkloadAction.ExcludeThisNode, str(error))  # noqa: E731
-    failing = FaultToleranceSectionsCallback(False, True, exc_handling_policy=policy)
+    failing = FaultToleranceSectionsCallback(
+        False,
+        True,
+        exc_handling_policy=lambda error: WorkloadControlRequest(
+            WorkloadAction.ExcludeThisNode, str(error)
+        ),
+    )
     with pytest.raises(ValueError, match="bad batch"):
         fitted(tmp_path, failing, Model(fails=True))
     assert "Updated FT timeouts" not in caplog.text

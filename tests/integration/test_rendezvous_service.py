@@ -262,7 +262,7 @@ async def test_a_document_that_cannot_be_read_stops_its_own_job_only(
 async def two_of_each(
     settings: BusSettings, agents_bus: NatsBus, job: str, folder: Path
 ) -> AsyncIterator[list[Agent]]:
-    """Two agents whose round has started, and two replicas, of which either may hear them."""
+    """Two agents whose round has started, and two replicas, either of which may hear them."""
     async with (
         replica(settings, folder / "one"),
         replica(settings, folder / "two"),

@@ -56,7 +56,7 @@ async def failure_between(one: Node, other: Node, at: Callable[[], Peer] | None 
         one.keep.begins(order(0, peers=[other.peer(1) if at is None else at()]))
         one.save(0, 10)
         _, _, reason, cause = await until_async(
-            lambda: one.failed[0], "it is said", despite=IndexError
+            lambda: one.failed[0], "it is reported", despite=IndexError
         )
     assert not other.held(0, 0)
     return f"{cause}: {reason}"
@@ -165,7 +165,7 @@ async def test_nobody_in_between_passes_the_proof_on_not_even_with_a_good_certif
         one.keep.begins(order(0, peers=[there]))
         one.save(0, 10)
         _, _, reason, cause = await until_async(
-            lambda: one.failed[0], "it is said", despite=IndexError
+            lambda: one.failed[0], "it is reported", despite=IndexError
         )
     assert len(b"".join(seen)) >= 2 * (32 + 32)  # numbers and proofs have been passed on
     assert cause == "closed"

@@ -34,7 +34,7 @@ async def test_a_state_is_sent_to_its_keeper_and_fetched_from_there(tmp_path: Pa
         other.keep.begins(order(1, peers=[one.peer(0)]))
         one.save(0, 10)
         assert await other.has_held(0, 0, 10) == state_of(0, 10)
-        await until_async(lambda: other.stored, "the holder says so")
+        await until_async(lambda: other.stored, "the holder reports it")
         new = made("new", tmp_path / "new")
         async with running([new]):
             new.keep.begins(order(0, round=2, sources=[other.peer(1)]))
@@ -135,7 +135,7 @@ async def test_a_torn_state_is_not_kept_and_said_once(tmp_path: Path) -> None:
         other.keep.begins(order(1))
         one.save(0, 10, octets=state_of(0, 11))
         step, node, reason, cause = await until_async(
-            lambda: one.failed[0], "it is said", despite=IndexError
+            lambda: one.failed[0], "it is reported", despite=IndexError
         )
         assert (step, node, cause) == (10, "other", "torn")
         assert "came with other bytes than its hash" in reason
@@ -155,7 +155,7 @@ async def test_more_than_the_quota_is_refused_before_a_byte_is_written(tmp_path:
         await other.has_held(0, 0, 10)
         one.save(0, 20, buffer="b")
         _, _, reason, cause = await until_async(
-            lambda: one.failed[0], "it is said", despite=IndexError
+            lambda: one.failed[0], "it is reported", despite=IndexError
         )
         assert cause == "quota"
         assert f"needs {SIZE} bytes more, and {SIZE // 2} may be taken" in reason
@@ -215,7 +215,7 @@ async def test_dead_and_silent_keepers_hold_up_nobody_and_who_comes_back_is_serv
             assert await good.has_held(0, 0, 10) == state_of(0, 10)
             said = await until_async(
                 lambda: {node: cause for _, node, _, cause in one.failed if node != "good"},
-                "it is said of both",
+                "both are reported",
                 holds=lambda said: len(said) == 2,
             )
             assert said == {"late": "unreachable", "deaf": "slow"}

@@ -43,7 +43,7 @@ def watch() -> Iterator[testing.Watch]:
 
 @pytest.fixture(autouse=True)
 def said_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What other tests were told once is told again."""
+    """The lines that earlier tests have logged once are logged again."""
     monkeypatch.setattr(sdk_log, "_printed", set())
 
 
@@ -67,7 +67,7 @@ class Training:
 
 
 def facts(watch: testing.Watch) -> list[Fact]:
-    """What an agent makes of all that was told; nothing of it may be unreadable."""
+    """The agent's reading of all messages; none may be unreadable."""
     story = CheckpointRecorder("course", "node-01")
     order = msgspec.json.decode(GOLDEN.read_bytes(), type=StartRanks)
     story.begins(msgspec.structs.replace(order, round=1))

@@ -35,5 +35,7 @@ def test_writers_killed_while_they_send_to_an_object_store_leave_nothing_torn(
     assert found["wrong"] == []
     assert found["killed"] == 8
     assert found["amid"]
-    assert found["left"] == [], "beside checkpoints, after the dead have been swept away"
+    assert found["left"] == [], (
+        "other files than checkpoints, after dead saves have been swept away"
+    )
     assert found["unfinished"], "uploads that its bucket's own rule is to abort"

@@ -86,7 +86,7 @@ def test_who_goes_elsewhere_saves_in_the_same_place(
 
 
 def test_a_place_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    """Neither the writer nor an agent could be told of it."""
+    """Neither the writer nor an agent could hear of it."""
     with pytest.raises(StorageError, match=r"\\udcff' is not valid UTF-8"):
         Checkpointer(tmp_path / "\udcff")
 

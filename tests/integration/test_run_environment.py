@@ -1,4 +1,4 @@
-"""The environment of ranks, beside that of the real torchrun: each difference has its reason."""
+"""The environment of ranks, compared with the real torchrun's: each difference has its reason."""
 
 import json
 import os

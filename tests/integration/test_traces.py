@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from everstep import spans
+from everstep import spans, subjects
 from everstep.bus import connect
 from everstep.bus.errors import AskRefusedError
 from everstep.bus.requests import RefusalError
 from everstep.bus.server.dev_server import DevServer
-from everstep.messages import Done, Message, StopJob
+from everstep.messages import Done, Leave, Message, StandBy, StopJob
 from everstep.observe.settings import ObserveSettings
 from everstep.observe.traces import SpanExporter
 from tests.fakes.clock import NotedClock
@@ -112,6 +112,48 @@ async def test_the_context_of_a_request_travels_through_the_bus(
     refused = [span for span in receiver.spans if span["status"]]
     assert [span["status"]["message"] for span in refused] == ["RefusalError: not now"]
     assert receiver.services == {"everstep-test"}
+
+
+async def test_an_order_carries_the_context_back(
+    shared_nats: DevServer, receiver: Receiver, job: str
+) -> None:
+    """From the agent's question to the service, and from there to the agent."""
+    agent_login = await shared_nats.grant(job)
+    exporter = SpanExporter(receiver.url, "test", NotedClock(most_s=0.01))
+    exporting = asyncio.create_task(exporter.export_for_ever())
+    await turns()
+    settings, order = (
+        shared_nats.settings("service"),
+        StandBy(id="a" * 32, job=job, round=1, reason="yes"),
+    )
+    async with (
+        connect(agent_login, "agent") as agent,
+        connect(settings, "other") as service,
+        agent.subscribe(subjects.order(job), Message) as orders,
+    ):
+
+        async def sends(_question: Message) -> Message:
+            with spans.span("order", "client", {}):
+                service.send(subjects.order(job), order)
+            return Done(text="stopped")
+
+        async with service.answer("rendezvous", {"leave": sends}):
+            leave = Leave(job=job, node="n1", instance="i1", round=1, cause="done", reason="asked")
+            await agent.ask("rendezvous", "leave", leave, Done, job=job, within_s=30)
+            assert await orders.get() == order
+        assert await service.deliver(subjects.order(job), order, within_s=30)
+    exporting.cancel()
+    await asyncio.wait([exporting])  # what is left is sent at the end
+    asked, answer, sent = (
+        receiver.named(name) or {} for name in ("ask rendezvous.leave", "rendezvous.leave", "order")
+    )
+    received = [span for span in receiver.spans if span["name"] == "receive order"]
+    assert answer["parentSpanId"] == asked["spanId"]
+    assert sent["parentSpanId"] == answer["spanId"]
+    assert received[0]["parentSpanId"] == sent["spanId"]
+    assert {span["traceId"] for span in (asked, answer, sent, received[0])} == {asked["traceId"]}
+    delivered = receiver.named("deliver stand_by.v1") or {}
+    assert received[1]["parentSpanId"] == delivered["spanId"]
 
 
 async def test_a_collector_that_is_away_costs_spans_only(receiver: Receiver) -> None:

@@ -27,7 +27,7 @@ def ranks(step: int | None, age_s: float = 0.0, state: str = "running") -> tuple
 
 
 class World:
-    """Nodes that beat once a second, until they are told not to, before one observer."""
+    """Nodes that beat once a second, until a test stops them, before one observer."""
 
     def __init__(self, nodes: int, *, slots: int = 0, settings: HealthSettings = SETTINGS) -> None:
         self.fleet = Fleet(settings)

@@ -62,7 +62,7 @@ class Nodes:
         return fact
 
     def judge(self) -> list[Fact]:
-        """What is said now; the register goes through its document, as after a restart."""
+        """The decisions now; the register goes through its document, as after a restart."""
         self.register.judge(self.moment)
         decide(self.register, self.scope, self.moment)
         new = self.register.facts

@@ -9,7 +9,7 @@ from tests.waiting import turns
 
 
 class HandClock:
-    """A clock that a test moves; sleeping takes as long as it was told to be late."""
+    """A clock that a test moves; sleeping takes longer by the set delay."""
 
     def __init__(self, late_s: float = 0.0) -> None:
         self.time = 100.0

@@ -148,7 +148,7 @@ async def test_what_takes_the_place_of_another_is_not_judged_by_its_reading(
     other = await world.known(100)
     assert await world.catalog.maintenance.operations.verify(JOB, other) == ""
     assert (await world.known(100)).is_good
-    save(world.root, JOB, 100, ranks=4)  # of which no fact was heard
+    save(world.root, JOB, 100, ranks=4)  # no fact was heard of it
     assert await world.catalog.maintenance.operations.verify(JOB, other) is None
     last = await world.known(100)
     assert (last.world_size, last.is_good) == (4, False)
@@ -253,7 +253,7 @@ async def test_retention_leaves_alone_what_is_being_read(
             await publish(200)
             await until_async(begun.is_set, "200 is being read")
             await publish(300, 400)
-            # The oldest go first: whoever has deleted 300 has passed 200 over.
+            # The oldest go first: a run that has deleted 300 has passed 200 over.
             await until_async(there, "300 goes", holds=lambda steps: 300 not in steps)
             assert there() == [400, 200, 100]
             go_on.set()

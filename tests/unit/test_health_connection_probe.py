@@ -17,7 +17,7 @@ NAMES = [f"n{number}" for number in range(6)]
 
 
 def moving() -> World:
-    """Six nodes, four of which train, and go on to."""
+    """Six nodes; four of them train, and go on to."""
     world = World(6, slots=4)
     world.run(10)
     return world

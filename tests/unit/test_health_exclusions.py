@@ -166,7 +166,7 @@ class _Story:
         self.world = Nodes(QUICK, nodes=20)
         self.when: list[tuple[datetime, NodeExcluded]] = []
         self.spoken: set[str] = set()
-        """Those that something speaks against which can be told."""
+        """Those with evidence against them that can be shown."""
 
     def act(self, what: str, number: int, seconds: float) -> None:
         world, node = self.world, f"n{number}"

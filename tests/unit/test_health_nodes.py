@@ -165,7 +165,7 @@ def test_a_check_must_fail_in_two_windows() -> None:
         world.wait(SETTINGS.check_window_s / 6)
     assert world.judge() == []
     world.wait(SETTINGS.check_window_s)
-    assert world.judge() == [], "time alone is no evidence: it must be seen to fail again"
+    assert world.judge() == [], "time alone is not evidence: it must be seen to fail again"
     world.examined("n1", failed("gpu", subject="GPU-1", reason="row remapping failed"))
     suspected, _ = world.judge()
     assert isinstance(suspected, NodeSuspected)

@@ -144,7 +144,7 @@ def test_an_observer_that_was_stopped_finds_nobody_lost_when_it_wakes() -> None:
     world.silent = {"n1"}
     began = world.now
     world.run(10)
-    assert world.lost == ["n1"]  # as soon as ever
+    assert world.lost == ["n1"]  # as soon as before
     assert world.found[0][0] - began <= LATEST_S
 
 

@@ -54,7 +54,7 @@ class World:
         )
 
     def stalled(self, rank: int, fact: str = "") -> None:
-        """Its agent says so, in a fact and from the next beat on."""
+        """Its agent reports it, in a fact and from the next beat on."""
         self.states[rank] = "stalled"
         stall = RankStalled(
             id=fact or f"stall-{rank}-{self.now}",

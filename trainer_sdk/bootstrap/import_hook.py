@@ -26,7 +26,7 @@ def watch_compiling(link: "AgentLink") -> None:
     """Show on the rank's page when torch compiles, once its compiler is imported."""
 
     def listen() -> None:
-        from trainer_sdk import compilation  # most scripts do not compile
+        from trainer_sdk.bootstrap import compilation  # most scripts do not compile
 
         compilation.listen(sys.modules[_COMPILER], link)
 

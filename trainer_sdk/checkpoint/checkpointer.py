@@ -32,6 +32,7 @@ from trainer_sdk.checkpoint.schedule.interval import parse_every
 from trainer_sdk.checkpoint.schedule.save_schedule import SaveSchedule
 from trainer_sdk.checkpoint.schedule.write_rate import LEAST_BYTES_PER_S, WriteRate
 from trainer_sdk.checkpoint.storage import lasting
+from trainer_sdk.environment import environ
 from trainer_sdk.rank_session import Session, session
 from trainer_sdk.sections import Section
 
@@ -81,7 +82,6 @@ class Checkpointer:
         in_flight = arguments.whole("in_flight", in_flight, 1, MOST_BUFFERS - 1)
         optimizers = arguments.objects("optimizers", optimizers, "register_step_pre_hook")
         self._session = session()
-        environ = os.environ  # noqa: TID251 - a script has no settings file of ours
         about = read_job_context(environ, arguments.job(job), place)
         group = group_of_all(environ.get("WORLD_SIZE", ""))
         setup = SaverSetup(
@@ -152,7 +152,7 @@ class Checkpointer:
         arguments.state(state, is_filled=True)
         step = None if step is None else arguments.whole("step", step)
         strict = arguments.truth("strict", strict)
-        is_allowed = os.environ.get(layout.FRESH_VARIABLE) == "1"  # noqa: TID251 - as above
+        is_allowed = environ.get(layout.FRESH_VARIABLE) == "1"
         is_allowed = arguments.truth("allow_fresh_start", allow_fresh_start) or is_allowed
         with (
             torch.inference_mode(mode=False),

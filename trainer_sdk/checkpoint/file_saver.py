@@ -24,6 +24,7 @@ from trainer_sdk.checkpoint.save.request import (
 from trainer_sdk.checkpoint.save.save_queue import SaveQueue
 from trainer_sdk.checkpoint.torch_format import SparseFile
 from trainer_sdk.checkpoint.writer.protocol import SaveFailed, WriteFile
+from trainer_sdk.environment import environ
 
 _PAGE = 4096
 _LOOK_EVERY_S = 0.005
@@ -48,7 +49,7 @@ class FileSaver:
     ) -> None:
         arguments.one_of("on_error", on_error, ON_ERROR)
         in_flight = arguments.whole("in_flight", in_flight, 1, MOST_BUFFERS)
-        rank = os.environ.get("RANK", "0")  # noqa: TID251 - a script has no settings file of ours
+        rank = environ.get("RANK", "0")
         self._timeouts = arguments.instance("timeouts", timeouts, Timeouts)
         self._queue = SaveQueue(int(rank), Reporter(int(rank), None), on_error, self._timeouts)
         self._arena = Arena(in_flight)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from trainer_sdk import layout
 from trainer_sdk.bootstrap import agent_link as links
 from trainer_sdk.bootstrap.agent_link import AgentLink
+from trainer_sdk.environment import environ
 from trainer_sdk.inject.catalog import BadFaultError, FaultRequest, fault_request
 from trainer_sdk.inject.rank_faults import InjectedError, check, make, take_signal
 from trainer_sdk.sdk_log import quoted
@@ -76,7 +77,7 @@ def arm(environ: Mapping[str, str], link: AgentLink) -> None:
 
 
 def _link(*, allow: bool) -> AgentLink:
-    if not allow and os.environ.get(layout.INJECTION_VARIABLE) != "1":  # noqa: TID251 - a script has no settings file of ours
+    if not allow and environ.get(layout.INJECTION_VARIABLE) != "1":
         raise NotAllowedError
     _take_signal()
     if links.bootstrap_link is not None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import assert_never
 
 from trainer_sdk import layout
+from trainer_sdk.environment import environ
 from trainer_sdk.inject.catalog import BadFaultError, FaultRequest
 
 _SIGNAL = signal.SIGRTMAX - 1
@@ -204,7 +205,7 @@ def _stop(for_s: float | None) -> None:
     rank = os.getpid()
     if for_s is not None:
         words = ["sh", "-c", f"sleep {for_s:g}; kill -CONT {rank}"]
-        os.posix_spawnp("sh", words, os.environ)  # noqa: TID251 - the rank's environment
+        os.posix_spawnp("sh", words, environ)  # the rank's environment
     os.kill(rank, signal.SIGSTOP)
 
 

@@ -11,6 +11,7 @@ from importlib.util import module_from_spec
 from types import ModuleType
 
 from trainer_sdk import layout
+from trainer_sdk.environment import environ
 from trainer_sdk.nvrx import VERSION
 from trainer_sdk.sdk_log import warn_once
 
@@ -75,7 +76,7 @@ _ELSEWHERE: Mapping[str, str] = {
 def stand_in(name: str) -> None:
     """Make a freshly imported package of NVRx's name ours; or the real one, if there is one."""
     real = installed()
-    if real is not None and os.environ.get(layout.STAND_IN_VARIABLE) != "always":  # noqa: TID251
+    if real is not None and environ.get(layout.STAND_IN_VARIABLE) != "always":
         _report(real)
         module = module_from_spec(real)
         sys.modules[name] = module
@@ -109,7 +110,7 @@ def _report(real: ModuleSpec) -> None:
         release = version("nvidia-resiliency-ext")
     except PackageNotFoundError:
         release = "of an unknown release"
-    if os.environ.get("LOCAL_RANK", "0") == "0":  # noqa: TID251
+    if environ.get("LOCAL_RANK", "0") == "0":
         warn_once(
             f"NVRx {release} is installed ({os.path.dirname(real.origin or '')}), and its own "
             "modules are used; `everstep run --replace-nvrx` uses those of Everstep"
@@ -122,10 +123,11 @@ class AliasFinder(MetaPathFinder):
     def find_spec(
         self,
         name: str,
-        path: Sequence[str] | None = None,  # noqa: ARG002
-        target: ModuleType | None = None,  # noqa: ARG002
+        path: Sequence[str] | None = None,
+        target: ModuleType | None = None,
     ) -> ModuleSpec | None:
         """The module of this name; an error with the remedy for a module without counterpart."""
+        del path, target
         package, _, rest = name.partition(".")
         if package != PACKAGE or not rest:
             return None

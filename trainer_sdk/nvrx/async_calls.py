@@ -5,7 +5,6 @@ copied what it needs. The functions of the writers here only wait for the writer
 """
 
 import atexit
-import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException, _wrap_exception
 
 from trainer_sdk.checkpoint.rank_group import RankGroup, group_of_all
+from trainer_sdk.environment import environ
 from trainer_sdk.sdk_log import warn
 
 _STATE_AT = 1
@@ -86,13 +86,14 @@ class AsyncCallsQueue:
 
     def __init__(
         self,
-        persistent: bool = True,  # noqa: ARG002
-        is_daemon: bool = True,  # noqa: ARG002
-        cpu_priority: int = 10,  # noqa: ARG002
-        io_priority: int | None = None,  # noqa: ARG002
-        sigterm_timeout: float = 30.0,  # noqa: ARG002
-        cpu_shm_mode: bool = False,  # noqa: ARG002
+        persistent: bool = True,
+        is_daemon: bool = True,
+        cpu_priority: int = 10,
+        io_priority: int | None = None,
+        sigterm_timeout: float = 30.0,
+        cpu_shm_mode: bool = False,
     ) -> None:
+        del persistent, is_daemon, cpu_priority, io_priority, sigterm_timeout, cpu_shm_mode
         self._calls: deque[_ActiveCall] = deque()
         self._scheduled = 0
         self._pool: ThreadPoolExecutor | None = None
@@ -190,7 +191,7 @@ def abort_nvrx_checkpoint() -> None:
 
 
 def _all_ranks() -> RankGroup:
-    return group_of_all(os.environ.get("WORLD_SIZE", ""))  # noqa: TID251
+    return group_of_all(environ.get("WORLD_SIZE", ""))
 
 
 def _check_same_call(group: RankGroup, call_idx: int) -> None:

@@ -8,7 +8,6 @@ warns once and ignores the call.
 import dataclasses
 import json
 import logging
-import os
 import signal
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any
 import msgspec
 
 from trainer_sdk import layout
+from trainer_sdk.environment import environ
 from trainer_sdk.nvrx.timeouts import (
     HeartbeatTimeouts,
     SectionAction,
@@ -176,7 +176,7 @@ class RankMonitorClient:
         self.is_initialized = True
         if num_warmup_iters is not None:
             self._session.warm_up(num_warmup_iters)
-        self.cfg = cfg = _launched_with(os.environ.get(layout.LIMITS_VARIABLE, ""))  # noqa: TID251
+        self.cfg = cfg = _launched_with(environ.get(layout.LIMITS_VARIABLE, ""))
         self.hb_timeouts = HeartbeatTimeouts(
             cfg.initial_rank_heartbeat_timeout, cfg.rank_heartbeat_timeout
         )

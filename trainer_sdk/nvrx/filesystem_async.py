@@ -104,12 +104,13 @@ class FileSystemWriterAsync(FileSystemWriter):
         path: "str | os.PathLike[str]",
         *args: Any,
         separation_hint: str | None = None,
-        use_msc: bool = False,  # noqa: ARG002
-        is_multiproc_io: bool = False,  # noqa: ARG002
-        use_cached_data_structure: bool = False,  # noqa: ARG002
-        use_cpu_shm_for_gpu_tensors: bool = False,  # noqa: ARG002
+        use_msc: bool = False,
+        is_multiproc_io: bool = False,
+        use_cached_data_structure: bool = False,
+        use_cpu_shm_for_gpu_tensors: bool = False,
         **kwargs: Any,
     ) -> None:
+        del use_msc, is_multiproc_io, use_cached_data_structure, use_cpu_shm_for_gpu_tensors
         if "://" in os.fspath(path):
             raise ValueError(
                 f"{path}: this writer writes folders; for object stores use "
@@ -235,8 +236,9 @@ class CachedMetadataFileSystemReader(FileSystemReader):
         return super().read_data(plan, planner)
 
 
-def get_write_results_queue(mp_mode: str = "spawn") -> "queue.Queue[Any]":  # noqa: ARG001
+def get_write_results_queue(mp_mode: str = "spawn") -> "queue.Queue[Any]":
     """An empty queue: the results come from the writer process."""
+    del mp_mode
     return queue.Queue()
 
 

@@ -16,6 +16,7 @@ import torch
 
 from trainer_sdk.checkpoint.file_saver import TorchFile
 from trainer_sdk.checkpoint.image_folder import put_durably
+from trainer_sdk.environment import environ
 from trainer_sdk.nvrx.async_calls import AsyncRequest
 from trainer_sdk.nvrx.rank_groups import GroupWrapper
 from trainer_sdk.nvrx.replication import ReplicationStrategy
@@ -228,7 +229,7 @@ class LocalCheckpointManager(BaseCheckpointManager):
         super().__init__(session_id, repl_strategy)
         self.root_local_ckpt_dir = root_local_ckpt_dir
         self._session = Path(os.fspath(root_local_ckpt_dir)) / session_id
-        self._job = os.environ.get("EVERSTEP_JOB", "")  # noqa: TID251 - the agent's variable
+        self._job = environ.get("EVERSTEP_JOB", "")  # the agent's variable
         self._places: dict[CkptID, tuple[Path, FileRecord]] = {}
 
     @property

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from trainer_sdk.environment import environ
 from trainer_sdk.sdk_log import warn_once
 
 _FORMAT = "%(asctime)s [%(levelname)s] [{place}] %(name)s: %(message)s"
@@ -105,10 +106,11 @@ class LogManager:
 def setup_logger(
     node_local_tmp_dir: str | None = None,
     force_reset: bool = False,
-    node_local_tmp_prefix: str | None = None,  # noqa: ARG001
+    node_local_tmp_prefix: str | None = None,
     log_file: str | None = None,
 ) -> logging.Logger:
     """The logger `nvrx`, with a handler; a second call changes nothing without `force_reset`."""
+    del node_local_tmp_prefix
     logger = logging.getLogger(LogConfig.name)
     if LogConfig.get_node_local_tmp_dir(node_local_tmp_dir):
         warn_once(
@@ -168,7 +170,7 @@ def _handler(log_file: str | None) -> logging.Handler:
 
 
 def _variable(name: str) -> str:
-    return os.environ.get(name, "")  # noqa: TID251 - a script has no settings file of ours
+    return environ.get(name, "")
 
 
 def _number(name: str) -> int | None:

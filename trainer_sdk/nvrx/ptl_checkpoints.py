@@ -45,8 +45,9 @@ class LocalCheckpointCallback(Callback):
         self._saved_at = time.monotonic()
         self._saved: int | None = None
 
-    def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+    def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
         """Save, if a local checkpoint is due; rank 0's clock decides."""
+        del args, kwargs
         step = trainer.global_step
         if step == self._saved or not self._is_due(step):
             return

@@ -17,6 +17,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from trainer_sdk.checkpoint.rank_group import RankGroup, group_of_all
+from trainer_sdk.environment import environ
 from trainer_sdk.nvrx.fault_tolerance import (
     RankMonitorClient,
     WorkloadAction,
@@ -99,7 +100,7 @@ class _Monitored(Callback):
         self.error: BaseException | None = None
         self._state_file = Path()
         self._is_first = True
-        if autoresume and not os.environ.get(FINISHED_VARIABLE):  # noqa: TID251
+        if autoresume and not environ.get(FINISHED_VARIABLE):
             raise RuntimeError(
                 f"autoresume needs the variable {FINISHED_VARIABLE}: the file to touch"
             )
@@ -109,8 +110,9 @@ class _Monitored(Callback):
         """Whether monitoring has begun."""
         return self.fault_tol_client is not None
 
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Begin, for a training."""
+        del pl_module
         if stage != "fit" or self.is_initialized:
             return
         self._is_first = trainer.global_rank == 0
@@ -125,8 +127,9 @@ class _Monitored(Callback):
         if self.simulated_fault_params is not None:
             setup_simulated_fault(self.simulated_fault_params)
 
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """End; a finished training touches its flag file."""
+        del pl_module, stage
         if self.fault_tol_client is None:
             return
         if self.error is None:
@@ -136,16 +139,19 @@ class _Monitored(Callback):
         self.fault_tol_client.shutdown_workload_monitoring()
         self.fault_tol_client = None
 
-    def on_load_checkpoint(self, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+    def on_load_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         """Note that the training has resumed."""
+        del args, kwargs
         self.has_loaded = True
 
-    def on_save_checkpoint(self, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+    def on_save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         """Note that the training saves."""
+        del args, kwargs
         self.has_saved = True
 
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Note the error, unless it is a regular end."""
+        del trainer, pl_module
         if not (isinstance(exception, SystemExit) and not exception.code):
             self.error = exception
 
@@ -176,7 +182,7 @@ class _Monitored(Callback):
 
     def _finish(self) -> None:
         if self._is_first:
-            Path(os.environ[FINISHED_VARIABLE]).touch()  # noqa: TID251 - NVRx's variable
+            Path(environ[FINISHED_VARIABLE]).touch()  # NVRx's variable
 
     def _report(self, text: str) -> None:
         if self._is_first:
@@ -186,17 +192,20 @@ class _Monitored(Callback):
 class FaultToleranceCallback(_Monitored):
     """Heartbeats after each batch."""
 
-    def on_train_start(self, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+    def on_train_start(self, *args: Any, **kwargs: Any) -> None:
         """Beat."""
+        del args, kwargs
         self._beat()
 
-    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
         """Beat."""
+        del args, kwargs
         self.iterations += 1
         self._beat()
 
-    def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+    def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
         """Beat."""
+        del args, kwargs
         self._beat()
 
     def _beat(self) -> None:
@@ -254,16 +263,19 @@ class FaultToleranceSectionsCallback(_Monitored):
         self.fault_tol_client.start_section("setup")
         self._is_setting_up = True
 
-    def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+    def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
         """Leave the section `setup`."""
+        del args, kwargs
         self._end_setup()
 
-    def on_validation_batch_start(self, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+    def on_validation_batch_start(self, *args: Any, **kwargs: Any) -> None:
         """Leave the section `setup`."""
+        del args, kwargs
         self._end_setup()
 
-    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
         """Count."""
+        del args, kwargs
         self.iterations += 1
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
@@ -364,8 +376,9 @@ class StragglerDetectionCallback(Callback):
         self._logger = logging.getLogger(logger_name or __name__)
         self._group = RankGroup(None)
 
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Begin, for a training."""
+        del pl_module
         if stage != "fit":
             return
         self._group = group_of_all()
@@ -377,12 +390,14 @@ class StragglerDetectionCallback(Callback):
         )
         Detector.wrap_callables([CallableId(trainer.strategy, "training_step")])
 
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """End."""
+        del trainer, pl_module, stage
         Detector.shutdown()
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:
         """Report, if a report is due."""
+        del args, kwargs
         report = Detector.generate_report_if_interval_elapsed()
         if not Detector.is_interval_elapsed():
             return

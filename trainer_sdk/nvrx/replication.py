@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 import torch
 import torch.distributed as dist
 
+from trainer_sdk.environment import environ
 from trainer_sdk.nvrx.rank_groups import (
     ExchangePlan,
     GroupWrapper,
@@ -153,7 +154,6 @@ class LazyCliqueReplicationStrategy(LazyReplicationStrategyBuilder[CliqueReplica
 
 
 def _ranks_of_node() -> int:
-    import os
 
-    text = os.environ.get("LOCAL_WORLD_SIZE", "")  # noqa: TID251 - the launcher's variable
+    text = environ.get("LOCAL_WORLD_SIZE", "")  # the launcher's variable
     return torch.cuda.device_count() or (int(text) if text.isdigit() else 1)

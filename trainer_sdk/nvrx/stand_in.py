@@ -8,11 +8,12 @@ import os
 import sys
 
 from trainer_sdk import layout
+from trainer_sdk.environment import environ
 from trainer_sdk.nvrx.aliases import FOLDER
 
 if FOLDER not in sys.path:
     sys.path.insert(0, FOLDER)
-    os.environ.setdefault(layout.STAND_IN_VARIABLE, "missing")  # noqa: TID251
-    os.environ["PYTHONPATH"] = os.pathsep.join(  # noqa: TID251 - for the processes it starts
-        filter(None, [FOLDER, os.environ.get("PYTHONPATH", "")])  # noqa: TID251
+    environ.setdefault(layout.STAND_IN_VARIABLE, "missing")
+    environ["PYTHONPATH"] = os.pathsep.join(  # for the processes it starts
+        filter(None, [FOLDER, environ.get("PYTHONPATH", "")])
     )

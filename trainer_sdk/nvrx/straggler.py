@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from trainer_sdk.checkpoint.rank_group import RankGroup, group_of_all
+from trainer_sdk.environment import environ
 from trainer_sdk.kernels import KernelTrace
 from trainer_sdk.rank_session import session
 
@@ -203,7 +204,7 @@ class Detector:
         cls.report_time_interval = report_time_interval
         cls.custom_sections, cls._best = {}, {}
         cls._node = node_name or os.uname().nodename
-        cls._group = group_of_all(os.environ.get("WORLD_SIZE", ""))  # noqa: TID251
+        cls._group = group_of_all(environ.get("WORLD_SIZE", ""))
         cls.report_interval_tracker = ReportIntervalTracker(
             report_time_interval, profiling_interval, cls._group
         )
@@ -226,9 +227,10 @@ class Detector:
     def detection_section(
         cls,
         name: str | None = None,
-        profile_cuda: bool = True,  # noqa: ARG003 - kernels are measured everywhere
+        profile_cuda: bool = True,  # kernels are measured everywhere
     ) -> Generator[None]:
         """Measure a section; without a name it is the place of the call."""
+        del profile_cuda
         if not cls.initialized:
             raise RuntimeError("call Detector.initialize() before detection_section")
         frame = sys._getframe(2)  # noqa: SLF001 - above contextlib's frame
@@ -246,9 +248,10 @@ class Detector:
     def wrap_callables(
         cls,
         callable_ids: Iterable[CallableId],
-        profile_cuda: bool = True,  # noqa: ARG003
+        profile_cuda: bool = True,
     ) -> None:
         """Measure each call of these functions as a section."""
+        del profile_cuda
         cls.original_callables = []
         for callable_id in callable_ids:
             original = getattr(callable_id.obj, callable_id.name)

@@ -1,12 +1,13 @@
 """Calculates limits from heartbeats and sections, as NVRx's trainings do."""
 
-import os
 import sys
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
+
+from trainer_sdk.environment import environ
 
 if TYPE_CHECKING:
     from trainer_sdk.checkpoint.rank_group import RankGroup
@@ -255,7 +256,7 @@ def _all_ranks() -> "RankGroup | None":
         return None  # a script without torch has no other ranks to ask
     from trainer_sdk.checkpoint.rank_group import group_of_all
 
-    return group_of_all(os.environ.get("WORLD_SIZE", ""))  # noqa: TID251
+    return group_of_all(environ.get("WORLD_SIZE", ""))
 
 
 def _merged(new: Seconds, former: Seconds | None) -> Seconds:

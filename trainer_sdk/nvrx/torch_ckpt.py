@@ -12,7 +12,8 @@ from trainer_sdk.nvrx.async_calls import failure
 class TorchAsyncCheckpoint:
     """Writes single files through the writer process."""
 
-    def __init__(self, persistent_queue: bool = True) -> None:  # noqa: ARG002
+    def __init__(self, persistent_queue: bool = True) -> None:
+        del persistent_queue
         self._saver = FileSaver()
         self._handles: list[SaveHandle] = []
 

@@ -4,13 +4,14 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 
 from nats import errors as nats_errors
 from nats.aio.msg import Msg
 
+from everstep import spans, subjects
 from everstep.bus import requests
 from everstep.bus.auth.login_renewal import renew_for_ever
 from everstep.bus.background import in_background
@@ -27,7 +28,7 @@ from everstep.bus.ports import Handler, M, StreamPosition
 from everstep.bus.rank_logs import NatsRankLogs
 from everstep.bus.settings import BusSettings
 from everstep.bus.topology import PROBE
-from everstep.messages import Fact, Message
+from everstep.messages import Fact, Message, tag_of
 from everstep.messages.codec import MAX_MESSAGE_BYTES, encode
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class NatsBus:
         self._blobs = NatsBlobs(jetstream)
         self._rank_logs = NatsRankLogs(jetstream)
         self._inboxes: list[Counted] = []
-        self._beats: deque[tuple[str, bytes]] = deque()
+        self._beats: deque[tuple[str, bytes, dict[str, str]]] = deque()
         self._has_beats = asyncio.Event()
         self._counters = {
             "sent": 0,
@@ -86,7 +87,7 @@ class NatsBus:
         if len(self._beats) >= _BEATS_KEPT:
             self._beats.popleft()
             self._counters["send_dropped"] += 1
-        self._beats.append((subject, data))
+        self._beats.append((subject, data, spans.headers()))
         self._has_beats.set()
 
     async def send_for_ever(self) -> None:
@@ -96,8 +97,8 @@ class NatsBus:
             client = self._connection.client
             try:
                 for _ in range(min(_BURST, len(self._beats))):
-                    subject, data = self._beats.popleft()
-                    await client.publish(subject, data)
+                    subject, data, headers = self._beats.popleft()
+                    await client.publish(subject, data, headers=headers or None)
                     self._counters["sent"] += 1
             except nats_errors.Error as error:
                 self._counters["send_dropped"] += 1
@@ -113,8 +114,9 @@ class NatsBus:
         inbox = BoundedInbox(subject, of, capacity)
 
         async def on_message(message: Msg) -> None:
-            if inbox.put(message.subject, message.data):
-                await _acknowledge(self._connection, message)
+            with _received(message):
+                if inbox.put(message.subject, message.data):
+                    await _acknowledge(self._connection, message)
 
         self._inboxes.append(inbox)
         try:
@@ -125,7 +127,9 @@ class NatsBus:
             self._count(inbox)
 
     async def deliver(self, subject: str, message: Message, *, within_s: float) -> bool:
-        return await _deliver(self._jetstream, subject, message, within_s=within_s)
+        about = {"everstep.job": subjects.job_of(subject)}
+        with spans.span(f"deliver {tag_of(message)}", "client", about):
+            return await _deliver(self._jetstream, subject, message, within_s=within_s)
 
     # -- facts -----------------------------------------------------------------------------
 
@@ -254,7 +258,7 @@ async def _deliver(
     connection = jetstream.connection
     is_settled = connection.back_for_s > _others_back_s(connection)
     reply = await jetstream.acknowledged(
-        subject, encode(message), headers={_MARK: "1"}, within_s=within_s
+        subject, encode(message), headers={_MARK: "1"} | spans.headers(), within_s=within_s
     )
     if (reply.headers or {}).get("Status") != "503":
         return True
@@ -278,6 +282,19 @@ async def _acknowledge(connection: Connection, message: Msg) -> None:
         await connection.client.publish(message.reply, _HEARD)
     except nats_errors.Error as error:
         log.debug("acknowledgement_lost subject=%s error=%s", message.subject, error)
+
+
+@contextmanager
+def _received(message: Msg) -> Iterator[None]:
+    """A span for a message whose sender has one; nothing for all others."""
+    parent = (message.headers or {}).get(spans.HEADER)
+    if parent is None:
+        yield
+        return
+    about = {"everstep.job": subjects.job_of(message.subject)}
+    kind = message.subject.split(".")[1]
+    with spans.span(f"receive {kind}", "server", about, parent=parent):
+        yield
 
 
 def _others_back_s(connection: Connection) -> float:

@@ -21,6 +21,7 @@ _WAITING_MOST = 4096
 _BATCH = 512
 _EVERY_S = 2.0
 _WITHIN_S = 5.0
+_AT_END_WITHIN_S = 1.0
 _KINDS = {"server": 2, "client": 3}
 _ERROR = 2
 
@@ -48,18 +49,22 @@ class SpanExporter:
         self._waiting.append(span)
 
     async def export_for_ever(self) -> None:
-        """Collect and send."""
+        """Collect and send; at the end of the process, send what is left, if that is quick."""
         with spans.collected_by(self.take):
-            while True:
-                await self._clock.sleep(_EVERY_S)
-                while self._waiting:
-                    await self._send()
+            try:
+                while True:
+                    await self._clock.sleep(_EVERY_S)
+                    while self._waiting:
+                        await self._send(_WITHIN_S)
+            finally:
+                while self._waiting and not self._is_failing:
+                    await self._send(_AT_END_WITHIN_S)
 
-    async def _send(self) -> None:
+    async def _send(self, within_s: float) -> None:
         batch = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
         body = json.dumps(otlp(self._service, batch)).encode()
         try:
-            await asyncio.to_thread(_post, self._url, body)
+            await asyncio.to_thread(_post, self._url, body, within_s)
         except (OSError, ValueError) as error:
             self._counts["dropped_total"] += len(batch)
             if not self._is_failing:
@@ -99,8 +104,8 @@ def _attributes(values: Any) -> list[dict[str, Any]]:
     return [{"key": name, "value": {"stringValue": value}} for name, value in values.items()]
 
 
-def _post(url: str, body: bytes) -> None:
+def _post(url: str, body: bytes, within_s: float) -> None:
     headers = {"Content-Type": "application/json", "User-Agent": f"everstep/{__version__}"}
     request = urllib.request.Request(url, body, headers)  # noqa: S310  http or https: see settings
-    with urllib.request.urlopen(request, timeout=_WITHIN_S) as answer:  # noqa: S310
+    with urllib.request.urlopen(request, timeout=within_s) as answer:  # noqa: S310
         answer.read()

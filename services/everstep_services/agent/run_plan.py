@@ -152,6 +152,8 @@ class RunPlan:
     """Send the output of ranks to the log store."""
     store_logs_bytes_per_s: int = 4 << 20
     """The most of it in a second."""
+    traces_url: str = ""
+    """Where the spans of this agent go: a collector of OpenTelemetry. Empty sends none."""
     timings: bool = True
     """Send straggler where the time of ranks goes."""
     virtual_local_rank: bool = False

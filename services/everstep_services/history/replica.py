@@ -35,7 +35,7 @@ from everstep_services.history.notifications.targets import check_secrets
 from everstep_services.history.notifier import LogNotifier
 from everstep_services.history.projections.fold import fold
 from everstep_services.history.projector import Projector
-from everstep_services.history.retention.service import JobRetention
+from everstep_services.history.retention import JobRetention
 from everstep_services.history.settings import ApiSettings, HistorySettings
 
 _LAST_NOTE_WITHIN_S = 5.0

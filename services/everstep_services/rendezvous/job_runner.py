@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from everstep import __version__, subjects
+from everstep import __version__, spans, subjects
 from everstep.bus.errors import BusError, ConflictError
 from everstep.bus.input_failures import InputFailures
 from everstep.bus.ports import Bus, Document
@@ -15,7 +15,17 @@ from everstep.bus.requests import RefusalError
 from everstep.clock import Clock
 from everstep.errors import EverstepError
 from everstep.ids import new_id
-from everstep.messages import Done, Fact, Join, Leave, Message, Report, Reported, RoundDocument
+from everstep.messages import (
+    Done,
+    Fact,
+    Join,
+    Leave,
+    Message,
+    Report,
+    Reported,
+    RoundDocument,
+    tag_of,
+)
 from everstep.messages.codec import BadMessageError, decode
 from everstep_services.rendezvous.domain.batch import ReplicaMemory
 from everstep_services.rendezvous.domain.events import (
@@ -87,6 +97,8 @@ class JobRunner:
         self._around = around
         self._documents = around.bus.documents(BUCKET)
         self._events: Pending = []
+        self._trace: str | None = None
+        """The context of the newest question, which the orders of its batch carry on."""
         self._woken = asyncio.Event()
         self._memory = ReplicaMemory()
         self._returns = around.bus.returns
@@ -110,6 +122,7 @@ class JobRunner:
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._around.counts.questions += 1
         self._events.append((question, answer))
+        self._trace = spans.headers().get(spans.HEADER)
         self._woken.set()
         return await answer
 
@@ -243,8 +256,11 @@ class JobRunner:
 
     async def _carry_out(self, outcome: BatchOutcome, pending: Pending) -> None:
         around = self._around
+        trace, self._trace = self._trace, None
         for number, send in enumerate(outcome.sends, 1):
-            around.bus.send(self._subject(send.node, send.instance), send.order)
+            name = f"order {tag_of(send.order)}"
+            with spans.span(name, "client", {"everstep.job": self._name}, parent=trace):
+                around.bus.send(self._subject(send.node, send.instance), send.order)
             if number % _SENDS_AT_ONCE == 0:  # more would push the oldest out of the bus's queue
                 await asyncio.sleep(0)
         around.counts.orders += len(outcome.sends)

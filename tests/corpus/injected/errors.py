@@ -98,7 +98,7 @@ def unknown_option(training: Training) -> None:
 
 @fault("bad_config", "start", everywhere=True)
 def not_a_number(training: Training) -> None:
-    """A value that is no number."""
+    """A value that is not a number."""
     float("1e-3x")
 
 
@@ -116,7 +116,7 @@ def no_variable(training: Training) -> None:
 
 @fault("bad_config", "start", everywhere=True)
 def bad_json(training: Training) -> None:
-    """A configuration that is no JSON."""
+    """A configuration that is not JSON."""
     json.loads("{'lr': 3}")
 
 

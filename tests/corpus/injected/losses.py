@@ -121,7 +121,7 @@ def _cancelled(reason: str) -> None:
 
 @fault("preempted", "metrics", everywhere=True)
 def preempted(training: Training) -> None:
-    """The scheduler wants the node, says so, and ends all ranks."""
+    """The scheduler wants the node, announces it, and ends all ranks."""
     _cancelled("AT 2026-11-02T03:11:11 DUE TO PREEMPTION")
     os.kill(os.getpid(), signal.SIGTERM)
 

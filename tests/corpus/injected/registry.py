@@ -47,7 +47,7 @@ Run = Callable[[Training], Any]
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """What goes wrong, and instead of which part of a step."""
+    """The fault, and the part of a step that it replaces."""
 
     hook: Hook
     run: Run

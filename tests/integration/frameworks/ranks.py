@@ -12,7 +12,7 @@ WITHIN_S = 500.0
 
 
 def launch(script: str, *arguments: str, ranks: int = 1, **environ: str) -> str:
-    """Run a script on so many ranks; returns what they have printed, once all have succeeded."""
+    """Run a script on `ranks` ranks; returns what they have printed, once all have succeeded."""
     with tempfile.TemporaryDirectory() as folder:
         processes = [
             subprocess.Popen(

@@ -57,6 +57,7 @@ PATHS = [
     "facts",
     "facts/x",
     "facts/stream",
+    "jobs/j/logs/stream",
     "tokens",
     "status",
     "openapi.json",

@@ -61,13 +61,13 @@ class Listener:
 
 @asynccontextmanager
 async def listening(
-    api: Api, token: str, query: str = "", last: str | None = None
+    api: Api, token: str, query: str = "", last: str | None = None, *, path: str = "facts/stream"
 ) -> AsyncIterator[Listener]:
     listener = Listener()
     headers = [(b"host", b"everstep.test"), (b"authorization", f"Bearer {token}".encode())]
     if last is not None:
         headers.append((b"last-event-id", last.encode()))
-    path = "/api/v1/facts/stream"
+    path = f"/api/v1/{path}"
     scope = {
         "type": "http",
         "asgi": {"version": "3.0"},

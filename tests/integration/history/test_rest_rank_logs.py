@@ -1,5 +1,6 @@
 """The output of ranks by REST, from a log store in memory."""
 
+import json
 from datetime import datetime
 from typing import Any
 
@@ -9,6 +10,7 @@ from msgspec.structs import replace
 
 from everstep.messages.rank_logs import LogHeader, LogIndex, LogPiece, SentLogFile
 from tests.integration.conftest import Api
+from tests.integration.history.test_rest_live import Listener, listening
 
 JOB = "toy"
 NOON_US = 1_767_268_800_000_000  # 2026-01-01T12:00:00Z
@@ -128,6 +130,63 @@ async def test_what_is_written_later_follows(logs: Api, reader: httpx2.AsyncClie
     assert [item["text"] for item in answer["items"]] == ["step 5"]
     answer = (await reader.get(f"jobs/{JOB}/logs?cursor={answer['next']}")).json()
     assert answer["items"] == []
+
+
+STREAM = f"jobs/{JOB}/logs/stream"
+
+
+async def heard(stream: Listener, count: int) -> tuple[list[str], str]:
+    """The texts of the next lines, and the id of the last event."""
+    texts: list[str] = []
+    last = ""
+    while len(texts) < count:
+        event = await stream.block()
+        last = event.get("id", last)
+        if event.get("event") == "lines":
+            texts += [item["text"] for item in json.loads(event["data"])["items"]]
+    return texts, last
+
+
+async def test_lines_are_heard_as_they_come(logs: Api) -> None:
+    """Those that are there, then those that follow, and none twice after a break."""
+    token = await logs.token()
+    async with listening(logs, token, "rank=0", path=STREAM) as stream:
+        texts, _ = await heard(stream, 5)
+        assert texts[0] == "round 3 rank 0 step 0 loss=5"
+        await logs.bus.rank_logs.put(_piece(3, 0, 5, "step 5\n"))
+        texts, last = await heard(stream, 1)
+        assert texts == ["step 5"]
+    await logs.bus.rank_logs.put(_piece(3, 0, 6, "step 6\n"))
+    async with listening(logs, token, "rank=0", last, path=STREAM) as stream:
+        assert (await heard(stream, 1))[0] == ["step 6"]
+
+
+@pytest.mark.parametrize(("query", "follows"), [("", True), ("round=3", False)])
+async def test_a_stream_goes_on_with_the_next_round(logs: Api, query: str, follows: bool) -> None:
+    """Unless it was asked for one round."""
+    async with listening(logs, await logs.token(), query, path=STREAM) as stream:
+        await heard(stream, 10)
+        await logs.bus.rank_logs.put(_piece(4, 0, 0, "a new round\n"))
+        await logs.bus.rank_logs.put_index(LogIndex(job=JOB, round=4, node="n0", at_us=1, files=()))
+        if not follows:
+            await logs.bus.rank_logs.put(_piece(3, 0, 5, "the old round\n"))
+        expected = "a new round" if follows else "the old round"
+        assert (await heard(stream, 1))[0] == [expected]
+
+
+async def test_a_stream_waits_for_a_bus_that_is_away(logs: Api) -> None:
+    async with listening(logs, await logs.token(), "rank=0", path=STREAM) as stream:
+        await heard(stream, 5)
+        await logs.bus._server.set_up(False)
+        await stream.block()  # it is alive
+        await logs.bus._server.set_up(True)
+        await logs.bus.rank_logs.put(_piece(3, 0, 5, "step 5\n"))
+        assert (await heard(stream, 1))[0] == ["step 5"]
+
+
+async def test_a_stream_of_nothing_is_refused(logs: Api, reader: httpx2.AsyncClient) -> None:
+    answer = await reader.get("jobs/nobody/logs/stream")
+    assert (answer.status_code, answer.json()["code"]) == (404, "logs_not_stored")
 
 
 async def test_the_index_of_a_round(logs: Api, reader: httpx2.AsyncClient) -> None:

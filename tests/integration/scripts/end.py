@@ -1,4 +1,4 @@
-"""Ends in the way that it is told."""
+"""Ends in the way that its arguments name."""
 
 import atexit
 import os

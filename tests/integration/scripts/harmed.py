@@ -1,4 +1,4 @@
-"""Makes steps for ever, beside a thread that beats and says how long it once could not."""
+"""Makes steps for ever, while a thread beats and reports its longest pause."""
 
 import sys
 import threading

@@ -1,4 +1,4 @@
-"""Takes so many MiB of memory, and uses them."""
+"""Takes this number of MiB of memory, and uses them."""
 
 import sys
 

@@ -40,7 +40,7 @@ from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, ImageIndex, decode
 
 NODES = ("owner", "holder", "taker")
 MOST = {"owner": 40, "holder": 60, "taker": 60}
-"""So many operations each of them needs, or a few less."""
+"""The number of operations that each of them needs, or a few less."""
 SPARED = 1_000_000
 WITHIN_S = 60.0
 SIZE = 1_300_000

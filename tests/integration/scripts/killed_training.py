@@ -38,7 +38,7 @@ DATA = torch.arange(64 * 16).view(64, 16).sin()
 STEPS = 12
 """What each of them makes, unless it is killed."""
 PIECES = 10
-"""So many of them are copied at most before a kill; a save has five at least."""
+"""The most of them that are copied before a kill; a save has five at least."""
 
 
 class Training:

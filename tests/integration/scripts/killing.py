@@ -122,7 +122,7 @@ class Job:
         is_kept = all(self.kept[rank] == self.round for rank in this.keeping)
         is_whole = self.committed == self.round and is_kept
         if not (is_whole or is_over or way == "given up"):
-            self.wrong.append(f"step {self.round} came to nothing: {told}")
+            self.wrong.append(f"step {self.round} failed: {told}")
         return was_killed
 
     def look(self, what: str) -> None:
@@ -137,7 +137,7 @@ class Job:
                 self.wrong.append(f"{what}: rank {rank} had {self.kept[rank]}, and has {images}")
 
     def left(self) -> list[str]:
-        """What is there beside checkpoints, once what has come to nothing is swept away."""
+        """All other files than checkpoints, once failed saves are swept away."""
         storage = storage_for(self.root)
         if "://" not in self.root:
             hidden = (one for one in self.folder.rglob(".*") if one.name != ".metadata")
@@ -159,7 +159,7 @@ class Job:
         return sorted(found - known)
 
     def _visible(self) -> tuple[list[str], list[int]]:
-        """What is wrong with what can be seen, and the good steps, of which two stay."""
+        """What is wrong with what can be seen, and the good steps; two of them stay."""
         storage = storage_for(self.root)
         wrong, steps = [], []
         for one in stored_checkpoints(storage):

@@ -42,7 +42,7 @@ class Node:
         return self.plan.runtime_dir
 
     async def start(self, ranks: int = 1, *, warm: bool = False, **extra: str) -> float:
-        """Start so many ranks; when that was."""
+        """Start this number of ranks; return when that was."""
         self.round += 1
         shared = {
             **self.plan.environ,
@@ -66,7 +66,7 @@ class Node:
         return began
 
     async def next(self, kind: type[E], count: int = 1) -> list[E]:
-        """The next so many events of a kind; others are kept for whoever asks for them."""
+        """The next `count` events of a kind; others are kept for later calls."""
         found: list[E] = []
         waiting, self.seen = self.seen, []
         async with asyncio.timeout(WITHIN_S):

@@ -48,7 +48,7 @@ def main() -> None:
         expected = {key: whole(one) for key, one in model.state_dict().items()}
         moments = whole(optimizer.state_dict()["state"][0]["exp_avg"])
         saves.save(1, state())
-        step()  # at once: what was to be copied later is changed here
+        step()  # at once: this changes the part that would be copied later
         assert saves.maybe_finalize(blocking=True, within_s=40) == [1]
     found = state()
     found |= {"replicated": torch.zeros(50), "value": {"lr": None}, f"rank{rank}": {"seed": None}}

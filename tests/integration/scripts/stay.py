@@ -1,4 +1,4 @@
-"""Stays, in the way that it is told."""
+"""Stays, in the way that its arguments name."""
 
 import os
 import signal

@@ -35,7 +35,7 @@ async def test_a_code_is_forgotten_after_a_minute(database: Database) -> None:
 
 
 async def test_the_database_has_neither_codes_nor_tokens(database: Database) -> None:
-    """A13.5: whoever reads a backup can log in with nothing of it."""
+    """A13.5: a reader of a backup can log in with nothing of it."""
     code = await LoginCodes(database, FakeClock()).make("evs_0123_secret")
     async with database.read() as connection:
         (row,) = (await connection.execute(select(tables.login_codes))).all()

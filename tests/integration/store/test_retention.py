@@ -1,4 +1,4 @@
-"""Old jobs leave the record as units, beside a writer, on both databases (A11.6)."""
+"""Old jobs leave the record as units, while another writes, on both databases (A11.6)."""
 
 import asyncio
 from datetime import timedelta
@@ -19,7 +19,7 @@ from everstep.store.evidence_copies import EvidenceCopies
 from everstep.store.job_removal import JobRemovals
 from everstep.store.log import FactLog
 from everstep.store.times import to_us
-from everstep_services.history.retention.service import JobRetention
+from everstep_services.history.retention import JobRetention
 from everstep_services.history.settings import HistorySettings
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.fakes.clock import FakeClock

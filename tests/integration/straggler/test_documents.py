@@ -40,8 +40,11 @@ async def test_agents_are_told_how_to_measure(bus: NatsBus, job: str) -> None:
         await switch(bus, job, off)
         assert (await wait(holds=lambda it: not it.is_on)).found == ()
         nodes.send("n1")
-        refused = lambda: straggler.statistics()["refused_total"]  # noqa: E731
-        await until_async(refused, "windows that were on their way", holds=lambda n: n == 2)
+        await until_async(
+            lambda: straggler.statistics()["refused_total"],
+            "windows that were on their way",
+            holds=lambda n: n == 2,
+        )
         table = await bus.ask(
             "straggler", "scores", ShowScores(job=job), RankScoreTable, job=job, within_s=30
         )
@@ -60,8 +63,11 @@ async def test_the_limit_of_a_finding_is_a_switch(bus: NatsBus, job: str) -> Non
         ratio = switched(blank(), {"straggler.slower_ratio": "3"}, "a", "")
         await switch(bus, job, ratio)
         nodes.send("n1")
-        judged = lambda: straggler.statistics()["ratio_max"]  # noqa: E731
-        await until_async(judged, "a window is judged", holds=lambda most: most == 1.0)
+        await until_async(
+            lambda: straggler.statistics()["ratio_max"],
+            "a window is judged",
+            holds=lambda most: most == 1.0,
+        )
         assert (await found(bus, job)).found == ()
         nodes.send("n1", times=5.0)
         await found(bus, job, 1)

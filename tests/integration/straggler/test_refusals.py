@@ -66,8 +66,11 @@ async def test_timings_of_a_round_that_was_not_formed_clear_nothing(bus: NatsBus
         known = (await found(bus, job, 1)).found
         await bus.record(formed(job, FAR))
         liar.send()
-        refused = lambda: refusals(straggler, job).get("round not formed")  # noqa: E731
-        await until_async(refused, "both are refused", holds=lambda count: count == 2)
+        await until_async(
+            lambda: refusals(straggler, job).get("round not formed"),
+            "both are refused",
+            holds=lambda count: count == 2,
+        )
         nodes.send("n0", "n1")  # nobody is slower than the other: rank 1 keeps up
         (cleared,) = await said(bus, job, StragglerCleared, 1)
     assert isinstance(cleared, StragglerCleared)
@@ -96,8 +99,7 @@ async def test_a_login_tells_nothing_of_nodes_that_do_not_train_for_its_job(
         liar.leap(1_000_000)
         for _ in range(3):
             liar.send("victim", times=10.0)
-        refused = lambda: refusals(straggler, job).get(reason, 0)  # noqa: E731
-        await until_async(refused, "it is refused")
+        await until_async(lambda: refusals(straggler, job).get(reason, 0), "it is refused")
         nodes.send("n1")
         known = await found(bus, job, 1)
     assert [one.node for one in known.found] == ["n1"]
@@ -112,8 +114,11 @@ async def test_a_node_tells_nothing_of_the_ranks_of_others(bus: NatsBus, job: st
         tracked = await until_async(lambda: straggler.jobs.get(job), "the job is known")
         await until_async(lambda: tracked.is_primed, "its round is known")
         liar.send("n0")
-        refused = lambda: refusals(straggler, job).get("rank of another node")  # noqa: E731
-        await until_async(refused, "both are refused", holds=lambda count: count == 2)
+        await until_async(
+            lambda: refusals(straggler, job).get("rank of another node"),
+            "both are refused",
+            holds=lambda count: count == 2,
+        )
 
 
 async def test_a_new_round_is_heard_as_soon_as_rendezvous_has_formed_it(

@@ -89,8 +89,11 @@ async def window_of(bus: NatsBus, job: str) -> int:
 
 async def judged(bus: NatsBus, job: str, windows: int) -> None:
     """Some replica has judged that many."""
-    holds = lambda last: last >= windows * STEPS  # noqa: E731
-    await until_async(lambda: window_of(bus, job), f"{windows} windows are judged", holds=holds)
+    await until_async(
+        lambda: window_of(bus, job),
+        f"{windows} windows are judged",
+        holds=lambda last: last >= windows * STEPS,
+    )
 
 
 async def test_a_replica_that_was_stopped_takes_nothing_back_and_says_nothing_twice(
@@ -143,8 +146,11 @@ async def test_timings_that_are_switched_off_amid_a_finding_end_it_and_begin_ane
         (cleared,) = await said(bus, job, StragglerCleared, 1)
         assert isinstance(cleared, StragglerCleared)
         assert cleared.reason == "timings were switched off"
-        is_off = lambda seen: not seen.is_on and not seen.found  # noqa: E731
-        await until_async(lambda: document(bus, job), "agents can read it", holds=is_off)
+        await until_async(
+            lambda: document(bus, job),
+            "agents can read it",
+            holds=lambda seen: not seen.is_on and not seen.found,
+        )
         await switch(bus, job, switched(off, {"straggler.timings": "on"}, "ann", ""))
         await until_async(lambda: document(bus, job), "on again", holds=lambda seen: seen.is_on)
         nodes.send("n1")

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from threading import Event
 
@@ -28,6 +29,7 @@ from everstep.messages import (
 from everstep_services.straggler.domain.changes import Change
 from everstep_services.straggler.domain.findings import blank as blank_document
 from everstep_services.straggler.domain.job import JobJudge
+from everstep_services.straggler.jobs import TrackedJob
 from everstep_services.straggler.rank_report import report_lines
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.fakes.clock import FakeClock
@@ -42,6 +44,10 @@ from tests.integration.straggler.replicas import (
 )
 from tests.unit.straggler.windows import Delay, Simulation, Training
 from tests.waiting import until_async
+
+
+def _is_over(tracked: TrackedJob) -> bool:
+    return not tracked.document.found
 
 
 async def test_two_replicas_record_one_finding_and_its_end_once(
@@ -76,8 +82,7 @@ async def test_two_replicas_record_one_finding_and_its_end_once(
         for replica in (first, second):
             tracked = replica.jobs.get(job)
             assert tracked is not None
-            is_over = lambda one=tracked: not one.document.found  # noqa: E731
-            await until_async(is_over, "both know that it is over")
+            await until_async(partial(_is_over, tracked), "both know that it is over")
 
 
 async def test_a_replica_that_is_started_amid_a_finding_goes_on_with_it(
@@ -131,8 +136,11 @@ async def test_a_new_round_and_the_end_of_the_job_clear_what_was_found(
         await bus.record(end)
         await found(bus, job)
         nodes.send("n0")  # what was measured before the end
-        refused = lambda: straggler.statistics()["refused_total"]  # noqa: E731
-        await until_async(refused, "both nodes are refused", holds=lambda count: count == 2)
+        await until_async(
+            lambda: straggler.statistics()["refused_total"],
+            "both nodes are refused",
+            holds=lambda count: count == 2,
+        )
         assert (await found(bus, job)).round == 2
     reasons = [
         one.reason
@@ -150,8 +158,7 @@ async def test_a_job_that_falls_silent_is_forgotten_with_what_was_found(
     async with at_work(bus, settings) as straggler:
         nodes.send("n1")
         (cleared,) = await said(bus, job, StragglerCleared, 1)
-        gone = lambda: straggler.jobs.get(job) is None  # noqa: E731
-        await until_async(gone, "the job is forgotten")
+        await until_async(lambda: straggler.jobs.get(job) is None, "the job is forgotten")
         assert await document(bus, job) is None
         assert isinstance(cleared, StragglerCleared)
         assert cleared.reason.startswith("its job has sent nothing for")
@@ -254,8 +261,11 @@ async def test_windows_by_time_are_judged_until_somebody_counts_steps(
         nodes.send("n0")
         tracked = straggler.jobs.get(job)
         assert tracked is not None
-        refused = lambda: tracked.refused["counted by others"]  # noqa: E731
-        await until_async(refused, "both are refused", holds=lambda count: count == 2)
+        await until_async(
+            lambda: tracked.refused["counted by others"],
+            "both are refused",
+            holds=lambda count: count == 2,
+        )
         nodes.round = 2
         nodes.send("n0")
         await found(bus, job, 0)
@@ -281,8 +291,10 @@ async def test_other_jobs_go_on_while_a_large_window_is_judged(bus: NatsBus, job
         try:
             slow, quick = Nodes(bus, long), Nodes(bus, job)
             slow.send("n1")
-            is_judged = lambda: (it := straggler.jobs.get(long)) and it.work.lock.locked()  # noqa: E731
-            await until_async(is_judged, "the large window is judged")
+            await until_async(
+                lambda: (it := straggler.jobs.get(long)) and it.work.lock.locked(),
+                "the large window is judged",
+            )
             slow.send()
             quick.send("n1")
             await found(bus, job, 1)

@@ -82,12 +82,12 @@ async def test_a_client_that_is_closed_while_it_is_set_up_is_tried_again(
 async def test_it_is_not_connected_before_it_says_that_it_has_come_back(
     opened: Connection,
 ) -> None:
-    """Whoever sees it connected sees also that it was away."""
+    """A caller that sees it connected sees also that it was away."""
     seen = []
     for happens in (opened.open, partial(_lose, opened), opened._reconnected):
         await happens()
         seen.append(opened.connected)
-    assert seen == [True, False, True], "nats-py was all the time, but nobody was told"
+    assert seen == [True, False, True], "nats-py was all the time, but nobody heard of it"
     assert opened.counters["reconnects"] == 1
 
 

@@ -43,7 +43,7 @@ def everything(spool: Spool, start: Position | None = None) -> list[bytes]:
 
 @contextmanager
 def unsynced() -> Iterator[None]:
-    """No power cut is to be survived here, and a thousand syncs take as long as the disk likes."""
+    """No power cut must be survived here, and a thousand syncs take as long as the disk likes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         yield
@@ -183,7 +183,7 @@ def test_a_full_disk_refuses_the_fact_and_the_spool_goes_on(
 
 
 def test_a_disk_that_the_kernel_says_is_full(tmp_path: Path) -> None:
-    """In a process that may write only so much: the refusal is the kernel's own."""
+    """In a process with a limit on writes: the refusal is the kernel's own."""
     code = f"""
 import resource
 from pathlib import Path

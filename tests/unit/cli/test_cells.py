@@ -6,7 +6,7 @@ from everstep_services.cli.cells import aligned, blank_or, listed, short_cell, s
 
 
 def test_columns_line_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also under wide characters, and where programs are told to colour and to be narrow."""
+    """Also under wide characters, and where options ask for colour and for narrow tables."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "20")
     rows = [("node", "why"), ("日本", "[bold]x[/] " + "y" * 300), (None, True)]

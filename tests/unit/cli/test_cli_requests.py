@@ -20,7 +20,7 @@ TEXT = "round 4 ends; another one follows"
 
 
 class Api:
-    """An API that says yes to everything, until it is told not to."""
+    """An API that says yes to everything, until the test forbids it."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, dict[str, Any]]] = []

@@ -86,7 +86,7 @@ def test_every_board_can_be_imported_and_its_panels_do_not_overlap(board: Path) 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="there is no promtool (prometheus)")
 def test_every_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
-    """By Prometheus' own evaluation, on series that are written down beside it (A11.5)."""
+    """By Prometheus' own evaluation, on series that are written down in the next file (A11.5)."""
     cases = Path(__file__).with_name("alerts.test.yaml").read_text()
     covered = set(re.findall(r"alertname: (\w+)", cases))
     assert covered == {rule["alert"] for rule in alerts()}

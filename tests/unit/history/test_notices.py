@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.messages import Fact, NoticesDocument
-from everstep_services.history.notifications.domain import EVENTS, Delivery, Notices, Rules
+from everstep_services.history.notifications.facts import take
+from everstep_services.history.notifications.notices import EVENTS, Delivery, Notices, Rules
 from tests.unit.history.notice_facts import (
     BEGAN_S,
     asked_to_stop,
@@ -49,7 +50,7 @@ class World:
 
     def take(self, *facts: Fact) -> None:
         for fact in facts:
-            self.notices.take(fact, self.now)
+            take(self.notices, fact, self.now)
 
     def after(self, seconds: float) -> list[Delivery]:
         """What is sent once this time has passed."""

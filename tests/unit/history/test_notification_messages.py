@@ -16,16 +16,15 @@ from everstep.messages.documents.notices import Notice
 from everstep.settings import SettingsError
 from everstep_services.history.dashboard.pages import PAGES
 from everstep_services.history.notifications import payloads, texts
-from everstep_services.history.notifications.domain import EVENTS, Delivery, Step
 from everstep_services.history.notifications.http_client import HttpAnswer
+from everstep_services.history.notifications.notices import EVENTS, Delivery, Step
 from everstep_services.history.notifications.settings import (
     NotifySettings,
     PagerDutySettings,
     SlackSettings,
     WebhookSettings,
 )
-from everstep_services.history.notifications.signature import signed_headers
-from everstep_services.history.notifications.targets import secret_url
+from everstep_services.history.notifications.targets import secret_url, signed_headers
 from tests.unit.history.notification_schemas import check_alerts, check_pagerduty, check_slack
 
 GUIDE = Path(__file__).parents[3] / "docs/guides/notifications.md"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from everstep_services.history.retention.domain import PagePace, reason_to_keep
+from everstep_services.history.retention import PagePace, reason_to_keep
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from everstep.messages import JobSpec, RoundDocument, Seat
 
 
 def round_document(job: str, *, seats: int, name_characters: int) -> RoundDocument:
-    """A running round of so many seats, whose host names share no more than real ones do."""
+    """A running round of this number of seats, whose host names share no more than real ones do."""
     noise = random.Random(seats)
     names = [
         f"gpu-{number:05d}-{noise.randbytes(name_characters).hex()}"[:name_characters]

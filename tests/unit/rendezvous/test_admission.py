@@ -1,4 +1,4 @@
-"""Who is let in, who is not, and what they are told."""
+"""Who is let in, who is not, and the answer that they get."""
 
 from datetime import timedelta
 from typing import Any
@@ -111,7 +111,7 @@ def test_a_second_agent_with_the_same_node_id_is_refused_by_a_living_one() -> No
 
 
 def test_what_an_agent_answered_before_it_died_does_not_keep_its_successor_out() -> None:
-    """Killed a moment after a probe and started again at once, it was told to take another name."""
+    """Killed a moment after a probe and started again at once, it had to take another name."""
     world = World(spec(2)).started("n0", "n1")
     world.apply(Probed("n1", "n1-1", is_there=True))
     world.now += 0.5

@@ -15,7 +15,7 @@ def forgotten(world: World, **settings: object) -> World:
 
 
 def come_back(world: World, node: str, **fields: object) -> str:
-    """A node that runs on asks whether it may; what it is told to be."""
+    """A node that runs on asks whether it may; return the state in the answer."""
     order = world.order(node)
     replies = world.join(node, running=order, known_round=order.round, last_round=None, **fields)
     return replies[0].standing

@@ -1,4 +1,4 @@
-"""Which nodes keep whose state: cliques, and what agents are told of them."""
+"""Which nodes keep whose state: cliques, and what agents hear of them."""
 
 from collections import Counter
 from itertools import combinations
@@ -13,7 +13,7 @@ from tests.unit.rendezvous.world import World, spec
 
 
 def places(count: int, domain: int = 0) -> list[ReplicaSlot]:
-    """Slots in order, so many of them in each failure domain."""
+    """Slots in order, with this number of them in each failure domain."""
     return [ReplicaSlot(slot, f"rack-{slot // domain}" if domain else "") for slot in range(count)]
 
 
@@ -25,7 +25,7 @@ def groups(of: dict[int, int]) -> set[tuple[int, ...]]:
 
 
 def survivors(of: dict[int, int], factor: int, needed: int, lost: int) -> float:
-    """The part of all losses of so many nodes that leave every state somewhere."""
+    """The part of all losses of this number of nodes that leave every state somewhere."""
     near = Cliques(of)
     kept = {slot: near.after(slot)[: factor - 1] for slot in of}
     ways = list(combinations(of, lost))
@@ -97,7 +97,7 @@ def test_mirrors_survive_all_pairs_but_partners_and_parts_survive_all() -> None:
     assert survivors(parts, 7, 4, 4) < 1.0
 
 
-# -- what agents are told ------------------------------------------------------------------------
+# -- what agents hear ----------------------------------------------------------------------------
 
 
 def formed(world: World, *nodes: str) -> dict[str, StartRanks]:

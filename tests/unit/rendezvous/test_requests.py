@@ -1,4 +1,4 @@
-"""What people may ask of rendezvous: what they are told, and what is on record."""
+"""What people may ask of rendezvous: the answer, and what is on record."""
 
 import msgspec
 import pytest

@@ -111,7 +111,7 @@ def test_a_stall_that_is_said_again_changes_nothing() -> None:
 
 
 def test_how_far_a_stalled_rank_has_come_may_be_known_later_and_is_asked_about_anew() -> None:
-    """A3.3: whoever waits for it in a collective had excused it without knowing that."""
+    """A3.3: a rank that waits for it in a collective had excused it without knowing that."""
     world = running()
     stall(world)
     excuse(world, "n0", 2, 60)

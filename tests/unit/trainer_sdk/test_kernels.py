@@ -46,7 +46,7 @@ def test_figures_are_those_of_nvrx(install: Install, tmp_path: Path) -> None:
     assert isclose(most["median_s"], 25e-6), "the mean of both middle values"
     assert isclose(most["average_s"], 25e-6)
     assert least["kernel"] == "gemm <128,1,1> [9,1,1]", "another grid is another kernel"
-    assert trace.statistics() == [], "a window's figures are told once"
+    assert trace.statistics() == [], "a window's figures are reported once"
     trace.stop()
     assert not cupti.enabled
 

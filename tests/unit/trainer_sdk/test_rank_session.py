@@ -126,7 +126,7 @@ def test_an_end_without_a_beginning_ends_no_other_section(
         assert opened(watch) == ("forward",)
     assert watch.misuses == 6
     assert "typo" not in watch.sections
-    assert len(capsys.readouterr().err.splitlines()) == 2, "each is said once"
+    assert len(capsys.readouterr().err.splitlines()) == 2, "each is logged once"
 
 
 def test_generators_that_end_their_sections_late_leave_nothing_open(

@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from trainer_sdk.bootstrap.deferred_signals import HELD
 from trainer_sdk.checkpoint.writer.protocol import FromWriter, ToWriter
+from trainer_sdk.environment import environ
 from trainer_sdk.wire import Channel
 
 _LOOK_EVERY_S = 1.0
@@ -116,11 +117,10 @@ def _started() -> "tuple[socket.socket, subprocess.Popen[bytes]]":
 
 
 def _spawn(descriptor: int) -> "subprocess.Popen[bytes]":
-    environ = dict(os.environ)  # noqa: TID251 - the writer has its rank's environment
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_ROOT, environ.get("PYTHONPATH", "")]))
+    path = os.pathsep.join(filter(None, [_ROOT, environ.get("PYTHONPATH", "")]))
     return subprocess.Popen(  # noqa: S603 - a module of ours
         [sys.executable, "-P", "-m", _MODULE, str(descriptor), str(os.getpid())],
-        env=environ,
+        env={**environ, "PYTHONPATH": path},
         pass_fds=[descriptor],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -22,6 +22,7 @@ from trainer_sdk.checkpoint.restore.target import fill
 from trainer_sdk.checkpoint.restore.values import read_value
 from trainer_sdk.checkpoint.storage import Storage, storage_for
 from trainer_sdk.checkpoint.storage.checkpoints import StoredCheckpoint, look, stored_checkpoints
+from trainer_sdk.environment import environ
 from trainer_sdk.integrations.dcp.checkpoint_id import split
 from trainer_sdk.rank_session import session
 
@@ -153,7 +154,7 @@ def newest_verified(root: "str | os.PathLike[str]") -> int | None:
     All ranks call it together; each verifies a share of the files. Damaged checkpoints are
     quarantined. `RestoreError` if there are checkpoints, and none can be used.
     """
-    group = group_of_all(os.environ.get("WORLD_SIZE", ""))  # noqa: TID251 - a script has no settings file of ours
+    group = group_of_all(environ.get("WORLD_SIZE", ""))
     storage = storage_for(split(f"{os.fspath(root)}/step-0")[0])
     steps = group.follow(_steps(storage) if group.rank == 0 else [], list[int])
     flaws: list[str] = []

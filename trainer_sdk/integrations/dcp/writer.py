@@ -47,6 +47,7 @@ from trainer_sdk.checkpoint.save.save_queue import SaveQueue
 from trainer_sdk.checkpoint.save.saver import launch_name
 from trainer_sdk.checkpoint.storage.names import saving_name
 from trainer_sdk.checkpoint.writer.protocol import SaveFailed, WriteState
+from trainer_sdk.environment import environ
 from trainer_sdk.integrations.dcp.checkpoint_id import root_and_step
 from trainer_sdk.rank_session import session
 
@@ -417,7 +418,7 @@ def _saves_of(root: str, job: str, rank: int, on_error: str, timeouts: Timeouts)
     with _opening:
         key = root, job, rank
         if key not in _opened:
-            context = read_job_context(os.environ, job, root)  # noqa: TID251 - a script has no settings file of ours
+            context = read_job_context(environ, job, root)
             # In torch's process for saves, there is no session: that process is not the rank.
             link = None if _is_child() else session()._link  # noqa: SLF001 - one package
             reporter = Reporter(rank, link)

@@ -32,6 +32,8 @@ class AttachedPlan:
     checks: ChecksSettings = field(default_factory=ChecksSettings)
     timings: bool = True
     """Measure where the time of ranks goes, and report it to straggler."""
+    traces_url: str = ""
+    """Where the spans of this agent go: a collector of OpenTelemetry. Empty sends none."""
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The environment of that rank: the others have mostly the same."""
     evidence_without: tuple[str, ...] = ()

@@ -5,7 +5,7 @@ import logging
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 from everstep.bus import BusSettings, connect
@@ -17,6 +17,7 @@ from everstep_services.agent.attached.rank_stderr import RankStderr
 from everstep_services.agent.attached.rank_watch import RankWatch
 from everstep_services.agent.attached.service import AttachedService
 from everstep_services.agent.ranks.setup import sweep
+from everstep_services.agent.telemetry.span_export import exporting_spans
 from trainer_sdk.attachment import SOCKET
 from trainer_sdk.bootstrap.agent_link import ShortPath
 
@@ -43,7 +44,12 @@ async def run_attached(plan: AttachedPlan, settings: BusSettings, voice: RankStd
     with _door(plan.folder) as door:
         try:
             # The bus may stay away: facts wait in the spool.
-            async with connect(settings, name, spool=spool, wait=False) as bus:
+            async with AsyncExitStack() as stack:
+                if plan.traces_url:
+                    await stack.enter_async_context(exporting_spans(plan.traces_url))
+                bus = await stack.enter_async_context(
+                    connect(settings, name, spool=spool, wait=False)
+                )
                 service = AttachedService(plan, bus, clock, RankWatch(plan, door, clock), voice)
                 for number in _ENDS:
                     text = f"the agent that watched it was ended by {number.name}"

@@ -27,8 +27,9 @@ async def pages(scene: Scene, clock: Clock) -> EvidenceFound | None:
     return EvidenceFound(brief(lines), msgspec.json.encode({"now_s": now, "ranks": readable}))
 
 
-async def processes(scene: Scene, clock: Clock) -> EvidenceFound | None:  # noqa: ARG001
+async def processes(scene: Scene, clock: Clock) -> EvidenceFound | None:
     """The kernel's view of each rank that still lives."""
+    del clock
     living = [rank for rank in scene.ranks if rank.pid]
     files = await asyncio.to_thread(
         lambda: {rank_seen.rank: _process(rank_seen.pid) for rank_seen in living}

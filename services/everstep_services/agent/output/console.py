@@ -17,8 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from everstep_services.agent.output.follower import Follower
-from everstep_services.agent.output.inotify import Inotify
+from everstep_services.agent.output.follower import Follower, Inotify
 from everstep_services.agent.run_plan import ConsoleChoice, Std
 
 log = logging.getLogger(__name__)

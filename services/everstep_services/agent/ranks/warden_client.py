@@ -264,7 +264,8 @@ class _Datagrams(asyncio.DatagramProtocol):
         self._watch = watch
         self._loop = loop
 
-    def datagram_received(self, data: bytes, addr: object) -> None:  # noqa: ARG002
+    def datagram_received(self, data: bytes, addr: object) -> None:
+        del addr
         self._watch.on_datagram(data, self._loop.time())
 
 

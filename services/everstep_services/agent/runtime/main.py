@@ -28,6 +28,7 @@ from everstep_services.agent.runtime.service import AgentService
 from everstep_services.agent.runtime.workdir import Workdir, private_dir
 from everstep_services.agent.stalls.limits_table import external_limits
 from everstep_services.agent.telemetry.leftover_spools import remember, send_left_and_log
+from everstep_services.agent.telemetry.span_export import exporting_spans
 
 if TYPE_CHECKING:
     from everstep_services.agent.injection.agent_faults import AgentFaults
@@ -150,6 +151,9 @@ async def _run(
         name = f"agent-{plan.job}-{plan.node}"
         spool = plan.state_dir / "spool" / name
         harm, settings = await _harmable(plan, settings, stack)
+        # Without a bus of another process, the services here export the spans of all.
+        if plan.traces_url and not plan.standalone:
+            await stack.enter_async_context(exporting_spans(plan.traces_url))
         bus = await stack.enter_async_context(_connected(plan, settings, name, spool))
         limits = AgentTimeouts(
             stop_grace_s=plan.stop_grace_s,

@@ -56,7 +56,7 @@ class JobOverError(Exception):
     """The job has ended, or this node may not take part; the text says why."""
 
 
-class Member:
+class RendezvousMember:
     """The node, in a thread of its own: torchrun's loop is synchronous. Any thread may call it."""
 
     def __init__(self, identity: NodeIdentity, settings: BusSettings) -> None:

@@ -29,7 +29,7 @@ from everstep.bus.settings import BusSettings
 from everstep.ids import new_id
 from everstep.messages import JobSpec
 from everstep.settings import Flag, config_files, load
-from everstep_services.agent.torchrun.member import JobOverError, Member, NodeIdentity
+from everstep_services.agent.torchrun.member import JobOverError, NodeIdentity, RendezvousMember
 
 BACKEND = "everstep"
 _JOIN_WITHIN_S = 600.0
@@ -41,7 +41,9 @@ _DONE, _FAILED = 0, 1
 class EverstepRendezvous(RendezvousHandler):
     """Rounds of Everstep for torchrun."""
 
-    def __init__(self, member: Member, run_id: str, address: str, join_within_s: float) -> None:
+    def __init__(
+        self, member: RendezvousMember, run_id: str, address: str, join_within_s: float
+    ) -> None:
         self._member = member
         self._run_id = run_id
         self._address = address
@@ -141,7 +143,7 @@ def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
     # Ranks that attach to an agent would begin a second record of the same job.
     environ.setdefault("EVERSTEP_ATTACH", "off")
     try:
-        member = Member(identity, settings)
+        member = RendezvousMember(identity, settings)
     except BusError as error:
         raise RendezvousConnectionError(str(error)) from error
     within_s = float(parameters.get("join_timeout") or _JOIN_WITHIN_S)

@@ -89,7 +89,7 @@ def corrected(
         fingerprint="" if was is None else was.fingerprint,
     )  # fmt: skip
     verdict = _fact(case, combine(case, [claim], ()), now)
-    others = () if was is None or _is_same(was, ask) else (_overruled(was),)
+    others = () if was is None else _overruled(was, is_same=_is_same(was, ask))
     return correction, replace(
         verdict,
         reason=says,
@@ -109,11 +109,17 @@ def _is_same(was: VerdictReached, ask: CorrectVerdict) -> bool:
     )  # fmt: skip
 
 
-def _overruled(was: VerdictReached) -> Alternative:
-    return Alternative(
+def _overruled(was: VerdictReached, *, is_same: bool) -> tuple[Alternative, ...]:
+    """The verdict that evidence gave; a correction that was corrected in turn leaves no trace."""
+    if was.is_corrected:
+        return was.alternatives
+    if is_same:
+        return ()
+    overruled = Alternative(
         cause=was.cause, confidence=was.confidence, ranks=was.culprit_ranks,
         nodes=was.culprit_nodes, reason=f"{was.reason}; a person has corrected it",
     )  # fmt: skip
+    return (overruled,)
 
 
 def _told(verdict: VerdictReached) -> tuple[object, ...]:

@@ -34,7 +34,7 @@ class FlightAnalysis:
             self._unreadable.append(dump)
             return
         if dump.rank in self._ranks:
-            reason = f"there is a second dump of rank {dump.rank}; only the first one is used"
+            reason = "there is another dump of this rank, and only that one is used"
             self._unreadable.append(UnreadableDump(name=f"rank {dump.rank}", reason=reason))
             return
         self._texts.add(dump.texts)
@@ -56,7 +56,7 @@ class FlightAnalysis:
         short the wait for it was.
         """
         world = self._world_size()
-        unreadable = {dump.rank: dump.reason for dump in self._unreadable if dump.rank is not None}
+        unreadable = {dump.rank: dump for dump in self._unreadable if dump.rank is not None}
         graph = WaitGraph(self._ranks, world, self._texts)
         return FaultFinder(graph, world, unreadable).report(
             tuple(self._notes()), sizes_differ=sizes_differ

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
+import msgspec
+
 from everstep_services.attribution.flight_recorder.calls import (
     GroupReader,
     RecordedCall,
@@ -44,17 +46,24 @@ def read_dump(content: bytes, rank: int, taken_ns: int = 0) -> RankSummary:
     """Return the summary of a rank's dump; `BadDumpError` if it is not a dump."""
     data, problems = decoded(content)
     entries, head = parts_of(data)
-    version = str(head.get("version", ""))[:32]
+    version = text_of(str(head.get("version", "")))[:32]
+    is_partial = bool(problems) or (not entries and not _is_known(version))
     if not version:
         problems.append("it has no version: read as the oldest format")
-    elif not version.split(".")[0].isdigit() or int(version.split(".")[0]) > _KNOWN_VERSION:
+    elif not _is_known(version):
         problems.append(f"its version {version} is unknown: read as one of {_KNOWN_VERSION}.x")
     reader = _Reader(head)
     try:
         reader.take_all(entries)
-        return reader.summary(rank, version, taken_ns, problems)
+        summary = reader.summary(rank, version, taken_ns, problems)
     finally:
         reader.forget_order()
+    return msgspec.structs.replace(summary, is_partial=True) if is_partial else summary
+
+
+def _is_known(version: str) -> bool:
+    major = version.partition(".")[0]
+    return major.isdecimal() and int(major) <= _KNOWN_VERSION
 
 
 class _Reader:
@@ -256,6 +265,7 @@ class _Reader:
             ),
             texts=tuple(texts[-_MOST_TEXTS:]),
             problems=tuple(problems),
+            is_partial=bool(self._bad or self._nameless),
         )
 
     def _members(self, group: GroupReader) -> bytes:

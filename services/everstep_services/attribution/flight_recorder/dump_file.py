@@ -14,6 +14,8 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from everstep.observe.printable import printable
+
 _MOST_ENTRIES = 1_000_000
 _MARKS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 """How text begins that was written by an editor or a shell of Windows."""
@@ -29,7 +31,8 @@ class NotDataError(Exception):
 
 class _DataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise NotDataError(f"it wants to import {module[:80]}.{name[:80]}, which no dump needs")
+        wanted = printable(f"{module[:80]}.{name[:80]}").replace("\n", "\\u000a")
+        raise NotDataError(f"it wants to import {wanted}, which no dump needs")
 
     def persistent_load(self, pid: Any) -> NoReturn:
         raise NotDataError(f"it refers to something outside of itself ({str(pid)[:80]!r})")

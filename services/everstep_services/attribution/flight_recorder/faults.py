@@ -21,9 +21,7 @@ from everstep_services.attribution.flight_recorder.report import (
     Suspect,
     Verdict,
 )
-from everstep_services.attribution.flight_recorder.summary import (
-    Pending,
-)
+from everstep_services.attribution.flight_recorder.summary import Pending, UnreadableDump
 from everstep_services.attribution.flight_recorder.waits import Meeting, Node, WaitGraph
 
 _PATIENCE_NS = 5_000_000_000
@@ -38,9 +36,13 @@ _MOST_MEETINGS = 64
 class FaultFinder:
     """Finds faults at the ends of the wait graph."""
 
-    def __init__(self, graph: WaitGraph, world: int, unreadable: Mapping[int, str]) -> None:
+    def __init__(
+        self, graph: WaitGraph, world: int, unreadable: Mapping[int, UnreadableDump]
+    ) -> None:
         self._graph = graph
         self._unreadable = unreadable
+        partial = {rank for rank, summary in graph.ranks.items() if summary.is_partial}
+        self._not_whole = sorted({*unreadable, *partial})
         self._world = world
         members = {m for group in graph.groups.values() for m in group.everybody()}
         self._missing = tuple(sorted(members - set(graph.ranks)))
@@ -71,7 +73,7 @@ class FaultFinder:
         )
 
     def _verdict(self, faults: Sequence[Fault]) -> Verdict:
-        if not self._graph.last_to_come and not faults and not self._unreadable:
+        if not self._graph.last_to_come and not faults and not self._not_whole:
             return "nothing_pending"
         return "culprits" if faults and faults[0].confidence >= _BELIEVED else "inconclusive"
 
@@ -86,10 +88,10 @@ class FaultFinder:
                 "inconclusive: no wait is longer than usual; the job was making progress when "
                 "the dumps were written"
             )
-        if self._unreadable:
+        if self._not_whole:
             return (
                 f"inconclusive: no rank waits in a collective, but the dumps of "
-                f"{named(self._unreadable)} cannot be read"
+                f"{named(self._not_whole)} cannot be read to their end"
             )
         return "no rank waits in a collective"
 
@@ -125,18 +127,23 @@ class FaultFinder:
                 [(rank, self._last_seen(rank)) for rank in present],
             )
         if silent:
+            is_evidence = not present and all(self._is_evidence(rank) for rank in silent)
+            has_files = all(rank in self._unreadable for rank in silent)
             yield self._fault(
                 "no_dump",
-                f"{named(silent)} left no dump, and others wait for "
+                f"{named(silent)} left no {'readable ' * has_files}dump, and others wait for "
                 f"{'it' if len(silent) == 1 else 'them'} in {self._awaited(silent)}",
-                0.85 if not present else 0.4,
+                0.85 if is_evidence else 0.4,
                 [(rank, self._without_dump(rank)) for rank in silent],
             )
 
     def _without_dump(self, rank: int) -> str:
         if rank in self._unreadable:
-            return f"its dump cannot be read: {self._unreadable[rank]}"
+            return f"its dump cannot be read: {self._unreadable[rank].reason}"
         return "there is no dump of it: it died, or could not write one"
+
+    def _is_evidence(self, rank: int) -> bool:
+        return rank not in self._unreadable or self._unreadable[rank].is_evidence
 
     def _certainty(self, ranks: Sequence[int]) -> float:
         """A factor below 1 if it is only guessed that these ranks belong to the group."""

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from everstep.observe.printable import printable
+
 LARGEST = 2**62
 _HIGHEST_RANK = 10_000_000
 
@@ -15,8 +17,10 @@ def mapping_of(value: Any) -> Mapping[Any, Any]:
 
 
 def text_of(value: Any) -> str:
+    """A text as one line that no terminal obeys: with a line break a dump could forge findings."""
     if isinstance(value, str):
-        return value[:512]
+        text = value[:512]
+        return text if text.isprintable() else printable(text).replace("\n", "\\u000a")
     return str(value) if isinstance(value, int) and abs(value) < LARGEST else ""
 
 

@@ -8,7 +8,7 @@ processor time; a file that ends its reader is left out, with the reason.
 import gc
 import re
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -68,19 +68,29 @@ class DumpFile:
     rank: int
 
 
-def find_dumps(folder: Path, prefix: str | None = None) -> list[DumpFile]:
+class FoundDumps(NamedTuple):
+    """The dumps of a folder, at most one for a rank, and those that are left out."""
+
+    files: list[DumpFile]
+    left_out: list[UnreadableDump]
+
+
+def find_dumps(folder: Path, prefix: str | None = None) -> FoundDumps:
     """The files whose names end in a rank: `nccl_trace_rank_7`, `_dump_7.json`, `7.json`.
 
     Something else may stand before the prefix, as the name of a host. Without a prefix all names
-    must have the same one, or end alike before the rank, with each rank once.
+    must have the same one, or end alike before the rank, with each rank once. Of two dumps of a
+    rank the newer one counts.
     """
     if not folder.is_dir():
         raise NoDumpsError(f"{folder} is not a folder: name the one that holds the dumps")
     files_of: dict[str, list[DumpFile]] = {}
+    others_of: dict[str, list[DumpFile]] = {}
     for path in sorted(folder.rglob("*")):
         match = _RANK.fullmatch(path.name)
-        if match and path.is_file() and (prefix is None or match["prefix"].endswith(prefix)):
-            files_of.setdefault(match["prefix"], []).append(DumpFile(path, int(match["rank"])))
+        if match and (prefix is None or match["prefix"].endswith(prefix)):
+            by_prefix = files_of if path.is_file() else others_of
+            by_prefix.setdefault(match["prefix"], []).append(DumpFile(path, int(match["rank"])))
     if not files_of:
         wanted = "ends in a rank" if prefix is None else f"is {prefix!r} and a rank"
         raise NoDumpsError(
@@ -93,7 +103,42 @@ def find_dumps(folder: Path, prefix: str | None = None) -> list[DumpFile]:
         raise NoDumpsError(
             f"the files in {folder} have several prefixes ({names}): choose one by --prefix"
         )
-    return every
+    others = [file for name in files_of for file in others_of.get(name, ())]
+    kept, older = _newest_of_each(every)
+    return FoundDumps(kept, [*older, *_not_files(others, {file.rank for file in kept})])
+
+
+def _newest_of_each(files: Sequence[DumpFile]) -> tuple[list[DumpFile], list[UnreadableDump]]:
+    """One file for each rank, in the order given, and the older ones with the reason."""
+    by_rank: dict[int, list[DumpFile]] = {}
+    for file in files:
+        by_rank.setdefault(file.rank, []).append(file)
+    newest = {rank: max(some, key=_age_key) for rank, some in by_rank.items()}
+    older = [
+        UnreadableDump(
+            name=file.path.name,
+            reason=f"{newest[file.rank].path.name} is of rank {file.rank}, too, and is newer",
+        )
+        for file in files
+        if file is not newest[file.rank]
+    ]
+    return [file for file in files if file is newest[file.rank]], older
+
+
+def _age_key(file: DumpFile) -> tuple[int, str]:
+    try:
+        return file.path.stat().st_mtime_ns, str(file.path)
+    except OSError:  # it has gone meanwhile
+        return 0, str(file.path)
+
+
+def _not_files(others: Sequence[DumpFile], ranks: Collection[int]) -> Iterator[UnreadableDump]:
+    """Folders, pipes and links to nothing that are named as dumps are."""
+    for file in others:
+        is_link_to_nothing = file.path.is_symlink() and not file.path.exists()
+        reason = "it is a link to nothing" if is_link_to_nothing else "it is not a plain file"
+        rank = None if file.rank in ranks else file.rank
+        yield UnreadableDump(name=file.path.name, reason=reason, rank=rank, is_evidence=False)
 
 
 def _differ_by_host(prefixes: Sequence[str], files: Sequence[DumpFile]) -> bool:

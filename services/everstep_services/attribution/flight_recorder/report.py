@@ -104,7 +104,9 @@ def _fault(number: int, fault: Fault) -> Iterator[str]:
     kind = fault.kind.replace("_", " ")
     yield f"{number}. {fault.summary}"
     yield f"   kind {kind}, confidence {fault.confidence:.2f}" + (
-        f", {named(fault.waiting)} wait for it" if fault.waiting else ""
+        f", {named(fault.waiting)} wait{'s' * (len(fault.waiting) == 1)} for it"
+        if fault.waiting
+        else ""
     )
     if len(fault.suspects) > _MOST_SUSPECTS:
         yield f"   any of {named(suspect.rank for suspect in fault.suspects)}"

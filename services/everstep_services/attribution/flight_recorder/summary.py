@@ -70,6 +70,8 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The texts of the digests."""
     problems: tuple[str, ...] = ()
     """The parts that could not be read."""
+    is_partial: bool = False
+    """Whether entries are missing that could not be read: the rank may wait in one of them."""
 
 
 class UnreadableDump(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,3 +80,5 @@ class UnreadableDump(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     reason: str
     rank: int | None = None
+    is_evidence: bool = True
+    """Whether it counts against the rank; a link to nothing, for one, does not."""

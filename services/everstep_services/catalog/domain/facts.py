@@ -125,17 +125,15 @@ def _judged(index: Index, fact: Fact) -> None:
         case CheckpointQuarantined():
             _quarantined(index, fact)
         case CheckpointReleased():
-            changed = lambda checkpoint: replace(  # noqa: E731
-                checkpoint, quarantined_for="", quarantine_reason="", quarantined_by=""
-            )
-            index.change(fact.step, fact.tier, "", changed)
+            released = partial(replace, quarantined_for="", quarantine_reason="", quarantined_by="")
+            index.change(fact.step, fact.tier, "", released)
         case CheckpointPinned():
             reason = fact.reason[:_TEXT_MOST]
-            changed = lambda checkpoint: replace(checkpoint, pinned_by=fact.by, pin_reason=reason)  # noqa: E731
-            index.change(fact.step, "global", "", changed)
+            pinned = partial(replace, pinned_by=fact.by, pin_reason=reason)
+            index.change(fact.step, "global", "", pinned)
         case CheckpointUnpinned():
-            changed = lambda checkpoint: replace(checkpoint, pinned_by="", pin_reason="")  # noqa: E731
-            index.change(fact.step, "global", "", changed)
+            unpinned = partial(replace, pinned_by="", pin_reason="")
+            index.change(fact.step, "global", "", unpinned)
         case CheckpointDeleted():
             for checkpoint in index.of_step(fact.step, fact.tier, fact.path):
                 index.drop(checkpoint)

@@ -8,7 +8,7 @@ from everstep.errors import EverstepError
 from everstep.messages import JobSpec
 from everstep.observe.logs import configure
 from everstep.observe.redaction import redact_words
-from everstep.observe.settings import LogSettings
+from everstep.observe.settings import LogSettings, ObserveSettings
 from everstep.settings import DEFAULT, Loaded, Settings
 from everstep_services.agent.attached.attached_plan import AttachedPlan
 from everstep_services.agent.probes.settings import ChecksSettings
@@ -30,6 +30,7 @@ _SECTIONS: dict[str, type[Settings]] = {
     "bus": BusSettings,
     "checks": ChecksSettings,
     "log": LogSettings,
+    "observe": ObserveSettings,
 }
 
 
@@ -68,6 +69,7 @@ def plan_attached(
         state_dir=state.path,
         checks=loaded.section(ChecksSettings),
         timings=agent.timings,
+        traces_url=loaded.section(ObserveSettings).traces_url,
         environ=environ,
         evidence_without=agent.evidence_without,
         limits=limits_of(Given(), agent),

@@ -11,6 +11,7 @@ from everstep.bus.settings import BusSettings
 from everstep.ids import BadNameError, checked_name, new_id
 from everstep.messages.facts.jobs import JobSpec
 from everstep.observe.redaction import redact_words
+from everstep.observe.settings import ObserveSettings
 from everstep.settings import DEFAULT, Flag, Loaded
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.agent.replicas.local_root import check_local_root
@@ -87,6 +88,7 @@ def plan_run(invocation: Invocation, given: Given) -> RunPlan:
         scheduler_grace_s=agent.scheduler_grace_s,
         restart_on_stall=agent.restart_on_stall,
         timings=agent.timings,
+        traces_url=loaded.section(ObserveSettings).traces_url,
         store_logs=agent.store_logs,
         store_logs_bytes_per_s=agent.store_logs_bytes_per_s,
         evidence_without=agent.evidence_without,
@@ -135,7 +137,13 @@ def _bus(invocation: Invocation, given: Given) -> tuple[BusSettings | None, Load
         for name, (value, key) in _BUS_FLAGS.items()
     ]
     loaded = invocation.load(
-        {"bus": BusSettings, "agent": AgentSettings, "checks": ChecksSettings}, flags
+        {
+            "bus": BusSettings,
+            "agent": AgentSettings,
+            "checks": ChecksSettings,
+            "observe": ObserveSettings,
+        },
+        flags,
     )
     if any(origin != DEFAULT for key, origin in loaded.origins.items() if key.startswith("bus.")):
         return loaded.section(BusSettings), loaded

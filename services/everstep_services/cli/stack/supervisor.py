@@ -8,19 +8,23 @@ from dataclasses import dataclass
 from functools import partial
 from socket import socket
 
+from msgspec.structs import replace
+
 from everstep import __version__
-from everstep.bus import connect, topology
+from everstep.bus import BusSettings, connect, topology
 from everstep.bus.auth.roles import ADMIN, SERVICE
 from everstep.bus.background import in_background
 from everstep.bus.server.dev_server import DevServer, dev_server
+from everstep.bus.settings import RETENTION
 from everstep.clock import SystemClock
 from everstep.errors import EverstepError
 from everstep.observe.health import Check, Health
 from everstep.observe.http import AsgiApp, observe_app, serve_asgi, url_of
 from everstep.observe.metrics import MetricRegistry, measure_loop_lag
 from everstep.observe.settings import ObserveSettings
-from everstep.runtime import Parts, serve
-from everstep.settings import Loaded
+from everstep.observe.traces import SpanExporter
+from everstep.runtime import Loop, Parts, serve
+from everstep.settings import DEFAULT, Loaded
 from everstep_services.agent.telemetry.leftover_spools import send_left_and_log
 from everstep_services.cli.machine.bus_settings import server_version
 from everstep_services.cli.machine.state import RunningServices, StateDir
@@ -30,6 +34,11 @@ from everstep_services.logins.settings import LoginSettings
 
 _READY_WITHIN_S = 60.0
 _DRAIN_WITHIN_S = 10.0
+TUNING = (
+    "connect_within_s", "reconnect_wait_s", "reconnect_jitter_s", "ping_interval_s",
+    "request_within_s", "verify_every_s", "spool_max_bytes", *RETENTION,
+)  # fmt: skip
+"""Settings of [bus] that do not say where the bus is, and who logs in there."""
 
 
 class NotReadyError(EverstepError):
@@ -76,11 +85,12 @@ async def run_stack(
     valid_s = ground.settings.section(LoginSettings).valid_s
     async with dev_server(ground.state.path, host=ground.bus_host, valid_s=valid_s) as server:
         ground.phases.end("nats-server")
-        version = await _set_up(server)
+        version = await set_up(server, ground.settings.section(BusSettings))
         ground.phases.end("streams")
         stack = _Stack(ground, server, version, tell, when_open)
         await serve(
             partial(measure_loop_lag, stack.metrics, SystemClock()),
+            *_exporters(ground, stack.metrics),
             stop=stop,
             drains=(stack.open_services, stack.announce, stack.let_observe),
             drain_within_s=_DRAIN_WITHIN_S + 2,  # each service has its own, which ends before
@@ -110,7 +120,8 @@ class _Stack:
 
     async def open_services(self, stop: asyncio.Event) -> None:
         """Open one by one. Each serves at once, while the next is still being imported."""
-        ground, bus = self._ground, self._server.settings(SERVICE)
+        ground = self._ground
+        bus = tuned(self._server.settings(SERVICE), ground.settings)
         context = StackContext(ground.state, ground.settings, bus, ground.api)
         async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
             for name in SERVICES:
@@ -160,10 +171,32 @@ def _observed(ground: StackPlan, metrics: MetricRegistry, opened: Mapping[str, P
     return observe_app(health, metrics)
 
 
-async def _set_up(server: DevServer) -> str:
+def _exporters(ground: StackPlan, metrics: MetricRegistry) -> tuple[Loop, ...]:
+    """Send the spans of all services to the collector that a setting names."""
+    url = ground.settings.section(ObserveSettings).traces_url
+    if not url:
+        return ()
+    traces = SpanExporter(url, ground.command, SystemClock())
+    metrics.watch("traces", traces.statistics)
+    return (traces.export_for_ever,)
+
+
+async def set_up(server: DevServer, settings: BusSettings) -> str:
+    """Make the streams, or correct them: with one server, each has one replica."""
     async with connect(server.settings(ADMIN), "up") as bus:
-        await topology.init(bus.jetstream)
+        await topology.init(bus.jetstream, retention=settings.retention)
         return server_version(bus)
+
+
+def tuned(login: BusSettings, settings: Loaded) -> BusSettings:
+    """A login, with all of the settings of [bus] that do not say where the bus is."""
+    section = settings.section(BusSettings)
+    chosen = {
+        name: getattr(section, name)
+        for name in TUNING
+        if settings.origins[f"bus.{name}"] != DEFAULT
+    }
+    return replace(login, **chosen)
 
 
 def _running(

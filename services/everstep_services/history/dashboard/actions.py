@@ -68,15 +68,15 @@ def _ttl(form: Form) -> Mapping[str, Any]:
 
 def _correction(form: Form) -> Mapping[str, Any]:
     ranks = _capture(form).get("ranks", [])
-    nodes = [one.strip() for one in form.get("nodes", "").split(",") if one.strip()]
+    nodes = [name.strip() for name in form.get("nodes", "").split(",") if name.strip()]
     return {"cause": form.get("cause", ""), "culprit_ranks": ranks, "culprit_nodes": nodes}
 
 
 def _capture(form: Form) -> Mapping[str, Any]:
-    texts = [one.strip() for one in form.get("ranks", "").split(",") if one.strip()]
-    if not all(one.isdecimal() and len(one) < 10 for one in texts):
+    texts = [text.strip() for text in form.get("ranks", "").split(",") if text.strip()]
+    if not all(text.isdecimal() and len(text) < 10 for text in texts):
         raise RestError(422, "ranks are numbers with commas between them")
-    return {"ranks": [int(one) for one in texts]} if texts else {}
+    return {"ranks": [int(text) for text in texts]} if texts else {}
 
 
 def _drain(form: Form) -> Mapping[str, Any]:
@@ -100,15 +100,15 @@ def _job(form: Form) -> str | None:
     return None if job in {"", "all"} else job
 
 
-def _number(text: str, what: str) -> float | None:
+def _number(text: str, name: str) -> float | None:
     if not text.strip():
         return None
     try:
         number = float(text)
     except ValueError as error:
-        raise RestError(422, f"{what} is a number, not {text[:40]!r}") from error
+        raise RestError(422, f"{name} is a number, not {text[:40]!r}") from error
     if not 0 <= number <= _MOST_NUMBER:
-        raise RestError(422, f"{what} is a number from 0 to {_MOST_NUMBER}, not {text[:40]!r}")
+        raise RestError(422, f"{name} is a number from 0 to {_MOST_NUMBER}, not {text[:40]!r}")
     return number
 
 
@@ -243,10 +243,10 @@ def _asked(request: Request, given: Form, problem: str, status: int = 200) -> Pa
 
 
 def _action(request: Request) -> PageAction:
-    found = ACTIONS.get(request.path_params["verb"])
-    if found is None:
+    action = ACTIONS.get(request.path_params["verb"])
+    if action is None:
         raise RestError(404, "there is no such action")
-    return found
+    return action
 
 
 def _back(action: PageAction, form: Form) -> str:

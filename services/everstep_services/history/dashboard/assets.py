@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from everstep_services.history.dashboard import formats
+from everstep_services.history.dashboard.ansi import log_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -87,8 +88,10 @@ def _environment(folder: Traversable, url: Any) -> "Environment":
         "chip",
         "tone",
         "gist",
+        "clock_time",
     ):
         made.filters[name] = getattr(formats, name)
+    made.filters["log_text"] = log_text
     made.globals["static"] = url
     for name in texts:
         made.get_template(name)  # compiled before anybody waits for it

@@ -80,28 +80,28 @@ def timeline(
     commits: Sequence[Mapping[str, Any]],
 ) -> DrawnTimeline | None:
     """What the time of a job went into, part by part; None while no time has passed."""
-    times = [(moment(one["since"]), moment(one["until"]), one) for one in parts]
-    known = [(since, until, one) for since, until, one in times if since and until]
-    if not known:
+    times = [(moment(part["since"]), moment(part["until"]), part) for part in parts]
+    timed = [(since, until, part) for since, until, part in times if since and until]
+    if not timed:
         return None
-    began, ended = known[0][0], known[-1][1]
+    began, ended = timed[0][0], timed[-1][1]
     scale = WIDTH / max((ended - began).total_seconds(), 1e-3)
 
     def place(at: datetime) -> float:
         return min(WIDTH, max(0.0, (at - began).total_seconds() * scale))
 
     segments = []
-    for since, until, one in known:
+    for since, until, part in timed:
         x, width = place(since), max(_LEAST, place(until) - place(since))
-        name = CLASSES.get(one["time_class"], "Mixed")
-        text = name if one["round"] is None else f"{name}, round {one['round']}"
+        name = CLASSES.get(part["time_class"], "Mixed")
+        text = name if part["round"] is None else f"{name}, round {part['round']}"
         seconds = (until - since).total_seconds()
         segments.append(
-            Segment(one["time_class"], text, seconds, round(min(x, WIDTH - width), 2),
+            Segment(part["time_class"], text, seconds, round(min(x, WIDTH - width), 2),
                     round(width, 2))
         )  # fmt: skip
     # Short ones are drawn last, or the long one behind them would cover them.
-    segments.sort(key=lambda one: -one.width)
+    segments.sort(key=lambda segment: -segment.width)
     return DrawnTimeline(began, ended, segments, _marks(incidents, commits, place))
 
 
@@ -110,20 +110,20 @@ def _marks(
     commits: Sequence[Mapping[str, Any]],
     place: Callable[[datetime], float],
 ) -> Sequence[TimelineMark]:
-    found = []
-    for one in commits[:_MARKS_MOST]:
-        at = moment(one.get("at"))
-        if at is not None and one.get("tier") == "global":
-            found.append(
-                TimelineMark("checkpoint", round(place(at), 2), f"step {one['step']} saved")
+    marks = []
+    for commit in commits[:_MARKS_MOST]:
+        at = moment(commit.get("at"))
+        if at is not None and commit.get("tier") == "global":
+            marks.append(
+                TimelineMark("checkpoint", round(place(at), 2), f"step {commit['step']} saved")
             )
-    for one in incidents:
-        at = moment(one["opened_at"])
+    for incident in incidents:
+        at = moment(incident["opened_at"])
         if at is not None:
-            text = one["story"] or one["reason"] or "incident"
-            href = f"/{path_of('incidents', one['incident'])}"
-            found.append(TimelineMark("incident", round(place(at), 2), text, href))
-    return found
+            text = incident["story"] or incident["reason"] or "incident"
+            href = f"/{path_of('incidents', incident['incident'])}"
+            marks.append(TimelineMark("incident", round(place(at), 2), text, href))
+    return marks
 
 
 def shares(seconds: Mapping[str, float] | None) -> Sequence[tuple[str, str, float, float, float]]:
@@ -131,14 +131,14 @@ def shares(seconds: Mapping[str, float] | None) -> Sequence[tuple[str, str, floa
     if not seconds:
         return ()
     whole_s = sum(seconds.values()) or 1.0
-    found, x = [], 0.0
+    shown, x = [], 0.0
     for kind, name in CLASSES.items():
         lasted_s = seconds.get(kind, 0.0)
         if lasted_s > 0:
             width = lasted_s / whole_s * WIDTH
-            found.append((kind, name, lasted_s, round(x, 2), round(width, 2)))
+            shown.append((kind, name, lasted_s, round(x, 2), round(width, 2)))
             x += width
-    return found
+    return shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +157,12 @@ def ledger(parts: Mapping[str, float] | None) -> Sequence[Phase]:
     if parts is None:
         return ()
     whole_s = sum(parts[name] for name, _, _ in PHASES) or 1.0
-    found, at = [], 0.0
+    phases, at = [], 0.0
     for name, text, kind in PHASES:
         seconds = parts[name]
         if seconds > 0:
             x, width = at / whole_s * WIDTH, max(_LEAST, seconds / whole_s * WIDTH)
             place = round(min(x, WIDTH - width), 2)
-            found.append(Phase(text, kind, seconds, place, round(width, 2)))
+            phases.append(Phase(text, kind, seconds, place, round(width, 2)))
         at += seconds
-    return found
+    return phases

@@ -54,10 +54,10 @@ def moment(text: str | datetime | None) -> datetime | None:
     if not text:
         return None
     try:
-        found = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
         return None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def when(text: str | datetime | None, now: datetime) -> Markup:
@@ -69,6 +69,12 @@ def when(text: str | datetime | None, now: datetime) -> Markup:
     return Markup('<time datetime="{}" title="{}">{}</time>').format(
         at.astimezone(UTC).isoformat(), exact, relative((now - at).total_seconds())
     )
+
+
+def clock_time(text: str | datetime | None) -> str:
+    """The time of day of a line of a log, to the millisecond."""
+    at = moment(text)
+    return NOTHING if at is None else f"{at.astimezone(UTC):%H:%M:%S.%f}"[:-3]
 
 
 def relative(age_s: float) -> str:
@@ -161,11 +167,11 @@ def ranks(numbers: Sequence[int] | None, most: int = 12) -> str:
     if not numbers:
         return NOTHING
     runs: list[list[int]] = []
-    for one in sorted(set(numbers)):
-        if runs and one == runs[-1][1] + 1:
-            runs[-1][1] = one
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
         else:
-            runs.append([one, one])
+            runs.append([number, number])
     texts = [str(first) if first == last else f"{first}–{last}" for first, last in runs[:most]]
     return ", ".join(texts) + (f", and {len(runs) - most} more" if len(runs) > most else "")
 

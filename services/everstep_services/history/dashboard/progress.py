@@ -89,15 +89,15 @@ def step_times(progress: Sequence[Mapping[str, Any]]) -> StepTimes | None:
 
 def reported_values(progress: Sequence[Mapping[str, Any]]) -> Sequence[ValueCurve]:
     """The metrics that the script reports, `loss` first, then by name."""
-    known: dict[str, list[tuple[datetime, int, float]]] = {}
+    values: dict[str, list[tuple[datetime, int, float]]] = {}
     for report in progress:
         at = moment(report.get("at"))
         for reported in report.get("values") or ():
             name, value = reported["name"], reported["value"]
             if at is not None:
-                known.setdefault(name, []).append((at, int(report["step"]), float(value)))
-    names = sorted(known, key=lambda name: (name != "loss", "loss" not in name, name))
-    return [_value(name, sorted(known[name])) for name in names[:_VALUES_MOST]]
+                values.setdefault(name, []).append((at, int(report["step"]), float(value)))
+    names = sorted(values, key=lambda name: (name != "loss", "loss" not in name, name))
+    return [_value(name, sorted(values[name])) for name in names[:_VALUES_MOST]]
 
 
 def eta(job: Mapping[str, Any], times: StepTimes | None, now: datetime) -> Eta | None:

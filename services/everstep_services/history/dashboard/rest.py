@@ -126,11 +126,11 @@ class Rest:
 
     def kept(self, key: bytes) -> tuple[float, bytes] | None:
         """The last good answer and its age in seconds."""
-        found = self._kept.get(key)
-        if found is None:
+        kept = self._kept.get(key)
+        if kept is None:
             return None
-        age_s = self._clock.now() - found[0]
-        return (age_s, found[1]) if age_s <= _KEPT_FOR_S else None
+        age_s = self._clock.now() - kept[0]
+        return (age_s, kept[1]) if age_s <= _KEPT_FOR_S else None
 
 
 @dataclass(slots=True)
@@ -221,11 +221,11 @@ def path_of(*parts: object) -> str:
 
 
 def _first(errors: BaseExceptionGroup[Any]) -> RestError:
-    found = errors.exceptions[0]
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    assert isinstance(found, RestError)
-    return found
+    error = errors.exceptions[0]
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, RestError)
+    return error
 
 
 def _query(query: Query) -> str:
@@ -267,7 +267,7 @@ def _error(status: int, data: bytes) -> RestError:
     try:
         problem = msgspec.json.decode(data)
         detail, code = str(problem["detail"]), str(problem.get("code", ""))
-        fields = [f"{one['where']}: {one['problem']}" for one in problem.get("errors") or ()]
+        fields = [f"{field['where']}: {field['problem']}" for field in problem.get("errors") or ()]
     except (msgspec.DecodeError, KeyError, TypeError):
         return RestError(status, f"the service answered with status {status}")
     return RestError(status, "; ".join([detail, *fields]), code)

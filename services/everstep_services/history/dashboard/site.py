@@ -49,7 +49,7 @@ _SAFE = {
 }
 """No inline script, no inline style, no other site: text from the bus can execute nothing."""
 
-_NOT_IN_BUNDLES = ("/control", "/jobs/{job}/checkpoints/holders")
+_NOT_IN_BUNDLES = ("/control", "/jobs/{job}/checkpoints/holders", "/jobs/{job}/logs")
 """What only a cluster can tell."""
 
 Make = Callable[[Reader, Request], Awaitable[Page]]
@@ -107,6 +107,7 @@ class Dashboard:
         else:
             own += [
                 Route("/live", self._passing("facts/stream")),
+                Route("/jobs/{job}/logs/live", self._lines),
                 Route("/do/{verb}", self._act, methods=["GET", "POST"]),
             ]
         return [*own, *(Route(path, self._page(make)) for path, make in PAGES.items())]
@@ -292,6 +293,10 @@ class Dashboard:
         path = f"{path_of('jobs', request.path_params['job'])}/heat-map"
         return _Passed(self._passing(path))
 
+    async def _lines(self, request: Request) -> Response:
+        path = f"{path_of('jobs', request.path_params['job'])}/logs/stream"
+        return _Passed(self._passing(path))
+
     async def _download(self, request: Request) -> Response:
         names = request.path_params
         path = path_of("incidents", names["incident"], "evidence", names["evidence"])
@@ -368,23 +373,23 @@ def _refused(error: RestError) -> Page:
 
 def _banners(shell: _Shell, now: Any) -> list[tuple[str, str]]:
     """What a visitor must know about the age of the data: tone and text."""
-    found: list[tuple[str, str]] = []
+    banners: list[tuple[str, str]] = []
     reader, status = shell.reader, shell.status
     if reader is None:
-        return found
+        return banners
     if reader.stale_s is not None:
         age = relative(reader.stale_s)
-        found.append(("bad", f"{reader.stale_reason}. This page shows what was read {age}."))
+        banners.append(("bad", f"{reader.stale_reason}. This page shows what was read {age}."))
     elif status is None:
-        found.append(("bad", "The database cannot be read now: this page may lack parts."))
+        banners.append(("bad", "The database cannot be read now: this page may lack parts."))
     if status is not None and not status["is_bus_connected"]:
         read = status["stream_read_at"]
         from_ = "" if not read else f" The newest fact was written {_age(read, now)}."
-        found.append(("warn", f"The bus is away: the record does not grow.{from_}"))
+        banners.append(("warn", f"The bus is away: the record does not grow.{from_}"))
     if status is not None and status["is_rebuilding"]:
         reach = f"{status['projected_n']} of {status['last_n']} facts"
-        found.append(("info", f"The tables are being made again: they reach {reach}."))
-    return found
+        banners.append(("info", f"The tables are being made again: they reach {reach}."))
+    return banners
 
 
 def _age(text: str, now: Any) -> str:

@@ -11,7 +11,7 @@ from everstep.messages import NoticesDocument
 from everstep.messages.codec import BadMessageError, decode_as
 from everstep.messages.documents.notices import Notice
 from everstep.subjects import CLUSTER
-from everstep_services.history.notifications.domain import Notices, Rules
+from everstep_services.history.notifications.notices import Notices, Rules
 
 log = logging.getLogger(__name__)
 
@@ -39,19 +39,19 @@ class StoredNotices:
 
     async def load(self, rules: Rules, now: float) -> Notices:
         """What another replica, or this one, wrote last."""
-        found = await self._documents.get(CLUSTER)
+        stored = await self._documents.get(CLUSTER)
         document = NoticesDocument()
-        if found.data is not None:
+        if stored.data is not None:
             try:
-                document = decode_as(found.data, NoticesDocument)
+                document = decode_as(stored.data, NoticesDocument)
             except BadMessageError as error:
                 raise UnreadableError(str(error)) from error
-        self._revision = found.revision if found.data is not None else 0
+        self._revision = stored.revision if stored.data is not None else 0
         self.position = None
         if document.stream:
             self.position = StreamPosition(document.stream, document.sequence)
         notices = Notices(rules, document, now)
-        notices.is_changed = found.data is None  # the time from which on messages are sent
+        notices.is_changed = stored.data is None  # the time from which on messages are sent
         return notices
 
     async def write(self, notices: Notices) -> tuple[Notice, ...]:

@@ -89,10 +89,10 @@ class _Exchange:
     def abort(self) -> None:
         """Wake the thread, whatever it waits for."""
         self._is_aborted = True
-        found = None if self._connection is None else self._connection.sock
-        if found is not None:
+        sock = None if self._connection is None else self._connection.sock
+        if sock is not None:
             with suppress(OSError):
-                found.shutdown(socket.SHUT_RDWR)
+                sock.shutdown(socket.SHUT_RDWR)
 
     def run(self) -> HttpAnswer:
         try:

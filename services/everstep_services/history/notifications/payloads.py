@@ -6,7 +6,7 @@ from typing import Any
 from everstep.ids import id_from
 from everstep.messages.documents.notices import Notice
 from everstep_services.history.notifications import texts
-from everstep_services.history.notifications.domain import Delivery
+from everstep_services.history.notifications.notices import Delivery
 
 _DEDUP_MOST = 255
 _SUMMARY_MOST = 1024
@@ -27,7 +27,7 @@ _ALERTS = {
 def webhook(delivery: Delivery, dashboard_url: str) -> dict[str, Any]:
     """Our own format: everything that is known."""
     notice = delivery.notice
-    known: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "schema": "everstep.notice/1",
         "id": notice.id,
         "key": delivery.key,
@@ -53,7 +53,7 @@ def webhook(delivery: Delivery, dashboard_url: str) -> dict[str, Any]:
         "lost_steps": notice.lost_steps,
         "more": notice.more,
     }
-    return known
+    return fields
 
 
 def health_events(delivery: Delivery, dashboard_url: str) -> dict[str, Any]:

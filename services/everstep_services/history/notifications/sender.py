@@ -10,8 +10,8 @@ from typing import Protocol
 from everstep.backoff import Backoff, jittered_s
 from everstep.clock import Clock
 from everstep.errors import EverstepError
-from everstep_services.history.notifications.domain import Delivery
 from everstep_services.history.notifications.http_client import HttpAnswer, send
+from everstep_services.history.notifications.notices import Delivery
 from everstep_services.history.notifications.settings import NotifySettings, Target
 from everstep_services.history.notifications.targets import request_for
 
@@ -72,13 +72,13 @@ class TargetSender:
     async def _send_on(self, waiting: Callable[[], list[Delivery]], ended: Ended) -> None:
         while True:
             self._wake.clear()
-            found = waiting()
-            keys = {one.key for one in found}
+            deliveries = waiting()
+            keys = {delivery.key for delivery in deliveries}
             self._tries = {key: tries for key, tries in self._tries.items() if key in keys}
-            if not found:
+            if not deliveries:
                 await self._wake.wait()
                 continue
-            delivery = min(found, key=lambda one: self._last(one.key))
+            delivery = min(deliveries, key=lambda waiting: self._last(waiting.key))
             wait_s = await self._attempt(delivery, ended)
             if wait_s > 0:
                 await self._clock.sleep(wait_s)

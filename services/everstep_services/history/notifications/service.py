@@ -22,8 +22,9 @@ from everstep.runtime import Loop
 from everstep.subjects import CLUSTER
 from everstep_services.history.notifications import payloads
 from everstep_services.history.notifications.documents import StoredNotices
-from everstep_services.history.notifications.domain import READ, Delivery, Notices, Rules
+from everstep_services.history.notifications.facts import READ, take
 from everstep_services.history.notifications.http_client import send
+from everstep_services.history.notifications.notices import Delivery, Notices, Rules
 from everstep_services.history.notifications.sender import TargetSender
 from everstep_services.history.notifications.settings import NotifySettings, Target
 from everstep_services.history.notifications.targets import (
@@ -39,7 +40,7 @@ _BATCH = 1000
 _FETCH_S = 0.5
 _POSITION_EVERY_S = 10.0
 _ALIVE_S = 30.0
-_KINDS = frozenset(kind_of(one) for one in READ)
+_KINDS = frozenset(kind_of(kind) for kind in READ)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,7 @@ class Notifications:
             fact = fact_of(message, _KINDS)
             if fact is not None:
                 with self._input_failures.caught(kind_of(fact)):
-                    notices.take(fact, self._now())
+                    take(notices, fact, self._now())
         self._stored.position = batch.position
 
     async def _write(self, notices: Notices) -> None:
@@ -205,7 +206,7 @@ class Notifications:
             sender.wake()
 
     def _note_written(self, notices: Iterable[Notice]) -> None:
-        self._written = {one.id: one.state for one in notices}
+        self._written = {notice.id: notice.state for notice in notices}
 
     def _now(self) -> float:
         return self._clock.now() + self._offset_s
@@ -229,18 +230,24 @@ class Notifications:
         """The messages to send, written on the bus first, so that replicas do not differ."""
         if self._notices is None:
             return []
-        found = self._notices.deliveries(sender.target)
-        return [one for one in found if self._written.get(one.notice.id) == one.notice.state]
+        deliveries = self._notices.deliveries(sender.target)
+        return [
+            delivery
+            for delivery in deliveries
+            if self._written.get(delivery.notice.id) == delivery.notice.state
+        ]
 
     async def _refresh_for_ever(self, notices: Notices) -> None:
         """Send alerts again that last: Alertmanager lets them go after an hour."""
         while True:
             await self._clock.sleep(self._settings.alertmanager.refresh_s)
-            told = [one for one in notices.all() if _is_firing(one)]
+            told = [notice for notice in notices.all() if _is_firing(notice)]
             if not told:
                 continue
             now, url = self._clock.wall(), self._settings.dashboard_url
-            alerts: list[dict[str, object]] = [payloads.alertmanager(one, url, now) for one in told]
+            alerts: list[dict[str, object]] = [
+                payloads.alertmanager(notice, url, now) for notice in told
+            ]
             try:
                 request = await asyncio.to_thread(alerts_request, alerts, self._settings, {})
                 answer = await send(request, self._settings.within_s)
@@ -274,5 +281,7 @@ class Notifications:
 
 def _is_firing(notice: Notice) -> bool:
     """Alertmanager has it, and it lasts."""
-    has_it = any(one.target == "alertmanager" and one.state == "firing" for one in notice.targets)
+    has_it = any(
+        target.target == "alertmanager" and target.state == "firing" for target in notice.targets
+    )
     return has_it and notice.state == "firing"

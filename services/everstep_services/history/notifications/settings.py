@@ -5,7 +5,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from everstep.settings import Settings
-from everstep_services.history.notifications.domain import EVENTS, Event
+from everstep_services.history.notifications.notices import EVENTS, Event
 
 Target = Literal["webhook", "slack", "pagerduty", "alertmanager"]
 TARGETS: tuple[Target, ...] = ("webhook", "slack", "pagerduty", "alertmanager")

@@ -1,5 +1,7 @@
 """Each target: what a message to it looks like on the wire. Secrets are read at each attempt."""
 
+import hashlib
+import hmac
 from datetime import datetime
 from pathlib import Path
 from typing import assert_never
@@ -9,10 +11,20 @@ import msgspec
 
 from everstep.settings import SettingsError, read_secret, remember_secret
 from everstep_services.history.notifications import payloads
-from everstep_services.history.notifications.domain import Delivery
 from everstep_services.history.notifications.http_client import HttpRequest
+from everstep_services.history.notifications.notices import Delivery
 from everstep_services.history.notifications.settings import NotifySettings, Target
-from everstep_services.history.notifications.signature import signed_headers
+
+SIGNATURE = "Everstep-Signature"
+TIMESTAMP = "Everstep-Timestamp"
+
+
+def signed_headers(secret: str, body: bytes, timestamp_s: int) -> dict[str, str]:
+    """The headers that prove who sent a body, and when."""
+    signed = f"{timestamp_s}.".encode() + body
+    digest = hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()
+    return {TIMESTAMP: str(timestamp_s), SIGNATURE: f"sha256={digest}"}
+
 
 UPDATES_MOST: dict[Target, int] = {"webhook": 1, "slack": 1, "pagerduty": 5, "alertmanager": 5}
 """How many messages a target gets about changed causes: one, if each is a further message."""

@@ -7,9 +7,17 @@ from typing import Any
 
 import numpy as np
 
+from everstep.errors import EverstepError
 from everstep_services.straggler.domain.arrays import combined
 from everstep_services.straggler.domain.operations import Array, Operations, Place
-from everstep_services.straggler.traces.errors import TraceError
+
+
+class TraceError(EverstepError):
+    """A file cannot be used: the text says which, where and why."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        super().__init__(f"{path}: {text}")
+
 
 REQUIRED = ("rank", "step", "op", "start", "duration")
 _ALIASES: Mapping[str, tuple[str, ...]] = {

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from everstep_services.straggler.domain.operations import Operations
-from everstep_services.straggler.traces.columns import UNITS, Builder
-from everstep_services.straggler.traces.errors import TraceError
+from everstep_services.straggler.traces.columns import UNITS, Builder, TraceError
 from everstep_services.straggler.traces.profiler import ProfilerTraces
 from everstep_services.straggler.traces.tables import read_csv, read_parquet
 

@@ -10,8 +10,7 @@ import msgspec
 import numpy as np
 
 from everstep_services.straggler.domain.operations import Array
-from everstep_services.straggler.traces.columns import Builder
-from everstep_services.straggler.traces.errors import TraceError
+from everstep_services.straggler.traces.columns import Builder, TraceError
 from everstep_services.straggler.traces.tables import opened
 
 _MOST_BYTES = 4 << 30

@@ -11,8 +11,7 @@ from typing import IO, Any, cast
 import numpy as np
 
 from everstep_services.straggler.domain.operations import Array
-from everstep_services.straggler.traces.columns import TEXTS, Builder, recognised
-from everstep_services.straggler.traces.errors import TraceError
+from everstep_services.straggler.traces.columns import TEXTS, Builder, TraceError, recognised
 
 _ROWS_AT_ONCE = 50_000
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import itertools
 import math
 import random
 import sys
@@ -53,10 +54,18 @@ from everstep.messages.questions.attribution import (
 )
 from everstep.messages.questions.catalog import ReplicaPlace
 from everstep.messages.questions.straggler import GroupScores, RankScores, TimingRow
+from everstep.messages.rank_logs import (
+    LogHeader,
+    LogIndex,
+    LogPiece,
+    LogStream,
+    SentLogFile,
+)
 from everstep.observe.http import listen, serve_asgi, url_of
 from everstep.store.database import open_database
 from everstep.store.log import FactLog
 from everstep.store.schema import upgrade
+from everstep.store.times import to_us
 from everstep_services.history.projections.fold import fold
 from tests.integration.conftest import Api
 from tests.unit.history.facts import KINDS, fact_id
@@ -99,7 +108,7 @@ class Story:
         self.facts: list[Fact] = []
 
     def add(self, name: str, ago_s: float, job: str = JOB, /, **values: Any) -> Fact:
-        """A fact that somebody sent so many seconds ago."""
+        """A fact that somebody sent this number of seconds ago."""
         at = self._now - timedelta(seconds=ago_s)
         source = values.pop("source", "rendezvous")
         fact = KINDS[name](id=fact_id(), job=job, at=at, source=source, **values)
@@ -166,7 +175,7 @@ def _round(story: Story, job: str, number: int, nodes: int, ago_s: float, **more
 
 def _steps(story: Story, job: str, number: int, began_s: float, ended_s: float, first: int,
            each_s: float, lost: int = 0) -> int:  # fmt: skip
-    """Progress from so long ago until so long ago; the last step."""
+    """Progress between two ages; the last step."""
     chance = random.Random(number)
     step, ago = first, began_s
     story.add("progress_made", ago, job, round=number, step=step, node=node(0), is_first=True,
@@ -628,8 +637,66 @@ async def answering(bus: Bus, now: datetime, ranks: int = NODES * PER_NODE) -> A
         yield
 
 
+LOG_ROUND = 3
+_LOG_LINES = 40
+_HOSTILE_LINE = (
+    "\x1b]0;title\x07\x1b[2J<script>alert('log')</script> \x1b[8mhidden\x1b[0m \u202egnp.exe"
+)
+
+
+def _log_lines(rank: int) -> Iterator[str]:
+    for number in range(_LOG_LINES):
+        step = 57_460 + number
+        text = (
+            f"step {step} loss {1.93 + math.sin(step + rank) / 50:.4f} tokens/s {4100 + step % 70}"
+        )
+        yield f"[\x1b[32mINFO\x1b[0m] {text}" if number % 8 == rank % 8 else text
+    if rank == 0:
+        yield "\x1b[1;33mWARNING\x1b[0m: the learning rate is \x1b[36m0\x1b[0m since step 57 490"
+        yield _HOSTILE_LINE
+
+
+async def fill_logs(api: Api, now: datetime) -> None:
+    """The output of two nodes of the newest round in the log store."""
+    for rank in range(2 * PER_NODE):
+        where, file = node(rank // PER_NODE), f"f{rank}"
+        texts: dict[LogStream, list[str]] = {"stdout": list(_log_lines(rank))}
+        if rank == 5:
+            texts["stderr"] = ["train.py:188: \x1b[31mUserWarning\x1b[0m: a gradient has 3 NaN"]
+        files = []
+        for stream, lines in texts.items():
+            late_us = 38_000_000 if stream == "stderr" else 0
+            began = to_us(now) - 42_000_000 + rank * 7_000 + late_us
+            times = tuple((at + 1, began + at * 1_000_000) for at in range(len(lines)))
+            data = "".join(f"{line}\n" for line in lines).encode()
+            await put_output(
+                api,
+                stream,
+                rank,
+                data,
+                LogHeader(file=file + stream, offset=0, size=len(data), line=0, times=times),
+            )
+            files.append(SentLogFile(rank=rank, stream=stream, file=file + stream, size=len(data), sent=len(data), lines=len(lines),
+                                     first_us=began, last_us=times[-1][1], is_over=False))  # fmt: skip
+        index = await api.bus.rank_logs.indexes(JOB, LOG_ROUND)
+        older = next((one.files for one in index if one.node == where), ())
+        await api.bus.rank_logs.put_index(
+            LogIndex(job=JOB, round=LOG_ROUND, node=where, at_us=to_us(now), files=(*older, *files))
+        )
+
+
+async def put_output(
+    api: Api, stream: LogStream, rank: int, data: bytes, header: LogHeader
+) -> None:
+    """A piece of what a rank has written."""
+    piece = LogPiece(job=JOB, round=LOG_ROUND, node=node(rank // PER_NODE), rank=rank,
+                     stream=stream, header=header, data=data)  # fmt: skip
+    await api.bus.rank_logs.put(piece)
+
+
 async def fill(api: Api, now: datetime) -> None:
     """The record, and what agents say now."""
+    await fill_logs(api, now)
     blob = await api.bus.blobs.put(JOB, TAIL.encode())
     told = facts(now, blob)
     for start in range(0, len(told), 2000):
@@ -655,7 +722,13 @@ async def opened(
 
 
 async def _beat(api: Api) -> None:
-    while True:
+    for number in itertools.count(_LOG_LINES + 2):
+        text = f"step {57_460 + number} \x1b[32mloss\x1b[0m <b>{number}</b>\n".encode()
+        at_us = to_us(datetime.now(UTC))
+        header = LogHeader(
+            file="f0stdout", offset=number * 1000, size=len(text), line=number, times=((1, at_us),)
+        )
+        await put_output(api, "stdout", 0, text, header)
         for beat in beats(datetime.now(UTC)):
             api.context.beats.hear(beat)
         await api.clock.sleep(1)

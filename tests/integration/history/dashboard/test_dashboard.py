@@ -34,6 +34,9 @@ PAGES = {
                       "loss", "grad_norm"),
     f"/jobs/{JOB}/ranks": ("gpu-016", "71 GiB", "heat-map"),
     f"/jobs/{JOB}/ranks?rank=93": ("Rank 93", "31 % above"),
+    f"/jobs/{JOB}/logs": ("step 57499", "ansi-green", "16 ranks on 2 nodes", "UserWarning"),
+    f"/jobs/{JOB}/logs?find=NaN": ("<mark>NaN</mark>", "1 line"),
+    "/jobs/moe-8x7b-sft/logs": ("everstep run --store-logs", "store_logs = true"),
     f"/jobs/{JOB}/stragglers": ("device", "24 % above the median", "straggler", "observed"),
     f"/jobs/{JOB}/checkpoints": ("57\u202f500", "quarantined", "survives 2", "pinned"),
     f"/jobs/{JOB}/checkpoints/holders?step=57500&tier=peer": ("is held by", node(1)),
@@ -273,7 +276,7 @@ async def test_while_the_bus_is_away_a_banner_says_how_old_the_record_is(tmp_pat
 async def test_while_the_database_is_away_pages_show_what_they_knew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last answers are shown with their age; what was never read says so. No traceback."""
+    """The last answers are shown with their age; what was never read is marked. No traceback."""
     from everstep.store.errors import DatabaseUnavailableError
 
     async with fleet(tmp_path) as (api, client):
@@ -326,7 +329,7 @@ async def test_hours_that_make_no_sense_exclude_nothing(tmp_path: Path, hours: s
 
 
 async def test_paths_of_rest_are_as_they_were(tmp_path: Path) -> None:
-    """A session opens no path of REST, and what is no page is REST's to refuse."""
+    """A session opens no path of REST, and REST refuses everything that is not a page."""
     async with fleet(tmp_path) as (_, client):
         assert (await client.get("/api/v1/jobs")).status_code == 401
         assert (await client.get("/nothing")).status_code == 401

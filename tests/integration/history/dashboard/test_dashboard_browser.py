@@ -28,6 +28,9 @@ PAGES = {
     "jobs": "/jobs",
     "job": f"/jobs/{JOB}",
     "ranks": f"/jobs/{JOB}/ranks?rank=93",
+    "logs": f"/jobs/{JOB}/logs",
+    "logs-search": f"/jobs/{JOB}/logs?find=loss&rank=0-3",
+    "logs-none": "/jobs/moe-8x7b-sft/logs",
     "stragglers": f"/jobs/{JOB}/stragglers",
     "checkpoints": f"/jobs/{JOB}/checkpoints",
     "holders": f"/jobs/{JOB}/checkpoints/holders?step=57500&tier=peer",
@@ -178,9 +181,47 @@ async def test_a_theme_that_was_chosen_stays(site: Site) -> None:
 
 
 async def test_a_page_is_live(site: Site) -> None:
-    """The stream is open, and the page says so."""
+    """The stream is open, and the page shows it."""
     async with logged_in(site) as page:
         await page.wait_for_selector("#live[data-state=on]")
+
+
+async def test_lines_of_logs_appear_as_ranks_write_them(site: Site) -> None:
+    """Also with colours, and markup stays text (A13.3)."""
+    async with logged_in(site) as page:
+        heard = Heard(site.url)
+        heard.listen(page)
+        await page.goto(f"/jobs/{JOB}/logs?rank=0")
+        await page.wait_for_selector("#live[data-state=on]")
+        before = await page.locator("#rank-log li").count()
+        await page.wait_for_function(
+            "count => document.querySelectorAll('#rank-log li').length > count + 1", arg=before
+        )
+        line = page.locator("#rank-log li").last
+        assert await line.locator("code .ansi-green").inner_text() == "loss"
+        assert "<b>" in await line.locator("code").inner_text()
+        assert await page.locator("#rank-log :is(b, script)").count() == 0
+        assert "new line" in await page.inner_text("#log-says")
+    assert heard.complaints == []
+
+
+async def test_the_script_writes_a_line_as_the_server_does(site: Site) -> None:
+    """A line is the same whether it was there or arrives."""
+    async with logged_in(site) as page:
+        await page.goto(f"/jobs/{JOB}/logs?rank=0")
+        await page.wait_for_function(
+            "() => document.querySelector('#log-says').textContent.length > 5"
+        )
+        arrived = await page.locator("#rank-log li").last.evaluate(_SHAPE)
+        await page.click("#follow")
+        await page.reload()
+        texts = await page.locator("#rank-log li").evaluate_all(f"all => all.map({_SHAPE})")
+        assert arrived in texts
+
+
+_SHAPE = """item => [item.className, item.querySelector('code').innerHTML,
+    item.querySelector('.log-at').textContent, item.querySelector('.log-rank').textContent,
+    item.querySelector('.log-at').title.slice(0, 19)].join('|')"""
 
 
 async def test_the_heat_map_is_read_with_the_keyboard(site: Site) -> None:

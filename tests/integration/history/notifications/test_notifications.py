@@ -115,7 +115,7 @@ async def record(bus: NatsBus, *facts: Fact) -> None:
 
 
 async def taken(server: TargetServer, many: int) -> list[tuple[str, str]]:
-    """Paths and states of so many messages."""
+    """Paths and states of this number of messages."""
     await until_async(lambda: len(server.taken) >= many, f"{many} messages")
     return [(one.path, one.headers.get("idempotency-key", "")) for one in server.taken]
 

@@ -15,7 +15,7 @@ from tests.waiting import until
 
 @contextmanager
 def ended(script: str) -> Iterator["tuple[subprocess.Popen[bytes], int]"]:
-    """A child that has ended, of which its parent has not taken notice."""
+    """A child that has ended, and that its parent has not reaped."""
     with subprocess.Popen([sys.executable, "-c", script]) as child:
         handle = os.pidfd_open(child.pid)
         until(lambda: is_over(handle), "it has ended")

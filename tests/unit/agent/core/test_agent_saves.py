@@ -129,7 +129,7 @@ def test_a_node_that_saved_leaves_with_91_and_says_what_is_safe() -> None:
     agent.asked_to_save(save(7), now=1)
     assert agent.rank_stops(0, 7, now=3) == []
     assert agent.rank_stops(1, 7, now=4) == [RecordStopSeen(7, 4)]
-    assert agent.rank_stops(1, 7, now=4) == [], "it was said by a datagram and by the page"
+    assert agent.rank_stops(1, 7, now=4) == [], "the datagram and the page had reported it"
     agent.rank_gone(0, DONE)
     assert agent.rank_gone(1, DONE) == [RecordSaved(7, 60), StopRound(1, 0.0, 0.0, None)]
     assert exit_code(agent.stopped(1)) == 91

@@ -1,4 +1,4 @@
-"""A stall is told until something follows from it."""
+"""A stall is reported until something follows from it."""
 
 from dataclasses import replace
 

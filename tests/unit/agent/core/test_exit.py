@@ -115,5 +115,5 @@ def test_an_end_that_is_forgiven_is_good() -> None:
     ],
 )
 def test_an_exception_may_say_that_the_program_is_wrong(ending: RankExit, is_of_code: bool) -> None:
-    """Errors of imports, syntax and flags are told from those that may pass (A4.1)."""
+    """Errors of imports, syntax and flags are distinguished from those that may pass (A4.1)."""
     assert ending.is_of_code == is_of_code

@@ -16,8 +16,7 @@ import pytest
 
 from everstep_services.agent.output import console as console_module
 from everstep_services.agent.output.console import Console, Rank, Screen, opened_console
-from everstep_services.agent.output.follower import Follower
-from everstep_services.agent.output.inotify import Inotify
+from everstep_services.agent.output.follower import Follower, Inotify
 from everstep_services.agent.run_plan import ConsoleChoice, Std, StreamChoice
 
 _END = b"\x04"

@@ -126,13 +126,13 @@ def test_programs_get_every_field() -> None:
 def test_each_check_says_of_itself_what_the_register_says() -> None:
     settings = ChecksSettings(site={"a": "/bin/true"})
     names = registry.all_names(settings)
-    beside = registry.beside_training(settings)
+    parallel = registry.beside_training(settings)
     assert names[-1] == "site"
     for name in names[:-1]:
         probe = registry.find(name, settings)
         assert probe.name == name
         assert probe.about
-        assert probe.beside_training == (name in beside)
+        assert probe.beside_training == (name in parallel)
         assert registry.deadline_s(name, settings) > 0
     assert registry.find("site:a", settings).name == "site:a"
 

@@ -35,7 +35,7 @@ class Script:
 
     async def until_answered(self) -> None:
         await until_async(lambda: not self._answers, "all of it is answered")
-        await until_async(lambda: self.said[-1][0].startswith("rendezvous "), "it is said")
+        await until_async(lambda: self.said[-1][0].startswith("rendezvous "), "it is logged")
 
     @asynccontextmanager
     async def asking(self) -> AsyncIterator[None]:

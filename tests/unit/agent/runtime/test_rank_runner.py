@@ -86,7 +86,7 @@ class Stopping:
 
 @asynccontextmanager
 async def stopped_within(wait_s: float) -> AsyncIterator[Stopping]:
-    """Ranks are at work, and may end by themselves for so long."""
+    """Ranks are at work, and may end by themselves for this long."""
     stopping = Stopping()
     stopping.kept.are_at_work = True
     stopping.may_end.set()

@@ -38,7 +38,7 @@ class WatchedNode:
         self.stalled: list[Stalled] = []
         self.moving: list[Moving] = []
         self.words: list[str] = []
-        """What was said of the processes of ranks that had stalled."""
+        """The reports on the processes of ranks that had stalled."""
         self.said: list[str] = []
         self.proc = folder / "proc"
         self._known: dict[int, WatchedRank] = {}

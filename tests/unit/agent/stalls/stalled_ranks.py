@@ -7,14 +7,15 @@ from unittest import mock
 
 from everstep_services.agent.stalls.limits import LimitRules, StallLimits
 from everstep_services.agent.stalls.position import ActivitySigns, RankView
-from trainer_sdk import compilation, layout, pauses, rank_session, sections
+from trainer_sdk import layout, pauses, rank_session, sections
 from trainer_sdk.bootstrap import agent_link as links
+from trainer_sdk.bootstrap import compilation
 from trainer_sdk.page import PageView, make_page
 from trainer_sdk.rank_session import Session
 
 
 class Clock:
-    """Monotonic seconds that pass when the test says so."""
+    """Monotonic seconds that pass when the test moves them."""
 
     def __init__(self) -> None:
         self.now = 1000.0

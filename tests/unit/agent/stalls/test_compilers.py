@@ -1,4 +1,4 @@
-"""Torch compiles in the middle of a training: that takes as long as it takes, and is no stall."""
+"""Torch compiles in the middle of a training: it takes as long as it takes, and is not a stall."""
 
 import importlib.util
 import os
@@ -16,7 +16,8 @@ from everstep.messages import LimitsDocument, SectionLimit
 from everstep_services.agent.stalls.limits import LimitRules
 from tests.unit.agent.stalls.monitored_ranks import WatchedNode
 from tests.unit.agent.stalls.stalled_ranks import Clock, clock_of_pages
-from trainer_sdk import compilation, layout
+from trainer_sdk import layout
+from trainer_sdk.bootstrap import compilation
 from trainer_sdk.bootstrap.agent_link import AgentLink
 from trainer_sdk.bootstrap.import_hook import watch_compiling, when_imported
 
@@ -142,7 +143,7 @@ class Processes:
 
 @pytest.fixture
 def processes(pair: WatchedNode) -> Processes:
-    """Of a pair of which rank 0 compiles and rank 1 waits for it; each has a child."""
+    """A pair: rank 0 compiles and rank 1 waits for it; each has a child."""
     made = Processes(pair.proc)
     for rank in (100, 101):
         made.use(rank, 5000)
@@ -260,7 +261,7 @@ def test_nothing_is_learned_from_a_compilation(node: WatchedNode, clock: Clock) 
     assert longest == {"forward": pytest.approx(3), "": pytest.approx(4)}
 
 
-# -- how torch says so ---------------------------------------------------------------------------
+# -- how torch reports it ------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -304,7 +305,7 @@ def test_torch_says_when_it_compiles(callbacks: Any, inside: Callable[[], None])
         assert state(link) == (True, False)
         with pytest.raises(RuntimeError) if inside is fail else compiles(), compiles():
             inside()
-        assert state(link) == (True, False), "one that is inside another is no end"
+        assert state(link) == (True, False), "the end of an inner one is not the end"
     assert state(link) == (False, True)
 
 

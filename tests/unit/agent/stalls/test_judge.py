@@ -106,7 +106,7 @@ def test_a_rank_that_is_no_longer_looked_at_does_not_move_again(node: Node) -> N
 
 
 def test_a_paused_rank_is_never_judged_and_excuses_who_waits_for_it(node: Node) -> None:
-    """A pause for a debugger is no stall, however long it is (A3.1)."""
+    """A pause for a debugger is not a stall, however long it is (A3.1)."""
     node.ranks[0].run.pause()
     node.ranks[1].run.begin("data")
     news = node.wait(20_000)

@@ -45,7 +45,7 @@ class Schedule:
         self._stalled: set[int] = set()
 
     def play(self, events: int) -> None:
-        """Do so many things, and look in between."""
+        """Do this number of things, and look in between."""
         for _ in range(events):
             self._event(self.rng.choice(self.ranks))
             self.wait(self.rng.choice([0.0, 0.1, 5.0, 30.0, 80.0]))
@@ -65,7 +65,7 @@ class Schedule:
                 case Stalled(place=place, waited_s=waited_s):
                     said = f"seed {self.seed}: rank {place.rank} at {self.clock.now:g}"
                     assert place.rank not in self.paused, f"{said} is paused"
-                    assert place.rank not in self._stalled, f"{said} was said twice"
+                    assert place.rank not in self._stalled, f"{said} was reported twice"
                     assert waited_s >= place.limit.s - 1e-6, f"{said} only waited {waited_s:g} s"
                     self._stalled.add(place.rank)
                     self.findings.append(news)
@@ -183,7 +183,7 @@ def test_a_damaged_page_is_said_and_not_trusted(tmp_path: Path, clock: Clock, ch
             refused += 1
             (said,) = node.said
             assert said.startswith("the page of rank 0 is damaged, and not trusted: ")
-            assert not node.stalled, f"seed {seed}: what is not trusted is no evidence"
+            assert not node.stalled, f"seed {seed}: what is not trusted is not evidence"
     assert refused > 100
 
 

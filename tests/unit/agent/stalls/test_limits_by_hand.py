@@ -430,7 +430,7 @@ def test_nvrx_looks_outside_only_after_the_first_step(tmp_path: Path, clock: Clo
 def test_a_rank_in_an_outer_section_does_not_seem_to_have_stopped(
     tmp_path: Path, clock: Clock
 ) -> None:
-    """It works on in there: whoever waits for nothing is not excused by it."""
+    """It works on in there: a rank that waits for nothing is not excused by it."""
     judge = StallJudge(limits_of(epoch=3600, data=LIMIT_S), clock.now)
     late, busy = (StallRank(tmp_path, rank, clock) for rank in range(2))
     section("epoch", steps)(busy)

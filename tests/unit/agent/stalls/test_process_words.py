@@ -1,4 +1,4 @@
-"""What is said of the process of a rank that has stalled, and when it is asked."""
+"""The report on the process of a stalled rank, and when it is asked for."""
 
 import asyncio
 from collections.abc import Iterator

@@ -102,7 +102,7 @@ def rank(tmp_path: Path) -> Iterator[StallRank]:
 
 
 def said(captured: pytest.CaptureFixture[str]) -> list[str]:
-    """What was said about the process group since the last time."""
+    """The reports about the process group since the last time."""
     return [line for line in captured.readouterr().err.splitlines() if GIVES_UP in line]
 
 

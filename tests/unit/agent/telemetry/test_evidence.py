@@ -22,7 +22,7 @@ ABORTED = RankExit(signal="SIGABRT")
 
 
 class FullBlobs(MemoryBlobs):
-    """Refuses so many pieces, as a store that is full does."""
+    """Refuses this number of pieces, as a store that is full does."""
 
     def __init__(self, times: int) -> None:
         super().__init__(MemoryServer())

@@ -1,4 +1,4 @@
-"""After which step ranks are told to stop, on pages that the real SDK writes."""
+"""The step after which ranks must stop, on pages that the real SDK writes."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def saves_of(
 
 
 def stops_after(rank: StallRank) -> int:
-    """It steps until it is told to stop."""
+    """It steps until it must stop."""
     while not rank.run.should_stop:
         rank.run.step()
     return rank.run.steps_made
@@ -40,7 +40,7 @@ def stops_after(rank: StallRank) -> int:
 def test_ranks_that_step_by_now_stop_after_a_step_that_none_has_passed(
     tmp_path: Path, named: int | None
 ) -> None:
-    """Some may have looked in this step before they were told, and some not (A12.1)."""
+    """Some may have looked in this step before the order came, and some not (A12.1)."""
     pages, clock = Clock(), FakeClock()
     with clock_of_pages(pages):
         ranks = [StallRank(tmp_path, number, pages) for number in (0, 1)]
@@ -53,7 +53,7 @@ def test_ranks_that_step_by_now_stop_after_a_step_that_none_has_passed(
             pages.now += STEP_S
         ranks[0].run.step()  # the other one is a little later
         assert not ranks[0].run.should_stop
-        assert saves.counts_now(AskRanksToStop(named)) is None, "no other node is to be asked"
+        assert saves.counts_now(AskRanksToStop(named)) is None, "no other node must be asked"
         assert saves.ask_to_stop(AskRanksToStop(named))
         first, second = map(stops_after, ranks)
     assert first == second

@@ -46,7 +46,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def busy() -> Iterator["subprocess.Popen[str]"]:
-    """Computes when it is told to, and says when it has."""
+    """Computes on each order, and reports the end."""
     with subprocess.Popen(
         [sys.executable, "-c", BUSY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -239,7 +239,7 @@ def test_a_rank_has_the_device_that_it_computes_on() -> None:
     ]
     found = device_uses({7}, lambda: FakeNvml(cards=cards), has_driver=True)
     assert set(found) == {7}
-    assert found[7].throttled_by == ("sw_power_cap",), "that it idles is no reason"
+    assert found[7].throttled_by == ("sw_power_cap",), "that it idles is not a reason"
     assert found[7].clock_mhz is None, "a driver that does not tell"
 
 

@@ -44,7 +44,7 @@ LOOK_S = 0.5
 
 
 class SteppedClock:
-    """Moves when a test says so, and with each wait."""
+    """Moves when a test moves it, and with each wait."""
 
     def __init__(self) -> None:
         self.at_s = BEGAN_S
@@ -106,7 +106,7 @@ class Node:
         return self.clock.now() + WALL_S
 
     async def work(self, steps: int, *ranks: int) -> list[NodeTimings]:
-        """These ranks make so many steps, by default all; what the agent then tells."""
+        """These ranks, by default all, make this number of steps; return the agent's report."""
         for number in ranks or self.ranks:
             self.ranks[number].work(steps)
         return await self.look(max(LOOK_S, steps * STEP_S))
@@ -392,7 +392,7 @@ async def test_where_nobody_counts_steps_windows_are_seconds_of_the_wall_clock(n
     assert (one.steps, one.window_s, one.gap, other.gap) == (16, 16.0, "", "")
     (series,) = one.collectives
     assert (series.first_sequence, len(series.entered_us)) == (7, 1)
-    assert one.sections == (), "there is no step whose length could be told"
+    assert one.sections == (), "there is no step whose length is known"
 
 
 def entered(second: int) -> bytes:

@@ -271,6 +271,21 @@ def test_what_could_not_be_read_is_a_note_and_a_missing_dump() -> None:
     ]
 
 
+def test_a_dump_that_is_a_link_to_nothing_accuses_nobody() -> None:
+    """A7.2: a share that is not mounted is no evidence against a rank."""
+    job = _job()
+    fake.leave(job, 5, 9)
+    analysis = FlightAnalysis()
+    for rank, dump in fake.play(job).items():
+        if rank != 5:
+            analysis.add(read_dump(json.dumps(dump).encode(), rank))
+    reason = "it is a link to nothing"
+    analysis.add(UnreadableDump(name="_dump_5", reason=reason, rank=5, is_evidence=False))
+    report = analysis.report()
+    assert report.verdict == "inconclusive"
+    assert report.summary.startswith("inconclusive: rank 5 left no readable dump, and others wait")
+
+
 def test_a_transfer_names_the_end_that_never_came() -> None:
     """A receive between two ranks has no sender (A7.1)."""
     pair = fake.Group("0", "default_pg", (0, 1))

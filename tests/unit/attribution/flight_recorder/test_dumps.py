@@ -4,6 +4,7 @@ import contextlib
 import copy
 import gc
 import json
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep_services.attribution.flight_recorder import dump as reading
+from everstep_services.attribution.flight_recorder.analysis import FlightAnalysis
 from everstep_services.attribution.flight_recorder.dump import read_dump
 from everstep_services.attribution.flight_recorder.dump_file import (
     BadDumpError,
@@ -177,11 +179,11 @@ def test_a_timeout_that_is_recorded_as_completed_still_counts_as_pending() -> No
 def test_files_are_found_by_the_rank_in_their_names(tmp_path: Path) -> None:
     for name in ("nccl_trace_rank_0", "nccl_trace_rank_12", "readme.txt"):
         (tmp_path / name).write_text("x")
-    assert [one.rank for one in find_dumps(tmp_path)] == [0, 12]
+    assert [one.rank for one in find_dumps(tmp_path).files] == [0, 12]
     (tmp_path / "other_3").write_text("x")
     with pytest.raises(NoDumpsError, match="several prefixes"):
         find_dumps(tmp_path)
-    assert [one.rank for one in find_dumps(tmp_path, "other_")] == [3]
+    assert [one.rank for one in find_dumps(tmp_path, "other_").files] == [3]
     with pytest.raises(NoDumpsError, match="is not a folder"):
         find_dumps(tmp_path / "nothing")
     with pytest.raises(NoDumpsError, match="no file in"):
@@ -192,11 +194,73 @@ def test_the_name_of_a_host_may_stand_before_the_prefix(tmp_path: Path) -> None:
     """A7.1: odd names."""
     for name in ("node-a_nccl_trace_rank_0", "b1_nccl_trace_rank_1"):
         (tmp_path / name).write_text("x")
-    assert [one.rank for one in find_dumps(tmp_path)] == [1, 0]
-    assert len(find_dumps(tmp_path, "nccl_trace_rank_")) == 2
+    assert [one.rank for one in find_dumps(tmp_path).files] == [1, 0]
+    assert len(find_dumps(tmp_path, "nccl_trace_rank_").files) == 2
     (tmp_path / "c_nccl_trace_rank_1").write_text("x")  # of another job: who is rank 1?
     with pytest.raises(NoDumpsError, match="several prefixes"):
         find_dumps(tmp_path)
+
+
+def test_of_two_dumps_of_a_rank_the_newer_one_counts(tmp_path: Path) -> None:
+    """A7.1: the answer does not depend on which file is read first."""
+    for name, age_s in (("_dump_1", 20), ("_dump_01", 10), ("_dump_0", 30)):
+        (tmp_path / name).write_text("x")
+        os.utime(tmp_path / name, (1_000_000 - age_s, 1_000_000 - age_s))
+    files, left_out = find_dumps(tmp_path)
+    assert sorted(file.path.name for file in files) == ["_dump_0", "_dump_01"]
+    (older,) = left_out
+    assert (older.name, older.rank) == ("_dump_1", None)
+    assert older.reason == "_dump_01 is of rank 1, too, and is newer"
+
+
+def test_what_is_named_as_a_dump_and_is_no_file_is_left_out_with_a_reason(tmp_path: Path) -> None:
+    """A7.2: a link to nothing says nothing about its rank."""
+    (tmp_path / "_dump_0").write_text("x")
+    (tmp_path / "_dump_1").mkdir()
+    (tmp_path / "_dump_2").symlink_to("nowhere")
+    (tmp_path / "_dump_3").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "_dump_4")
+    (tmp_path / "node_5").mkdir()  # a node's folder is not a dump
+    files, left_out = find_dumps(tmp_path)
+    assert [file.rank for file in files] == [0]
+    assert {(one.rank, one.reason) for one in left_out} == {
+        (1, "it is not a plain file"),
+        (2, "it is a link to nothing"),
+        (3, "it is not a plain file"),
+        (4, "it is not a plain file"),
+    }
+    assert not any(one.is_evidence for one in left_out)
+
+
+def test_a_line_break_in_a_field_forges_no_line() -> None:
+    """A13.3"""
+    dump = _dumps()[0]
+    for entry in dump["entries"]:
+        entry["profiling_name"] = "nccl:all_reduce\x1b[31m\n\nrank 0 is guilty"
+    texts = [text for _, text in read_dump(json.dumps(dump).encode(), 0).texts]
+    assert texts
+    assert all(text.isprintable() for text in texts)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"version": "2.10", "entries": [1, 2]}',
+        b'{"version": "2.10", "entries": [{}]}',
+        b'{"version": "99.9", "entries": []}',
+        b'{"version": "2.10", "entries": [{"profiling_name": "nccl:all_reduce", "state": "compl',
+    ],
+)
+def test_a_dump_that_is_not_read_to_its_end_does_not_prove_health(content: bytes) -> None:
+    """A7.2: exit code 0 means that nothing is wrong, not that nothing could be read."""
+    analysis = FlightAnalysis()
+    try:
+        analysis.add(read_dump(content, 0))
+    except BadDumpError as error:
+        analysis.add(UnreadableDump(name="_dump_0", reason=str(error), rank=0))
+    report = analysis.report()
+    assert report.verdict == "inconclusive"
+    assert "the dumps of rank 0 cannot be read to their end" in report.summary
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
@@ -220,7 +284,7 @@ def test_a_dump_that_takes_too_long_ends_its_reader_and_nothing_else(tmp_path: P
         b"\x8a\x0a" + (n * (2**61 - 1)).to_bytes(10, "little") + b"N" for n in range(1, 60_000)
     )
     (tmp_path / "_dump_3.json").write_bytes(b"\x80\x02}(" + same + b"u.")
-    read = list(read_dumps(find_dumps(tmp_path), readers=1, cpu_s=1))
+    read = list(read_dumps(find_dumps(tmp_path).files, readers=1, cpu_s=1))
     assert sorted(one.rank for one in read if isinstance(one, RankSummary)) == [0, 1, 2]
     (late,) = (one for one in read if isinstance(one, UnreadableDump))
     assert "1 s of a processor" in late.reason
@@ -236,7 +300,7 @@ def test_a_bomb_ends_its_reader_and_nothing_else(tmp_path: Path) -> None:
     fake.write(_dumps(), tmp_path)
     (tmp_path / "_dump_3.json").write_bytes(_bomb())
     (tmp_path / "_dump_9.json").touch()
-    read = list(read_dumps(find_dumps(tmp_path), memory_bytes=1 << 30))
+    read = list(read_dumps(find_dumps(tmp_path).files, memory_bytes=1 << 30))
     assert sorted(one.rank for one in read if isinstance(one, RankSummary)) == [0, 1, 2]
     unreadable = {one.rank: one.reason for one in read if isinstance(one, UnreadableDump)}
     assert set(unreadable) == {3, 9}
@@ -245,7 +309,7 @@ def test_a_bomb_ends_its_reader_and_nothing_else(tmp_path: Path) -> None:
 
 def test_a_file_that_vanishes_is_left_out(tmp_path: Path) -> None:
     fake.write(_dumps(), tmp_path)
-    files = [*find_dumps(tmp_path), DumpFile(tmp_path / "_dump_7.json", 7)]
+    files = [*find_dumps(tmp_path).files, DumpFile(tmp_path / "_dump_7.json", 7)]
     assert [one.rank for one in read_dumps(files) if isinstance(one, UnreadableDump)] == [7]
 
 

@@ -1,4 +1,4 @@
-"""Faults on their way to their agents: what earlier ones have done to the job is no surprise."""
+"""Faults on their way to their agents: the effects of earlier ones on the job are expected."""
 
 from pathlib import Path
 

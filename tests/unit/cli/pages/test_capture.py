@@ -9,8 +9,8 @@ import pytest
 from everstep.archive import ArchiveMember, pack
 from everstep_services.agent.settings import KINDS
 from everstep_services.cli.api.client import Api
+from everstep_services.cli.commands.jobs.capture import CaptureRequest, await_pieces, fetch
 from everstep_services.cli.errors import CliError, Exit
-from everstep_services.cli.pages.capture import CaptureRequest, await_pieces, fetch
 
 BLOB = {"job": "j", "id": "b", "size_bytes": 2, "parts": 1}
 

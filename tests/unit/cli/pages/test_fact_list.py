@@ -10,9 +10,9 @@ import pytest
 
 from everstep_services.cli.__main__ import main
 from everstep_services.cli.api.client import Api
+from everstep_services.cli.commands.evidence.facts import print_live, print_past, wanted
 from everstep_services.cli.errors import CliError
 from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.pages.facts import print_live, print_past, wanted
 
 SINCE = datetime(2026, 11, 21, 8, tzinfo=UTC)
 
@@ -33,7 +33,7 @@ def fact(n: int) -> dict[str, Any]:
 
 
 class History:
-    """An API with three facts; its stream says what it is told and then refuses."""
+    """An API with three facts; its stream sends the given lines and then refuses."""
 
     def __init__(self, stream: bytes = b"", facts: Sequence[int] = (1, 2, 3)) -> None:
         self.asked: list[httpx2.URL] = []

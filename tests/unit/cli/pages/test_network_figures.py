@@ -1,12 +1,12 @@
-"""What a network test says about nodes and links, and against whom nothing is said."""
+"""The findings of a network test about nodes and links, and the nodes that it spares."""
 
 from itertools import combinations
 from typing import Any
 
 import pytest
 
+from everstep_services.cli.commands.nodes.network import judged, page
 from everstep_services.cli.errors import Exit
-from everstep_services.cli.pages.network import judged, page
 
 
 def told(count: int, **speeds: float) -> dict[str, dict[str, Any]]:

@@ -35,7 +35,7 @@ def test_a_page_shows_what_its_rank_wrote(tmp_path: Path) -> None:
     environ = {"RANK": "3", layout.ROUND_VARIABLE: "7"}
     assert not AgentLink(environ | {layout.PAGE_VARIABLE: str(tmp_path / "page")}).attached
     assert os.stat(tmp_path / "page").st_mode & 0o777 == 0o600
-    assert view.read() is None, "without a socket to its agent it is no rank of it"
+    assert view.read() is None, "without a socket to its agent it is not a rank of it"
     view.close()
 
 

@@ -24,7 +24,7 @@ def new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Callbacks:
-    """A framework's callbacks, of which one is broken."""
+    """A framework's callbacks; one of them is broken."""
 
     def __init__(self) -> None:
         self.calls = 0

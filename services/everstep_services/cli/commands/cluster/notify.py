@@ -31,10 +31,10 @@ def test(invocation: Invocation, *, target: str | None) -> None:
     with open_api(invocation) as api:
         answers = api.post("notifications/test", {"target": target})["targets"]
     if invocation.output is None:
-        for one in answers:
-            word = "ok" if one["is_taken"] else "failed"
-            echo(f"{one['target']}: {word}, {one['text']}")
+        for answer in answers:
+            word = "ok" if answer["is_taken"] else "failed"
+            echo(f"{answer['target']}: {word}, {answer['text']}")
     else:
         print_records(invocation, "notification_test", answers, COLUMNS)
-    if not all(one["is_taken"] for one in answers):
+    if not all(answer["is_taken"] for answer in answers):
         sys.exit(Exit.ERROR)

@@ -36,7 +36,7 @@ def command(
     directory, and the next `everstep up` goes on with them.
     """
     if detach:
-        from everstep_services.cli.stack.background import detached
+        from everstep_services.cli.stack.process import detached
 
         return detached(invocation, api_port, bus_host)
     from everstep_services.cli.stack.process import run_up

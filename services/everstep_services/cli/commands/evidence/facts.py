@@ -1,10 +1,19 @@
 """List facts, or follow them as they happen."""
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import click
+import msgspec
 
+from everstep_services.cli.api.client import Api, follow
+from everstep_services.cli.cells import aligned, cell
 from everstep_services.cli.invocation import Invocation, with_api_options
+from everstep_services.cli.output import echo, is_terminal, print_line, print_records, say, say_cut
 from everstep_services.cli.times import MomentParameter
 
 
@@ -32,7 +41,6 @@ def command(invocation: Invocation, /, *, follow: bool, **asked: Any) -> None:
     where it broke off.
     """
     from everstep_services.cli.api.location import open_api, open_record
-    from everstep_services.cli.pages.facts import print_live, print_past, wanted
 
     if follow and (asked["until"] is not None or asked["limit"] is not None):
         raise click.UsageError("-f goes on for ever: it takes no --until and no --limit")
@@ -42,3 +50,98 @@ def command(invocation: Invocation, /, *, follow: bool, **asked: Any) -> None:
     else:
         with open_record(invocation) as api:
             print_past(invocation, api, wanted(**asked))
+
+
+COLUMNS = ("at", "job", "kind", "round", "node", "source", "details")
+
+_SHOWN_APART = frozenset({"type", "id", "job", "at", "source", "round", "node"})
+_WIDTHS = (24, 12, 18, 5, 10, 12)
+"""Of the columns before the last, so that live facts line up."""
+_PAGE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class FactSelection:
+    """Which facts, and how many."""
+
+    which: Mapping[str, Any]
+    since: datetime | None
+    until: datetime | None
+    most: int
+
+
+def wanted(
+    *, since: datetime | None, until: datetime | None, limit: int | None, **which: Any
+) -> FactSelection:
+    """The selection that the options describe."""
+    kinds = list(which.pop("kind", ())) or None
+    return FactSelection({**which, "kind": kinds}, since, until, limit or 100)
+
+
+def print_past(invocation: Invocation, api: Api, asked: FactSelection) -> None:
+    """The first facts since a moment, or, without one, the newest; the oldest first."""
+    facts = _past(api, asked, most=asked.most)
+    first = next(facts, None)
+    if first is None:
+        say("no such facts")
+    else:
+        facts = chain([first], facts)
+    if asked.since is None:
+        facts = reversed(list(facts))
+    if invocation.output not in {"json", "jsonl"}:
+        facts = map(_shown, facts)
+    columns = ("id",) if invocation.output == "name" else COLUMNS
+    print_records(invocation, "fact", facts, columns)
+
+
+def print_live(invocation: Invocation, api: Api, asked: FactSelection) -> None:
+    """Every fact from now on, or since a moment, for ever, each as soon as it is known."""
+    after: int | None = None
+    if asked.since is not None:
+        # Asked first: what is recorded while the past is read must come in the stream.
+        after = int(api.get("status")["last_n"])
+        for fact in _past(api, asked, most=None):
+            after = max(after, int(fact["n"]))
+            _print(invocation, fact)
+    for fact in _live(api, {**asked.which, "after": after}):
+        _print(invocation, fact)
+
+
+def _past(api: Api, asked: FactSelection, most: int | None) -> Iterator[dict[str, Any]]:
+    params = {
+        **asked.which,
+        "since": None if asked.since is None else asked.since.isoformat(),
+        "until": None if asked.until is None else asked.until.isoformat(),
+        "limit": _PAGE if most is None else min(most, _PAGE),
+        "order": "desc" if asked.since is None else "asc",
+    }
+    others = "; --until shows older ones" if asked.since is None else "; --since shows later ones"
+    return api.pages("facts", params, most=most, when_cut=partial(say_cut, others=others))
+
+
+def _live(api: Api, params: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for event in follow(api, "facts/stream", params, say=say):
+        if event.event == "fact":
+            yield msgspec.json.decode(event.data)
+        elif event.event == "reset":
+            reason = msgspec.json.decode(event.data, type=dict[str, Any]).get("reason")
+            say(f"some facts may be missing here: {cell(reason)}")
+
+
+def _print(invocation: Invocation, fact: dict[str, Any]) -> None:
+    shown = _shown(fact)
+    if invocation.output in {"json", "jsonl"}:
+        print_line(fact)
+    elif invocation.output == "name":
+        echo(cell(fact["id"]))
+    elif invocation.output == "table" or is_terminal():
+        row = [shown[name] for name in COLUMNS]
+        echo("\n".join(aligned([row], indent=0, widths=_WIDTHS)))
+    else:
+        echo("\t".join(cell(shown[name]) for name in COLUMNS))
+
+
+def _shown(fact: dict[str, Any]) -> dict[str, Any]:
+    body = fact.get("body") or {}
+    details = (f"{key}={cell(value)}" for key, value in body.items() if key not in _SHOWN_APART)
+    return {**fact, "details": " ".join(details)}

@@ -1,5 +1,6 @@
 """Name the rank that hangs, from dumps of torch's flight recorder."""
 
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -164,12 +165,13 @@ def analyze(  # noqa: PLR0913  an option each
     if transform_ft and not group_world_size:
         raise click.UsageError("--transform-ft needs --group-world-size")
     group_world = group_world_size or 0 if transform_ft else 0
-    files = find_dumps(folder, prefix)
+    files, left_out = find_dumps(folder, prefix)
     if only_prints:
         dumps = read_all_entries(files, verbose=verbose, group_world=group_world)
-        return _print_entries(invocation, dumps, ranks, groups, has_stacks=has_stacks)
+        every = chain(dumps, left_out)
+        return _print_entries(invocation, every, ranks, groups, has_stacks=has_stacks)
     analysis = FlightAnalysis(world=world_size)
-    for dump in read_dumps(files, readers=readers):
+    for dump in chain(left_out, read_dumps(files, readers=readers)):
         analysis.add(with_global_ranks(dump, group_world))
     report = analysis.report()
     if invocation.output == "json":

@@ -1,10 +1,15 @@
 """Show what a job's time went to, or the time of all jobs."""
 
+from collections.abc import Iterator, Mapping
 from datetime import datetime
+from typing import Any
 
 import click
 
+from everstep_services.cli.api.client import Api, job_path
+from everstep_services.cli.cells import Record, aligned, bar, cell, moment, span
 from everstep_services.cli.invocation import Invocation, with_api_options
+from everstep_services.cli.output import echo, print_json, schema
 from everstep_services.cli.times import MomentParameter
 
 
@@ -28,7 +33,6 @@ def command(
     last 24 hours of all jobs are shown, with the jobs that lost the most time.
     """
     from everstep_services.cli.api.location import open_record
-    from everstep_services.cli.pages.goodput import print_fleet_goodput, print_goodput
 
     window = {"since": since, "until": until}
     with open_record(invocation) as api:
@@ -36,3 +40,86 @@ def command(
             print_fleet_goodput(invocation, api, window)
         else:
             print_goodput(invocation, api, job, window)
+
+
+_NAMES = {
+    "productive": "productive",
+    "start_up": "start-up",
+    "rendezvous": "rendezvous",
+    "restore": "restore",
+    "checkpoint_stall": "checkpoint stall",
+    "stall": "stall",
+    "lost_steps": "lost steps",
+    "straggler_tax": "straggler tax",
+    "idle": "idle",
+    "unknown": "unknown",
+}
+"""The classes, in the order in which they are shown."""
+
+
+def print_goodput(
+    invocation: Invocation, api: Api, job: str, window: Mapping[str, datetime | None]
+) -> None:
+    """One job: seconds by class."""
+    shown = api.get(f"{job_path(job)}/goodput", _given(window))
+    if invocation.output in {"json", "jsonl", "name"}:
+        print_json({"schema": schema("goodput"), **shown})
+        return
+    for line in goodput_page(f"job {cell(job)}", shown):
+        echo(line)
+
+
+def print_fleet_goodput(
+    invocation: Invocation, api: Api, window: Mapping[str, datetime | None]
+) -> None:
+    """All jobs: seconds by class, and the jobs that lost the most."""
+    shown = api.get("goodput", _given(window))
+    if invocation.output in {"json", "jsonl", "name"}:
+        print_json({"schema": schema("fleet_goodput"), **shown})
+        return
+    count = shown["jobs"]
+    for line in goodput_page(f"{count} job{'' if count == 1 else 's'}", shown):
+        echo(line)
+    worst = [job for job in shown["worst"] if _lost_s(job) > 0]
+    if worst:
+        echo("")
+        echo("The most time was lost by")
+        rows = [
+            (job["job"], span(_lost_s(job)), f"{job['goodput_ratio']:.1%}", _most(job))
+            for job in worst
+        ]
+        for line in aligned([("JOB", "LOST", "GOODPUT", "MOST OF IT"), *rows]):
+            echo(line)
+
+
+def goodput_page(title: str, shown: Record) -> Iterator[str]:
+    """The lines of a window."""
+    since = f"since {moment(shown['since'])}, " if shown["since"] else ""
+    yield f"{title}: {since}until {moment(shown['until'])}, {span(shown['wall_s'])} allocated"
+    ratio = shown["goodput_ratio"]
+    if ratio is None:
+        yield "No allocation lasted in this window."
+        return
+    yield f"goodput {ratio:.1%}"
+    yield ""
+    seconds = shown["seconds"]
+    yield from aligned(
+        (_NAMES.get(name, name), span(lasted_s), f"{lasted_s / shown['wall_s']:.1%}",
+         bar(lasted_s, shown["wall_s"]))
+        for name in (*_NAMES, *(set(seconds) - set(_NAMES)))
+        if (lasted_s := seconds.get(name, 0.0)) > 0
+    )  # fmt: skip
+
+
+def _given(window: Mapping[str, datetime | None]) -> dict[str, Any]:
+    return {name: value.isoformat() for name, value in window.items() if value is not None}
+
+
+def _lost_s(shown: Record) -> float:
+    return float(shown["wall_s"] - shown["seconds"].get("productive", 0.0))
+
+
+def _most(shown: Record) -> str:
+    lost = {name: value for name, value in shown["seconds"].items() if name != "productive"}
+    name, lasted_s = max(lost.items(), key=lambda item: item[1])
+    return f"{_NAMES.get(name, name)} ({span(lasted_s)})"

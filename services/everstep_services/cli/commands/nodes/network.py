@@ -1,11 +1,21 @@
 """Measure the network between the nodes of a job, and name the slow link or node."""
 
-from typing import Any
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
 import click
 
+from everstep.ids import new_id
+from everstep_services.agent.probes.network.pairs import MeasuredPair, SlowNodes, slow_ones
+from everstep_services.cli.api.client import Api, Params
+from everstep_services.cli.cells import aligned, cell, counted
+from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation, NumberRange
 from everstep_services.cli.operator_requests import with_reason
+from everstep_services.cli.output import echo, print_record
 
 
 @click.command()
@@ -47,7 +57,6 @@ def command(
     from everstep_services.cli.api.location import open_api
     from everstep_services.cli.operator_requests import CommandRequest
     from everstep_services.cli.output import say
-    from everstep_services.cli.pages.network import NetworkTest, await_figures, print_figures
 
     with open_api(invocation) as api:
         test = NetworkTest.new(api, job)
@@ -55,3 +64,127 @@ def command(
         say(str(wish.tell(api)["text"]))
         told = await_figures(api, test, within_s or 60.0 + 5.0 * details["partners"])
     return print_figures(invocation, test, told)
+
+
+Record = Mapping[str, Any]
+
+_KIND = "network_measured"
+_LOOK_EVERY_S = 0.5
+_TABLE_MOST = 16
+"""More nodes would not fit on a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkTest:
+    """A network test of a job, and the place in the log behind which its facts are."""
+
+    job: str
+    id: str
+    after: int
+
+    @classmethod
+    def new(cls, api: Api, job: str) -> Self:
+        """One that nobody has asked for yet."""
+        newest: Params = {"job": job, "kind": _KIND, "order": "desc", "limit": 1}
+        items = api.get("facts", newest)["items"]
+        return cls(job, new_id(), int(items[0]["n"]) if items else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkFindings:
+    """The result of a test."""
+
+    links: Sequence[Record]
+    """`from`, `to` and figures of each pair that could be measured."""
+    slow: Sequence[SlowNodes]
+    untold: Mapping[str, str]
+    """By node, why nothing is known about it."""
+
+    @property
+    def code(self) -> Exit:
+        """Of the command."""
+        if self.slow:
+            return Exit.ERROR
+        return Exit.TIMED_OUT if self.untold or not self.links else Exit.OK
+
+
+def await_figures(
+    api: Api, test: NetworkTest, within_s: float, sleep: Callable[[float], None] = time.sleep
+) -> dict[str, Record]:
+    """The answer of each node, once all have answered or the time is over."""
+    told: dict[str, Record] = {}
+    after, deadline = test.after, time.monotonic() + within_s
+    while True:
+        asked: Params = {"job": test.job, "kind": _KIND, "after": after, "limit": 1000}
+        for fact in api.pages("facts", asked, most=None):
+            after = max(after, int(fact["n"]))
+            if fact["body"]["test"] == test.id:
+                told.setdefault(fact["body"]["node"], fact["body"])
+        wanted = next(iter(told.values()), {"nodes": ()})["nodes"]
+        if told and told.keys() >= set(wanted):
+            return told
+        if time.monotonic() >= deadline:
+            if told:
+                return told
+            raise CliError(
+                f"no figures came within {within_s:g} s; see everstep facts --job {test.job} "
+                f"--kind {_KIND}",
+                Exit.TIMED_OUT,
+            )
+        sleep(_LOOK_EVERY_S)
+
+
+def judged(told: Mapping[str, Record]) -> NetworkFindings:
+    """Who is slow. A node that did not take part is not judged."""
+    nodes = sorted({node for body in told.values() for node in body["nodes"]})
+    untold = {node: "its agent told nothing in time" for node in nodes if node not in told}
+    untold |= {node: body["reason"] for node, body in told.items() if body.get("reason")}
+    links = [
+        {"from": node, "to": link["node"], **{k: v for k, v in link.items() if k != "node"}}
+        for node, body in sorted(told.items())
+        for link in body.get("links", ())
+        if link["mib_s"] or link["node"] not in untold
+    ]
+    pairs = [MeasuredPair((link["from"], link["to"]), link["mib_s"]) for link in links]
+    return NetworkFindings(links, slow_ones(pairs), untold)
+
+
+def print_figures(invocation: Invocation, test: NetworkTest, told: Mapping[str, Record]) -> Exit:
+    """Print the result; the exit code tells whether any node is slow."""
+    findings = judged(told)
+    if invocation.output is None or invocation.output == "table":
+        for line in page(findings):
+            echo(line)
+    else:
+        slow = [
+            {"nodes": slow_node.nodes, "mib_s": slow_node.mib_s,
+             "usual_mib_s": slow_node.usual_mib_s, "reason": slow_node.reason}
+            for slow_node in findings.slow
+        ]  # fmt: skip
+        record = {"test": test.id, "job": test.job, "slow": slow, "links": findings.links}
+        print_record(invocation, "network_test", {**record, "untold": findings.untold}, "test")
+    return findings.code
+
+
+def page(findings: NetworkFindings) -> Iterator[str]:
+    """The lines about a test: the figures, then whom they speak against."""
+    nodes = sorted({item[end] for item in findings.links for end in ("from", "to")})
+    if 0 < len(nodes) <= _TABLE_MOST:
+        yield "MiB/s"
+        yield from aligned(_table(findings, nodes))
+    for item in findings.slow:
+        yield f"slow: {cell(item.reason)}"
+    for node, why in findings.untold.items():
+        yield f"unknown: {cell(node)}: {cell(why)}"
+    speeds = [item["mib_s"] for item in findings.links]
+    if speeds and not findings.slow:
+        usual = f"{statistics.median(speeds):.0f} MiB/s in the median"
+        yield f"nobody is slow: {counted(len(speeds), 'pair')}, {usual}"
+
+
+def _table(findings: NetworkFindings, nodes: Sequence[str]) -> Iterator[Sequence[str]]:
+    speeds = {frozenset((link["from"], link["to"])): link["mib_s"] for link in findings.links}
+    yield ("", *nodes)
+    for row in nodes:
+        reached = (speeds.get(frozenset((row, column))) for column in nodes)
+        yield (row, *("" if speed is None else f"{speed:.0f}" for speed in reached))

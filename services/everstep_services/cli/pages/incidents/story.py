@@ -34,6 +34,7 @@ _LEDGER = ("detect", "evidence", "decide", "stop", "rendezvous", "start", "resto
 _SLOW_SHOWN = 3
 _ID = re.compile("[0-9A-Za-z_-]{1,128}")
 _WHOLE_ID = 32
+_BEGINNING = re.compile("[0-9a-f]{4,}")
 _LISTED = 10_000
 _FINDINGS = 1000
 
@@ -171,8 +172,9 @@ def find_named(api: Api, named: str) -> dict[str, Any]:
 
 
 def is_incident_id(text: str) -> bool:
-    """It looks like an id, or the beginning of one as lists show it; a job may be, too."""
-    return len(text) >= SHORT_ID and _ID.fullmatch(text) is not None
+    """It looks like an id, or the beginning of one; the name of a job may look so, too."""
+    is_long = len(text) >= SHORT_ID and _ID.fullmatch(text) is not None
+    return is_long or _BEGINNING.fullmatch(text) is not None
 
 
 def _is_job(api: Api, named: str) -> bool:

@@ -25,13 +25,13 @@ async def test_notifications(
     targets = None if wanted.target is None else (wanted.target,)
     answers = await context.notifications.test(targets)
     if not answers:
-        what = "a target" if wanted.target is None else wanted.target
+        target = "a target" if wanted.target is None else wanted.target
         raise ProblemError(
-            409, "not_set", f"{what} is not set in [notify]: see the guide on notifications"
+            409, "not_set", f"{target} is not set in [notify]: see the guide on notifications"
         )
     return NotificationTest(
         targets=[
-            TargetAnswered(target=one.target, is_taken=one.is_taken, text=one.text)
-            for one in answers
+            TargetAnswered(target=answer.target, is_taken=answer.is_taken, text=answer.text)
+            for answer in answers
         ]
     )

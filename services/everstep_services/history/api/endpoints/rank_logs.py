@@ -3,7 +3,7 @@
 from collections.abc import Awaitable
 from typing import Annotated, Literal, TypeVar
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Header, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from everstep.bus.errors import BusError
@@ -16,6 +16,8 @@ from everstep_services.history.api.dto.rank_logs import (
     shown_line,
     shown_round,
 )
+from everstep_services.history.api.http.live_stream import check_room
+from everstep_services.history.api.http.log_stream import Lines, LogStream
 from everstep_services.history.api.http.parameters import (
     LITERAL,
     NAME,
@@ -112,6 +114,53 @@ async def list_lines(
 
 
 @router.get(
+    "/jobs/{job}/logs/stream",
+    summary="What ranks write, live",
+    response_class=Response,
+    responses={
+        **responses(404),
+        200: {
+            "description": "Events `lines` (data: as in pages of lines; the id is `next`) and "
+            "`problem` (data: `detail`), after which the stream ends.",
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        },
+    },
+)
+async def stream_lines(
+    context: Ctx,
+    token: Reader,
+    job: JobName,
+    asked: Annotated[JobLineFilter, Query()],
+    last_event_id: Annotated[
+        str | None,
+        Header(max_length=1024, description="The id of the last event that was seen."),
+    ] = None,
+) -> Response:
+    """Server-sent events from `cursor` on; without one, from the first line of the round.
+
+    After a break, send the last id to miss nothing. Without `round`, the stream goes on with the
+    next round when one begins.
+    """
+    check_room(context, token)
+    first = asked.model_copy(update={"cursor": last_event_id or asked.cursor})
+    page = await list_lines(context, token, job, first)
+
+    async def after(cursor: str) -> Lines:
+        return _lines(await list_lines(context, token, job, _at(asked, cursor)))
+
+    async def next_round(number: int) -> Lines | None:
+        if asked.round is not None:
+            return None
+        newest = await _asked(LogReader(context.bus.rank_logs).newest_round(job))
+        if newest is None or newest <= number:
+            return None
+        begin = _cursor(context, job, newest, asked, LogPlace())
+        return _lines(await list_lines(context, token, job, _at(asked, begin)))
+
+    return LogStream(context, token, _lines(page), after, next_round)
+
+
+@router.get(
     "/jobs/{job}/logs/rounds", summary="The rounds with output in the store", responses=responses()
 )
 async def list_log_rounds(context: Ctx, _token: Reader, job: JobName) -> StoredRounds:
@@ -172,6 +221,16 @@ async def get_cycle_text(
     if not page.is_end:
         headers[_NEXT] = _cursor(context, job, number, asked, page.next)
     return Response(text, media_type="text/plain", headers=headers)
+
+
+def _at(asked: JobLineFilter, cursor: str) -> JobLineFilter:
+    return asked.model_copy(update={"cursor": cursor})
+
+
+def _lines(page: StoredLines) -> Lines:
+    assert page.round is not None
+    data = page.model_dump_json().encode() if page.items else b""
+    return Lines(page.round, page.next, data, is_end=page.is_end)
 
 
 def _query(job: str, number: int, asked: LineFilter) -> LogQuery:

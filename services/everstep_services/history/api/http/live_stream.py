@@ -56,20 +56,20 @@ def start_of(
     return StreamStart(int(match[2]))
 
 
-class LiveStream(Response):
-    """Sends facts as they come, until the client, its token or the service goes away."""
+class EventStream(Response):
+    """Sends events as they come, until the client, its token or the service goes away."""
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, context: Context, token: Token, start: StreamStart, matches: Matches
-    ) -> None:
+    def __init__(self, context: Context, token: Token) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._context = context
         self._token = token
-        self._start = start
-        self._matches = matches
+
+    def _chunks(self) -> AsyncIterator[bytes]:
+        """What to send, as it comes."""
+        raise NotImplementedError
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the stream to its end."""
@@ -96,6 +96,23 @@ class LiveStream(Response):
         await send({"type": "http.response.body", "body": b""})
         raise _Ended
 
+    async def _is_still_welcome(self) -> bool:
+        try:
+            return await self._context.auth.still_good(self._token)
+        except StoreError:
+            return True  # an absent database must not end a stream
+
+
+class LiveStream(EventStream):
+    """Sends facts as they come."""
+
+    def __init__(
+        self, context: Context, token: Token, start: StreamStart, matches: Matches
+    ) -> None:
+        super().__init__(context, token)
+        self._start = start
+        self._matches = matches
+
     async def _chunks(self) -> AsyncIterator[bytes]:
         context, n = self._context, self._start.n
         yield self._greeting()
@@ -119,12 +136,6 @@ class LiveStream(Response):
                 yield f"id: {context.epoch}-{n}\n: alive\n\n".encode()
             if not rows:
                 await context.feed.notifier.wait_beyond(n, keep_alive_s)
-
-    async def _is_still_welcome(self) -> bool:
-        try:
-            return await self._context.auth.still_good(self._token)
-        except StoreError:
-            return True  # an absent database must not end a stream
 
     def _greeting(self) -> bytes:
         id_ = f"{self._context.epoch}-{self._start.n}"

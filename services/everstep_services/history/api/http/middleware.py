@@ -17,7 +17,7 @@ from everstep_services.history.settings import ApiSettings
 
 log = logging.getLogger(__name__)
 
-LIVE = "/api/v1/facts/stream"
+_LIVE = re.compile(r"/api/v1/(facts/stream|jobs/[^/]+/logs/stream)")
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOGIN = "/api/v1/login-codes"
 """The only change that a bundle takes: a way in for a browser."""
@@ -84,8 +84,8 @@ class RequestLimits:
         scope.setdefault("state", {})["token"] = token
         if self._is_read_only and scope["method"] not in _READS and scope["path"] != _LOGIN:
             raise ProblemError(403, "read_only", _READ_ONLY)
-        if scope["path"] == LIVE:
-            await self._app(scope, receive, answer)  # the live stream has limits of its own
+        if _LIVE.fullmatch(scope["path"]):
+            await self._app(scope, receive, answer)  # live streams have limits of their own
             return
         answer.asked = headers.get("if-none-match")
         is_download = _DOWNLOAD.fullmatch(scope["path"]) is not None

@@ -11,6 +11,7 @@ from everstep_services.history.dashboard.pages import (
     fleet,
     incidents,
     jobs,
+    logs,
     nodes,
     ranks,
 )
@@ -24,6 +25,7 @@ PAGES: Mapping[str, Callable[[Reader, Request], Awaitable[Page]]] = {
     "/jobs": jobs.listed,
     "/jobs/{job}": jobs.one,
     "/jobs/{job}/ranks": ranks.ranks,
+    "/jobs/{job}/logs": logs.listed,
     "/jobs/{job}/stragglers": ranks.stragglers,
     "/jobs/{job}/checkpoints": checkpoints.overview,
     "/jobs/{job}/checkpoints/holders": checkpoints.holders,

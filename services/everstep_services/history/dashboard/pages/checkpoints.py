@@ -15,19 +15,19 @@ async def overview(reader: Reader, request: Request) -> Page:
     """What can be restored, and how saving goes."""
     job = request.path_params["job"]
     path = path_of("jobs", job)
-    detail, found, saves = await together(
+    detail, index, saves = await together(
         reader.get(path),
         reader.get_or_not(f"{path}/checkpoints", limit=200),
         reader.get_or_not(f"{path}/saves"),
     )
-    items = [] if found.data is None else found.data["items"]
+    items = [] if index.data is None else index.data["items"]
     return Page(
         "checkpoints.html",
         {
             "title": f"Checkpoints of {job}",
             "live": f"job={job}",
             "job": detail,
-            "found": found,
+            "found": index,
             "saves": saves,
             "tiers": TIERS,
             "steps": _by_step(items),
@@ -41,34 +41,34 @@ async def holders(reader: Reader, request: Request) -> Page:
     job, step = request.path_params["job"], whole(request.query_params.get("step"), 0, 2**53 - 1)
     tier = request.query_params.get("tier", "")
     path = path_of("jobs", job)
-    detail, found = await together(
+    detail, checkpoint = await together(
         reader.get(path), reader.get(f"{path}/checkpoints/{step}", tier=tier)
     )
-    values = {"title": f"Step {step} of {job}", "job": detail, "one": found}
+    values = {"title": f"Step {step} of {job}", "job": detail, "one": checkpoint}
     return Page("holders.html", values)
 
 
 def _by_step(items: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     rows: dict[int, dict[str, Any]] = {}
-    for one in items:
-        row = rows.setdefault(one["step"], {"step": one["step"], "tiers": {}, "at": None})
-        row["tiers"][one["tier"]] = one
-        row["at"] = row["at"] or one["saved_at"]
+    for item in items:
+        row = rows.setdefault(item["step"], {"step": item["step"], "tiers": {}, "at": None})
+        row["tiers"][item["tier"]] = item
+        row["at"] = row["at"] or item["saved_at"]
     return sorted(rows.values(), key=lambda row: -int(row["step"]))
 
 
 def _newest(items: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """The newest good step, the tiers that have it, and the losses that the best one survives."""
-    good = [one for one in items if _is_good(one)]
-    step = max((one["step"] for one in good), default=None)
-    here = [one for one in good if one["step"] == step]
-    losses = [one["survivable_losses"] for one in here if one["survivable_losses"] is not None]
+    good = [item for item in items if _is_good(item)]
+    step = max((item["step"] for item in good), default=None)
+    here = [item for item in good if item["step"] == step]
+    losses = [item["survivable_losses"] for item in here if item["survivable_losses"] is not None]
     return {
         "newest": here[0] if here else None,
-        "newest_tiers": ", ".join(one["tier"] for one in here),
+        "newest_tiers": ", ".join(item["tier"] for item in here),
         "survives": max(losses, default=None),
     }
 
 
-def _is_good(one: Mapping[str, Any]) -> bool:
-    return not (one["is_quarantined"] or one["is_missing"])
+def _is_good(item: Mapping[str, Any]) -> bool:
+    return not (item["is_quarantined"] or item["is_missing"])

@@ -66,7 +66,7 @@ async def fleet(reader: Reader, _request: Request) -> Page:
         {
             "title": "Fleet",
             "live": "",
-            "concerns": sorted(concerns, key=lambda one: one.order),
+            "concerns": sorted(concerns, key=lambda concern: concern.order),
             "jobs": jobs,
             "working": working,
             "ended": [job for job in items if job["state"] not in _AT_WORK][:6],
@@ -96,7 +96,7 @@ def _counts(jobs: Sequence[Mapping[str, Any]]) -> Mapping[str, int]:
     counts: dict[str, int] = {}
     for job in jobs:
         counts[job["state"]] = counts.get(job["state"], 0) + 1
-    return dict(sorted(counts.items(), key=lambda one: -one[1]))
+    return dict(sorted(counts.items(), key=lambda counted: -counted[1]))
 
 
 def _of_control(control: Mapping[str, Any] | None) -> Iterator[Concern]:
@@ -115,10 +115,12 @@ def _of_control(control: Mapping[str, Any] | None) -> Iterator[Concern]:
 
 
 def _of_incidents(incidents: Sequence[Mapping[str, Any]]) -> Iterator[Concern]:
-    for one in incidents:
-        text = one["story"] or one["reason"] or words(one["trigger"])
-        href = f"/{path_of('incidents', one['incident'])}"
-        yield Concern("bad", "incident", text, href, one["opened_at"], f"job {one['job']}")
+    for incident in incidents:
+        text = incident["story"] or incident["reason"] or words(incident["trigger"])
+        href = f"/{path_of('incidents', incident['incident'])}"
+        yield Concern(
+            "bad", "incident", text, href, incident["opened_at"], f"job {incident['job']}"
+        )
 
 
 def _of_ended(jobs: Sequence[Mapping[str, Any]]) -> Iterator[Concern]:
@@ -176,5 +178,5 @@ def _of_saves(answers: Sequence[RestAnswer]) -> Iterator[Concern]:
 
 
 def _inverted(at: str | None) -> str:
-    found = moment(at)
-    return "9" if found is None else f"{10**12 - found.timestamp():020.3f}"
+    when = moment(at)
+    return "9" if when is None else f"{10**12 - when.timestamp():020.3f}"

@@ -1,11 +1,14 @@
 """`/incidents`: what went wrong; one incident, its verdict first, and its evidence."""
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
+from urllib.parse import urlencode
 
 from starlette.requests import Request
 
 from everstep_services.history.dashboard import drawings
+from everstep_services.history.dashboard.formats import moment
 from everstep_services.history.dashboard.pages.page import Page, filters, without_cursor
 from everstep_services.history.dashboard.rest import Reader, RestAnswer, path_of, together
 
@@ -53,6 +56,7 @@ async def one(reader: Reader, request: Request) -> Page:
             "stacks": stacks,
             "tails": tails,
             "summary": _summary(told),
+            "logs_around": _logs_around(told),
         },
     )
 
@@ -75,12 +79,22 @@ def _summary(told: Mapping[str, Any]) -> str:
 def _logs(told: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """Pieces of evidence that are the ends of logs; those of the culprits first."""
     culprits = set((told["verdict"] or {}).get("culprit_ranks") or [told["rank"]])
-    found = [
+    pieces = [
         piece
         for piece in told["evidence"]
         if piece["blob"] and piece["kind"] in {"stderr", "stdout", "log_tail", "log"}
     ]
-    return sorted(found, key=lambda piece: piece["rank"] not in culprits)
+    return sorted(pieces, key=lambda piece: piece["rank"] not in culprits)
+
+
+def _logs_around(told: Mapping[str, Any]) -> str:
+    """The question of the page with what all ranks wrote around that time."""
+    at = moment(told["opened_at"])
+    if at is None or told["round"] is None:
+        return ""
+    times = {"since": at - timedelta(seconds=60), "until": at + timedelta(seconds=10)}
+    query = {name: value.isoformat() for name, value in times.items()}
+    return urlencode({"round": told["round"], **query})
 
 
 async def _tail(reader: Reader, path: str, piece: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -97,7 +111,9 @@ def _matrix(answer: RestAnswer) -> Mapping[str, Any] | None:
     if answer.data is None:
         return None
     read = answer.data
-    suspects = sorted({one["rank"] for fault in read["faults"] for one in fault["suspects"]})
+    suspects = sorted(
+        {suspect["rank"] for fault in read["faults"] for suspect in fault["suspects"]}
+    )
     seen = {r for row in read["collectives"] for name in _STATES for r in row[name]}
     ranks = [*suspects, *sorted(seen - set(suspects))][:_CELLS_MOST]
     rows = [

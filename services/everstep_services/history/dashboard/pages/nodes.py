@@ -17,7 +17,7 @@ async def listed(reader: Reader, request: Request) -> Page:
     nodes = await reader.get("nodes", limit=50, sort="strikes", order="desc", **given)
     shown = nodes["items"][:_MATRIX_NODES]
     checks = await together(
-        *(reader.get_or_not(f"{path_of('nodes', one['node'])}/checks", limit=1) for one in shown)
+        *(reader.get_or_not(f"{path_of('nodes', node['node'])}/checks", limit=1) for node in shown)
     )
     return Page(
         "nodes.html",

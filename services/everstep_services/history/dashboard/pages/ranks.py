@@ -55,13 +55,13 @@ async def _selected(reader: Reader, request: Request, path: str) -> object:
     rank = whole(text, 0, 10**7)
     detail = await reader.get(path)
     number = detail["round"] or 0
-    found, log, slow = await together(
+    timings, log, slow = await together(
         reader.get_or_not(f"{path}/timings", first_rank=rank, most_ranks=1, most_windows=60),
         reader.text(f"{path}/rounds/{number}/ranks/{rank}/log"),
         reader.get_or_not(f"{path}/stragglers", rank=rank, limit=10),
     )
     lines = [] if log.data is None else log.data.splitlines()[-40:]
-    return {"rank": rank, "timings": found, "lines": lines, "no_log": log.problem, "slow": slow}
+    return {"rank": rank, "timings": timings, "lines": lines, "no_log": log.problem, "slow": slow}
 
 
 async def stragglers(reader: Reader, request: Request) -> Page:
@@ -69,7 +69,7 @@ async def stragglers(reader: Reader, request: Request) -> Page:
     job = request.path_params["job"]
     path = path_of("jobs", job)
     given = filters(request, "state", "cause", "node", "rank", "cursor")
-    detail, found, now, shifts = await together(
+    detail, episodes, now, shifts = await together(
         reader.get(path),
         reader.get(f"{path}/stragglers", limit=50, **given),
         reader.get_or_not(f"{path}/stragglers/now", most=30),
@@ -81,7 +81,7 @@ async def stragglers(reader: Reader, request: Request) -> Page:
             "title": f"Stragglers of {job}",
             "live": f"job={job}",
             "job": detail,
-            "found": found,
+            "found": episodes,
             "now_": now,
             "shifts": shifts,
             "query_without_cursor": without_cursor(request),

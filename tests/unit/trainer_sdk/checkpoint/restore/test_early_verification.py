@@ -87,8 +87,8 @@ def test_the_choice_waits_for_its_image_while_it_is_verified(place: Place, slow:
     place.keep(20, 0, state(20))
     ahead = EarlyVerification(place.home(0))
     slow.begun.wait(30)
-    with ThreadPoolExecutor() as beside:
-        chosen = beside.submit(ahead.image, offer(place, 20))
+    with ThreadPoolExecutor() as parallel:
+        chosen = parallel.submit(ahead.image, offer(place, 20))
         until(lambda: ahead._news._waiters, "it is waited for")  # type: ignore[attr-defined]
         slow.may_end.set()
         image = chosen.result(30)
@@ -118,8 +118,8 @@ def test_an_early_verification_that_fails_does_not_block_the_restore(
     place.keep(10, 0, state(10))
     ahead = EarlyVerification(place.home(0))
     ahead._thread.join()
-    with ThreadPoolExecutor() as beside:
-        assert beside.submit(ahead.image, offer(place, 10)).result(30) is None
+    with ThreadPoolExecutor() as parallel:
+        assert parallel.submit(ahead.image, offer(place, 10)).result(30) is None
     ahead.close()
 
 

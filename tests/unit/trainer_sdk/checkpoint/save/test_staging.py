@@ -126,9 +126,9 @@ def test_every_thread_waits_in_which_an_optimizer_steps(held: Held) -> None:
     present = held.stager._present
     assert present is not None
     waiting: Any = present.left._cond  # type: ignore[attr-defined]
-    with ThreadPoolExecutor() as beside:
+    with ThreadPoolExecutor() as parallel:
         for _ in range(2):
-            beside.submit(held.stager.settle)
+            parallel.submit(held.stager.settle)
         try:
             until(lambda: len(waiting._waiters) == 2, "both wait")
         finally:

@@ -31,7 +31,7 @@ SHARD = "__0_0.distcp"
 
 
 @pytest.fixture
-def beside() -> Iterator[ThreadPoolExecutor]:
+def parallel() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(4) as found:
         yield found
 
@@ -71,7 +71,7 @@ def fill(octets: mmap.mmap, begin: int, end: int) -> None:
 
 
 def test_bytes_may_be_written_once_all_bytes_before_their_end_have_arrived(
-    beside: ThreadPoolExecutor,
+    parallel: ThreadPoolExecutor,
 ) -> None:
     gate, come = WriteGate(0), [0]
 
@@ -79,7 +79,7 @@ def test_bytes_may_be_written_once_all_bytes_before_their_end_have_arrived(
         gate.let(begin, end)
         return come[0]
 
-    first, second = beside.submit(seen_after, 0, 10), beside.submit(seen_after, 10, 20)
+    first, second = parallel.submit(seen_after, 0, 10), parallel.submit(seen_after, 10, 20)
     come[0] = 10
     gate.arrived(10, 0.0)
     assert first.result(30) >= 10
@@ -89,9 +89,11 @@ def test_bytes_may_be_written_once_all_bytes_before_their_end_have_arrived(
     assert gate.stall_s == 0.25
 
 
-def test_a_wait_for_bytes_that_never_arrive_ends_with_an_error(beside: ThreadPoolExecutor) -> None:
+def test_a_wait_for_bytes_that_never_arrive_ends_with_an_error(
+    parallel: ThreadPoolExecutor,
+) -> None:
     gate = WriteGate(10)
-    waiting = beside.submit(gate.wait_for, 11)
+    waiting = parallel.submit(gate.wait_for, 11)
     gate.give_up()
     with pytest.raises(GivenUpByRankError):
         waiting.result(30)
@@ -123,20 +125,20 @@ def test_the_hash_is_reported_once_all_bytes_have_arrived() -> None:
 
 
 def begun(
-    beside: ThreadPoolExecutor, root: str, octets: mmap.mmap, gate: WriteGate, ranks: int = 1
+    parallel: ThreadPoolExecutor, root: str, octets: mmap.mmap, gate: WriteGate, ranks: int = 1
 ) -> tuple[Future[float], StreamHash]:
     hasher = StreamHash(PAGES * PAGE, lambda _: None)
     windows = [memoryview(octets)]
     ordered = order(root, ranks=ranks)
-    done = beside.submit(write_shard, ordered, windows, hasher, gate, lambda: None)
+    done = parallel.submit(write_shard, ordered, windows, hasher, gate, lambda: None)
     return done, hasher
 
 
 def test_a_shard_is_written_while_its_bytes_arrive(
-    tmp_path: Path, beside: ThreadPoolExecutor
+    tmp_path: Path, parallel: ThreadPoolExecutor
 ) -> None:
     octets, gate = buffer(), WriteGate(0)
-    done, hasher = begun(beside, str(tmp_path), octets, gate)
+    done, hasher = begun(parallel, str(tmp_path), octets, gate)
     fill(octets, 0, 3)
     gate.arrived(3 * PAGE + PAGE // 2, 0.0)
     hidden = tmp_path / SAVING / "5-r1-0a-1" / f".{SHARD}"
@@ -157,9 +159,9 @@ def test_a_shard_is_written_while_its_bytes_arrive(
     assert part.stall_s == 0.5
 
 
-def test_an_object_is_uploaded_while_its_bytes_arrive(beside: ThreadPoolExecutor) -> None:
+def test_an_object_is_uploaded_while_its_bytes_arrive(parallel: ThreadPoolExecutor) -> None:
     root, octets, gate = f"memory://{uuid.uuid4().hex}", buffer(), WriteGate(0)
-    done, hasher = begun(beside, root, octets, gate)
+    done, hasher = begun(parallel, root, octets, gate)
     fill(octets, 0, 3)
     gate.arrived(3 * PAGE, 0.0)
     fill(octets, 3, PAGES)
@@ -173,11 +175,11 @@ def test_an_object_is_uploaded_while_its_bytes_arrive(beside: ThreadPoolExecutor
 
 @pytest.mark.parametrize("kind", ["folder", "memory"])
 def test_a_save_that_is_given_up_leaves_no_files(
-    tmp_path: Path, beside: ThreadPoolExecutor, kind: str
+    tmp_path: Path, parallel: ThreadPoolExecutor, kind: str
 ) -> None:
     root = str(tmp_path) if kind == "folder" else f"memory://{uuid.uuid4().hex}"
     octets, gate = buffer(), WriteGate(0)
-    done, _ = begun(beside, root, octets, gate)
+    done, _ = begun(parallel, root, octets, gate)
     gate.arrived(4 * PAGE, 0.0)
     gate.give_up()
     with pytest.raises(GivenUpByRankError):
@@ -187,11 +189,11 @@ def test_a_save_that_is_given_up_leaves_no_files(
 
 
 def test_the_folder_of_a_failure_report_is_not_removed(
-    tmp_path: Path, beside: ThreadPoolExecutor
+    tmp_path: Path, parallel: ThreadPoolExecutor
 ) -> None:
     """With several ranks, another rank may have made the folder and be about to write into it."""
     gate = WriteGate(0)
-    done, _ = begun(beside, str(tmp_path), buffer(), gate, ranks=2)
+    done, _ = begun(parallel, str(tmp_path), buffer(), gate, ranks=2)
     gate.give_up()
     with pytest.raises(GivenUpByRankError):
         done.result(30)

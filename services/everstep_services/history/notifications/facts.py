@@ -1,0 +1,247 @@
+"""Which notices each kind of fact begins, changes and ends. Pure."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from everstep.messages import (
+    ActionDecided,
+    BreakerClosed,
+    BreakerOpened,
+    Fact,
+    IncidentClosed,
+    IncidentExtended,
+    IncidentOpened,
+    JobEnded,
+    NodeExcluded,
+    NodeIncluded,
+    OperatorActed,
+    StragglerCleared,
+    StragglerFound,
+    VerdictReached,
+)
+from everstep.observe.redaction import redact
+from everstep.subjects import CLUSTER
+from everstep_services.history.notifications.notices import Event, Notices
+
+_NAMES_MOST = 16
+_TEXT_MOST = 600
+_READ_MOST = 4096
+_BY_PEOPLE = frozenset({"rest", "cli", "script"})
+
+
+def take(notices: Notices, fact: Fact, now: float) -> None:
+    """Change the notices as a fact says; other facts change nothing."""
+    if (reader := _READERS.get(type(fact))) is not None:
+        reader(notices, fact, now)
+
+
+def _opened(notices: Notices, fact: IncidentOpened, now: float) -> None:
+    id_ = _incident_id(fact)
+    notice = notices.open_or_new(id_, fact, now, "incident", fact.incident)
+    if notice is None or notice.began_at is not None:
+        return
+    notices.put(
+        replace(
+            notice,
+            state="held",
+            began_at=fact.at,
+            reason=_bounded(fact.reason),
+            ranks=notice.ranks or (() if fact.rank is None else (fact.rank,)),
+            nodes=notice.nodes or (() if fact.node is None else (fact.node,)),
+        )
+    )
+
+
+def _extended(notices: Notices, fact: IncidentExtended, now: float) -> None:
+    notice = notices.open_or_new(_incident_id(fact), fact, now, "incident", fact.incident)
+    if notice is not None and fact.ranks > notice.affected:
+        notices.put(replace(notice, affected=fact.ranks))
+
+
+def _judged(notices: Notices, fact: VerdictReached, now: float) -> None:
+    notice = notices.open_or_new(_incident_id(fact), fact, now, "incident", fact.incident)
+    if notice is None or fact.revision <= notice.revision:
+        return
+    judged = replace(
+        notice,
+        revision=fact.revision,
+        cause=fact.cause,
+        verdict=_bounded(fact.reason),
+        confidence=fact.confidence,
+        ranks=fact.culprit_ranks[:_NAMES_MOST] or notice.ranks,
+        nodes=fact.culprit_nodes[:_NAMES_MOST] or notice.nodes,
+    )
+    notices.put(judged)
+    if judged.state == "firing":
+        notices.note_sent(judged, now)
+
+
+def _decided(notices: Notices, fact: ActionDecided, now: float) -> None:
+    if fact.incident is None or fact.mode != "enforce":
+        return
+    id_ = f"{fact.job}/{fact.incident}"
+    notice = notices.open_or_new(id_, fact, now, "incident", fact.incident)
+    if notice is not None:
+        notices.put(replace(notice, action=_bounded(f"{fact.action}: {fact.reason}")))
+
+
+def _closed(notices: Notices, fact: IncidentClosed, now: float) -> None:
+    notice = notices.open_or_new(_incident_id(fact), fact, now, "incident", fact.incident)
+    if notice is None or notice.outcome:
+        return
+    lost_s = fact.ledger.wall_s + fact.lost_s
+    notices.end(
+        replace(
+            notice,
+            outcome=fact.outcome or "closed",
+            ended_at=fact.at,
+            ending=_bounded(fact.reason),
+            lost_s=lost_s,
+            lost_steps=fact.lost_steps,
+        )
+    )
+
+
+def _job_ended(notices: Notices, fact: JobEnded, now: float) -> None:
+    if fact.state not in {"failed", "stopped"}:
+        return
+    id_ = f"{fact.job}/ended/{fact.id}"
+    if fact.state == "stopped" and notices.take_expected_stop(fact.job):
+        notices.finish(id_)
+        return
+    notice = notices.open_or_new(id_, fact, now, f"job_{fact.state}", fact.job)
+    if notice is None or notice.began_at is not None:
+        return
+    incident = fact.incident or ""
+    reason = _bounded(fact.reason)
+    notices.put(replace(notice, state="held", began_at=fact.at, reason=reason, incident=incident))
+
+
+def _operated(notices: Notices, fact: OperatorActed, now: float) -> None:
+    del now
+    is_stop = fact.action == "stop_job" and fact.outcome == "accepted"
+    if not is_stop or fact.origin not in _BY_PEOPLE or notices.is_finished(fact.id):
+        return
+    notices.remember(fact.id)
+    for notice in notices.all():
+        if (notice.event, notice.job, notice.state) == ("job_stopped", fact.job, "held"):
+            notices.finish(notice.id)
+            return
+    notices.expect_stop(fact.job)
+
+
+def _found(notices: Notices, fact: StragglerFound, now: float) -> None:
+    notice = notices.open_or_new(_finding_id(fact.job, fact.id), fact, now, "slow_rank", fact.id)
+    if notice is None or notice.began_at is not None:
+        return
+    if notice.outcome:  # heard in the wrong order
+        notices.finish(notice.id)
+        return
+    notices.put(
+        replace(
+            notice, state="held", began_at=fact.at, reason=_bounded(fact.reason),
+            cause=fact.cause, ranks=(fact.rank,), nodes=(fact.node,),
+            confidence=fact.confidence, cost_ratio=fact.slowdown_ratio,
+        )
+    )  # fmt: skip
+
+
+def _cleared(notices: Notices, fact: StragglerCleared, now: float) -> None:
+    notice = notices.open_or_new(
+        _finding_id(fact.job, fact.finding), fact, now, "slow_rank", fact.finding
+    )
+    if notice is None or notice.outcome:
+        return
+    if notice.state == "held":  # it did not last long enough
+        notices.finish(notice.id)
+        return
+    notices.end(
+        replace(
+            notice, outcome="cleared", ended_at=fact.at, ending=_bounded(fact.reason),
+            lost_s=fact.lost_s,
+        )
+    )  # fmt: skip
+
+
+def _excluded(notices: Notices, fact: NodeExcluded, now: float) -> None:
+    if fact.mode != "enforce" or fact.job != CLUSTER:
+        return
+    id_ = f"{fact.job}/excluded/{fact.id}"
+    notice = notices.open_or_new(id_, fact, now, "node_excluded", fact.node)
+    if notice is None or notice.began_at is not None:
+        return
+    for_s = "" if fact.ttl_s is None else f" for {fact.ttl_s:g} s"
+    notices.put(
+        replace(
+            notice, state="held", began_at=fact.at, reason=_bounded(fact.reason),
+            nodes=(fact.node,), action=_bounded(f"excluded by {fact.by}{for_s}"),
+        )
+    )  # fmt: skip
+
+
+def _included(notices: Notices, fact: NodeIncluded, now: float) -> None:
+    _end_all(notices, fact, "node_excluded", fact.node, "included", now)
+
+
+def _breaker_opened(notices: Notices, fact: BreakerOpened, now: float) -> None:
+    if fact.job != CLUSTER:
+        return
+    id_ = f"{fact.job}/breaker/{fact.id}"
+    notice = notices.open_or_new(id_, fact, now, "breaker_open", "")
+    if notice is not None and notice.began_at is None:
+        reason = _bounded(fact.reason)
+        notices.put(replace(notice, state="held", began_at=fact.at, reason=reason))
+
+
+def _breaker_closed(notices: Notices, fact: BreakerClosed, now: float) -> None:
+    _end_all(notices, fact, "breaker_open", "", "closed", now)
+
+
+def _end_all(
+    notices: Notices, fact: NodeIncluded | BreakerClosed, event: Event, subject: str, outcome: str,
+    now: float,
+) -> None:  # fmt: skip
+    """What began before this fact is over. A second copy of the fact ends nothing."""
+    del now
+    if fact.job != CLUSTER or notices.is_finished(fact.id):
+        return
+    notices.remember(fact.id)
+    for notice in notices.all():
+        if (notice.event, notice.subject) == (event, subject) and not notice.outcome:
+            reason = _bounded(fact.reason)
+            notices.end(replace(notice, outcome=outcome, ended_at=fact.at, ending=reason))
+
+
+_READERS: Mapping[type[Fact], Callable[[Notices, Any, float], None]] = {
+    ActionDecided: _decided,
+    BreakerClosed: _breaker_closed,
+    BreakerOpened: _breaker_opened,
+    IncidentClosed: _closed,
+    IncidentExtended: _extended,
+    IncidentOpened: _opened,
+    JobEnded: _job_ended,
+    NodeExcluded: _excluded,
+    NodeIncluded: _included,
+    OperatorActed: _operated,
+    StragglerCleared: _cleared,
+    StragglerFound: _found,
+    VerdictReached: _judged,
+}
+
+READ: tuple[type[Fact], ...] = tuple(_READERS)
+"""The kinds of facts that say something to people."""
+
+
+def _incident_id(fact: IncidentOpened | IncidentExtended | IncidentClosed | VerdictReached) -> str:
+    return f"{fact.job}/{fact.incident}"
+
+
+def _finding_id(job: str, finding: str) -> str:
+    return f"{job}/slow/{finding}"
+
+
+def _bounded(text: str) -> str:
+    """Without secrets: what is cut off later could show the half of one."""
+    return redact(text[:_READ_MOST])[:_TEXT_MOST]

@@ -1,1 +1,0 @@
-"""What is removed from the record, when, and at which pace."""

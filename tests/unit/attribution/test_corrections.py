@@ -1,0 +1,33 @@
+"""What a correction by a person keeps of the verdict before."""
+
+from msgspec.structs import replace
+
+from everstep import ids
+from everstep.messages import CorrectVerdict
+from everstep.verdict_causes import VerdictCause
+from everstep_services.attribution.domain.combiner import combine
+from everstep_services.attribution.domain.verdicts import VerdictContext, concluded, corrected
+from tests.unit.attribution.cases import NOON, case, claim
+
+NOW = VerdictContext(NOON, ids.new_id)
+
+
+def correction(cause: VerdictCause) -> CorrectVerdict:
+    return CorrectVerdict(
+        job="j", incident="i", by="ada", cause=cause, reason=f"it was {cause}", culprit_ranks=(1,)
+    )
+
+
+def test_a_withdrawn_correction_is_no_alternative() -> None:
+    """Only the verdict that evidence gave stays beside the last correction."""
+    of_evidence = concluded(case(), combine(case(), [claim("gpu", ranks=(0,))], ()), NOW)
+    assert of_evidence is not None
+    known = replace(case(), verdict=of_evidence)
+    _, first = corrected(known, correction("network"), NOW)
+    _, second = corrected(replace(known, verdict=first), correction("storage"), NOW)
+    for held in (first, second):
+        (other,) = held.alternatives
+        assert (other.cause, other.confidence) == ("gpu", of_evidence.confidence)
+        assert other.reason.endswith("; a person has corrected it")
+    _, again = corrected(replace(known, verdict=second), correction("storage"), NOW)
+    assert again.alternatives == second.alternatives
