@@ -27,7 +27,7 @@ from everstep.store.log import FactLog
 from everstep.subjects import CLUSTER
 from everstep_services.health.nodes.control import blank
 from everstep_services.history.commands import make_token
-from everstep_services.history.notifications.signature import signed_headers
+from everstep_services.history.notifications.targets import signed_headers
 from everstep_services.history.webhooks.settings import WebhooksSettings
 from everstep_services.history.webhooks.shapes import HealthEvents, ScheduledEvents
 from tests.fakes.clock import FakeClock

@@ -10,7 +10,7 @@ from everstep.clock import Clock
 from everstep.ids import BadNameError, checked_name
 from everstep.settings import SettingsError, read_secret
 from everstep_services.history.api.http.problems import ProblemError
-from everstep_services.history.notifications.signature import (
+from everstep_services.history.notifications.targets import (
     SIGNATURE,
     TIMESTAMP,
     signed_headers,

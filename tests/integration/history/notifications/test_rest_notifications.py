@@ -10,7 +10,7 @@ from everstep.clock import SystemClock
 from everstep_services.history.api.app import create_app
 from everstep_services.history.notifications.service import Notifications
 from everstep_services.history.notifications.settings import NotifySettings, WebhookSettings
-from everstep_services.history.notifications.signature import signed_headers
+from everstep_services.history.notifications.targets import signed_headers
 from tests.integration.conftest import Api
 from tests.integration.notification_targets import TargetServer
 
