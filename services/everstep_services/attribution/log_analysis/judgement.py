@@ -5,14 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from everstep_services.attribution.log_analysis.clocks import ZONE_S, Earliest, Moment, Offset
 from everstep_services.attribution.log_analysis.report import Failure, LogReport
+from everstep_services.attribution.log_analysis.rules import ENDS
 
 _FOLLOWING_ALIKE = 4
 _MANY_ALIKE = 3
 _SURELY_FIRST_S = 1.0
 _OTHER_YEAR_S = 300 * 86400.0
 """So far apart are times only where one of them has no year."""
-_ENDS = frozenset({"exited", "aborted"})
-"""Classes of a launcher's line that only says that a process ended."""
 _WAITED = frozenset({"collective_timeout", "rendezvous", "nccl_error"})
 """Classes of what ranks write that wait for, or lose, another."""
 
@@ -76,7 +75,7 @@ class Judgement:
         if (judged := self._by_others(base, enqueued)) is not None:
             return judged
         lasting = self._lasting(self._weak)
-        if weak := [failure for failure in lasting if failure.failure_class not in _ENDS] or [
+        if weak := [failure for failure in lasting if failure.failure_class not in ENDS] or [
             failure for failure in lasting if failure.failure_class == "aborted"
         ]:
             return self._of_weak(base, weak)

@@ -53,6 +53,8 @@ _DRIVER_HEAD = re.compile(
 """The text before it in a line that a driver, CUDA, torch or NCCL writes."""
 _GLOG = re.compile(r"\[[EWF]\d{4} [^\]]{1,200}\] .*(?:CUDA error|[Cc]uda failure)\b.*")
 """torch's own log, which reports what ended a process group."""
+ENDS = frozenset({"exited", "aborted"})
+"""Classes of a launcher's line that only says that a process ended."""
 _STEM = 4
 _NEEDS_NUMBERS = re.compile(r"\\d|\d")
 

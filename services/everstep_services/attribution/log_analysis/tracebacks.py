@@ -16,6 +16,8 @@ _EXCEPTION = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*)(?::\s?(?P<text>.*))?$")
 _LIBRARY = re.compile(
     r"site-packages/|dist-packages/|/lib/python\d|^<frozen |/torch/|/runpy\.py|^<string>"
 )
+_INDENTS = " |+"
+"""Exception groups are drawn with the latter two."""
 _MOST_FRAMES = 3
 _MOST_STRAY_LINES = 40
 
@@ -44,6 +46,8 @@ class Traceback:
         """Whether what it reports could end a script."""
         self._user: list[TracebackFrame] = []
         self._inner: TracebackFrame | None = None
+        self._depth = 0
+        """How far the last frame was indented."""
         self._stray = 0
 
     @staticmethod
@@ -58,11 +62,14 @@ class Traceback:
 
     def add(self, text: str) -> Raised | None:
         """Take a line; the exception when the traceback ends with it."""
+        depth = len(text) - len(text.lstrip(_INDENTS))
         if frame := _FRAME.match(text) or _BOXED.match(text):
             self._add_frame(frame)
+            self._depth = depth
             return None
-        text = text.lstrip(" |+")
-        ended = _EXCEPTION.match(text) if self._inner else None
+        text = text[depth:]
+        is_code = depth > 0 and depth >= self._depth  # a frame's line, as `else: raise Bad(x)`
+        ended = _EXCEPTION.match(text) if self._inner and not is_code else None
         if ended and ended["kind"].endswith("ExceptionGroup"):
             return None
         if ended and (ended["text"] is not None or "." in text or text[0].isupper()):
