@@ -19,7 +19,7 @@ IN_VENV := $(VENV)/bin/
 PIP := $(IN_VENV)python -m pip --disable-pip-version-check --no-input -qq
 say = printf '== %s\n' "$(1)"
 
-.PHONY: help setup demo test test-all test-compose acceptance check bench bench-quick docs docs-serve up down clean
+.PHONY: help setup demo test test-all test-compose acceptance check audit bench bench-quick docs docs-serve up down clean
 
 help:         ## Say what each target does
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {sub(/:.*/, "", $$1); printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ check: $(VENV)/.has-dev  ## What can be checked without running anything; stops 
 	@$(call say,codespell) && $(IN_VENV)codespell
 	@$(call say,docs/generate.py --check) && $(IN_VENV)python docs/generate.py --check
 	@$(call say,mkdocs) && $(IN_VENV)mkdocs build --quiet --strict
+
+audit: $(VENV)/.has-demo  ## List what is installed in dist/sbom.json, and look for known flaws in it
+	@tools/audit $(VENV) dist/sbom.json
 
 bench: $(VENV)/.has-test  ## Run every benchmark, one after the other
 	@for script in $$(grep -l __main__ benchmarks/*.py | grep -v /quick.py); do \
