@@ -14,7 +14,12 @@ from everstep_services.attribution.log_analysis.judgement import Judgement, Timi
 from everstep_services.attribution.log_analysis.origins import Origin, of_line
 from everstep_services.attribution.log_analysis.report import Failure, LogReport
 from everstep_services.attribution.log_analysis.rules import LogRule, LogRules, Match, Role
-from everstep_services.attribution.log_analysis.tracebacks import Raised, Traceback, innermost
+from everstep_services.attribution.log_analysis.tracebacks import (
+    Raised,
+    Traceback,
+    innermost,
+    links_exceptions,
+)
 
 _MOST_ORIGINS = 20_000
 _MOST_FAILURES = 8
@@ -67,6 +72,12 @@ class _Kept:
         if len(self.repeats) > 4 * _MOST_FAILURES:
             self.repeats = Counter(dict(self.repeats.most_common(2 * _MOST_FAILURES)))
 
+    def forget(self, failure: Failure) -> None:
+        """Drop a failure that was handled: its rank raised another one instead."""
+        if self.repeats[failure.fingerprint] == 1:
+            self.failures.pop(failure.fingerprint, None)
+            del self.repeats[failure.fingerprint]
+
     def _make_room(self, failure: Failure) -> None:
         for name, kept in self.failures.items():
             if kept.role != "root":
@@ -85,6 +96,10 @@ class LogAnalysis:
         self._open: dict[Origin, Traceback] = {}
         self._ignored: set[Origin] = set()
         """Origins whose next traceback is harmless."""
+        self._raised: dict[Origin, tuple[_Kept, Failure]] = {}
+        """The last exception of each origin."""
+        self._handled: dict[Origin, tuple[_Kept, Failure]] = {}
+        """The exceptions whose origin has another traceback in the same chain."""
         self._survived: dict[int, int] = {}
         self._processes: dict[str, int] = {}
         self._summaries: dict[Origin, int] = {}
@@ -131,17 +146,26 @@ class LogAnalysis:
         if origin in self._open and self._add_to_traceback(origin, number, line, text):
             return True
         if Traceback.begins(text):
+            self._raised.pop(origin, None)
             if len(self._open) < _MOST_ORIGINS:
                 self._open[origin] = Traceback(is_of_end=origin not in self._ignored)
             self._ignored.discard(origin)
             if not _SUMMARY_TRACEBACK.match(text):
                 self._summaries.pop(origin, None)
             return True
+        return self._add_link(origin, text) or self._add_open_line(origin, number, line, text)
+
+    def _add_link(self, origin: Origin, text: str) -> bool:
+        """Whether the line tells what the traceback before or after it means."""
+        if links_exceptions(text):
+            if origin in self._raised:
+                self._handled[origin] = self._raised[origin]
+            return True
         if text.startswith(_IGNORED):
             if len(self._ignored) < _MOST_ORIGINS:
                 self._ignored.add(origin)
             return True
-        return self._add_open_line(origin, number, line, text)
+        return False
 
     def _add_to_traceback(self, origin: Origin, number: int, line: str, text: str) -> bool:
         """Whether a line belongs to the traceback of its origin that has not ended."""
@@ -178,6 +202,8 @@ class LogAnalysis:
         """Forget tracebacks that have not ended."""
         self._open.clear()
         self._ignored.clear()
+        self._raised.clear()
+        self._handled.clear()
 
     def _add_open_line(self, origin: Origin, number: int, line: str, text: str) -> bool:
         if enqueued := _ENQUEUED.search(text):
@@ -218,7 +244,13 @@ class LogAnalysis:
         match = self._rules.match(text) or Match(_GENERAL, {})
         name = fingerprint.of_exception(kind, innermost(raised.frames), raised.message)
         frames = tuple(f"{frame.file}:{frame.line} in {frame.function}" for frame in raised.frames)
-        self._keep(origin, number, line, match, match.rule.role, name, frames)
+        kept, failure = self._keep(origin, number, line, match, match.rule.role, name, frames)
+        if origin in self._handled:
+            of_before, before = self._handled.pop(origin)
+            if before.role != "cascade" and before.severity <= failure.severity:
+                of_before.forget(before)
+        if len(self._raised) < _MOST_ORIGINS:
+            self._raised[origin] = (kept, failure)
 
     def _keep(  # noqa: PLR0913
         self,
@@ -229,7 +261,7 @@ class LogAnalysis:
         role: Role,
         name: str,
         frames: tuple[str, ...],
-    ) -> None:
+    ) -> tuple[_Kept, Failure]:
         rank, groups = origin.rank, match.groups
         if "rank" in groups:
             rank = int(groups["rank"][:7])
@@ -268,7 +300,9 @@ class LogAnalysis:
         key = (rank, -1 if rank is not None else origin.file, whose if rank is None else "")
         if key not in self._origins and len(self._origins) >= _MOST_ORIGINS:
             key = (None, origin.file, "")
-        self._origins.setdefault(key, _Kept()).add(failure)
+        kept = self._origins.setdefault(key, _Kept())
+        kept.add(failure)
+        return kept, failure
 
     def report(self) -> LogReport:
         """Return the first failure, with its evidence."""

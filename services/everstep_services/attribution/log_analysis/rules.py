@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from everstep_services.agent.probes.kernel import xid
+from everstep_services.attribution.log_analysis.tracebacks import CHAIN_WORDS
 
 Role = Literal["root", "weak", "cascade"]
 Domain = Literal[
@@ -20,7 +21,8 @@ Domain = Literal[
 _COUNTED_WORDS = ("xid", "last enqueued", "(local_rank:", "nranks")
 """Words of lines whose numbers matter."""
 CONTEXT_WORDS = (
-    "traceback (most recent", "error:", "exception:", "exception ignored in", *_COUNTED_WORDS,
+    "traceback (most recent", "error:", "exception:", "exception ignored in", *CHAIN_WORDS,
+    *_COUNTED_WORDS,
 )  # fmt: skip
 _OF_PROGRAMS = re.compile(
     r"^(?:\[[^\]]{0,80}\]:?\s*)*(?:Assertion|Attribute|Index|Key|Name|Type|UnboundLocal|Value"
