@@ -6,7 +6,7 @@ numbers of the rest.
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from everstep_services.attribution.log_analysis import clocks, fingerprint
 from everstep_services.attribution.log_analysis.clocks import Clocks
@@ -86,6 +86,29 @@ class _Kept:
                 return
 
 
+class _Caught:
+    """The tracebacks after which their own rank made a step: somebody caught the exception."""
+
+    def __init__(self) -> None:
+        self.places: set[tuple[int, int]] = set()
+        """Their files and lines."""
+        self._lines: dict[tuple[Origin, str], tuple[int, int]] = {}
+        """The lines of the first and the last traceback of each name, in the file being read."""
+
+    def add(self, origin: Origin, name: str, line: int) -> None:
+        """Take a traceback."""
+        first, _ = self._lines.get((origin, name), (line, line))
+        if len(self._lines) < _MOST_ORIGINS:
+            self._lines[origin, name] = (first, line)
+
+    def end_file(self, file: int, steps: Mapping[Origin, Sequence[tuple[int, int]]]) -> None:
+        """Compare the tracebacks of a file with the lines and numbers of its steps."""
+        for (origin, _), (first, last) in self._lines.items():
+            if _has_new_step(steps.get(_whose(origin), ()), last):
+                self.places.add((file, first))
+        self._lines.clear()
+
+
 class LogAnalysis:
     """Takes lines of any number of files, and reports the first failure."""
 
@@ -100,6 +123,9 @@ class LogAnalysis:
         """The last exception of each origin."""
         self._handled: dict[Origin, tuple[_Kept, Failure]] = {}
         """The exceptions whose origin has another traceback in the same chain."""
+        self._caught = _Caught()
+        self.unread: list[str] = []
+        """The parts of files that could not be read."""
         self._survived: dict[int, int] = {}
         self._processes: dict[str, int] = {}
         self._summaries: dict[Origin, int] = {}
@@ -123,6 +149,7 @@ class LogAnalysis:
         for one step show the offsets of the clocks.
         """
         firsts: dict[int, int] = {}
+        steps: dict[Origin, list[tuple[int, int]]] = {}
         of_origin: dict[Origin, list[int]] = {}
         for number, line in lines:
             origin, text = of_line(line, file)
@@ -130,6 +157,7 @@ class LogAnalysis:
             step, at = clocks.step_of(text), clocks.seconds(line, self._year)
             of_origin.setdefault(origin, []).append(number)
             if step is not None:
+                steps.setdefault(_whose(origin), []).append((number, step))
                 firsts.setdefault(step, number)
                 if at is not None:
                     self._clocks.observe(origin.clock, step, at)
@@ -137,6 +165,7 @@ class LogAnalysis:
         self._survived[file.file] = max(
             (numbers[-_STEPS_ON] for numbers in counted if len(numbers) >= _STEPS_ON), default=0
         )
+        self._caught.end_file(file.file, steps)
 
     def add(self, file: Origin, number: int, line: str) -> bool:
         """Take a line. Returns whether it means anything."""
@@ -221,6 +250,8 @@ class LogAnalysis:
         if match is not None:
             rule = match.rule
             role: Role = rule.in_the_open or rule.role
+            if match.is_of_kernel and origin.is_of_rank and role != "cascade":
+                role = "hint"
             name = fingerprint.of_rule(rule.failure_class, match.component)
             self._keep(origin, number, line, match, role, name, ())
             return True
@@ -249,6 +280,7 @@ class LogAnalysis:
             of_before, before = self._handled.pop(origin)
             if before.role != "cascade" and before.severity <= failure.severity:
                 of_before.forget(before)
+        self._caught.add(origin, name, number)
         if len(self._raised) < _MOST_ORIGINS:
             self._raised[origin] = (kept, failure)
 
@@ -321,10 +353,11 @@ class LogAnalysis:
             notes=tuple(self.notes),
         )
         failures = [self._with_rank(failure) for failure in failures]
-        timing = Timing(self._clocks.offsets(), self._clocks.latest, self._survived)
-        return Judgement(failures, self._accused, timing, self._silent()).report(
-            base, self._enqueued
+        timing = Timing(
+            self._clocks.offsets(), self._clocks.latest, self._survived, self._caught.places
         )
+        judgement = Judgement(failures, self._accused, timing, self._silent())
+        return judgement.report(base, self._enqueued).without(self.unread)
 
     def _with_rank(self, failure: Failure) -> Failure:
         """The failure with its rank, if its process, local rank or task shows it."""
@@ -349,3 +382,16 @@ class LogAnalysis:
         if len(failed) < max(2, world - 2):
             return ()
         return tuple(rank for rank in range(world) if rank not in failed)
+
+
+def _whose(origin: Origin) -> Origin:
+    """The origin by its rank alone, else by its local rank or task."""
+    if origin.rank is not None:
+        return Origin(origin.file, origin.rank)
+    return Origin(origin.file, None, origin.member)
+
+
+def _has_new_step(steps: Sequence[tuple[int, int]], line: int) -> bool:
+    """Whether a later step is counted after a line: a summary repeats only the last step."""
+    before = max((step for number, step in steps if number < line), default=-1)
+    return any(number > line and step > before for number, step in steps)
