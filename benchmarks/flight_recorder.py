@@ -15,7 +15,7 @@ of a job whose fault is known; each round takes them in another order. The figur
 whole processes with their children: seconds, seconds of processors, and the largest MiB that one
 process took. NVRx's runs in an interpreter that has it (`--nvrx-python`); torch's in this one. A
 peer that needs more than `--peer-s` seconds, or more than `--peer-gib` GiB of addresses, is ended,
-which is printed: the ratio is then at least that.
+which is printed: a ratio is then at least that, or there is none.
 """
 
 import argparse
@@ -191,8 +191,10 @@ def compare(folder: Path, ranks: int, peers: Sequence[str], options: argparse.Na
         )
     own = median(one.seconds for one in takes["everstep"])
     for name in peers:
+        if any(one.status and not one.is_late for one in takes[name]):
+            continue
         ratio = median(one.seconds for one in takes[name]) / own
-        least = "" if all(one.status == 0 for one in takes[name]) else "more than "
+        least = "more than " if any(one.is_late for one in takes[name]) else ""
         print(f"       {name}'s takes {least}{ratio:.1f} times as long", flush=True)
 
 

@@ -29,8 +29,8 @@ from everstep.bus.auth.login import Login
 from everstep.bus.auth.roles import agents_name
 from everstep.bus.nats_patches import PatchedClient
 from everstep.bus.server.dev_server import DevServer, dev_server
-from tests.integration.bus_servers import server_with
-from tests.integration.one_account import one_account
+from tests.integration.bus.one_account import one_account
+from tests.integration.bus.servers import server_with
 
 ROUNDS = 5
 QUESTIONS = 2_000

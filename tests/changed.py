@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.saved_by import Saving, load, path_of, same, saving
-from tests.small_pieces import PIECE_BYTES
+from tests.checkpoint_helpers.saved_by import Saving, load, path_of, same, saving
+from tests.checkpoint_helpers.small_pieces import PIECE_BYTES
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, ImageIndex, decode
 from trainer_sdk.checkpoint.save import staging, writer_process
 from trainer_sdk.checkpoint.save.request import Save
@@ -110,7 +110,7 @@ class Meanwhile:
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the copy, and in what its writer writes."""
     monkeypatch.setattr(staging, "_PIECE_BYTES", PIECE_BYTES)
-    monkeypatch.setattr(writer_process, "_MODULE", "tests.small_pieces")
+    monkeypatch.setattr(writer_process, "_MODULE", "tests.checkpoint_helpers.small_pieces")
 
 
 def save_in_small_pieces(monkeypatch: pytest.MonkeyPatch, saves: int, *, is_lazy: bool) -> Seen:

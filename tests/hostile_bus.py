@@ -21,8 +21,8 @@ from everstep.bus.auth.login import Login
 from everstep.bus.auth.roles import ADMIN, SERVICE
 from everstep.bus.server.dev_server import dev_server
 from everstep.messages import (
-    CATALOGUE,
     FACTS,
+    MESSAGE_TYPES,
     CasesDocument,
     CheckpointsDocument,
     ControlDocument,
@@ -223,7 +223,7 @@ def inputs(draw: Callable[[st.SearchStrategy[Any]], Any]) -> Input:
     if how == "field":
         data = _damaged(data, draw(st.integers(0, 40)), draw(WRONG))
     elif how == "type":
-        data = _encoded(draw(structs(draw(st.sampled_from(CATALOGUE)))))
+        data = _encoded(draw(structs(draw(st.sampled_from(MESSAGE_TYPES)))))
     elif how == "bytes":
         data = draw(BODIES)
     sequence = draw(st.sampled_from(["1", "99999999", "x", "-1", "", "9" * 30]))

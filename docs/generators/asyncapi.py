@@ -17,9 +17,9 @@ from docs.generators.message_description import (
     summary_of,
 )
 from everstep.messages.base import DocumentBody, Fact, Message, Order, Question, Reply, tag_of
-from everstep.messages.catalogue import CATALOGUE
 from everstep.messages.documents.buckets import BUCKETS
 from everstep.messages.questions.asks import ASKS
+from everstep.messages.registry import MESSAGE_TYPES
 
 Json: TypeAlias = "Mapping[str, Json] | list[Json] | str | int | float | bool | None"
 Node: TypeAlias = dict[str, Json]
@@ -57,7 +57,7 @@ def document() -> Node:
         "channels": channels,
         "operations": operations,
         "components": {
-            "messages": {message.__name__: _message(message) for message in CATALOGUE},
+            "messages": {message.__name__: _message(message) for message in MESSAGE_TYPES},
             "schemas": _schemas(),
         },
     }
@@ -66,7 +66,7 @@ def document() -> Node:
 def _add_sent(channels: Node, operations: Node) -> None:
     """Beats, timings, facts, orders and documents: one channel for each subject."""
     on_subject: dict[str, list[type[Message]]] = {}
-    for message in CATALOGUE:
+    for message in MESSAGE_TYPES:
         if not issubclass(message, Question | Reply):
             for subject in subjects_of(message):
                 on_subject.setdefault(subject, []).append(message)
@@ -140,9 +140,9 @@ def _message(message: type[Message]) -> Node:
 
 def _schemas() -> Node:
     _, schemas = msgspec.json.schema_components(
-        CATALOGUE, ref_template="#/components/schemas/{name}"
+        MESSAGE_TYPES, ref_template="#/components/schemas/{name}"
     )
-    structs = {struct.__name__: struct for struct in [*CATALOGUE, *parts_of(CATALOGUE)]}
+    structs = {struct.__name__: struct for struct in [*MESSAGE_TYPES, *parts_of(MESSAGE_TYPES)]}
     return {
         name: _with_meanings(structs[name], _as_draft_7(schema))
         for name, schema in sorted(schemas.items())

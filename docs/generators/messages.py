@@ -1,4 +1,4 @@
-"""The catalogue as a page for people, made from the code."""
+"""All messages as a page for people, made from the code."""
 
 import inspect
 import re
@@ -17,9 +17,9 @@ from docs.generators.message_description import (
     type_name,
 )
 from everstep.messages.base import BlobRef, Fact, Message, Order, Question, tag_of
-from everstep.messages.catalogue import AREAS, CATALOGUE, CATALOGUE_BY_AREA
 from everstep.messages.documents.buckets import BUCKETS
 from everstep.messages.questions.asks import ASKS
+from everstep.messages.registry import AREAS, MESSAGE_TYPES, MESSAGE_TYPES_BY_AREA
 
 _TOP = """# Messages
 
@@ -41,7 +41,7 @@ def page() -> str:
     """The page, the same for the same release."""
     sections = [_TOP, *_shared(), _asks(), _buckets()]
     described: set[Described] = {BlobRef}
-    for area, messages in CATALOGUE_BY_AREA.items():
+    for area, messages in MESSAGE_TYPES_BY_AREA.items():
         structs = [*messages, *parts_of(messages)]
         sections.append(f"## {area}\n\n{inspect.getdoc(AREAS[area])}\n")
         sections += [_entry(struct) for struct in structs if struct not in described]
@@ -113,4 +113,4 @@ def _link(struct: type) -> str:
 
 @cache
 def _linked_types() -> Mapping[str, str]:
-    return {part.__name__: _link(part) for part in parts_of(CATALOGUE)}
+    return {part.__name__: _link(part) for part in parts_of(MESSAGE_TYPES)}

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from tests.frozen_disk import freezable
+from tests.checkpoint_helpers.frozen_disk import freezable
 from tests.waiting import until
 from trainer_sdk.checkpoint import Checkpointer
 from trainer_sdk.checkpoint.events import CheckpointEvent, DelayedEvent, Reporter

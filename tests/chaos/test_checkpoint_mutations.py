@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.changed import save_and_change, save_in_small_pieces, save_in_waves
-from tests.saved_by import saving
+from tests.checkpoint_helpers.saved_by import saving
 from trainer_sdk.checkpoint.flat_state import flatten
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, ImageIndex, decode
 from trainer_sdk.checkpoint.save.request import SaveRequest

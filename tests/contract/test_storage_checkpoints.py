@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.checkpoint_shelves import flip, save
+from tests.checkpoint_helpers.checkpoint_shelves import flip, save
 from trainer_sdk.checkpoint.manifest import MANIFEST, Manifest, decode, encode, step_name
 from trainer_sdk.checkpoint.storage import Storage, StorageError, storage_for
 from trainer_sdk.checkpoint.storage.checkpoints import (

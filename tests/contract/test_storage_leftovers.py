@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from tests.checkpoint_shelves import save
+from tests.checkpoint_helpers.checkpoint_shelves import save
 from trainer_sdk.checkpoint.manifest import MANIFEST, step_name
 from trainer_sdk.checkpoint.storage import Storage
 from trainer_sdk.checkpoint.storage.checkpoints import PINNED, look, stored_checkpoints, verify

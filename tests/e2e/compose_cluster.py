@@ -16,7 +16,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ONE_SHOT = {"setup", "bus-init"}
 AGENTS = {"agent-1", "agent-2"}
-OURS = {"history", "rendezvous", "health", "catalog", "straggler", "logins", *AGENTS}
+OURS = {
+    *("history", "rendezvous", "health", "catalog", "straggler", "attribution", "logins"),
+    *AGENTS,
+}
 LASTING = {"nats", "postgres", *OURS}
 
 NEEDS_CLUSTER = [
@@ -87,4 +90,14 @@ def opened_api() -> Iterator[httpx2.Client]:
     headers = {"Authorization": f"Bearer {first_token()}"}
     url = f"http://{address('history', 7070)}/api/v1"
     with httpx2.Client(base_url=url, headers=headers, timeout=10) as client:
+        yield client
+
+
+@contextmanager
+def opened_pages() -> Iterator[httpx2.Client]:
+    """The dashboard, logged in with the first token."""
+    url = f"http://{address('history', 7070)}"
+    with httpx2.Client(base_url=url, timeout=10, follow_redirects=True) as client:
+        logged_in = client.post("/login", data={"token": first_token()}, headers={"Origin": url})
+        logged_in.raise_for_status()
         yield client

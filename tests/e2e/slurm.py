@@ -131,6 +131,7 @@ class Slurm:
         self.daemons[node].wait()
 
     def start_daemon(self, node: str) -> None:
+        self.daemons[node].wait()
         self.daemons[node] = self.start("slurmd", "-D", "-N", node)
 
     def node_state(self, node: str) -> str:

@@ -248,6 +248,7 @@ def test_each_container_has_only_its_own_secret() -> None:
         "health": {"service"},
         "catalog": {"service"},
         "straggler": {"service"},
+        "attribution": {"service"},
         "logins": {"service", "logins"},
         "bus-init": {"admin"},
         **{agent: {"agent"} for agent in AGENTS},

@@ -15,6 +15,7 @@ from tests.e2e.compose_cluster import (
     in_container,
     inspect,
     opened_api,
+    opened_pages,
 )
 from tests.waiting import until
 
@@ -92,6 +93,37 @@ def test_a_lost_node_comes_back_and_the_training_goes_on(api: httpx2.Client) -> 
     )
     assert (incident["outcome"], incident["next_round"]) == ("recovered", after)
     assert began_at() > 0
+
+
+KILL_THE_RANK = """
+import os, pathlib, signal
+for entry in pathlib.Path("/proc").glob("[0-9]*"):
+    program, *arguments = (entry / "cmdline").read_bytes().split(b"\\0")
+    if arguments[:2] == [b"-m", b"everstep_services.cli.demonstration.train"]:
+        os.kill(int(entry.name), signal.SIGKILL)
+"""
+
+
+def test_a_killed_rank_has_a_verdict_in_rest_and_on_its_page(api: httpx2.Client) -> None:
+    """The injected failure is in REST with its verdict, and on the pages (A1.2)."""
+    before = trained_round(api)
+    in_container("agent-2", "python", "-c", KILL_THE_RANK)
+    trained_round(api, before)
+    (incident,) = (
+        one for one in told(api, "/jobs/toy/incidents")["items"] if one["round"] == before
+    )
+    verdict = until(
+        lambda: told(api, f"/incidents/{incident['incident']}")["verdict"],
+        "a verdict",
+        within_s=WITHIN_S,
+    )
+    assert incident["node"] == "agent-2"
+    assert verdict["culprit_ranks"] == [incident["rank"]]
+    with opened_pages() as pages:
+        assert incident["incident"] in pages.get("/jobs/toy").text
+        page = pages.get(f"/incidents/{incident['incident']}").text
+    assert "SIGKILL" in page
+    assert "agent-2" in page
 
 
 def test_the_training_goes_on_without_the_bus(api: httpx2.Client) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.cluster import Cluster
 from tests.e2e.processes import ROOT, SCRIPTS, environment
-from tests.integration.test_run_environment import ADDED, OTHERWISE
+from tests.integration.cli.test_run_environment import ADDED, OTHERWISE
 
 RANKS = 2
 LIBRARY = """

@@ -173,7 +173,7 @@ class Connection:
 
     async def open(self) -> None:
         """Connect once, or raise the error that says why not, within `connect_within_s`."""
-        client = PatchedClient()
+        client = PatchedClient(self._settings.reconnect_jitter_s)
         try:
             await self._connect(client)
             await self._check(client)

@@ -33,7 +33,8 @@ Noticing = Callable[..., AbstractContextManager[None]]
 OLDEST_SERVER = (2, 11)
 _ABOUT_US = "$JS.API.INFO"
 _VIOLATION = "authorization violation"
-_REFUSALS = (_VIOLATION, "authentication expired", "authentication timeout")
+_REFUSALS = (_VIOLATION, "authentication expired")
+_LATE = "authentication timeout"
 _NOT_NATS = ("expecting INFO", "json parse", "Separator is")
 
 
@@ -101,6 +102,16 @@ def _unreachable(error: Exception, settings: BusSettings) -> BusError:
         )
     if _looks_foreign(error):
         return BusUnreachableError(f"the server at {where} is not a NATS server")
+    if _is_late(error):
+        return BusTimeoutError(
+            f"{where} had no login from this process in time: this machine or the server's is too "
+            f"busy. Try again; if it stays so, raise authorization.timeout of the server"
+        )
+    return _silent_or_unknown(error, settings)
+
+
+def _silent_or_unknown(error: Exception, settings: BusSettings) -> BusError:
+    where = settings.url
     if isinstance(error, TimeoutError | nats_errors.TimeoutError):
         return BusTimeoutError(
             f"{where} did not answer within {settings.connect_within_s:g} s: is it behind a "
@@ -199,6 +210,11 @@ def _is_refusal(error: Exception) -> bool:
     return isinstance(error, nats_errors.AuthorizationError) or any(
         sign in text for sign in _REFUSALS
     )
+
+
+def _is_late(error: Exception) -> bool:
+    """Whether the server waited for the login in vain."""
+    return _LATE in str(error).lower()
 
 
 def _looks_foreign(error: Exception) -> bool:

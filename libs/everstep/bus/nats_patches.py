@@ -7,6 +7,7 @@ what its `flush` and `close` leave undone. ADR 0066 says when each patch can be 
 import asyncio
 import errno
 import logging
+import random
 import re
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
@@ -84,7 +85,7 @@ class FrameParser(Parser):
 
 
 class PatchedClient(Client):
-    """nats-py's client with seven patches.
+    """nats-py's client with eight patches.
 
     1. It sends no password to a server without TLS when TLS was asked for.
     2. A server that dies before its INFO line counts as lost, not as a foreign protocol.
@@ -93,10 +94,13 @@ class PatchedClient(Client):
     5. A task that is cancelled while a connection attempt fails is cancelled.
     6. Messages that a server sends before it answers CONNECT are handled, not taken for the answer.
     7. Plain messages are handled without a queue and a task for each subscription.
+    8. It waits a random time after each attempt to reconnect that fails: nats-py's waits are all
+       the same, and a fleet would storm a server that was away for long.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, spread_s: float = 0.0) -> None:
         super().__init__()
+        self._spread_s = spread_s
         self._ps = FrameParser(self)
         self._hears: dict[int, tuple[Subscription, Hear]] = {}
         self._cancelled: Callable[[], bool] = _never
@@ -151,7 +155,12 @@ class PatchedClient(Client):
 
     async def _connect_to_server(self, s: Srv) -> None:
         self._go_on()
-        await super()._connect_to_server(s)
+        try:
+            await super()._connect_to_server(s)
+        except Exception:
+            if self.is_reconnecting:
+                await asyncio.sleep(random.uniform(0, self._spread_s))  # noqa: S311
+            raise
 
     def _go_on(self) -> None:
         """Let nats-py try again: it takes an attempt that is cancelled for one that failed."""

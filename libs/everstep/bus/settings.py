@@ -50,7 +50,8 @@ class BusSettings(Settings, frozen=True, kw_only=True):
     reconnect_wait_s: float = 1.0
     """The least time between two attempts at the same server."""
     reconnect_jitter_s: float = 1.0
-    """The most random delay before reconnecting: 0.005 s a node, so that a fleet spreads out."""
+    """The most random delay before each attempt to reconnect: 0.005 s a node, so that a fleet
+    spreads out."""
     ping_interval_s: float = 15.0
     """A connection that misses three pings is dead."""
     request_within_s: float = 5.0

@@ -4,7 +4,6 @@ from everstep.messages.base import *
 from everstep.messages.beats.progress import *
 from everstep.messages.beats.sketch import *
 from everstep.messages.beats.timings import *
-from everstep.messages.catalogue import *
 from everstep.messages.codec import *
 from everstep.messages.documents.buckets import *
 from everstep.messages.documents.cases import *
@@ -33,3 +32,4 @@ from everstep.messages.questions.health import *
 from everstep.messages.questions.logins import *
 from everstep.messages.questions.rendezvous import *
 from everstep.messages.questions.straggler import *
+from everstep.messages.registry import *

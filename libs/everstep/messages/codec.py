@@ -8,7 +8,7 @@ import msgspec
 
 from everstep.errors import EverstepError
 from everstep.messages.base import Count, Message, Name, Part, Time, tag_of
-from everstep.messages.catalogue import CATALOGUE
+from everstep.messages.registry import MESSAGE_TYPES
 
 MAX_MESSAGE_BYTES = 1024 * 1024
 """The largest message that is sent or read: what a NATS server takes by default."""
@@ -16,13 +16,13 @@ SHOWN_BYTES = 80
 """How much of a bad message its error shows."""
 
 AnyMessage: TypeAlias = Message
-"""One of `CATALOGUE`. Match on the classes that you know, and pass over the rest."""
+"""One of `MESSAGE_TYPES`. Match on the classes that you know, and pass over the rest."""
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
 
-_TAGS = frozenset(tag_of(message) for message in CATALOGUE)
+_TAGS = frozenset(tag_of(message) for message in MESSAGE_TYPES)
 _ENCODER = msgspec.json.Encoder()
-_DECODER: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(Union[CATALOGUE])  # noqa: UP007  built from a tuple
+_DECODER: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(Union[MESSAGE_TYPES])  # noqa: UP007  built from a tuple
 
 
 class BadMessageError(EverstepError):

@@ -66,6 +66,8 @@ def redact(text: str) -> str:
         as_json = json.dumps(secret, ensure_ascii=False)
         for form in {secret, as_json[1:-1], repr(secret)[1:-1]}:
             text = text.replace(form, MASK)
+    if not _has_a_hint(text):
+        return text
     text = _TOKEN.sub(f"evs_{MASK}", text)
     text = _ISSUED.sub(MASK, text)
     text = _PRIVATE_KEY.sub(rf"\g<1> {MASK}", text)
@@ -77,6 +79,11 @@ def redact(text: str) -> str:
     text = _URL_USER.sub(rf"\g<1>{MASK}@", text)
     text = _CUT_PASSWORD.sub(rf"\g<1>:{MASK}", text)
     return _URL_PASSWORD.sub(rf"\g<1>:{MASK}@", text)
+
+
+def _has_a_hint(text: str) -> bool:
+    lower = text.lower()
+    return any(hint in lower for hint in _HINTS) or any(hint in text for hint in _SEED_HINTS)
 
 
 def names_a_secret(name: str) -> bool:
@@ -106,9 +113,7 @@ def redact_json(text: str) -> str:
     The value of a field with the name of a secret is masked whole, and so is the string after an
     option such as `--password` in a list.
     """
-    lower = text.lower()
-    exact = (*_SEED_HINTS, *known_secrets())
-    if not any(hint in lower for hint in _HINTS) and not any(hint in text for hint in exact):
+    if not _has_a_hint(text) and not any(secret in text for secret in known_secrets()):
         return text
     return _LITERAL.sub(_Strings(), text)
 

@@ -14,8 +14,8 @@ from everstep.messages.codec import BadMessageError, UnknownMessageError, decode
 from everstep.store import tables
 from everstep.store.database import Database
 from everstep.store.errors import SchemaTooNewError
-from everstep.store.projected.catalogue import VERSION
 from everstep.store.projected.changes import Changes, LoggedFact
+from everstep.store.projected.registry import VERSION
 from everstep.store.upserts import Insert, Row, Upsert
 
 log = logging.getLogger(__name__)

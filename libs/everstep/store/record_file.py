@@ -17,7 +17,7 @@ from everstep.store.errors import (
     SchemaTooNewError,
     SchemaTooOldError,
 )
-from everstep.store.projected.catalogue import VERSION
+from everstep.store.projected.registry import VERSION
 from everstep.store.schema import current_revision, head, known_revisions
 
 

@@ -21,7 +21,7 @@ from everstep.ids import new_id
 from everstep.store import tables
 from everstep.store.database import Database
 from everstep.store.errors import SchemaTooNewError
-from everstep.store.projected.catalogue import VERSION
+from everstep.store.projected.registry import VERSION
 
 log = logging.getLogger(__name__)
 logging.getLogger("alembic").setLevel(logging.WARNING)  # we log its work in one event

@@ -19,8 +19,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-from everstep.store.projected.catalogue import PROJECTED
 from everstep.store.projected.changes import ProjectedTable, Type
+from everstep.store.projected.registry import PROJECTED
 
 metadata = MetaData(
     naming_convention={

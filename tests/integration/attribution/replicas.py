@@ -30,7 +30,7 @@ from everstep_services.attribution.incident import Analyzer
 from everstep_services.attribution.log_analysis import rules
 from everstep_services.attribution.replica import AttributionReplica
 from everstep_services.attribution.settings import AttributionSettings
-from tests.integration.health_replicas import facts_of
+from tests.integration.health.replicas import facts_of
 from tests.unit.rendezvous.documents import seated
 
 QUICK = AttributionSettings(

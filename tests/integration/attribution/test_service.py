@@ -28,7 +28,7 @@ from everstep_services.attribution.analyzers import ends
 from everstep_services.attribution.domain.claims import Claim
 from everstep_services.attribution.incident import Incident
 from tests.integration.attribution.replicas import PEER, QUICK, Training, at_work, verdicts
-from tests.integration.health_replicas import facts_of
+from tests.integration.health.replicas import facts_of
 
 TRACEBACK = b"""Traceback (most recent call last):
   File "/home/ann/train.py", line 31, in step

@@ -7,8 +7,8 @@ import httpx2
 import pytest
 
 from everstep_services.catalog.replica import CatalogReplica
-from tests.checkpoint_shelves import flip, save
-from tests.integration.catalog_replicas import at_work, committed
+from tests.checkpoint_helpers.checkpoint_shelves import flip, save
+from tests.integration.catalog.replicas import at_work, committed
 from tests.integration.conftest import Api
 from tests.unit.history.facts import make
 from tests.waiting import until_async

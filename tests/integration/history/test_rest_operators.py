@@ -31,7 +31,7 @@ from everstep_services.history.settings import ApiSettings, HistorySettings
 from everstep_services.rendezvous.service import Rendezvous
 from everstep_services.rendezvous.settings import RendezvousSettings
 from tests.integration.conftest import Api
-from tests.integration.rendezvous_agents import Agent
+from tests.integration.rendezvous.agents import Agent
 from tests.unit.history.facts import make
 from tests.unit.rendezvous.world import spec
 from tests.waiting import until_async

@@ -34,7 +34,7 @@ from everstep_services.agent.run_plan import RunPlan
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.run.arguments import scan
 from everstep_services.cli.run.plan import plan_run
-from tests.integration.replica_nodes import JOB, order, patient, save_image
+from tests.integration.replicas.nodes import JOB, order, patient, save_image
 from tests.waiting import until_async
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, ImageIndex, decode
 

@@ -19,9 +19,9 @@ import torch
 import torch._dynamo  # each training would import it with its first optimizer
 from xxhash import xxh3_128_hexdigest
 
+from tests.checkpoint_helpers.small_pieces import PIECE_BYTES
 from tests.killing_server import sent
 from tests.scripted import apart
-from tests.small_pieces import PIECE_BYTES
 from tests.waiting import until
 from trainer_sdk.checkpoint.checkpointer import Checkpointer
 from trainer_sdk.checkpoint.data import PositionedSampler, RngState
@@ -199,7 +199,10 @@ def flaws(root: str) -> list[tuple[int, str]]:
 def main(folder: Path, root: str, kills: int, seed: int, most: int) -> None:
     chance, record = random.Random(seed), Record()
     (folder / "images").mkdir(mode=0o700)
-    staging._PIECE_BYTES, writer_process._MODULE = PIECE_BYTES, "tests.small_pieces"
+    staging._PIECE_BYTES, writer_process._MODULE = (
+        PIECE_BYTES,
+        "tests.checkpoint_helpers.small_pieces",
+    )
     killed = number = 0
     while killed < kills and not record.wrong:
         number += 1

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from xxhash import xxh3_128_hexdigest
 
-from tests.killed_writer import (
+from tests.checkpoint_helpers.killed_writer import (
     BUFFER_BYTES,
     FILE_BYTES,
     GOES_ON,
@@ -29,9 +29,9 @@ from tests.killed_writer import (
     shard_name,
     state,
 )
+from tests.checkpoint_helpers.small_pieces import write_small_pieces
 from tests.killing_server import unfinished
 from tests.scripted import apart
-from tests.small_pieces import write_small_pieces
 from trainer_sdk.checkpoint.manifest import (
     IMAGE,
     INDEX,

@@ -28,7 +28,7 @@ from everstep.store.errors import (
     StoreError,
 )
 from everstep.store.log import FactLog
-from everstep.store.projected.catalogue import VERSION
+from everstep.store.projected.registry import VERSION
 from everstep.store.queries import log_head, stream_position
 from everstep.store.schema import upgrade
 from everstep_services.history.projections.fold import fold

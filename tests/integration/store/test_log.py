@@ -15,9 +15,9 @@ from everstep.store import tables
 from everstep.store.database import Database
 from everstep.store.errors import UnstorableError
 from everstep.store.log import FactLog, NewFact
-from everstep.store.projected.catalogue import PROJECTED
 from everstep.store.projected.changes import Changes, LoggedFact, Value
 from everstep.store.projected.jobs import JOBS
+from everstep.store.projected.registry import PROJECTED
 from everstep.store.queries import log_head, stream_position
 from everstep_services.history.fact_decoder import decode_batch
 from everstep_services.history.projections.fold import fold

@@ -35,7 +35,7 @@ from everstep_services.straggler.domain.rules import LiveRules
 from everstep_services.straggler.jobs import MakeJudge
 from everstep_services.straggler.replica import Straggler
 from everstep_services.straggler.settings import StragglerSettings
-from tests.integration.health_replicas import facts_of
+from tests.integration.health.replicas import facts_of
 from tests.unit.straggler.changes import slow
 from tests.waiting import until_async
 

@@ -20,9 +20,9 @@ from everstep_services.rendezvous.service import Rendezvous
 from everstep_services.rendezvous.settings import RendezvousSettings
 from everstep_services.straggler.settings import StragglerSettings
 from tests.fakes.clock import NotedClock
-from tests.integration import health_replicas
-from tests.integration.health_replicas import facts_of
-from tests.integration.rendezvous_agents import Agent
+from tests.integration.health import replicas as health_replicas
+from tests.integration.health.replicas import facts_of
+from tests.integration.rendezvous.agents import Agent
 from tests.integration.straggler.replicas import QUICK, Nodes, at_work, document, switch
 from tests.unit.rendezvous.world import spec
 from tests.waiting import until_async

@@ -21,7 +21,7 @@ from everstep_services.straggler.domain.job import JobJudge
 from everstep_services.straggler.replica import Straggler
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.fakes.clock import FakeClock
-from tests.integration.health_replicas import facts_of
+from tests.integration.health.replicas import facts_of
 from tests.integration.straggler.replicas import (
     Nodes,
     SimpleJudge,

@@ -118,6 +118,19 @@ def test_observed_stalls_and_refused_acts_begin_nothing() -> None:
     assert cases.document.cases == ()
 
 
+def test_a_stop_by_attribution_itself_is_no_act_from_outside() -> None:
+    """A7.2: it follows from a verdict, and is no evidence for another one."""
+    acts = [
+        OperatorActed(
+            **about(id=by), by=by, action="stop_job", target="", outcome="accepted", reason=""
+        )
+        for by in ("attribution", "ada")
+    ]
+    case = cases_of(formed(), opened(), *acts).case("i")
+    assert case is not None
+    assert [act.by for act in case.outside] == ["ada"]
+
+
 def test_a_stall_that_only_warns_is_remembered_apart_from_those_that_end_a_round() -> None:
     cases = cases_of(formed(), stalled(1, is_fatal=False), stalled(2))
     assert cases.cases == ()

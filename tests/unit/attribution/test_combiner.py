@@ -116,6 +116,18 @@ def test_advice_follows_from_the_cause(one: Claim, advice: str) -> None:
     assert combine(case(), [one], []).advice == advice
 
 
+def test_a_second_failure_of_a_culprit_is_no_rival() -> None:
+    """A7.2: two ranks fail at once, each by an error of its own; the recorders name both."""
+    both = claim("unknown", 0.95, role="place", ranks=(0, 2), analyzer="flight_recorder")
+    joined = claim("user_code", 0.3, ranks=(0, 2), analyzer="flight_recorder", kind="never_joined")
+    one = claim("user_code", 0.85, ranks=(2,), says="rank 2 raised TypeError", fingerprint="t")
+    other = claim("user_code", 0.85, ranks=(0,), says="rank 0 raised KeyError", fingerprint="k")
+    found = combine(case(), [one, both, joined, other], [])
+    assert (found.cause, found.ranks, found.others) == ("user_code", (0, 2), ())
+    assert "rank 2 raised TypeError" in found.reason
+    assert "rank 0 raised KeyError" in found.reason
+
+
 def test_the_same_failure_without_a_step_in_between_is_to_be_stopped() -> None:
     first = claim("user_code", ranks=(3,), fingerprint="observed:ValueError")
     again = claim(

@@ -177,6 +177,26 @@ async def test_an_earlier_incident_counts_only_while_no_step_was_made_since() ->
     assert found.advice == "restart"
 
 
+async def test_a_signal_is_never_the_same_failure() -> None:
+    """A4.2: whoever sent it to another rank yesterday says nothing about this rank."""
+    killed = end(3, how="signal", exit_code=None, signal="SIGKILL")
+    name = ends.fingerprint_of(killed)
+    before = PastIncident(job="k", incident="h", at=NOON, cause="unknown", fingerprint=name)
+    of = case(ends=(lost_peer(0), killed))
+    alone = await judged(of)
+    for past in (before, replace(before, job="j")):
+        assert (await judged(replace(of, past=(past,)))).confidence == alone.confidence
+    twice = replace(of, ends=(*of.ends, replace(killed, round=2)))
+    assert (await judged(twice)).advice == alone.advice
+
+
+async def test_a_command_that_failed_is_an_exception_of_the_script() -> None:
+    """A4.1: only a launcher's own line reports the end of a rank in the same words."""
+    text = "Command '['false']' returned non-zero exit status 1."
+    found = await judged(case(ends=(lost_peer(0), raised(3, "CalledProcessError", text))))
+    assert (found.cause, found.kind, found.ranks) == ("user_code", "python_exception", (3,))
+
+
 async def test_an_analyzer_that_fails_or_is_slow_is_named_and_delays_nobody() -> None:
     async def bad(_: object) -> list[object]:
         raise KeyError("a bug")
@@ -305,6 +325,10 @@ async def test_a_full_disk_behind_an_exception_of_a_library_is_storages() -> Non
     save = raised(0, "RuntimeError", text, traceback=f"{before}\nRuntimeError: {text}")
     found = await judged(case(ends=(save,)))
     assert (found.cause, found.kind, found.ranks) == ("storage", "disk_full", (0,))
+    stream = "RuntimeError: basic_ios::clear: iostream error"  # as with a limit of file sizes
+    limited = raised(0, "RuntimeError", text, traceback=f"{stream}\n\nRuntimeError: {text}")
+    found = await judged(case(ends=(limited,)))
+    assert (found.cause, found.kind, found.ranks) == ("storage", "storage", (0,))
     own = raised(0, "RuntimeError", text, traceback=f"KeyError: 'x'\nRuntimeError: {text}")
     assert (await judged(case(ends=(own,)))).cause == "user_code"
 

@@ -181,6 +181,17 @@ async def test_where_all_other_recorders_agree_the_rank_without_one_differs() ->
     assert not (await judged(of, {"log": REFUSED, "flight_recorder": two})).ranks
 
 
+async def test_a_signal_that_python_reports_too_is_one_event() -> None:
+    """A7.1: the line of its fault handler is no second witness."""
+    of = case(ends=(end(3, how="signal", exit_code=None, signal="SIGBUS"), lost_peer(0)))
+    alone = await judged(of, {})
+    log = pack([ArchiveMember(3, "txt", b"Fatal Python error: Bus error\n")], {})
+    found = await judged(of, {"log": log})
+    assert found.ranks == (3,)
+    assert found.confidence <= alone.confidence + 0.15
+    assert found.confidence < 0.9
+
+
 async def test_stacks_say_what_that_rank_does_instead() -> None:
     members = [ArchiveMember(rank, "json", stack(*ALL_REDUCE)) for rank in (0, 1, 3)]
     loader = ("_try_get_data", "/site-packages/torch/utils/data/dataloader.py", 1251)

@@ -1,4 +1,4 @@
-"""What is generated from the catalogue: an AsyncAPI document and a page, both fresh."""
+"""The pages that are generated from the messages: an AsyncAPI document and a page, both fresh."""
 
 import json
 import re
@@ -13,9 +13,9 @@ import everstep
 from docs import generate
 from docs.generators import message_description
 from docs.generators import messages as messages_page
-from everstep.messages import CATALOGUE, catalogue, tag_of
+from everstep.messages import MESSAGE_TYPES, registry, tag_of
 
-STRUCTS = [*CATALOGUE, *message_description.parts_of(CATALOGUE)]
+STRUCTS = [*MESSAGE_TYPES, *message_description.parts_of(MESSAGE_TYPES)]
 Node = dict[str, typing.Any]
 
 
@@ -84,11 +84,11 @@ def test_every_message_is_on_a_channel_with_its_schema(described: Node) -> None:
     on_channels = {
         name for channel in described["channels"].values() for name in channel["messages"]
     }
-    assert on_channels == {message.__name__ for message in CATALOGUE}
+    assert on_channels == {message.__name__ for message in MESSAGE_TYPES}
     addresses = [channel["address"] for channel in described["channels"].values()]
     known = [address for address in addresses if address]
     assert len(set(known)) == len(known)
-    for message in CATALOGUE:
+    for message in MESSAGE_TYPES:
         payload = described["components"]["messages"][message.__name__]["payload"]
         schema = resolved(described, payload["$ref"])
         assert schema["properties"]["type"]["enum"] == [tag_of(message)]
@@ -103,7 +103,7 @@ def test_the_page_names_every_message_and_field() -> None:
             assert f"| `{field.name}` |" in text
     for target in re.findall(r"\]\(#([^)]+)\)", text):
         assert f"### {target}\n" in text.lower()
-    assert all(f"\n## {area}\n" in text for area in catalogue.AREAS)
+    assert all(f"\n## {area}\n" in text for area in registry.AREAS)
 
 
 def test_generated_files_are_fresh_and_a_stale_one_is_named(tmp_path: Path) -> None:

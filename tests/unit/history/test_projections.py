@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.messages import FACTS, Fact, kind_of
-from everstep.store.projected.catalogue import PROJECTED, VERSION
 from everstep.store.projected.changes import (
     Changes,
     Key,
@@ -21,6 +20,7 @@ from everstep.store.projected.changes import (
 from everstep.store.projected.incidents import ACTIONS, EVIDENCE, INCIDENTS
 from everstep.store.projected.jobs import EXITS, JOBS, MEMBERS, ROUNDS
 from everstep.store.projected.nodes import LIMITS, LOCATED, NODE_CHECKS, NODES, STALLS, WATCHES
+from everstep.store.projected.registry import PROJECTED, VERSION
 from everstep.store.projected.stragglers import STEP_SHIFTS, STRAGGLERS
 from everstep_services.history.projections.fold import PROJECTIONS, fold
 from tests.unit.history.facts import PROJECTED_KINDS, facts, make
@@ -299,7 +299,7 @@ def test_the_end_of_a_log_is_of_a_stream(kind: str, summary: str, stream: str | 
 
 
 def test_shapes_only_change_with_their_version() -> None:
-    """If this fails: raise `projected.catalogue.VERSION`, and write the new fingerprint here."""
+    """If this fails: raise `projected.registry.VERSION`, and write the new fingerprint here."""
     said = repr(
         [
             (

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import everstep
 from everstep.messages import (
-    CATALOGUE,
     MAX_MESSAGE_BYTES,
+    MESSAGE_TYPES,
     BadMessageError,
     Done,
     EncodingTooLargeError,
@@ -35,7 +35,7 @@ from tests.unit.messages.write_golden import GOLDEN, example
 
 NOW = datetime(2026, 11, 21, 7, 41, 44, 706326, tzinfo=UTC)
 FILES = sorted(GOLDEN.glob("*/*.json"))
-EVERY_MESSAGE = pytest.mark.parametrize("message", CATALOGUE, ids=lambda m: m.__name__)
+EVERY_MESSAGE = pytest.mark.parametrize("message", MESSAGE_TYPES, ids=lambda m: m.__name__)
 FEW = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 LOST = NodeLost(
     id="0" * 32,

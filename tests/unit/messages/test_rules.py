@@ -1,4 +1,4 @@
-"""The catalogue is complete, and every message keeps the house rules."""
+"""The registry of messages is complete, and every message keeps the house rules."""
 
 import inspect
 import re
@@ -15,8 +15,8 @@ from everstep import messages
 from everstep.messages import (
     ASKS,
     BUCKETS,
-    CATALOGUE,
     FACTS,
+    MESSAGE_TYPES,
     DocumentBody,
     Fact,
     Message,
@@ -34,7 +34,7 @@ SIZE_WORDS = {
 IMMUTABLE = (str, int, float, bool, tuple, types.NoneType)
 PLAIN: set[type] = {str, int, float, bool, datetime, types.NoneType}
 CONTAINERS = {None, tuple, Mapping, types.UnionType, typing.Union}
-STRUCTS = [*CATALOGUE, *message_description.parts_of(CATALOGUE)]
+STRUCTS = [*MESSAGE_TYPES, *message_description.parts_of(MESSAGE_TYPES)]
 
 
 def problems_of(struct: type[msgspec.Struct]) -> list[str]:
@@ -129,16 +129,16 @@ def test_the_house_rules_find_what_they_look_for() -> None:
     }
 
 
-def test_the_catalogue_is_complete() -> None:
+def test_the_registry_is_complete() -> None:
     ours = [m for m in below(Message) if m.__module__.startswith("everstep.")]
     tagged = {m for m in ours if "." in tag_of(m)}
-    assert tagged == set(CATALOGUE)
+    assert tagged == set(MESSAGE_TYPES)
     bases = {m.__name__ for m in ours} - {m.__name__ for m in tagged}
     assert bases == {
         *("Fact", "RoundFact", "RankFact", "IncidentFact"),
         *("Order", "Question", "Reply", "DocumentBody"),
     }, "a message without a tag"
-    assert set(FACTS) == {m for m in CATALOGUE if issubclass(m, Fact)}
+    assert set(FACTS) == {m for m in MESSAGE_TYPES if issubclass(m, Fact)}
     assert {m.__name__ for m in STRUCTS} <= set(vars(messages))
 
 
@@ -149,7 +149,7 @@ def below(base: type[Message]) -> Iterator[type[Message]]:
 
 
 def test_a_kind_names_one_fact_only() -> None:
-    tags = [tag_of(message) for message in CATALOGUE]
+    tags = [tag_of(message) for message in MESSAGE_TYPES]
     assert len(set(tags)) == len(tags)
     kinds = [kind_of(fact) for fact in FACTS]
     assert len(set(kinds)) == len(kinds)
@@ -164,4 +164,4 @@ def test_every_question_is_asked_and_every_reply_answers() -> None:
 
 
 def only(base: type[Message]) -> set[type[Message]]:
-    return {message for message in CATALOGUE if issubclass(message, base)}
+    return {message for message in MESSAGE_TYPES if issubclass(message, base)}

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 import everstep
-from everstep.messages import CATALOGUE, Message, encode
+from everstep.messages import MESSAGE_TYPES, Message, encode
 
 GOLDEN = Path(__file__).parent / "golden"
 _TEXTS = {
@@ -71,7 +71,7 @@ def main() -> int:
     folder = GOLDEN / everstep.__version__
     folder.mkdir(parents=True, exist_ok=True)
     refused = []
-    for message in CATALOGUE:
+    for message in MESSAGE_TYPES:
         path, data = folder / f"{message.__name__}.json", encode(example(message))
         if not path.exists():
             path.write_bytes(data)

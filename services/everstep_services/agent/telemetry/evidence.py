@@ -254,6 +254,8 @@ class EvidenceRecorder(Collections):
         """Store the last output of rank 0, which stands for all ranks that were stopped."""
         if order.first_rank or not ranks or ranks[0] != 0:
             return
+        if (order.round, 0) in self._failures:  # it failed before it was stopped: its log is kept
+            return
         failure = self._failures.setdefault((order.round, 0), _Failure(incident=incident))
 
         async def keep() -> None:

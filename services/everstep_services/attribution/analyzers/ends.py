@@ -17,7 +17,7 @@ from everstep_services.agent.core.exit import RankExit
 from everstep_services.attribution.domain.claims import GENERAL, WITHOUT_CULPRIT, Claim, cause_of
 from everstep_services.attribution.incident import Incident
 from everstep_services.attribution.log_analysis import fingerprint
-from everstep_services.attribution.log_analysis.rules import Match, shipped
+from everstep_services.attribution.log_analysis.rules import ENDS, Match, shipped
 
 _QUOTED = 240
 _TOLD_RANKS = 8
@@ -381,7 +381,7 @@ def _of_exception(end: RankEnd) -> tuple[VerdictCause, str, float, str]:
     if match is not None and match.rule.role == "root":
         rule = match.rule
         return _cause(match), rule.failure_class, _STRENGTHS[rule.severity], event
-    if match is not None:
+    if match is not None and match.rule.failure_class not in ENDS:
         return "unknown", match.rule.failure_class, 0.4, event
     if (storage := _storage_failure(end)) is not None:
         kind, line = storage

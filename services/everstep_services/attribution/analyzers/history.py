@@ -21,10 +21,19 @@ def _of_case(case: Case) -> list[Claim]:
     return [*_repeated(case), *_seen_before(case), *_nodes(case)]
 
 
+def _repeatable(case: Case) -> Iterator[tuple[str, list[int]]]:
+    """The failures, with their ranks, that would be the same if they came again.
+
+    A signal is not: somebody else may have sent it.
+    """
+    signals = {fingerprint_of(end) for end in case.ends if end.how == "signal"}
+    yield from (failure for failure in fingerprints(case).items() if failure[0] not in signals)
+
+
 def _repeated(case: Case) -> Iterator[Claim]:
     """The same failure in further rounds of this incident, without a step in between."""
     later = {end.round for end in case.ends} - {case.round}
-    for name, ranks in fingerprints(case).items():
+    for name, ranks in _repeatable(case):
         rounds = {end.round for end in case.ends if fingerprint_of(end) == name} & later
         if rounds:
             more = _counted(len(rounds), "more round")
@@ -32,7 +41,7 @@ def _repeated(case: Case) -> Iterator[Claim]:
 
 
 def _seen_before(case: Case) -> Iterator[Claim]:
-    for name, ranks in fingerprints(case).items():
+    for name, ranks in _repeatable(case):
         alike = [incident for incident in case.past if incident.fingerprint == name]
         own = [incident for incident in alike if incident.job == case.job]
         if own and not _has_advanced(case, own[-1]):

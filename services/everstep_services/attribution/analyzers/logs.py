@@ -32,6 +32,7 @@ _OF_PROCESSES: Mapping[str, frozenset[str]] = {
 """Kinds of kernel lines about one process, and the signals that end such a process."""
 _OF_ANOTHER = 0.3
 """The factor for such a line if no rank of its node ended in that way."""
+_ECHO = "Fatal Python error: "
 _OF_BOTH = 0.97
 """The strength if a rank and the kernel of its node report the same device."""
 _OF_DEVICE = re.compile(
@@ -66,7 +67,7 @@ async def _of(incident: Incident, *kinds: str) -> Sequence[Claim]:
     pieces = [piece for piece, _, _ in read]
     claims = _claims(report, pieces, is_kernel=is_kernel)
     if not is_kernel:
-        return list(claims)
+        return [_without_echo(claim, incident.case) for claim in claims]
     doubted = [_doubted(claim, incident.case) for claim in claims]
     return [*doubted, *_of_devices(report, pieces, incident.case)]
 
@@ -114,6 +115,14 @@ def _doubted(claim: Claim, case: Case) -> Claim:
         return claim
     says = f"{claim.says} (no rank ended in this way: it may have been another process)"
     return replace(claim, strength=claim.strength * _OF_ANOTHER, says=says)
+
+
+def _without_echo(claim: Claim, case: Case) -> Claim:
+    """Weaken what Python writes when a signal ends it: the end of the rank tells the same."""
+    is_echo = _ECHO in claim.says and any(
+        end.signal is not None and end.rank in claim.ranks for end in first_ends(case)
+    )
+    return replace(claim, strength=claim.strength * _OF_ANOTHER) if is_echo else claim
 
 
 def _report(

@@ -54,6 +54,8 @@ _TEXT_MOST = 1024
 _SHORT_MOST = 240
 _TRACEBACK_MOST = 4096
 _ENDS_A_JOB = frozenset({"stop_job", "restart_job", "drain_node"})
+_OURSELVES = "attribution"
+"""The name under which the policy asks: it acts because of a verdict, not from outside."""
 _CAPTURE = "capture"
 """The prefix of the ids of captures, which are not incidents."""
 _LEFT_BADLY = frozenset({"preempted", "drained", "excluded", "operator", "failed"})
@@ -291,7 +293,7 @@ class JobCases:
         return self._from_outside(fact, act)
 
     def _operated(self, fact: OperatorActed) -> str | None:
-        if fact.outcome != "accepted" or fact.action not in _ENDS_A_JOB:
+        if fact.outcome != "accepted" or fact.action not in _ENDS_A_JOB or fact.by == _OURSELVES:
             return None
         act = OutsideAct(
             act=fact.action, by=fact.by, reason=fact.reason[:_SHORT_MOST], fact=fact.id,

@@ -77,10 +77,12 @@ def _judged(
     missing: tuple[str, ...],
     weights: Weights,
 ) -> CaseJudgement:
-    best, rest = candidates[0], candidates[1:]
+    best = candidates[0]
+    joint = [other for other in candidates[1:] if _is_joint(other, best)]
+    rest = [other for other in candidates[1:] if other not in joint]
     confidence = _confidence(best, rest[0] if rest else None, weights)
     is_unsure = confidence < weights.confidence.least
-    others = rest if not is_unsure else candidates
+    others = rest if not is_unsure else [best, *rest]
     considered = tuple(
         _considered(other, best, confidence, weights) for other in others[:_ALTERNATIVES_MOST]
     )
@@ -96,7 +98,7 @@ def _judged(
         cause=best.cause,
         kind=best.lead.kind,
         confidence=round(confidence, 2),
-        reason=_reason(best, claims),
+        reason="; ".join([_reason(best, claims), *(f"also {it.lead.says}" for it in joint)]),
         advice=_advice(best, is_transient, _came_again(best)),
         is_inconclusive=False,
         ranks=best.ranks[:_RANKS_MOST],
@@ -107,6 +109,12 @@ def _judged(
         others=considered,
         missing=missing,
     )
+
+
+def _is_joint(other: Explanation, best: Explanation) -> bool:
+    """Whether it is about some of the culprits and of the same cause: another failure, no rival."""
+    ranks = set(other.ranks)
+    return other.cause == best.cause and bool(ranks) and ranks <= set(best.ranks)
 
 
 def _confidence(best: Explanation, rival: Explanation | None, weights: Weights) -> float:

@@ -13,7 +13,7 @@ from everstep_services.attribution.log_analysis.clocks import Clocks
 from everstep_services.attribution.log_analysis.judgement import Judgement, Timing
 from everstep_services.attribution.log_analysis.origins import Origin, of_line
 from everstep_services.attribution.log_analysis.report import Failure, LogReport
-from everstep_services.attribution.log_analysis.rules import LogRule, LogRules, Match, Role
+from everstep_services.attribution.log_analysis.rules import ENDS, LogRule, LogRules, Match, Role
 from everstep_services.attribution.log_analysis.tracebacks import (
     Raised,
     Traceback,
@@ -247,6 +247,8 @@ class LogAnalysis:
             self._set_process(origin.pid, int(nccl["rank"]))
             return True
         match = self._rules.match(text)
+        if match is not None and origin.rank is not None and match.rule.id.startswith("xid_"):
+            match = None  # the kernel writes no line of a rank
         if match is not None:
             rule = match.rule
             role: Role = rule.in_the_open or rule.role
@@ -272,7 +274,9 @@ class LogAnalysis:
     def _add_raised(self, origin: Origin, number: int, line: str, raised: Raised) -> None:
         kind = raised.kind.rpartition(".")[2]
         text = f"{kind}: {raised.message}" if raised.message else kind
-        match = self._rules.match(text) or Match(_GENERAL, {})
+        match = self._rules.match(text)
+        if match is None or match.rule.failure_class in ENDS:
+            match = Match(_GENERAL, {})
         name = fingerprint.of_exception(kind, innermost(raised.frames), raised.message)
         frames = tuple(f"{frame.file}:{frame.line} in {frame.function}" for frame in raised.frames)
         kept, failure = self._keep(origin, number, line, match, match.rule.role, name, frames)

@@ -44,7 +44,7 @@ _SAMPLE_BYTES = 4096
 _END_BYTES = 256
 _NOT_TEXT = bytes(set(range(32)) - set(b"\t\n\r\b\f\x1b")) + b"\x7f"
 _MOST_UNCLEAR = 4
-"""One byte of so many may be no text: names in an older encoding, a few damaged bytes."""
+"""A quarter of the bytes may be damaged, or names in an older encoding."""
 
 Shape: TypeAlias = bytes | int
 """A line without what changes from one to the next; of a long line its hash."""

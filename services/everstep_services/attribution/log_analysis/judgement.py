@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from everstep_services.attribution.log_analysis.clocks import ZONE_S, Earliest, Moment, Offset
 from everstep_services.attribution.log_analysis.report import Failure, LogReport
+from everstep_services.attribution.log_analysis.rules import ENDS
 
 _FOLLOWING_ALIKE = 4
 _MANY_ALIKE = 3
@@ -16,8 +17,6 @@ _CAUGHT = 0.5
 """The confidence in an exception after which its rank made another step."""
 _WENT_ON = "the end of the rank: it made a step after this exception"
 _NO_KERNEL_LOG = "the kernel's log: this line is of the kernel, but a rank wrote it"
-_ENDS = frozenset({"exited", "aborted"})
-"""Classes of a launcher's line that only says that a process ended."""
 _WAITED = frozenset({"collective_timeout", "rendezvous", "nccl_error"})
 """Classes of what ranks write that wait for, or lose, another."""
 
@@ -96,7 +95,7 @@ class Judgement:
         if continued:
             return self._of_roots(base, continued, _CAUGHT, (_WENT_ON,))
         lasting = self._lasting(self._weak)
-        if weak := [failure for failure in lasting if failure.failure_class not in _ENDS] or [
+        if weak := [failure for failure in lasting if failure.failure_class not in ENDS] or [
             failure for failure in lasting if failure.failure_class == "aborted"
         ]:
             return self._of_weak(base, weak)

@@ -62,6 +62,8 @@ _OF_DRIVER = re.compile(
     r"|[\w-]+ [0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d: )"
 )
 """The begin of a line that only the kernel or a driver writes, whatever it reports."""
+ENDS = frozenset({"exited", "aborted"})
+"""Classes of a launcher's line that only says that a process ended."""
 _STEM = 4
 _NEEDS_NUMBERS = re.compile(r"\\d|\d")
 

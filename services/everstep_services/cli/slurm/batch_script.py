@@ -21,6 +21,8 @@ _EARLY_S = 60
 """Slurm may send its warning this much earlier than asked."""
 
 ControlPlane = Literal["outside", "inside"]
+DrainMode = Literal["off", "observe", "enforce"]
+"""Whether Slurm drains a node that Everstep has excluded; `observe` only reports it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +42,7 @@ class BatchRequest:
     """The number of allocations of an array that follow each other; 0 to requeue one job."""
     control_plane: ControlPlane = "outside"
     leaves_when_drained: bool = False
-    drains_excluded: Literal["off", "observe", "enforce"] = "off"
-    """Whether Slurm drains nodes that Everstep has excluded; `observe` only reports it."""
+    drains_excluded: DrainMode = "off"
     directives: tuple[str, ...] = ()
     """Further options of sbatch, each as in `--partition=gpu`."""
     setup: tuple[str, ...] = ()

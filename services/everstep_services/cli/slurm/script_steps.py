@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from everstep_services.agent.allocation_folder import AllocationFolder
 from everstep_services.cli.errors import CliError, Exit
@@ -16,11 +15,10 @@ from everstep_services.cli.slurm.allocations import (
     decide,
     job_code,
 )
+from everstep_services.cli.slurm.batch_script import DrainMode
 from everstep_services.cli.slurm.controller import SlurmController
 
 Say = Callable[[str], None]
-DrainMode = Literal["off", "observe", "enforce"]
-"""Whether Slurm drains a node that Everstep has excluded; `observe` only reports it."""
 FOLDER = "EVERSTEP_AGENT__ALLOCATION_DIR"
 _RUNNING = frozenset({"RUNNING", "SUSPENDED"})
 

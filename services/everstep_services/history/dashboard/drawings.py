@@ -15,7 +15,7 @@ from everstep_services.history.dashboard.rest import path_of
 WIDTH = 1000.0
 _LEAST = 1.5
 """A segment is never narrower, or nobody sees it."""
-_MARKS_MOST = 400
+MARKS_MOST = 100
 CLASSES: Mapping[str, str] = {
     "productive": "Productive",
     "start_up": "Start-up",
@@ -111,7 +111,7 @@ def _marks(
     place: Callable[[datetime], float],
 ) -> Sequence[TimelineMark]:
     marks = []
-    for commit in commits[:_MARKS_MOST]:
+    for commit in commits[:MARKS_MOST]:
         at = moment(commit.get("at"))
         if at is not None and commit.get("tier") == "global":
             marks.append(

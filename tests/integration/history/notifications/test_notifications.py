@@ -28,7 +28,7 @@ from everstep_services.history.notifications.settings import (
     SlackSettings,
     WebhookSettings,
 )
-from tests.integration.notification_targets import TargetServer
+from tests.integration.history.notifications.targets import TargetServer
 from tests.unit.history.notice_facts import closed, extended, job_ended, judged, opened
 from tests.unit.history.notification_schemas import check_alerts, check_pagerduty, check_slack
 from tests.waiting import until_async

@@ -10,7 +10,7 @@ from everstep_services.history.api.app import create_app
 from everstep_services.history.notifications.service import Notifications
 from everstep_services.history.notifications.settings import NotifySettings, WebhookSettings
 from tests.integration.conftest import Api
-from tests.integration.notification_targets import TargetServer
+from tests.integration.history.notifications.targets import TargetServer
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from everstep.bus.client import NatsBus
 from everstep.bus.server.dev_server import DevServer
 from everstep.ids import new_id
 from everstep.messages import ProgressMade
-from tests.integration.bus_servers import stopped
+from tests.integration.bus.servers import stopped
 from tests.processes import history, in_sql, kept_running
 from tests.waiting import until_async
 

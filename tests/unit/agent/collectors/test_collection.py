@@ -173,7 +173,7 @@ def test_a_collector_that_is_late_or_breaks_takes_nothing_from_the_others() -> N
     assert (good.evidence, good.content) == ("d", EvidenceFound("all is well", b"x"))
 
 
-def test_what_is_collected_has_names_that_the_catalogue_knows() -> None:
+def test_what_is_collected_has_names_that_the_messages_know() -> None:
     """Each kind is collected, may be turned off, and is in the message's own words."""
     table = collectors()
     assert {*table.of_ranks, *table.of_node} == set(KINDS)

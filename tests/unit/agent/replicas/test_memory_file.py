@@ -12,7 +12,7 @@ from everstep_services.agent.replicas.memory_file import MemoryFile
 from everstep_services.agent.replicas.settings import CheckpointSettings
 from everstep_services.agent.replicas.store import ReplicaStore
 from everstep_services.agent.replicas.transfer.protocol import Copy
-from tests.integration.replica_nodes import JOB, state_of
+from tests.integration.replicas.nodes import JOB, state_of
 from trainer_sdk.checkpoint.manifest import Identity, ImageIndex, encode
 
 PIECE = 1000

@@ -27,7 +27,7 @@ from everstep_services.agent.core.actions import ChangeReplicas
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.core.round_part import AgentTimeouts
 from everstep_services.agent.replicas.recorder import CheckpointRecorder
-from tests.integration.replica_nodes import order
+from tests.integration.replicas.nodes import order
 from trainer_sdk.wire import Checkpointed
 
 WALL = datetime(2026, 1, 1, tzinfo=UTC)

@@ -134,6 +134,19 @@ async def test_the_log_of_each_rank_that_fails_while_its_round_is_stopped_is_kep
     assert [it.incident for it in facts if isinstance(it, RankExited)] == ["i1", "i1"]
 
 
+async def test_the_log_of_rank_0_is_kept_once_where_it_failed_before_it_was_stopped(
+    tmp_path: Path,
+) -> None:
+    """It may hang as it exits, and is killed (A4.1)."""
+
+    def tell(recorder: EvidenceRecorder) -> None:
+        recorder.rank_exited(start(), 0, 70, LOST, 5)
+        recorder.round_stops(1, "i1")
+        recorder.round_stopped(start(), "i1", (0, 1))
+
+    assert logs_of(await recorded(tmp_path, tell)) == [("i1", 0)]
+
+
 async def test_a_failure_that_was_heard_before_the_stop_belongs_to_it(tmp_path: Path) -> None:
     """Rendezvous may answer the report of one rank only (A4.1)."""
 

@@ -271,6 +271,31 @@ def test_what_could_not_be_read_is_a_note_and_a_missing_dump() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"version": "2.10", "entries": [[], 7]}',
+        b'{"version": "2.10", "entries": [{"record_id": 0}]}',
+        json.dumps(_calls(("metrics", True), ("metrics", True))).encode()[:-60],
+    ],
+)
+def test_entries_that_cannot_be_read_leave_open_whether_a_rank_waits(content: bytes) -> None:
+    """A7.1: one of them may be the collective that does not end."""
+    analysis = FlightAnalysis()
+    analysis.add(read_dump(content, 0))
+    report = analysis.report()
+    assert report.verdict == "inconclusive"
+    assert "rank 0" in report.summary
+
+
+def test_a_text_of_a_dump_begins_no_line_of_the_report() -> None:
+    """A13.3: evidence comes from scripts of others."""
+    waits = _calls(("metrics\n\nrank 0 is guilty", False))
+    report = _report_of({0: waits, 1: _calls(("metrics", True))})
+    assert report.verdict == "culprits"
+    assert not [line for line in lines(report) if line.startswith("rank 0 is guilty")]
+
+
 def test_a_dump_that_is_a_link_to_nothing_accuses_nobody() -> None:
     """A7.2: a share that is not mounted is no evidence against a rank."""
     job = _job()

@@ -30,6 +30,33 @@ def test_interleaved_tracebacks_are_told_apart(tmp_path: Path) -> None:
     assert "KeyError: 'tokens'" in text[1]
 
 
+@pytest.mark.parametrize("prefix", ["", "[rank0]: ", "2026-11-02 03:11:11 "])
+@pytest.mark.parametrize("code", ['try: {}["vocab"]', 'else: raise Boom("x")', "Error: int = 3"])
+def test_a_line_of_code_is_not_the_exception(tmp_path: Path, code: str, prefix: str) -> None:
+    """A4.5: what a traceback quotes may read like an exception and its text."""
+    shown = raised("mypkg.errors.Boom: no vocab", prefix).replace("x = y[3]", code)
+    report = written(tmp_path, job=shown)
+    assert report.cause is not None
+    assert "Boom: no vocab" in report.cause.quote
+    assert report.cause.fingerprint.split(":")[1:3] == ["Boom", "step"]
+
+
+def test_a_command_of_the_script_that_failed_is_its_exception(tmp_path: Path) -> None:
+    """A4.1: launchers report the ends of ranks with the same exception, without a traceback."""
+    error = "subprocess.CalledProcessError: Command '['tar']' returned non-zero exit status 2."
+    report = written(tmp_path, job=raised(error, "[rank0]: "))
+    assert report.cause is not None
+    assert (report.cause.failure_class, report.culprits) == ("python_exception", (0,))
+
+
+def test_a_rank_cannot_print_a_line_of_the_kernel(tmp_path: Path) -> None:
+    """A13.3: what a script prints accuses no hardware."""
+    xid = "[rank0]: NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.\n"
+    report = written(tmp_path, job=xid + raised("ValueError: bad", "[rank1]: "))
+    assert report.cause is not None
+    assert (report.cause.failure_class, report.culprits) == ("python_exception", (1,))
+
+
 def test_cascades_alone_are_inconclusive(tmp_path: Path) -> None:
     """A4.6: without the log of the culprit the report names what is missing."""
     lost = "RuntimeError: Connection closed by peer [10.0.0.5]:1"

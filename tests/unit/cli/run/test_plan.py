@@ -11,6 +11,8 @@ from everstep_services.cli.machine.state import RunningServices, StateDir
 from everstep_services.cli.run.plan_check import objections, record
 from tests.unit.agent.run_plans import BUS, plan, refused
 
+RACKS = ("--nnodes", "4", "--group-size", "2", "--job", "j", *BUS)
+
 
 def test_one_script_needs_nothing_else(home: Path) -> None:
     made = plan(home, "train.py", "--lr", "3")
@@ -128,6 +130,9 @@ def test_every_option_arrives(home: Path) -> None:
         (["--node-id", "a b", "train.py"], "--node-id: 'a b' cannot name a node"),
         (["--label", "x", "train.py"], "--label 'x': write KEY=VALUE"),
         (["--unit", "3", "--nnodes", "4", "--job", "j", *BUS, "x"], "is not a multiple of it"),
+        ([*RACKS, "--spares", "1", "--domain", "r", "x"], "--spares 1: with --group-size 2"),
+        ([*RACKS, "--segment", "2", "--domain", "r", "x"], "--segment 2 and --group-size 2: give"),
+        ([*RACKS, "x"], "this node has no replacement group"),
         (["-m", "--no-python", "x"], "-m needs Python, --no-python declines it"),
         (["--warm", "--no-python", "x"], "--warm needs Python"),
         (["--console", "some", "train.py"], "expected all, none, or ranks with commas"),
@@ -152,6 +157,17 @@ def test_torchruns_run_id_names_the_job(home: Path) -> None:
     )
     assert plan(home, "--rdzv-id", "x", "--job", "y", "train.py").job == "y"
     assert plan(home, "train.py", PET_RDZV_ID="none").job.startswith("train-")
+
+
+def test_the_replacement_group_of_a_node_is_its_domain_or_topology(home: Path) -> None:
+    made = plan(home, *RACKS, "--topology", "spine/leaf-3", "train.py")
+    assert (made.spec.slots_per_group, made.group) == (2, "spine/leaf-3")
+    assert record(made)["group"] == "spine/leaf-3"
+    assert record(made)["nodes"] == "4, replaced in groups of 2"
+    assert plan(home, *RACKS, "--domain", "rack-3", "train.py").group == "rack-3"
+    by_nvrx = ["--nnodes=4", "--job=j", *BUS, "--rdzv-conf=replacement_group_size=2"]
+    assert plan(home, *by_nvrx, "--group", "g", "train.py").group == "g"
+    assert plan(home, *by_nvrx[:-1], "--group", "g", "train.py").group == ""
 
 
 def test_a_command_line_of_torchrun_on_two_nodes(home: Path) -> None:

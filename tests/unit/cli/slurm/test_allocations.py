@@ -19,10 +19,10 @@ from everstep_services.cli.slurm.allocations import (
     job_code,
     outcome,
 )
+from everstep_services.cli.slurm.batch_script import DrainMode
 from everstep_services.cli.slurm.controller import CommandResult, SlurmController, leaving
 from everstep_services.cli.slurm.script_steps import (
     FOLDER,
-    DrainMode,
     SlurmJob,
     finish,
     watch_drains,

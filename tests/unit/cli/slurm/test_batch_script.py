@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from everstep.errors import EverstepError
-from everstep_services.cli.run.arguments import scan
+from everstep_services.cli.run.arguments import UsageError, scan
 from everstep_services.cli.slurm.batch_script import (
     BatchRequest,
     ControlPlane,
+    DrainMode,
     batch_script,
     checked_job,
     time_s,
@@ -33,6 +34,7 @@ def script(
     control_plane: ControlPlane = "outside",
     directives: tuple[str, ...] = (),
     leaves_when_drained: bool = False,
+    drains_excluded: DrainMode = "off",
     program: str = "everstep",
 ) -> str:
     request = BatchRequest(
@@ -45,6 +47,7 @@ def script(
         control_plane=control_plane,
         directives=directives,
         leaves_when_drained=leaves_when_drained,
+        drains_excluded=drains_excluded,
         program=program,
     )
     return batch_script(request, scan(words, {}))
@@ -113,6 +116,18 @@ def test_drained_nodes_leave_where_another_takes_their_place(
     words: tuple[str, ...], asked: bool, watches: bool
 ) -> None:
     assert ("slurm watch" in script(*words, leaves_when_drained=asked)) is watches
+
+
+@pytest.mark.parametrize("mode", ["observe", "enforce"])
+def test_excluded_nodes_are_drained_only_on_request(mode: DrainMode) -> None:
+    text = script("--nnodes", "2", "train.py", drains_excluded=mode)
+    assert f"everstep slurm watch --drain-excluded {mode} &" in text
+    assert "--drain-excluded" not in script(*RUN)
+
+
+def test_spares_that_are_no_whole_groups_are_refused_before_the_job_waits_in_the_queue() -> None:
+    with pytest.raises(UsageError, match="with --group-size 2 a spare group has 2 nodes"):
+        script("--nnodes", "4", "--spares", "1", "--group-size", "2", "train.py")
 
 
 @pytest.mark.parametrize("folder", ["/a b/c", "/a%j/b"])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.saved_by import WITHIN_S
+from tests.checkpoint_helpers.saved_by import WITHIN_S
 from trainer_sdk import testing
 from trainer_sdk.checkpoint import (
     Checkpointer,

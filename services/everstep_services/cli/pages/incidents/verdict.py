@@ -21,6 +21,7 @@ _ADVICE = {
     "wait": "wait until nodes or the quota are back",
     "inform": "a person must act first, or it comes again",
 }
+_ASKED = "stop: somebody asked for its end"
 _PAGE = "docs/runbooks/cause-{}.md"
 """Says of a cause what it means, and what to do."""
 
@@ -46,7 +47,8 @@ def verdict_lines(incident: Record) -> Iterator[str]:
         yield f"  missing: and {len(verdict['missing']) - _SHOWN} more (-o json)"
     if verdict["advice"]:
         advice = cell(verdict["advice"])
-        yield f"  advice: {_ADVICE.get(advice, advice)}"
+        is_asked = advice == "stop" and verdict["cause"] == "scheduler"
+        yield f"  advice: {_ASKED if is_asked else _ADVICE.get(advice, advice)}"
     if not verdict["is_inconclusive"]:
         yield f"  what to do: {_PAGE.format(cell(verdict['cause']).replace('_', '-'))}"
     yield from _explanation(verdict)

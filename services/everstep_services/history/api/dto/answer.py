@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-from everstep.store.projected.catalogue import PROJECTED
+from everstep.store.projected.registry import PROJECTED
 from everstep.store.times import from_us
 
 T = TypeVar("T")

@@ -17,6 +17,7 @@ _STATES = (
 _ROUNDS = 200
 _POINTS = 500
 _PARTS = 600
+_MARKS = drawings.MARKS_MOST  # a commit of many ranks is a large fact
 
 
 async def listed(reader: Reader, request: Request) -> Page:
@@ -49,7 +50,7 @@ async def one(reader: Reader, request: Request) -> Page:
         reader.get_or_not(f"{path}/incidents", limit=20),
         reader.get_or_not(f"{path}/actions", limit=20),
         reader.get_or_not(f"{path}/saves"),
-        reader.get_or_not("facts", kind="checkpoint_committed", **facts),
+        reader.get_or_not("facts", kind="checkpoint_committed", **{**facts, "limit": _MARKS}),
         reader.get_or_not("facts", kind="progress_made", **facts),
     )
     told = _items(rounds)

@@ -65,7 +65,7 @@
   }
   function linked(name, href, text, title) {
     const link = document.createElement("a");
-    link.className = name; link.href = href; link.textContent = text; link.title = title;
+    link.className = name; link.href = href; link.textContent = text; link.title = title; link.tabIndex = -1;
     return link;
   }
   function row(line) {

@@ -9,13 +9,7 @@ import numpy as np
 from everstep.messages import KnownStraggler
 from everstep_services.straggler.domain import verdict
 from everstep_services.straggler.domain.changes import Change, KeepsUp, SlowRankFound, StepsShifted
-from everstep_services.straggler.domain.live.causes import (
-    Blame,
-    blame,
-    from_host,
-    from_link,
-    slow_sender,
-)
+from everstep_services.straggler.domain.live.causes import Blame, blame, from_host
 from everstep_services.straggler.domain.live.imbalance import Imbalance
 from everstep_services.straggler.domain.live.links import LINK_WINDOWS, Links, SlowNode
 from everstep_services.straggler.domain.live.measures import SPARED, Measured, Meter
@@ -28,6 +22,7 @@ from everstep_services.straggler.domain.live.price import (
     price,
     replay_of,
 )
+from everstep_services.straggler.domain.live.ring_links import from_link, slow_sender
 from everstep_services.straggler.domain.live.samples import Names
 from everstep_services.straggler.domain.live.shift import Steps
 from everstep_services.straggler.domain.live.windows import (

@@ -1,0 +1,163 @@
+"""Places that are links, are not files, or vanish while a training saves into them."""
+
+import os
+import shutil
+import stat
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from everstep_services.cli.__main__ import main
+from tests.checkpoint_helpers.saved_by import manifest_of, saving
+from trainer_sdk import testing
+from trainer_sdk.checkpoint import Checkpointer, FileSaver
+from trainer_sdk.checkpoint.storage import StorageError, storage_for
+from trainer_sdk.checkpoint.storage.adoption import adopt
+from trainer_sdk.checkpoint.storage.checkpoints import OWNER, look, verify
+from trainer_sdk.checkpoint.writer.root_claim import VanishedError, check_there, device_of
+
+STATE = {"a": torch.arange(9)}
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    with testing.watched():
+        yield
+
+
+@pytest.fixture
+def files() -> Iterator[FileSaver]:
+    made = FileSaver("fatal")
+    yield made
+    made.close(abort=True)
+
+
+def written(files: FileSaver, path: Path) -> None:
+    files.schedule(STATE, path)
+    files.maybe_finalize(blocking=True)
+    assert torch.load(path)["a"].tolist() == list(range(9))
+
+
+def test_a_file_is_written_through_links_as_torch_save_does(
+    files: FileSaver, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    target, link, outer = tmp_path / "elsewhere" / "x.pt", tmp_path / "latest.pt", tmp_path / "a.pt"
+    link.symlink_to("elsewhere/x.pt")
+    outer.symlink_to(link)
+    written(files, outer)
+    assert link.is_symlink()
+    assert outer.is_symlink()
+    assert target.is_file()
+    written(files, link)
+    assert [one.name for one in (tmp_path / "elsewhere").iterdir()] == ["x.pt"]
+
+
+def test_a_file_keeps_the_mode_of_the_one_that_it_replaces(
+    files: FileSaver, tmp_path: Path
+) -> None:
+    path = tmp_path / "private.pt"
+    path.touch(0o600)
+    written(files, path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_what_is_no_file_is_not_replaced(files: FileSaver, tmp_path: Path) -> None:
+    fifo, loop = tmp_path / "fifo", tmp_path / "loop"
+    os.mkfifo(fifo)
+    loop.symlink_to(loop)
+    for path, said in (
+        (fifo, "is not a regular file"),
+        (tmp_path, "is not a regular"),
+        (loop, "leads to"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            files.schedule(STATE, path)
+    assert stat.S_ISFIFO(fifo.stat().st_mode)
+    assert loop.is_symlink()
+
+
+def test_a_root_that_vanishes_is_not_made_anew_by_the_next_save(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    with saving(tmp_path) as rank:
+        assert rank.save(1, STATE) is not None
+        assert rank.finish() == [1]
+        shutil.rmtree(root)
+        assert rank.save(2, STATE) is not None
+        assert rank.finish() == []
+        assert "was there at the last save, and is gone: mount it again" in rank.told.warned[-1]
+        assert not root.exists()
+        root.mkdir(mode=0o750)
+        assert rank.save(3, STATE) is not None
+        assert rank.finish() == [3]
+    assert manifest_of(tmp_path, 3).identity.step == 3
+    assert (root / OWNER).is_file()
+    assert stat.S_IMODE(root.stat().st_mode) == 0o750
+
+
+def test_a_root_on_another_device_is_no_root(tmp_path: Path) -> None:
+    """As the empty folder is, on which a file system was mounted."""
+    storage = storage_for(str(tmp_path))
+    there = device_of(storage)
+    assert there is not None
+    check_there(storage, there)
+    check_there(storage, None)
+    with pytest.raises(VanishedError, match="is on another device"):
+        check_there(storage, there + 1)
+
+
+def plain(path: Path, state: dict[str, Any]) -> None:
+    """As torch writes it without Everstep."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is alone, torch says each time
+        save(state, checkpoint_id=path, no_dist=True)
+
+
+@pytest.mark.parametrize("name", ["", "ckpt-500"])
+def test_plain_checkpoints_of_torch_are_named_and_can_be_taken_over(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "root"
+    plain(root / name, STATE | {"lr": np.float64(0.5)})
+    live: dict[str, Any] = {"a": torch.zeros(9, dtype=torch.int64), "lr": None}
+    with Checkpointer(root) as saves:
+        assert saves.restore(live) is None
+    said = capsys.readouterr().err
+    step = "500" if name else "N"
+    assert f"everstep ckpt adopt {root / name} {root} --step {step} takes it" in said
+    assert said.count("torch.distributed.checkpoint without a manifest") == 1
+
+    assert main(["ckpt", "adopt", str(root / name), str(root), "--step", "500"]) == 0
+    assert "step-000000500" in capsys.readouterr().out
+    with Checkpointer(root) as saves:
+        found = saves.restore(live)
+    assert found is not None
+    assert found.step == 500
+    assert live["a"].tolist() == list(range(9))
+    assert live["lr"] == 0.5
+    storage = storage_for(str(root))
+    there = look(storage, 500)
+    assert there is not None
+    assert verify(storage, there).is_good
+
+
+def test_what_is_no_checkpoint_of_torchs_is_not_taken_over(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StorageError, match=r"is not a checkpoint of torch.distributed.checkpoint"):
+        adopt(str(tmp_path / "empty"), str(tmp_path / "root"), 1, "local")
+    plain(tmp_path / "bad", {"a": torch.ones(1), "level": stat.filemode})
+    with pytest.raises(StorageError, match=r"level of .* cannot be restored"):
+        adopt(str(tmp_path / "bad"), str(tmp_path / "root"), 1, "local")
+    plain(tmp_path / "good", {"a": torch.ones(1)})
+    adopt(str(tmp_path / "good"), str(tmp_path / "root"), 1, "local")
+    with pytest.raises(StorageError, match=r"is there already: give another --step"):
+        adopt(str(tmp_path / "good"), str(tmp_path / "root"), 1, "local")
+    with pytest.raises(StorageError, match=r"has checkpoints of local"):
+        adopt(str(tmp_path / "good"), str(tmp_path / "root"), 2, "other")
