@@ -247,8 +247,6 @@ class LogAnalysis:
             self._set_process(origin.pid, int(nccl["rank"]))
             return True
         match = self._rules.match(text)
-        if match is not None and origin.rank is not None and match.rule.id.startswith("xid_"):
-            match = None  # the kernel writes no line of a rank
         if match is not None:
             rule = match.rule
             role: Role = rule.in_the_open or rule.role
