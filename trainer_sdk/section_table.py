@@ -17,7 +17,7 @@ from trainer_sdk.sections import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from trainer_sdk.device_timer import DeviceTimer
+    from trainer_sdk.device.device_timer import DeviceTimer
 
 SECOND_NS = 1_000_000_000
 _KINDS = {

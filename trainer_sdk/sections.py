@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, ParamSpec, TypeVar
 
-    from trainer_sdk.device_timer import EventPair
+    from trainer_sdk.device.device_timer import EventPair
     from trainer_sdk.section_table import SectionTable
 
     P = ParamSpec("P")

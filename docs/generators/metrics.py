@@ -36,6 +36,8 @@ from everstep_services.history.notifier import LogNotifier
 from everstep_services.history.projector import Projector
 from everstep_services.history.retention import JobRetention
 from everstep_services.history.settings import HistorySettings
+from everstep_services.kubernetes.service import NodeWatcher
+from everstep_services.kubernetes.settings import KubernetesSettings
 from everstep_services.rendezvous.service import Rendezvous
 from everstep_services.rendezvous.settings import RendezvousSettings
 from everstep_services.straggler.replica import Straggler
@@ -147,6 +149,18 @@ MEANINGS: Mapping[str, str] = {
     "everstep_attribution_explanations_total": "Verdicts that a model has put into words.",
     "everstep_attribution_explanation_failures_total": "Those that it has not: see the log.",
     "everstep_attribution_input_failures_total": "Inputs whose handling failed: see the log.",
+    "everstep_kubernetes_nodes": "Nodes of the cluster.",
+    "everstep_kubernetes_nodes_marked": "Nodes with our taint, or that we have cordoned.",
+    "everstep_kubernetes_nodes_signed": "Nodes that are cordoned, taken away or bad.",
+    "everstep_kubernetes_api_server_answers": "1 while the API server answers.",
+    "everstep_kubernetes_leading": "1 while this replica acts.",
+    "everstep_kubernetes_listed_total": "Times that all nodes were listed.",
+    "everstep_kubernetes_excluded_total": "Exclusions asked of health, with their renewals.",
+    "everstep_kubernetes_included_total": "Inclusions asked of health.",
+    "everstep_kubernetes_drained_total": "Drains asked of rendezvous.",
+    "everstep_kubernetes_marked_total": "Nodes that were tainted or cordoned.",
+    "everstep_kubernetes_unmarked_total": "Nodes whose mark was removed.",
+    "everstep_kubernetes_failed_total": "Attempts that failed: see the log.",
     "everstep_straggler_jobs": "Jobs whose timings are heard, or whose findings are open.",
     "everstep_straggler_open_findings": "Slow ranks that were found, and not cleared yet.",
     "everstep_straggler_windows": "Windows that were judged, of the rounds that run.",
@@ -212,6 +226,7 @@ _PARTS = (
     ("Rendezvous", ("everstep_rendezvous_",)),
     ("Health", ("everstep_health_",)),
     ("Catalog", ("everstep_catalog_",)),
+    ("Kubernetes", ("everstep_kubernetes_",)),
     ("Straggler", ("everstep_straggler_",)),
     ("Attribution", ("everstep_attribution_",)),
     ("History", ("everstep_history_",)),
@@ -238,6 +253,8 @@ def families() -> Iterator[Metric]:
     metrics.watch("rendezvous", Rendezvous(RendezvousSettings(), _bus(), SystemClock()).statistics)
     metrics.watch("health", HealthReplica(HealthSettings(), _bus(), SystemClock()).statistics)
     metrics.watch("catalog", CatalogReplica(CatalogSettings(), _bus(), SystemClock()).statistics)
+    watcher = NodeWatcher(KubernetesSettings(), _bus(), SystemClock())
+    metrics.watch("kubernetes", watcher.statistics)
     metrics.watch("straggler", Straggler(StragglerSettings(), _bus(), SystemClock()).statistics)
     attribution = AttributionReplica(AttributionSettings(), {}, _bus(), SystemClock())
     metrics.watch("attribution", attribution.statistics)

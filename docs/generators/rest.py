@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast, get_type_hints
 
 from everstep_services.history.api.app import BASE, PARTS, create_api
-from everstep_services.history.api.context import Admin, Context, Operator
+from everstep_services.history.api.context import Admin, Context, Operator, Sender
 
 Node = Mapping[str, Any]
 
@@ -143,6 +143,8 @@ def _scope(operation: Node) -> str:
     hints = get_type_hints(_endpoints()[operation["operationId"]], include_extras=True)
     if Admin in hints.values():
         return "admin"
+    if Sender in hints.values():
+        return "webhook"
     return "operate" if Operator in hints.values() else "read"
 
 

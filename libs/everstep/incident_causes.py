@@ -12,6 +12,7 @@ from typing import Literal, TypeGuard, assert_never, get_args
 IncidentCause = Literal[
     "rank_exited",
     "rank_stalled",
+    "check_failed",
     "start_failed",
     "node_lost",
     "node_left",
@@ -76,6 +77,8 @@ def _row(cause: IncidentCause) -> CauseMeaning:  # noqa: C901, PLR0911  a table,
             return CauseMeaning(fault=("script",), costs_restart=True)
         case "rank_stalled":
             return CauseMeaning(fault=("script",), costs_restart=True, evidence="stall")
+        case "check_failed":  # by a probe's policy; another node passes the same check
+            return CauseMeaning(fault=("node",), costs_restart=True)
         case "node_lost":
             return CauseMeaning(fault=("node",), costs_restart=True, weight=NODE)
         case "node_left":  # its agent reported it: the scheduler or a person sent it away

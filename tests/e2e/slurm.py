@@ -194,3 +194,4 @@ def running_slurm(folder: Path, nodes: int = 1, extra: str = "") -> Iterator[Slu
             if daemon is not None:
                 daemon.terminate()
                 daemon.wait()
+        kill_all(tagged(slurm.environ["SLURM_CONF"], "SLURM_CONF"))  # steps that wait for Slurm

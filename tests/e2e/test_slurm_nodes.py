@@ -242,14 +242,11 @@ def test_a_node_that_dies_amid_a_save_leaves_no_torn_checkpoint(slurm: Slurm) ->
     slurm.environ.update(words)
     job = submit_training(slurm, 1_000_000)
     until_step(slurm, 5, 1)
-    saved = slurm.folder / "saved"
+    saving = slurm.folder / "saved" / ".saving"
     until(
-        lambda: [
-            path
-            for path in saved.iterdir()
-            if path.is_dir() and not (path / "manifest.json").exists()
-        ],
+        lambda: [*saving.iterdir()],
         "a save is being written",
+        despite=FileNotFoundError,
         within_s=WITHIN_S,
     )
     slurm.kill_node("n1")

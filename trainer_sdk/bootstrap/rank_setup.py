@@ -6,6 +6,7 @@ import sys
 from trainer_sdk import layout
 from trainer_sdk.bootstrap import agent_link as links
 from trainer_sdk.bootstrap.agent_link import AgentLink
+from trainer_sdk.bootstrap.cpu_affinity import bind
 from trainer_sdk.bootstrap.deferred_signals import defer
 from trainer_sdk.bootstrap.torch_hooks import arm_flight_recorder, set_up_torch
 
@@ -21,6 +22,7 @@ def set_up_rank(environ: "MutableMapping[str, str]") -> AgentLink:
     never keeps the script from running.
     """
     _streams(environ)
+    bind(environ)
     _fault_handler()
     links.bootstrap_link = link = AgentLink(environ)
     defer(link)

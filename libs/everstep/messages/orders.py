@@ -160,7 +160,8 @@ class RunChecks(Order, frozen=True, kw_only=True, tag="run_checks.v1"):
     checks: tuple[str, ...] = ()
     """The checks to run; empty for all that may run during a training."""
     occasion: Name = "operator"
-    """As in `node_check_finished`."""
+    """As in `node_check_finished`; or `compare`: report the state of the check, and record
+    nothing."""
     within_s: float = 60.0
     """A check that takes longer says `unknown`."""
 

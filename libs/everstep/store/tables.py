@@ -142,6 +142,26 @@ removals = Table(
 )
 """Jobs that retention is removing; a row is deleted when nothing of its job is left."""
 
+maintenance = Table(
+    "maintenance",
+    metadata,
+    Column("sender", _TEXT, primary_key=True),
+    Column("id", _TEXT, primary_key=True),
+    Column("node", _TEXT, primary_key=True),
+    Column("action", _TEXT, nullable=False),
+    Column("starts_us", _INT, nullable=False),
+    Column("ends_us", _INT),
+    Column("reason", _TEXT, nullable=False),
+    Column("state", _TEXT, nullable=False),
+    Column("outcome", _TEXT, nullable=False),
+    Column("sent_us", _INT, nullable=False),
+    Column("received_us", _INT, nullable=False),
+    Column("next_us", _INT, nullable=False),
+    Column("attempts", _INT, nullable=False),
+    Index("ix_maintenance_state_next_us", "state", "next_us"),
+)
+"""Notices of maintenance from outside, one row for each node; `next_us` is when to act."""
+
 
 def _projected(shape: ProjectedTable) -> Table:
     keys = [

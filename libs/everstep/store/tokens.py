@@ -13,9 +13,9 @@ from sqlalchemy import bindparam, func, insert, select, update
 from everstep.store.database import Database
 from everstep.store.tables import tokens
 
-Scope = Literal["read", "operate", "admin"]
+Scope = Literal["webhook", "read", "operate", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
-"""Each allows what those before it allow."""
+"""From `read` on, each allows what those before it allow; `webhook` allows webhooks only."""
 
 _TOKEN = re.compile(r"evs_([0-9a-f]{12})_([0-9a-f]{64})")
 _NOBODY = "0" * 64
@@ -111,7 +111,9 @@ class Tokens:
 
 
 def allows(has: Scope, needs: Scope) -> bool:
-    """Whether one scope includes another."""
+    """Whether one scope includes another. Readers send no webhooks, senders read nothing."""
+    if needs == "webhook":
+        return has != "read"
     return SCOPES.index(has) >= SCOPES.index(needs)
 
 

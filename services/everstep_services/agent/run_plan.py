@@ -9,6 +9,7 @@ from typing import Literal
 from everstep.bus.settings import BusSettings
 from everstep.messages.facts.jobs import JobSpec
 from everstep_services.agent.probes.settings import ChecksSettings
+from everstep_services.agent.ranks.cpu_affinity import CpuBinding
 from everstep_services.agent.replicas.settings import CheckpointSettings
 from everstep_services.agent.stalls.limits import LimitRules
 
@@ -158,6 +159,8 @@ class RunPlan:
     """Send straggler where the time of ranks goes."""
     virtual_local_rank: bool = False
     """Each rank sees one device, as its number 0."""
+    cpu_bindings: tuple[CpuBinding, ...] = ()
+    """The CPUs of each local rank; empty for no binding."""
     standalone: bool = False
     """Bus and services run in this process."""
     leave_children: bool = False

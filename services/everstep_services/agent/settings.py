@@ -44,6 +44,11 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     """Begin each shown line with its node and rank."""
     warm: bool = True
     """Keep a process that has imported torch, and fork ranks from it."""
+    numa_binding: Literal["off", "node", "socket", "exclusive", "core-complex"] = "off"
+    """The CPUs that a rank may use: all of the NUMA node of its GPU, all of the GPU's socket, an
+    equal part of the node's cores, or the cores that share a cache; without GPUs, the NUMA nodes
+    are spread over the ranks. Memory is taken near these CPUs first.
+    """
     leave_children: bool = False
     """Processes that ranks have started, and that still run when all ranks have exited with 0, live
     on. By default they are killed, and named.

@@ -15,6 +15,7 @@ SECTIONS = {
     "logins": "everstep_services.logins.settings:LoginSettings",
     "rendezvous": "everstep_services.rendezvous.settings:RendezvousSettings",
     "catalog": "everstep_services.catalog.settings:CatalogSettings",
+    "kubernetes": "everstep_services.kubernetes.settings:KubernetesSettings",
     "straggler": "everstep_services.straggler.settings:StragglerSettings",
     "attribution": "everstep_services.attribution.settings:AttributionSettings",
     "api": "everstep_services.history.settings:ApiSettings",

@@ -96,6 +96,7 @@ async def opened(
                 partial(copier.copy_for_ever, is_mine=lambda: projector.is_projecting),
                 partial(retention.remove_for_ever, is_mine=lambda: projector.is_projecting),
                 partial(job_metrics.refresh_for_ever, is_mine=lambda: projector.is_projecting),
+                partial(context.maintenance.act_for_ever, is_mine=lambda: projector.is_projecting),
                 context.auth.write_used_for_ever,
                 context.beats.hear_for_ever,
                 *notifications.loops,

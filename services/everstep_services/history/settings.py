@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from everstep.settings import Settings
+from everstep_services.history.webhooks.settings import WebhooksSettings
 
 
 def _positive(settings: Settings, *names: str) -> None:
@@ -117,6 +118,8 @@ class ApiSettings(Settings, frozen=True, kw_only=True):
     """Bad tokens from one address before it is refused unheard."""
     token_cache_s: float = 5.0
     """How long after its revocation a token may still work on another replica."""
+    webhooks: WebhooksSettings = WebhooksSettings()
+    """Notices of maintenance from outside."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

@@ -21,6 +21,9 @@ class RendezvousSettings(Settings, frozen=True, kw_only=True):
     """How long agents may collect evidence about a stall."""
     stall_excuse_s: float = 0.5
     """How long other agents may take to name a rank that a stalled rank may be waiting for."""
+    check_compare_s: float = 10.0
+    """How long the other nodes may take to run a check that has failed on one, before its node is
+    accused."""
     cause_within_s: float = 0.3
     """How long later reports may replace the first as the cause, and how long ranks may end by
     themselves before they are stopped, while only consequences are known."""

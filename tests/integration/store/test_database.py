@@ -198,6 +198,7 @@ async def test_a_database_of_an_older_release_gets_what_it_lacks_and_keeps_its_f
         await connection.execute(text("DROP TABLE kept_blobs"))
         await connection.execute(text("DROP TABLE removals"))
         await connection.execute(text("DROP TABLE login_codes"))
+        await connection.execute(text("DROP TABLE maintenance"))
         await connection.execute(text("UPDATE alembic_version SET version_num = '0001'"))
     await upgrade(database)
     await test_the_schema_is_what_the_code_expects(database)

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import msgspec
 import pytest
 from hypothesis import given
@@ -27,6 +28,8 @@ from everstep_services.history.notifications.targets import secret_url, signed_h
 from tests.unit.history.notification_schemas import check_alerts, check_pagerduty, check_slack
 
 GUIDE = Path(__file__).parents[3] / "docs/guides/notifications.md"
+SCHEMA = Path(__file__).parents[3] / "docs/reference/health-events.schema.json"
+HEALTH_EVENTS = jsonschema_rs.validator_for(msgspec.json.decode(SCHEMA.read_bytes()))
 NOW = datetime(2026, 11, 21, 8, 40, tzinfo=UTC)
 KEY = "R" * 32
 URL = "https://everstep.example/"
@@ -65,12 +68,27 @@ def test_whatever_is_told_every_receiver_takes_it(notice: Notice, url: str) -> N
     delivery = Delivery("x", step, notice)
     check_pagerduty(payloads.pagerduty(delivery, url, KEY))
     check_alerts([payloads.alertmanager(notice, url, NOW)])
+    HEALTH_EVENTS.validate(payloads.health_events(delivery, url))
     message = check_slack(payloads.slack(delivery, url))
     shown = [message["text"], message["attachments"][0]["text"]]
     shown += [one["value"] for one in message["attachments"][0]["fields"]]
     assert not any(re.search(r"[<>@]|&(?!amp;|lt;|gt;)", text) for text in shown)
     for body in (message, payloads.webhook(delivery, url), payloads.pagerduty(delivery, url, KEY)):
         assert len(msgspec.json.encode(body)) < 60_000
+
+
+def test_health_events_are_one_for_each_node_and_healthy_when_it_is_over() -> None:
+    notice = a_notice(event="node_excluded", nodes=("node-3", "node-4"), cause="gpu")
+    events = payloads.health_events(Delivery("webhook", "firing", notice), URL)["events"]
+    assert [event["nodeName"] for event in events] == ["node-3", "node-4"]
+    assert (events[0]["isFatal"], events[0]["recommendedAction"]) == (True, "CONTACT_SUPPORT")
+    over = msgspec.structs.replace(notice, state="resolved", outcome="included", ended_at=NOW)
+    event = payloads.health_events(Delivery("webhook", "resolved", over), URL)["events"][0]
+    assert (event["isHealthy"], event["isFatal"], event["recommendedAction"]) == (
+        True,
+        False,
+        "NONE",
+    )
 
 
 def a_notice(**more: Any) -> Notice:

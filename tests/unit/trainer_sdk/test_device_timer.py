@@ -10,7 +10,7 @@ import pytest
 from everstep_services.agent.timings.window import RankPage, StepRange
 from tests.fakes.cuda import Cuda, Stream
 from trainer_sdk import layout, sdk_log
-from trainer_sdk.device_timer import EACH_STEP, PAIRS_MOST
+from trainer_sdk.device.device_timer import EACH_STEP, PAIRS_MOST
 from trainer_sdk.page import BadPageError, PageView
 from trainer_sdk.rank_session import Session, session
 from trainer_sdk.sections import Section

@@ -10,7 +10,7 @@ import pytest
 
 GUIDE = Path(__file__).parents[3] / "docs/guides/sdk.md"
 MODULES = {
-    "trainer_sdk": ["Checkpointer", "Section", "Session", "session"],
+    "trainer_sdk": ["Checkpointer", "GpuCheck", "Section", "Session", "gpu_check", "session"],
     "trainer_sdk.checkpoint": [
         *["BadLossError", "Checkpointer", "FileSaver", "Latest", "PerRank", "PositionedSampler"],
         *["RestoreError", "Restored", "RngState", "SaveError", "SaveHandle", "Timeouts"],

@@ -104,5 +104,9 @@ class NodeBeat(Message, frozen=True, kw_only=True, tag="node_beat.v1"):
     """Shared memory that checkpoints take."""
     facts_waiting: Int = 0
     """Facts in its spool that the stream has not acknowledged."""
+    probes_failed: tuple[Name, ...] = ()
+    """The checks that run as probes and have failed."""
+    probe_cpu_ratio: float = 0.0
+    """The processor time of probes since the agent started, 1 for a whole core."""
     datagrams_dropped: Int = 0
     """Datagrams that its ranks could not deliver to it, since it started."""

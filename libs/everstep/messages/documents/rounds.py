@@ -180,6 +180,41 @@ class OpenStall(Part, frozen=True, kw_only=True):
     """Which rank it may wait for."""
 
 
+class CheckAccusation(Part, frozen=True, kw_only=True):
+    """A node whose probe has failed, and whose policy wants another round."""
+
+    node: Name
+    """The node."""
+    slot: Count
+    """Its slot."""
+    reason: str
+    """What its agent has measured."""
+    policy: Name
+    """`end_round` or `exclude`."""
+    fact: str | None = None
+    """The fact about the failure."""
+
+
+class OpenCheck(Part, frozen=True, kw_only=True):
+    """A check that has failed on nodes of the round, while other nodes run the same check.
+
+    A check that fails on all nodes accuses none: what they share has failed.
+    """
+
+    id: Name
+    """The id of the order that asks the other nodes."""
+    check: Name
+    """The check."""
+    accused: tuple[CheckAccusation, ...] = ()
+    """The nodes that have reported the failure, at most 16."""
+    failed: str = ""
+    """The slots on which it fails, as the bits of a hexadecimal number."""
+    passed: str = ""
+    """The slots on which it passes."""
+    is_shared: bool = False
+    """It was decided that it accuses no node; asked again after some minutes."""
+
+
 class Replication(Part, frozen=True, kw_only=True):
     """How the states of slots are kept in the memory of other nodes."""
 
@@ -258,6 +293,8 @@ class RoundDocument(DocumentBody, frozen=True, kw_only=True, tag="round_document
     """The save that is being agreed on, or was ordered."""
     stalls: tuple[OpenStall, ...] = ()
     """Ranks that have stalled, and may have an excuse."""
+    checks: tuple[OpenCheck, ...] = ()
+    """Checks that have failed, and are compared between nodes."""
     replication: Replication | None = None
     """Who keeps whose state; None before the first round."""
     decisions: tuple[OpenDecision, ...] = ()

@@ -125,7 +125,8 @@ class NodeCheckFinished(Fact, frozen=True, kw_only=True, tag="node_check_finishe
     node: Name
     """The node."""
     occasion: Name
-    """`join`, `periodic`, `prolog`, `incident` or `operator`."""
+    """`join`, `periodic`, `prolog`, `incident`, `operator`, or `probe` (one check that runs in
+    short intervals has failed, still fails, or passes again)."""
     is_healthy: bool
     """No check failed. What a check could not tell is not a failure."""
     took_s: float
@@ -134,6 +135,14 @@ class NodeCheckFinished(Fact, frozen=True, kw_only=True, tag="node_check_finishe
     """Each check's answer; when all is well, only those that are not `ok`."""
     checks: tuple[str, ...] = ()
     """The names of all checks that ran."""
+    policy: Name = ""
+    """For a probe: `observe`, `end_round` or `exclude`, what its failure leads to."""
+    failures: Int = 0
+    """For a probe that fails: in how many runs in a row."""
+    cpu_ratio: float | None = None
+    """For a probe: the processor time of all probes of the node so far, 1 for a whole core."""
+    is_acted_on: bool = False
+    """For a probe: a round was ended for this failure, since other nodes pass the same check."""
 
 
 class NetworkLink(Part, frozen=True, kw_only=True):

@@ -48,6 +48,8 @@ class RankStarted(RankFact, frozen=True, kw_only=True, tag="rank_started.v1"):
     """Where the node keeps its output."""
     role: Name = ""
     """Its role group, for scripts whose ranks do different work."""
+    cpus: str = ""
+    """The CPUs that it was given by `--numa-binding`, as `0-3,8`; empty without a binding."""
 
 
 class RankExited(RankFact, frozen=True, kw_only=True, tag="rank_exited.v1"):

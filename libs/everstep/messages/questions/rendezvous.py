@@ -125,10 +125,11 @@ class Report(Question, frozen=True, kw_only=True, tag="report.v1"):
     """The round that it happened in."""
     event: str
     """`started` (all ranks run), `rank_exited`, `rank_stalled`, `rank_recovered`,
-    `start_failed`, `finished` (all ranks exited with 0), `stopped` (all ranks exited with 0 after
-    the agent asked them to), `preempted`, `first_step`,
-    `excused` (the answer to `name_excuse`) or `reached` (the answer to `save_checkpoint`
-    without a step)."""
+    `start_failed`, `check_failed` (a probe whose policy ends the round), `check_recovered`,
+    `check_compared` (the answer to `run_checks` with the occasion `compare`), `finished` (all ranks
+    exited with 0), `stopped` (all ranks exited with 0 after the agent asked them to), `preempted`,
+    `first_step`, `excused` (the answer to `name_excuse`) or `reached` (the answer to
+    `save_checkpoint` without a step)."""
     reason: str
     """What happened, past which limit."""
     fact: str | None = None
@@ -164,6 +165,12 @@ class Report(Question, frozen=True, kw_only=True, tag="report.v1"):
     """For `first_step`: how long its ranks took to have their state back."""
     is_of_code: bool = False
     """For `rank_exited`: the kind of the exception says that the program is wrong."""
+    check: Name = ""
+    """For `check_failed`, `check_recovered` and `check_compared`: the check."""
+    check_state: Name = ""
+    """For `check_compared`: its state, as in `check_result`."""
+    policy: Name = ""
+    """For `check_failed`: `end_round` or `exclude`."""
 
 
 class Reported(Reply, frozen=True, kw_only=True, tag="reported.v1"):

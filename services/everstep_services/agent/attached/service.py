@@ -22,6 +22,7 @@ from everstep_services.agent.attached.stalls import AttachedStalls
 from everstep_services.agent.core.exit import RankExit
 from everstep_services.agent.probes import notes
 from everstep_services.agent.probes.node_checks import NodeChecks
+from everstep_services.agent.probes.periodic.probes import PeriodicProbes
 from everstep_services.agent.probes.runner.examiner import NodeExaminer
 from everstep_services.agent.ranks.protocol import RankGone, RankRuns, RankSaid, RankStepped
 from everstep_services.agent.ranks.setup import read_error
@@ -69,6 +70,11 @@ class AttachedService:
         )  # fmt: skip
         examiner = NodeExaminer(plan.checks, notes.place(plan.state_dir, plan.node))
         self._checks = NodeChecks(examiner, self._records, clock, self._pids, self._recorder.keep)
+        self._probes = PeriodicProbes(
+            plan.checks, notes.place_of_probes(plan.state_dir, plan.node), plan.node, clock,
+            self._records, self._pids, self._recorder.keep, voice.say,
+            lambda: self._checks.failing,
+        )  # fmt: skip
         self._checkpoints = NodeCheckpoints(plan.job, plan.node, clock, self._recorder.keep)
         self._evidence = AttachedEvidence(
             plan, bus, clock, self._records, watching.ranks, self._recorder.keep
@@ -88,6 +94,7 @@ class AttachedService:
             self._stalls.watch.look_closer_for_ever(),
             self._stalls.follow_limits_for_ever(),
             self._checks.examine_for_ever(),
+            self._probes.probe_for_ever(),
             self._beat_for_ever(),
             self._beat_when_hailed_for_ever(),
             self._recorder.record_for_ever(),

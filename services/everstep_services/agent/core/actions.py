@@ -21,6 +21,9 @@ ReportEvent = Literal[
     "rank_exited",
     "rank_stalled",
     "rank_recovered",
+    "check_failed",
+    "check_recovered",
+    "check_compared",
     "excused",
     "reached",
     "preempted",
@@ -57,6 +60,10 @@ class SendReport:
     """Seconds since the ranks last moved, where more precise than what their pages show."""
     fact: str | None = None
     """The id of the fact with the details, unless that is the fact about the end of the rank."""
+    check: str = ""
+    check_state: str = ""
+    policy: str = ""
+    """For a check: its name, its state, and what its failure leads to."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ from everstep_services.agent.core.actions import (
     ExamineNode,
     MeasurePeers,
     PassNotice,
+    ReportEvent,
     ReportExcuse,
     ReportProgress,
     SendReport,
@@ -260,6 +261,36 @@ class Agent:
     def rank_moves(self, rank: int, reason: str, fact: str) -> list[Action]:
         """A rank that had stalled has made progress."""
         return self._part.moves(rank, reason, fact) if self._part else []
+
+    def check_failed(self, check: str, policy: str, reason: str, fact: str) -> list[Action]:
+        """A probe has failed whose policy wants another round."""
+        return self._of_check("check_failed", check, reason, fact=fact, policy=policy)
+
+    def check_recovered(self, check: str, reason: str, fact: str) -> list[Action]:
+        """A probe that had failed passes again."""
+        return self._of_check("check_recovered", check, reason, fact=fact)
+
+    def check_compared(self, check: str, state: str, reason: str) -> list[Action]:
+        """The result of a check that rendezvous compares between nodes."""
+        return self._of_check("check_compared", check, reason, state=state)
+
+    def _of_check(
+        self,
+        event: ReportEvent,
+        check: str,
+        reason: str,
+        *,
+        fact: str | None = None,
+        policy: str = "",
+        state: str = "",
+    ) -> list[Action]:
+        part = self._part
+        if part is None:
+            return []
+        told = SendReport(
+            part.round, event, reason, fact=fact, check=check, policy=policy, check_state=state
+        )
+        return part.check(told)
 
     def idle(self, idle_s: Mapping[int, float]) -> list[Action]:
         """The last ranks have been idle for this long: no processor time, no bytes."""

@@ -299,6 +299,12 @@ class RoundPart:
         self._ranks[rank].stall = None
         return [SendReport(self.round, "rank_recovered", reason, rank, fact=fact)]
 
+    # -- checks ----------------------------------------------------------------------------------
+
+    def check(self, told: SendReport) -> list[Action]:
+        """A probe has a result that rendezvous must know, while the round goes on."""
+        return [told] if self.live else []
+
     # -- time ------------------------------------------------------------------------------------
 
     @property

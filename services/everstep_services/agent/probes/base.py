@@ -30,6 +30,8 @@ class Look:
     """
     at: float = 0.0
     """The wall clock, for notes."""
+    within_s: float = 10.0
+    """How long the check may take before its result counts as `unknown`."""
     own_pids: frozenset[int] = frozenset()
     """Processes of this job: what they hold is not held by strangers."""
 

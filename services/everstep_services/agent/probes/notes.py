@@ -24,6 +24,11 @@ def place(state_dir: Path, node: str) -> Path:
     return state_dir / "checks" / f"{node}.json"
 
 
+def place_of_probes(state_dir: Path, node: str) -> Path:
+    """The file for the notes of probes: their looks are closer than those of examinations."""
+    return state_dir / "checks" / f"{node}.probes.json"
+
+
 def read(path: Path) -> Notes:
     """The notes of all checks, none if there are none yet. Raises `NotesLostError`."""
     try:

@@ -67,6 +67,7 @@ SITE = "site"
 
 _PACKAGE = "everstep_services.agent.probes"
 _PLACES = {
+    "daemon": "daemon:DaemonProbe",
     "gpu": "gpu.probe:GpuProbe",
     "gpu-selftest": "gpu.selftest:GpuSelfTestProbe",
     "host": "host.probe:HostProbe",
@@ -133,6 +134,8 @@ def deadline_s(name: str, settings: ChecksSettings) -> float:
     match name:
         case "gpu-selftest":
             return settings.selftest_within_s
+        case "daemon":
+            return settings.daemon_within_s
         case "storage":  # it reports by itself what hangs, and needs the time to do so
             return settings.storage_within_s + _STORAGE_SAYS_WITHIN_S
         case _:

@@ -2,7 +2,9 @@
 
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -10,6 +12,39 @@ from everstep.settings import Settings
 
 SITE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
 """The allowed names of checks of the site."""
+
+PROBED = ("gpu", "host", "kernel", "nic", "nvlink")
+"""The checks that run as probes unless the settings say otherwise."""
+_MAY_BE_PROBES = (*PROBED, "daemon", "storage")
+
+ProbePolicy = Literal["observe", "end_round", "exclude"]
+"""What follows when a probe fails: only records, another round without the node while the probe
+fails, or another round without the node for good.
+"""
+
+
+class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How one check runs as a probe, in short intervals, also while ranks train."""
+
+    every_s: float = 30.0
+    """How often; 0 for never."""
+    within_s: float = 5.0
+    """How long one run may take before its result is `unknown`."""
+    failures: int = 3
+    """How many runs in a row must fail before the probe counts as failed."""
+    passes: int = 2
+    """How many runs in a row must pass before a failed probe counts as recovered."""
+    policy: ProbePolicy = "observe"
+    """What follows when it has failed."""
+
+    def __post_init__(self) -> None:
+        if not (self.every_s == 0 or 1 <= self.every_s < 1e6):
+            raise ValueError(f"every_s must be 0, or 1 or more, got {self.every_s:g}")
+        if not 0 < self.within_s <= 600:
+            raise ValueError(f"within_s must be above 0 and at most 600, got {self.within_s:g}")
+        for name in ("failures", "passes"):
+            if not 1 <= getattr(self, name) <= 1000:
+                raise ValueError(f"{name} must be from 1 to 1000, got {getattr(self, name)}")
 
 
 class ChecksSettings(Settings, frozen=True, kw_only=True):
@@ -84,13 +119,45 @@ class ChecksSettings(Settings, frozen=True, kw_only=True):
     selftest_within_s: float = 90.0
     """How long the self-test may take in all; most of that is the start of torch."""
 
+    daemon: Path | None = None
+    """The unix socket of a health daemon of this node, which the check `daemon` asks by gRPC as
+    NVRx does; by default there is none.
+    """
+    daemon_arguments: tuple[str, ...] = (
+        "--no-slurm",
+        "--group",
+        "prolog",
+        "epilog",
+        "logs",
+        "gpu",
+    )
+    """The arguments that the daemon gets."""
+    daemon_within_s: float = 60.0
+    """How long the daemon may take."""
+    daemon_silent: Literal["unknown", "ok", "failed"] = "unknown"
+    """The result when the daemon is away, too slow, or answers without a count of failures."""
+
+    probes: dict[str, ProbeSettings] = msgspec.field(default_factory=dict)
+    """Probes: checks that run in short intervals, also during a training, by the check's name
+    (`nic`, `storage`, `daemon`, `site:NAME`). Each has `every_s` (30; 0 for never), `within_s` (5),
+    `failures` (3) and `passes` (2) in a row before a failure or a recovery counts, and `policy`:
+    `observe`, `end_round` or `exclude`. `gpu`, `host`, `kernel`, `nic` and `nvlink` are probes
+    without being named.
+    """
+    probe_cpu_percent: float = 0.5
+    """The most processor time that all probes together take, in percent of one core. A probe that
+    needs more than its part runs less often.
+    """
+    probes_at_once: int = 2
+    """How many probes may run at the same time."""
+
     site: dict[str, str] = msgspec.field(default_factory=dict)
     """Your own checks by name: a command line each, with the exit codes of Nagios."""
     site_dir: Path | None = None
     """A folder of executables that are checks, too, each by its file's name."""
 
     def __post_init__(self) -> None:
-        for name in ("every_s", "within_s", "all_within_s", "storage_within_s"):
+        for name in ("every_s", "within_s", "all_within_s", "storage_within_s", "daemon_within_s"):
             if not 0 < getattr(self, name) < 1e6:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name):g}")
         if self.room_failed_mib > self.room_least_mib:
@@ -98,8 +165,30 @@ class ChecksSettings(Settings, frozen=True, kw_only=True):
                 f"room_failed_mib must not be above room_least_mib, got "
                 f"{self.room_failed_mib} > {self.room_least_mib}"
             )
+        if not 0.01 <= self.probe_cpu_percent <= 100:
+            raise ValueError(
+                f"probe_cpu_percent must be from 0.01 to 100, got {self.probe_cpu_percent:g}"
+            )
+        if not 1 <= self.probes_at_once <= 16:
+            raise ValueError(f"probes_at_once must be from 1 to 16, got {self.probes_at_once}")
+        for name in self.probes:
+            _refuse_wrong_probe(name)
         for name, line in self.site.items():
             _refuse_wrong_site_check(name, line)
+
+    def probes_to_run(self) -> Mapping[str, ProbeSettings]:
+        """The probes of this node, by the name of their check."""
+        usual = dict.fromkeys(PROBED, ProbeSettings())
+        return {name: probe for name, probe in (usual | self.probes).items() if probe.every_s}
+
+
+def _refuse_wrong_probe(name: str) -> None:
+    site, _, own = name.partition(":")
+    if name in _MAY_BE_PROBES or (site == "site" and SITE_NAME.fullmatch(own)):
+        return
+    raise ValueError(
+        f"probes: {name!r} cannot be a probe: use {', '.join(sorted(_MAY_BE_PROBES))} or site:NAME"
+    )
 
 
 def _refuse_wrong_site_check(name: str, line: str) -> None:

@@ -12,6 +12,7 @@ from everstep.messages import Join, Leave, Report, StartRanks
 from everstep_services.agent.core.actions import ExitAgent, SendReport
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.probes.node_checks import NodeChecks
+from everstep_services.agent.probes.periodic.probes import PeriodicProbes
 from everstep_services.agent.replicas.node_checkpoints import NodeCheckpoints
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.telemetry.progress import ProgressReader
@@ -107,14 +108,15 @@ class AgentStatus:
 
     def __init__(  # noqa: PLR0913  each owns values that rendezvous wants to know
         self, plan: RunPlan, instance: str, agent: Agent, progress: ProgressReader,
-        checks: NodeChecks, checkpoints: NodeCheckpoints, ranks: StartStopTimes,
-        port: RendezvousPort,
+        checks: NodeChecks, probes: PeriodicProbes, checkpoints: NodeCheckpoints,
+        ranks: StartStopTimes, port: RendezvousPort,
     ) -> None:  # fmt: skip
         self._plan = plan
         self._instance = instance
         self._agent = agent
         self._progress = progress
         self._checks = checks
+        self._probes = probes
         self._checkpoints = checkpoints
         self._ranks = ranks
         self._port = port
@@ -140,7 +142,7 @@ class AgentStatus:
             last_round=agent.last_round,
             last_slot=agent.last_slot if agent.order is None else agent.order.slot,
             last_step=self._progress.last_step(),
-            checks=self._checks.failing,
+            checks=(*self._checks.failing, *self._probes.failing),
             warm=self._ranks.is_warm,
             known_round=agent.round or 0,
             running=agent.order,
@@ -177,6 +179,9 @@ class AgentStatus:
             step_s=tell.step_s,
             warm_ranks=self._progress.warm_ranks,
             restore_s=self._checkpoints.restore_s,
+            check=tell.check,
+            check_state=tell.check_state,
+            policy=tell.policy,
         )
 
     def leave(self, exiting: ExitAgent) -> Leave:

@@ -30,6 +30,8 @@ _NOT_INHERITED = (
     layout.IMAGES_MOST_VARIABLE,
     layout.LIMITS_VARIABLE,
     layout.STAND_IN_VARIABLE,
+    layout.CPUS_VARIABLE,
+    layout.MEMORY_NODES_VARIABLE,
 )
 _STAND_IN = os.path.join(os.path.dirname(os.path.abspath(layout.__file__)), "nvrx", "path")
 """The folder with a package of NVRx's name."""
@@ -79,6 +81,7 @@ def environment(
     variables.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if order.ranks > 1:
         variables.setdefault("OMP_NUM_THREADS", "1")
+    variables |= _cpus(plan, local_rank)
     return variables | _places(plan, order, local_rank) | _devices(plan, local_rank, base) | {
         "MASTER_ADDR": order.master_address,
         "MASTER_PORT": str(order.master_port),
@@ -113,6 +116,15 @@ def _choices(plan: RunPlan, python_path: str) -> dict[str, str]:
     return chosen
 
 
+def _cpus(plan: RunPlan, local_rank: int) -> dict[str, str]:
+    """The CPUs of a rank, and the NUMA nodes whose memory it prefers."""
+    if local_rank >= len(plan.cpu_bindings):
+        return {}
+    binding = plan.cpu_bindings[local_rank]
+    nodes = ",".join(map(str, binding.memory_nodes))
+    return {layout.CPUS_VARIABLE: binding.cpu_list, layout.MEMORY_NODES_VARIABLE: nodes}
+
+
 def shared_and_own(
     plan: RunPlan, base: Mapping[str, str], paths: RankPaths
 ) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -122,7 +134,8 @@ def shared_and_own(
     )
     shared = {name: value for name, value in first.items() if other.get(name) == value}
     if plan.ranks_per_node > 1:
-        shared.pop("LOCAL_RANK")
+        for name in ("LOCAL_RANK", layout.CPUS_VARIABLE, layout.MEMORY_NODES_VARIABLE):
+            shared.pop(name, None)
     if plan.virtual_local_rank:
         shared.pop(_VISIBLE)
     return shared, tuple(sorted((first.keys() | other.keys()) - shared.keys()))

@@ -170,6 +170,7 @@ class RankEvents:
                 start=event.start,
                 start_s=event.start_s,
                 log=str(self._workdir.logs.folder(event.round, event.rank)),
+                cpus=self._workdir.cpus(event.rank - order.first_rank),
             )
             observers.record(started)
 

@@ -8,12 +8,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from everstep import subjects
 from everstep.bus.errors import BusError
 from everstep.bus.facts.recorder import Recorder
 from everstep.bus.ports import Bus, Inbox
 from everstep.clock import Clock
-from everstep.messages import BeatNow, Joined, Order, Reported, SaveCheckpoint
+from everstep.messages import BeatNow, Joined, Order, Reported, SaveCheckpoint, StopRanks
 from everstep_services.agent.collectors.registry import collectors
 from everstep_services.agent.core import actions
 from everstep_services.agent.core.agent import Agent
@@ -22,6 +24,7 @@ from everstep_services.agent.core.round_part import AgentTimeouts
 from everstep_services.agent.output.log_upload import LogUploader
 from everstep_services.agent.probes import notes
 from everstep_services.agent.probes.node_checks import NodeChecks
+from everstep_services.agent.probes.periodic.probes import PeriodicProbes
 from everstep_services.agent.probes.runner.examiner import NodeExaminer
 from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.ranks.warden_ping import who_lives
@@ -34,6 +37,7 @@ from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.runtime.allocation import AllocationLink
 from everstep_services.agent.runtime.background import BackgroundLoops, unharmed
 from everstep_services.agent.runtime.network_test import NetworkTestRunner
+from everstep_services.agent.runtime.probe_reports import ProbeReports
 from everstep_services.agent.runtime.rank_events import RankEvents, RankObservers
 from everstep_services.agent.runtime.rank_runner import WardenClients
 from everstep_services.agent.runtime.workdir import Workdir
@@ -128,11 +132,18 @@ class AgentService:
             logs=self._uploader,
         )
         self._ranks = RankEvents(wardens, workdir, clock, self._agent, self._do, observers)
-        examiner = NodeExaminer(plan.checks, notes.place(plan.state_dir, plan.node))
-        self._checks = NodeChecks(examiner, self._records, clock, self._pids, record)
+        self._checks = NodeChecks(
+            NodeExaminer(plan.checks, notes.place(plan.state_dir, plan.node)),
+            self._records, clock, self._pids, record,
+        )  # fmt: skip
+        self._probes = PeriodicProbes(
+            plan.checks, notes.place_of_probes(plan.state_dir, plan.node), plan.node, clock,
+            self._records, self._pids, record, partial(workdir.say, is_warning=True),
+            lambda: self._checks.failing, ProbeReports(self._agent, self._do),
+        )  # fmt: skip
         self._questions = AgentStatus(
-            plan, instance, self._agent, self._progress, self._checks, self._checkpoints,
-            self._ranks, port,
+            plan, instance, self._agent, self._progress, self._checks, self._probes,
+            self._checkpoints, self._ranks, port,
         )  # fmt: skip
         self._measuring = NetworkTestRunner(plan.node, clock, self._records, record)
         self._injection = None if harm is None else self._opened_to(harm)
@@ -172,6 +183,7 @@ class AgentService:
                     self._evidence.collect_later_for_ever,
                     self._evidence.collect_beside_for_ever,
                     self._checks.examine_for_ever,
+                    self._probes.probe_for_ever,
                     self._measuring.measure_for_ever,
                     self._checkpoints.keep_for_ever,
                     self._stalls.watch.judge_for_ever,
@@ -228,6 +240,8 @@ class AgentService:
             kind = type(order).__name__
             log.info("order type=%s round=%d reason=%s", kind, order.round, order.reason)
             with unharmed(f"order {kind}"):
+                if isinstance(order, StopRanks) and order.cause == "check_failed":
+                    self._probes.round_ended()
                 if isinstance(order, SaveCheckpoint):
                     self._do(self._agent.asked_to_save(order, self._clock.now()))
                 else:
@@ -354,6 +368,11 @@ class AgentService:
     def _beat(self, alive: tuple[str, ...] = ()) -> None:
         door = self._ranks.runner.warden.door
         beat = self._progress.beat(cut_off=not self._bus.connected, door=door, alive=alive)
+        beat = msgspec.structs.replace(
+            beat,
+            probes_failed=self._probes.failed,
+            probe_cpu_ratio=self._probes.cpu_ratio,
+        )
         self._bus.send(subjects.beat(self._plan.job, self._plan.node), beat)
 
     # -- actions ---------------------------------------------------------------------------------
@@ -426,7 +445,10 @@ class AgentService:
         | actions.CaptureEvidence,
     ) -> None:
         if isinstance(asked, actions.ExamineNode):
-            self._checks.ask(asked.order)
+            if asked.order.occasion == "compare":
+                self._probes.compare(asked.order)
+            else:
+                self._checks.ask(asked.order)
         elif isinstance(asked, actions.ChangeReplicas):
             self._checkpoints.ask(asked.order)
         elif isinstance(asked, actions.MeasurePeers):

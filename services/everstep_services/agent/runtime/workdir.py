@@ -89,6 +89,11 @@ class Workdir:
         """Processes that ranks have started may outlive a job that is done."""
         return self._plan.leave_children
 
+    def cpus(self, local_rank: int) -> str:
+        """The CPUs to which a rank is bound; empty without a binding."""
+        bindings = self._plan.cpu_bindings
+        return bindings[local_rank].cpu_list if local_rank < len(bindings) else ""
+
     @property
     def python(self) -> str:
         """The interpreter of the ranks."""

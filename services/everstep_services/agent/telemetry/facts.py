@@ -1,11 +1,12 @@
 """The facts that an agent records about its ranks and its node."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from everstep.clock import Clock
 from everstep.ids import new_id
 from everstep.messages import (
     BlobRef,
+    CheckResult,
     EvidenceCollected,
     FaultInjected,
     MeasureNetwork,
@@ -50,11 +51,12 @@ class AgentFacts:
         self._node = node
         self._clock = clock
 
-    def rank_started(
-        self, order: StartRanks, rank: int, *, pid: int, start: str, start_s: float, log: str
-    ) -> RankStarted:
+    def rank_started(  # noqa: PLR0913  what is known of a start
+        self, order: StartRanks, rank: int, *, pid: int, start: str, start_s: float, log: str,
+        cpus: str = "",
+    ) -> RankStarted:  # fmt: skip
         return RankStarted(
-            **self._of_rank(order, rank), pid=pid, start=start, start_s=start_s, log=log
+            **self._of_rank(order, rank), pid=pid, start=start, start_s=start_s, log=log, cpus=cpus
         )
 
     def rank_exited(  # noqa: PLR0913  what is known of an end
@@ -249,6 +251,32 @@ class AgentFacts:
             took_s=done.took_s,
             results=done.worth_telling,
             checks=done.checks,
+        )
+
+    def probe_ended(  # noqa: PLR0913  what is known of a probe
+        self,
+        check: str,
+        results: Sequence[CheckResult],
+        *,
+        is_healthy: bool,
+        policy: str,
+        failures: int = 0,
+        took_s: float = 0.0,
+        cpu_ratio: float | None = None,
+        is_acted_on: bool = False,
+    ) -> NodeCheckFinished:
+        return NodeCheckFinished(
+            **self._of_job(),
+            node=self._node,
+            occasion="probe",
+            is_healthy=is_healthy,
+            took_s=took_s,
+            results=tuple(results),
+            checks=(check,),
+            policy=policy,
+            failures=failures,
+            cpu_ratio=cpu_ratio,
+            is_acted_on=is_acted_on,
         )
 
     def network_measured(

@@ -120,6 +120,9 @@ def _facts(node: Record, now: Record | None) -> Iterator[tuple[str, str]]:
         slot = "spare" if now["slot"] is None else f"slot {now['slot']}"
         watch = f", stalls: {cell(now['watch'])}" if now["watch"] else ""
         yield "agent", f"{cell(now['state'])}, round {now['round']}, {slot}, {heard}{watch}"
+        failed = ", ".join(map(cell, now.get("probes_failed") or ()))
+        share = f"{now.get('probe_cpu_ratio') or 0:.2%} of a core"
+        yield "probes", f"failed: {failed}; {share}" if failed else share
     limit = f" of {node['strikes_limit']}" if node["strikes_limit"] else ""
     yield "strikes", f"{node['strikes']}{limit}" if node["strikes"] else ""
     if node["is_suspect"]:

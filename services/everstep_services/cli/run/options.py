@@ -138,10 +138,10 @@ TORCHRUN = (
             help="A second file with some of the lines.",
             note="every line is kept: search it there"),
     _torchrun(OTHER, "--numa-binding", metavar="MODE", pet=False,
-            choices=("node", "socket", "exclusive", "core-complex"),
-            help="Bind ranks to CPUs near their GPU.",
-            note="ranks may use every CPU that this process may; bind them in the script, or "
-            "start it through numactl with --no-python"),
+            choices=("off", "node", "socket", "exclusive", "core-complex"),
+            help="Bind each rank to the CPUs of its GPU's NUMA `node` or `socket`, to an "
+            "`exclusive` part of the node's cores, or to a `core-complex`, whose cores share a "
+            "cache (off). Without GPUs, the NUMA nodes are spread over the ranks."),
 )  # fmt: skip
 
 

@@ -14,6 +14,8 @@ from everstep.observe.redaction import redact_words
 from everstep.observe.settings import ObserveSettings
 from everstep.settings import DEFAULT, Flag, Loaded
 from everstep_services.agent.probes.settings import ChecksSettings
+from everstep_services.agent.ranks.cpu_affinity import CpuBinding
+from everstep_services.agent.ranks.cpu_affinity import here as bindings_here
 from everstep_services.agent.replicas.local_root import check_local_root
 from everstep_services.agent.replicas.settings import CheckpointSettings
 from everstep_services.agent.run_plan import RunPlan, Scheduler, ScriptCommand
@@ -56,6 +58,7 @@ def plan_run(invocation: Invocation, given: Given) -> RunPlan:
         environment.refuse_crowds(environ)
     node = given.text("node_id") or agent.node_id or node_id(environ)
     is_warm = _is_warm(given, agent, command)
+    cpu_bindings, unbound = _cpu_bindings(agent, spec.ranks_per_node, environ)
     return RunPlan(
         job=job,
         node=_named("node", node, "--node-id"),
@@ -95,13 +98,24 @@ def plan_run(invocation: Invocation, given: Given) -> RunPlan:
         native_stacks=agent.native_stacks,
         signals=_signals(given),
         virtual_local_rank=given.has("virtual_local_rank"),
+        cpu_bindings=cpu_bindings,
         standalone=standalone,
         leave_children=given.has("leave_children") or agent.leave_children,
         allow_fresh_start=given.has("allow_fresh_start"),
         stand_in=_stand_in(given),
         allow_injection=given.has("allow_injection"),
-        notes=notes_of(given, environ, spec.ranks_per_node),
+        notes=(*notes_of(given, environ, spec.ranks_per_node), *unbound),
     )
+
+
+def _cpu_bindings(
+    agent: AgentSettings, ranks: int, environ: Mapping[str, str]
+) -> tuple[tuple[CpuBinding, ...], tuple[str, ...]]:
+    """The CPUs of each rank; where the machine does not allow that, a line that explains why."""
+    if agent.numa_binding == "off":
+        return (), ()
+    chosen, trouble = bindings_here(agent.numa_binding, ranks, environ)
+    return chosen, (trouble,) if trouble else ()
 
 
 def _stand_in(given: Given) -> Literal["", "missing", "always"]:

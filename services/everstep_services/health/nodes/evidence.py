@@ -103,7 +103,8 @@ def _closed(fact: IncidentClosed, at: Time) -> NodeEvidence | None:
         return NodeEvidence({}, replaces=(key,))  # the verdict names the cause
     if "node" not in meaning_of(fact.trigger).fault or fact.node is None:
         return None
-    strike = Strike(key=key, at=at, fact=fact.id, reason=f"lost by {fact.job}: {fact.cause}")
+    event = "failed a check in" if fact.trigger == "check_failed" else "lost by"
+    strike = Strike(key=key, at=at, fact=fact.id, reason=f"{event} {fact.job}: {fact.cause}")
     return NodeEvidence({fact.node: strike}, replaces=(key,))
 
 

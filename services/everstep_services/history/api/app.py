@@ -36,6 +36,7 @@ from everstep_services.history.api.endpoints import (
     status,
     stragglers,
     tokens,
+    webhooks,
 )
 from everstep_services.history.api.endpoints import (
     notifications as notification_endpoints,
@@ -55,6 +56,7 @@ from everstep_services.history.notifications.service import Notifications
 from everstep_services.history.notifications.settings import NotifySettings
 from everstep_services.history.notifier import LogNotifier
 from everstep_services.history.settings import ApiSettings
+from everstep_services.history.webhooks.receiver import MaintenanceReceiver
 
 BASE = "/api/v1"
 PARTS = (
@@ -73,7 +75,7 @@ PARTS = (
         rank_logs,
         nodes,
     ),
-    *(operators, control, notification_endpoints, facts, tokens, status),
+    *(operators, control, notification_endpoints, webhooks, facts, tokens, status),
 )
 """The modules with endpoints, in the order in which they are described."""
 _DESCRIPTION = """\
@@ -117,6 +119,7 @@ async def make_context(  # noqa: PLR0913  each is a part of its own
         schema=await asyncio.to_thread(head),
         connectedness=connectedness,
         notifications=notifications or Notifications(NotifySettings(), bus, clock),
+        maintenance=MaintenanceReceiver(settings.webhooks, database, bus, clock),
         login_codes=LoginCodes(database, clock),
         bundle=bundle,
     )

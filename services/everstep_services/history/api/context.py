@@ -23,6 +23,7 @@ from everstep_services.history.evidence_retention import EvidenceRetention
 from everstep_services.history.goodput.reader import GoodputReader
 from everstep_services.history.notifications.service import Notifications
 from everstep_services.history.settings import ApiSettings
+from everstep_services.history.webhooks.receiver import MaintenanceReceiver
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class Context:
     schema: str
     connectedness: Connectedness
     notifications: Notifications
+    maintenance: MaintenanceReceiver
     login_codes: LoginCodes
     bundle: BundleOrigin | None = None
     """Set where an exported bundle is served: all is read-only, and nothing is live."""
@@ -62,7 +64,8 @@ _bearer = HTTPBearer(
     scheme_name="token",
     bearerFormat="evs_<id>_<secret>",
     description="A token with the scope `read`, `operate` or `admin`, and each allows what "
-    "those before it allow. Make one with `python -m everstep_services.history token`.",
+    "those before it allow; or `webhook`, which allows webhooks only. Make one with "
+    "`python -m everstep_services.history token`.",
     auto_error=False,
 )
 
@@ -94,5 +97,6 @@ def requires(scope: Scope) -> Any:
 
 Ctx = Annotated[Context, Depends(get_context)]
 Reader = Annotated[Token, requires("read")]
+Sender = Annotated[Token, requires("webhook")]
 Operator = Annotated[Token, requires("operate")]
 Admin = Annotated[Token, requires("admin")]

@@ -56,6 +56,50 @@ def webhook(delivery: Delivery, dashboard_url: str) -> dict[str, Any]:
     return fields
 
 
+def health_events(delivery: Delivery, dashboard_url: str) -> dict[str, Any]:
+    """An event for each node that caused it, in the field names that NVSentinel documents.
+
+    `docs/reference/health-events.schema.json` is its schema. The events are for the record of the
+    receiver (`STORE_ONLY`): Everstep has acted already.
+    """
+    notice = delivery.notice
+    is_over = notice.state == "resolved"
+    is_out = notice.event == "node_excluded"
+    at = notice.ended_at if is_over and notice.ended_at else notice.began_at
+    cause = texts.clean(notice.cause, texts.FACT_MOST)
+    metadata = {
+        "id": notice.id,
+        "key": delivery.key,
+        "job": notice.job,
+        "cause": cause,
+        "confidence": "" if notice.confidence is None else f"{notice.confidence:g}",
+        "outcome": texts.clean(notice.outcome, texts.FACT_MOST),
+        "link": texts.link(notice, dashboard_url),
+    }
+    event = {
+        "version": 1,
+        "agent": "everstep",
+        "componentClass": _COMPONENTS.get(cause, "Job"),
+        "checkName": f"everstep.{notice.event}",
+        "isFatal": is_out and not is_over,
+        "isHealthy": is_over,
+        "message": texts.title(notice),
+        "recommendedAction": "CONTACT_SUPPORT" if is_out and not is_over else "NONE",
+        "errorCode": [cause] if cause else [],
+        "entitiesImpacted": [
+            {"entityType": "RANK", "entityValue": str(rank)} for rank in notice.ranks
+        ],
+        "metadata": {name: value for name, value in metadata.items() if value},
+        "generatedTimestamp": _iso(at),
+        "processingStrategy": "STORE_ONLY",
+    }
+    nodes = [texts.clean(node, texts.FACT_MOST) for node in notice.nodes] or [""]
+    return {"version": 1, "events": [{**event, "nodeName": node} for node in nodes]}
+
+
+_COMPONENTS = {"gpu": "GPU", "network": "NIC", "host": "Host", "storage": "Storage"}
+
+
 def slack(delivery: Delivery, dashboard_url: str) -> dict[str, Any]:
     """An incoming webhook's message, in fields that Mattermost and Rocket.Chat know, too."""
     notice = delivery.notice

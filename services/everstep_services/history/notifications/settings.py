@@ -31,6 +31,9 @@ class WebhookSettings(Settings, frozen=True, kw_only=True):
     """A file with that address instead, where the address itself is a secret."""
     secret_file: Path | None = None
     """A file with the secret that signs each message; without it there is no signature."""
+    format: Literal["notice", "health_events"] = "notice"
+    """`notice` has everything that is known; `health_events` has an event for each node, in the
+    field names of NVSentinel."""
 
     def __post_init__(self) -> None:
         _checked_url("url", self.url)

@@ -111,7 +111,8 @@ def _webhook(
 ) -> HttpRequest:
     webhook = settings.webhook
     url = webhook.url if webhook.url_file is None else secret_url(webhook.url_file)
-    body = _encoded(payloads.webhook(delivery, settings.dashboard_url))
+    make = payloads.health_events if webhook.format == "health_events" else payloads.webhook
+    body = _encoded(make(delivery, settings.dashboard_url))
     if webhook.secret_file is not None:
         secret = webhook_secret(webhook.secret_file)
         headers = {**headers, **signed_headers(secret, body, int(now.timestamp()))}

@@ -42,7 +42,7 @@ def end_round(batch: Batch, sign: Sign) -> None:
             incidents.broke_again(batch, sign)
             opened = state.doc.incident
     _say_ended(batch, sign.trigger, sign.reason, opened, sign)
-    state.set(stop_order=batch.now.new_id(), planned=None, saving=None, stalls=())
+    state.set(stop_order=batch.now.new_id(), planned=None, saving=None, stalls=(), checks=())
     for seat in state.in_stage(*AT_WORK):
         state.put(with_stage(seat, "stopping" if seat.instance else "gone"))
     batch.enter("ending", sign.reason)
@@ -151,7 +151,7 @@ def _send_away(batch: Batch, phase: Phase, exit_code: int, reason: str) -> None:
     state = batch.state
     came_of(batch, "overtaken", reason)
     state.set(exit_code=exit_code, stop_order=batch.now.new_id())
-    state.set(planned=None, saving=None, stalls=())
+    state.set(planned=None, saving=None, stalls=(), checks=())
     for seat in [seat for seat in state.seats if seat.stage == "gone" or not seat.instance]:
         state.drop(seat.node)
     for seat in state.in_stage(*AT_WORK):

@@ -151,6 +151,7 @@ def _enter_round(batch: Batch, size: int) -> None:
         planned=None,
         saving=None,
         stalls=(),
+        checks=(),
     )
     again = f"restart {doc.restarts}" if doc.restarts else "no restart so far"
     batch.enter("forming", f"round {number}: {size} {'slot' if size == 1 else 'slots'}, {again}")

@@ -13,6 +13,7 @@ from everstep.messages import (
 )
 from everstep_services.rendezvous.domain import (
     agreed_save,
+    checks,
     incidents,
     liveness,
     membership,
@@ -163,6 +164,7 @@ def _settle(batch: Batch) -> None:
     reports.settle(batch)
     recovery.settle(batch)
     stalls.settle(batch)
+    checks.settle(batch)
     agreed_save.agree(batch)
     replacement_groups.settle(batch)
     preemption.settle(batch)

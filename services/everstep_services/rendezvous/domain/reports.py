@@ -7,7 +7,7 @@ from everstep.messages import (
     RoundStarted,
     Seat,
 )
-from everstep_services.rendezvous.domain import agreed_save, incidents, preemption, stalls
+from everstep_services.rendezvous.domain import agreed_save, checks, incidents, preemption, stalls
 from everstep_services.rendezvous.domain.batch import Batch
 from everstep_services.rendezvous.domain.decisions import came_of
 from everstep_services.rendezvous.domain.ends import end_round, finish
@@ -36,9 +36,21 @@ def hear(batch: Batch, report: Report) -> bool:
             stalls.recovered(batch, report)
         case "excused":
             stalls.excused(batch, report)
+        case "check_failed" | "check_recovered" | "check_compared":
+            _check(batch, report)
         case _:
             _goes_on(batch, seat, report)
     return True
+
+
+def _check(batch: Batch, report: Report) -> None:
+    match report.event:
+        case "check_failed":
+            checks.failed(batch, report)
+        case "check_recovered":
+            checks.recovered(batch, report)
+        case _:
+            checks.compared(batch, report)
 
 
 def _goes_on(batch: Batch, seat: Seat, report: Report) -> None:

@@ -10,6 +10,7 @@ from everstep.messages import Budget, JobSpec, Replication, RoundDocument, Seat,
 from everstep.messages.base import Time
 from everstep.messages.documents.rounds import (
     AgreedSave,
+    OpenCheck,
     OpenDecision,
     OpenIncident,
     OpenStall,
@@ -50,6 +51,7 @@ class DocumentChanges(TypedDict, total=False):
     planned: PlannedEnd | None
     saving: AgreedSave | None
     stalls: tuple[OpenStall, ...]
+    checks: tuple[OpenCheck, ...]
     replication: Replication | None
     decisions: tuple[OpenDecision, ...]
     restarts: int

@@ -4,6 +4,8 @@ from typing import Literal
 
 TimerName = Literal[
     "awake",
+    "check_asked",
+    "check_shared",
     "could_grow",
     "counted",
     "decided",

@@ -92,6 +92,7 @@ class CheckRunner:
             root=self._request.root,
             memory=memory,
             at=time.clock_gettime(time.CLOCK_REALTIME),
+            within_s=max(self._until(name) - time.monotonic(), 0.0),
             own_pids=frozenset(self._request.own_pids),
         )
         has_said, began = False, time.monotonic()
@@ -135,7 +136,7 @@ def _clean(result: CheckResult, took_s: float) -> CheckResult:
     )
 
 
-def _notes_of(request: Request) -> tuple[Notes, str]:
+def notes_of(request: Request) -> tuple[Notes, str]:
     """The notes of the last look, or why they are lost; a stuck disk is not waited for."""
     answers: list[Notes | NotesLostError] = []
     path = request.notes
@@ -174,7 +175,7 @@ def main() -> None:
         request = decode_request(sys.stdin.buffer.readline())
         leash = threading.Thread(target=_end_with, args=(sys.stdin.buffer,), daemon=True)
         leash.start()
-        notes, trouble = _notes_of(request)
+        notes, trouble = notes_of(request)
         checks = CheckRunner(request, notes)
         for line in checks.lines():
             out.write(encode(line))

@@ -47,6 +47,8 @@ class ChecksDone(ChildLine, frozen=True, kw_only=True, tag="done"):
 
     trouble: str = ""
     """Why notes were lost, if they were."""
+    cpu_s: float = 0.0
+    """The processor time of a probe, with everything that it has started."""
 
 
 Line = CheckBegan | CheckFound | CheckEnded | ChecksDone

@@ -21,10 +21,10 @@ def command() -> None:
 @click.argument("name")
 @click.option(
     "--scope",
-    type=click.Choice(["read", "operate", "admin"]),
+    type=click.Choice(["webhook", "read", "operate", "admin"]),
     default="read",
     show_default=True,
-    help="What it allows; each includes those before it.",
+    help="What it allows; from read on, each includes those before it.",
 )
 @click.option("--expires", type=SpanParameter(), metavar="SPAN", help="After this long, as in 30d.")
 @click.option(

@@ -112,6 +112,12 @@ class NodeNow(Answer):
     ranks: int
     watch: str | None = Field(description="`armed`, `learning`, `paused` or `off`.")
     facts_waiting: int = Field(description="Facts that the stream has not acknowledged.")
+    probes_failed: list[str] = Field(
+        description="Checks that run in short intervals during a training, and have failed."
+    )
+    probe_cpu_ratio: float = Field(
+        description="Processor time of those checks since the agent started, 1 for a whole core."
+    )
     heard_age_s: float = Field(description="Since it was heard, by our clock.")
     is_stale: bool
 

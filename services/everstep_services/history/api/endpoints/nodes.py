@@ -180,6 +180,8 @@ def _now(heard: HeardBeat) -> NodeNow:
         ranks=len(beat.ranks),
         watch=beat.watch or None,
         facts_waiting=beat.facts_waiting,
+        probes_failed=list(beat.probes_failed),
+        probe_cpu_ratio=beat.probe_cpu_ratio,
         heard_age_s=round(heard.age_s, 3),
         is_stale=heard.is_stale,
     )

@@ -1,0 +1,65 @@
+"""Notices of maintenance, as REST shows them."""
+
+from datetime import datetime
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from everstep.store.maintenance import MaintenanceNotice
+from everstep.store.times import from_us
+from everstep_services.history.api.dto.answer import Answer
+from everstep_services.history.api.http.parameters import TEXT
+
+
+class MaintenanceOut(Answer):
+    """What a sender has announced about a node, and what became of it."""
+
+    sender: str = Field(description="The name of its token.")
+    id: str
+    node: str
+    action: str = Field(description="`drain` or `exclude`.")
+    starts_at: datetime
+    ends_at: datetime | None
+    reason: str
+    state: Literal["waiting", "done", "observed", "refused", "failed", "cancelled"]
+    outcome: str = Field(description="What was done, or why nothing was done.")
+    received_at: datetime
+    attempts: int = Field(description="How often it was tried; it is tried again for an hour.")
+
+
+class WebhookTaken(Answer):
+    """What became of a message."""
+
+    notices: list[MaintenanceOut]
+    stale: int = Field(
+        description="How many of them the message did not change: they are over, or a newer "
+        "message was there."
+    )
+    ignored: list[str] = Field(description="The parts that are not about maintenance, and why.")
+
+
+class MaintenanceCancelled(BaseModel):
+    """Why a person cancels a notice."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reason: str = Field(
+        "no reason given", min_length=1, max_length=1000, pattern=TEXT, description="Why."
+    )
+
+
+def shown(notice: MaintenanceNotice) -> MaintenanceOut:
+    """A notice as REST shows it."""
+    return MaintenanceOut(
+        sender=notice.sender,
+        id=notice.id,
+        node=notice.node,
+        action=notice.action,
+        starts_at=from_us(notice.starts_us),
+        ends_at=None if notice.ends_us is None else from_us(notice.ends_us),
+        reason=notice.reason,
+        state=notice.state,
+        outcome=notice.outcome,
+        received_at=from_us(notice.received_us),
+        attempts=notice.attempts,
+    )

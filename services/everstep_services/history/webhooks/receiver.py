@@ -1,0 +1,248 @@
+"""Keeps what senders announce, and acts when it is due: drains and exclusions of nodes."""
+
+import difflib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import exists, or_, select
+
+from everstep.bus.errors import BusDeniedError, BusError
+from everstep.bus.input_failures import InputFailures
+from everstep.bus.ports import Bus
+from everstep.clock import Clock
+from everstep.messages import ControlDocument
+from everstep.messages.codec import BadMessageError, decode_as
+from everstep.store import tables
+from everstep.store.database import Database
+from everstep.store.errors import StoreError
+from everstep.store.maintenance import (
+    MaintenanceNotice,
+    MaintenanceNotices,
+    MaintenanceState,
+    NoticeChange,
+)
+from everstep.store.queries import is_begun, is_over
+from everstep.store.times import from_us, to_us
+from everstep.subjects import CLUSTER
+from everstep_services.history.api.http.problems import ProblemError
+from everstep_services.history.operator_requests import (
+    NoSuchJobError,
+    OperatorRequest,
+    RequestRefusedError,
+    ServiceUnavailableError,
+    carry_out,
+)
+from everstep_services.history.webhooks.senders import Senders
+from everstep_services.history.webhooks.settings import WebhooksSettings
+from everstep_services.history.webhooks.shapes import Announcement, Reading
+
+log = logging.getLogger(__name__)
+
+_EVERY_S = 1.0
+_AGAIN_US = 15_000_000
+"""After a failure, or the death of the replica that acted, a notice is due again."""
+_ATTEMPTS_MOST = 240
+_AT_ONCE = 50
+_FORGET_EVERY = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What became of a message."""
+
+    changes: tuple[NoticeChange, ...]
+    ignored: tuple[str, ...]
+
+
+class MaintenanceReceiver:
+    """The notices of all senders."""
+
+    def __init__(
+        self, settings: WebhooksSettings, database: Database, bus: Bus, clock: Clock
+    ) -> None:
+        self.senders = Senders(settings, clock)
+        self.notices = MaintenanceNotices(database)
+        self._settings = settings
+        self._database = database
+        self._bus = bus
+        self._clock = clock
+        self._aliases = dict(alias.partition("=")[::2] for alias in settings.aliases)
+        self._failures = InputFailures("webhooks")
+
+    # --- messages ---
+
+    async def receive(self, sender: str, sent_s: int, reading: Reading, lead_s: float) -> Received:
+        """Keep what a sender announces. A `ProblemError` refuses all of it."""
+        announced = [item for item in reading.announcements if not item.is_cancelled]
+        nodes = await self._nodes({name for item in announced for name in item.nodes})
+        await self._check_room(sender, sum(len(item.nodes) for item in announced))
+        changes: list[NoticeChange] = []
+        for item in reading.announcements:
+            if item.is_cancelled:
+                changes += await self._cancel(sender, sent_s, item.id)
+            else:
+                made = [
+                    self._notice(sender, sent_s, item, nodes[name], lead_s) for name in item.nodes
+                ]
+                changes += await self.notices.put({notice.node: notice for notice in made}.values())
+        log.info(
+            "webhook_taken sender=%s notices=%d ignored=%d", sender, len(changes),
+            len(reading.ignored),
+        )  # fmt: skip
+        return Received(tuple(changes), reading.ignored)
+
+    async def _cancel(self, sender: str, sent_s: int, id_: str) -> list[NoticeChange]:
+        outcome = f"cancelled by {sender}"
+        notices, cancelled = await self.notices.cancel(
+            sender, id_, sent_us=sent_s * 1_000_000, outcome=outcome
+        )
+        return [NoticeChange(notice, is_stale=not cancelled) for notice in notices]
+
+    def _notice(
+        self, sender: str, sent_s: int, announced: Announcement, node: str, lead_s: float
+    ) -> MaintenanceNotice:
+        now = self._clock.wall()
+        starts_us = to_us(announced.starts_at or now)
+        return MaintenanceNotice(
+            sender=sender,
+            id=announced.id,
+            node=node,
+            action=announced.action,
+            starts_us=starts_us,
+            ends_us=None if announced.ends_at is None else to_us(announced.ends_at),
+            reason=announced.reason,
+            sent_us=sent_s * 1_000_000,
+            received_us=to_us(now),
+            next_us=max(starts_us - int(lead_s * 1e6), to_us(now)),
+        )
+
+    async def _nodes(self, names: set[str]) -> dict[str, str]:
+        """The id of each node. One unknown name refuses the message."""
+        ids = {name: self._aliases.get(name, name) for name in names}
+        column = tables.nodes.c.node
+        async with self._database.read() as connection:
+            query = select(column).where(column.in_(sorted(set(ids.values()))))
+            ids_known = set((await connection.execute(query)).scalars())
+            unknown = sorted(name for name, id_ in ids.items() if id_ not in ids_known)
+            if not unknown:
+                return ids
+            some = list((await connection.execute(select(column).limit(5000))).scalars())
+        names_of_all = [*some, *self._aliases]
+        close = difflib.get_close_matches(unknown[0], names_of_all, n=1)
+        hint = f"; did you mean {close[0]}?" if close else "; see everstep nodes"
+        text = ", ".join(repr(name[:128]) for name in unknown[:10])
+        more = f" and {len(unknown) - 10} more" if len(unknown) > 10 else ""
+        raise ProblemError(422, "unknown_node", f"no node is called {text}{more}{hint}")
+
+    async def _check_room(self, sender: str, new: int) -> None:
+        most = self._settings.waiting_most
+        if new and await self.notices.waiting(sender) + new > most:
+            detail = f"notices for {most} nodes wait, the limit of {sender}: cancel some of them"
+            raise ProblemError(409, "too_many_notices", detail)
+
+    # --- time ---
+
+    async def act_for_ever(self, *, is_mine: Callable[[], bool]) -> None:
+        """Act on what is due, in the replica that writes the record."""
+        turns = 0
+        while True:
+            await self._clock.sleep(_EVERY_S)
+            if not is_mine():
+                continue
+            try:
+                await self.act()
+                turns += 1
+                if turns % _FORGET_EVERY == 0:
+                    await self.notices.forget_old(to_us(self._clock.wall()))
+            except StoreError as error:
+                log.warning("maintenance_waits error=%s", error)
+
+    async def act(self) -> int:
+        """Act on all that is due now; how many notices that were."""
+        now_us = to_us(self._clock.wall())
+        due = await self.notices.take_due(now_us, now_us + _AGAIN_US, _AT_ONCE)
+        for notice in due:
+            with self._failures.caught("maintenance"):
+                await self._act_on(notice)
+        return len(due)
+
+    async def _act_on(self, notice: MaintenanceNotice) -> None:
+        state, outcome = await self._outcome(notice)
+        if state == "waiting" and notice.attempts >= _ATTEMPTS_MOST:
+            state = "failed"
+        await self.notices.end(notice, state, outcome)
+        write = log.warning if state in {"waiting", "failed", "refused"} else log.info
+        write(
+            "maintenance sender=%s id=%r node=%s action=%s state=%s outcome=%r", notice.sender,
+            notice.id, notice.node, notice.action, state, outcome,
+        )  # fmt: skip
+
+    async def _outcome(self, notice: MaintenanceNotice) -> tuple[MaintenanceState, str]:
+        now = self._clock.wall()
+        if notice.ends_us is not None and from_us(notice.ends_us) <= now:
+            return "failed", "its end had passed before anything could be done"
+        try:
+            why_not = await self._why_not(notice)
+            jobs = await self._jobs(notice.node) if notice.action == "drain" else []
+            if why_not:
+                about = f" of {', '.join(jobs)}" if jobs else ""
+                return "observed", f"would {notice.action} {notice.node}{about}: {why_not}"
+            return "done", await self._carry_out(notice, jobs, now)
+        except RequestRefusedError as error:
+            return "refused", str(error)
+        except (ServiceUnavailableError, BusDeniedError, BusError) as error:
+            return "waiting", f"tried again soon: {error}"
+
+    async def _carry_out(self, notice: MaintenanceNotice, jobs: list[str], now: datetime) -> str:
+        texts: list[str] = []
+        if notice.action == "exclude" or notice.ends_us is not None:
+            ends = notice.ends_us
+            ttl_s = None if ends is None else (from_us(ends) - now).total_seconds()
+            texts.append(await self._ask(notice, "exclude", CLUSTER, {"ttl_s": ttl_s}))
+        for job in jobs:
+            details = {"within_s": self._settings.save_within_s}
+            try:
+                texts.append(await self._ask(notice, "drain", job, details))
+            except NoSuchJobError:
+                continue  # it has ended meanwhile
+        if notice.action == "drain" and not jobs:
+            texts.append("it takes part in no job")
+        return "; ".join(texts)
+
+    async def _ask(
+        self, notice: MaintenanceNotice, verb: str, job: str, details: Mapping[str, float | None]
+    ) -> str:
+        request = OperatorRequest(
+            "exclude" if verb == "exclude" else "drain",
+            job,
+            f"{notice.sender} (webhook)",
+            f"{notice.reason} ({notice.id})",
+            "rest",
+            {**details, "node": notice.node},
+        )
+        return await carry_out(self._bus, request)
+
+    async def _why_not(self, notice: MaintenanceNotice) -> str:
+        if notice.sender not in self._settings.enforce:
+            return f"{notice.sender} is not in `enforce` of [api.webhooks]"
+        document = await self._bus.documents("CONTROL").get(CLUSTER)
+        try:
+            control = None if document.data is None else decode_as(document.data, ControlDocument)
+        except BadMessageError:
+            return "the switches cannot be read"
+        return "the brake is on" if control is not None and control.is_braked else ""
+
+    async def _jobs(self, node: str) -> list[str]:
+        """The jobs that the node takes part in, according to the record."""
+        jobs, members, nodes = tables.jobs.c, tables.round_members.c, tables.nodes.c
+        has_slot = exists().where(
+            members.job == jobs.job, members.round == jobs.round, members.node == node
+        )
+        has_joined = exists().where(
+            nodes.node == node, nodes.job == jobs.job, nodes.state == "joined"
+        )
+        query = select(jobs.job).where(is_begun(), ~is_over(), or_(has_slot, has_joined))
+        async with self._database.read() as connection:
+            return sorted((await connection.execute(query.limit(100))).scalars())

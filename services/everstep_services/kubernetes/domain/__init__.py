@@ -1,0 +1,1 @@
+"""What the signs of nodes mean, and which nodes are marked; without clock and I/O."""

@@ -1,0 +1,224 @@
+"""Decides whether a failed probe ends the round, or accuses no node since all nodes fail alike.
+
+Rendezvous asks the other nodes of the round to run the same check. It acts only against a node
+whose check fails while another node passes it: what fails everywhere is shared, as a file system
+is, and a check that nobody else can run proves nothing.
+"""
+
+import dataclasses
+
+from msgspec.structs import replace
+
+from everstep.messages import Report, RunChecks
+from everstep.messages.documents.rounds import CheckAccusation, OpenCheck
+from everstep_services.rendezvous.domain import incidents
+from everstep_services.rendezvous.domain.batch import Batch
+from everstep_services.rendezvous.domain.decisions import only_say
+from everstep_services.rendezvous.domain.ends import end_round
+from everstep_services.rendezvous.domain.incidents import Sign
+
+_CHECKS_MOST = 16
+_ACCUSED_MOST = 16
+_SHARED_LEAST = 3
+_SHARED_RATIO = 0.5
+"""A check that fails on this share of the slots, and at least on three nodes, is shared."""
+_SHARED_FOR_S = 240.0
+"""A shared failure is not compared again for this long; agents report it again after 300 s."""
+
+
+def failed(batch: Batch, report: Report) -> None:
+    """Note a failed probe whose policy wants another round."""
+    doc = batch.state.doc
+    if doc.phase == "ending":
+        if doc.incident is not None:
+            incidents.add(batch, _sign(_accusation(report), report.check, report.step))
+        return
+    if not batch.control.enforces("restart", otherwise=True):
+        _observe(batch, report, "restarts only observe")
+        return
+    check = _find(batch, report.check)
+    if check is None:
+        if len(doc.checks) >= _CHECKS_MOST:
+            return  # its agent reports it again
+        check = OpenCheck(id=batch.now.new_id(), check=report.check)
+        batch.state.set(checks=(*doc.checks, check))
+    nodes = {accusation.node for accusation in check.accused}
+    if report.node not in nodes and len(nodes) < _ACCUSED_MOST:
+        check = replace(check, accused=(*check.accused, _accusation(report)))
+    _put(batch, _marked(check, report.slot, has_failed=True))
+
+
+def compared(batch: Batch, report: Report) -> None:
+    """Note the result of a check on another node. Only a clear result counts."""
+    check = _find(batch, report.check)
+    if check is not None and report.check_state in {"failed", "ok", "warning"}:
+        _put(batch, _marked(check, report.slot, has_failed=report.check_state == "failed"))
+
+
+def recovered(batch: Batch, report: Report) -> None:
+    """Drop the accusation of a node whose probe passes again."""
+    check = _find(batch, report.check)
+    if check is None:
+        return
+    accused = tuple(item for item in check.accused if item.node != report.node)
+    check = _marked(replace(check, accused=accused), report.slot, has_failed=False)
+    if accused:
+        _put(batch, check)
+    else:
+        _drop(batch, check)
+
+
+def settle(batch: Batch) -> None:
+    """Ask the other nodes; act once the answers or the time suffice."""
+    for check in batch.state.doc.checks:
+        if batch.state.doc.phase in {"forming", "running"}:
+            _look(batch, check)
+
+
+def _look(batch: Batch, check: OpenCheck) -> None:
+    if check.is_shared:
+        batch.timers.start("check_shared", check.id)
+        if batch.timers.elapsed("check_shared", check.id) >= _SHARED_FOR_S:
+            _drop(batch, check)
+        return
+    if batch.state.doc.slots == 1:
+        _end(batch, check, "no other node can be compared")
+        return
+    within_s = batch.settings.check_compare_s
+    if not batch.timers.is_running("check_asked", check.id):
+        batch.timers.start("check_asked", check.id)
+        _ask(batch, check, within_s)
+    left_s = within_s - batch.timers.elapsed("check_asked", check.id)
+    answers = (int(check.failed or "0", 16) | int(check.passed or "0", 16)).bit_count()
+    if left_s > 0 and answers < batch.state.doc.slots:
+        batch.wake_in(left_s)
+        return
+    _decide(batch, check)
+
+
+def _ask(batch: Batch, check: OpenCheck, within_s: float) -> None:
+    first = check.accused[0] if check.accused else None
+    reason = f"{check.check} fails" + (f" on {first.node}: {first.reason}" if first else "")
+    batch.send(
+        RunChecks(
+            id=check.id,
+            job=batch.state.doc.job,
+            round=batch.state.doc.round,
+            reason=reason,
+            checks=(check.check,),
+            occasion="compare",
+            within_s=within_s * 0.8,
+        )
+    )
+
+
+def _decide(batch: Batch, check: OpenCheck) -> None:
+    slots = batch.state.doc.slots
+    failures = int(check.failed or "0", 16).bit_count()
+    passes = int(check.passed or "0", 16).bit_count()
+    share = f"{check.check} fails on {failures} of {slots} nodes, and passes on {passes}"
+    fails = int(check.failed or "0", 16)
+    still = tuple(item for item in check.accused if fails >> item.slot & 1)
+    if not still:  # it passes where it had failed
+        _drop(batch, check)
+        return
+    check = replace(check, accused=still)
+    is_shared = failures >= max(_SHARED_LEAST, _SHARED_RATIO * slots)
+    if passes and not is_shared:
+        _end(batch, check, share)
+        return
+    why = "they share its cause" if failures > 1 else "no other node could confirm it"
+    only_say(
+        batch,
+        "restart",
+        f"{share}: it accuses no node, since {why}",
+        rule="checks.shared",
+        evidence=_facts(check),
+    )
+    _put(batch, replace(check, is_shared=True))
+    batch.timers.start("check_shared", check.id)
+
+
+def _end(batch: Batch, check: OpenCheck, share: str) -> None:
+    """End the round for the accused nodes; those with the policy `exclude` leave the job."""
+    _drop(batch, check)
+    if not check.accused:
+        return
+    excludes = batch.control.enforces("exclude", otherwise=True)
+    for accusation in check.accused:
+        seat = batch.state.seat(accusation.node)
+        if accusation.policy != "exclude" or seat is None:
+            continue
+        if excludes:
+            batch.state.put(replace(seat, is_leaving=True))
+        else:
+            text = f"{accusation.node} fails {check.check}; exclusions only observe"
+            only_say(batch, "exclude", text, rule="exclude.observe", evidence=_facts(check))
+    first, *others = check.accused
+    sign = _sign(first, check.check, None)
+    end_round(batch, dataclasses.replace(sign, reason=f"{sign.reason} ({share})"))
+    for other in others:
+        incidents.add(batch, _sign(other, check.check, None))
+
+
+def _observe(batch: Batch, report: Report, why: str) -> None:
+    doc = batch.state.doc
+    if batch.timers.is_running("observed", doc.round, report.node, report.check):
+        return
+    batch.timers.start("observed", doc.round, report.node, report.check)
+    only_say(
+        batch,
+        "restart",
+        f"{report.node} fails {report.check}: {report.reason}; {why}",
+        rule="restart.observe",
+        evidence=(report.fact,) if report.fact else (),
+    )
+
+
+def _accusation(report: Report) -> CheckAccusation:
+    return CheckAccusation(
+        node=report.node,
+        slot=report.slot,
+        reason=report.reason,
+        policy=report.policy,
+        fact=report.fact,
+    )
+
+
+def _sign(accusation: CheckAccusation, check: str, step: int | None) -> Sign:
+    return Sign(
+        "check_failed",
+        f"check {check} fails on {accusation.node}: {accusation.reason}",
+        node=accusation.node,
+        fact=accusation.fact,
+        step=step,
+    )
+
+
+def _facts(check: OpenCheck) -> tuple[str, ...]:
+    return tuple(item.fact for item in check.accused if item.fact)
+
+
+def _marked(check: OpenCheck, slot: int, *, has_failed: bool) -> OpenCheck:
+    bit = 1 << slot
+    failures, passes = int(check.failed or "0", 16), int(check.passed or "0", 16)
+    failures, passes = (
+        (failures | bit, passes & ~bit) if has_failed else (failures & ~bit, passes | bit)
+    )
+    return replace(check, failed=f"{failures:x}", passed=f"{passes:x}")
+
+
+def _find(batch: Batch, name: str) -> OpenCheck | None:
+    return next((check for check in batch.state.doc.checks if check.check == name), None)
+
+
+def _put(batch: Batch, check: OpenCheck) -> None:
+    checks = batch.state.doc.checks
+    batch.state.set(checks=tuple(check if item.id == check.id else item for item in checks))
+
+
+def _drop(batch: Batch, check: OpenCheck) -> None:
+    left = tuple(item for item in batch.state.doc.checks if item.id != check.id)
+    batch.state.set(checks=left)
+    batch.timers.clear("check_asked", check.id)
+    batch.timers.clear("check_shared", check.id)

@@ -1,0 +1,93 @@
+"""Probes while ranks train: a failure ends the round, unless all nodes share it."""
+
+from pathlib import Path
+
+from tests.e2e.cluster import Agent, Cluster
+from tests.waiting import until
+
+
+def started(cluster: Cluster, policy: str, *, spares: int) -> dict[str, Agent]:
+    """Two slots and perhaps a spare; the probe of a node fails while the file `NODE.bad` exists."""
+    agents = {}
+    for place, node in enumerate(("node-1", "node-2", "node-3")[: 2 + spares]):
+        probe = f"test ! -e {cluster.folder / node}.bad || {{ echo the disk is on fire; exit 2; }}"
+        config = cluster.folder / f"{node}.toml"
+        config.write_text(
+            f"[checks]\nprobe_cpu_percent = 50\nsite = {{fire = \"sh -c '{probe}'\"}}\n"
+            f'[checks.probes."site:fire"]\nevery_s = 1\nwithin_s = 30\nfailures = 2\n'
+            f'policy = "{policy}"\n'
+            + "".join(
+                f"[checks.probes.{name}]\nevery_s = 0\n"
+                for name in ("gpu", "host", "kernel", "nic", "nvlink")
+            )
+        )
+        agents[node] = cluster.steady(
+            *("--nnodes", "2", "--spares", str(spares), "--infra-rank", str(place)),
+            *("--stop-grace", "1"),
+            node=node,
+            EVERSTEP_CONFIG=str(config),
+        )
+    cluster.until_stepping(1)
+    return agents
+
+
+def bad(cluster: Cluster, node: str) -> Path:
+    return cluster.folder / f"{node}.bad"
+
+
+def test_a_probe_that_fails_on_one_node_gives_its_slot_to_the_spare(cluster: Cluster) -> None:
+    """The round ends with an incident whose evidence is the probe; the spare trains on (A2.1)."""
+    started(cluster, "end_round", spares=1)
+    cluster.until_fact("node_joined", lambda body: body["node"] == _spare(cluster))
+    before, spare = cluster.members(1), _spare(cluster)
+    bad(cluster, before[1]).touch()
+    cluster.until_stepping(2)
+    assert cluster.members(2) == {0: before[0], 1: spare}
+    (incident,) = cluster.incidents()
+    assert (incident["trigger"], incident["node"]) == ("check_failed", before[1])
+    assert "the disk is on fire" in incident["reason"]
+    probed = [fact for fact in cluster.facts("node_check_finished") if fact["occasion"] == "probe"]
+    assert incident["trigger_fact"] in [fact["id"] for fact in probed]
+
+    bad(cluster, before[1]).unlink()
+    recovered = cluster.until_fact(
+        "node_check_finished",
+        lambda body: body["occasion"] == "probe" and body["is_healthy"],
+    )
+    assert recovered["node"] == before[1]
+    cluster.finish()
+    cluster.until_done()
+
+
+def test_a_probe_that_fails_on_all_nodes_accuses_none(cluster: Cluster) -> None:
+    """What all nodes share has failed: the round goes on, and the decision is recorded."""
+    started(cluster, "end_round", spares=0)
+    for node in ("node-1", "node-2"):
+        bad(cluster, node).touch()
+    decided = cluster.until_fact("action_decided", lambda body: body["rule"] == "checks.shared")
+    assert "accuses no node" in decided["reason"]
+    assert cluster.state()["round"] == 1
+    cluster.finish()
+    cluster.until_done()
+    assert cluster.incidents() == []
+
+
+def test_an_observed_probe_only_records_its_failure(cluster: Cluster) -> None:
+    """Without a policy nothing follows from a failure but its record and a line."""
+    agents = started(cluster, "observe", spares=0)
+    bad(cluster, "node-2").touch()
+    fact = cluster.until_fact(
+        "node_check_finished", lambda body: body["occasion"] == "probe" and not body["is_healthy"]
+    )
+    assert (fact["policy"], fact["failures"]) == ("observe", 2)
+    until(
+        lambda: "it is only observed" in agents["node-2"].log.read_text(), "the console has a line"
+    )
+    cluster.finish()
+    cluster.until_done()
+    assert cluster.incidents() == []
+
+
+def _spare(cluster: Cluster) -> str:
+    (spare,) = {"node-1", "node-2", "node-3"} - set(cluster.members(1).values())
+    return spare

@@ -1,0 +1,163 @@
+"""Runs of probes in processes of their own, whatever a probe does there."""
+
+import asyncio
+import os
+import signal
+import stat
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from everstep_services.agent.probes.periodic.workers import ProbeRun, ProbeWorkers
+from everstep_services.agent.probes.settings import ChecksSettings
+from everstep_services.agent.ranks import process_tree
+
+WITHIN_S = 60.0
+"""Only ends a run that hangs by mistake."""
+
+
+class Site:
+    """A folder of checks of the site, and the workers that run them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "checks"
+        self.folder.mkdir()
+        settings = ChecksSettings(site_dir=self.folder, within_s=WITHIN_S)
+        self.workers = ProbeWorkers(settings, folder / "notes.json", Path("/"), most=2)
+
+    def check(self, name: str, script: str) -> str:
+        path = self.folder / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        return f"site:{name}"
+
+    async def run(self, name: str, within_s: float = WITHIN_S) -> ProbeRun:
+        return await self.workers.run(name, within_s)
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncGenerator[Site]:
+    site = await asyncio.to_thread(Site, tmp_path)
+    yield site
+    await site.workers.end()
+
+
+def state(run: ProbeRun) -> str:
+    return run.results[0].state
+
+
+async def workers() -> set[int]:
+    """The processes of this test's workers."""
+    return await asyncio.to_thread(_workers)
+
+
+def _workers() -> set[int]:
+    return {
+        pid
+        for pid in process_tree.children(os.getpid())
+        if "periodic.worker" in process_tree.command(pid)
+    }
+
+
+async def test_probes_share_a_process_that_stays(site: Site) -> None:
+    fine = await asyncio.to_thread(site.check, "fine", "echo all is well")
+    first = await site.run(fine)
+    before = await workers()
+    second = await site.run(fine)
+    assert (state(first), state(second)) == ("ok", "ok")
+    assert await workers() == before
+    assert first.start_cpu_s > 0
+    assert second.start_cpu_s == 0
+
+
+async def test_a_check_of_the_host_runs_as_a_probe(site: Site) -> None:
+    run = await site.run("host")
+    assert {result.check for result in run.results} == {"host"}
+
+
+async def test_the_processor_time_of_what_a_probe_starts_is_counted(site: Site) -> None:
+    busy = await asyncio.to_thread(
+        site.check, "busy", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done"
+    )
+    idle = await asyncio.to_thread(site.check, "idle", "exit 0")
+    await site.run(idle)
+    assert (await site.run(busy)).cpu_s > 5 * (await site.run(idle)).cpu_s
+
+
+async def test_a_probe_that_hangs_is_unknown_and_its_processes_are_gone(
+    site: Site, tmp_path: Path
+) -> None:
+    pids = tmp_path / "pids"
+    hangs = await asyncio.to_thread(
+        site.check, "hangs", f"setsid sleep 1000 & echo $! > {pids}; exec sleep 1000"
+    )
+    run = await site.run(hangs, within_s=1.0)
+    assert state(run) == "unknown"
+    assert "within" in run.results[0].reason
+    left = int(await asyncio.to_thread(pids.read_text))
+    assert process_tree.stat(left)[:1] in ([], ["Z"])
+
+    fine = await asyncio.to_thread(site.check, "fine", "exit 0")
+    assert state(await site.run(fine)) == "ok"
+
+
+async def test_what_a_probe_leaves_in_another_session_is_killed(site: Site, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    forks = await asyncio.to_thread(
+        site.check, "forks",
+        f"for i in 1 2 3 4 5 6 7 8; do (setsid sleep 1000 & echo $! >> {pids}) & done; wait",
+    )  # fmt: skip
+    run = await site.run(forks)
+    assert state(run) == "ok"
+    left = [int(line) for line in (await asyncio.to_thread(pids.read_text)).split()]
+    assert len(left) == 8
+    assert [pid for pid in left if process_tree.stat(pid)[:1] not in ([], ["Z"])] == []
+
+
+async def test_100_mb_of_output_are_read_and_dropped(site: Site) -> None:
+    loud = await asyncio.to_thread(
+        site.check, "loud", "echo too loud; head -c 100000000 /dev/zero; exit 2"
+    )
+    run = await site.run(loud)
+    assert (state(run), run.results[0].reason) == ("failed", "too loud")
+
+
+async def test_a_probe_that_ends_with_another_code_or_garbage_is_unknown(site: Site) -> None:
+    garbage = await asyncio.to_thread(
+        site.check, "garbage", "head -c 5000 /dev/urandom; kill -SEGV $$"
+    )
+    assert state(await site.run(garbage)) == "unknown"
+
+
+async def test_a_worker_that_is_killed_is_replaced(site: Site) -> None:
+    kills = await asyncio.to_thread(site.check, "kills", "kill -KILL $PPID; sleep 1000")
+    run = await site.run(kills)
+    assert state(run) == "unknown"
+    assert "killed by SIGKILL" in run.results[0].reason
+    fine = await asyncio.to_thread(site.check, "fine", "exit 0")
+    assert state(await site.run(fine)) == "ok"
+
+
+async def test_a_check_that_does_not_exist_is_unknown(site: Site) -> None:
+    run = await site.run("site:nowhere")
+    assert state(run) == "unknown"
+    assert "is not a check" in run.results[0].reason
+
+
+async def test_a_stopped_worker_delays_only_its_own_probe(site: Site) -> None:
+    fine = await asyncio.to_thread(site.check, "fine", "exit 0")
+    await site.run(fine)
+    (pid,) = await workers()
+    os.kill(pid, signal.SIGSTOP)
+    stopped, other = await asyncio.gather(site.run(fine, within_s=0.5), site.run(fine))
+    assert {state(stopped), state(other)} == {"unknown", "ok"}
+    assert pid not in await workers()
+
+
+async def test_nothing_is_left_at_the_end(site: Site) -> None:
+    fine = await asyncio.to_thread(site.check, "fine", "exit 0")
+    await asyncio.gather(site.run(fine), site.run(fine), site.run(fine))
+    assert len(await workers()) == 2
+    await site.workers.end()
+    assert await workers() == set()

@@ -1,0 +1,160 @@
+"""A probe that fails while a round runs: compared between nodes, before a node is accused."""
+
+import pytest
+
+from everstep.messages import ActionDecided, IncidentOpened, LeaveJob, RoundEnded, RunChecks
+from everstep_services.rendezvous.domain.events import JobControl
+from tests.unit.rendezvous.world import World, spec
+
+FACT = "f" * 32
+
+
+def running(nodes: int = 3) -> World:
+    """A round that has run for a while."""
+    world = World(spec(nodes), check_compare_s=10.0).started(*(f"n{n}" for n in range(nodes)))
+    world.tick(60)
+    return world
+
+
+def fails(world: World, node: str = "n1", policy: str = "end_round", check: str = "nic") -> None:
+    world.report(
+        node, "check_failed", check=check, policy=policy, reason="mlx5_0 is down", fact=FACT
+    )
+
+
+def answers(world: World, node: str, state: str, check: str = "nic") -> None:
+    world.report(node, "check_compared", check=check, check_state=state, reason="")
+
+
+def comparisons(world: World) -> list[RunChecks]:
+    return [order for _, order in world.orders if isinstance(order, RunChecks)]
+
+
+def test_a_node_is_accused_when_its_check_fails_and_passes_elsewhere() -> None:
+    world = running()
+    fails(world)
+    (order,) = comparisons(world)
+    assert (order.occasion, order.checks) == ("compare", ("nic",))
+    assert world.doc.phase == "running", "the others are asked first"
+
+    answers(world, "n0", "ok")
+    answers(world, "n2", "warning")
+    assert world.doc.phase == "ending", "all have answered: nothing is waited for"
+    (incident,) = world.of(IncidentOpened)
+    assert (incident.trigger, incident.node, incident.trigger_fact) == ("check_failed", "n1", FACT)
+    assert "mlx5_0 is down" in incident.reason
+    assert "fails on 1 of 3 nodes, and passes on 2" in incident.reason
+    assert [ended.cause for ended in world.of(RoundEnded)] == ["check_failed"]
+    assert world.doc.checks == ()
+
+
+def test_a_check_that_fails_on_all_nodes_accuses_none() -> None:
+    world = running()
+    fails(world)
+    answers(world, "n0", "failed")
+    answers(world, "n2", "failed")
+    assert world.doc.phase == "running"
+    (decided,) = world.of(ActionDecided)
+    assert (decided.mode, decided.rule, decided.evidence) == ("observe", "checks.shared", (FACT,))
+    assert "accuses no node" in decided.reason
+
+    fails(world, "n0")
+    world.tick(100)
+    assert len(world.of(ActionDecided)) == len(comparisons(world)) == 1, "asked once in minutes"
+    world.tick(200)
+    fails(world, "n2")
+    assert len(comparisons(world)) == 2
+
+
+@pytest.mark.parametrize("state", ["unknown", "unsupported", ""])
+def test_a_check_that_no_other_node_can_run_accuses_none(state: str) -> None:
+    world = running()
+    fails(world)
+    if state:
+        answers(world, "n0", state)
+    world.tick(11)
+    assert world.doc.phase == "running"
+    assert "no other node could confirm it" in world.of(ActionDecided)[0].reason
+
+
+def test_two_nodes_of_two_fail_together_and_neither_is_accused() -> None:
+    world = running(2)
+    fails(world, "n0")
+    fails(world, "n1")
+    assert world.doc.phase == "running"
+    assert "they share its cause" in world.of(ActionDecided)[0].reason
+
+
+def test_a_silent_node_delays_the_decision_for_a_bounded_time() -> None:
+    world = running()
+    fails(world)
+    answers(world, "n0", "ok")
+    world.tick(9)
+    assert world.doc.phase == "running"
+    world.tick(2)
+    assert world.doc.phase == "ending"
+
+
+def test_a_node_that_passes_when_compared_is_not_accused() -> None:
+    world = running()
+    fails(world)
+    for node in ("n0", "n1", "n2"):
+        answers(world, node, "ok")
+    assert world.doc.phase == "running"
+    assert world.doc.checks == ()
+    assert world.of(ActionDecided) == []
+
+
+def test_a_recovered_probe_takes_its_accusation_back() -> None:
+    world = running()
+    fails(world)
+    world.report("n1", "check_recovered", check="nic", reason="it passes again")
+    world.tick(20)
+    assert world.doc.phase == "running"
+    assert world.doc.checks == ()
+
+
+def test_a_single_node_has_nobody_to_compare_with() -> None:
+    world = running(1)
+    fails(world, "n0")
+    assert world.doc.phase == "ending"
+    assert comparisons(world) == []
+
+
+def test_the_brake_and_the_mode_of_restarts_keep_the_round() -> None:
+    for control in (JobControl(is_braked=True), JobControl(modes={"restart": "observe"})):
+        world = running()
+        world.control = control
+        fails(world)
+        fails(world)
+        assert world.doc.phase == "running"
+        (decided,) = world.of(ActionDecided)
+        assert (decided.mode, decided.rule) == ("observe", "restart.observe")
+
+
+def test_exclude_sends_the_node_away_for_good_once_its_ranks_are_gone() -> None:
+    world = running(2)
+    fails(world, policy="exclude")
+    answers(world, "n0", "ok")
+    assert world.doc.phase == "ending"
+    seat = next(seat for seat in world.doc.seats if seat.node == "n1")
+    assert seat.is_leaving
+    world.back("n1")
+    sent = [(to, order.state) for to, order in world.orders if isinstance(order, LeaveJob)]
+    assert sent == [("n1", "excluded")]
+
+
+def test_exclude_only_ends_the_round_where_exclusions_observe() -> None:
+    world = running(2)
+    world.control = JobControl(modes={"exclude": "observe"})
+    fails(world, policy="exclude")
+    answers(world, "n0", "ok")
+    assert world.doc.phase == "ending"
+    assert not any(seat.is_leaving for seat in world.doc.seats)
+    assert "exclude.observe" in [decided.rule for decided in world.of(ActionDecided)]
+
+
+def test_a_report_about_an_earlier_round_changes_nothing() -> None:
+    world = running()
+    world.report("n1", "check_failed", round=world.doc.round - 1, check="nic", policy="end_round")
+    assert comparisons(world) == []

@@ -1,0 +1,56 @@
+"""Binds a rank to the CPUs that its agent has chosen, before anything of the script is imported."""
+
+import ctypes
+import os
+import platform
+import sys
+
+from trainer_sdk import layout
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
+_PREFERRED = 1
+_PREFERRED_MANY = 5
+_BITS = 1024
+
+
+def bind(environ: "Mapping[str, str]") -> None:
+    """Use only the chosen CPUs, and take memory near them first. A failure is one line."""
+    cpus = environ.get(layout.CPUS_VARIABLE, "")
+    if not cpus:
+        return
+    try:
+        os.sched_setaffinity(0, _numbers(cpus))
+        _prefer(_numbers(environ.get(layout.MEMORY_NODES_VARIABLE, "")))
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"everstep: this rank is not bound to the CPUs {cpus}: {error}\n")
+
+
+def _numbers(text: str) -> set[int]:
+    cpus: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        cpus.update(range(int(first), int(last or first) + 1))
+    return cpus
+
+
+def _prefer(nodes: set[int]) -> None:
+    """Prefer memory of these NUMA nodes; where they have none left, the kernel takes others.
+
+    A kernel that forbids or lacks the call places memory near the CPU that first touches it, which
+    is near for a bound rank.
+    """
+    number = _SET_MEMPOLICY.get(platform.machine())
+    if number is None or not nodes or max(nodes) >= _BITS:
+        return
+    words = (ctypes.c_ulong * (_BITS // (8 * ctypes.sizeof(ctypes.c_ulong))))()
+    for node in nodes:
+        bits = 8 * ctypes.sizeof(ctypes.c_ulong)
+        words[node // bits] |= 1 << node % bits
+    policy = _PREFERRED if len(nodes) == 1 else _PREFERRED_MANY
+    ctypes.CDLL(None, use_errno=True).syscall(
+        ctypes.c_long(number), ctypes.c_int(policy), words, ctypes.c_ulong(_BITS)
+    )
