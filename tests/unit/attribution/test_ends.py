@@ -76,6 +76,16 @@ KINDS: list[tuple[RankEnd, str, str]] = [
     (end(3, how="signal", exit_code=None, signal="SIGKILL"), "unknown", "killed"),
     (end(3, how="signal", exit_code=None, signal="SIGSEGV"), "unknown", "segfault"),
     (end(3, how="out_of_memory", exit_code=None, signal="SIGKILL"), "host", "host_oom"),
+    (
+        end(3, exit_code=9, first_error="kernel: Out of memory: Killed process 7 (python)"),
+        "user_code",
+        "exit_code",
+    ),
+    (
+        end(3, exit_code=9, first_error="NVRM: Xid (PCI:0000:3b:00): 79, pid=1, lost"),
+        "user_code",
+        "exit_code",
+    ),
     (raised(3, "SystemExit", "2", place="", exit_code=2), "configuration", "arguments"),
 ]  # fmt: skip
 
