@@ -37,7 +37,7 @@ _NAMED_TOKEN = re.compile(
     r"(?P<value>[^\s\"',;&<>(){}\[\]*]{4,})"
 )
 _LONG_TOKEN = 16
-"""From this length on, a value is no word."""
+"""A value of this length is not a word."""
 _NAME_BEFORE = re.compile(r"[\w.-]{0,64}\Z")
 _OPTION_VALUE = re.compile(
     r"(?<![\w-])(?P<head>(?P<option>--[A-Za-z][\w.-]{0,63})(?:[\"'],\s?[\"']|[ \t]{1,4}[\"']?))"
