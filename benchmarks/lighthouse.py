@@ -88,6 +88,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.lighthouse")
     parser.add_argument("--program", default=shutil.which("lighthouse") or "")
     parser.add_argument("--pages", nargs="*", default=list(PAGES), choices=list(PAGES))
+    parser.add_argument("--themes", nargs="*", default=["light", "dark"], choices=["light", "dark"])
     asked = parser.parse_args(arguments)
     if not asked.program or CHROMIUM is None:
         print("skipped: Lighthouse needs Chromium, and `npm install lighthouse@12`: see --program")
@@ -95,7 +96,7 @@ def main(arguments: Sequence[str]) -> int:
     too_few = 0
     with fleet() as site:
         cookie = session_cookie(site)
-        for theme in ("light", "dark"):
+        for theme in asked.themes:
             for name in asked.pages:
                 url = f"{site.url}{PAGES[name]}"
                 report = examined(asked.program, url, f"{cookie}; everstep_theme={theme}")

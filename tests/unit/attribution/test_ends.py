@@ -84,6 +84,16 @@ KINDS: list[tuple[RankEnd, str, str]] = [
     (raised(3, "RuntimeError", REFUSED.format(8 << 30)), "host", "host_oom"),
     (raised(3, "RuntimeError", REFUSED.format(1 << 52)), "user_code", "absurd_size"),
     (end(3, how="out_of_memory", exit_code=None, signal="SIGKILL"), "host", "host_oom"),
+    (
+        end(3, exit_code=9, first_error="kernel: Out of memory: Killed process 7 (python)"),
+        "user_code",
+        "exit_code",
+    ),
+    (
+        end(3, exit_code=9, first_error="NVRM: Xid (PCI:0000:3b:00): 79, pid=1, lost"),
+        "user_code",
+        "exit_code",
+    ),
     (raised(3, "SystemExit", "2", place="", exit_code=2), "configuration", "arguments"),
 ]  # fmt: skip
 

@@ -50,6 +50,21 @@ def test_the_examples_are_what_the_command_writes(options: str) -> None:
     assert path.read_text() == done.output
 
 
+def test_the_guide_writes_a_manifest_and_names_files_that_exist() -> None:
+    guide = (ROOT / "docs/guides/kubernetes.md").read_text()
+    commands = [line.removeprefix("$ ") for line in guide.splitlines() if line.startswith("$ ")]
+    (written,) = [line for line in commands if line.startswith("everstep kubernetes job")]
+    words = shlex.split(written.replace("--write llama.yaml ", ""))[1:]
+    done = CliRunner().invoke(everstep, words)
+    assert done.exit_code == 0, done.output
+    (job,) = [each for each in yaml.safe_load_all(done.output) if each["kind"] == "Job"]
+    assert job["spec"]["completions"] == 5
+    for command in commands:
+        for word in shlex.split(command):
+            if word.startswith("deploy/"):
+                assert (ROOT / word).exists(), word
+
+
 def test_only_the_node_watcher_has_rights_and_only_to_read_nodes() -> None:
     """Least rights: no wildcard, no secret, no cluster-admin (A12.4)."""
     roles = [each for each in ALL if each["kind"] in {"Role", "ClusterRole"}]

@@ -29,6 +29,7 @@ READERS: Mapping[str, tuple[Path, ...]] = {
     "logins": (SERVICES / "logins", SERVICES / "cli/stack"),
     "rendezvous": (SERVICES / "rendezvous",),
     "catalog": (SERVICES / "catalog",),
+    "kubernetes": (SERVICES / "kubernetes",),
     "straggler": (SERVICES / "straggler",),
     "attribution": (SERVICES / "attribution",),
     "api": (SERVICES / "history", LIBS / "observe"),

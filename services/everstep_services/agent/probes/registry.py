@@ -93,8 +93,9 @@ def all_names(settings: ChecksSettings) -> tuple[str, ...]:
 
 
 def beside_training(settings: ChecksSettings) -> tuple[str, ...]:
-    """The checks that may run while ranks train."""
-    return tuple(name for name in all_names(settings) if name not in _TAKE_FROM_RANKS)
+    """The checks that may run while ranks train; `daemon` only where there is one."""
+    left_out = _TAKE_FROM_RANKS if settings.daemon is not None else _TAKE_FROM_RANKS | {"daemon"}
+    return tuple(name for name in all_names(settings) if name not in left_out)
 
 
 def chosen(names: Iterable[str], settings: ChecksSettings) -> tuple[str, ...]:

@@ -422,7 +422,9 @@ def _match(end: RankEnd) -> Match | None:
 
 def _told(text: str) -> Match | None:
     match = shipped().match(text)
-    return None if match is None or match.rule.id in _GUESSES else match
+    if match is None or match.is_of_kernel:  # a rank wrote it: the kernel's own log tells more
+        return None
+    return None if match.rule.id in _GUESSES else match
 
 
 def _cause(match: Match) -> VerdictCause:

@@ -148,6 +148,8 @@ def _claims(
         return
     if report.verdict == "cause":
         yield _claim(report.cause, report.confidence, report.culprits, pieces, is_kernel)
+    elif report.cause.role == "hint":
+        yield _claim(report.cause, report.confidence, (), pieces, is_kernel)
     for alternative in report.alternatives:
         if alternative.role == "root":
             strength = _ALTERNATIVE * report.confidence

@@ -6,7 +6,7 @@ numbers of the rest.
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from everstep_services.attribution.log_analysis import clocks, fingerprint
 from everstep_services.attribution.log_analysis.clocks import Clocks
@@ -14,7 +14,12 @@ from everstep_services.attribution.log_analysis.judgement import Judgement, Timi
 from everstep_services.attribution.log_analysis.origins import Origin, of_line
 from everstep_services.attribution.log_analysis.report import Failure, LogReport
 from everstep_services.attribution.log_analysis.rules import ENDS, LogRule, LogRules, Match, Role
-from everstep_services.attribution.log_analysis.tracebacks import Raised, Traceback, innermost
+from everstep_services.attribution.log_analysis.tracebacks import (
+    Raised,
+    Traceback,
+    innermost,
+    links_exceptions,
+)
 
 _MOST_ORIGINS = 20_000
 _MOST_FAILURES = 8
@@ -67,12 +72,41 @@ class _Kept:
         if len(self.repeats) > 4 * _MOST_FAILURES:
             self.repeats = Counter(dict(self.repeats.most_common(2 * _MOST_FAILURES)))
 
+    def forget(self, failure: Failure) -> None:
+        """Drop a failure that was handled: its rank raised another one instead."""
+        if self.repeats[failure.fingerprint] == 1:
+            self.failures.pop(failure.fingerprint, None)
+            del self.repeats[failure.fingerprint]
+
     def _make_room(self, failure: Failure) -> None:
         for name, kept in self.failures.items():
             if kept.role != "root":
                 del self.failures[name]
                 self.failures[failure.fingerprint] = failure
                 return
+
+
+class _Caught:
+    """The tracebacks after which their own rank made a step: somebody caught the exception."""
+
+    def __init__(self) -> None:
+        self.places: set[tuple[int, int]] = set()
+        """Their files and lines."""
+        self._lines: dict[tuple[Origin, str], tuple[int, int]] = {}
+        """The lines of the first and the last traceback of each name, in the file being read."""
+
+    def add(self, origin: Origin, name: str, line: int) -> None:
+        """Take a traceback."""
+        first, _ = self._lines.get((origin, name), (line, line))
+        if len(self._lines) < _MOST_ORIGINS:
+            self._lines[origin, name] = (first, line)
+
+    def end_file(self, file: int, steps: Mapping[Origin, Sequence[tuple[int, int]]]) -> None:
+        """Compare the tracebacks of a file with the lines and numbers of its steps."""
+        for (origin, _), (first, last) in self._lines.items():
+            if _has_new_step(steps.get(_whose(origin), ()), last):
+                self.places.add((file, first))
+        self._lines.clear()
 
 
 class LogAnalysis:
@@ -85,6 +119,13 @@ class LogAnalysis:
         self._open: dict[Origin, Traceback] = {}
         self._ignored: set[Origin] = set()
         """Origins whose next traceback is harmless."""
+        self._raised: dict[Origin, tuple[_Kept, Failure]] = {}
+        """The last exception of each origin."""
+        self._handled: dict[Origin, tuple[_Kept, Failure]] = {}
+        """The exceptions whose origin has another traceback in the same chain."""
+        self._caught = _Caught()
+        self.unread: list[str] = []
+        """The parts of files that could not be read."""
         self._survived: dict[int, int] = {}
         self._processes: dict[str, int] = {}
         self._summaries: dict[Origin, int] = {}
@@ -108,6 +149,7 @@ class LogAnalysis:
         for one step show the offsets of the clocks.
         """
         firsts: dict[int, int] = {}
+        steps: dict[Origin, list[tuple[int, int]]] = {}
         of_origin: dict[Origin, list[int]] = {}
         for number, line in lines:
             origin, text = of_line(line, file)
@@ -115,6 +157,7 @@ class LogAnalysis:
             step, at = clocks.step_of(text), clocks.seconds(line, self._year)
             of_origin.setdefault(origin, []).append(number)
             if step is not None:
+                steps.setdefault(_whose(origin), []).append((number, step))
                 firsts.setdefault(step, number)
                 if at is not None:
                     self._clocks.observe(origin.clock, step, at)
@@ -122,6 +165,7 @@ class LogAnalysis:
         self._survived[file.file] = max(
             (numbers[-_STEPS_ON] for numbers in counted if len(numbers) >= _STEPS_ON), default=0
         )
+        self._caught.end_file(file.file, steps)
 
     def add(self, file: Origin, number: int, line: str) -> bool:
         """Take a line. Returns whether it means anything."""
@@ -131,17 +175,26 @@ class LogAnalysis:
         if origin in self._open and self._add_to_traceback(origin, number, line, text):
             return True
         if Traceback.begins(text):
+            self._raised.pop(origin, None)
             if len(self._open) < _MOST_ORIGINS:
                 self._open[origin] = Traceback(is_of_end=origin not in self._ignored)
             self._ignored.discard(origin)
             if not _SUMMARY_TRACEBACK.match(text):
                 self._summaries.pop(origin, None)
             return True
+        return self._add_link(origin, text) or self._add_open_line(origin, number, line, text)
+
+    def _add_link(self, origin: Origin, text: str) -> bool:
+        """Whether the line tells what the traceback before or after it means."""
+        if links_exceptions(text):
+            if origin in self._raised:
+                self._handled[origin] = self._raised[origin]
+            return True
         if text.startswith(_IGNORED):
             if len(self._ignored) < _MOST_ORIGINS:
                 self._ignored.add(origin)
             return True
-        return self._add_open_line(origin, number, line, text)
+        return False
 
     def _add_to_traceback(self, origin: Origin, number: int, line: str, text: str) -> bool:
         """Whether a line belongs to the traceback of its origin that has not ended."""
@@ -178,6 +231,8 @@ class LogAnalysis:
         """Forget tracebacks that have not ended."""
         self._open.clear()
         self._ignored.clear()
+        self._raised.clear()
+        self._handled.clear()
 
     def _add_open_line(self, origin: Origin, number: int, line: str, text: str) -> bool:
         if enqueued := _ENQUEUED.search(text):
@@ -192,11 +247,11 @@ class LogAnalysis:
             self._set_process(origin.pid, int(nccl["rank"]))
             return True
         match = self._rules.match(text)
-        if match is not None and origin.rank is not None and match.rule.id.startswith("xid_"):
-            match = None  # the kernel writes no line of a rank
         if match is not None:
             rule = match.rule
             role: Role = rule.in_the_open or rule.role
+            if match.is_of_kernel and origin.is_of_rank and role != "cascade":
+                role = "hint"
             name = fingerprint.of_rule(rule.failure_class, match.component)
             self._keep(origin, number, line, match, role, name, ())
             return True
@@ -222,7 +277,14 @@ class LogAnalysis:
             match = Match(_GENERAL, {})
         name = fingerprint.of_exception(kind, innermost(raised.frames), raised.message)
         frames = tuple(f"{frame.file}:{frame.line} in {frame.function}" for frame in raised.frames)
-        self._keep(origin, number, line, match, match.rule.role, name, frames)
+        kept, failure = self._keep(origin, number, line, match, match.rule.role, name, frames)
+        if origin in self._handled:
+            of_before, before = self._handled.pop(origin)
+            if before.role != "cascade" and before.severity <= failure.severity:
+                of_before.forget(before)
+        self._caught.add(origin, name, number)
+        if len(self._raised) < _MOST_ORIGINS:
+            self._raised[origin] = (kept, failure)
 
     def _keep(  # noqa: PLR0913
         self,
@@ -233,7 +295,7 @@ class LogAnalysis:
         role: Role,
         name: str,
         frames: tuple[str, ...],
-    ) -> None:
+    ) -> tuple[_Kept, Failure]:
         rank, groups = origin.rank, match.groups
         if "rank" in groups:
             rank = int(groups["rank"][:7])
@@ -272,7 +334,9 @@ class LogAnalysis:
         key = (rank, -1 if rank is not None else origin.file, whose if rank is None else "")
         if key not in self._origins and len(self._origins) >= _MOST_ORIGINS:
             key = (None, origin.file, "")
-        self._origins.setdefault(key, _Kept()).add(failure)
+        kept = self._origins.setdefault(key, _Kept())
+        kept.add(failure)
+        return kept, failure
 
     def report(self) -> LogReport:
         """Return the first failure, with its evidence."""
@@ -291,10 +355,11 @@ class LogAnalysis:
             notes=tuple(self.notes),
         )
         failures = [self._with_rank(failure) for failure in failures]
-        timing = Timing(self._clocks.offsets(), self._clocks.latest, self._survived)
-        return Judgement(failures, self._accused, timing, self._silent()).report(
-            base, self._enqueued
+        timing = Timing(
+            self._clocks.offsets(), self._clocks.latest, self._survived, self._caught.places
         )
+        judgement = Judgement(failures, self._accused, timing, self._silent())
+        return judgement.report(base, self._enqueued).without(self.unread)
 
     def _with_rank(self, failure: Failure) -> Failure:
         """The failure with its rank, if its process, local rank or task shows it."""
@@ -319,3 +384,16 @@ class LogAnalysis:
         if len(failed) < max(2, world - 2):
             return ()
         return tuple(rank for rank in range(world) if rank not in failed)
+
+
+def _whose(origin: Origin) -> Origin:
+    """The origin by its rank alone, else by its local rank or task."""
+    if origin.rank is not None:
+        return Origin(origin.file, origin.rank)
+    return Origin(origin.file, None, origin.member)
+
+
+def _has_new_step(steps: Sequence[tuple[int, int]], line: int) -> bool:
+    """Whether a later step is counted after a line: a summary repeats only the last step."""
+    before = max((step for number, step in steps if number < line), default=-1)
+    return any(number > line and step > before for number, step in steps)

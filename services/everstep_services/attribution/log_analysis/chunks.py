@@ -40,6 +40,12 @@ _PREFIX = re.compile(
 )
 _ZEROS = bytes(CHUNK_BYTES)
 
+_SAMPLE_BYTES = 4096
+_END_BYTES = 256
+_NOT_TEXT = bytes(set(range(32)) - set(b"\t\n\r\b\f\x1b")) + b"\x7f"
+_MOST_UNCLEAR = 4
+"""A quarter of the bytes may be damaged, or names in an older encoding."""
+
 Shape: TypeAlias = bytes | int
 """A line without what changes from one to the next; of a long line its hash."""
 
@@ -176,6 +182,10 @@ class LogFile:
         self._progress: deque[tuple[int, bytes]] = deque(maxlen=_MOST_LOOKS)
         self.lines = 0
         self.bytes = 0
+        self._samples = 0
+        self._unclear = 0
+        """The samples that are not text."""
+        self._end = b""
         self.wants_all = False
         """Set while lines without any word are wanted too: those of a traceback."""
 
@@ -183,6 +193,16 @@ class LogFile:
     def progress(self) -> Sequence[tuple[int, bytes]]:
         """The numbers and contents of the last lines about progress."""
         return list(self._progress)
+
+    @property
+    def is_mostly_text(self) -> bool:
+        """Whether most of the file is text: only there can words be found."""
+        return 2 * self._unclear <= self._samples
+
+    @property
+    def has_readable_end(self) -> bool:
+        """Whether the last bytes are text: zeros and noise stand in place of a lost end."""
+        return _is_text(self._end)
 
     def loud_lines(self) -> Iterator[Line]:
         """The lines that have a word of the rules; all of them while `wants_all` is set."""
@@ -242,6 +262,9 @@ class LogFile:
         rest = b""
         while block := self._file.read(CHUNK_BYTES):
             self.bytes += len(block)
+            self._samples += 1
+            self._unclear += not _is_text(block[:_SAMPLE_BYTES])
+            self._end = (self._end + block[-_END_BYTES:])[-_END_BYTES:]
             if block == _ZEROS[: len(block)]:  # a hole of a sparse file
                 continue
             whole, separator, tail = block.rpartition(b"\n")
@@ -256,6 +279,12 @@ class LogFile:
                 rest = tail if separator else b""
         if rest:
             yield rest, False
+
+
+def _is_text(sample: bytes) -> bool:
+    clean = sample.translate(None, _NOT_TEXT)
+    unclear = len(sample) - len(clean) + clean.decode("utf-8", "replace").count("\ufffd")
+    return _MOST_UNCLEAR * unclear <= len(sample)
 
 
 def _overwritten(contents: Sequence[bytes], first: int) -> tuple[list[bytes], list[int]]:

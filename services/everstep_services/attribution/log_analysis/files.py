@@ -22,6 +22,8 @@ _COMPRESSED = {
     b"PK\x03\x04": "zip",
 }
 _WIDE = (
+    (codecs.BOM_UTF32_LE, slice(6, None, 4), "utf-32-le"),
+    (codecs.BOM_UTF32_BE, slice(5, None, 4), "utf-32-be"),
     (codecs.BOM_UTF16_LE, slice(3, None, 2), "utf-16-le"),
     (codecs.BOM_UTF16_BE, slice(2, None, 2), "utf-16-be"),
 )
@@ -45,9 +47,10 @@ def analyze_files(
         try:
             _read(path, name, of_file(number, path), analysis, shapes, rules)
         except OSError as error:
-            analysis.notes.append(f"{name} cannot be read: {error.strerror or error}")
+            _note_unread(analysis, f"{name} cannot be read: {error.strerror or error}", name)
         except (EOFError, zlib.error):
-            analysis.notes.append(f"{name} is cut short or damaged (gzip): read up to there")
+            note = f"{name} is cut short or damaged (gzip): read up to there"
+            _note_unread(analysis, note, f"the end of {name}")
     return analysis
 
 
@@ -66,26 +69,45 @@ def _read(
     path: Path, name: str, origin: Origin, analysis: LogAnalysis, shapes: Shapes, rules: LogRules
 ) -> None:
     if path == STDIN:
-        _take(LogFile(sys.stdin.buffer, shapes), origin, analysis, shapes, rules)
+        log = LogFile(sys.stdin.buffer, shapes)
+        _take(log, origin, analysis, shapes, rules)
+        _note_noise(analysis, log, name)
         return
     if path.is_dir():
-        analysis.notes.append(f"{name} is a folder: name the files in it")
+        _note_unread(analysis, f"{name} is a folder: name the files in it", name)
         return
     if not path.is_file():
         is_there = path.exists() or path.is_symlink()
-        analysis.notes.append(f"{name} {'is not a file' if is_there else 'does not exist'}")
+        why = "is not a file" if is_there else "does not exist"
+        _note_unread(analysis, f"{name} {why}", name)
         return
     with path.open("rb", buffering=0) as raw:
         start = raw.read(_START_BYTES)
         for magic, kind in _COMPRESSED.items():
             if start.startswith(magic):
-                analysis.notes.append(f"{name} is compressed ({kind}): unpack it first")
+                note = f"{name} is compressed ({kind}): unpack it first"
+                _note_unread(analysis, note, name)
                 return
         raw.seek(0)
         before = analysis.bytes
-        _take(LogFile(_opened(raw, start), shapes), origin, analysis, shapes, rules)
+        log = LogFile(_opened(raw, start), shapes)
+        _take(log, origin, analysis, shapes, rules)
         if analysis.bytes == before:
             analysis.notes.append(f"{name} is empty")
+        _note_noise(analysis, log, name)
+
+
+def _note_unread(analysis: LogAnalysis, note: str, part: str) -> None:
+    """Note a part that was not read: nothing can be known of failures there."""
+    analysis.notes.append(note)
+    analysis.unread.append(part)
+
+
+def _note_noise(analysis: LogAnalysis, log: LogFile, name: str) -> None:
+    if not log.is_mostly_text:
+        _note_unread(analysis, f"most of {name} is not text", f"a readable copy of {name}")
+    elif not log.has_readable_end:
+        _note_unread(analysis, f"the end of {name} is not text", f"the end of {name}")
 
 
 def _opened(raw: BinaryIO, start: bytes) -> BinaryIO:

@@ -1,7 +1,7 @@
 """Decides which failure was the first: by causes, then by clocks."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from everstep_services.attribution.log_analysis.clocks import ZONE_S, Earliest, Moment, Offset
 from everstep_services.attribution.log_analysis.report import Failure, LogReport
@@ -12,6 +12,11 @@ _MANY_ALIKE = 3
 _SURELY_FIRST_S = 1.0
 _OTHER_YEAR_S = 300 * 86400.0
 """So far apart are times only where one of them has no year."""
+_SURE = 0.95
+_CAUGHT = 0.5
+"""The confidence in an exception after which its rank made another step."""
+_WENT_ON = "the end of the rank: it made a step after this exception"
+_NO_KERNEL_LOG = "the kernel's log: this line is of the kernel, but a rank wrote it"
 _WAITED = frozenset({"collective_timeout", "rendezvous", "nccl_error"})
 """Classes of what ranks write that wait for, or lose, another."""
 
@@ -20,11 +25,20 @@ class Timing:
     """The order of failures by clocks and lines: a hint that never outweighs causes."""
 
     def __init__(
-        self, offsets: Mapping[str, Offset], latest_step: float | None, survived: Mapping[int, int]
+        self,
+        offsets: Mapping[str, Offset],
+        latest_step: float | None,
+        survived: Mapping[int, int],
+        continued: Collection[tuple[int, int]] = (),
     ) -> None:
         self._offsets = offsets
         self._latest_step = latest_step
         self._survived = survived
+        self._continued = continued
+
+    def is_continued(self, failure: Failure) -> bool:
+        """Whether its own rank made a step after the traceback: somebody caught the exception."""
+        return bool(failure.frames) and (failure.file, failure.line) in self._continued
 
     def is_outlived(self, failure: Failure) -> bool:
         """Whether training went on after a failure: by lines of its file, or by days."""
@@ -66,14 +80,20 @@ class Judgement:
         self._roots = [failure for failure in failures if failure.role == "root"]
         self._weak = [failure for failure in failures if failure.role == "weak"]
         self._cascades = [failure for failure in failures if failure.role == "cascade"]
+        self._hints = [failure for failure in failures if failure.role == "hint"]
         self._alike = _ranks_alike(self._roots)
 
     def report(self, base: LogReport, enqueued: dict[int, int]) -> LogReport:
         """Return the report with the verdict."""
-        if roots := self._lasting(self._roots):
-            return self._of_roots(base, roots, 0.95)
+        roots = self._lasting(self._roots)
+        continued = [root for root in roots if self._timing.is_continued(root)]
+        if ending := [root for root in roots if not self._timing.is_continued(root)]:
+            report = self._of_roots(base, ending, _SURE)
+            return report.with_alternatives(_distinct(continued))
         if (judged := self._by_others(base, enqueued)) is not None:
             return judged
+        if continued:
+            return self._of_roots(base, continued, _CAUGHT, (_WENT_ON,))
         lasting = self._lasting(self._weak)
         if weak := [failure for failure in lasting if failure.failure_class not in ENDS] or [
             failure for failure in lasting if failure.failure_class == "aborted"
@@ -99,7 +119,13 @@ class Judgement:
         """The failures, without those that training outlived."""
         return [failure for failure in failures if not self._timing.is_outlived(failure)]
 
-    def _of_roots(self, base: LogReport, roots: list[Failure], confidence: float) -> LogReport:
+    def _of_roots(
+        self,
+        base: LogReport,
+        roots: list[Failure],
+        confidence: float,
+        missing: tuple[str, ...] = (),
+    ) -> LogReport:
         first = self._first(roots)
         alike = [root for root in roots if root.fingerprint == first.fingerprint]
         others = _distinct([root for root in roots if root.fingerprint != first.fingerprint])
@@ -110,9 +136,8 @@ class Judgement:
         if others and others[0].failure_class != first.failure_class:
             confidence -= 0.15 if first.severity > others[0].severity else 0.25
         ranks = tuple(sorted({root.rank for root in alike if root.rank is not None}))
-        missing: tuple[str, ...] = ()
         if not rank_known and len(ranks) > 1:
-            missing = ("which of the ranks was first: their clocks cannot be compared",)
+            missing += ("which of the ranks was first: their clocks cannot be compared",)
         return base.with_verdict("cause", first, confidence, others, ranks, missing)
 
     def _first(self, failures: list[Failure]) -> Failure:
@@ -176,6 +201,10 @@ class Judgement:
 
     def _without_cause(self, base: LogReport) -> LogReport:
         ends = [*self._lasting(self._weak), *self._lasting(self._cascades)]
+        if not ends and (hints := self._lasting(self._hints)):
+            return base.with_verdict(
+                "inconclusive", hints[0], 0.2, _distinct(hints[1:]), (), (_NO_KERNEL_LOG,)
+            )
         if not ends:
             return base
         rest = _distinct([*self._weak, *self._cascades, *self._roots])

@@ -56,6 +56,11 @@ class Origin(msgspec.Struct, frozen=True):
     pid: str = ""
 
     @property
+    def is_of_rank(self) -> bool:
+        """Whether a rank wrote the line, although perhaps an unknown one."""
+        return self.rank is not None or bool(self.member)
+
+    @property
     def name(self) -> str:
         """The origin in words."""
         return f"rank {self.rank}" if self.rank is not None else self.member

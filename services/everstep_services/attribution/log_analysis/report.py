@@ -71,6 +71,17 @@ class LogReport(msgspec.Struct, frozen=True, kw_only=True):
     cascades: Mapping[str, int] = {}
     notes: tuple[str, ...] = ()
 
+    def without(self, unread: Sequence[str]) -> "LogReport":
+        """The report where parts of files could not be read: a failure may stand there."""
+        if self.verdict == "nothing" and unread:
+            return msgspec.structs.replace(self, verdict="inconclusive", missing=tuple(unread))
+        return self
+
+    def with_alternatives(self, more: Sequence[Failure]) -> "LogReport":
+        """The report with failures that were seen, too, and are less probable."""
+        others = (*self.alternatives, *(failure.for_people() for failure in more))
+        return msgspec.structs.replace(self, alternatives=others[:_MOST_ALTERNATIVES])
+
     def with_verdict(
         self,
         verdict: Verdict,
@@ -115,6 +126,8 @@ def lines(report: LogReport) -> Iterator[str]:
 
 
 def _headline(report: LogReport) -> str:
+    if report.verdict == "inconclusive" and report.cause is None:
+        return "inconclusive: no line that could be read reports a failure"
     if report.verdict == "nothing" or report.cause is None:
         return "nothing: no line reports a failure"
     where = _where(report, report.cause)

@@ -10,8 +10,10 @@ from typing import Literal
 import msgspec
 
 from everstep_services.agent.probes.kernel import xid
+from everstep_services.attribution.log_analysis.tracebacks import CHAIN_WORDS
 
-Role = Literal["root", "weak", "cascade"]
+Role = Literal["root", "weak", "cascade", "hint"]
+"""A hint is a cause only where nothing else is known, and never a sure one."""
 Domain = Literal[
     "user code", "configuration", "data", "framework", "gpu", "host", "network", "storage",
     "scheduler", "unknown",
@@ -20,7 +22,8 @@ Domain = Literal[
 _COUNTED_WORDS = ("xid", "last enqueued", "(local_rank:", "nranks")
 """Words of lines whose numbers matter."""
 CONTEXT_WORDS = (
-    "traceback (most recent", "error:", "exception:", "exception ignored in", *_COUNTED_WORDS,
+    "traceback (most recent", "error:", "exception:", "exception ignored in", *CHAIN_WORDS,
+    *_COUNTED_WORDS,
 )  # fmt: skip
 _OF_PROGRAMS = re.compile(
     r"^(?:\[[^\]]{0,80}\]:?\s*)*(?:Assertion|Attribute|Index|Key|Name|Type|UnboundLocal|Value"
@@ -53,6 +56,12 @@ _DRIVER_HEAD = re.compile(
 """The text before it in a line that a driver, CUDA, torch or NCCL writes."""
 _GLOG = re.compile(r"\[[EWF]\d{4} [^\]]{1,200}\] .*(?:CUDA error|[Cc]uda failure)\b.*")
 """torch's own log, which reports what ended a process group."""
+_OF_DRIVER = re.compile(
+    r"^(?:(?:\[ *\d+\.\d+\]|<\d{1,3}>|(?:[\w.-]{1,80} )?kernel:) ?)+"
+    r"|^(?:NVRM: |nvidia-\w+: |amdgpu\b|mce: |EDAC |Uhhuh\. "
+    r"|[\w-]+ [0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d: )"
+)
+"""The begin of a line that only the kernel or a driver writes, whatever it reports."""
 ENDS = frozenset({"exited", "aborted"})
 """Classes of a launcher's line that only says that a process ended."""
 _STEM = 4
@@ -67,13 +76,17 @@ class LogRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     domain: Domain
     role: Role
     words: tuple[str, ...]
-    patterns: tuple[str, ...]
+    patterns: tuple[str, ...] = ()
     means: str
     advice: str
     source: str
     severity: Literal[1, 2, 3] = 1
     also: tuple[str, ...] = ()
     """Further sources."""
+    writer: Literal["kernel", "any"] = "any"
+    """The only program that writes such lines; `kernel` includes drivers."""
+    kernel_patterns: tuple[str, ...] = ()
+    """Patterns of lines that only the kernel writes, where `writer` is `any`."""
     in_the_open: Role | None = None
     """Its role outside of a traceback; None if that is the same."""
 
@@ -84,6 +97,8 @@ class Match(msgspec.Struct, frozen=True):
     rule: LogRule
     groups: Mapping[str, str]
     component: str = ""
+    is_of_kernel: bool = False
+    """Whether only the kernel or a driver writes such a line."""
 
 
 class _File(msgspec.Struct):
@@ -99,12 +114,17 @@ class LogRules:
         self.sources = sources
         self.words = {word for rule in rules for word in rule.words} | set(CONTEXT_WORDS)
         self._compiled = [
-            (rule, tuple(re.compile(pattern) for pattern in rule.patterns)) for rule in rules
+            (
+                rule,
+                tuple(map(re.compile, rule.patterns)),
+                tuple(map(re.compile, rule.kernel_patterns)),
+            )
+            for rule in rules
         ]
         self._numeric = {
             number
             for number, rule in enumerate(rules)
-            if any(map(_NEEDS_NUMBERS.search, rule.patterns))
+            if any(map(_NEEDS_NUMBERS.search, (*rule.patterns, *rule.kernel_patterns)))
         }
         self._of_words: dict[str, list[int]] = {}
         for number, rule in enumerate(rules):
@@ -127,12 +147,17 @@ class LogRules:
         if "xid" in lower and (hit := _XID.search(text)):
             return _of_xid(hit) if _KERNEL_HEAD.fullmatch(text, 0, hit.start()) else None
         for number in sorted(self._with_words(lower)):
-            rule, patterns = self._compiled[number]
-            for pattern in patterns:
+            rule, patterns, of_kernel = self._compiled[number]
+            for pattern in (*of_kernel, *patterns):
                 hit = pattern.search(text)
                 if hit and _is_in_form(rule, hit):
                     groups = {key: value for key, value in hit.groupdict().items() if value}
-                    return Match(rule, groups, rule.id)
+                    is_of_kernel = (
+                        rule.writer == "kernel"
+                        or pattern in of_kernel
+                        or _OF_DRIVER.match(text) is not None
+                    )
+                    return Match(rule, groups, rule.id, is_of_kernel)
         return None
 
     def _with_words(self, lower: str) -> set[int]:
@@ -211,4 +236,4 @@ def _of_xid(hit: re.Match[str]) -> Match | None:
     groups = {"part": hit["part"]}
     if pid := re.search(r"\bpid=(\d+)", hit["text"]):
         groups["pid"] = pid[1]
-    return Match(rule, groups, f"xid_{number}")
+    return Match(rule, groups, f"xid_{number}", is_of_kernel=True)

@@ -1,5 +1,6 @@
 """Python's tracebacks, put together from lines that may lie far apart."""
 
+import keyword
 import re
 from collections.abc import Sequence
 
@@ -7,7 +8,7 @@ import msgspec
 
 _HEAD = "Traceback (most recent call last)"
 _FRAME = re.compile(
-    r'^\s*(?:\| )?File "(?P<file>[^"]{1,400})", line (?P<line>\d+)(?:, in (?P<name>.+))?'
+    r'^\s*(?:\| )?\s*File "(?P<file>[^"]{1,400})", line (?P<line>\d+)(?:, in (?P<name>.+))?'
 )
 _BOXED = re.compile(
     r"^\s*│ (?P<file>/[^:]{1,400}):(?P<line>\d+) in (?P<name>\S+)"  # rich
@@ -16,8 +17,14 @@ _EXCEPTION = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*)(?::\s?(?P<text>.*))?$")
 _LIBRARY = re.compile(
     r"site-packages/|dist-packages/|/lib/python\d|^<frozen |/torch/|/runpy\.py|^<string>"
 )
-_INDENTS = " |+"
-"""Exception groups are drawn with the latter two."""
+_CHAINED = re.compile(
+    r"^[\s|]*(?:The above exception was the direct cause of the following exception:"
+    r"|During handling of the above exception, another exception occurred:)"
+)
+CHAIN_WORDS = ("the above exception",)
+"""In each line that links two exceptions."""
+_INDENT = re.compile(r"(?:[ +]*\| ?)?(?P<indent>\s*)")
+"""The spaces before a line; in the box of an exception group, those inside it."""
 _MOST_FRAMES = 3
 _MOST_STRAY_LINES = 40
 
@@ -46,8 +53,8 @@ class Traceback:
         """Whether what it reports could end a script."""
         self._user: list[TracebackFrame] = []
         self._inner: TracebackFrame | None = None
-        self._depth = 0
-        """How far the last frame was indented."""
+        self._indent = 0
+        """The spaces before the lines of frames: source lines have more, the exception fewer."""
         self._stray = 0
 
     @staticmethod
@@ -62,14 +69,15 @@ class Traceback:
 
     def add(self, text: str) -> Raised | None:
         """Take a line; the exception when the traceback ends with it."""
-        depth = len(text) - len(text.lstrip(_INDENTS))
         if frame := _FRAME.match(text) or _BOXED.match(text):
             self._add_frame(frame)
-            self._depth = depth
+            self._indent = _indent_of(text)
             return None
-        text = text[depth:]
-        is_code = depth > 0 and depth >= self._depth  # a frame's line, as `else: raise Bad(x)`
-        ended = _EXCEPTION.match(text) if self._inner and not is_code else None
+        is_source = _indent_of(text) > self._indent or 0 < self._indent == _indent_of(text)
+        text = text.lstrip(" |+")
+        ended = _EXCEPTION.match(text) if self._inner and not is_source else None
+        if ended and self._indent == 0 and not _is_class(ended["kind"]):
+            ended = None  # without indents, only the names tell code and exceptions apart
         if ended and ended["kind"].endswith("ExceptionGroup"):
             return None
         if ended and (ended["text"] is not None or "." in text or text[0].isupper()):
@@ -87,6 +95,21 @@ class Traceback:
         if self._user:
             return tuple(self._user)
         return (self._inner,) if self._inner else ()
+
+
+def links_exceptions(text: str) -> bool:
+    """Whether the line joins a traceback to the next: the exception before it was not the last."""
+    return _CHAINED.match(text) is not None
+
+
+def _indent_of(text: str) -> int:
+    match = _INDENT.match(text)
+    return len(match["indent"]) if match else 0
+
+
+def _is_class(name: str) -> bool:
+    """Whether it is the name of a class, by the usual spelling."""
+    return not keyword.iskeyword(name) and name.rpartition(".")[2][:1].isupper()
 
 
 def innermost(frames: Sequence[TracebackFrame]) -> str:

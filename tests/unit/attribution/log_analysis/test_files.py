@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import random
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from everstep_services.attribution.log_analysis.chunks import LogFile, Shapes
 from everstep_services.attribution.log_analysis.files import analyze_files
 from everstep_services.attribution.log_analysis.rules import shipped
+from everstep_services.cli.__main__ import main
 from tests.unit.attribution.log_analysis.logs import raised, written
 
 
@@ -29,7 +31,7 @@ def test_a_failure_behind_a_progress_bar(tmp_path: Path) -> None:
     assert (report.cause.failure_class, report.cause.line) == ("python_exception", 4)
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "latin-1"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "latin-1"])
 def test_other_encodings(encoding: str, tmp_path: Path) -> None:
     path = tmp_path / "job.log"
     path.write_bytes(f"é\n{raised('KeyError: 3', '[rank3]: ')}".encode(encoding))
@@ -53,6 +55,51 @@ def test_a_compressed_log_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     assert analysis.notes == [f"{path} is cut short or damaged (gzip): read up to there"]
 
 
+def test_a_cut_off_end_leaves_it_open(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A4.6: the failure is at the end of a log; without the end nobody knows."""
+    path = tmp_path / "job.log.gz"
+    text = "".join(f"[rank0]: step {step} loss 0.1\n" for step in range(9000))
+    path.write_bytes(gzip.compress(text.encode() + raised("ValueError: x").encode())[:-60])
+    assert main(["logs", "analyze", str(path)]) == 1
+    shown = capsys.readouterr().out
+    assert "inconclusive: no line that could be read reports a failure" in shown
+    assert f"Missing: the end of {path}." in shown
+    path.write_bytes(gzip.compress(text.encode()))
+    assert main(["logs", "analyze", str(path)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "missing"),
+    [
+        (random.Random(7).randbytes(300_000), "a readable copy of "),
+        (b"step 1 loss 0.3\n" * 9000 + b"\0" * 900, "the end of "),
+        ("step 1 loss 0.3\n".encode("utf-16-le") * 300, "a readable copy of "),
+    ],
+)
+def test_noise_leaves_it_open(content: bytes, missing: str, tmp_path: Path) -> None:
+    """A4.6: random bytes, zeros in place of an end, text of two bytes without a mark."""
+    path = tmp_path / "job.log"
+    path.write_bytes(content)
+    report = analyze_files([path]).report()
+    assert (report.verdict, report.missing) == ("inconclusive", (f"{missing}{path}",))
+    assert len(report.notes) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["é" * 9000, "学習ステップ 損失\n" * 900, "\x1b[32mok\x1b[0m\n" * 900]
+)
+def test_text_of_all_languages_is_text(text: str, tmp_path: Path) -> None:
+    report = written(tmp_path, job=text)
+    assert (report.verdict, report.notes) == ("nothing", ())
+
+
+def test_a_log_that_was_not_read_leaves_it_open(tmp_path: Path) -> None:
+    """A4.6: one of two logs is not there."""
+    path = tmp_path / "job.log"
+    path.write_text("step 1 loss 0.3\n")
+    assert analyze_files([path, tmp_path / "none.log"]).report().verdict == "inconclusive"
+
+
 @pytest.mark.parametrize(
     ("content", "note"),
     [
@@ -67,7 +114,7 @@ def test_files_without_lines(content: bytes, note: str, tmp_path: Path) -> None:
     path.write_bytes(content)
     analysis = analyze_files([path])
     assert analysis.notes == [f"{path} {note}"]
-    assert analysis.report().verdict == "nothing"
+    assert analysis.report().verdict == ("inconclusive" if content else "nothing")
 
 
 def test_what_is_not_a_file(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from everstep_services.attribution.log_analysis.chunks import Shapes, shape_of
 from everstep_services.attribution.log_analysis.files import analyze_files
 from everstep_services.attribution.log_analysis.rules import shipped
+from tests.unit.attribution.log_analysis.logs import raised
 
 LINES = [
     ("nvlink", "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Fatal, Link 44"),
@@ -106,7 +107,10 @@ def test_rules_name_their_sources() -> None:
     assert len({rule.id for rule in rules.rules}) == len(rules.rules)
     named = {name for rule in rules.rules for name in (rule.source, *rule.also)}
     assert named == set(rules.sources)
-    assert all(rule.words and rule.patterns and rule.means and rule.advice for rule in rules.rules)
+    assert all(
+        rule.words and (rule.patterns or rule.kernel_patterns) and rule.means and rule.advice
+        for rule in rules.rules
+    )
 
 
 ECC = "CUDA error: uncorrectable ECC error encountered"
@@ -192,3 +196,55 @@ def test_a_long_head_takes_no_time(head: str) -> None:
     shipped().match(f"{head} x {XID}")
     shipped().match(f"{head} x {ECC}")
     assert time.process_time() - began < 1
+
+
+KERNEL = [
+    XID,
+    "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Fatal, Link 44",
+    "kernel: Out of memory: Killed process 77 (python) total-vm:1000kB",
+    "Out of memory: Killed process 77 (python) total-vm:1000kB",
+    "mce: [Hardware Error]: Machine Check Exception: 5 Bank 1",
+    "Kernel panic - not syncing: Fatal hardware error!",
+    "mlx5_core 0000:86:00.0 ib2: Link down",
+    "EXT4-fs error (device nvme0n1p2): ext4_find_entry:1455",
+    "python[88]: segfault at 0 ip 00007f sp 00007f error 4",
+    "traps: python[88] trap invalid opcode ip:7f",
+    "[ 4711.42] nfs: server filer01 not responding, timed out",
+]
+
+
+@pytest.mark.parametrize("line", KERNEL)
+@pytest.mark.parametrize("prefix", ["[rank0]: ", "[default0]:", "n1:0| "])
+def test_a_rank_does_not_write_lines_of_the_kernel(prefix: str, line: str, tmp_path: Path) -> None:
+    """A7.3: what a script prints in the form of the kernel loses against an exception."""
+    path = tmp_path / "log"
+    path.write_text(f"{prefix}step 1\n{prefix}{line}\n")
+    alone = analyze_files([path]).report()
+    assert (alone.verdict, alone.culprits) == ("inconclusive", ())
+    assert "the kernel's log" in alone.missing[0]
+    path.write_text(path.read_text() + raised("ValueError: own bug", "[rank1]: "))
+    report = analyze_files([path]).report()
+    assert report.cause is not None
+    assert (report.cause.fingerprint, report.confidence) == (
+        "observed:ValueError:step:own bug", 0.95,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("line", KERNEL)
+@pytest.mark.parametrize("head", ["Nov 26 04:00:00 n1 kernel: ", ""])
+def test_the_kernel_writes_lines_of_the_kernel(head: str, line: str, tmp_path: Path) -> None:
+    """The same lines in a kernel's log, and in a job's log that syslog went into."""
+    path = tmp_path / "kern.log"
+    path.write_text(f"{head}{line}\n")
+    report = analyze_files([path]).report()
+    assert report.cause is not None
+    assert (report.verdict, report.cause.role == "hint") == ("cause", False)
+
+
+def test_a_launcher_may_report_a_kill_for_memory(tmp_path: Path) -> None:
+    """Slurm's line with a label of a task counts as before: it is not the kernel's."""
+    path = tmp_path / "log"
+    path.write_text("3: slurmstepd: error: Detected 1 oom_kill event in StepId=12.0.\n")
+    report = analyze_files([path]).report()
+    assert report.cause is not None
+    assert (report.verdict, report.cause.failure_class) == ("cause", "host_oom")

@@ -42,7 +42,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_it_answers_and_changes_no_byte(path: Path) -> None:
     before = contents(path.parent)
-    api, status = record_api(path, timeout_s=5)
+    api, status = record_api(path, timeout_s=60)
     with api:
         assert api.get("jobs")["items"] == []
         assert api.get("status")["is_bus_connected"] is False
@@ -54,7 +54,7 @@ def test_it_answers_and_changes_no_byte(path: Path) -> None:
 
 
 def test_what_only_a_service_can_do_is_refused(path: Path) -> None:
-    api, _ = record_api(path, timeout_s=5)
+    api, _ = record_api(path, timeout_s=60)
     with api:
         for ask in (
             lambda: api.post("control", {}),
@@ -69,7 +69,7 @@ def test_a_writer_that_is_at_work_is_read_along_with(tmp_path: Path) -> None:
     """Also one that comes after the file was opened as complete."""
     path = tmp_path / "history.db"
     write(path)
-    api, _ = record_api(path, timeout_s=5)
+    api, _ = record_api(path, timeout_s=60)
     with api:
         assert api.get("status")["last_n"] == 0
         writer = sqlite3.connect(path, isolation_level=None)
@@ -84,7 +84,7 @@ def test_a_writer_that_is_at_work_is_read_along_with(tmp_path: Path) -> None:
             writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         finally:
             writer.close()
-    fresh, status = record_api(path, timeout_s=5)
+    fresh, status = record_api(path, timeout_s=60)
     fresh.__exit__(None, None, None)
     assert status.unprojected == 8
 
@@ -93,7 +93,7 @@ def test_facts_that_wait_in_spools_are_counted(path: Path) -> None:
     spool = path.parent / "spool" / "agent"
     spool.mkdir(parents=True)
     (spool / "0000000001.seg").write_bytes(b"x" * 100)
-    api, status = record_api(path, timeout_s=5)
+    api, status = record_api(path, timeout_s=60)
     api.__exit__(None, None, None)
     assert status.unsent_bytes == 100
 
@@ -114,7 +114,7 @@ def test_another_version_is_refused_in_one_line(tmp_path: Path, change: str, sai
         database.execute(change)
     database.close()
     with pytest.raises(CliError, match=said) as error:
-        record_api(path, timeout_s=5)
+        record_api(path, timeout_s=60)
     assert "\n" not in str(error.value)
 
 
@@ -123,7 +123,7 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path, data: bytes) -> N
     path = tmp_path / "history.db"
     path.write_bytes(data)
     with pytest.raises(CliError, match="history.db") as error:
-        record_api(path, timeout_s=5)
+        record_api(path, timeout_s=60)
     assert "\n" not in str(error.value)
 
 
