@@ -1,5 +1,6 @@
 """The input of an analyzer: the case, and the contents of its evidence."""
 
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 from everstep.archive import BadArchiveError, is_archive, unpack
@@ -10,6 +11,15 @@ from everstep_services.attribution.domain.claims import Claim
 Fetch = Callable[[BlobRef], Awaitable[bytes]]
 _BYTES_MOST = 256 << 20
 """The most bytes of one kind of evidence; the rest is named as missing."""
+_GIVEN_UP = re.compile(r"no answer within (\d+(?:\.\d+)?) s$")
+_PATIENT_S = 1.0
+"""A rank that does not answer for so long is stuck; before, it may only be slow."""
+
+
+def is_given_up(reason: str) -> bool:
+    """Whether evidence is missing because we waited too short: that shows nothing of the rank."""
+    match = _GIVEN_UP.search(reason)
+    return match is not None and float(match[1]) < _PATIENT_S
 
 
 class Incident:
@@ -20,6 +30,8 @@ class Incident:
         self._fetch = fetch
         self.missing: list[str] = []
         """Evidence that could not be read, and why; the verdict names it."""
+        self.given_up: dict[str, dict[int, str]] = {}
+        """By kind, the ranks that we have not waited for long enough, with the reason."""
 
     def pieces(self, *kinds: str) -> list[EvidencePiece]:
         """The pieces of these kinds that are there."""
@@ -69,6 +81,8 @@ class Incident:
         except BadArchiveError as error:
             self.missing.append(f"{piece.evidence} of {piece.node}: {error}"[:500])
             return []
+        late = {rank: why for rank, why in archive.missing.items() if is_given_up(why)}
+        self.given_up.setdefault(piece.evidence, {}).update(late)
         for rank, why in list(archive.missing.items())[:8]:
             self.missing.append(f"{piece.evidence} of rank {rank}: {why}"[:300])
         return [(member.rank, member.content) for member in archive.members]

@@ -9,6 +9,7 @@ from everstep_services.attribution.flight_recorder.analysis import FlightAnalysi
 from everstep_services.attribution.flight_recorder.folder import DumpFile, read_dumps
 from everstep_services.attribution.flight_recorder.report import FlightReport
 from everstep_services.attribution.flight_recorder.summary import UnreadableDump as Missing
+from everstep_services.attribution.incident import is_given_up
 from everstep_services.attribution.stack_analysis.analysis import StackAnalysis
 from everstep_services.attribution.stack_analysis.files import read_content
 from everstep_services.attribution.stack_analysis.report import StackReport
@@ -27,7 +28,11 @@ def flight_report(pieces: Iterable[Piece], world: int | None = None) -> FlightRe
         files: dict[int, DumpFile] = {}
         for rank, content in _members(pieces):
             if isinstance(content, str):
-                analysis.add(Missing(name=_whose(rank), reason=content, rank=rank))
+                is_evidence = not is_given_up(content)
+                missing = Missing(
+                    name=_whose(rank), reason=content, rank=rank, is_evidence=is_evidence
+                )
+                analysis.add(missing)
             elif rank is not None and rank not in files:
                 path = Path(name) / f"dump_{rank}"
                 path.write_bytes(content)
@@ -44,7 +49,10 @@ def stack_report(pieces: Iterable[Piece], world: int | None = None) -> StackRepo
     analysis, count = StackAnalysis(world=world), 0
     for rank, content in _members(pieces):
         if isinstance(content, str):
-            analysis.add(Unreadable(name=_whose(rank), reason=content, rank=rank))
+            is_evidence = not is_given_up(content)
+            analysis.add(
+                Unreadable(name=_whose(rank), reason=content, rank=rank, is_evidence=is_evidence)
+            )
         elif rank is not None:
             analysis.add(read_content(content, rank, f"rank {rank}"))
             count += 1

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from everstep.archive import ArchiveMember, pack
+from everstep.archive import ArchiveMember, pack, unpack
 from everstep.bus.errors import BlobMissingError
 from everstep.messages import BlobRef, Case, EvidencePiece, RankEnd, Stall
 from everstep_services.attribution.analyzers import nvrx
@@ -299,6 +299,26 @@ async def test_a_kill_for_memory_is_the_hosts_where_the_kernel_counted_one(
     found = await judged(case(ends=(lost_peer(0), one)), {"cgroup": group})
     assert (found.cause, found.ranks, found.nodes) == (cause, (3,), ())
     assert not found.is_inconclusive
+
+
+LATE = "no answer within 0.27 s"
+
+
+@pytest.mark.parametrize("reason", [LATE, f"its recorder: {LATE}", "no answer within 2.4 s"])
+async def test_what_we_did_not_wait_for_is_no_evidence_against_a_rank(reason: str) -> None:
+    """A7.2: that a busy node gave a dump too late shows nothing of the rank."""
+    whole = unpack(recorders(2, 3)).members
+    members = [member for member in whole if member.rank != 2]
+    stacks = [ArchiveMember(rank, "json", stack(*ALL_REDUCE)) for rank in (0, 1, 3)]
+    contents = {
+        "flight_recorder": pack(members, {2: reason}), "stacks": pack(stacks, {2: reason}),
+    }  # fmt: skip
+    found = await judged(HANG, contents)
+    is_patient = "2.4" in reason
+    assert {other.ranks for other in found.others} == ({(2,)} if is_patient else set())
+    told = {claim.analyzer for claim, _ in found.evidence}
+    assert told == ({"flight_recorder", "stacks"} if is_patient else set())
+    assert any(reason in text for text in found.missing)
 
 
 def memory(total_gib: int, free_gib: int, shared_free: int = 90) -> bytes:

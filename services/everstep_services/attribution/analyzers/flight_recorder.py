@@ -64,11 +64,13 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
         return (_other_size(without[0], len(dumps), fact),)
     if report.verdict != "culprits":
         return ()
+    late = incident.given_up.get("flight_recorder", {})
     is_torn = not await asyncio.to_thread(lambda: all(map(is_timeout, first_ends(incident.case))))
     return [
         claim
         for fault in report.faults[:_FAULTS_MOST]
         if not (is_torn and fault.kind in _ALL_JOINED)
+        and not (fault.kind == "no_dump" and any(it.rank in late for it in fault.suspects))
         for claim in _claims(fault, fact)
     ]
 

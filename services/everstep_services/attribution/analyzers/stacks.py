@@ -9,6 +9,7 @@ from everstep_services.attribution.stack_analysis.analysis import StackAnalysis
 from everstep_services.attribution.stack_analysis.files import read_content
 from everstep_services.attribution.stack_analysis.report import StackReport
 from everstep_services.attribution.stack_analysis.rules import shipped
+from everstep_services.attribution.stack_analysis.stacks import Unreadable
 
 _SUSPECTS_MOST = 8
 _MORE_SUSPECTS = 0.5
@@ -24,12 +25,15 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
     dumps, fact = await incident.by_rank("stacks")
     if not dumps:
         return ()
-    report = await asyncio.to_thread(_report, dumps, incident.case.world_size or None)
+    late = incident.given_up.get("stacks", {})
+    report = await asyncio.to_thread(_report, dumps, late, incident.case.world_size or None)
     return list(_claims(report, fact)) if report.verdict == "odd_ranks" else ()
 
 
-def _report(dumps: Mapping[int, bytes], world: int | None) -> StackReport:
+def _report(dumps: Mapping[int, bytes], late: Mapping[int, str], world: int | None) -> StackReport:
     analysis = StackAnalysis(world=world, rules=shipped())
+    for rank, reason in late.items():
+        analysis.add(Unreadable(name=f"rank {rank}", reason=reason, rank=rank, is_evidence=False))
     for rank, data in dumps.items():
         analysis.add(read_content(data, rank, f"rank {rank}"))
     return analysis.report()

@@ -66,15 +66,15 @@ class StackAnalysis:
         self._others: dict[_Key, _Fold] = {}
         self._notes: list[str] = []
         self._unreadable: dict[int, str] = {}
-        self._damaged: set[int] = set()
+        self._no_evidence: set[int] = set()
 
     def add(self, dump: RankStacks | Unreadable) -> None:
         if isinstance(dump, Unreadable):
             self._note(f"{dump.name} was left out: {dump.reason}")
             if dump.rank is not None:
                 self._unreadable[dump.rank] = dump.reason
-                if dump.is_damaged:
-                    self._damaged.add(dump.rank)
+                if not dump.is_evidence:
+                    self._no_evidence.add(dump.rank)
             return
         if dump.rank in self._states:
             self._note(f"rank {dump.rank} has a second dump; only the first one is used")
@@ -133,7 +133,7 @@ class StackAnalysis:
         world = min(max([self._world, *(rank + 1 for rank in ranks)], default=0), _MOST_WORLD)
         missing = tuple(rank for rank in range(world) if rank not in self._states)
         answer = _Judgement(
-            self._states, self._workers, missing, self._unreadable, self._damaged
+            self._states, self._workers, missing, self._unreadable, self._no_evidence
         ).answer()
         return StackReport(
             verdict=answer.verdict,
@@ -189,13 +189,13 @@ class _Judgement:
         workers: Mapping[int, ThreadState],
         missing: Sequence[int],
         unreadable: Mapping[int, str],
-        damaged: Collection[int],
+        no_evidence: Collection[int],
     ) -> None:
         self._states = states
         self._workers = workers
         self._missing = missing
         self._unreadable = unreadable
-        self._damaged = damaged
+        self._no_evidence = no_evidence
         self._waiting = sorted(
             rank for rank, state in states.items() if ACTIVITIES[state.activity].awaits_others
         )
@@ -263,7 +263,7 @@ class _Judgement:
     def _of_missing(self) -> _Answer:
         """The answer if all ranks with a stack wait."""
         few = len(self._missing) <= len(self._waiting)
-        absent = [rank for rank in self._missing if rank not in self._damaged]
+        absent = [rank for rank in self._missing if rank not in self._no_evidence]
         if not absent:
             summary = f"inconclusive: the stacks of {named(self._missing)} cannot be read"
             return _Answer("scattered", summary, waiting=tuple(self._waiting))

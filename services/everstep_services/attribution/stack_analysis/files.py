@@ -65,12 +65,12 @@ def _read(path: Path, rank: int) -> Iterator[RankStacks | Unreadable]:
         content = b"" if size > MAX_BYTES else path.read_bytes()
     except OSError as error:
         yield Unreadable(
-            name=str(path), reason=error.strerror or str(error), rank=rank, is_damaged=True
+            name=str(path), reason=error.strerror or str(error), rank=rank, is_evidence=False
         )
         return
     if size > MAX_BYTES:
         reason = f"it has {size} bytes; at most {MAX_BYTES} are read"
-        yield Unreadable(name=str(path), reason=reason, rank=rank, is_damaged=True)
+        yield Unreadable(name=str(path), reason=reason, rank=rank, is_evidence=False)
     elif is_archive(content):
         yield from _of_archive(content, path.name)
     elif path.name == MISSING:
@@ -84,7 +84,7 @@ def read_content(content: bytes, rank: int, name: str) -> RankStacks | Unreadabl
     try:
         return read_stacks(content, rank)
     except BadStacksError as error:
-        return Unreadable(name=name, reason=str(error), rank=rank, is_damaged=True)
+        return Unreadable(name=name, reason=str(error), rank=rank, is_evidence=False)
 
 
 def _of_archive(content: bytes, name: str) -> Iterator[RankStacks | Unreadable]:

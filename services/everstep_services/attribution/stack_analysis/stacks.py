@@ -58,5 +58,5 @@ class Unreadable(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     reason: str
     rank: int | None = None
-    is_damaged: bool = False
-    """The file itself is bad, which shows nothing about its rank."""
+    is_evidence: bool = True
+    """Whether it counts against the rank; a damaged file, for one, does not."""
