@@ -346,3 +346,40 @@ async def test_ranks_that_all_waited_too_long_have_lost_no_connection() -> None:
     text = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7) ran for 600 s"
     ends = tuple(raised(rank, "torch.distributed.DistBackendError", text) for rank in range(4))
     assert (await judged(case(ends=ends))).is_inconclusive
+
+
+async def test_two_ranks_that_fail_by_themselves_at_once_are_both_named() -> None:
+    """A7.2: nothing shows which was first, and neither explains the other."""
+    error = raised(0, "RuntimeError", "fault A")
+    crash = end(2, how="signal", exit_code=None, signal="SIGSEGV")
+    found = await judged(case(ends=(error, lost_peer(1), crash)))
+    assert (found.ranks, found.others, found.is_inconclusive) == ((0, 2), (), False)
+    assert "fault A" in found.reason
+    assert "SIGSEGV" in found.reason
+    alone = await judged(case(ends=(error, lost_peer(1))))
+    assert found.confidence < alone.confidence, "which of the two causes it is stays open"
+    killed = end(2, how="signal", exit_code=None, signal="SIGKILL")
+    assert len((await judged(case(ends=(error, killed)))).ranks) == 1
+
+
+async def test_a_connection_of_the_script_that_broke_is_its_own_failure() -> None:
+    """A7.2: no other rank has ended, and torch reports lost ranks in other words."""
+    broken = raised(1, "ConnectionResetError", "[Errno 104] Connection reset by peer")
+    found = await judged(case(ends=(broken,)))
+    assert (found.cause, found.ranks, found.is_inconclusive) == ("user_code", (1,), False)
+    assert "ConnectionResetError" in found.reason
+    of_torch = replace(broken, traceback='File "/x/torch/distributed/rendezvous.py", line 1')
+    assert (await judged(case(ends=(of_torch,)))).ranks == ()
+    root = raised(3, "ValueError", "batch 17 has no labels")
+    assert (await judged(case(ends=(broken, root)))).ranks == (3,)
+
+
+async def test_an_error_in_a_worker_of_the_loader_is_told_in_its_own_words() -> None:
+    text = (
+        "Caught ValueError in DataLoader worker process 0.\n"
+        "Original Traceback (most recent call last):\n"
+        "ValueError: sample 80 has a negative label\n"
+    )
+    found = await judged(case(ends=(raised(1, "ValueError", text),)))
+    told = "raised ValueError: sample 80 has a negative label (in a worker of its data loader)"
+    assert told in found.reason

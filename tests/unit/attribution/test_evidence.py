@@ -493,6 +493,17 @@ async def test_a_script_that_ended_well_before_the_others_lost_it_has_left_them(
     assert (found.kind, found.ranks) == ("python_exception", (3,))
 
 
+async def test_the_only_rank_that_all_others_lost_is_named_where_it_tells_nothing() -> None:
+    """A7.2: its standard error was closed, so that nobody has read its exception."""
+    lost = (lost_peer(0), lost_peer(2), lost_peer(3))
+    phases = (("ended", 8.0), ("script", 7.5), ("ended", 8.1), ("ended", 7.9))
+    found = await judged(case(ends=lost), {"page": pages(*phases)})
+    assert (found.cause, found.kind, found.ranks) == ("unknown", "lost_by_all", (1,))
+    assert not found.is_inconclusive
+    two = await judged(case(ends=lost[:2]), {"page": pages(*phases)})
+    assert two.kind != "lost_by_all"
+
+
 async def test_logs_name_the_rank_where_its_end_says_nothing() -> None:
     log = pack([ArchiveMember(3, "txt", TRACEBACK)], {2: "the rank had exited"})
     found = await judged(case(ends=(lost_peer(0),)), {"log": log})

@@ -71,6 +71,11 @@ _WRONG_SIZE = "wrong_size"
 _RAISED = re.compile(r"(?:[\w.]+\.)?\w*Error: ")
 _AFTER_STORAGE = 0.85
 _REFUSED = 0.7
+_OF_CONNECTION = 0.65
+_CONNECTION_ERRORS = frozenset(
+    {"BrokenPipeError", "ConnectionAbortedError", "ConnectionRefusedError", "ConnectionResetError"}
+)
+_OF_LOADER = re.compile(r"Caught \S+ in DataLoader worker process \d+\.")
 _ACCIDENT = re.compile(r"\d+")
 _OF_ENVIRON = re.compile(r'File "(?:<frozen os>|[^"]*/os\.py)", line \d+, in __getitem__')
 
@@ -269,9 +274,17 @@ def _told_apart(ends: Sequence[RankEnd]) -> tuple[list[RankEnd], list[RankEnd]]:
     roots = [end for end in ends if not is_consequence(end)]
     if roots:
         return lost, roots
+    if len(ends) == 1 and _is_own_connection(ends[0]):
+        return [], lost
     aborted = [end for end in lost if end.signal == "SIGABRT" and _match(end) is None]
     others = [end for end in lost if end not in aborted]
     return (others, aborted) if aborted and others else (lost, roots)
+
+
+def _is_own_connection(end: RankEnd) -> bool:
+    """Whether a connection of the script broke: torch reports those to other ranks otherwise."""
+    is_of_torch = "/torch/distributed/" in end.traceback
+    return end.error_name in _CONNECTION_ERRORS and not is_of_torch
 
 
 def _done(case: Case, lost: Sequence[RankEnd]) -> Iterator[Claim]:
@@ -295,6 +308,8 @@ def _of_alike(case: Case, same: Sequence[RankEnd]) -> Claim:
     """One claim for all ranks that ended in the same way."""
     end = same[0]
     cause, kind, strength, event = _cause_of(end)
+    if _is_own_connection(end):
+        cause, kind, strength = "user_code", GENERAL, _OF_CONNECTION
     if kind in WITHOUT_CULPRIT:
         return Claim(
             cause=cause, kind=kind, strength=strength, fact=end.fact, fingerprint=kind,
@@ -439,6 +454,9 @@ def _headline(end: RankEnd, *, with_name: bool = False) -> str:
 
 def _text(end: RankEnd) -> str:
     if end.error_name:
+        last = end.error_text.strip().rpartition("\n")[2]
+        if _OF_LOADER.match(end.error_text) and _RAISED.match(last):
+            return f"{_clean(last)} (in a worker of its data loader)"
         return _clean(_headline(end, with_name=True))
     return _clean(end.first_error) or f"{end.signal or end.exit_code}"
 

@@ -31,6 +31,7 @@ _PRESSURE = 10.0
 """Per cent of the last ten seconds in which processes waited for memory: a shortage, too."""
 _PLENTY = 0.1
 """The part of a host's memory that must be free where the text tells no size."""
+_LOST_BY_ALL = 0.55
 _NOT_SHORT = 0.2
 _ABSURD = 0.9
 _GROUPS_MOST = 4
@@ -238,6 +239,7 @@ def _of_pages(case: Case, piece: EvidencePiece, data: bytes) -> Iterator[Claim]:
         for rank, rank_state in msgspec.json.decode(data, type=_Pages).ranks.items()
     }
     told = {end.rank for end in (*ends, *case.done)}
+    yield from _alone(case, piece, pages, told)
     first_s = min((pages[rank].progress_s for rank in told & pages.keys()), default=math.inf)
     left = sorted(
         rank
@@ -246,6 +248,20 @@ def _of_pages(case: Case, piece: EvidencePiece, data: bytes) -> Iterator[Claim]:
     )
     if left and 2 * len(left) <= case.world_size:
         yield left_early(left, piece.fact)
+
+
+def _alone(
+    case: Case, piece: EvidencePiece, pages: Mapping[int, _Page], told: set[int]
+) -> Iterator[Claim]:
+    """The only rank that has not ended, where all others ended because they lost one."""
+    rank = next((rank for rank in range(case.world_size) if rank not in told), None)
+    is_only_one = len(told) == case.world_size - 1 and len(told) > 1 and rank is not None
+    if is_only_one and rank in pages and pages[rank].phase != "ended":
+        yield Claim(
+            cause="unknown", kind="lost_by_all", strength=_LOST_BY_ALL, ranks=(rank,),
+            says=f"rank {rank} alone has not ended: all {len(told)} others lost a rank",
+            fact=piece.fact, blob=piece.blob,
+        )  # fmt: skip
 
 
 def _number(text: str, name: str) -> int:

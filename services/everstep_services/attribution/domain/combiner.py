@@ -19,6 +19,10 @@ _NODES_MOST = 64
 _TOLD_RANKS = 8
 _HARDLY = 0.05
 _AGAIN = "history"
+_CLEARLY = 0.6
+_OF_ONE_RANK = frozenset({"user_code", "data", "configuration", "framework", "unknown"})
+_MAY_FOLLOW = frozenset({"killed", "left_early", "aborted"})
+"""Ends that may follow from another rank's failure."""
 _WAITS_FOR_NODES = frozenset({"preempted", "time_limit", "quota"})
 
 
@@ -80,7 +84,8 @@ def _judged(
     best = candidates[0]
     joint = [other for other in candidates[1:] if _is_joint(other, best)]
     rest = [other for other in candidates[1:] if other not in joint]
-    confidence = _confidence(best, rest[0] if rest else None, weights)
+    rivals = [other for other in candidates[1:] if other in rest or other.cause != best.cause]
+    confidence = _confidence(best, rivals[0] if rivals else None, weights)
     is_unsure = confidence < weights.confidence.least
     others = rest if not is_unsure else [best, *rest]
     considered = tuple(
@@ -101,7 +106,7 @@ def _judged(
         reason="; ".join([_reason(best, claims), *(f"also {it.lead.says}" for it in joint)]),
         advice=_advice(best, is_transient, _came_again(best)),
         is_inconclusive=False,
-        ranks=best.ranks[:_RANKS_MOST],
+        ranks=tuple(sorted({rank for it in (best, *joint) for rank in it.ranks}))[:_RANKS_MOST],
         nodes=best.nodes[:_NODES_MOST],
         is_transient=is_transient,
         fingerprint=_fingerprint(best),
@@ -112,9 +117,24 @@ def _judged(
 
 
 def _is_joint(other: Explanation, best: Explanation) -> bool:
-    """Whether it is about some of the culprits and of the same cause: another failure, no rival."""
-    ranks = set(other.ranks)
-    return other.cause == best.cause and bool(ranks) and ranks <= set(best.ranks)
+    """Whether it is another failure, and no rival.
+
+    It is about some of the culprits and of the same cause, or other ranks failed by themselves.
+    """
+    ranks, bests = set(other.ranks), set(best.ranks)
+    is_of_them = other.cause == best.cause and bool(ranks) and ranks <= bests
+    return is_of_them or (_failed_itself(other) and _failed_itself(best) and not ranks & bests)
+
+
+def _failed_itself(explanation: Explanation) -> bool:
+    """Whether its ranks ended by a failure of their own, which no other rank's end explains."""
+    return explanation.cause in _OF_ONE_RANK and any(
+        claim.analyzer == "ends"
+        and claim.ranks
+        and claim.strength >= _CLEARLY
+        and claim.kind not in _MAY_FOLLOW
+        for claim in explanation.claims
+    )
 
 
 def _confidence(best: Explanation, rival: Explanation | None, weights: Weights) -> float:
@@ -148,7 +168,11 @@ def _evidence(
     against = [(claim, -weights.of(claim)) for claim in best.against]
     rest = [(claim, 0.0) for claim in claims if claim.role == "consequence"]
     ordered = sorted((*speaks_for, *against), key=lambda pair: -abs(pair[1]))
-    return tuple((claim, round(weight, 3)) for claim, weight in (*ordered, *rest)[:_EVIDENCE_MOST])
+    once = {
+        (it.analyzer, it.says, it.fact): (it, weight) for it, weight in reversed((*ordered, *rest))
+    }
+    told = list(reversed(once.values()))[:_EVIDENCE_MOST]
+    return tuple((claim, round(weight, 3)) for claim, weight in told)
 
 
 def _reason(best: Explanation, claims: Sequence[Claim]) -> str:

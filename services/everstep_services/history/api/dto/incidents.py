@@ -18,6 +18,7 @@ _OPEN = {
     "bus_error": "a lost mapping of memory (SIGBUS): a file was cut short, or memory is broken",
     "signal": "ended by a signal, and nobody on record sent it",
     "unseen": "nobody saw how it ended",
+    "lost_by_all": "all other ranks lost a rank, and it alone had not ended",
     "stopped_first": "it stopped before all others",
     "elsewhere": "it stands elsewhere than the ranks that wait for it",
     "never_joined": "it never came to a collective that others wait in",
