@@ -17,10 +17,33 @@ _ISSUED = re.compile(
     r"[A-Za-z0-9_-]{12,}"
 )
 """Tokens whose first letters show their issuer."""
-_NAMED = re.compile(
-    r"(?i)((?:(?:api|access|secret|private|signing)[_-]?key|secret|passw(?:or)?d|passphrase|"
-    r"auth_?token)[\"']?\s?[=:]\s?[\"']?)[^\s\"',;&]{4,}"
+_ALWAYS_MASKED = (
+    r"(?:api|access|secret|private|signing)[_-]?key|secret|passw(?:or)?d|passphrase|auth_?token"
 )
+"""Names whose value is a secret whatever it is; with `_SECRET_NAME` the only table of names."""
+_SECRET_NAME = re.compile(
+    rf"(?i)(?:^|[-_.])(?:{_ALWAYS_MASKED}|"
+    r"(?:auth|access|api|bearer|hf|github|wandb|login)?[-_]?token|credentials?)$"
+)
+_HARMLESS_NAME = re.compile(
+    r"(?i)(?:pad|eos|bos|unk|sep|cls|mask|special|start|end|stop|next|prev|previous|first|last|new"
+    r"|text|image|audio|video|prompt|input|output|label|target|word|bad|unexpected)[-_]token$"
+)
+"""Names of tokenizers and parsers, not of logins."""
+_NAMED = re.compile(rf"(?i)((?:{_ALWAYS_MASKED})[\"']?\s?[=:]\s?[\"']?)[^\s\"',;&]{{4,}}")
+_NAMED_TOKEN = re.compile(
+    r"(?i)(token(?P<quote>[\"']?)\s?(?P<sign>[=:])\s?[\"']?)"
+    r"(?!(?:[\d.,+-]+|0x[0-9a-f]+|none|null|true|false)(?![\w/+-]))"
+    r"(?P<value>[^\s\"',;&<>(){}\[\]*]{4,})"
+)
+_LONG_TOKEN = 16
+"""A value of this length is not a word."""
+_NAME_BEFORE = re.compile(r"[\w.-]{0,64}\Z")
+_OPTION_VALUE = re.compile(
+    r"(?<![\w-])(?P<head>(?P<option>--[A-Za-z][\w.-]{0,63})(?:[\"'],\s?[\"']|[ \t]{1,4}[\"']?))"
+    r"(?![\d.,+-]+(?:[\s\"',]|\Z))(?P<value>[^\s\"',;*-][^\s\"',;]{3,})"
+)
+"""An option of a command line and its value, also as the list of words that Python prints."""
 _TOKEN_VALUE = re.compile(r"(?i)(token[\"']?\s?[=:]\s?[\"']?)(?=[\w.+/-]{0,64}[a-z])[\w.+/-]{16,}")
 _PRIVATE_KEY = re.compile(
     r"(-----BEGIN [A-Z ]*(?:PRIVATE KEY|SEED|JWT)-----).*?(?:-{3,}END [A-Z ]*-{3,}|\Z)", re.DOTALL
@@ -39,12 +62,7 @@ _QUERY = re.compile(
     r"(?:access_|auth_|id_|refresh_)?token)=)[^\s&\"'<>#*]{4,4096}"
 )
 """Signatures and tokens in the query of a URL."""
-_SECRET_NAME = re.compile(
-    r"(?i)(?:^|[-_.])(?:pass(?:word|wd|phrase)|secret|(?:api|access|private|secret)[-_]?key|"
-    r"(?:auth|access|api|bearer|hf|github|wandb|login)?[-_]?token|credentials?)$"
-)
 _OPTION = re.compile(r"[\w.+~-]{1,256}")
-_HARMLESS_NAME = re.compile(r"(?i)(?:pad|eos|bos|unk|sep|cls|mask|image|special)[-_]token$")
 _LITERAL = re.compile(r'"([^"\\]*(?:\\.[^"\\]*)*)"(\s*:)?', re.DOTALL)
 _IDENTIFIERS = frozenset({"job", "node", "incident", "id", "next"})
 """Fields of JSON that name things: they are parts of links and cursors, and are never masked."""
@@ -74,6 +92,8 @@ def redact(text: str) -> str:
     text = _JWT.sub(MASK, text)
     text = _QUERY.sub(rf"\g<1>{MASK}", text)
     text = _NAMED.sub(rf"\g<1>{MASK}", text)
+    text = _NAMED_TOKEN.sub(_masked_token, text)
+    text = _OPTION_VALUE.sub(_masked_option, text)
     text = _TOKEN_VALUE.sub(rf"\g<1>{MASK}", text)
     text = _BEARER.sub(rf"\g<1> {MASK}", text)
     text = _URL_USER.sub(rf"\g<1>{MASK}@", text)
@@ -84,6 +104,27 @@ def redact(text: str) -> str:
 def _has_a_hint(text: str) -> bool:
     lower = text.lower()
     return any(hint in lower for hint in _HINTS) or any(hint in text for hint in _SEED_HINTS)
+
+
+def _masked_token(match: re.Match[str]) -> str:
+    """The value of a name that ends in `token`, masked if it is a login's.
+
+    Tokenizers and parsers report words as `token: 'hello'`: after the bare word and a colon, only
+    a value with a digit or a long one is a secret.
+    """
+    begin = _NAME_BEFORE.search(match.string, max(0, match.start() - 64), match.start())
+    name = (begin[0] if begin else "") + "token"
+    if not names_a_secret(name):
+        return match[0]
+    value = match["value"]
+    is_bare = name.lower() == "token" and match["sign"] == ":" and not match["quote"]
+    if is_bare and len(value) < _LONG_TOKEN and not any(map(str.isdigit, value)):
+        return match[0]
+    return f"{match[1]}{MASK}"
+
+
+def _masked_option(match: re.Match[str]) -> str:
+    return f"{match['head']}{MASK}" if names_a_secret(match["option"]) else match[0]
 
 
 def names_a_secret(name: str) -> bool:

@@ -162,7 +162,8 @@ class VerdictActions:
 
     async def _ask(self, job: str, decision: Decision) -> Done:
         if decision.node is None:
-            return await self._requests.stop(job, decision.reason)
+            done = await self._requests.stop(job, decision.reason)
+            return await self._stopped_before(job) or done if done.is_refused else done
         document = await self._bus.ask(
             "rendezvous", "show", ShowRound(job=job), RoundDocument, job=job, within_s=WITHIN_S
         )
@@ -170,6 +171,15 @@ class VerdictActions:
         if why_not:
             return Done(text=why_not, is_refused=True)
         return await self._requests.replace(job, decision.node, decision.reason)
+
+    async def _stopped_before(self, job: str) -> Done | None:
+        """The answer if the policy itself has stopped the job: the request may be a repetition."""
+        document = await self._bus.ask(
+            "rendezvous", "show", ShowRound(job=job), RoundDocument, job=job, within_s=WITHIN_S
+        )
+        if document.phase == "stopped" and document.reason.startswith(f"{SOURCE} "):
+            return Done(text="the job is stopped already, as it was asked for before")
+        return None
 
     def _decided(self, verdict: VerdictReached, decision: Decision) -> ActionDecided:
         """The same id for the same decision, whichever replica makes it, and how often."""

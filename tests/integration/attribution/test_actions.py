@@ -103,6 +103,23 @@ async def test_a_bug_that_came_again_stops_the_job_once(mode: str) -> None:
     assert len(asked.questions) == (mode == "enforce")
 
 
+@pytest.mark.parametrize(("by", "outcome"), [("attribution", "done"), ("ann", "failed")])
+async def test_a_job_that_the_policy_has_stopped_before_is_stopped_as_asked(
+    by: str, outcome: str
+) -> None:
+    """Another incident of it may have asked, or the first answer was lost (A4.6)."""
+    document = round_document("j", seats=2, name_characters=12)
+    document = replace(document, phase="stopped", reason=f"{by} stopped the job: enough")
+    asked, bus = Asked(document, refused="StopJob"), MemoryBus(MemoryServer())
+    async with acting(bus, ON, asked) as actions:
+        actions.consider(verdict(**BUG), 10, [past("i8")])
+        _, taken = await recorded(bus, 2)
+    assert taken.outcome == outcome
+    assert taken.reason == (
+        "the job is stopped already, as it was asked for before" if outcome == "done" else "no"
+    )
+
+
 @pytest.mark.parametrize("spares", [1, 0])
 async def test_a_repeat_offender_is_replaced_only_by_a_spare(spares: int) -> None:
     """Health first, then rendezvous; without a spare nothing is asked (A7.1)."""

@@ -89,6 +89,14 @@ def test_an_incident_goes_on_over_rounds_and_a_later_one_is_another() -> None:
     assert [[end.rank for end in one.ends] for one in cases.cases] == [[3, 3], [1]]
 
 
+def test_an_end_before_the_restart_counted_as_a_recovery_is_of_the_next_incident() -> None:
+    """A4.6: the same failure in the next incident is seen as such, and advises to stop."""
+    first = (formed(), exited(3), opened(), formed(round_=2))
+    early = (exited(3, round_=2), closed(), opened(2, incident="k"))
+    cases = cases_of(*first, *early)
+    assert [[end.round for end in one.ends] for one in cases.cases] == [[1], [2]]
+
+
 def test_a_thousand_ranks_that_fail_are_one_case_of_bounded_size() -> None:
     """1 000 ranks failing together: one incident, bounded work (A7.1)."""
     long = error(text="x" * 100_000)

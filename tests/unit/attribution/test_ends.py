@@ -65,6 +65,10 @@ NO_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB"
 TOO_LARGE = (
     "[enforce fail at /p/gloo/transport/tcp/pair.cc:466] op.preamble.length <= op.nbytes. 400 vs 4"
 )
+REFUSED = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
+    "you tried to allocate {} bytes. Error code 12 (Cannot allocate memory)"
+)
 KINDS: list[tuple[RankEnd, str, str]] = [
     (raised(3, "FileNotFoundError", NO_FILE), "configuration", "missing_file"),
     (raised(3, "ModuleNotFoundError", "No module named 'x'"), "configuration", "import_error"),
@@ -75,6 +79,10 @@ KINDS: list[tuple[RankEnd, str, str]] = [
     (raised(3, "RuntimeError", NO_WORKER), "data", "data_loader"),
     (end(3, how="signal", exit_code=None, signal="SIGKILL"), "unknown", "killed"),
     (end(3, how="signal", exit_code=None, signal="SIGSEGV"), "unknown", "segfault"),
+    (end(3, how="signal", exit_code=None, signal="SIGBUS"), "unknown", "bus_error"),
+    (raised(3, "MemoryError", ""), "host", "host_oom"),
+    (raised(3, "RuntimeError", REFUSED.format(8 << 30)), "host", "host_oom"),
+    (raised(3, "RuntimeError", REFUSED.format(1 << 52)), "user_code", "absurd_size"),
     (end(3, how="out_of_memory", exit_code=None, signal="SIGKILL"), "host", "host_oom"),
     (
         end(3, exit_code=9, first_error="kernel: Out of memory: Killed process 7 (python)"),

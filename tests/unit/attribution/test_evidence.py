@@ -301,6 +301,55 @@ async def test_a_kill_for_memory_is_the_hosts_where_the_kernel_counted_one(
     assert not found.is_inconclusive
 
 
+def memory(total_gib: int, free_gib: int, shared_free: int = 90) -> bytes:
+    meminfo = f"MemTotal: {total_gib << 20} kB\nMemFree: 1 kB\nMemAvailable: {free_gib << 20} kB"
+    shared = {"size_bytes": 100, "free_bytes": shared_free}
+    return json.dumps({"host": {"meminfo": meminfo}, "shared_memory": shared}).encode()
+
+
+def refused(gib: int) -> RankEnd:
+    text = f"DefaultCPUAllocator: can't allocate memory: you tried to allocate {gib << 30} bytes."
+    return raised(3, "RuntimeError", text)
+
+
+@pytest.mark.parametrize(
+    ("one", "cause", "kind"),
+    [
+        (refused(8), "host", "host_oom"),
+        (refused(100), "user_code", "absurd_size"),  # the node has 24 GiB
+        (refused(1 << 22), "user_code", "absurd_size"),
+        (raised(3, "MemoryError", ""), "host", "host_oom"),
+    ],
+)
+async def test_memory_that_was_refused_while_some_was_free_is_told_as_that(
+    one: RankEnd, cause: str, kind: str
+) -> None:
+    """A7.2: a limit of the process, or a wrong size, is no host without memory."""
+    text = one.error_text or "MemoryError"
+    log = pack([ArchiveMember(3, "txt", f"RuntimeError: {text}\n".encode())], {})
+    found = await judged(case(ends=(lost_peer(0), one)), {"cgroup": memory(24, 20), "log": log})
+    assert (found.cause, found.kind, found.ranks) == (cause, kind, (3,))
+    assert "no memory left" not in found.reason
+    assert any(weight < 0 for _, weight in found.evidence) == (cause == "host")
+    short = await judged(case(ends=(lost_peer(0), one)), {"cgroup": memory(24, 1), "log": log})
+    assert short.cause == cause
+    assert found.confidence < short.confidence or cause != "host"
+    assert found.confidence < 0.9 or cause != "host"
+
+
+@pytest.mark.parametrize(("free", "cause"), [(90, "unknown"), (1, "host")])
+async def test_a_bus_error_is_the_hosts_only_where_shared_memory_is_full(
+    free: int, cause: str
+) -> None:
+    """A7.2: a file that is cut short under a mapping ends a rank in the same way."""
+    of = case(ends=(end(3, how="signal", exit_code=None, signal="SIGBUS"), lost_peer(0)))
+    log = pack([ArchiveMember(3, "txt", b"Fatal Python error: Bus error\n")], {})
+    found = await judged(of, {"cgroup": memory(24, 20, shared_free=free), "log": log})
+    assert (found.cause, found.kind, found.ranks, found.nodes) == (cause, "bus_error", (3,), ())
+    assert ("/dev/shm is full" in found.reason) == (free == 1)
+    assert not found.is_inconclusive
+
+
 async def test_a_rank_that_is_ending_is_no_culprit_of_a_node_that_was_lost() -> None:
     """It raised as it lost its peers, and others have not noticed yet."""
     ending = (("_exitfunc", "/usr/lib/python3.11/weakref.py", 666),)

@@ -183,7 +183,11 @@ def test_tokens_are_known_by_who_issues_them(secret: str) -> None:
     "text",
     [
         "token=50257", "pad_token='<eos>'", "tokens=123456 rank 3", "KeyError: 'api_key'",
-        "sk-learn", "token_id=0x7f", "cache key: 17", "SUM of squares",
+        "token=7", "token=123456", "max_tokens=4096", "num_tokens: 12", "token: 'hello'",
+        "unexpected token: hello", "next_token='hello'", "eos_token='</s>'", "token=None",
+        "{'token': None}", "mask_token='[MASK]'", "tokenizer=hello", "--token 50257", "token=0x7f",
+        "--max-tokens 4096 --tokenizer gpt2", "--secret --verbose", "token: -3.5e-05",
+        "--eos-token endoftext", "sk-learn", "token_id=0x7f", "cache key: 17", "SUM of squares",
     ],
 )  # fmt: skip
 def test_words_of_trainings_are_no_secrets(text: str) -> None:
@@ -192,7 +196,22 @@ def test_words_of_trainings_are_no_secrets(text: str) -> None:
 
 @pytest.mark.parametrize(
     "part",
-    ["x", "a:", "a.", "token=", "secret=a ", "a://b:", "-----BEGIN SEED-----", "sk-", "[", "1"],
+    [
+        "x",
+        "a:",
+        "a.",
+        "token=",
+        "--a ",
+        "--token ",
+        "a_token: ",
+        "--",
+        "secret=a ",
+        "a://b:",
+        "-----BEGIN SEED-----",
+        "sk-",
+        "[",
+        "1",
+    ],
 )
 def test_a_long_line_is_looked_at_once(part: str) -> None:
     """An agent waits for that: with a pattern of quadratic time this would take hours."""
@@ -206,6 +225,19 @@ def test_a_long_line_is_looked_at_once(part: str) -> None:
         ("aws_secret_access_key = abcd1234", "aws_secret_access_key = ***"),
         ('{"password": "hunter22"}', '{"password": "***"}'),
         ("token: abcdef0123456789xyz.", "token: ***"),
+        ("token=hunter2secret rank 3", "token=*** rank 3"),
+        ("HF_TOKEN=hunter2secret", "HF_TOKEN=***"),
+        ("HF_TOKEN: abcd", "HF_TOKEN: ***"),
+        ("access_token='hunter2secret'", "access_token='***'"),
+        ("login(accessToken=hunter)", "login(accessToken=***)"),
+        ("AWS_SESSION_TOKEN=abcd", "AWS_SESSION_TOKEN=***"),
+        ('{"token": "hunter2secret"}', '{"token": "***"}'),
+        ("{'hf_token': 'hunter'}", "{'hf_token': '***'}"),
+        ("token: hunter2", "token: ***"),
+        ("run --api-key a8F3kdl29fKd --lr 0.1", "run --api-key *** --lr 0.1"),
+        ("--hf-token 'abcd'", "--hf-token '***'"),
+        ("argv: ['t.py', '--token', 'hunter']", "argv: ['t.py', '--token', '***']"),
+        ("--password abc123", "--password ***"),
         ("-----BEGIN RSA PRIVATE KEY-----\nMII\n-----END RSA PRIVATE KEY-----\nx",
          "-----BEGIN RSA PRIVATE KEY----- ***\nx"),
     ],

@@ -1,6 +1,7 @@
 """The kernel's log since the round began, and the control groups of the ranks."""
 
 import asyncio
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -96,6 +97,7 @@ class NodeState:
             "groups": counters,
             "host": host,
             "killed_for_memory": {"group": counts.group, "host": counts.host},
+            "shared_memory": _space(self._root / "dev/shm"),
         }
         return EvidenceFound(_memory_text(counters), msgspec.json.encode(document))
 
@@ -122,6 +124,15 @@ class NodeState:
             if path.is_dir():
                 yield path
                 return
+
+
+def _space(folder: Path) -> Mapping[str, int] | None:
+    try:
+        about = os.statvfs(folder)
+    except OSError:
+        return None
+    unit = about.f_frsize
+    return {"size_bytes": unit * about.f_blocks, "free_bytes": unit * about.f_bavail}
 
 
 def _texts(folder: Path, names: tuple[str, ...]) -> Mapping[str, str]:

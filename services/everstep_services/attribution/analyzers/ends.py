@@ -14,6 +14,7 @@ from everstep.observe.printable import printable
 from everstep.observe.redaction import redact
 from everstep.verdict_causes import DETERMINISTIC_CAUSES, VerdictCause
 from everstep_services.agent.core.exit import RankExit
+from everstep_services.attribution.analyzers import refused_memory
 from everstep_services.attribution.domain.claims import GENERAL, WITHOUT_CULPRIT, Claim, cause_of
 from everstep_services.attribution.incident import Incident
 from everstep_services.attribution.log_analysis import fingerprint
@@ -41,12 +42,8 @@ _SIGNALS: Mapping[str, tuple[VerdictCause, str, float, str]] = {
         "executed an instruction that its processor does not have",
     ),
     "SIGFPE": ("framework", "arithmetic", 0.6, "divided by zero in native code"),
-    "SIGBUS": (
-        "host",
-        "bus_error",
-        0.65,
-        "lost the memory behind a mapping: usually /dev/shm is full",
-    ),
+    # A file that was cut short, a full /dev/shm, or broken memory.
+    "SIGBUS": ("unknown", "bus_error", 0.65, "lost the memory behind a mapping"),
     "SIGABRT": ("framework", "aborted", 0.4, "was aborted by native code"),
     "SIGTERM": ("scheduler", "terminated", 0.55, "was asked to end from outside"),
     "SIGINT": ("scheduler", "operator", 0.55, "was interrupted, as by Ctrl-C"),
@@ -73,6 +70,7 @@ _GUESSES = frozenset({"aborted", "torn_write"})
 _WRONG_SIZE = "wrong_size"
 _RAISED = re.compile(r"(?:[\w.]+\.)?\w*Error: ")
 _AFTER_STORAGE = 0.85
+_REFUSED = 0.7
 _ACCIDENT = re.compile(r"\d+")
 _OF_ENVIRON = re.compile(r'File "(?:<frozen os>|[^"]*/os\.py)", line \d+, in __getitem__')
 
@@ -379,8 +377,7 @@ def _of_exception(end: RankEnd) -> tuple[VerdictCause, str, float, str]:
     if _as_exit(end).is_of_code and end.error_name == "SystemExit":
         return "configuration", "arguments", 0.85, f"refused its arguments: {_text(end)}"
     if match is not None and match.rule.role == "root":
-        rule = match.rule
-        return _cause(match), rule.failure_class, _STRENGTHS[rule.severity], event
+        return _of_known_error(end, match, event)
     if match is not None and match.rule.failure_class not in ENDS:
         return "unknown", match.rule.failure_class, 0.4, event
     if (storage := _storage_failure(end)) is not None:
@@ -388,6 +385,15 @@ def _of_exception(end: RankEnd) -> tuple[VerdictCause, str, float, str]:
         return "storage", kind, _AFTER_STORAGE, f"{event}, after {_clean(line)}"
     strength = 0.85 if end.place else 0.7
     return "user_code", GENERAL, strength, event
+
+
+def _of_known_error(end: RankEnd, match: Match, event: str) -> tuple[VerdictCause, str, float, str]:
+    rule = match.rule
+    if rule.id != refused_memory.RULE:
+        return _cause(match), rule.failure_class, _STRENGTHS[rule.severity], event
+    if refused_memory.is_absurd(refused_memory.text_of(end)):
+        return "user_code", "absurd_size", 0.85, f"{event}, more than any host has,"
+    return "host", "host_oom", _REFUSED, event
 
 
 def _handled_signal(end: RankEnd) -> str:

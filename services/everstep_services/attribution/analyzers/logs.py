@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from everstep.messages import Case, EvidencePiece, RankEnd
-from everstep.verdict_causes import NODE_CAUSES
+from everstep.verdict_causes import NODE_CAUSES, VerdictCause
+from everstep_services.attribution.analyzers import refused_memory
 from everstep_services.attribution.analyzers.ends import first_ends, has_lost_worker
 from everstep_services.attribution.domain.claims import GENERAL, WITHOUT_CULPRIT, Claim, cause_of
 from everstep_services.attribution.incident import Incident
@@ -33,6 +34,8 @@ _OF_PROCESSES: Mapping[str, frozenset[str]] = {
 _OF_ANOTHER = 0.3
 """The factor for such a line if no rank of its node ended in that way."""
 _ECHO = "Fatal Python error: "
+_BUS_ERROR = "bus_error"
+_SHARED_MEMORY = re.compile(r"(?i)shared memory|/torch_")
 _OF_BOTH = 0.97
 """The strength if a rank and the kernel of its node report the same device."""
 _OF_DEVICE = re.compile(
@@ -118,9 +121,10 @@ def _doubted(claim: Claim, case: Case) -> Claim:
 
 
 def _without_echo(claim: Claim, case: Case) -> Claim:
-    """Weaken what Python writes when a signal ends it: the end of the rank tells the same."""
-    is_echo = _ECHO in claim.says and any(
-        end.signal is not None and end.rank in claim.ranks for end in first_ends(case)
+    """Weaken what only repeats the end of a rank: its signal, or that it was refused memory."""
+    ends = [end for end in first_ends(case) if end.rank in claim.ranks]
+    is_echo = (_ECHO in claim.says and any(end.signal is not None for end in ends)) or (
+        refused_memory.MEANS in claim.says and any(end.error_name for end in ends)
     )
     return replace(claim, strength=claim.strength * _OF_ANOTHER) if is_echo else claim
 
@@ -161,7 +165,7 @@ def _claim(
     is_kernel: bool,
 ) -> Claim:
     piece = pieces[failure.file]
-    cause = cause_of(failure.domain)
+    cause, kind, means = _meaning(failure)
     where = f"the kernel of {piece.node}" if is_kernel else _who(ranks)
     if failure.role != "root":
         strength *= _WEAK
@@ -170,8 +174,8 @@ def _claim(
     is_of_node = is_kernel and cause in NODE_CAUSES and failure.failure_class != "host_oom"
     return Claim(
         cause=cause,
-        kind=failure.failure_class,
-        says=f"{where}: {failure.means}: {failure.quote[:_QUOTED]}",
+        kind=kind,
+        says=f"{where}: {means}: {failure.quote[:_QUOTED]}",
         strength=strength,
         ranks=() if failure.failure_class in WITHOUT_CULPRIT else tuple(ranks),
         nodes=(piece.node,) if is_of_node else (),
@@ -179,6 +183,17 @@ def _claim(
         fact=piece.fact,
         blob=piece.blob,
     )
+
+
+def _meaning(failure: Failure) -> tuple[VerdictCause, str, str]:
+    """The cause, its kind, and words for them: no more than the text proves."""
+    if failure.rule == refused_memory.RULE:
+        if refused_memory.is_absurd(failure.quote):
+            return "user_code", "absurd_size", "it asked for more memory than any host has"
+        return "host", failure.failure_class, refused_memory.MEANS
+    if failure.failure_class == _BUS_ERROR and not _SHARED_MEMORY.search(failure.quote):
+        return "unknown", _BUS_ERROR, "memory behind a mapping is gone"
+    return cause_of(failure.domain), failure.failure_class, failure.means
 
 
 def _who(ranks: Sequence[int]) -> str:

@@ -3,16 +3,18 @@
 import asyncio
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from everstep.messages import Case, EvidencePiece
+from everstep.messages import Case, EvidencePiece, RankEnd
+from everstep.sizes import size
 from everstep_services.agent.probes.gpu.nvml import GpuGoneError
 from everstep_services.agent.probes.gpu.snapshot import GpuSnapshot
 from everstep_services.agent.probes.gpu.verdicts import verdicts
 from everstep_services.agent.probes.settings import ChecksSettings
+from everstep_services.attribution.analyzers import refused_memory
 from everstep_services.attribution.analyzers.ends import (
     first_ends,
     has_lost_worker,
@@ -27,6 +29,10 @@ _FULL = 0.95
 """Memory in use of a group, as a part of its limit, from which on it is short of memory."""
 _PRESSURE = 10.0
 """Per cent of the last ten seconds in which processes waited for memory: a shortage, too."""
+_PLENTY = 0.1
+"""The part of a host's memory that must be free where the text tells no size."""
+_NOT_SHORT = 0.2
+_ABSURD = 0.9
 _GROUPS_MOST = 4
 _STOPPED = re.compile(r"^State:\s*T\b", re.MULTILINE)
 
@@ -35,8 +41,15 @@ class _Gpus(msgspec.Struct):
     gpus: tuple[GpuSnapshot, ...] = ()
 
 
+class _Space(msgspec.Struct, frozen=True):
+    size_bytes: int = 0
+    free_bytes: int = 0
+
+
 class _Groups(msgspec.Struct):
     groups: dict[str, dict[str, str]] = {}
+    host: dict[str, str] = {}
+    shared_memory: _Space | None = None
 
 
 class _Page(msgspec.Struct, frozen=True):
@@ -99,20 +112,27 @@ def _gone(kind: type, value: Any) -> Any:
 
 
 def _of_groups(case: Case, piece: EvidencePiece, data: bytes) -> Iterator[Claim]:
+    """Claims about killed ranks, refused memory, and shared memory that is full."""
+    state = msgspec.json.decode(data, type=_Groups)
+    ends = [end for end in first_ends(case) if end.node == piece.node]
+    yield from _of_killed(piece, ends, state)
+    yield from (claim for end in ends for claim in _of_refused(piece, end, state))
+    yield from _of_shared_memory(piece, ends, state.shared_memory)
+
+
+def _of_killed(piece: EvidencePiece, ends: Sequence[RankEnd], state: _Groups) -> Iterator[Claim]:
     """The kernel's count of kills for memory, where a rank or its worker was killed.
 
     The count begins with the group, so it may be old: only a shortage at this moment makes it
     certain. A rank that was counted at its end is reported as such already.
     """
-    ends = [end for end in first_ends(case) if end.node == piece.node]
     workers = [end for end in ends if has_lost_worker(end)]
     killed = [end for end in ends if end.how == "signal" and end.signal == "SIGKILL"]
     ranks = tuple(sorted(end.rank for end in (*workers, *killed)))
-    groups = msgspec.json.decode(data, type=_Groups).groups
-    told = [text for path, files in groups.items() if (text := _kills(path, files))]
+    told = [text for path, files in state.groups.items() if (text := _kills(path, files))]
     if not ranks or not told:
         return
-    is_short = any(map(_is_short, groups.values()))
+    is_short = any(map(_is_short, state.groups.values()))
     yield Claim(
         cause="host", kind="host_oom", ranks=ranks, fact=piece.fact, blob=piece.blob,
         says=f"{piece.node}: {'; '.join(told[:_GROUPS_MOST])}",
@@ -125,6 +145,47 @@ def _of_groups(case: Case, piece: EvidencePiece, data: bytes) -> Iterator[Claim]
             f"killed",
             ranks=tuple(end.rank for end in workers),
         )  # fmt: skip
+
+
+def _of_refused(piece: EvidencePiece, end: RankEnd, state: _Groups) -> Iterator[Claim]:
+    """A rank that was refused memory although its node had some: it asked for too much."""
+    text = refused_memory.text_of(end)
+    if not end.error_name or not refused_memory.is_refusal(text):
+        return
+    total, free = (_kibibytes(state.host, name) << 10 for name in ("MemTotal", "MemAvailable"))
+    asked = refused_memory.asked_bytes(text)
+    if total and asked > total:
+        yield Claim(
+            cause="user_code", kind="absurd_size", strength=0.85, ranks=(end.rank,),
+            says=f"rank {end.rank} asked for {size(asked)}: {piece.node} has {size(total)} in all",
+            fact=piece.fact, blob=piece.blob,
+        )  # fmt: skip
+    is_short = any(_is_short(files) or _kills("", files) for files in state.groups.values())
+    if free > max(asked, _PLENTY * total) and not is_short:
+        yield Claim(
+            cause="host", kind="host_oom", is_against=True, ranks=(end.rank,),
+            strength=_NOT_SHORT if asked <= total else _ABSURD,
+            says=f"{piece.node} had {size(free)} of memory free, and no process was killed for "
+            "memory: a limit of the process itself, or the size that it asked for",
+            fact=piece.fact, blob=piece.blob,
+        )  # fmt: skip
+
+
+def _of_shared_memory(
+    piece: EvidencePiece, ends: Sequence[RankEnd], space: _Space | None
+) -> Iterator[Claim]:
+    """A rank that lost the memory behind a mapping while `/dev/shm` was full."""
+    ranks = tuple(sorted(end.rank for end in ends if end.signal == "SIGBUS"))
+    if ranks and space is not None and space.free_bytes <= (1 - _FULL) * space.size_bytes:
+        yield Claim(
+            cause="host", kind="bus_error", strength=0.85, ranks=ranks, fact=piece.fact,
+            says=f"{piece.node}: /dev/shm is full: {size(space.free_bytes)} of "
+            f"{size(space.size_bytes)} are free", blob=piece.blob,
+        )  # fmt: skip
+
+
+def _kibibytes(host: Mapping[str, str], name: str) -> int:
+    return _number(host.get("meminfo", "").replace(":", " ").replace(" kB", ""), name)
 
 
 def _kills(path: str, files: Mapping[str, str]) -> str:

@@ -147,7 +147,20 @@ class JobCases:
             kept = tuple(case for case in self._document.cases if case.incident)
             self._document = replace(self._document, cases=kept)
             return replace(waiting, incident=fact.incident)
-        return self._blank(fact.incident, round_)
+        return self._with_early_ends(self._blank(fact.incident, round_))
+
+    def _with_early_ends(self, case: Case) -> Case:
+        """The case with the ends of its round that came while an earlier incident was still open.
+
+        A rank may fail again before its restart counts as a recovery.
+        """
+        for earlier in self.cases:
+            early = tuple(end for end in earlier.ends if end.round == case.round)
+            if early and earlier.incident and earlier.round < case.round:
+                case = replace(case, ends=(*case.ends, *early))
+                left = tuple(end for end in earlier.ends if end.round != case.round)
+                self.amend(replace(earlier, ends=left))
+        return case
 
     def _blank(self, incident: str, round_: int) -> Case:
         doc = self._document

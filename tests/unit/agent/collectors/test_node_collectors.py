@@ -76,6 +76,7 @@ def test_the_groups_of_ranks_tell_of_memory_and_kills(tmp_path: Path) -> None:
     write(tmp_path / "sys/fs/cgroup/job/memory.events", "low 0\noom 2\noom_kill 2\n")
     write(tmp_path / "sys/fs/cgroup/job/cpu.stat", "nr_throttled 4\n")
     write(tmp_path / "proc/loadavg", "1 2 3\n")
+    (tmp_path / "dev/shm").mkdir(parents=True)
     page = make_page(str(tmp_path / "page"))
     scene = Scene([RankSeen(4, 7, page, tmp_path)], 5.0)
     found = asyncio.run(NodeState(tmp_path).cgroup(scene, CLOCK))
@@ -87,6 +88,8 @@ def test_the_groups_of_ranks_tell_of_memory_and_kills(tmp_path: Path) -> None:
     assert document["groups"][group]["cpu.stat"] == "nr_throttled 4"
     assert document["host"] == {"loadavg": "1 2 3"}
     assert document["killed_for_memory"]["group"] == 2
+    space = document["shared_memory"]
+    assert 0 <= space["free_bytes"] <= space["size_bytes"]
 
 
 def test_this_machine_has_groups() -> None:

@@ -15,6 +15,7 @@ _NAMED_MOST = 6
 _OPEN = {
     "killed": "killed by SIGKILL, and nobody on record sent it",
     "segfault": "a segmentation fault (SIGSEGV) in native code",
+    "bus_error": "a lost mapping of memory (SIGBUS): a file was cut short, or memory is broken",
     "signal": "ended by a signal, and nobody on record sent it",
     "unseen": "nobody saw how it ended",
     "stopped_first": "it stopped before all others",
