@@ -5,6 +5,7 @@ import logging
 import urllib.error
 import urllib.request
 from http.client import HTTPException
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,6 +20,7 @@ log = logging.getLogger(__name__)
 
 _ANSWER_BYTES = 256 * 1024
 _TEXT_MOST = 4000
+_FAILURE_MOST = 200
 _EVIDENCE_MOST = 12
 _ASKED = (
     "You explain to the owner of a distributed PyTorch training why it failed. The verdict below "
@@ -40,6 +42,13 @@ class _Answer(msgspec.Struct):
     choices: list[_Choice]
 
 
+class ModelAnswer(NamedTuple):
+    """A verdict in words, or why there are none; both are empty if no model is set."""
+
+    text: str = ""
+    failure: str = ""
+
+
 class Explainer:
     """Asks an endpoint that speaks OpenAI's API, if one is set."""
 
@@ -53,19 +62,19 @@ class Explainer:
         """Whether a model is configured."""
         return bool(self._settings.url)
 
-    async def explain(self, verdict: VerdictReached) -> str:
-        """The verdict in words; empty if the model is off, or gave no usable answer."""
+    async def explain(self, verdict: VerdictReached) -> ModelAnswer:
+        """The verdict in words, or why the model gave no usable answer."""
         if not self.is_on:
-            return ""
+            return ModelAnswer()
         try:
             async with asyncio.timeout(self._settings.within_s + 1):
                 text = await asyncio.to_thread(self._ask, question(verdict))
         except (OSError, HTTPException, TimeoutError, EverstepError, ValueError) as error:
             self.failures += 1
             log.warning("not_explained incident=%s error=%s", verdict.incident, error)
-            return ""
+            return ModelAnswer(failure=_told(error))
         self.made += bool(text)
-        return text
+        return ModelAnswer(text, "" if text else "the answer has no text")
 
     def _ask(self, asked: str) -> str:
         settings = self._settings
@@ -92,6 +101,12 @@ class Explainer:
         answer = msgspec.json.decode(data, type=_Answer)
         text = answer.choices[0].message.content if answer.choices else None
         return printable(redact((text or "").strip()[:_TEXT_MOST]))
+
+
+def _told(error: Exception) -> str:
+    """The error in one line without secrets, for people who expect an explanation."""
+    text = str(error) or type(error).__name__
+    return printable(redact(text.partition("\n")[0][:_FAILURE_MOST]))
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

@@ -219,10 +219,11 @@ class Attribution:
                 self._input_failures.note("an explanation", error)
 
     async def _explain(self, verdict: VerdictReached) -> None:
-        """Record a revision with the same verdict and an explanation."""
-        text = await self._explainer.explain(verdict)
-        if not text:
+        """Record a revision with the same verdict and an explanation, or why there is none."""
+        text, failure = await self._explainer.explain(verdict)
+        if not text and not failure:
             return
+        lacks = (f"the explanation by a language model failed: {failure}",) if failure else ()
 
         def deed(cases: JobCases, now: VerdictContext) -> tuple[None, tuple[VerdictReached, ...]]:
             newest = cases.case(verdict.incident)
@@ -230,7 +231,7 @@ class Attribution:
                 return None, ()
             explained = replace(
                 verdict, id=now.new_id(), at=now.wall, revision=verdict.revision + 1,
-                explanation=text,
+                explanation=text, missing=(*lacks, *verdict.missing),
             )  # fmt: skip
             cases.amend(replace(newest, verdict=explained))
             return None, (explained,)

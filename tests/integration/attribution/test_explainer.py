@@ -116,8 +116,28 @@ async def test_an_endpoint_that_fails_costs_the_explanation_and_nothing_else(
         await training.fail()
         (verdict,) = await verdicts(bus, job)
         explainer = Explainer(settings(endpoint))
-        assert await explainer.explain(verdict) == ""
+        text, failure = await explainer.explain(verdict)
+    assert (text, bool(failure), "\n" in failure) == ("", True, False)
     assert (explainer.failures, len(endpoint.asked)) == (1, 1)
+
+
+async def test_the_verdict_tells_that_its_explanation_failed(
+    shared_nats: DevServer, job: str, tmp_path: Path, endpoint: Endpoint
+) -> None:
+    """Whoever set a model learns in one line why its words are not there."""
+    endpoint.status = 500
+    async with (
+        connect(shared_nats.settings(SERVICE), "attribution", spool=tmp_path / "spool") as bus,
+        at_work(bus, replace(QUICK, explainer=settings(endpoint))),
+    ):
+        training = Training(bus, job)
+        await training.fail()
+        first, second = await verdicts(bus, job, 2)
+    assert second.missing[0].startswith(
+        "the explanation by a language model failed: HTTP Error 500"
+    )
+    assert (second.missing[1:], second.explanation) == (first.missing, "")
+    assert second.reason == first.reason
 
 
 def test_nobody_is_asked_by_default() -> None:

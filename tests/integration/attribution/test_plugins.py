@@ -1,9 +1,11 @@
-"""Plug-ins of attribution's README, installed as a package and used by the service."""
+"""The plug-ins of the guide about analyzers, installed as a package and used by the service."""
 
 import re
 import sys
+import tomllib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,31 +18,33 @@ from everstep_services.attribution.analyzers.panel import BUILT_IN, installed
 from everstep_services.attribution.incident import Analyzer
 from tests.integration.attribution.replicas import PEER, Training, at_work, verdicts
 
-_README = Path(__file__).parents[3] / "services/everstep_services/attribution/README.md"
-_ENTRY_POINTS = re.compile(r'^\[project\.entry-points\."(.+)"\]\n(\w+) = "(.+)"', re.MULTILINE)
-_SECOND = re.compile(r'entry point is `(\w+) = "(.+?)"`')
+_GUIDE = Path(__file__).parents[3] / "docs/guides/analyzers.md"
+
+
+def _blocks(text: str, language: str) -> list[str]:
+    """The blocks of code in one language."""
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 @pytest.fixture
 def analyzers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Analyzer]:
-    """All analyzers, with those of the README's package, which has the metadata that pip writes."""
-    text = _README.read_text()
-    codes = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    first, second = _ENTRY_POINTS.search(text), _SECOND.search(text)
-    assert first is not None
-    assert second is not None
-    group, name, place = first.groups()
-    package, metadata = tmp_path / "our_cluster", tmp_path / "our_cluster-1.0.dist-info"
+    """All analyzers, with those of the guide's package, which has the metadata that pip writes."""
+    text = _GUIDE.read_text()
+    project = tomllib.loads(_blocks(text, "toml")[0])["project"]
+    ((group, points),) = project["entry-points"].items()
+    package = tmp_path / "our_cluster"
+    metadata = tmp_path / f"our_cluster-{project['version']}.dist-info"
     package.mkdir()
     metadata.mkdir()
     (package / "__init__.py").touch()
-    for code, of in zip(codes, (place, second[2]), strict=True):
-        module = of.partition(":")[0].rpartition(".")[2]
+    for code, place in zip(_blocks(text, "python"), points.values(), strict=False):
+        module = place.partition(":")[0].rpartition(".")[2]
         (package / f"{module}.py").write_text(code)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: our-cluster\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(
-        f"[{group}]\n{name} = {place}\n{second[1]} = {second[2]}\n"
+    (metadata / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
     )
+    lines = [f"{name} = {place}" for name, place in points.items()]
+    (metadata / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]))
     for module in [one for one in sys.modules if one.partition(".")[0] == "our_cluster"]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.syspath_prepend(tmp_path)
@@ -92,6 +96,14 @@ async def test_an_analyzer_of_nvrx_says_where_by_its_adapter(
         (verdict,) = await verdicts(training.bus, training.job)
     everything = repr(verdict)
     assert "hanging ranks: [2]" in everything
+
+
+def test_the_test_of_the_guide_passes(analyzers: dict[str, Analyzer]) -> None:
+    """The package's own test, as the guide shows it."""
+    assert "cooling" in analyzers
+    names: dict[str, Any] = {}
+    exec(_blocks(_GUIDE.read_text(), "python")[-1], names)
+    names["test_a_hot_gpu_is_blamed"]()
 
 
 def test_without_the_package_there_are_the_built_in_ones() -> None:

@@ -181,7 +181,7 @@ _WRONG: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("get_job", {}, "job: Field required"),
     ("get_job", {"job": "nobody"}, "there is no job nobody"),
     ("list_jobs", {"limit": 10**9}, "limit: Input should be less than or equal to 200"),
-    ("list_jobs", {"limt": 1}, "list_jobs has no argument 'limt'; did you mean limit?"),
+    ("list_jobs", {"limits": 1}, "list_jobs has no argument 'limits'; did you mean limit?"),
     ("list_job", {}, "there is no tool 'list_job'; did you mean list_jobs?"),
     ("exclude_node", {"node": "n", "reason": "r"}, "there is no tool 'exclude_node'"),
     ("explain", {"job_or_incident": "x" * 5000}, "job_or_incident: String should match"),

@@ -200,8 +200,10 @@ IMPORTS = {
         "everstep_services.straggler.replica"
     ),
     "postgres": "asyncpg, trainer_sdk",
+    "daemon": "grpc, google.protobuf, trainer_sdk",
     "dev-server": "trainer_sdk",
     "ec": "trainer_sdk, numpy, pyeclib.ec_iface",
+    "mcp": "mcp, everstep_services.cli.api.client",
     "objectstore": "trainer_sdk.checkpoint.storage.objects",
     "traces": "everstep_services.straggler.traces, pyarrow.parquet, numpy",
     "all": (
@@ -257,7 +259,7 @@ def test_an_extra_alone_installs_and_works(built: Built, environment: Path, extr
     for command in (["version"], ["status"], ["bus", "info"]):
         done = call(environment, "everstep", *command)
         assert done.returncode == 0 or len(done.stderr.splitlines()) == 1, done.stderr
-        if extra not in {"cli", "services", "traces", "wandb", "all"}:  # these bring click
+        if extra not in {"all", "cli", "mcp", "services", "traces", "wandb"}:  # these bring click
             assert done.stderr == "everstep: click is missing: pip install 'everstep[cli]'\n"
     if extra in {"cli", "traces", "all"}:
         assert call(environment, "everstep", "version").returncode == 0
