@@ -13,7 +13,7 @@ _BYTES_MOST = 256 << 20
 """The most bytes of one kind of evidence; the rest is named as missing."""
 _GIVEN_UP = re.compile(r"no answer within (\d+(?:\.\d+)?) s$")
 _PATIENT_S = 1.0
-"""A rank that does not answer for so long is stuck; before, it may only be slow."""
+"""A rank that does not answer for that long is stuck; before, it may only be slow."""
 
 
 def is_given_up(reason: str) -> bool:

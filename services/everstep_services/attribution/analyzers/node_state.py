@@ -254,9 +254,10 @@ def _alone(
     case: Case, piece: EvidencePiece, pages: Mapping[int, _Page], told: set[int]
 ) -> Iterator[Claim]:
     """The only rank that has not ended, where all others ended because they lost one."""
-    rank = next((rank for rank in range(case.world_size) if rank not in told), None)
-    is_only_one = len(told) == case.world_size - 1 and len(told) > 1 and rank is not None
-    if is_only_one and rank in pages and pages[rank].phase != "ended":
+    if len(told) != case.world_size - 1 or len(told) < 2:
+        return
+    rank = next(rank for rank in range(case.world_size) if rank not in told)
+    if rank in pages and pages[rank].phase != "ended":
         yield Claim(
             cause="unknown", kind="lost_by_all", strength=_LOST_BY_ALL, ranks=(rank,),
             says=f"rank {rank} alone has not ended: all {len(told)} others lost a rank",
