@@ -52,6 +52,9 @@ class Receiver:
             for scope in resource["scopeSpans"]:
                 self.spans += scope["spans"]
 
+    def names(self) -> list[str]:
+        return sorted(span["name"] for span in self.spans)
+
     def named(self, name: str) -> dict[str, Any] | None:
         return next((span for span in self.spans if span["name"] == name), None)
 
@@ -114,6 +117,12 @@ async def test_the_context_of_a_request_travels_through_the_bus(
     assert receiver.services == {"everstep-test"}
 
 
+SPANS_OF_TWO_ORDERS = [
+    *("ask rendezvous.leave", "deliver stand_by.v1", "order", "receive order", "receive order"),
+    "rendezvous.leave",
+]
+
+
 async def test_an_order_carries_the_context_back(
     shared_nats: DevServer, receiver: Receiver, job: str
 ) -> None:
@@ -142,8 +151,9 @@ async def test_an_order_carries_the_context_back(
             await agent.ask("rendezvous", "leave", leave, Done, job=job, within_s=30)
             assert await orders.get() == order
         assert await service.deliver(subjects.order(job), order, within_s=30)
+        await until_async(receiver.names, "spans", holds=lambda seen: seen == SPANS_OF_TWO_ORDERS)
     exporting.cancel()
-    await asyncio.wait([exporting])  # what is left is sent at the end
+    await asyncio.wait([exporting])
     asked, answer, sent = (
         receiver.named(name) or {} for name in ("ask rendezvous.leave", "rendezvous.leave", "order")
     )

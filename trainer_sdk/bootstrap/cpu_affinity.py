@@ -1,8 +1,6 @@
 """Binds a rank to the CPUs that its agent has chosen, before anything of the script is imported."""
 
-import ctypes
 import os
-import platform
 import sys
 
 from trainer_sdk import layout
@@ -43,7 +41,9 @@ def _prefer(nodes: set[int]) -> None:
     A kernel that forbids or lacks the call places memory near the CPU that first touches it, which
     is near for a bound rank.
     """
-    number = _SET_MEMPOLICY.get(platform.machine())
+    import ctypes  # only bound ranks need it
+
+    number = _SET_MEMPOLICY.get(os.uname().machine)
     if number is None or not nodes or max(nodes) >= _BITS:
         return
     words = (ctypes.c_ulong * (_BITS // (8 * ctypes.sizeof(ctypes.c_ulong))))()

@@ -229,8 +229,8 @@ def test_pages_name_no_other_sites_for_what_a_browser_loads() -> None:
     assert not re.search(r"https?://", config)
 
 
-RUN_ELSEWHERE = {DOCS / "guides/frameworks.md", DOCS / "guides/mcp.md"}
-"""Their examples run as processes: frameworks warn when imported, and extras may be missing."""
+RUN_ELSEWHERE = {DOCS / f"guides/{name}.md" for name in ("analyzers", "frameworks", "mcp")}
+"""Their examples run in tests of their own: a guide's package, and extras that may be missing."""
 
 
 @pytest.mark.parametrize("page", [page for page in WRITTEN if page not in RUN_ELSEWHERE], ids=name)

@@ -282,4 +282,4 @@ def test_a_session_imports_few_modules(rank: ScriptRank) -> None:
         *("threading", "logging", "inspect", "contextlib", "collections", "asyncio"),
     }
     # A count, not a time: the same on every machine.
-    assert len(ours) < 22, sorted(ours)
+    assert len(ours) < 23, sorted(ours)

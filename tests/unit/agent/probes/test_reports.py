@@ -1,6 +1,7 @@
 """What an examination comes to, and its forms, each read back as its readers read it."""
 
 import re
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -124,7 +125,7 @@ def test_programs_get_every_field() -> None:
 
 
 def test_each_check_says_of_itself_what_the_register_says() -> None:
-    settings = ChecksSettings(site={"a": "/bin/true"})
+    settings = ChecksSettings(site={"a": "/bin/true"}, daemon=Path("/run/daemon.sock"))
     names = registry.all_names(settings)
     parallel = registry.beside_training(settings)
     assert names[-1] == "site"

@@ -28,6 +28,7 @@ from everstep_services.agent.probes.runner.protocol import (
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.agent.probes.verdicts import worst_first
 from everstep_services.agent.ranks import process_tree
+from everstep_services.agent.runtime.rank_environment import without_logins
 
 log = logging.getLogger(__name__)
 
@@ -250,7 +251,10 @@ class _Worker:
 
 
 def _begin() -> "subprocess.Popen[bytes]":
-    """Start the process. Not through asyncio, which would reap it as soon as it ends."""
+    """Start the process, without our logins, as programs of the site run below it.
+
+    Not through asyncio, which would reap it as soon as it ends.
+    """
     return subprocess.Popen(  # noqa: S603  ourselves
         [sys.executable, "-P", "-m", worker_module.__name__],
         stdin=subprocess.PIPE,
@@ -258,6 +262,7 @@ def _begin() -> "subprocess.Popen[bytes]":
         stderr=subprocess.DEVNULL,
         bufsize=0,
         process_group=0,
+        env=without_logins(os.environ),  # noqa: TID251  handed on, not read
     )
 
 
