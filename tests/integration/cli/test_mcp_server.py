@@ -248,7 +248,9 @@ def test_http_refuses_strangers(story: ServedStory, served: str) -> None:
         "MCP-Protocol-Version": "2025-06-18",
     }
 
-    def ask(headers: dict[str, str], url: str = served, content: bytes | None = None) -> int:
+    def ask(
+        headers: dict[str, str], url: str = served, content: bytes | Iterator[bytes] | None = None
+    ) -> int:
         with httpx2.Client(timeout=_WITHIN_S, trust_env=False) as client:
             body: dict[str, Any] = {"json": call} if content is None else {"content": content}
             return client.post(url, headers=headers, **body).status_code
@@ -263,6 +265,7 @@ def test_http_refuses_strangers(story: ServedStory, served: str) -> None:
     assert ask({**good, "Origin": "null"}) == 403
     assert ask({**good, "X-Much": "x" * 20_000}) == 431
     assert ask(good, content=b"x" * (300 << 10)) == 413
+    assert ask(good, content=iter([b"{}"])) == 413, "chunked: its length shows only at its end"
     assert ask(good, url=served.replace("/mcp", "/other")) == 404
     for garbage in (b"", b"\x00\xff", b"[" * 20_000, b'{"jsonrpc":"2.0"}', b"[]", b"null"):
         headers = {**good, "Content-Type": "application/json"}

@@ -66,8 +66,9 @@ class HttpAccess:
             return 403, "pages of this origin may not ask: add it with --allowed-origin"
         if scope["path"] != PATH:
             return 404, f"only {PATH} is served here"
-        length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > BODY_MOST:
+        length = headers.get("content-length", "" if scope["method"] == "POST" else "0")
+        is_open_ended = "transfer-encoding" in headers  # its length shows only at its end
+        if is_open_ended or not length.isdecimal() or int(length) > BODY_MOST:
             return 413, f"the body has more than {BODY_MOST} bytes, or no length"
         return await self._bad_token(headers.get("authorization", ""), scope)
 
