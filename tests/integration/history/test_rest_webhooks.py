@@ -37,12 +37,6 @@ from tests.unit.history.facts import make
 KEY = "0123456789abcdef-ops"
 
 
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """SQLite only: how a database answers makes no difference here."""
-    return sqlite_url
-
-
 class Outside:
     """A sender, the services that it has an effect on, and time that the test moves."""
 

@@ -81,7 +81,7 @@ class MaintenanceReceiver:
         changes: list[NoticeChange] = []
         for item in reading.announcements:
             if item.is_cancelled:
-                changes += await self._cancel(sender, sent_s, item.id)
+                changes += await self._cancel(sender, item.id)
             else:
                 made = [
                     self._notice(sender, sent_s, item, nodes[name], lead_s) for name in item.nodes
@@ -93,10 +93,9 @@ class MaintenanceReceiver:
         )  # fmt: skip
         return Received(tuple(changes), reading.ignored)
 
-    async def _cancel(self, sender: str, sent_s: int, id_: str) -> list[NoticeChange]:
-        outcome = f"cancelled by {sender}"
+    async def _cancel(self, sender: str, id_: str) -> list[NoticeChange]:
         notices, cancelled = await self.notices.cancel(
-            sender, id_, sent_us=sent_s * 1_000_000, outcome=outcome
+            sender, id_, at_us=to_us(self._clock.wall()), outcome=f"cancelled by {sender}"
         )
         return [NoticeChange(notice, is_stale=not cancelled) for notice in notices]
 
