@@ -163,8 +163,8 @@ class MaintenanceNotices:
 
 async def _put(connection: AsyncConnection, notice: MaintenanceNotice) -> NoticeChange:
     here = _is(notice.sender, notice.id, notice.node)
-    known = select(maintenance).where(here).with_for_update()
-    row = (await connection.execute(known)).mappings().first()
+    query = select(maintenance).where(here).with_for_update()
+    row = (await connection.execute(query)).mappings().first()
     if row is not None:
         earlier = _notice(row)
         if earlier.state != "waiting" or earlier.sent_us >= notice.sent_us:

@@ -1,4 +1,4 @@
-"""Notices of maintenance in both databases: replicas take them at once, and in any order (A11.5)."""
+"""Notices of maintenance in both databases: taken by replicas at once, and in any order (A11.5)."""
 
 import asyncio
 import itertools

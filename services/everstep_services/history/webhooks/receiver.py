@@ -102,8 +102,10 @@ class MaintenanceReceiver:
     def _notice(
         self, sender: str, sent_s: int, announced: Announcement, node: str, lead_s: float
     ) -> MaintenanceNotice:
-        now = self._clock.wall()
-        starts_us = to_us(announced.starts_at or now)
+        now_us, sent_us = to_us(self._clock.wall()), sent_s * 1_000_000
+        # "At once" is when it was signed: a second copy of the message is the same notice.
+        starts_at = announced.starts_at
+        starts_us = min(sent_us, now_us) if starts_at is None else to_us(starts_at)
         return MaintenanceNotice(
             sender=sender,
             id=announced.id,
@@ -112,9 +114,9 @@ class MaintenanceReceiver:
             starts_us=starts_us,
             ends_us=None if announced.ends_at is None else to_us(announced.ends_at),
             reason=announced.reason,
-            sent_us=sent_s * 1_000_000,
-            received_us=to_us(now),
-            next_us=max(starts_us - int(lead_s * 1e6), to_us(now)),
+            sent_us=sent_us,
+            received_us=now_us,
+            next_us=max(starts_us - int(lead_s * 1e6), now_us),
         )
 
     async def _nodes(self, names: set[str]) -> dict[str, str]:
