@@ -149,7 +149,7 @@ def launchers(invocation: Invocation) -> Diagnoses:
             f"torchrun has started this process as a rank ({rank}={environ[rank][:40]}): "
             f"`everstep run` here would start all ranks once for each rank of torchrun"
         )
-                fix = (
+        fix = (
             "start `everstep run` in the place of torchrun; to let torchrun start the ranks, open "
             "a session in the script, which an agent then watches (docs/guides/attach.md)"
         )
