@@ -71,6 +71,12 @@ def when(text: str | datetime | None, now: datetime) -> Markup:
     )
 
 
+def is_excluded(node: Mapping[str, Any], now: datetime) -> bool:
+    """Whether a node is excluded, and its exclusion has not ended."""
+    end = moment(node["excluded_until_at"])
+    return bool(node["is_excluded"]) and (end is None or end > now)
+
+
 def clock_time(text: str | datetime | None) -> str:
     """The time of day of a line of a log, to the millisecond."""
     at = moment(text)

@@ -22,7 +22,7 @@ from everstep.store.login_codes import LoginCodes
 from everstep_services.history.bundle import BundleOrigin
 from everstep_services.history.dashboard import actions, session
 from everstep_services.history.dashboard.assets import Assets
-from everstep_services.history.dashboard.formats import relative, when
+from everstep_services.history.dashboard.formats import is_excluded, relative, when
 from everstep_services.history.dashboard.pages import PAGES, Page, incidents
 from everstep_services.history.dashboard.rest import (
     Reader,
@@ -165,6 +165,7 @@ class Dashboard:
             "status": shell.status,
             "now": now,
             "when": partial(when, now=now),
+            "is_excluded": partial(is_excluded, now=now),
             "actions": actions.ACTIONS,
             **page.values,
         }
