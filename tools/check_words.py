@@ -229,7 +229,7 @@ def _glossary(texts: Mapping[str, str]) -> Iterator[Complaint]:
             yield Complaint("word", GLOSSARY, term, text, line)
         seen.add(term)
         plain = re.escape(term.partition(" (")[0])
-        use = re.compile(rf"\b{plain}(?:e?s|ed|ned|ning|ing)?\b", re.IGNORECASE)
+        use = re.compile(rf"\b{plain}\w*", re.IGNORECASE)
         if not any(use.search(page) for page in pages):
             text = f"no other page uses {term}: delete it, or use it"
             yield Complaint("word", GLOSSARY, term, text, line)
