@@ -274,7 +274,7 @@ class JobNodes:
     def _replaced_loss(self, node: _Node, at: ObserverTime) -> NodeLoss | None:
         """The loss of a node that rendezvous has found gone, and replaced, before health did.
 
-        An agent that leaves says so in its last beat, so this one did not leave.
+        The last beat of an agent that leaves has the state `leaving`: this agent did not leave.
         """
         limit_s = self._settings.silence_limit_s
         if node.seen_s < at.back_s:
