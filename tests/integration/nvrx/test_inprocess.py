@@ -45,7 +45,7 @@ def ends(folder: Path) -> dict[int, list[int]]:
 
 @pytest.mark.timeout(WITHIN_S + 60)
 def test_all_ranks_restart_in_their_processes_when_one_raises(tmp_path: Path) -> None:
-    """NVRx's central case: rank 1 raises, ranks wait for it in a collective, and all begin again."""
+    """Rank 1 raises while the others wait for it in a collective; all begin again."""
     assert trained(tmp_path, "raises", 2) == [0, 0]
     assert ends(tmp_path) == {0: [1, 0, 2, 2 * STEPS], 1: [1, 1, 2, 2 * STEPS]}
     finalized = [(tmp_path / f"finalized-{rank}").read_text() for rank in range(2)]

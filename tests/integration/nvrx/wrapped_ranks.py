@@ -33,10 +33,10 @@ from nvidia_resiliency_ext.inprocess.rank_assignment import (
 FOLDER, RANKS, FAULT = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 STEPS, FAULT_AT = 6, 3
 WITHIN = timedelta(seconds=120)
-SOFT_S, HARD_S = {"hung": (15, 100), "stuck": (12, 15)}.get(FAULT, (100, 110))
+SOFT_S, HARD_S = {"hung": (30, 100), "stuck": (25, 40)}.get(FAULT, (100, 110))
 
 
-class Note(Finalize):
+class Note(Finalize):  # type: ignore[misc]
     """Notes that it was called."""
 
     def __call__(self, state: Any) -> Any:
@@ -74,9 +74,10 @@ def train(text: str, call: CallWrapper = None) -> int:
     dist.init_process_group("gloo", timeout=WITHIN)
     rank, size = dist.get_rank(), dist.get_world_size()
     total = torch.zeros(1)
+    is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
     for step in range(1, STEPS + 1):
-        if step == FAULT_AT and call.iteration == 0 and initial() == 1:
+        if step == FAULT_AT and call.iteration == 0 and initial() == 1 and is_first:
             harm()
         model(torch.ones(2, 4)).mean().backward()
         value = torch.ones(1)

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 
-from trainer_sdk.nvrx.inprocess.meeting import Meeting
+from trainer_sdk.nvrx.inprocess.iteration_store import IterationStore
 
 AGAIN, DONE, END = "again", "done", "end"
 """The barriers: before the next iteration, after the function, and before the store may go."""
@@ -17,13 +17,13 @@ def record_loss(
 ) -> None:
     """Record a lost rank of an iteration, and arrive at the barriers in its place."""
     store = _connect(place)
-    meeting = Meeting(store, prefix, world_size)
-    if meeting.is_full(DONE):
+    shared = IterationStore(store, prefix, world_size)
+    if shared.is_full(DONE):
         return  # all ranks had completed the function
-    meeting.lose(rank)
-    meeting.interrupt(rank, "TERMINATED")
-    meeting.arrive(AGAIN, rank)
-    Meeting(store, prefix.rpartition("/")[0], world_size).arrive(END, initial_rank)
+    shared.lose(rank)
+    shared.interrupt(rank, "TERMINATED")
+    shared.arrive(AGAIN, rank)
+    IterationStore(store, prefix.rpartition("/")[0], world_size).arrive(END, initial_rank)
 
 
 def place_of(store: Any) -> "dict[str, Any] | None":

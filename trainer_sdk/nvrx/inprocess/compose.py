@@ -25,7 +25,7 @@ class Compose:
         ]
         bases = (Compose, shared[0]) if shared[0] is not object else (Compose,)
         bases = (shared[0],) if issubclass(shared[0], Compose) else bases
-        names = {"__new__": object.__new__, "__init__": object.__init__}
+        names: dict[str, Any] = {"__new__": object.__new__, "__init__": object.__init__}
         names |= {"__call__": Compose.__call__, "instances": instances}
         made: Compose = type("Composed", bases, names)()
         return made

@@ -28,7 +28,7 @@ class Monitor:
         self._rest = b""
 
     def run(self) -> None:
-        """Watch until the rank says goodbye, or is gone."""
+        """IterationWatch until the rank says goodbye, or is gone."""
         while True:
             ready, _, _ = select.select([0], [], [], self._poll_s())
             if ready:

@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from trainer_sdk.nvrx.inprocess.meeting import Meeting
+from trainer_sdk.nvrx.inprocess.iteration_store import IterationStore
 from trainer_sdk.nvrx.inprocess.state import Mode, RestartError, State
 
 _WITHIN = datetime.timedelta(seconds=60)
@@ -27,7 +27,7 @@ class RankAssignmentCtx:
     """What an assignment reads and changes."""
 
     state: State
-    store: Meeting
+    store: IterationStore
     terminated_ranks: set[int]
 
 
@@ -130,22 +130,22 @@ class FilterCountGroupedByKey(RankAssignment):
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         """Mark the ranks of groups that are too small."""
-        rank, meeting = ctx.state.rank, ctx.store
+        rank, shared = ctx.state.rank, ctx.store
         if rank is None or rank in ctx.terminated_ranks:
             return ctx
         within_s = self.timeout.total_seconds()
         left = ctx.state.world_size - len(ctx.terminated_ranks)
         key = self.key_or_fn(ctx.state) if callable(self.key_or_fn) else self.key_or_fn
-        meeting.count(f"{self.name}/count/{key}")
-        meeting.arrive(f"{self.name}/counted", rank)
-        meeting.wait(f"{self.name}/counted", within_s, left)
-        if not self.condition(meeting.counted(f"{self.name}/count/{key}")):
-            number = meeting.count(f"{self.name}/n")
-            meeting.put(f"{self.name}/marked/{number}", str(rank))
-        meeting.arrive(f"{self.name}/judged", rank)
-        meeting.wait(f"{self.name}/judged", within_s, left)
-        count = meeting.counted(f"{self.name}/n")
-        marked = meeting.take(f"{self.name}/marked/{each}" for each in range(1, count + 1))
+        shared.count(f"{self.name}/count/{key}")
+        shared.arrive(f"{self.name}/counted", rank)
+        shared.wait(f"{self.name}/counted", within_s, left)
+        if not self.condition(shared.counted(f"{self.name}/count/{key}")):
+            number = shared.count(f"{self.name}/n")
+            shared.put(f"{self.name}/marked/{number}", str(rank))
+        shared.arrive(f"{self.name}/judged", rank)
+        shared.wait(f"{self.name}/judged", within_s, left)
+        count = shared.counted(f"{self.name}/n")
+        marked = shared.take(f"{self.name}/marked/{each}" for each in range(1, count + 1))
         ctx.terminated_ranks = ctx.terminated_ranks | {int(each) for each in marked}
         return ctx
 
@@ -226,13 +226,13 @@ class Tree(RankAssignment):
 
     def _build(self, ctx: RankAssignmentCtx) -> None:
         """Exchange the places of all ranks."""
-        state, meeting = ctx.state, ctx.store
+        state, shared = ctx.state, ctx.store
         own = [
             layer.key_or_fn(state) if callable(layer.key_or_fn) else layer.key_or_fn
             for layer in self.layers
         ]
-        meeting.put(f"place/{state.rank}", json.dumps([state.initial_rank, own]))
-        texts = meeting.take(f"place/{rank}" for rank in range(state.world_size))
+        shared.put(f"place/{state.rank}", json.dumps([state.initial_rank, own]))
+        texts = shared.take(f"place/{rank}" for rank in range(state.world_size))
         leaves = [
             _Leaf(initial, tuple(place), rank)
             for rank, (initial, place) in enumerate(map(json.loads, texts))

@@ -2,11 +2,11 @@
 
 import datetime
 
-from torch.distributed import FileStore as TorchFileStore
-from torch.distributed import TCPStore as TorchTCPStore
+from torch.distributed import FileStore as TorchFileStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore as TorchTCPStore  # type: ignore[attr-defined]
 
 from trainer_sdk.environment import environ
-from trainer_sdk.nvrx.inprocess.meeting import BarrierTimeout
+from trainer_sdk.nvrx.inprocess.iteration_store import BarrierTimeout
 from trainer_sdk.nvrx.inprocess.state import RestartError
 
 _WITHIN = datetime.timedelta(seconds=300)

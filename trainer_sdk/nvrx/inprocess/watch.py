@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trainer_sdk.nvrx.inprocess import monitor_process
 from trainer_sdk.nvrx.inprocess.absence import DONE, place_of
 from trainer_sdk.nvrx.inprocess.interruption import Interruptible, Progress
-from trainer_sdk.nvrx.inprocess.meeting import Meeting
+from trainer_sdk.nvrx.inprocess.iteration_store import IterationStore
 from trainer_sdk.rank_session import session
 from trainer_sdk.sdk_log import warn, warn_once
 
@@ -25,20 +25,20 @@ _POLL_S_A_RANK = 2e-5
 _END_WITHIN_S = 5.0
 
 
-class Watch:
+class IterationWatch:
     """Ends the function when any rank has interrupted the iteration, or when it stands still."""
 
     def __init__(
         self,
         call: "CallWrapper",
-        meeting: Meeting,
+        shared: IterationStore,
         interruptible: Interruptible,
         progress: Progress,
         monitor: "MonitorLink",
     ) -> None:
         self._wrapper = call.wrapper
         self._frozen = call.state.freeze()
-        self._meeting = meeting
+        self._shared = shared
         self._interruptible = interruptible
         self._progress = progress
         self._monitor = monitor
@@ -46,7 +46,7 @@ class Watch:
         self._has_aborted = threading.Event()
         self._thread = threading.Thread(target=self._run, name="everstep-restart", daemon=True)
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "IterationWatch":
         self._thread.start()
         return self
 
@@ -61,12 +61,12 @@ class Watch:
     def _run(self) -> None:
         poll_s = min(
             self._wrapper.monitor_thread_interval.total_seconds(),
-            max(_LONGEST_POLL_S, self._meeting.world_size * _POLL_S_A_RANK),
+            max(_LONGEST_POLL_S, self._shared.world_size * _POLL_S_A_RANK),
         )
         try:
             while not self._ended.wait(poll_s):
                 self._look()
-                if self._meeting.is_interrupted() and not self._meeting.is_full(DONE):
+                if self._shared.is_interrupted() and not self._shared.is_full(DONE):
                     self._interrupt()
                     return
         except Exception as error:  # noqa: BLE001 - without a store this rank cannot restart
@@ -82,7 +82,7 @@ class Watch:
         rank = self._frozen.rank
         if idle_s > self._wrapper.soft_timeout.total_seconds() and rank is not None:
             warn_once(f"rank {rank} has made no progress for {idle_s:.0f} s: all ranks restart")
-            self._meeting.interrupt(rank, "SOFT_TIMEOUT")
+            self._shared.interrupt(rank, "SOFT_TIMEOUT")
 
     def _interrupt(self) -> None:
         self._ended.wait(0)
@@ -124,9 +124,9 @@ class MonitorLink:
         if pidfile:
             Path(pidfile).write_text(f"{self._process.pid}\n", encoding="utf-8")
 
-    def begin(self, meeting: Meeting, prefix: str, rank: int) -> None:
+    def begin(self, shared: IterationStore, prefix: str, rank: int) -> None:
         """Report the iteration for which the monitor speaks if the rank is gone."""
-        self.send(f"iteration {prefix} {rank} {meeting.world_size}")
+        self.send(f"iteration {prefix} {rank} {shared.world_size}")
 
     def send(self, line: str) -> None:
         """Send a line; without a monitor there is no hard limit, and a warning reports it."""

@@ -23,7 +23,7 @@ from trainer_sdk.nvrx.inprocess.absence import AGAIN, DONE, END
 from trainer_sdk.nvrx.inprocess.compose import Compose
 from trainer_sdk.nvrx.inprocess.group_abort import begin_groups, watch_groups
 from trainer_sdk.nvrx.inprocess.interruption import Interruptible, Progress, RankShouldRestart
-from trainer_sdk.nvrx.inprocess.meeting import Meeting
+from trainer_sdk.nvrx.inprocess.iteration_store import IterationStore
 from trainer_sdk.nvrx.inprocess.plugins import (
     Abort,
     AbortTorchDistributed,
@@ -41,7 +41,7 @@ from trainer_sdk.nvrx.inprocess.rank_assignment import (
 )
 from trainer_sdk.nvrx.inprocess.state import FrozenState, HealthCheckError, Mode, State
 from trainer_sdk.nvrx.inprocess.stores import TCPStore
-from trainer_sdk.nvrx.inprocess.watch import MonitorLink, Watch
+from trainer_sdk.nvrx.inprocess.watch import IterationWatch, MonitorLink
 from trainer_sdk.rank_session import session
 from trainer_sdk.sdk_log import warn
 
@@ -163,7 +163,7 @@ class CallWrapper:
             # The ranks of the function meet at the same store, whichever has number 0.
             environ[_AGENT_STORE] = "True"
             environ.setdefault("TORCHELASTIC_RESTART_COUNT", attempt)
-        self._call = Meeting(self.base_store, self._prefix, self.state.world_size)
+        self._call = IterationStore(self.base_store, self._prefix, self.state.world_size)
         self._interruptible = Interruptible()
         self._progress = Progress()
         self._monitor = MonitorLink(wrapper, self.state, self.base_store)
@@ -232,15 +232,15 @@ class CallWrapper:
     ) -> Any:
         """Run the function until all ranks have completed it; the result of this rank."""
         arguments, named = _with_call(function, args, kwargs, self)
-        meeting = self._meeting()
+        shared = self._shared()
         try:
-            self._assign(meeting, set())
+            self._assign(shared, set())
             while True:
-                meeting = self._meeting()
+                shared = self._shared()
                 try:
-                    result = self._iterate(meeting, lambda: function(*arguments, **named))
+                    result = self._iterate(shared, lambda: function(*arguments, **named))
                 except _Again:
-                    self._assign(meeting, meeting.lost())
+                    self._assign(shared, shared.lost())
                     self.state.advance()
                     session().report("restarts_in_process", self.state.iteration)
                     gc.collect()
@@ -248,46 +248,46 @@ class CallWrapper:
                 self._call_plugin(self.wrapper.completion)
                 return result
         except BaseException:
-            self._give_up(meeting)
+            self._give_up(shared)
             raise
 
-    def _meeting(self) -> Meeting:
-        return Meeting(
+    def _shared(self) -> IterationStore:
+        return IterationStore(
             self.base_store, f"{self._prefix}/{self.state.iteration}", self.state.world_size
         )
 
-    def _assign(self, meeting: Meeting, lost: set[int]) -> None:
+    def _assign(self, shared: IterationStore, lost: set[int]) -> None:
         """Give this rank its number for the next iteration."""
-        context = RankAssignmentCtx(dataclasses.replace(self.state), meeting, lost)
+        context = RankAssignmentCtx(dataclasses.replace(self.state), shared, lost)
         self.state = self.wrapper.rank_assignment(context).state
         self.state.set_distributed_vars()
 
-    def _iterate(self, meeting: Meeting, function: Callable[[], Any]) -> Any:
+    def _iterate(self, shared: IterationStore, function: Callable[[], Any]) -> Any:
         """The function's result, if all ranks complete it; `_Again` if all ranks restart."""
         rank = self.state.rank
         assert rank is not None, "a rank without a number has ended"
         begin_groups(self._number * _MOST_ITERATIONS + self.state.iteration)
-        self._monitor.begin(meeting, f"{self._prefix}/{self.state.iteration}", rank)
+        self._monitor.begin(shared, f"{self._prefix}/{self.state.iteration}", rank)
         self._progress.reset()
-        watch = Watch(self, meeting, self._interruptible, self._progress, self._monitor)
+        watch = IterationWatch(self, shared, self._interruptible, self._progress, self._monitor)
         with watch:
             try:
-                return self._interruptible.call(lambda: self._attempt(meeting, rank, function))
+                return self._interruptible.call(lambda: self._attempt(shared, rank, function))
             except RankShouldRestart:
                 pass
             except Exception as error:  # noqa: BLE001 - all ranks restart
-                if not meeting.is_interrupted():  # else it follows from another rank's end
+                if not shared.is_interrupted():  # else it follows from another rank's end
                     self.state.fn_exception = error
                     text = f"{type(error).__name__}: {error}"
                     warn(f"{text}; all ranks restart in their processes", rank)
-                    meeting.interrupt(rank, "EXCEPTION")
+                    shared.interrupt(rank, "EXCEPTION")
                 watch.await_abort()
         session().end_all()
         session().heartbeat()
-        self._recover(meeting, rank)
+        self._recover(shared, rank)
         raise _Again
 
-    def _attempt(self, meeting: Meeting, rank: int, function: Callable[[], Any]) -> Any:
+    def _attempt(self, shared: IterationStore, rank: int, function: Callable[[], Any]) -> Any:
         """One attempt: the function, and the barrier that all ranks reach if all complete it."""
         self._call_plugin(self.wrapper.initialize)
         try:
@@ -297,45 +297,45 @@ class CallWrapper:
         result = None
         if self.state.mode is Mode.ACTIVE:
             result = function()
-            meeting.complete()
+            shared.complete()
         else:
-            self._wait_in_reserve(meeting)
+            self._wait_in_reserve(shared)
         self._progress.reset()
-        meeting.arrive(DONE, rank)
+        shared.arrive(DONE, rank)
         within_s = self.wrapper.completion_timeout.total_seconds()
-        meeting.wait(DONE, within_s, meanwhile=self._progress.reset)
+        shared.wait(DONE, within_s, meanwhile=self._progress.reset)
         return result
 
-    def _wait_in_reserve(self, meeting: Meeting) -> None:
+    def _wait_in_reserve(self, shared: IterationStore) -> None:
         """Wait until the active ranks have completed the function, or this rank is needed."""
-        while not meeting.is_completed():
+        while not shared.is_completed():
             self._progress.reset()
             _pause(self.wrapper.progress_watchdog_interval)
 
-    def _recover(self, meeting: Meeting, rank: int) -> None:
+    def _recover(self, shared: IterationStore, rank: int) -> None:
         """Make this process ready, and wait for the other ranks."""
         self._call_plugin(self.wrapper.finalize)
         try:
             self._call_plugin(self.wrapper.health_check)
         except Exception as error:
             raise HealthCheckError(f"rank {rank} takes part in no restart: {error}") from error
-        meeting.arrive(AGAIN, rank)
+        shared.arrive(AGAIN, rank)
         self._progress.reset()
-        meeting.wait(AGAIN, self.wrapper.barrier_timeout.total_seconds(), meanwhile=self._beat)
+        shared.wait(AGAIN, self.wrapper.barrier_timeout.total_seconds(), meanwhile=self._beat)
 
     def _beat(self) -> None:
         """Report that this rank waits for others, and does not stand still."""
         session().heartbeat()
         self._monitor.send("alive 0")
 
-    def _give_up(self, meeting: Meeting) -> None:
+    def _give_up(self, shared: IterationStore) -> None:
         """Leave the restarts to the other ranks."""
         rank = self.state.rank
         try:
-            if rank is not None and not meeting.is_full(DONE):
-                meeting.lose(rank)
-                meeting.interrupt(rank, "BASE_EXCEPTION")
-                meeting.arrive(AGAIN, rank)
+            if rank is not None and not shared.is_full(DONE):
+                shared.lose(rank)
+                shared.interrupt(rank, "BASE_EXCEPTION")
+                shared.arrive(AGAIN, rank)
         except Exception as error:  # noqa: BLE001 - the store may be gone, too
             warn(f"the other ranks do not know that this one ends: {error}", rank)
         self._call_plugin(self.wrapper.terminate)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from trainer_sdk.nvrx.inprocess import plugins
 from trainer_sdk.nvrx.inprocess.compose import Compose
 from trainer_sdk.nvrx.inprocess.interruption import Interruptible, RankShouldRestart
-from trainer_sdk.nvrx.inprocess.meeting import BarrierTimeout, Meeting
+from trainer_sdk.nvrx.inprocess.iteration_store import BarrierTimeout, IterationStore
 from trainer_sdk.nvrx.inprocess.plugins import (
     FaultCounter,
     FaultCounterExceeded,
@@ -41,8 +41,8 @@ WITHIN_S = 60.0
 RESERVE, BACKFILL = LayerFlag.RESERVE, LayerFlag.BACKFILL
 
 
-def meeting(world_size: int) -> Meeting:
-    return Meeting(dist.HashStore(), "test", world_size)  # type: ignore[attr-defined]
+def store_of(world_size: int) -> IterationStore:
+    return IterationStore(dist.HashStore(), "test", world_size)  # type: ignore[attr-defined]
 
 
 def assigned(
@@ -52,7 +52,7 @@ def assigned(
     ranks = {rank: (make(), State(rank, world_size)) for rank in range(world_size)}
     left = dict(ranks)
     for lost in [set[int](), *losses]:
-        shared = meeting(max(1, len(left)))
+        shared = store_of(max(1, len(left)))
         together: dict[int, State | None] = {}
 
         threads = [
@@ -168,7 +168,7 @@ def test_a_tree_backfills_on_the_host_and_lowers_the_number_of_ranks() -> None:
 
 def test_a_tree_needs_a_single_root() -> None:
     with pytest.raises(RuntimeError, match="same key at the first layer"):
-        shared = meeting(2)
+        shared = store_of(2)
         shared.put("place/1", '[1, ["b"]]')
         Tree([Layer(key_or_fn="a")])(RankAssignmentCtx(State(0, 2), shared, set()))
 
@@ -264,7 +264,7 @@ def test_nothing_is_raised_after_the_function() -> None:
 
 
 def test_a_barrier_counts_each_rank_once_and_ends() -> None:
-    ranks = meeting(2)
+    ranks = store_of(2)
     ranks.arrive("again", 0)
     ranks.arrive("again", 0)
     with pytest.raises(BarrierTimeout, match="1 of 2 ranks came to the barrier again"):
@@ -274,7 +274,7 @@ def test_a_barrier_counts_each_rank_once_and_ends() -> None:
 
 
 def test_losses_and_interruptions_are_seen_by_all() -> None:
-    ranks = meeting(2)
+    ranks = store_of(2)
     assert not ranks.is_interrupted()
     ranks.lose(1)
     ranks.interrupt(1, "TERMINATED")

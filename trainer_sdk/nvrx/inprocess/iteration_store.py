@@ -19,7 +19,7 @@ class BarrierTimeout(Exception):  # noqa: N818 - NVRx's name
     """Some ranks have not come to a barrier."""
 
 
-class Meeting:
+class IterationStore:
     """What the ranks of one iteration know of each other; keys are below `prefix`."""
 
     def __init__(self, store: Any, prefix: str, world_size: int) -> None:
