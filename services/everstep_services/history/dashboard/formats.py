@@ -148,7 +148,7 @@ def gist(fact: Mapping[str, Any]) -> str:
     step, each_s, tier = body.get("step"), body.get("step_p50_s"), body.get("tier")
     if fact["kind"] in {"progress_made", "checkpoint_committed"} and isinstance(step, int):
         text = f"step {number(step)}"
-        if isinstance(each_s, int | float):
+        if isinstance(each_s, int | float) and each_s:
             text += f", {duration(each_s)} a step"
         return f"{text} is saved in the tier {tier}" if isinstance(tier, str) else text
     return str(body.get("reason") or body.get("summary") or body.get("state") or "")

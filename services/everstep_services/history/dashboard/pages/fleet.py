@@ -73,6 +73,7 @@ async def fleet(reader: Reader, _request: Request) -> Page:
             "live": "",
             "concerns": sorted(concerns, key=lambda concern: concern.order),
             "jobs": jobs,
+            "control": control,
             "working": working,
             "ended": [job for job in items if job["state"] not in _AT_WORK][:6],
             "counts": _counts(items),
