@@ -28,18 +28,21 @@ def foreign(cluster: Cluster) -> Iterator[None]:
 
 
 def with_workers(cluster: Cluster, workers: int, *options: str) -> tuple[Agent, list[int]]:
-    """An agent of two ranks with some workers each, and all processes below it."""
+    """An agent of two ranks with some workers each; its warden with all processes below.
+
+    The agent's other children, such as a probe's process, are not of the round.
+    """
     script = (str(SCRIPTS / "family.py"), str(cluster.folder), str(workers))
     agent = cluster.run(*options, "--nproc-per-node", "2", "--stop-grace", "0.5", *script)
     cluster.until_stepping(1)
-    everybody = 1 + 2 + 2 * workers  # the warden, too
+    below_warden = 2 + 2 * workers
 
     family = until(
-        lambda: [process.pid for process in below(agent.pid) if alive(process.pid)],
-        f"{everybody} processes are there",
-        holds=lambda found: len(found) >= everybody,
+        lambda: [process.pid for process in below(agent.warden) if alive(process.pid)],
+        f"{below_warden} processes are there",
+        holds=lambda found: len(found) >= below_warden,
     )
-    return agent, family
+    return agent, [agent.warden, *family]
 
 
 def gone(pids: list[int]) -> None:

@@ -2,14 +2,20 @@
 
 from pathlib import Path
 
+from everstep_services.cli.errors import CliError
 from tests.e2e.cluster import Agent, Cluster
+from tests.e2e.conftest import NewCluster
 from tests.waiting import until
 
+NODES = ("node-1", "node-2", "node-3")
 
-def started(cluster: Cluster, policy: str, *, spares: int) -> dict[str, Agent]:
+
+def started(
+    cluster: Cluster, policy: str, *, spares: int, names: tuple[str, ...] = NODES
+) -> dict[str, Agent]:
     """Two slots and perhaps a spare; the probe of a node fails while the file `NODE.bad` exists."""
     agents = {}
-    for place, node in enumerate(("node-1", "node-2", "node-3")[: 2 + spares]):
+    for place, node in enumerate(names[: 2 + spares]):
         probe = f"test ! -e {cluster.folder / node}.bad || {{ echo the disk is on fire; exit 2; }}"
         config = cluster.folder / f"{node}.toml"
         config.write_text(
@@ -86,6 +92,38 @@ def test_an_observed_probe_only_records_its_failure(cluster: Cluster) -> None:
     cluster.finish()
     cluster.until_done()
     assert cluster.incidents() == []
+
+
+def test_an_excluded_node_stays_out_of_other_jobs(
+    cluster: Cluster, new_cluster: NewCluster
+) -> None:
+    """Another node passes the probe: health keeps this one out, with the evidence (A10.3)."""
+    names = tuple(f"{cluster.job}-{number}" for number in range(3))  # exclusions are of all jobs
+    agents = started(cluster, "exclude", spares=1, names=names)
+    cluster.until_facts("node_joined", lambda found: len(found) == len(names))
+    node = cluster.members(1)[1]
+    bad(cluster, node).touch()
+    cluster.until_stepping(2)
+    assert node not in cluster.members(2).values()
+    assert agents[node].wait() == 0, "its agent has left the job"
+    decided = cluster.until_fact("action_decided", lambda body: body["rule"] == "checks.exclude")
+    assert (decided["nodes_out"], decided["check"]) == ([node], "site:fire")
+
+    shown = until(
+        lambda: cluster.api.get(f"nodes/{node}"),
+        f"{node} is excluded",
+        holds=lambda found: found["is_excluded"] and found["standing"]["state"] == "excluded",
+        despite=CliError,
+    )
+    assert (shown["excluded_by"], shown["suspect_cause"]) == ("health", "probe")
+    assert "site:fire wants: the disk is on fire" in shown["excluded_reason"]
+
+    other = new_cluster(cluster.plane, f"{cluster.job}-other")
+    other.steady("--nnodes", "1", node=node)
+    refused = other.until_fact("node_refused")
+    assert (refused["node"], refused["cause"]) == (node, "excluded")
+    cluster.finish()
+    assert all(agents[name].wait() == 0 for name in names)
 
 
 def _spare(cluster: Cluster) -> str:

@@ -88,6 +88,10 @@ class StopRanks(Order, frozen=True, kw_only=True, tag="stop_ranks.v1"):
 
     The same order comes with 0 when the cause is known.
     """
+    check: Name = ""
+    """For the cause `check_failed`: the check."""
+    accused: tuple[Name, ...] = ()
+    """For the cause `check_failed`: the nodes on which the check fails, while others pass it."""
 
 
 class NameExcuse(Order, frozen=True, kw_only=True, tag="name_excuse.v1"):

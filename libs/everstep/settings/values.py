@@ -21,9 +21,12 @@ def converted(leaf: Leaf, given: object, origin: str, *, is_text: bool) -> objec
     try:
         value = _read(leaf.type, given) if is_text and isinstance(given, str) else given
         return msgspec.convert(value, leaf.type, dec_hook=_path)
-    except (msgspec.ValidationError, ValueError) as error:
+    except (msgspec.MsgspecError, ValueError) as error:
+        expected = expects(leaf.type)
+        if _is_table(without_none(leaf.type)[0]):
+            expected += f"{', as JSON' if is_text else ''} ({error})"
         raise SettingsError(
-            f"{leaf.key} = {shown(leaf.key, given)!r} ({origin}): expected {expects(leaf.type)}"
+            f"{leaf.key} = {shown(leaf.key, given)!r} ({origin}): expected {expected}"
         ) from error
 
 
@@ -72,8 +75,16 @@ def _read_scalar(info: inspect.Type, text: str) -> object:
             return int(text)
         case inspect.FloatType():
             return float(text)
+        case inspect.DictType() | inspect.StructType():
+            return msgspec.json.decode(text)
         case _:
             return text
+
+
+def _is_table(of: Any) -> bool:
+    return of is not Path and isinstance(
+        inspect.type_info(of), inspect.DictType | inspect.StructType
+    )
 
 
 def _path(of: type, value: object) -> object:

@@ -19,6 +19,7 @@ from everstep.bus.ports import Bus
 from everstep.bus.server.dev_server import DevServer
 from everstep.clock import SystemClock
 from everstep.messages import (
+    ActionDecided,
     CheckResult,
     ControlChanged,
     ControlDocument,
@@ -42,6 +43,7 @@ from everstep.messages import (
     ShowNodes,
     encode,
 )
+from everstep.messages.facts.incidents import CHECK_CONFIRMED
 from everstep.subjects import CLUSTER
 from everstep_services.health.settings import HealthSettings, NodeSettings
 from tests.integration.bus.servers import granted
@@ -167,6 +169,40 @@ async def test_health_observes_then_enforces_then_the_time_passes(
             "enforce",
             "cli",
         )
+
+
+async def test_a_probe_that_another_node_passes_excludes_its_node_without_a_switch(
+    own: NatsBus, nats: DevServer, tmp_path: Path
+) -> None:
+    """Rendezvous has compared; a node without a seat in that job is not accused (A10.3)."""
+    async with (
+        connect(nats.settings(SERVICE), "health", spool=tmp_path / "one") as bus,
+        at_work(bus, QUICK),
+    ):
+        await seat(own, "j", "n1", "n2")
+        for node in ("n-of-another-job", "n1"):
+            await own.record(
+                ActionDecided(
+                    id=ids.new_id(),
+                    job="j",
+                    at=datetime.now(UTC),
+                    source="rendezvous",
+                    action="exclude",
+                    reason="nic fails on 1 of 2 nodes, and passes on 1",
+                    rule=CHECK_CONFIRMED,
+                    nodes_out=(node,),
+                    check="nic",
+                )
+            )
+        (exclusion,) = (await excluded(own, "n1")).exclusions
+        assert exclusion.by == "health"
+        assert "j: nic fails on 1 of 2 nodes" in exclusion.reason
+        changes = {"modes.exclude": "observe"}
+        await ask(own, "control", SetControl, changes=changes)
+        standing = (await nodes(own, "n1"))["n1"]
+        assert standing.exclusion is not None
+        await ask(own, "include", IncludeNode, node="n1")
+        await excluded(own)
 
 
 async def test_two_replicas_decide_once_and_the_second_takes_over(

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from everstep.messages import (
+    ActionDecided,
     CheckResult,
     Fact,
     IncidentClosed,
@@ -89,6 +90,40 @@ class Nodes:
                 took_s=1.0,
                 results=results,
                 checks=checks,
+            )
+        )
+
+    def confirmed(
+        self, *nodes: str, check: str = "nic", rule: str = "checks.exclude", mode: str = "enforce"
+    ) -> Fact:
+        """Rendezvous has nodes leave whose probe fails, and passes elsewhere."""
+        return self.take(
+            ActionDecided(
+                **self.about(),
+                action="exclude",
+                reason=f"{check} fails on 1 of 3 nodes, and passes on 2",
+                rule=rule,
+                mode=mode,
+                evidence=("f" * 32,),
+                nodes_out=nodes,
+                check=check,
+            )
+        )
+
+    def probed(
+        self, node: str, check: str = "nic", *, state: str = "failed", failure_class: str = ""
+    ) -> Fact:
+        result = CheckResult(check=check, state=state, failure_class=failure_class)
+        return self.take(
+            NodeCheckFinished(
+                **self.about(),
+                node=node,
+                occasion="probe",
+                is_healthy=state != "failed",
+                took_s=0.1,
+                results=(result,),
+                checks=(check,),
+                policy="exclude",
             )
         )
 

@@ -2,7 +2,16 @@
 
 import pytest
 
-from everstep.messages import ActionDecided, IncidentOpened, LeaveJob, RoundEnded, RunChecks
+from everstep.messages import (
+    ActionDecided,
+    ActionTaken,
+    CheckResult,
+    IncidentOpened,
+    LeaveJob,
+    RoundEnded,
+    RunChecks,
+    StopRanks,
+)
 from everstep_services.rendezvous.domain.events import JobControl
 from tests.unit.rendezvous.world import World, spec
 
@@ -139,9 +148,60 @@ def test_exclude_sends_the_node_away_for_good_once_its_ranks_are_gone() -> None:
     assert world.doc.phase == "ending"
     seat = next(seat for seat in world.doc.seats if seat.node == "n1")
     assert seat.is_leaving
-    world.back("n1")
+    world.back("n1", checks=(CheckResult(check="nic", state="failed"),))  # it still fails
     sent = [(to, order.state) for to, order in world.orders if isinstance(order, LeaveJob)]
     assert sent == [("n1", "excluded")]
+
+
+def test_a_node_that_leaves_is_named_with_the_check_and_the_evidence() -> None:
+    """Health keeps the node out of other jobs by this decision."""
+    world = running(3)
+    fails(world, policy="exclude")
+    answers(world, "n0", "ok")
+    answers(world, "n2", "ok")
+    (decided,) = world.of(ActionDecided)
+    assert (decided.action, decided.mode, decided.rule) == ("exclude", "enforce", "checks.exclude")
+    assert (decided.check, decided.nodes_out, decided.evidence) == ("nic", ("n1",), (FACT,))
+    assert "n1 leaves the job" in decided.reason
+    assert "mlx5_0 is down (nic fails on 1 of 3 nodes, and passes on 2)" in decided.reason
+    (incident,) = world.of(IncidentOpened)
+    assert decided.incident == incident.incident
+    assert [(taken.decision, taken.outcome) for taken in world.of(ActionTaken)] == [
+        (decided.id, "done")
+    ]
+
+
+def test_the_only_node_of_a_job_leaves_by_a_rule_that_confirms_nothing() -> None:
+    world = running(1)
+    fails(world, "n0", policy="exclude")
+    (decided,) = world.of(ActionDecided)
+    assert (decided.rule, decided.nodes_out) == ("checks.alone", ("n0",))
+
+
+def stops(world: World) -> list[tuple[str, tuple[str, ...]]]:
+    return [
+        (order.check, order.accused) for _, order in world.orders if isinstance(order, StopRanks)
+    ]
+
+
+def test_the_order_to_stop_names_the_check_and_the_accused_nodes() -> None:
+    """A node that fails another check, which all share, is not accused with them."""
+    world = running(3)
+    for node in ("n0", "n1", "n2"):
+        fails(world, node, check="site:share")
+    fails(world, "n1")
+    answers(world, "n0", "ok")
+    answers(world, "n2", "ok")
+    assert world.doc.phase == "ending"
+    assert set(stops(world)) == {("nic", ("n1",))}
+
+
+def test_a_failure_that_nobody_compared_accuses_no_node_while_a_round_ends() -> None:
+    world = running(3)
+    world.report("n0", "rank_exited", rank=0, exit_code=1)
+    assert world.doc.phase == "ending"
+    fails(world, "n2")
+    assert all(accused == () for _, accused in stops(world))
 
 
 def test_exclude_only_ends_the_round_where_exclusions_observe() -> None:

@@ -147,6 +147,7 @@ def folder_for_hypothesis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ("NAMES", "a, b,c", ("a", "b", "c")),
         ("NAMES", "", ()),
         ("PORTS", "80,443", (80, 443)),
+        ("LABELS", '{"a": "b"}', {"a": "b"}),
         ("MODE", "fast", "fast"),
         ("LEVEL", "high", Level.HIGH),
         ("URL", "tls://a", "tls://a"),
@@ -200,7 +201,13 @@ def test_text_from_the_environment_becomes_the_type(
         ),
         (
             {"EVERSTEP_BUS__LABELS": "a=b"},
-            "bus.labels = 'a=b' (environment EVERSTEP_BUS__LABELS): expected a table",
+            "bus.labels = 'a=b' (environment EVERSTEP_BUS__LABELS): expected a table, as JSON "
+            "(JSON is malformed: invalid character (byte 0))",
+        ),
+        (
+            {"EVERSTEP_BUS__LABELS": '{"a": 1}'},
+            """bus.labels = '{"a": 1}' (environment EVERSTEP_BUS__LABELS): expected a table, """
+            "as JSON (Expected `str`, got `int` - at `$[...]`)",
         ),
         (
             {"EVERSTEP_BUS__KEEP__RAW_DAYS": "x"},

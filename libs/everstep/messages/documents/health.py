@@ -98,6 +98,21 @@ class FailingCheck(Part, frozen=True, kw_only=True):
     """The id of the fact that reported it last."""
 
 
+class ConfirmedFailure(Part, frozen=True, kw_only=True):
+    """A probe with the policy `exclude` that has failed on a node, and passed on another node."""
+
+    check: Name
+    """The check."""
+    at: Time
+    """When rendezvous decided that it fails on this node only; never later than it was read."""
+    fact: str
+    """The id of the `action_decided`."""
+    reason: str
+    """The evidence, in words."""
+    evidence: tuple[str, ...] = ()
+    """The ids of the facts about the failure."""
+
+
 class Exile(Part, frozen=True, kw_only=True):
     """An exclusion that health has decided by itself."""
 
@@ -136,6 +151,8 @@ class NodeRecord(Part, frozen=True, kw_only=True):
     """There is new evidence against it that nothing was decided about yet."""
     exiles: tuple[Exile, ...] = ()
     """Its exclusions by health, the newest last."""
+    confirmed: tuple[ConfirmedFailure, ...] = ()
+    """The failures of probes with the policy `exclude`, until their checks pass again."""
 
 
 class NodesDocument(DocumentBody, frozen=True, kw_only=True, tag="nodes_document.v1"):

@@ -94,6 +94,10 @@ class OpenIncident(Part, frozen=True, kw_only=True):
     """The longest that any node took for its evidence."""
     stop_s: float = 0.0
     """The longest that any node took until its ranks were gone."""
+    check: Name = ""
+    """The check, if the cause is a failed check."""
+    accused: tuple[Name, ...] = ()
+    """The nodes on which that check fails, at most 16."""
 
 
 class OpenDecision(Part, frozen=True, kw_only=True):

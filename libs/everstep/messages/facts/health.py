@@ -87,7 +87,8 @@ class NodeSuspected(Fact, frozen=True, kw_only=True, tag="node_suspected.v1"):
     node: Name
     """The node."""
     cause: Name
-    """`check`, `incidents` (it was the culprit too often), `straggler` or `operator`."""
+    """`check`, `probe` (its policy is `exclude`, and another node passes it), `incidents` (it was
+    the culprit too often), `straggler` or `operator`."""
     reason: str
     """The evidence, and the limit that it passed."""
     failure_class: Name = ""

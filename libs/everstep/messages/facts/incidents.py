@@ -209,6 +209,12 @@ class Budget(Part, frozen=True, kw_only=True):
     """How many are left after this decision."""
 
 
+CHECK_CONFIRMED = "checks.exclude"
+"""The rule by which rendezvous has a node leave its job: a probe with the policy `exclude` fails on
+the node, and passes on another. Health keeps such a node out of other jobs, too.
+"""
+
+
 class ActionDecided(Fact, frozen=True, kw_only=True, tag="action_decided.v1"):
     """An action that will be carried out, and why; the service that decides sends it first."""
 
@@ -238,6 +244,8 @@ class ActionDecided(Fact, frozen=True, kw_only=True, tag="action_decided.v1"):
     """How long it waits first, for a crash loop's backoff."""
     took_s: float = 0.0
     """From the first report until this decision."""
+    check: Name = ""
+    """The check that it rests on, if it is about one."""
 
 
 class ActionTaken(Fact, frozen=True, kw_only=True, tag="action_taken.v1"):

@@ -241,11 +241,16 @@ class AgentService:
             log.info("order type=%s round=%d reason=%s", kind, order.round, order.reason)
             with unharmed(f"order {kind}"):
                 if isinstance(order, StopRanks) and order.cause == "check_failed":
-                    self._probes.round_ended()
+                    self._take_accusation(order)
                 if isinstance(order, SaveCheckpoint):
                     self._do(self._agent.asked_to_save(order, self._clock.now()))
                 else:
                     self._do(self._agent.ordered(order))
+
+    def _take_accusation(self, order: StopRanks) -> None:
+        """A node is unfit only for a failure that was compared; older releases name no check."""
+        if not order.check or self._plan.node in order.accused:
+            self._probes.round_ended(order.check)
 
     def joined(self, reply: Joined) -> None:
         self._was_answered = True

@@ -149,7 +149,10 @@ def launchers(invocation: Invocation) -> Diagnoses:
             f"torchrun has started this process as a rank ({rank}={environ[rank][:40]}): "
             f"`everstep run` here would start all ranks once for each rank of torchrun"
         )
-        fix = "start `everstep run` in the place of torchrun; to watch torchrun: `everstep attach`"
+        fix = (
+            "start `everstep run` in the place of torchrun; to let torchrun start the ranks, open "
+            "a session in the script, which an agent then watches (docs/guides/attach.md)"
+        )
         troubles.append(Diagnosis("launchers", Level.CRITICAL, text, fix))
     yield from troubles or [Diagnosis("launchers", Level.OK, "no other launcher is around")]
 

@@ -6,7 +6,9 @@ from typing import Any
 
 from everstep.incident_causes import meaning_of
 from everstep.messages import (
+    ActionDecided,
     CheckResult,
+    ConfirmedFailure,
     Fact,
     IncidentClosed,
     NodeCheckFinished,
@@ -17,6 +19,7 @@ from everstep.messages import (
     VerdictReached,
 )
 from everstep.messages.base import Time
+from everstep.messages.facts.incidents import CHECK_CONFIRMED
 
 HARDWARE_CAUSES = frozenset({"gpu", "network", "host"})
 """Causes of verdicts that count against a node; all others lie elsewhere."""
@@ -57,6 +60,8 @@ def accused(fact: Fact) -> tuple[str, ...]:
             return () if fact.node is None else (fact.node,)
         case VerdictReached():
             return () if fact.is_corrected else fact.culprit_nodes
+        case ActionDecided():
+            return fact.nodes_out if is_confirmed(fact) else ()
         case _:
             return ()
 
@@ -68,6 +73,31 @@ def faults(fact: NodeCheckFinished) -> dict[tuple[str, str], CheckResult]:
         if result.state == _FAILED and result.failure_class in FAULTS:
             failures.setdefault((result.check, result.subject), result)
     return failures
+
+
+def is_confirmed(fact: ActionDecided) -> bool:
+    """Whether rendezvous has a node leave since its probe fails, and passes on another node."""
+    return fact.rule == CHECK_CONFIRMED and fact.mode == "enforce" and bool(fact.check)
+
+
+def confirmed(fact: ActionDecided, now: Time) -> dict[str, ConfirmedFailure]:
+    """The failures of probes, by node, that rendezvous has compared with other nodes."""
+    if not is_confirmed(fact):
+        return {}
+    failure = ConfirmedFailure(
+        check=fact.check,
+        at=min(fact.at, now),
+        fact=fact.id,
+        reason=f"{fact.job}: {fact.reason}",
+        evidence=fact.evidence,
+    )
+    return dict.fromkeys(fact.nodes_out, failure)
+
+
+def has_passed(fact: NodeCheckFinished, check: str) -> bool:
+    """Whether this check has passed on all parts of the node."""
+    failing = any(result.check == check and result.state == _FAILED for result in fact.results)
+    return check in passed(fact) and not failing
 
 
 def passed(fact: NodeCheckFinished) -> frozenset[str]:
@@ -144,5 +174,5 @@ _WEIGHED: Mapping[type[Fact], Callable[[Any, Time], NodeEvidence | None]] = {
     StragglerFound: _slow,
     VerdictReached: _judged,
 }
-READ: tuple[type[Fact], ...] = (*_WEIGHED, NodeCheckFinished)
+READ: tuple[type[Fact], ...] = (*_WEIGHED, ActionDecided, NodeCheckFinished)
 """The kinds of facts that the register reads."""

@@ -29,11 +29,13 @@ class ExclusionScope:
     """The number of nodes; the breaker allows health to exclude a share of them."""
     enforces: bool = False
     """Exclusions bind; otherwise health only records them."""
+    enforces_probes: bool = False
+    """Exclusions bind whose cause is a probe: its policy `exclude` has allowed them."""
 
-    @property
-    def mode(self) -> ExclusionMode:
-        """As in `node_excluded`."""
-        return "enforce" if self.enforces else "observe"
+    def mode(self, record: NodeRecord) -> ExclusionMode:
+        """The mode of an exclusion of this node, as in `node_excluded`."""
+        is_of_probe = record.cause == "probe" and self.enforces_probes
+        return "enforce" if self.enforces or is_of_probe else "observe"
 
 
 def decide(register: NodeRegister, scope: ExclusionScope, now: FactStamp) -> None:
@@ -43,7 +45,7 @@ def decide(register: NodeRegister, scope: ExclusionScope, now: FactStamp) -> Non
     _close_in_time(register, now)
     for record in sorted(register.nodes.values(), key=lambda node: node.node):
         exile = exile_of(record)
-        is_out = exile is not None and (exile.mode == "enforce" or not scope.enforces)
+        is_out = exile is not None and exile.mode in {"enforce", scope.mode(record)}
         if record.is_undecided and record.suspicion and not is_out:
             _exclude(register, record, scope, now)
 
@@ -99,7 +101,7 @@ def _exclude(
     register: NodeRegister, record: NodeRecord, scope: ExclusionScope, now: FactStamp
 ) -> None:
     settings = register.settings
-    mode = scope.mode
+    mode = scope.mode(record)
     before = sum(exile.mode == mode for exile in record.exiles)
     if before >= settings.exclude_most:
         register.put(

@@ -4,16 +4,18 @@ The same facts in the same order make the same register in every replica.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from msgspec.structs import replace
 
 from everstep.messages import (
+    ActionDecided,
     CheckDistrusted,
     CheckResult,
     CheckTrusted,
+    ConfirmedFailure,
     Exclusion,
     Fact,
     FailingCheck,
@@ -28,12 +30,20 @@ from everstep.messages import (
 from everstep.messages.base import Time
 from everstep.messages.facts.stamp import FactStamp
 from everstep.subjects import CLUSTER
-from everstep_services.health.nodes.evidence import described, evidence_in, faults, passed
+from everstep_services.health.nodes.evidence import (
+    confirmed,
+    described,
+    evidence_in,
+    faults,
+    has_passed,
+    passed,
+)
 from everstep_services.health.settings import NodeSettings
 
-SuspicionCause = Literal["", "check", "incidents"]
+SuspicionCause = Literal["", "probe", "check", "incidents"]
 """What makes a node suspect, in the words of `node_suspected`; empty for nothing."""
 _STRIKES_MOST = 50
+_CONFIRMED_MOST = 20
 _REASON_MOST = 500
 _NODES_MOST = 20_000
 """The document must fit into one message. Nodes beyond this number are not remembered."""
@@ -97,6 +107,10 @@ class NodeRegister:
         if isinstance(fact, NodeCheckFinished):
             self._apply_checks(fact, now)
             return
+        if isinstance(fact, ActionDecided):
+            for node, failure in confirmed(fact, now.wall).items():
+                self._confirm(node, failure)
+            return
         evidence = evidence_in(fact, now.wall)
         if evidence is None:
             return
@@ -123,6 +137,10 @@ class NodeRegister:
             and failing.result.check not in self.distrusted
         ]
 
+    def confirmed(self, record: NodeRecord) -> list[ConfirmedFailure]:
+        """The failures of probes with the policy `exclude`, of trusted checks."""
+        return [failure for failure in record.confirmed if failure.check not in self.distrusted]
+
     def strikes(self, record: NodeRecord) -> list[Strike]:
         """The strikes that count."""
         return [strike for strike in record.strikes if strike.check not in self.distrusted]
@@ -131,7 +149,17 @@ class NodeRegister:
         """Drop all evidence against a node: a person has included it."""
         record = self.nodes.get(node)
         if record is not None:
-            self.put(replace(record, strikes=(), failing=(), is_undecided=False))
+            self.put(replace(record, strikes=(), failing=(), confirmed=(), is_undecided=False))
+
+    def _confirm(self, node: str, failure: ConfirmedFailure) -> None:
+        """Note that a probe fails on this node only; a later failure of the check replaces it."""
+        record = self.record(node)
+        if any(earlier.fact == failure.fact for earlier in record.confirmed):
+            return
+        failure = replace(failure, reason=failure.reason[:_REASON_MOST])
+        others = [earlier for earlier in record.confirmed if earlier.check != failure.check]
+        kept = (*others, failure)[-_CONFIRMED_MOST:]
+        self.put(replace(record, confirmed=kept, is_undecided=True))
 
     def _strike(self, node: str, strike: Strike) -> None:
         record = self.record(node)
@@ -177,9 +205,12 @@ class NodeRegister:
         self.put(
             replace(
                 record,
-                checks=fact.checks or record.checks,
+                checks=_checks_of(record, fact),
                 checked_at=at,
                 failing=tuple(failing),
+                confirmed=tuple(
+                    failure for failure in record.confirmed if not has_passed(fact, failure.check)
+                ),
                 is_undecided=record.is_undecided or (grown and bool(failures)),
             )
         )
@@ -192,17 +223,21 @@ class NodeRegister:
     def _forget(self, record: NodeRecord, now: FactStamp) -> None:
         window_s = self.settings.strikes_window_s
         is_old = record.checked_at is None or now.since_s(record.checked_at) > window_s
-        if not (is_old or record.strikes or record.failing or record.exiles):
+        evidence = (record.strikes, record.failing, record.confirmed, record.exiles)
+        if not (is_old or any(evidence)):
             return
         strikes = tuple(s for s in record.strikes if now.since_s(s.at) < window_s)
         failing = tuple(f for f in record.failing if now.since_s(f.window_since) < window_s)
+        confirmed = tuple(f for f in record.confirmed if now.since_s(f.at) < window_s)
         exiles = tuple(
             exile
             for exile in record.exiles
             if not exile.is_over or now.since_s(exile.at) < 4 * window_s
         )
-        record = replace(record, strikes=strikes, failing=failing, exiles=exiles)
-        if is_old and not (strikes or failing or exiles or record.suspicion):
+        record = replace(
+            record, strikes=strikes, failing=failing, confirmed=confirmed, exiles=exiles
+        )
+        if is_old and not (strikes or failing or confirmed or exiles or record.suspicion):
             del self.nodes[record.node]
             self.is_changed = True
         else:
@@ -228,22 +263,33 @@ class NodeRegister:
             )
         )
 
+    def _why(
+        self,
+        probes: Sequence[ConfirmedFailure],
+        lasting: Sequence[FailingCheck],
+        strikes: Sequence[Strike],
+    ) -> tuple[SuspicionCause, str]:
+        """The cause for which a node with this evidence is suspect, and the reason."""
+        settings = self.settings
+        if probes:
+            return "probe", "; ".join(failure.reason for failure in probes)
+        if lasting:
+            windows = f"failed in {lasting[0].windows} windows of {settings.check_window_s:g} s"
+            checks = described([check.result for check in lasting])
+            return "check", f"{windows}, limit {settings.check_windows}: {checks}"
+        if len(strikes) >= settings.strikes_limit:
+            days = settings.strikes_window_s / 86400
+            count = f"{len(strikes)} strikes in {days:g} days, limit {settings.strikes_limit}: "
+            last = strikes[-settings.strikes_limit :]
+            return "incidents", count + "; ".join(strike.reason for strike in last)
+        return "", ""
+
     def _judge_node(self, record: NodeRecord, now: FactStamp) -> None:
         settings = self.settings
-        lasting, strikes = self.persistent(record), self.strikes(record)
-        cause: SuspicionCause = ""
-        reason = ""
-        if lasting:
-            cause = "check"
-            reason = (
-                f"failed in {lasting[0].windows} windows of {settings.check_window_s:g} s, limit "
-            )
-            reason += f"{settings.check_windows}: {described([check.result for check in lasting])}"
-        elif len(strikes) >= settings.strikes_limit:
-            cause = "incidents"
-            days = settings.strikes_window_s / 86400
-            reason = f"{len(strikes)} strikes in {days:g} days, limit {settings.strikes_limit}: "
-            reason += "; ".join(strike.reason for strike in strikes[-settings.strikes_limit :])
+        probes, lasting, strikes = (
+            self.confirmed(record), self.persistent(record), self.strikes(record),
+        )  # fmt: skip
+        cause, reason = self._why(probes, lasting, strikes)
         if cause == record.cause:
             return
         if not cause:
@@ -259,6 +305,8 @@ class NodeRegister:
             self.put(replace(record, suspicion="", cause="", reason="", is_undecided=False))
             return
         evidence = [*(strike.fact for strike in strikes), *(check.fact for check in lasting)]
+        for failure in probes:
+            evidence += [failure.fact, *failure.evidence]
         suspected = NodeSuspected(
             **now.head(CLUSTER),
             node=record.node,
@@ -283,6 +331,13 @@ class NodeRegister:
         )
 
 
+def _checks_of(record: NodeRecord, fact: NodeCheckFinished) -> tuple[str, ...]:
+    """The checks that run on a node; a probe is one of them, an examination names all."""
+    if fact.occasion == "probe":
+        return tuple(sorted({*record.checks, *fact.checks}))
+    return fact.checks or record.checks
+
+
 def trust_changes(
     records: Iterable[NodeRecord], distrusted: Collection[str], settings: NodeSettings
 ) -> Iterator[CheckTrust]:
@@ -291,7 +346,11 @@ def trust_changes(
     failed: Counter[str] = Counter()
     examples: dict[str, CheckResult] = {}
     for record in records:
-        failing = {check.result.check: check.result for check in record.failing}
+        failing = {
+            failure.check: CheckResult(check=failure.check, state="failed", reason=failure.reason)
+            for failure in record.confirmed
+        }
+        failing |= {check.result.check: check.result for check in record.failing}
         ran.update({*record.checks, *failing})
         failed.update(failing.keys())
         examples.update(failing)

@@ -32,7 +32,7 @@ from everstep.messages import (
 from everstep.messages.codec import encode
 from everstep.messages.facts.stamp import FactStamp
 from everstep.subjects import CLUSTER
-from everstep_services.health.nodes.control import enforces_exclusions, reconciled
+from everstep_services.health.nodes.control import binds, enforces_exclusions, reconciled
 from everstep_services.health.nodes.control_documents import ControlDocuments
 from everstep_services.health.nodes.evidence import READ, accused
 from everstep_services.health.nodes.exclusions import ExclusionScope, decide, exiled
@@ -238,7 +238,11 @@ class NodeService:
                 register.apply(fact, now)
         if turn.is_due:
             register.judge(now)
-            scope = ExclusionScope(self._count_nodes(), enforces_exclusions(control))
+            scope = ExclusionScope(
+                self._count_nodes(),
+                enforces_exclusions(control),
+                enforces_probes=self._settings.exclude_by_probes and binds(control),
+            )
             decide(register, scope, now)
 
     async def _carry_out(

@@ -52,7 +52,7 @@ def refusal(batch: Batch, ask: Join) -> Refusal | None:
         _wrong_version(batch.version, ask)
         or _different_job(batch, ask)
         or _excluded(batch.control, batch, ask)
-        or _unhealthy(ask)
+        or _unhealthy(batch, ask)
         or _misconfigured(batch, ask)
     )
 
@@ -117,9 +117,11 @@ def _shown(value: object) -> str:
 
 def _excluded(control: JobControl, batch: Batch, ask: Join) -> Refusal | None:
     exclusion = control.exclusion(ask.node, batch.now.wall)
-    seat = batch.state.seat(ask.node)
-    is_told_to_go = seat is not None and seat.is_leaving and seat.instance == ask.instance
-    if exclusion is None or is_told_to_go or not control.enforces("exclude", otherwise=True):
+    if (
+        exclusion is None
+        or _must_leave(batch, ask)
+        or not control.enforces("exclude", otherwise=True)
+    ):
         return None
     until = (
         f"until {exclusion.until:%Y-%m-%d %H:%M} UTC" if exclusion.until else "until it is included"
@@ -131,9 +133,15 @@ def _excluded(control: JobControl, batch: Batch, ask: Join) -> Refusal | None:
     )
 
 
-def _unhealthy(ask: Join) -> Refusal | None:
+def _must_leave(batch: Batch, ask: Join) -> bool:
+    """Whether this agent only asks in order to hear that it must leave: it is not refused."""
+    seat = batch.state.seat(ask.node)
+    return seat is not None and seat.is_leaving and seat.instance == ask.instance
+
+
+def _unhealthy(batch: Batch, ask: Join) -> Refusal | None:
     failed = [check for check in ask.checks if check.state == "failed"]
-    if not failed:
+    if not failed or _must_leave(batch, ask):
         return None
     reasons = "; ".join(f"{check.check}: {check.reason or 'failed'}" for check in failed)
     return Refusal(

@@ -163,6 +163,8 @@ class Batch:
             evidence_s=self.evidence_s(cause),
             grace_s=self.state.doc.spec.stop_grace_s,
             cause_within_s=self._ranks_end_within_s,
+            check=doc.incident.check if doc.incident else "",
+            accused=doc.incident.accused if doc.incident else (),
         )
 
     @property

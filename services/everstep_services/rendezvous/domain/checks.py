@@ -11,9 +11,10 @@ from msgspec.structs import replace
 
 from everstep.messages import Report, RunChecks
 from everstep.messages.documents.rounds import CheckAccusation, OpenCheck
+from everstep.messages.facts.incidents import CHECK_CONFIRMED
 from everstep_services.rendezvous.domain import incidents
 from everstep_services.rendezvous.domain.batch import Batch
-from everstep_services.rendezvous.domain.decisions import only_say
+from everstep_services.rendezvous.domain.decisions import came_of, decide_to, only_say
 from everstep_services.rendezvous.domain.ends import end_round
 from everstep_services.rendezvous.domain.incidents import Sign
 
@@ -24,6 +25,8 @@ _SHARED_RATIO = 0.5
 """A check that fails on this share of the slots, and at least on three nodes, is shared."""
 _SHARED_FOR_S = 240.0
 """A shared failure is not compared again for this long; agents report it again after 300 s."""
+ALONE = "checks.alone"
+"""The rule by which the only node of a job leaves: nothing could be compared."""
 
 
 def failed(batch: Batch, report: Report) -> None:
@@ -82,7 +85,7 @@ def _look(batch: Batch, check: OpenCheck) -> None:
             _drop(batch, check)
         return
     if batch.state.doc.slots == 1:
-        _end(batch, check, "no other node can be compared")
+        _end(batch, check, "no other node can be compared", ALONE)
         return
     within_s = batch.settings.check_compare_s
     if not batch.timers.is_running("check_asked", check.id):
@@ -125,7 +128,7 @@ def _decide(batch: Batch, check: OpenCheck) -> None:
     check = replace(check, accused=still)
     is_shared = failures >= max(_SHARED_LEAST, _SHARED_RATIO * slots)
     if passes and not is_shared:
-        _end(batch, check, share)
+        _end(batch, check, share, CHECK_CONFIRMED)
         return
     why = "they share its cause" if failures > 1 else "no other node could confirm it"
     only_say(
@@ -139,26 +142,55 @@ def _decide(batch: Batch, check: OpenCheck) -> None:
     batch.timers.start("check_shared", check.id)
 
 
-def _end(batch: Batch, check: OpenCheck, share: str) -> None:
+def _end(batch: Batch, check: OpenCheck, share: str, rule: str) -> None:
     """End the round for the accused nodes; those with the policy `exclude` leave the job."""
     _drop(batch, check)
     if not check.accused:
         return
-    excludes = batch.control.enforces("exclude", otherwise=True)
-    for accusation in check.accused:
-        seat = batch.state.seat(accusation.node)
-        if accusation.policy != "exclude" or seat is None:
-            continue
-        if excludes:
-            batch.state.put(replace(seat, is_leaving=True))
-        else:
-            text = f"{accusation.node} fails {check.check}; exclusions only observe"
-            only_say(batch, "exclude", text, rule="exclude.observe", evidence=_facts(check))
+    leaving = [item for item in check.accused if _leaves(batch, check, item)]
     first, *others = check.accused
     sign = _sign(first, check.check, None)
-    end_round(batch, dataclasses.replace(sign, reason=f"{sign.reason} ({share})"))
+    sign = dataclasses.replace(
+        sign,
+        reason=f"{sign.reason} ({share})",
+        accused=tuple(accusation.node for accusation in check.accused),
+    )
+    end_round(batch, sign)
     for other in others:
         incidents.add(batch, _sign(other, check.check, None))
+    for accusation in leaving:
+        _record_leaving(batch, check.check, accusation, share, rule)
+
+
+def _leaves(batch: Batch, check: OpenCheck, accusation: CheckAccusation) -> bool:
+    """Have a node leave the job, if its policy wants that and exclusions are carried out."""
+    seat = batch.state.seat(accusation.node)
+    if accusation.policy != "exclude" or seat is None:
+        return False
+    if not batch.control.enforces("exclude", otherwise=True):
+        text = f"{accusation.node} fails {check.check}; exclusions only observe"
+        only_say(batch, "exclude", text, rule="exclude.observe", evidence=_facts(check))
+        return False
+    batch.state.put(replace(seat, is_leaving=True))
+    return True
+
+
+def _record_leaving(
+    batch: Batch, check: str, accusation: CheckAccusation, share: str, rule: str
+) -> None:
+    incident = batch.state.doc.incident
+    decide_to(
+        batch,
+        "exclude",
+        f"{accusation.node} leaves the job, as the policy of its probe {check} wants: "
+        f"{accusation.reason} ({share})",
+        rule=rule,
+        check=check,
+        incident=incident.id if incident else None,
+        evidence=(accusation.fact,) if accusation.fact else (),
+        nodes_out=(accusation.node,),
+    )
+    came_of(batch, "done", f"{accusation.node} leaves the job", "exclude")
 
 
 def _observe(batch: Batch, report: Report, why: str) -> None:
@@ -192,6 +224,7 @@ def _sign(accusation: CheckAccusation, check: str, step: int | None) -> Sign:
         node=accusation.node,
         fact=accusation.fact,
         step=step,
+        check=check,
     )
 
 

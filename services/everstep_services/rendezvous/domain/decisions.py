@@ -21,6 +21,7 @@ class Grounds(TypedDict, total=False):
     nodes_out: tuple[str, ...]
     delay_s: float
     took_s: float
+    check: str
 
 
 def decide_to(batch: Batch, action: Action, reason: str, **grounds: Unpack[Grounds]) -> None:

@@ -44,6 +44,9 @@ class Sign:
     is_of_code: bool = False
     detect_s: float = 0.0
     """Seconds from the last progress until now."""
+    check: str = ""
+    accused: tuple[str, ...] = ()
+    """For a failed check: the nodes on which it fails, while others pass it."""
 
     @property
     def weight(self) -> int:
@@ -163,6 +166,8 @@ def _open(batch: Batch, sign: Sign) -> OpenIncident:
         weight=sign.weight,
         trigger_fact=sign.fact,
         ranks=0 if sign.rank is None else 1,
+        check=sign.check,
+        accused=sign.accused,
     )
     batch.timers.start("counted", incident.id, incident.counted_until)
     batch.timers.start("extended", incident.id)
@@ -219,6 +224,8 @@ def _told(incident: OpenIncident, sign: Sign) -> OpenIncident:
         is_of_code=sign.is_of_code,
         weight=sign.weight,
         trigger_fact=sign.fact,
+        check=sign.check,
+        accused=sign.accused,
     )
 
 

@@ -111,6 +111,10 @@ class ProbeHistory:
         """The probes that have failed and not recovered, each with its last failed run."""
         return {name: track.results for name, track in self._tracks.items() if track.is_failing}
 
+    def failures(self, name: str) -> int:
+        """In how many runs in a row this probe has failed."""
+        return self._tracks[name].failures
+
 
 def _reason(results: Sequence[CheckResult]) -> str:
     failed = [result for result in results if result.state == "failed"]

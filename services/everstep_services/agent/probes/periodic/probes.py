@@ -88,21 +88,21 @@ class PeriodicProbes:
         """The processor time of probes since the agent started, 1 for a whole core."""
         return round(self._schedule.cpu_ratio(self._clock.now()), 5)
 
-    def round_ended(self) -> None:
-        """A round was ended because of a check: this node is unfit while its probes fail.
+    def round_ended(self, check: str) -> None:
+        """A round was ended since this check fails here: the node is unfit until it passes.
 
-        Health may then exclude the node, too, where the policy wants that.
+        An older release of rendezvous does not name the check: then all that fail here are meant.
         """
         for name, results in self._history.failing.items():
             policy = self._settings[name].policy
-            if policy == "observe" or name in self._unfit:
+            if policy == "observe" or name in self._unfit or check not in {name, ""}:
                 continue
             self._unfit.add(name)
-            if policy == "exclude":
-                fact = self._records.probe_ended(
-                    name, results, is_healthy=False, policy=policy, is_acted_on=True
-                )
-                self._record(fact)
+            fact = self._records.probe_ended(
+                name, results, is_healthy=False, policy=policy,
+                failures=self._history.failures(name), cpu_ratio=self.cpu_ratio, is_acted_on=True,
+            )  # fmt: skip
+            self._record(fact)
 
     def compare(self, order: RunChecks) -> None:
         """Rendezvous wants to know whether a check fails on this node, too."""
