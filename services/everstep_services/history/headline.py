@@ -1,7 +1,7 @@
 """The first sentence about an incident: the verdict's where it names others than the first report.
 
-The first report comes from whoever raised first, often a victim: a rank whose connection was closed
-by the rank that failed without a word. Pure.
+The rank that raises first is often a victim: its connection was closed by the rank that failed
+without a word. Pure.
 """
 
 import re
