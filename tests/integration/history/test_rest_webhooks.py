@@ -37,12 +37,6 @@ from tests.unit.history.facts import make
 KEY = "0123456789abcdef-ops"
 
 
-@pytest.fixture
-def database_url(sqlite_url: str) -> str:
-    """SQLite only: how a database answers makes no difference here."""
-    return sqlite_url
-
-
 class Outside:
     """A sender, the services that it has an effect on, and time that the test moves."""
 
@@ -128,8 +122,9 @@ async def test_a_notice_for_now_drains_once_however_often_it_is_sent(outside: Ou
             "ends_at": outside.in_s(3600)}  # fmt: skip
     for _ in range(3):
         answer = await outside.send(body)
-        assert answer.status_code == 202, answer.text
+        assert (answer.status_code, answer.json()["stale"]) == (202, 0), answer.text
         await outside.act()
+        await outside.clock.advance(0.3)
     exclude, drain = outside.asked
     assert isinstance(exclude, ExcludeNode)
     assert exclude.ttl_s == pytest.approx(3600, abs=60)
@@ -222,6 +217,10 @@ async def test_strangers_are_refused(outside: Outside) -> None:
     assert _problem(await outside.send(body, late_s=-301)) == (403, "signature_old")
     unsigned = {"Everstep-Signature": ""}
     assert _problem(await outside.send(body, headers=unsigned)) == (403, "signature_missing")
+    for when in ("abc", "-1", "1e9", "12.5"):
+        answer = await outside.send(body, headers={"Everstep-Timestamp": when})
+        assert _problem(answer) == (403, "signature_wrong")
+        assert f"must be whole seconds since 1970, got '{when}'" in answer.json()["detail"]
     odd = {"Everstep-Timestamp": "１２３"}
     with pytest.raises(UnicodeEncodeError):
         await outside.send(body, headers=odd)
@@ -243,6 +242,10 @@ async def test_nodes_are_matched_strictly(outside: Outside) -> None:
     assert _problem(answer) == (422, "unknown_node")
     assert answer.json()["detail"] == "no node is called 'nod-1'; did you mean node-1?"
     assert await outside.notices() == []
+    await outside.open(aliases=("i-0abc=node-1", "i-0abd=node-7"))
+    aliased = await outside.send({"id": "u", "action": "drain", "nodes": ["i-0abd"]})
+    text = "no node is called 'i-0abd' (an alias of 'node-7'); did you mean i-0abc?"
+    assert aliased.json()["detail"] == text
     known = await outside.send({"id": "u", "action": "drain", "nodes": ["i-0abc", "node-1"]})
     assert [notice["node"] for notice in known.json()["notices"]] == ["node-1"]
 
@@ -292,6 +295,9 @@ async def test_a_cloud_announces_and_the_node_leaves_before(outside: Outside) ->
     assert await outside.act() == 0
     await outside.clock.advance(2)
     assert await outside.act() == 1
+    over = {"Events": [{**event, "EventId": "e3", "EventStatus": "Completed"}]}
+    answer = await outside.send(over, "scheduled-events")
+    assert answer.json()["ignored"] == ["e3: nothing is announced; what arrives later is cancelled"]
     bad = {"Events": [{**event, "EventId": "e2", "NotBefore": "tomorrow"}]}
     assert _problem(await outside.send(bad, "scheduled-events")) == (422, "invalid_request")
 
