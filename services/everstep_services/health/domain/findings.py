@@ -21,6 +21,8 @@ class NodeLoss:
     limit_s: float
     blind_s: float
     reason: str
+    is_replaced: bool = False
+    """A newer round has formed without the node."""
 
     @property
     def last_step(self) -> int | None:
@@ -61,7 +63,7 @@ def loss_of(
         silence_s=silence_s,
         limit_s=limit_s,
         blind_s=blind_s,
-        reason=f"{beat.node} is silent for {silence_s:.1f} s (limit {limit_s:g} s{blind}); "
+        reason=f"{beat.node} has been silent for {silence_s:.1f} s (limit {limit_s:g} s{blind}); "
         f"{state}; {evidence}",
     )
 
