@@ -120,7 +120,7 @@ def _of_control(control: Mapping[str, Any] | None) -> Iterator[Concern]:
 
 def _of_incidents(incidents: Sequence[Mapping[str, Any]]) -> Iterator[Concern]:
     for incident in incidents:
-        text = incident["story"] or incident["reason"] or words(incident["trigger"])
+        text = incident["headline"] or words(incident["trigger"])
         href = f"/{path_of('incidents', incident['incident'])}"
         yield Concern(
             "bad", "incident", text, href, incident["opened_at"], f"job {incident['job']}"
@@ -135,7 +135,7 @@ def _of_ended(jobs: Sequence[Mapping[str, Any]]) -> Iterator[Concern]:
         if job["state"] != "failed" or ended is None or newest is None:
             continue
         if newest - ended <= _RECENT:
-            text = f"{job['job']} failed: {job['end_reason'] or 'no reason is on record'}"
+            text = f"{job['job']} failed: {job['end_headline'] or 'no reason is on record'}"
             href = f"/{path_of('jobs', job['job'])}"
             yield Concern(
                 "bad", "job", text, href, job["ended_at"], f"user {job['user'] or 'unknown'}"
