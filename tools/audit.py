@@ -66,7 +66,7 @@ def _component(package: Distribution) -> dict[str, Any]:
         "version": package.version,
         "purl": f"pkg:pypi/{name}@{package.version}",
     }
-    licence = about.get("License-Expression") or about.get("License")
+    licence, *_ = about.get_all("License-Expression") or about.get_all("License") or [""]
     if licence and "\n" not in licence:
         component["licenses"] = [{"license": {"name": licence}}]
     return component
