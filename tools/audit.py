@@ -66,7 +66,7 @@ def _component(package: Distribution) -> dict[str, Any]:
         "version": package.version,
         "purl": f"pkg:pypi/{name}@{package.version}",
     }
-    licence = about.get("License-Expression") or about.get("License")
+    licence, *_ = about.get_all("License-Expression") or about.get_all("License") or [""]
     if licence and "\n" not in licence:
         component["licenses"] = [{"license": {"name": licence}}]
     return component
@@ -76,9 +76,9 @@ def _audited(venv: Path, packages: Path) -> Sequence[Mapping[str, Any]]:
     tool = venv / "audit" / "bin"
     if not (tool / "pip-audit").exists():
         subprocess.run([sys.executable, "-m", "venv", tool.parent], check=True)
-        pip = [tool / "python", "-m", "pip", "--disable-pip-version-check", "--no-input", "-qq"]
-        subprocess.run([*pip, "install", _PIP_AUDIT], check=True)
-    command = [tool / "pip-audit", "--path", packages, "--skip-editable", "-f", "json"]
+        pip = [str(tool / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input"]
+        subprocess.run([*pip, "-qq", "install", _PIP_AUDIT], check=True)
+    command = [str(tool / "pip-audit"), "--path", str(packages), "--skip-editable", "-f", "json"]
     answer = subprocess.run(
         [*command, "--progress-spinner", "off"], stdout=subprocess.PIPE, check=False
     )
