@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -42,15 +42,20 @@ _LAST_NOTE_WITHIN_S = 5.0
 
 
 @asynccontextmanager
-async def opened(
+async def opened(  # noqa: PLR0913  each is a part that its process has
     settings: HistorySettings,
     api: ApiSettings,
     bus_settings: BusSettings,
     listener: socket.socket,
     first_token: Path | None,
     notify: NotifySettings | None = None,
+    report_unsent: Callable[[str], None] | None = None,
 ) -> AsyncIterator[Parts]:
-    """The projector and the API, whether the bus is there or not: the record answers alone."""
+    """The projector and the API, whether the bus is there or not: the record answers alone.
+
+    With `report_unsent` no replica takes over: the last messages are sent before the end, and it
+    is told which ones could not be sent.
+    """
     clock, notifier = SystemClock(), LogNotifier()
     notify = notify or NotifySettings()
     await asyncio.to_thread(check_secrets, notify)
@@ -110,6 +115,11 @@ async def opened(
             drains=(
                 partial(serve_asgi, create_app(context), listener, limits=limits),
                 close_streams,
+                *(
+                    ()
+                    if report_unsent is None
+                    else (partial(notifications.send_last, report=report_unsent),)
+                ),
             ),
             checks={"bus": bus.prove, "database": partial(_answers, database)},
             statistics={

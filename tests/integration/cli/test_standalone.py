@@ -9,8 +9,10 @@ import pytest
 
 from everstep.clock import SystemClock
 from everstep.observe.http import listen
+from everstep.runtime import DrainTimeoutError
 from everstep.settings import load
 from everstep_services.cli.machine.state import StateDir
+from everstep_services.cli.stack import standalone
 from everstep_services.cli.stack.phases import Phases
 from everstep_services.cli.stack.services import stack_sections
 from everstep_services.cli.stack.standalone import _keep
@@ -67,3 +69,25 @@ def test_services_that_fail_come_back_on_the_same_port(
         assert addresses[0] == addresses[1]
 
     asyncio.run(follow())
+
+
+def test_services_that_are_too_slow_to_end_are_reported_in_one_sentence(
+    ground: StackPlan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The end of a run on a busy machine is no bug of ours: no traceback, and what comes next."""
+
+    async def follow() -> None:
+        stop = asyncio.Event()
+
+        async def too_slow(*_: object) -> None:
+            stop.set()
+            raise ExceptionGroup("services", [DrainTimeoutError(["history"], 12.0)])
+
+        monkeypatch.setattr(standalone, "run_stack", too_slow)
+        await _keep(ground, stop, lambda _: None, lambda _: None)
+
+    asyncio.run(follow())
+    printed = capsys.readouterr().err
+    assert printed.startswith("everstep: warning: the services of this run did not finish within")
+    assert printed.count("\n") == 1
+    assert str(ground.state.path) in printed

@@ -22,6 +22,7 @@ from everstep_services.agent.runtime.main import UNREACHABLE, NoControlPlaneErro
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.machine.state import RunningServices, StateDir, age_ms
+from everstep_services.cli.output import say
 from everstep_services.cli.stack.admission import agent_login
 from everstep_services.cli.stack.phases import Phases
 
@@ -114,6 +115,7 @@ def _alone(invocation: Invocation, plan: RunPlan, environ: dict[str, str]) -> in
             observe=listen(observe.host, 0, remedy=remedy),
             phases=phases,
             command="run",
+            report_unsent=lambda text: say(f"everstep: warning: {text}"),
         )
 
         def tell(ready: Ready) -> None:

@@ -29,6 +29,8 @@ class StackContext:
     """How a service logs in."""
     listener: socket
     """Where the API is served."""
+    report_unsent: Callable[[str], None] | None = None
+    """Told of messages to people that could not be sent, where history ends with a job."""
 
 
 Service = Callable[[StackContext], AbstractAsyncContextManager[Parts]]
@@ -88,7 +90,9 @@ def _history(_: str) -> Service:
         api = context.settings.section(ApiSettings)
         token_file = context.state.token_file
         notify = context.settings.section(NotifySettings)
-        return open_service(settings, api, context.bus, context.listener, token_file, notify)
+        return open_service(
+            settings, api, context.bus, context.listener, token_file, notify, context.report_unsent
+        )
 
     return opened
 

@@ -13,6 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from everstep.bus import BusSettings
 from everstep.bus.errors import BusUnreachableError
 from everstep.bus.server.dev_server import DevServer
+from everstep.runtime import DrainTimeoutError
 from everstep.settings import DEFAULT
 from everstep.store import tables
 from everstep.store.errors import StoreError
@@ -21,13 +22,17 @@ from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.runtime.main import run_agent
 from everstep_services.cli.errors import CliError
 from everstep_services.cli.machine.state import StateDir
-from everstep_services.cli.stack.supervisor import Ready, StackPlan, run_stack
+from everstep_services.cli.output import say
+from everstep_services.cli.stack.supervisor import STOP_WITHIN_S, Ready, StackPlan, run_stack
+from everstep_services.history.notifications.settings import NotifySettings
 
 log = logging.getLogger(__name__)
 
 _AGAIN_AFTER_S = 1.0
 _LIFE_S = 10.0
 _RECORDED_WITHIN_S = 3.0
+_RECORDED_FOR_MESSAGES_WITHIN_S = 20.0
+"""With notifications: a busy machine may still be opening history when a short job ends."""
 _LOOK_EVERY_S = 0.05
 
 
@@ -47,21 +52,23 @@ async def run_alone(
         try:
             code = await run_agent(plan, login, base)
             if ground.settings.origins["history.database_url"] == DEFAULT:
-                await _await_record(ground.state.path / "history.db", plan)
+                is_on = bool(ground.settings.section(NotifySettings).targets)
+                within_s = _RECORDED_FOR_MESSAGES_WITHIN_S if is_on else _RECORDED_WITHIN_S
+                await _await_record(ground.state.path / "history.db", plan, within_s)
         finally:
             stop.set()
         await services
     return code
 
 
-async def _await_record(path: Path, plan: RunPlan) -> None:
+async def _await_record(path: Path, plan: RunPlan, within_s: float) -> None:
     """Wait until history has recorded the end of this run, so that the record can answer.
 
-    Never longer than `_RECORDED_WITHIN_S`: facts that are not in the record by then wait in the
+    Never longer than `within_s`: facts that are not in the record by then wait in the
     files of the bus, and the next start adds them.
     """
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_RECORDED_WITHIN_S):
+        async with asyncio.timeout(within_s):
             while not await _is_recorded(path, plan):  # noqa: ASYNC110  a file tells nobody
                 await asyncio.sleep(_LOOK_EVERY_S)
 
@@ -109,13 +116,28 @@ async def _keep(
             # Who serves a socket closes it: each time gets its own, of the same two ports.
             with ground.api.dup() as api, ground.observe.dup() as observe:
                 await run_stack(replace(ground, api=api, observe=observe), stop, started, admit)
-        except Exception:  # a service's bug must not end the training
+        except Exception as error:  # a service's bug must not end the training
+            if stop.is_set() and _is_late_only(error):
+                say(
+                    "everstep: warning: the services of this run did not finish within "
+                    f"{STOP_WITHIN_S:g} s of its end and were cut off; the next start on "
+                    f"{ground.state.path} adds what "
+                    "they had not recorded, and sends what they had not sent"
+                )
+                return
             if asyncio.get_running_loop().time() - began < _LIFE_S and not have_started:
                 raise
             log.exception("services_failed")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_AGAIN_AFTER_S):
                     await stop.wait()
+
+
+def _is_late_only(error: Exception) -> bool:
+    """Whether the services were only too slow to end, as on a busy machine."""
+    if isinstance(error, ExceptionGroup):
+        return error.split(DrainTimeoutError)[1] is None
+    return isinstance(error, DrainTimeoutError)
 
 
 async def _admit(server: DevServer, job: str, login: "asyncio.Future[BusSettings]") -> None:

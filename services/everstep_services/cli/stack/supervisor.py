@@ -34,6 +34,8 @@ from everstep_services.logins.settings import LoginSettings
 
 _READY_WITHIN_S = 60.0
 _DRAIN_WITHIN_S = 10.0
+STOP_WITHIN_S = _DRAIN_WITHIN_S + 2
+"""Each service has its own bound, which ends before."""
 TUNING = (
     "connect_within_s", "reconnect_wait_s", "reconnect_jitter_s", "ping_interval_s",
     "request_within_s", "verify_every_s", "spool_max_bytes", *RETENTION,
@@ -70,6 +72,8 @@ class StackPlan:
     """Which command runs it: `up`, or `run` for the length of its job."""
     bus_host: str = "127.0.0.1"
     """Where the bus listens."""
+    report_unsent: Callable[[str], None] | None = None
+    """Told of messages to people that could not be sent, where all of this ends with a job."""
 
 
 async def run_stack(
@@ -93,7 +97,7 @@ async def run_stack(
             *_exporters(ground, stack.metrics),
             stop=stop,
             drains=(stack.open_services, stack.announce, stack.let_observe),
-            drain_within_s=_DRAIN_WITHIN_S + 2,  # each service has its own, which ends before
+            drain_within_s=STOP_WITHIN_S,
         )
 
 
@@ -122,7 +126,7 @@ class _Stack:
         """Open one by one. Each serves at once, while the next is still being imported."""
         ground = self._ground
         bus = tuned(self._server.settings(SERVICE), ground.settings)
-        context = StackContext(ground.state, ground.settings, bus, ground.api)
+        context = StackContext(ground.state, ground.settings, bus, ground.api, ground.report_unsent)
         async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
             for name in SERVICES:
                 service = await asyncio.to_thread(imported, name)

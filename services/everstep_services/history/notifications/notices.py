@@ -104,6 +104,7 @@ class Notices:
 
     def __init__(self, rules: Rules, document: NoticesDocument, now: float) -> None:
         self._rules = rules
+        self._settle_s = rules.settle_s
         self._began_s = min(document.began_s or now, now)
         self._notices = {notice.id: _not_after(notice, now) for notice in document.notices}
         self._told = {sent.group: min(sent.sent_s, now) for sent in document.told}
@@ -148,6 +149,10 @@ class Notices:
         return True
 
     # --- time ---
+
+    def stop_settling(self) -> None:
+        """Hold no notice for its verdict any more: the process that sends is about to end."""
+        self._settle_s = 0.0
 
     def advance(self, now: float) -> None:
         """Let go what has been held for long enough, and forget what is done with."""
@@ -214,7 +219,7 @@ class Notices:
 
     def _hold_s(self, notice: Notice) -> float:
         is_slow_rank = notice.event == "slow_rank"
-        return self._rules.slow_rank_after_s if is_slow_rank else self._rules.settle_s
+        return self._rules.slow_rank_after_s if is_slow_rank else self._settle_s
 
     def _release(self, group: str, due: list[Notice], now: float) -> None:
         """Send the newest of these that lasts, or the newest; its message stands for the others."""

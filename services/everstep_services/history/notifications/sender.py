@@ -46,6 +46,8 @@ class TargetSender:
         self._tries: dict[str, _Tries] = {}
         self._wake = asyncio.Event()
         self._failing_since: float | None = None
+        self.problem = ""
+        """The reason why the newest attempt failed; empty after a success."""
         self.counts: Counter[str] = Counter()
 
     def failing_s(self) -> float:
@@ -102,13 +104,14 @@ class TargetSender:
         if answer.is_taken:
             self._backoff.reset()
             self._failing_since = None
+            self.problem = ""
             self.counts["sent"] += 1
             log.info("notice_sent target=%s key=%s", self.target, delivery.key)
             await ended(delivery, is_taken=True)
             return 0.0
         problem = f"status {answer.status}: {answer.text}"
         if answer.is_final:
-            self._note_failure()
+            self._note_failure(problem)
             await self._give_up(delivery, problem, ended)
             return 0.0
         wait_s = answer.wait_s(self._clock.wall())
@@ -121,7 +124,7 @@ class TargetSender:
         asked_s: float | None,
         ended: Ended,
     ) -> float:
-        self._note_failure()
+        self._note_failure(problem)
         now = self._clock.now()
         tries = self._tries.setdefault(delivery.key, _Tries(since=now, last=now))
         tries.last = now
@@ -135,7 +138,8 @@ class TargetSender:
             )
         return wait_s if asked_s is None else min(max(asked_s, 0.1), _WAIT_MOST_S)
 
-    def _note_failure(self) -> None:
+    def _note_failure(self, problem: str) -> None:
+        self.problem = problem
         if self._failing_since is None:
             self._failing_since = self._clock.now()
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -40,6 +40,8 @@ _BATCH = 1000
 _FETCH_S = 0.5
 _POSITION_EVERY_S = 10.0
 _ALIVE_S = 30.0
+_LAST_WITHIN_S = 8.0
+"""For the last messages of a process whose history service ends with it."""
 _KINDS = frozenset(kind_of(kind) for kind in READ)
 
 
@@ -75,6 +77,8 @@ class Notifications:
         self._written: dict[str, str] = {}
         """The states of the notices as they are on the bus: only these are sent."""
         self._lock = asyncio.Lock()
+        self._is_last = False
+        self._all_is_sent = asyncio.Event()
         self._input_failures = InputFailures("notifications")
         self._offset_s = 0.0
         self._read_at = float("-inf")
@@ -123,6 +127,41 @@ class Notifications:
     async def work_for_ever(self) -> None:
         """Whenever the lease is free, take it and send; survive the bus."""
         await lead_for_ever(self._bus, self._clock, _LEASE, self._lead)
+
+    async def send_last(
+        self, stop: asyncio.Event, report: Callable[[str], None], within_s: float = _LAST_WITHIN_S
+    ) -> None:
+        """After `stop`, send at once what is held; `report` is told what could not be sent.
+
+        For a process that no other replica takes over from.
+        """
+        await stop.wait()
+        if not self._senders:
+            return
+        self._is_last = True
+        try:
+            async with asyncio.timeout(within_s):
+                await self._all_is_sent.wait()
+        except TimeoutError:
+            report(self._unsent_sentence(within_s))
+
+    def _unsent_sentence(self, within_s: float) -> str:
+        if self._notices is None:
+            return (
+                f"no message about the end of this run was sent within {within_s:g} s: the "
+                "lease of another process that sends messages has not run out yet; the next start "
+                "on this state directory sends them"
+            )
+        waiting = [
+            f"{count} to {target}" + (f" ({problem})" if (problem := sender.problem) else "")
+            for target, sender in self._senders.items()
+            if (count := len(self._waiting(sender)))
+        ]
+        return (
+            f"messages were not sent within {within_s:g} s: "
+            f"{printable(redact('; '.join(waiting))) or 'facts were still being read'}; the next "
+            "start on this state directory sends them"
+        )
 
     async def test(self, targets: Iterable[str] | None = None) -> list[TargetAnswer]:
         """Send a test message to each of these targets, once; to all that are set, by default."""
@@ -177,9 +216,13 @@ class Notifications:
         written_at, written = self._clock.now(), self._stored.position
         async with self._bus.facts(written) as reader:
             while True:
+                is_last = self._is_last
                 batch = await reader.fetch(_BATCH, _FETCH_S)
                 self._take(batch, notices)
-                if len(batch.facts) < _BATCH:  # what ends a notice may be among the next ones
+                has_read_all = len(batch.facts) < _BATCH
+                if has_read_all:  # what ends a notice may be among the next ones
+                    if is_last:
+                        notices.stop_settling()
                     notices.advance(self._now())
                 now = self._clock.now()
                 has_moved = self._stored.position != written
@@ -187,6 +230,8 @@ class Notifications:
                     await self._write(notices)
                     written_at, written = now, self._stored.position
                 self._read_at = now
+                if is_last and has_read_all and not any(map(self._waiting, self._senders.values())):
+                    self._all_is_sent.set()
                 await term.renew()
 
     def _take(self, batch: FactBatch, notices: Notices) -> None:

@@ -373,3 +373,33 @@ async def test_a_test_message_says_what_each_target_answers(
     assert await replica.test(["teams"]) == []
     actions = [one.json["event_action"] for one in server.heard if one.path == "/v2/enqueue"]
     assert actions == ["trigger", "resolve"]
+
+
+async def last_messages(replica: Notifications, within_s: float = 30.0) -> list[str]:
+    """What was reported as not sent at the end of a process that nobody takes over from."""
+    stop, unsent = asyncio.Event(), list[str]()
+    stop.set()
+    await replica.send_last(stop, unsent.append, within_s)
+    return unsent
+
+
+async def test_a_process_that_ends_sends_at_once_what_it_holds(
+    bus: NatsBus, server: TargetServer
+) -> None:
+    """A standalone run does not wait for its notices to settle, and does not end before them."""
+    async with at_work(webhook_only(server, settle_s=3600.0), bus) as replica:
+        await record(bus, opened("i1"), job_ended("failed", incident="i1"))
+        assert await last_messages(replica) == []
+        assert [heard.json["event"] for heard in server.taken] == ["job_failed"]
+
+
+async def test_a_process_that_ends_reports_which_messages_its_targets_did_not_take(
+    bus: NatsBus, server: TargetServer
+) -> None:
+    """One sentence with target, count and reason; the other targets have theirs."""
+    server.status = 500
+    async with at_work(webhook_only(server, settle_s=3600.0), bus) as replica:
+        await record(bus, job_ended("failed"))
+        (sentence,) = await last_messages(replica, within_s=3.0)
+    assert "1 to webhook (status 500" in sentence
+    assert "the next start on this state directory sends them" in sentence
