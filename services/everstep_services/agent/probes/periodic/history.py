@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from everstep.messages import CheckResult
+from everstep.observe.redaction import redact
 from everstep_services.agent.probes.settings import ProbePolicy, ProbeSettings
 from everstep_services.agent.probes.verdicts import state_of
 
@@ -73,7 +74,9 @@ class ProbeHistory:
         settings, policy = track.settings, track.settings.policy
         if not track.is_failing and track.failures >= settings.failures:
             track.is_failing, track.since, track.said_at = True, now, now
-            return ProbeChange(check, "failed", policy, _reason(results), results, track.failures)
+            return ProbeChange(
+                check, "failed", policy, _masked_reason(results), results, track.failures
+            )
         if track.is_failing and track.passes >= settings.passes:
             track.is_failing = False
             lasted_s = now - track.since
@@ -82,7 +85,7 @@ class ProbeHistory:
         if track.is_failing and track.failures and now - track.said_at >= SAY_AGAIN_S:
             track.said_at = now
             return ProbeChange(
-                check, "still_failing", policy, _reason(results), results, track.failures
+                check, "still_failing", policy, _masked_reason(results), results, track.failures
             )
         return None
 
@@ -123,3 +126,8 @@ def _reason(results: Sequence[CheckResult]) -> str:
         for result in failed
     ]
     return "; ".join(texts)
+
+
+def _masked_reason(results: tuple[CheckResult, ...]) -> str:
+    """As on record: the console and the reason of a round's end show no password either."""
+    return redact(_reason(results))

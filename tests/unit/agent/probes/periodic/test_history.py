@@ -78,3 +78,13 @@ def test_a_probe_that_flaps_every_second_never_fails_and_is_recorded_once_an_hou
     assert [change.kind for change in changes] == ["flapping", "flapping"]
     assert changes[0].results[0].state == "warning"
     assert probe.history.failing == {}
+
+
+def test_the_reason_of_a_failure_shows_no_password() -> None:
+    """A site check writes what it likes: the console, logs and rounds show it masked."""
+    history = ProbeHistory({"site:raid": ProbeSettings(failures=1)})
+    failed = CheckResult(check="site:raid", state="failed", reason="degraded password=hunter2")
+    change = history.take("site:raid", (failed,), 1.0)
+    assert change is not None
+    assert "degraded" in change.reason
+    assert "hunter2" not in change.reason
