@@ -1,7 +1,8 @@
 """Checks names and prose against the rules that keep the code readable; `make check` runs it.
 
 It fails on a module whose name is a gerund, on a public class name that two modules use, on a
-folder with too many entries, and on phrases and variable names that readers stumble over.
+folder with too many entries, on phrases and variable names that readers stumble over, and on a
+word of `docs/concepts/words.md` that no other page uses, or that is there twice.
 `check_words.toml` holds the phrases and the exceptions; each exception has a reason, and one that
 allows nothing is an error too, so that the list only shrinks. With `--subject FILE` it checks the
 first line of a commit message.
@@ -21,11 +22,12 @@ from typing import Any, Literal, get_args
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGURATION = Path(__file__).with_suffix(".toml")
 
-Rule = Literal["gerund", "class", "folder", "phrase", "variable"]
+Rule = Literal["gerund", "class", "folder", "phrase", "variable", "word"]
 
 PRODUCT = ("libs/", "services/", "trainer_sdk/")
 PAGES = ("docs/", "README.md", "CHANGELOG.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md")
 GENERATED = ("docs/reference/",)
+GLOSSARY = "docs/concepts/words.md"
 MESSAGES = "libs/everstep/messages/"
 RESOURCES = "services/everstep_services/history/api/dto/"
 SUBJECT_LENGTH = 72
@@ -132,6 +134,7 @@ def complaints(texts: Mapping[str, str], rules: Configuration) -> list[Complaint
         *_classes(texts),
         *_folders(texts, rules),
         *_words(texts, rules),
+        *_glossary(texts),
     ]
     remaining = [complaint for complaint in every if not _is_allowed(complaint, rules.permissions)]
     unused = [
@@ -207,6 +210,29 @@ def _words(texts: Mapping[str, str], rules: Configuration) -> Iterator[Complaint
                 name = next(filter(None, match.groups()))
                 advice = f"a variable is a noun: rename {name}"
                 yield Complaint("variable", path, name, advice, _line(text, match))
+
+
+def glossary_terms(text: str) -> Iterator[tuple[int, str]]:
+    """Return each term of the tables of words, with its line; two may share a row."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        cell = line.removeprefix("|").partition("|")[0].strip()
+        if line.startswith("|") and cell != "word" and cell.strip("-:"):
+            yield from ((number, term) for term in cell.split(", "))
+
+
+def _glossary(texts: Mapping[str, str]) -> Iterator[Complaint]:
+    pages = [text for path, text in texts.items() if _is_page(path) and path != GLOSSARY]
+    seen: set[str] = set()
+    for line, term in glossary_terms(texts.get(GLOSSARY, "")):
+        if term in seen:
+            text = f"{term} is there twice: one definition, or a bracket that tells which is meant"
+            yield Complaint("word", GLOSSARY, term, text, line)
+        seen.add(term)
+        plain = re.escape(term.partition(" (")[0])
+        use = re.compile(rf"\b{plain}\w*", re.IGNORECASE)
+        if not any(use.search(page) for page in pages):
+            text = f"no other page uses {term}: delete it, or use it"
+            yield Complaint("word", GLOSSARY, term, text, line)
 
 
 def _variables(names: Sequence[str]) -> re.Pattern[str]:

@@ -17,7 +17,7 @@ from everstep.observe.logs import configure
 from everstep.observe.metrics import MetricRegistry, measure_loop_lag
 from everstep.observe.settings import LogSettings, ObserveSettings
 from everstep.observe.traces import SpanExporter
-from everstep.runtime import Parts, run, say, serve
+from everstep.runtime import Parts, keep_what_is_loaded, run, say, serve
 from everstep.settings import Loaded, Settings, SettingsError, config_files, load
 
 Open = Callable[[Loaded], AbstractAsyncContextManager[Parts]]
@@ -65,6 +65,7 @@ async def serve_parts(
     traces = SpanExporter(observe.traces_url, name, clock)
     if observe.traces_url:
         metrics.watch("traces", traces.statistics)
+    keep_what_is_loaded()
     within_s = observe.check_within_s
     health = Health(name, __version__, parts.checks, clock, within_s=within_s)
     await serve(

@@ -35,6 +35,8 @@ def test_a_spare_takes_the_slot_of_a_lost_node_and_no_other_moves(cluster: Clust
     agents[before[1]].kill_node()
     cluster.until_stepping(2)
     assert cluster.members(2) == {0: before[0], 1: spare}
+    lost = cluster.until_facts("node_lost")
+    assert [body["node"] for body in lost] == [before[1]], "it is on record as lost, once"
     cluster.finish()
     cluster.until_done()
     (incident,) = cluster.incidents()

@@ -31,6 +31,10 @@ log = logging.getLogger(__name__)
 
 _BACKLOG = 1024
 _JSON = "application/json"
+_TWO_LENGTHS = (
+    b'{"title":"Bad Request","status":400,'
+    b'"detail":"the request has both Content-Length and Transfer-Encoding: send one of them"}'
+)
 _WARN_EVERY_S = 60.0
 _WARNINGS_MOST = 100
 
@@ -155,11 +159,30 @@ def observe_app(health: Health, metrics: MetricRegistry) -> AsgiApp:
     return app
 
 
-async def _reply(send: Send, status: int, content_type: str, body: bytes) -> None:
+def _with_one_length(app: AsgiApp) -> AsgiApp:
+    """Refuse requests that give their length twice, and close their connection.
+
+    A proxy before us may believe the other length, and take the rest for a request of its own.
+    """
+
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        names = {name for name, _ in scope.get("headers", ())}
+        if names >= {b"content-length", b"transfer-encoding"}:
+            await _reply(send, 400, _JSON, _TWO_LENGTHS, (b"connection", b"close"))
+        else:
+            await app(scope, receive, send)
+
+    return checked
+
+
+async def _reply(
+    send: Send, status: int, content_type: str, body: bytes, *more: tuple[bytes, bytes]
+) -> None:
     headers = [
         (b"content-type", content_type.encode()),
         (b"content-length", str(len(body)).encode()),
         (b"cache-control", b"no-store"),
+        *more,
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
@@ -167,7 +190,7 @@ async def _reply(send: Send, status: int, content_type: str, body: bytes) -> Non
 
 def _config(app: AsgiApp, drain_within_s: float) -> uvicorn.Config:
     config = uvicorn.Config(
-        app,
+        _with_one_length(app),
         interface="asgi3",
         http="h11",
         ws="none",

@@ -208,7 +208,8 @@ class HealthObserver:
         self._counts["lost"] += 1
         fact = self._loss(finding)
         self._records.keep(fact)
-        self._send_loss(fact)
+        if not finding.is_replaced:  # else rendezvous knows
+            self._send_loss(fact)
 
     def _send_loss(self, fact: NodeLost) -> None:
         self._bus.send(subjects.lost(fact.job, fact.node), fact)
@@ -224,6 +225,7 @@ class HealthObserver:
             blind_s=round(finding.blind_s, 3),
             slot=finding.beat.slot,
             last_step=finding.last_step,
+            is_replaced=finding.is_replaced,
         )
 
     def _announce_return(self, finding: NodeReturn) -> None:

@@ -105,6 +105,21 @@ async def test_who_is_slow_is_cut(
         assert answered.startswith(b"HTTP/1.1 200" if first == HELLO else b"")
 
 
+async def test_a_request_with_two_lengths_is_refused_and_no_other_follows_it() -> None:
+    """A proxy that believes the other length would let a stranger's request through (A13.3)."""
+    sent = (
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
+    )
+    async with served(ConnectionLimits()) as url:
+        reader, writer = await opened(url)
+        writer.write(sent)
+        answer = await rest(reader)
+        await closed(writer)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
 async def test_one_connection_too_many_cuts_the_oldest_that_asks_nothing() -> None:
     async with served(ConnectionLimits(most=3)) as url, AsyncExitStack() as stack:
         idle = [await opened(url) for _ in range(3)]

@@ -185,6 +185,8 @@ NODE_FILTERS: list[tuple[dict[str, Any], list[str]]] = [
     ({"suspect": False}, ["n1", "n2"]),
     ({"excluded": True}, ["n1"]),
     ({"excluded": False}, ["n2", "n3"]),
+    ({"attention": True}, ["n1", "n3"]),
+    ({"attention": False}, ["n2"]),
     ({"job": "j1"}, ["n1"]),
     ({"q": "N2"}, ["n2"]),
 ]
@@ -203,6 +205,41 @@ async def test_nodes_can_be_filtered(api: Api, reader: httpx2.AsyncClient) -> No
     for query, found in NODE_FILTERS:
         nodes = await every_item(reader, "nodes", limit=2, **query)
         assert [node["node"] for node in nodes] == found, query
+
+
+SAVE_FILTERS: list[tuple[str, dict[str, Any], list[tuple[str, str]]]] = [
+    ("saves", {}, [("j1", "global"), ("j1", "peer"), ("j2", "global"), ("j3", "global")]),
+    ("saves", {"failing": True}, [("j1", "global"), ("j3", "global")]),
+    ("saves", {"failing": False}, [("j1", "peer"), ("j2", "global")]),
+    ("saves", {"failing": True, "state": ["running", "forming"]}, [("j1", "global")]),
+    ("saves", {"state": "failed"}, [("j3", "global")]),
+    ("save-delays", {}, [("j1", "n1"), ("j1", "n2"), ("j3", "n3")]),
+    ("save-delays", {"waiting": True}, [("j1", "n1"), ("j3", "n3")]),
+    ("save-delays", {"waiting": False}, [("j1", "n2")]),
+    ("save-delays", {"waiting": True, "state": "running"}, [("j1", "n1")]),
+]
+
+
+async def test_saves_of_all_jobs_can_be_filtered(api: Api, reader: httpx2.AsyncClient) -> None:
+    """Which saves fail or wait is one question, however many jobs there are (A8.5)."""
+    await api.add(
+        *(make("job_started", job=job) for job in ("j1", "j2", "j3")),
+        *(make("round_started", job=job, round=1) for job in ("j1", "j2")),
+        make("job_ended", job="j3", state="failed", at=BEGAN.replace(hour=20)),
+        make("checkpoint_committed", job="j1", tier="global"),
+        make("checkpoint_failed", job="j1", tier="global"),
+        make("checkpoint_committed", job="j1", tier="peer"),
+        make("checkpoint_failed", job="j2", tier="global"),
+        make("checkpoint_committed", job="j2", tier="global"),
+        make("checkpoint_failed", job="j3", tier="global"),
+        make("saves_delayed", job="j1", node="n1", waiting=2),
+        make("saves_delayed", job="j1", node="n2", waiting=0),
+        make("saves_delayed", job="j3", node="n3", waiting=1),
+    )
+    for path, query, found in SAVE_FILTERS:
+        items = await every_item(reader, path, limit=1, **query)
+        second = "tier" if path == "saves" else "node"
+        assert [(item["job"], item[second]) for item in items] == found, (path, query)
 
 
 async def test_facts_can_be_filtered(api: Api, reader: httpx2.AsyncClient) -> None:

@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from everstep.messages import RankBeat
+from everstep_services.health.domain.findings import NodeLoss
 from tests.unit.health.fleet import SETTINGS, World, beat, first_loss, ranks
 
 LATEST_S = SETTINGS.silence_limit_s + 2 * SETTINGS.tick_s
@@ -226,14 +227,29 @@ def test_a_job_that_begins_again_under_its_name_is_watched() -> None:
     assert world.lost == ["n1"]
 
 
-def test_a_node_that_a_newer_round_left_behind_is_forgotten() -> None:
+def test_a_node_that_is_silent_after_a_newer_round_left_it_behind_is_lost_once() -> None:
+    """Rendezvous probes, and replaces a killed node before its silence is long (A2.1)."""
     world = World(4, slots=3)
     world.run(10)
     world.silent = {"n1"}
     world.round = 2
     world.run(60)
+    assert world.lost == ["n1"]
+    ((_, loss),) = world.found
+    assert isinstance(loss, NodeLoss)
+    assert loss.is_replaced
+    assert "round 2 runs without it" in loss.reason
+    assert list(world.fleet._jobs["j"].still_lost()) == [], "rendezvous is not told"
+
+
+def test_a_node_that_left_before_a_newer_round_is_not_lost() -> None:
+    world = World(4, slots=3)
+    world.run(10)
+    world.silent = {"n1"}
+    world.fleet.hear(beat("n1", 100, state="leaving"), world.now)
+    world.round = 2
+    world.run(60)
     assert world.found == []
-    assert world.fleet.counts() == (1, 3, 0)
 
 
 def test_rounds_that_begin_again_are_believed_when_nobody_is_left_in_the_newer_one() -> None:

@@ -28,8 +28,11 @@ from everstep_services.history.notifications.targets import secret_url, signed_h
 from tests.unit.history.notification_schemas import check_alerts, check_pagerduty, check_slack
 
 GUIDE = Path(__file__).parents[3] / "docs/guides/notifications.md"
-SCHEMA = Path(__file__).parents[3] / "docs/reference/health-events.schema.json"
-HEALTH_EVENTS = jsonschema_rs.validator_for(msgspec.json.decode(SCHEMA.read_bytes()))
+REFERENCE = Path(__file__).parents[3] / "docs/reference"
+HEALTH_EVENTS, NOTICE = (
+    jsonschema_rs.validator_for(msgspec.json.decode((REFERENCE / name).read_bytes()))
+    for name in ("health-events.schema.json", "notice.schema.json")
+)
 NOW = datetime(2026, 11, 21, 8, 40, tzinfo=UTC)
 KEY = "R" * 32
 URL = "https://everstep.example/"
@@ -69,12 +72,25 @@ def test_whatever_is_told_every_receiver_takes_it(notice: Notice, url: str) -> N
     check_pagerduty(payloads.pagerduty(delivery, url, KEY))
     check_alerts([payloads.alertmanager(notice, url, NOW)])
     HEALTH_EVENTS.validate(payloads.health_events(delivery, url))
+    NOTICE.validate(msgspec.to_builtins(payloads.webhook(delivery, url)))
     message = check_slack(payloads.slack(delivery, url))
     shown = [message["text"], message["attachments"][0]["text"]]
     shown += [one["value"] for one in message["attachments"][0]["fields"]]
     assert not any(re.search(r"[<>@]|&(?!amp;|lt;|gt;)", text) for text in shown)
     for body in (message, payloads.webhook(delivery, url), payloads.pagerduty(delivery, url, KEY)):
         assert len(msgspec.json.encode(body)) < 60_000
+
+
+def test_the_schema_has_the_fields_of_a_notice_and_the_guide_shows_one() -> None:
+    schema = msgspec.json.decode((REFERENCE / "notice.schema.json").read_bytes())
+    fields = payloads.webhook(Delivery("webhook", "firing", a_notice()), URL)
+    assert schema["properties"].keys() == fields.keys() == set(schema["required"])
+    (example,) = re.findall(
+        r"```json\n(\{\"schema\": \"everstep.*?)\n```", GUIDE.read_text(), re.DOTALL
+    )
+    NOTICE.validate(msgspec.json.decode(example))
+    with pytest.raises(jsonschema_rs.ValidationError, match="state"):
+        NOTICE.validate({**fields, "state": "open"})
 
 
 def test_health_events_are_one_for_each_node_and_healthy_when_it_is_over() -> None:

@@ -122,6 +122,23 @@ def test_other_uses_of_these_words_are_allowed(line: str) -> None:
     assert check({"libs/a.py": f"{line}\n"}) == []
 
 
+GLOSSARY = "| word | meaning |\n|---|---|\n| warm, cold | … |\n| probe (of a node) | … |\n"
+
+
+def test_a_word_that_no_other_page_uses_is_found_with_its_line() -> None:
+    pages = {"docs/concepts/words.md": GLOSSARY, "docs/guides/a.md": "Warm ranks, and probes."}
+    (complaint,) = check(pages)
+    assert (complaint.rule, complaint.name, complaint.line) == ("word", "cold", 3)
+
+
+def test_a_word_may_have_two_meanings_if_each_row_tells_which() -> None:
+    pages = {"docs/guides/a.md": "warm, cold, probe"}
+    second = GLOSSARY + "| probe (of an agent) | … |\n"
+    assert check(pages | {"docs/concepts/words.md": second}) == []
+    (complaint,) = check(pages | {"docs/concepts/words.md": GLOSSARY + "| cold | … |\n"})
+    assert "twice" in complaint.text
+
+
 def test_an_exception_allows_its_rule_for_its_paths_and_names_alone() -> None:
     texts = {"libs/a/keeping.py": "found = 1\n", "libs/b.py": "found = 1\n"}
     allowed = exception("variable", paths='["libs/a/*"]', names='["found"]')

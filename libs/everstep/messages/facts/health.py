@@ -66,6 +66,8 @@ class NodeLost(Fact, frozen=True, kw_only=True, tag="node_lost.v1"):
     """The last step that it reported."""
     is_confirmed: bool = False
     """The scheduler or its host confirms it."""
+    is_replaced: bool = False
+    """A newer round had formed without it: an incident of its round says what that was."""
 
 
 class NodeReturned(Fact, frozen=True, kw_only=True, tag="node_returned.v1"):

@@ -30,7 +30,8 @@ def read_figures(page: PageView, steps: int) -> StepFigures:
     """The figures of the last `steps` steps of a page; none if it is damaged."""
     try:
         reading = page.read()
-        took = sorted(page.step_durations(min(steps, _STEPS_MOST)))
+        # Steps that the agent counts, of scripts without the SDK, have no length.
+        took = sorted(filter(None, page.step_durations(min(steps, _STEPS_MOST))))
         values = page.values()
     except BadPageError:
         return NO_FIGURES

@@ -275,6 +275,8 @@ class JobCases:
         return self._changed(replace(case, stopped=(*case.stopped, fact.node)))
 
     def _lost(self, fact: NodeLost) -> str | None:
+        if fact.is_replaced:  # the incident of the round has the reason already
+            return None
         return self._sign(fact, _sign(fact, fact.node, "lost", fact.reason))
 
     def _returned(self, fact: NodeReturned) -> str | None:

@@ -23,7 +23,7 @@ from everstep.observe.http import AsgiApp, observe_app, serve_asgi, url_of
 from everstep.observe.metrics import MetricRegistry, measure_loop_lag
 from everstep.observe.settings import ObserveSettings
 from everstep.observe.traces import SpanExporter
-from everstep.runtime import Loop, Parts, serve
+from everstep.runtime import Loop, Parts, keep_what_is_loaded, serve
 from everstep.settings import DEFAULT, Loaded
 from everstep_services.agent.telemetry.leftover_spools import send_left_and_log
 from everstep_services.cli.machine.bus_settings import server_version
@@ -141,6 +141,7 @@ class _Stack:
         ground = self._ground
         await _wait_ready(ground.api)
         ground.phases.end("api")
+        keep_what_is_loaded()
         running = _running(ground, self._server, self._version, list(self._opened))
         await asyncio.to_thread(ground.state.announce, running)
         has_new_token = not self._had_token and ground.state.token_file.exists()

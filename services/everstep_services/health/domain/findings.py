@@ -21,6 +21,8 @@ class NodeLoss:
     limit_s: float
     blind_s: float
     reason: str
+    is_replaced: bool = False
+    """A newer round has formed without the node."""
 
     @property
     def last_step(self) -> int | None:

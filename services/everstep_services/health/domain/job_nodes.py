@@ -6,7 +6,7 @@ that end in `_at`, and `now`, are of its monotonic clock.
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
 
@@ -183,11 +183,12 @@ class JobNodes:
         losses: list[NodeLoss] = []
         for node in self._silent(at.seen_s):
             name = node.beat.node
-            if node.is_over or self._is_left_behind(node.beat):
+            if node.is_over:
                 del self.nodes[name]
                 continue
-            loss = self._silence_loss(node, at)
-            if loss is None and is_alone(node.seen_s, disconnected):
+            is_replaced = self._is_left_behind(node.beat)
+            loss = self._replaced_loss(node, at) if is_replaced else self._silence_loss(node, at)
+            if loss is None and not is_replaced and is_alone(node.seen_s, disconnected):
                 loss = self._connection_loss(node, at)
             if loss is not None:
                 losses.append(loss)
@@ -269,6 +270,20 @@ class JobNodes:
             evidence = f"it was asked {len(node.hails)} times for a beat; {evidence}"
         evidence += self._stillness(beat, seen_s)
         return self._loss(node, at, limit_s, evidence)
+
+    def _replaced_loss(self, node: _Node, at: ObserverTime) -> NodeLoss | None:
+        """The loss of a node that rendezvous has found gone, and replaced, before health did.
+
+        The last beat of an agent that leaves has the state `leaving`: this agent did not leave.
+        """
+        limit_s = self._settings.silence_limit_s
+        if node.seen_s < at.back_s:
+            limit_s += self._settings.reconnect_grace_s
+        is_witnessed = self._unheard_s(at.seen_s) < self._witness_s
+        if at.seen_s - node.seen_s < limit_s or not is_witnessed:
+            return None
+        evidence = f"round {self._progress.round} runs without it; {self._witness(at.seen_s)}"
+        return replace(self._loss(node, at, limit_s, evidence), is_replaced=True)
 
     def _connection_loss(self, node: _Node, at: ObserverTime) -> NodeLoss | None:
         """The loss of a node whose connection closed: its agent is gone, even if others train."""

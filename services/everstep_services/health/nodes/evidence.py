@@ -117,7 +117,9 @@ def described(results: Iterable[CheckResult]) -> str:
     return "; ".join(texts)
 
 
-def _lost(fact: NodeLost, at: Time) -> NodeEvidence:
+def _lost(fact: NodeLost, at: Time) -> NodeEvidence | None:
+    if fact.is_replaced:  # the strike is that of the incident
+        return None
     strike = Strike(key=fact.id, at=at, fact=fact.id, reason=f"lost by {fact.job}: {fact.reason}")
     return NodeEvidence({fact.node: strike})
 

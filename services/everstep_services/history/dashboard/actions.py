@@ -120,7 +120,7 @@ _AT_STEP = ("step", "job", "tier")
 
 ACTIONS: Mapping[str, PageAction] = {
     "stop": PageAction(
-        "Stop the job", "Its round ends, and no other one follows. The command ends with its code.",
+        "Stop the job", "Its round ends, and no other one follows. Its agents exit with code 93.",
         _IN_JOB, partial(_job_verb, "stop"), _saving_first, (_SAVE,), is_drastic=True,
     ),
     "restart": PageAction(
@@ -161,7 +161,9 @@ ACTIONS: Mapping[str, PageAction] = {
         ("node",), partial(_node_verb, "include"), _nothing, back="node",
     ),
     "drain": PageAction(
-        "Drain the node", "Its job saves, then goes on without the node.",
+        "Drain the node",
+        "Its job saves, and forms a round without it: with a spare, or with fewer nodes if the job "
+        "may; else the job waits for another node.",
         ("node", "job"), partial(_node_verb, "drain"), _drain, is_drastic=True, back="node",
     ),
     "check": PageAction(
@@ -197,9 +199,14 @@ ACTIONS: Mapping[str, PageAction] = {
 }  # fmt: skip
 
 
-async def ask(_reader: Reader, request: Request) -> Page:
-    """The page that asks for a reason and for the name."""
-    return _asked(request, dict(request.query_params), "")
+async def ask(reader: Reader, request: Request) -> Page:
+    """The page that asks for a reason and for the name of what is on record."""
+    given = dict(request.query_params)
+    page = _asked(request, given, "")
+    for name in ("job", "node", "incident"):
+        if name in _action(request).about and given.get(name, "") not in {"", "all"}:
+            await reader.get(path_of(f"{name}s", given[name]))
+    return page
 
 
 async def do(reader: Reader, request: Request, *, form: Form) -> Page:

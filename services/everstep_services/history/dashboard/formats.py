@@ -71,6 +71,12 @@ def when(text: str | datetime | None, now: datetime) -> Markup:
     )
 
 
+def is_excluded(node: Mapping[str, Any], now: datetime) -> bool:
+    """Whether a node is excluded, and its exclusion has not ended."""
+    end = moment(node["excluded_until_at"])
+    return bool(node["is_excluded"]) and (end is None or end > now)
+
+
 def clock_time(text: str | datetime | None) -> str:
     """The time of day of a line of a log, to the millisecond."""
     at = moment(text)
@@ -142,7 +148,7 @@ def gist(fact: Mapping[str, Any]) -> str:
     step, each_s, tier = body.get("step"), body.get("step_p50_s"), body.get("tier")
     if fact["kind"] in {"progress_made", "checkpoint_committed"} and isinstance(step, int):
         text = f"step {number(step)}"
-        if isinstance(each_s, int | float):
+        if isinstance(each_s, int | float) and each_s:
             text += f", {duration(each_s)} a step"
         return f"{text} is saved in the tier {tier}" if isinstance(tier, str) else text
     return str(body.get("reason") or body.get("summary") or body.get("state") or "")

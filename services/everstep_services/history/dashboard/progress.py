@@ -122,7 +122,8 @@ def _row(report: Mapping[str, Any]) -> StepReport | None:
     if at is None or each_s is None:
         return None
     return StepReport(
-        at, int(report["step"]), each_s, report.get("step_p99_s"), report.get("step_max_s"),
+        at, int(report["step"]), each_s, report.get("step_p99_s") or None,
+        report.get("step_max_s") or None,
         int(report.get("steps") or 1),
     )  # fmt: skip
 

@@ -267,7 +267,11 @@ def _error(status: int, data: bytes) -> RestError:
     try:
         problem = msgspec.json.decode(data)
         detail, code = str(problem["detail"]), str(problem.get("code", ""))
-        fields = [f"{field['where']}: {field['problem']}" for field in problem.get("errors") or ()]
+        errors = problem.get("errors") or ()
+        fields = [f"{field['where']}: {field['problem']}" for field in errors]
+        is_path = bool(errors) and all(field["where"].startswith("path.") for field in errors)
     except (msgspec.DecodeError, KeyError, TypeError):
         return RestError(status, f"the service answered with status {status}")
-    return RestError(status, "; ".join([detail, *fields]), code)
+    if is_path:  # of no name that anything can have
+        return RestError(404, "nothing can have the name in this address", code)
+    return RestError(status, "; ".join(fields) or detail, code)

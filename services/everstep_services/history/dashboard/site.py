@@ -22,7 +22,7 @@ from everstep.store.login_codes import LoginCodes
 from everstep_services.history.bundle import BundleOrigin
 from everstep_services.history.dashboard import actions, session
 from everstep_services.history.dashboard.assets import Assets
-from everstep_services.history.dashboard.formats import relative, when
+from everstep_services.history.dashboard.formats import is_excluded, relative, when
 from everstep_services.history.dashboard.pages import PAGES, Page, incidents
 from everstep_services.history.dashboard.rest import (
     Reader,
@@ -132,6 +132,8 @@ class Dashboard:
         try:
             status_read, page = await together(reader.get_or_not("status"), make(reader, request))
             status = status_read.data
+            if status_read.status == 403:  # pages do without what they may not read
+                page = _refused(RestError(403, status_read.problem))
         except RestError as error:
             if error.status == 401:
                 return await self._to_login(request, error.detail)
@@ -160,11 +162,12 @@ class Dashboard:
             "bundle": self._bundle,
             "may_act": self._bundle is None
             and shell.reader is not None
-            and shell.reader.scope != "read",
+            and shell.reader.scope in {"operate", "admin"},
             "version": __version__,
             "status": shell.status,
             "now": now,
             "when": partial(when, now=now),
+            "is_excluded": partial(is_excluded, now=now),
             "actions": actions.ACTIONS,
             **page.values,
         }
@@ -228,7 +231,9 @@ class Dashboard:
             return await self._login_page(request, "This token is not known, or has ended.", 401)
         if answer[0] == 429:
             return await self._login_page(request, "Too many bad tokens: wait a minute.", 429)
-        if answer[0] not in {200, 403}:
+        if answer[0] == 403:
+            return await self._login_page(request, _ONLY_SENDS, 403)
+        if answer[0] != 200:
             return await self._login_page(request, _NO_DATABASE, 503)
         response = RedirectResponse(target, 303)
         session.log_in(request, response, token)
@@ -329,6 +334,7 @@ async def _not_in_bundle(_reader: Reader, _request: Request) -> Page:
     return Page("error.html", {"title": "Not in a bundle", "detail": text}, 404)
 
 
+_ONLY_SENDS = "This token sends notices, and reads nothing: log in with a token of the scope read."
 _NO_DATABASE = "Nobody can be logged in while the database is away: try again in a moment."
 _FAILED = "It is our fault, and it is in the log of the history service. Other pages still work."
 
@@ -366,7 +372,12 @@ def _safe(response: Response) -> Response:
 
 
 def _refused(error: RestError) -> Page:
-    titles = {404: "There is no such page", 403: "Your token does not allow this"}
+    titles = {
+        400: "This address has a wrong value",
+        403: "Your token does not allow this",
+        404: "There is no such page",
+        422: "This address has a wrong value",
+    }
     title = titles.get(error.status, "This cannot be shown now")
     return Page("error.html", {"title": title, "detail": error.detail}, error.status)
 

@@ -81,7 +81,7 @@ class MaintenanceReceiver:
         changes: list[NoticeChange] = []
         for item in reading.announcements:
             if item.is_cancelled:
-                changes += await self._cancel(sender, sent_s, item.id)
+                changes += await self._cancel(sender, item.id)
             else:
                 made = [
                     self._notice(sender, sent_s, item, nodes[name], lead_s) for name in item.nodes
@@ -93,18 +93,19 @@ class MaintenanceReceiver:
         )  # fmt: skip
         return Received(tuple(changes), reading.ignored)
 
-    async def _cancel(self, sender: str, sent_s: int, id_: str) -> list[NoticeChange]:
-        outcome = f"cancelled by {sender}"
+    async def _cancel(self, sender: str, id_: str) -> list[NoticeChange]:
         notices, cancelled = await self.notices.cancel(
-            sender, id_, sent_us=sent_s * 1_000_000, outcome=outcome
+            sender, id_, at_us=to_us(self._clock.wall()), outcome=f"cancelled by {sender}"
         )
         return [NoticeChange(notice, is_stale=not cancelled) for notice in notices]
 
     def _notice(
         self, sender: str, sent_s: int, announced: Announcement, node: str, lead_s: float
     ) -> MaintenanceNotice:
-        now = self._clock.wall()
-        starts_us = to_us(announced.starts_at or now)
+        now_us, sent_us = to_us(self._clock.wall()), sent_s * 1_000_000
+        # "At once" is when it was signed: a second copy of the message is the same notice.
+        starts_at = announced.starts_at
+        starts_us = min(sent_us, now_us) if starts_at is None else to_us(starts_at)
         return MaintenanceNotice(
             sender=sender,
             id=announced.id,
@@ -113,9 +114,9 @@ class MaintenanceReceiver:
             starts_us=starts_us,
             ends_us=None if announced.ends_at is None else to_us(announced.ends_at),
             reason=announced.reason,
-            sent_us=sent_s * 1_000_000,
-            received_us=to_us(now),
-            next_us=max(starts_us - int(lead_s * 1e6), to_us(now)),
+            sent_us=sent_us,
+            received_us=now_us,
+            next_us=max(starts_us - int(lead_s * 1e6), now_us),
         )
 
     async def _nodes(self, names: set[str]) -> dict[str, str]:

@@ -13,10 +13,12 @@ import httpx2
 import pytest
 
 from everstep.clock import SystemClock
+from everstep.messages import ControlDocument, encode
 from everstep.store.database import open_database
 from everstep.store.log import FactLog
 from everstep.store.schema import upgrade
 from everstep.store.tokens import Scope
+from everstep.subjects import CLUSTER
 from everstep_services.history.projections.fold import fold
 from tests.integration.conftest import Api
 from tests.integration.history.dashboard.dashboard_story import JOB, KILLED, STALLED, node, opened
@@ -316,6 +318,41 @@ async def test_a_page_that_is_not_there_says_nothing_of_the_database(
         answer = await client.get(path)
         assert answer.status_code in {404, 422}
         assert "cannot be read" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "path", ["/jobs/a%20b", "/nodes/%2e%2e", "/do/stop?job=nope", "/do/exclude?node=nope"]
+)
+async def test_what_cannot_be_there_is_a_page_that_is_not_there(tmp_path: Path, path: str) -> None:
+    async with fleet(tmp_path, "operate") as (_, client):
+        answer = await client.get(path)
+        assert answer.status_code == 404
+        assert "There is no such page" in answer.text
+        assert "pattern" not in answer.text
+
+
+async def test_a_token_for_notices_alone_opens_no_page(tmp_path: Path) -> None:
+    """Its scope is `webhook`; a page without data would say that all is well (A13.1)."""
+    async with opened(tmp_path) as api, browser(api) as client:
+        token = await api.token("webhook")
+        refused = await log_in(client, token)
+        assert (refused.status_code, "sends notices" in refused.text) == (403, True)
+        answer = await client.get("/", headers={"Cookie": f"everstep={token}"})
+        assert answer.status_code == 403
+        assert "Your token does not allow this" in answer.text
+        assert "What needs a person" not in answer.text
+
+
+async def test_a_brake_that_is_on_can_be_released_on_the_first_page(tmp_path: Path) -> None:
+    async with fleet(tmp_path, "operate") as (api, client):
+        assert "Pull the brake" in (await client.get("/")).text
+        braked = ControlDocument(
+            settings={}, modes={}, changed_by="ann", reason="a storm", is_braked=True
+        )
+        await api.bus.documents("CONTROL").put(CLUSTER, encode(braked), revision=None)
+        page = (await client.get("/")).text
+        assert "Release the brake" in page
+        assert "Pull the brake" not in page
 
 
 @pytest.mark.parametrize("hours", ["nan", "inf", "-1", "1e308", "soon"])

@@ -39,6 +39,8 @@ async def test_a_job_shows_what_its_time_went_to(api: Api, reader: httpx2.AsyncC
     window = await get(reader, "jobs/j/goodput", since=second(150), until=second(158))
     assert window["seconds"]["productive"] == 0
     assert (window["wall_s"], window["seconds"]["restore"]) == (8, 2)
+    ahead = await get(reader, "jobs/j/goodput", until="9999-12-31T23:59:59Z")
+    assert ahead["until"] < "9999", "time that has not passed is not measured"
 
 
 async def test_what_is_added_later_counts(api: Api, reader: httpx2.AsyncClient) -> None:

@@ -33,6 +33,9 @@ PATHS = [
     "incidents",
     "jobs",
     "nodes",
+    "nodes?attention=true",
+    "saves?failing=true&state=running",
+    "save-delays?waiting=true",
 ]
 
 

@@ -51,6 +51,13 @@ def test_more_steps_than_a_page_keeps_are_its_latest(page: PageView, run: Sessio
     assert read_figures(page, steps=900).max_s == 1.0
 
 
+def test_steps_without_a_length_are_not_steps_of_no_time(page: PageView, run: Session) -> None:
+    run.step()
+    put_steps(page, [0.0] * 20)
+    figures = read_figures(page, steps=20)
+    assert (figures.p50_s, figures.p99_s, figures.max_s) == (None, None, None)
+
+
 def test_values_are_the_latest_and_finite_ones(page: PageView, run: Session) -> None:
     for loss in (3.0, 2.5):
         run.report("loss", loss)

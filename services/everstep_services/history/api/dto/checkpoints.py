@@ -108,6 +108,18 @@ class SaveDelay(Answer):
     refusals: int | None
 
 
+class TierSaves(Saves):
+    """How saving goes in one tier of a job."""
+
+    job: str
+
+
+class NodeSaveDelay(SaveDelay):
+    """A node of a job whose saves wait for their storage, or did not fit."""
+
+    job: str
+
+
 class TierReadOut(Answer):
     """What a restore took from one tier."""
 

@@ -4,12 +4,12 @@ The catalog answers. While it is away there is what is on record, and nothing th
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Path, Query
 from pydantic import Field
-from sqlalchemy import case, func, select
+from sqlalchemy import ColumnElement, Select, case, func, select
 
 from everstep.bus.errors import BusDeniedError
 from everstep.messages import (
@@ -25,9 +25,9 @@ from everstep.messages import (
 )
 from everstep.messages.codec import BadMessageError, decode
 from everstep.store import tables
-from everstep.store.queries import SortOrder, first, is_begun, page
+from everstep.store.queries import SortOrder, first, is_begun, job_state, page
 from everstep_services.history.api.context import Context, Ctx, Operator, Reader
-from everstep_services.history.api.dto.answer import present
+from everstep_services.history.api.dto.answer import PageOf, present
 from everstep_services.history.api.dto.checkpoints import (
     Checkpoint,
     Checkpoints,
@@ -35,10 +35,12 @@ from everstep_services.history.api.dto.checkpoints import (
     JobSaves,
     JudgedOut,
     LocatedCheckpoints,
+    NodeSaveDelay,
     RejectedOut,
     Restores,
     SaveDelay,
     Saves,
+    TierSaves,
 )
 from everstep_services.history.api.dto.operators import (
     CheckpointWanted,
@@ -47,7 +49,8 @@ from everstep_services.history.api.dto.operators import (
     ScanWanted,
 )
 from everstep_services.history.api.endpoints.jobs import check_known
-from everstep_services.history.api.http.parameters import LITERAL, JobName, Whole
+from everstep_services.history.api.http.list_pages import Paging, paged
+from everstep_services.history.api.http.parameters import LITERAL, Flag, JobName, Whole, Word
 from everstep_services.history.api.http.problems import ProblemError, not_found, responses
 from everstep_services.history.api.service_calls import asker, do, unavailable
 from everstep_services.history.operator_requests import (
@@ -64,7 +67,29 @@ _MOST = 1000
 _ON_RECORD = tuple(kind_of(item) for item in (CheckpointCommitted, CheckpointDeleted))
 Step = Annotated[Whole, Path(description="The step.")]
 Tier = Literal["global", "memory", "peer"]
+_STATES = Field(
+    None,
+    max_length=10,
+    description="Only of jobs in one of these states.",
+    examples=[["running"]],
+)
 Action = Literal["pin", "unpin", "verify", "quarantine", "release", "delete"]
+
+
+class SavesFilter(Paging):
+    """Filters of how saving goes, over all jobs."""
+
+    state: list[Word] | None = _STATES
+    failing: Flag | None = Field(
+        None, description="Only where nothing was committed after the last failure, or the others."
+    )
+
+
+class SaveDelayFilter(Paging):
+    """Filters of nodes whose saves wait, over all jobs."""
+
+    state: list[Word] | None = _STATES
+    waiting: Flag | None = Field(None, description="Only those that wait now, or the others.")
 
 
 @router.get("/jobs/{job}/checkpoints", summary="A job's checkpoints", responses=responses(404))
@@ -106,6 +131,45 @@ async def get_saves(context: Ctx, _token: Reader, job: JobName) -> JobSaves:
         delays=[SaveDelay(**present(row)) for row in waiting.rows],
         restore=None if restored is None else Restores(**present(restored)),
     )
+
+
+@router.get("/saves", summary="How saving goes, of all jobs", responses=responses())
+async def list_saves(
+    context: Ctx, _token: Reader, asked: Annotated[SavesFilter, Query()]
+) -> PageOf[TierSaves]:
+    """The newest commit and failure of each tier of each job, by job."""
+    saves = tables.job_saves.c
+    query = _of_jobs(select(tables.job_saves), saves.job, asked.state)
+    if asked.failing is not None:
+        committed_n, has_failed = func.coalesce(saves.committed_n, -1), saves.failed_n.is_not(None)
+        query = query.where((has_failed & (saves.failed_n > committed_n)).is_(asked.failing))
+    by_job = SortOrder((saves.job, saves.tier))
+    listing = await paged(context, query, by_job, asked, "/saves")
+    items = [TierSaves(**present(row)) for row in listing.rows]
+    return PageOf[TierSaves](items=items, next=listing.next)
+
+
+@router.get("/save-delays", summary="Saves that wait, of all jobs", responses=responses())
+async def list_save_delays(
+    context: Ctx, _token: Reader, asked: Annotated[SaveDelayFilter, Query()]
+) -> PageOf[NodeSaveDelay]:
+    """Nodes whose saves wait for their storage, or did not fit, by job."""
+    delays = tables.save_delays.c
+    query = _of_jobs(select(tables.save_delays), delays.job, asked.state)
+    if asked.waiting is not None:
+        query = query.where((func.coalesce(delays.waiting, 0) > 0).is_(asked.waiting))
+    by_job = SortOrder((delays.job, delays.node))
+    listing = await paged(context, query, by_job, asked, "/save-delays")
+    items = [NodeSaveDelay(**present(row)) for row in listing.rows]
+    return PageOf[NodeSaveDelay](items=items, next=listing.next)
+
+
+def _of_jobs(
+    query: Select[Any], job: ColumnElement[str], states: Sequence[str] | None
+) -> Select[Any]:
+    """Only the rows of jobs that have begun, and are in one of the states."""
+    query = query.join(tables.jobs, tables.jobs.c.job == job).where(is_begun())
+    return query.where(job_state().in_(states)) if states else query
 
 
 @router.get(

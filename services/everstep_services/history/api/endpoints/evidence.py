@@ -199,7 +199,7 @@ def _why_not(incident: str, kind: _Readable, pieces: Sequence[Record]) -> str:
     reasons = [f"{piece['node']}: {piece['missing_reason'] or 'no reason'}" for piece in pieces]
     more = f"; and {len(reasons) - _REASONS} more" if len(reasons) > _REASONS else ""
     why = "; ".join(reasons[:_REASONS]) or "no node has reported any"
-    return f"no {kind} of incident {incident} was collected: {why}{more}"
+    return f"no {kind.replace('_', ' ')} of incident {incident} is on record: {why}{more}"
 
 
 def _kind(data: bytes) -> tuple[str, str]:

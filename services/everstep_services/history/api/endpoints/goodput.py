@@ -57,7 +57,7 @@ async def get_goodput(
     now = context.clock.wall()
     check_window(asked.since, asked.until, now)
     parts = await context.goodput.segments(job, now.timestamp())
-    return shown_goodput(job, parts, asked.since, asked.until or now)
+    return shown_goodput(job, parts, asked.since, min(asked.until or now, now))
 
 
 @router.get("/jobs/{job}/timeline", summary="A job's time, in order", responses=responses(404))
@@ -77,7 +77,7 @@ async def get_fleet_goodput(
     """Seconds by class over all jobs in a window: the last 24 hours, if none is given."""
     now = context.clock.wall()
     check_window(asked.since, asked.until, now)
-    until = asked.until or now
+    until = min(asked.until or now, now)
     since = asked.since or until - _DAY
     names = await _jobs_within(context, since, until)
     sums: dict[TimeClass, float] = dict.fromkeys(CLASSES, 0.0)

@@ -44,6 +44,9 @@ class NodeFilter(Paging):
     healthy: Flag | None = Field(None, description="By its last check.")
     suspect: Flag | None = Field(None, description="Somebody has evidence against it.")
     excluded: Flag | None = Field(None, description="Now: its time is not over.")
+    attention: Flag | None = Field(
+        None, description="Unhealthy, suspect or excluded now, or else none of these."
+    )
     q: str | None = Field(
         None, max_length=128, pattern=TEXT, description="Part of the id or address, in any case."
     )
@@ -73,7 +76,8 @@ async def list_nodes(
         by_id = SortOrder((tables.nodes.c.node,), is_descending=asked.order == "desc")
         query = select(tables.nodes).where(*conditions)
         listing = await paged(context, query, by_id, asked, "/nodes")
-        counts = await _counts(context, tuple(str(row["node"]) for row in listing.rows))
+        names = tuple(str(row["node"]) for row in listing.rows)
+        counts = await _counts(context, names) if names else None
     else:
         counts = await _counts(context, ())
         place = _strikes(counts, is_descending=asked.order == "desc").label("place")
@@ -200,6 +204,13 @@ async def _last_check(context: Context, node: str) -> Examination | None:
     return None if row is None else Examination(**present(row))
 
 
+def _is_excluded(now_us: int) -> ColumnElement[bool]:
+    nodes = tables.nodes.c
+    until = nodes.excluded_until_us
+    is_excluded = func.coalesce(nodes.is_excluded, False).is_(True)
+    return is_excluded & or_(until.is_(None), until > now_us)
+
+
 def _conditions(asked: NodeFilter, now_us: int) -> list[ColumnElement[bool]]:
     nodes = tables.nodes.c
     conditions: list[ColumnElement[bool]] = []
@@ -209,14 +220,15 @@ def _conditions(asked: NodeFilter, now_us: int) -> list[ColumnElement[bool]]:
         conditions.append(nodes.state == asked.state)
     if asked.healthy is not None:
         conditions.append(nodes.is_healthy.is_(asked.healthy))
+    suspect, excluded = func.coalesce(nodes.is_suspect, False).is_(True), _is_excluded(now_us)
     if asked.suspect is not None:
-        conditions.append(func.coalesce(nodes.is_suspect, False).is_(asked.suspect))
+        conditions.append(suspect if asked.suspect else ~suspect)
     if asked.excluded is not None:
-        until = nodes.excluded_until_us
-        excluded = func.coalesce(nodes.is_excluded, False).is_(True) & or_(
-            until.is_(None), until > now_us
-        )
         conditions.append(excluded if asked.excluded else ~excluded)
+    if asked.attention is not None:
+        sick = func.coalesce(nodes.is_healthy, True).is_(False)
+        attention = sick | suspect | excluded
+        conditions.append(attention if asked.attention else ~attention)
     if asked.q is not None:
         conditions.append(holds(nodes.node, asked.q) | holds(nodes.address, asked.q))
     return conditions

@@ -9,7 +9,7 @@ from pydantic import Field
 from sqlalchemy import select
 
 from everstep.store import tables
-from everstep.store.maintenance import MaintenanceNotice
+from everstep.store.maintenance import ALL_NODES, MaintenanceNotice
 from everstep.store.queries import SortOrder
 from everstep.store.times import to_us
 from everstep_services.history.api.context import Context, Ctx, Operator, Reader, Sender
@@ -132,7 +132,7 @@ async def list_maintenance(
     table = tables.maintenance.c
     wanted = {table.sender: asked.sender, table.node: asked.node, table.state: asked.state}
     conditions = [column == value for column, value in wanted.items() if value is not None]
-    query = select(tables.maintenance).where(*conditions)
+    query = select(tables.maintenance).where(table.node != ALL_NODES, *conditions)
     order = SortOrder((table.sender, table.id, table.node))
     listing = await paged(context, query, order, asked, "/webhooks/notices")
     return PageOf(items=[shown(_notice(row)) for row in listing.rows], next=listing.next)
@@ -152,9 +152,8 @@ async def cancel_maintenance(
 ) -> WebhookTaken:
     """Nothing is done about it any more; what was done stays."""
     outcome = f"cancelled by {by.name}: {wanted.reason}"
-    now_us = to_us(context.clock.wall())
     notices, cancelled = await context.maintenance.notices.cancel(
-        None, id_, sent_us=now_us + _FAR_US, outcome=outcome
+        None, id_, at_us=to_us(context.clock.wall()), outcome=outcome
     )
     if not notices:
         raise not_found(f"notice {id_[:128]!r}")
@@ -162,10 +161,6 @@ async def cancel_maintenance(
         detail = f"it does not wait: it is {notices[0].state} ({notices[0].outcome[:200]})"
         raise ProblemError(409, "not_waiting", detail)
     return WebhookTaken(notices=[shown(notice) for notice in notices], stale=0, ignored=[])
-
-
-_FAR_US = 86400 * 1_000_000
-"""A person's word holds over messages that were signed by a clock ahead of ours."""
 
 
 async def _take(

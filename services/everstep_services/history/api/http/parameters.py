@@ -15,7 +15,7 @@ LARGEST = 2**53 - 1
 _MOMENT = re.compile(
     r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d([.]\d+)?)?([Zz]|[+-]\d\d:?\d\d)", re.ASCII
 )
-_WHOLE = re.compile(r"-?\d{1,19}", re.ASCII)
+_WHOLE = re.compile(r"-?\d{1,40}", re.ASCII)
 
 
 def check_window(since: datetime | None, until: datetime | None, now: datetime) -> None:

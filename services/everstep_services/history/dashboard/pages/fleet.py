@@ -2,21 +2,21 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from starlette.requests import Request
 
 from everstep_services.history.dashboard import drawings
-from everstep_services.history.dashboard.formats import duration, moment, words
+from everstep_services.history.dashboard.formats import duration, is_excluded, moment, words
 from everstep_services.history.dashboard.pages.page import Page
 from everstep_services.history.dashboard.rest import Reader, RestAnswer, path_of, together
 
 _JOBS = 200
-_LOOKED_INTO = 12
-"""How many running jobs have their saves examined."""
+_NODES = 500
+_SHOWN = 50
 _RECENT = timedelta(hours=24)
-_AT_WORK = frozenset({"running", "starting", "forming", "restarting", "waiting"})
+_AT_WORK = ("running", "starting", "forming", "restarting", "waiting")
 _SAVE_LAG_S = 3600.0
 
 
@@ -39,27 +39,32 @@ class Concern:
 
 async def fleet(reader: Reader, _request: Request) -> Page:
     """All jobs and nodes at one glance."""
-    jobs, opened, recent, suspects, excluded, sick, control, newest, goodput = await together(
+    jobs, opened, recent, nodes, control, newest, goodput, failing, delays = await together(
         reader.get_or_not("jobs", limit=_JOBS, sort="-updated"),
-        reader.get_or_not("incidents", open=True, limit=50),
+        reader.get_or_not("incidents", open=True, limit=_SHOWN),
         reader.get_or_not("incidents", limit=8),
-        reader.get_or_not("nodes", suspect=True, limit=50),
-        reader.get_or_not("nodes", excluded=True, limit=50),
-        reader.get_or_not("nodes", healthy=False, limit=50),
+        reader.get_or_not("nodes", attention=True, limit=_NODES),
         reader.get_or_not("control"),
         reader.get_or_not("facts", order="desc", limit=8),
         reader.get_or_not("goodput"),
+        reader.get_or_not("saves", failing=True, state=_AT_WORK, limit=_SHOWN),
+        reader.get_or_not("save-delays", waiting=True, state=_AT_WORK, limit=_NODES),
     )
     items = _items(jobs)
+    now = reader.rest.now()
     working = [job for job in items if job["state"] in _AT_WORK]
-    saves = await _saves(reader, working[:_LOOKED_INTO])
     concerns = [
         *_of_control(control.data),
         *_of_incidents(_items(opened)),
         *_of_ended(items),
-        *_of_nodes(_items(sick), _items(excluded), _items(suspects)),
-        *_of_saves(saves),
+        *_of_nodes(_items(nodes), now),
+        *_of_failing(_items(failing)),
+        *_of_delays(_items(delays)),
     ]
+    parts = (
+        ("Jobs", jobs), ("Incidents", opened), ("Nodes", nodes), ("Switches", control),
+        ("Goodput", goodput), ("Saves", failing), ("Waiting saves", delays),
+    )  # fmt: skip
     newest_at = max((job["updated_at"] or "" for job in items), default="")
     return Page(
         "fleet.html",
@@ -68,6 +73,7 @@ async def fleet(reader: Reader, _request: Request) -> Page:
             "live": "",
             "concerns": sorted(concerns, key=lambda concern: concern.order),
             "jobs": jobs,
+            "control": control,
             "working": working,
             "ended": [job for job in items if job["state"] not in _AT_WORK][:6],
             "counts": _counts(items),
@@ -76,9 +82,10 @@ async def fleet(reader: Reader, _request: Request) -> Page:
             "goodput": goodput,
             "shares": drawings.shares(goodput.data["seconds"] if goodput.data else None),
             "newest_at": newest_at,
-            "nodes_out": len(_items(excluded)),
+            "nodes_out": sum(is_excluded(node, now) for node in _items(nodes)),
             "ranks": sum(job["world_size"] or 0 for job in working),
             "has_any": bool(items),
+            "unread": [(name, answer) for name, answer in parts if answer.problem],
         },
     )
 
@@ -86,10 +93,6 @@ async def fleet(reader: Reader, _request: Request) -> Page:
 def _items(answer: RestAnswer) -> Sequence[Mapping[str, Any]]:
     items: Sequence[Mapping[str, Any]] = () if answer.data is None else answer.data["items"]
     return items
-
-
-async def _saves(reader: Reader, jobs: Sequence[Mapping[str, Any]]) -> Sequence[RestAnswer]:
-    return await together(*(reader.get_or_not(path_of("jobs", j["job"], "saves")) for j in jobs))
 
 
 def _counts(jobs: Sequence[Mapping[str, Any]]) -> Mapping[str, int]:
@@ -138,17 +141,13 @@ def _of_ended(jobs: Sequence[Mapping[str, Any]]) -> Iterator[Concern]:
             )
 
 
-def _of_nodes(*groups: Sequence[Mapping[str, Any]]) -> Iterator[Concern]:
-    seen: set[str] = set()
-    for node in (node for group in groups for node in group):
-        if node["node"] in seen:
-            continue
-        seen.add(node["node"])
+def _of_nodes(nodes: Sequence[Mapping[str, Any]], now: datetime) -> Iterator[Concern]:
+    for node in nodes:
         href = f"/{path_of('nodes', node['node'])}"
         if node["is_healthy"] is False:
             text, at = node["health_reason"] or "a check failed", node["health_at"]
             yield Concern("bad", "node", f"{node['node']} is unhealthy: {text}", href, at)
-        elif node["is_excluded"]:
+        elif is_excluded(node, now):
             text, at = node["excluded_reason"] or "no reason", node["excluded_at"]
             by = f"by {node['excluded_by'] or 'somebody'}"
             yield Concern("warn", "node", f"{node['node']} is excluded: {text}", href, at, by)
@@ -158,23 +157,21 @@ def _of_nodes(*groups: Sequence[Mapping[str, Any]]) -> Iterator[Concern]:
             yield Concern("warn", "node", f"{node['node']} is suspect: {text}", href, at, strikes)
 
 
-def _of_saves(answers: Sequence[RestAnswer]) -> Iterator[Concern]:
-    for answer in answers:
-        if answer.data is None:
-            continue
-        job = answer.data["job"]
-        href = f"/{path_of('jobs', job, 'checkpoints')}"
-        for tier in answer.data["tiers"]:
-            failed, good = moment(tier["failed_at"]), moment(tier["committed_at"])
-            if failed is not None and (good is None or failed > good):
-                text = f"Saves to {tier['tier']} fail: {tier['failed_reason'] or 'no reason'}"
-                at = tier["failed_at"]
-                yield Concern("bad", "checkpoint", text, href, at, f"job {job}")
-        for delay in answer.data["delays"]:
-            if (delay["waiting"] or 0) > 0 and (delay["delay_lag_s"] or 0) > _SAVE_LAG_S:
-                lag = duration(delay["delay_lag_s"])
-                text = f"Saves of {delay['node']} wait for {lag}"
-                yield Concern("warn", "checkpoint", text, href, delay["delay_at"], f"job {job}")
+def _of_failing(saves: Sequence[Mapping[str, Any]]) -> Iterator[Concern]:
+    for tier in saves:
+        text = f"Saves to {tier['tier']} fail: {tier['failed_reason'] or 'no reason'}"
+        href = f"/{path_of('jobs', tier['job'], 'checkpoints')}"
+        detail = f"job {tier['job']}"
+        yield Concern("bad", "checkpoint", text, href, tier["failed_at"], detail)
+
+
+def _of_delays(delays: Sequence[Mapping[str, Any]]) -> Iterator[Concern]:
+    for delay in delays:
+        if (delay["delay_lag_s"] or 0) > _SAVE_LAG_S:
+            text = f"Saves of {delay['node']} wait for {duration(delay['delay_lag_s'])}"
+            href = f"/{path_of('jobs', delay['job'], 'checkpoints')}"
+            detail = f"job {delay['job']}"
+            yield Concern("warn", "checkpoint", text, href, delay["delay_at"], detail)
 
 
 def _inverted(at: str | None) -> str:

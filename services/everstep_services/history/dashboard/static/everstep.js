@@ -111,6 +111,10 @@
   });
   window.addEventListener("pagehide", hang);
 
+  // On a narrow screen the tabs scroll: show that of this page.
+  const tab = document.querySelector(".tabs [aria-current]");
+  if (tab) tab.parentElement.scrollLeft = tab.offsetLeft - (tab.parentElement.clientWidth - tab.offsetWidth) / 2;
+
   // Theme: the system's, until somebody switches.
   const theme = document.getElementById("theme");
   if (theme) theme.addEventListener("click", () => {
