@@ -273,7 +273,11 @@ def test_a_cancellation_that_arrives_first_keeps_the_node(
     cluster.until_stepping(1)
     until(lambda: node in nodes(cluster), "history knows the node")
     drain = sender.signed({"id": id_, "action": "drain", "nodes": [node]})
-    assert sender.send(id=id_, action="cancel") == {"notices": [], "stale": 0, "ignored": []}
+    assert sender.send(id=id_, action="cancel") == {
+        "notices": [],
+        "stale": 0,
+        "ignored": [f"{id_}: nothing is announced; what arrives later is cancelled"],
+    }
     (taken,) = sender.post(drain)["notices"]
     assert (taken["state"], taken["outcome"]) == ("cancelled", f"cancelled by {SENDER}")
     other = f"CHG-{uuid4().hex}"

@@ -1,16 +1,30 @@
 """How data is printed: tables for people, tab-separated lines for pipes, JSON for programs."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 
 import click
 import msgspec
 
 from everstep.observe.printable import printable
 from everstep_services.cli.cells import Record, aligned, cell, short_cell
+from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 
 _WIDEST = 10_000
+
+
+@contextmanager
+def usable(option: str) -> Generator[None]:
+    """Turn what the system says about an option's file or folder into one line, with code 2."""
+    try:
+        yield
+    except OSError as error:
+        raise CliError(
+            f"{option}: {error.strerror}; name a place that exists and that you may write",
+            Exit.USAGE,
+        ) from error
 
 
 def print_records(

@@ -217,6 +217,10 @@ async def test_strangers_are_refused(outside: Outside) -> None:
     assert _problem(await outside.send(body, late_s=-301)) == (403, "signature_old")
     unsigned = {"Everstep-Signature": ""}
     assert _problem(await outside.send(body, headers=unsigned)) == (403, "signature_missing")
+    for when in ("abc", "-1", "1e9", "12.5"):
+        answer = await outside.send(body, headers={"Everstep-Timestamp": when})
+        assert _problem(answer) == (403, "signature_wrong")
+        assert f"must be whole seconds since 1970, got '{when}'" in answer.json()["detail"]
     odd = {"Everstep-Timestamp": "１２３"}
     with pytest.raises(UnicodeEncodeError):
         await outside.send(body, headers=odd)
@@ -238,6 +242,10 @@ async def test_nodes_are_matched_strictly(outside: Outside) -> None:
     assert _problem(answer) == (422, "unknown_node")
     assert answer.json()["detail"] == "no node is called 'nod-1'; did you mean node-1?"
     assert await outside.notices() == []
+    await outside.open(aliases=("i-0abc=node-1", "i-0abd=node-7"))
+    aliased = await outside.send({"id": "u", "action": "drain", "nodes": ["i-0abd"]})
+    text = "no node is called 'i-0abd' (an alias of 'node-7'); did you mean i-0abc?"
+    assert aliased.json()["detail"] == text
     known = await outside.send({"id": "u", "action": "drain", "nodes": ["i-0abc", "node-1"]})
     assert [notice["node"] for notice in known.json()["notices"]] == ["node-1"]
 
@@ -287,6 +295,9 @@ async def test_a_cloud_announces_and_the_node_leaves_before(outside: Outside) ->
     assert await outside.act() == 0
     await outside.clock.advance(2)
     assert await outside.act() == 1
+    over = {"Events": [{**event, "EventId": "e3", "EventStatus": "Completed"}]}
+    answer = await outside.send(over, "scheduled-events")
+    assert answer.json()["ignored"] == ["e3: nothing is announced; what arrives later is cancelled"]
     bad = {"Events": [{**event, "EventId": "e2", "NotBefore": "tomorrow"}]}
     assert _problem(await outside.send(bad, "scheduled-events")) == (422, "invalid_request")
 

@@ -36,12 +36,26 @@ _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 Params = Mapping[str, str | int | list[str] | None]
 
 
+def is_sendable(token: str) -> bool:
+    """Whether a text can be the value of a header; every token can."""
+    return token.isascii() and token.isprintable() and " " not in token
+
+
 def job_path(job: str) -> str:
     """Where a job is in the API. A text that cannot name a job is refused."""
     try:
         return f"jobs/{checked_name('job', job[:200])}"
     except BadNameError as error:
         raise CliError(str(error), Exit.USAGE) from error
+
+
+class ApiRefusalError(CliError):
+    """The API has answered, and refuses."""
+
+    def __init__(self, text: str, status: int, retry_after: str) -> None:
+        super().__init__(text, _CODES.get(status, Exit.ERROR))
+        self.status = status
+        self.retry_after_s = int(retry_after) if retry_after.isdecimal() else None
 
 
 class ProblemBody(msgspec.Struct):
@@ -214,11 +228,12 @@ class Api:
         except httpx2.HTTPError as error:
             raise self._unreachable(error) from error
         if not response.is_success:
-            raise self._refused(response.status_code, bytes(data))
+            retry_after = response.headers.get("retry-after", "")
+            raise self._refused(response.status_code, bytes(data), retry_after)
         self._headers = response.headers
         return bytes(data)
 
-    def _refused(self, status: int, body: bytes) -> CliError:
+    def _refused(self, status: int, body: bytes, retry_after: str = "") -> CliError:
         try:
             problem = msgspec.json.decode(body, type=ProblemBody)
         except (msgspec.DecodeError, msgspec.ValidationError):
@@ -229,7 +244,7 @@ class Api:
             text += "; name a file with a valid token: --token-file FILE"
             new = self._new_token or "everstep token create NAME --scope admin --database URL"
             text += f", or make one where the database of history is: {new}"
-        return CliError(text, _CODES.get(status, Exit.ERROR))
+        return ApiRefusalError(text, status, retry_after)
 
     def _unreachable(self, error: httpx2.HTTPError) -> CliError:
         if isinstance(error, httpx2.TimeoutException):

@@ -4,10 +4,11 @@ import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from everstep.settings import Flag, Settings, read_secret
 from everstep.sizes import size
-from everstep_services.cli.api.client import Api
+from everstep_services.cli.api.client import Api, is_sendable
 from everstep_services.cli.cells import counted, span
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
@@ -26,6 +27,9 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
     """How long one answer may take."""
 
     def __post_init__(self) -> None:
+        parts = urlsplit(self.url or "http://by-default")
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise ValueError(f"url must be http://HOST… or https://HOST…, got {self.url!r}")
         if self.timeout_s <= 0:
             raise ValueError(f"timeout_s must be above 0, got {self.timeout_s:g}")
 
@@ -48,6 +52,9 @@ class ApiPlace:
     def open(self) -> Api:
         """A client for it."""
         token = None if self.token_file is None else read_secret(self.token_file)
+        if token is not None and not is_sendable(token):
+            text = f"{self.token_file} holds no token: it must be one line, such as evs_…"
+            raise CliError(text, Exit.USAGE)
         return self.open_as(token)
 
     def open_as(self, token: str | None) -> Api:
@@ -146,7 +153,7 @@ def _usable_api(invocation: Invocation) -> ApiPlace | None:
         if error.code is not Exit.FORBIDDEN:
             raise
         return None
-    if place is None or not place.is_local or place.token_file is None:
+    if place is None or not place.is_local or place.is_token_named or place.token_file is None:
         return place
     return place if os.access(place.token_file, os.R_OK) else None
 

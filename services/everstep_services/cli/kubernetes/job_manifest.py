@@ -58,8 +58,9 @@ def _head(request: JobRequest, shape: JobShape) -> str:
     namespace = f" --namespace {request.namespace}" if request.namespace else ""
     return textwrap.dedent(f"""\
         # Job {request.job}, by `everstep kubernetes job` of Everstep {__version__}.
-        # Apply it with kubectl. Everything in it may be changed. Before it, once, its login:
-        #   everstep bus login {request.job} --keys keys --out bus.creds
+        # Apply it with kubectl. Everything in it may be changed. Before it, once, its login, which
+        # must be valid for longer than the training: a pod that is replaced begins with it.
+        #   everstep bus login {request.job} --keys keys --valid 90d --out bus.creds
         #   kubectl{namespace} create secret generic {shape.secret} --from-file=bus.creds
         """)
 

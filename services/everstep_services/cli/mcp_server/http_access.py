@@ -10,6 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from everstep.clock import Clock
+from everstep_services.cli.api.client import ApiRefusalError
 from everstep_services.cli.errors import CliError, Exit
 
 log = logging.getLogger(__name__)
@@ -22,6 +23,9 @@ _ADDRESSES_MOST = 10_000
 _HEADER_MOST = 16 << 10
 BODY_MOST = 256 << 10
 
+Refusal = tuple[int, str, int]
+"""The status, the text, and the seconds after which a client may try again."""
+_SOON_S = 5
 Admit = Callable[[str], Awaitable[None]]
 """Raises a `CliError` where the token is not admitted."""
 
@@ -55,8 +59,14 @@ class HttpAccess:
         else:
             await _refuse(send, *refusal)
 
-    async def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+    async def _refusal(self, scope: Scope) -> Refusal | None:
         headers = Headers(scope=scope)
+        unfit = self._unfit(headers, scope)
+        if unfit is not None:
+            return *unfit, _SOON_S
+        return await self._bad_token(headers.get("authorization", ""), scope)
+
+    def _unfit(self, headers: Headers, scope: Scope) -> tuple[int, str] | None:
         if sum(len(name) + len(value) for name, value in headers.raw) > _HEADER_MOST:
             return 431, f"the headers have more than {_HEADER_MOST} bytes"
         if headers.get("host", "").lower() not in self._hosts:
@@ -70,20 +80,21 @@ class HttpAccess:
         is_open_ended = "transfer-encoding" in headers  # its length shows only at its end
         if is_open_ended or not length.isdecimal() or int(length) > BODY_MOST:
             return 413, f"the body has more than {BODY_MOST} bytes, or no length"
-        return await self._bad_token(headers.get("authorization", ""), scope)
+        return None
 
-    async def _bad_token(self, authorization: str, scope: Scope) -> tuple[int, str] | None:
+    async def _bad_token(self, authorization: str, scope: Scope) -> Refusal | None:
         scheme, _, token = authorization.partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token:
-            return 401, "send an Everstep token: `Authorization: Bearer evs_…`"
+            return 401, "send an Everstep token: `Authorization: Bearer evs_…`", _SOON_S
         key, now = sha256(token.encode(errors="replace")).digest(), self._clock.now()
         if now - self._good.get(key, float("-inf")) < _CACHE_S:
             return None
         address = scope["client"][0] if scope.get("client") else "local"
         began, times = self._bad.get(address, (now, 0))
         if now - began < 60 and times >= _BAD_PER_MINUTE:
-            return 429, f"{times} bad tokens came from this address: wait {began + 60 - now:.0f} s"
+            wait_s = int(began + 60 - now) + 1
+            return 429, f"{times} bad tokens came from this address: wait {wait_s} s", wait_s
         try:
             await self._admit(token)
         except CliError as error:
@@ -94,19 +105,26 @@ class HttpAccess:
             self._good.popitem(last=False)
         return None
 
-    def _not_admitted(self, error: CliError, address: str, now: float) -> tuple[int, str]:
-        if error.code is Exit.UNREACHABLE:
-            return 503, str(error)
+    def _not_admitted(self, error: CliError, address: str, now: float) -> Refusal:
+        status = error.status if isinstance(error, ApiRefusalError) else None
+        if status == 403:  # a good token of another scope
+            return 403, str(error), _SOON_S
+        if status == 429:  # to the API, all of our clients are one address
+            wait_s = (isinstance(error, ApiRefusalError) and error.retry_after_s) or 60
+            text = f"too many bad tokens came through this server, and new ones wait {wait_s} s"
+            return 503, text, wait_s
+        if status != 401 and error.code is not Exit.FORBIDDEN:
+            return 503, str(error), _SOON_S
         began, times = self._bad.pop(address, (now, 0))
         self._bad[address] = (began, times + 1) if now - began < 60 else (now, 1)
         while len(self._bad) > _ADDRESSES_MOST:
             self._bad.popitem(last=False)
         if times + 1 == _BAD_PER_MINUTE:
             log.warning("mcp_logins_refused address=%s failed=%d", address, times + 1)
-        return 401, "this token is not known, has expired or was revoked"
+        return 401, "this token is not known, has expired or was revoked", _SOON_S
 
 
-async def _refuse(send: Send, status: int, text: str) -> None:
+async def _refuse(send: Send, status: int, text: str, wait_s: int) -> None:
     body = msgspec.json.encode({"error": text})
     headers = [
         (b"content-type", b"application/json"),
@@ -116,6 +134,6 @@ async def _refuse(send: Send, status: int, text: str) -> None:
     if status == 401:
         headers.append((b"www-authenticate", b'Bearer realm="everstep"'))
     if status in {429, 503}:
-        headers.append((b"retry-after", b"5"))
+        headers.append((b"retry-after", str(wait_s).encode()))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -53,7 +53,9 @@ class EverstepServer(MCPServer[Any]):
         properties = tools[name].get("properties", {})
         for argument in arguments:
             if argument not in properties:
-                text = f"{name} has no argument {argument!r:.80}{_similar(argument, properties)}"
+                others = ", ".join(properties) or "none"
+                text = f"{name} has no argument {argument!r:.80}"
+                text += _similar(argument, properties) or f"; its arguments: {others}"
                 raise ToolError(text)
         try:
             return await super().call_tool(name, arguments, context)

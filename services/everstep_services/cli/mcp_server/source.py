@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from everstep_services.cli.api.client import Api, Params
+from everstep_services.cli.api.client import Api, Params, is_sendable
 from everstep_services.cli.api.location import find_api, find_record
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
@@ -85,6 +85,8 @@ class Source:
 
 def open_with(invocation: Invocation, token: str) -> Api:
     """A client for the API that uses this token, and no token of the server."""
+    if not is_sendable(token):
+        raise CliError("this is not a token", Exit.FORBIDDEN)
     place = find_api(invocation, waits=False)
     if place is None:
         raise CliError(_AWAY, Exit.UNREACHABLE)

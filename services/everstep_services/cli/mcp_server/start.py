@@ -1,6 +1,7 @@
 """Starts the server: on stdin and stdout, or on a port."""
 
 import asyncio
+import re
 from dataclasses import dataclass
 
 from mcp.server.transport_security import TransportSecuritySettings
@@ -48,6 +49,8 @@ def serve_http(invocation: Invocation, options: HttpOptions, *, allows_changes: 
             f"--allowed-host NAME[:PORT], and put a proxy with TLS before the server",
             Exit.USAGE,
         )
+    _check_names(options)
+    find_api(invocation, waits=False)  # a wrong address is refused now, not at the first request
     listener = listen(options.host, options.port, remedy="choose another port with --port")
     port = listener.getsockname()[1]
     hosts = frozenset(name.lower() for name in (*_with_port(port), *options.allowed_hosts))
@@ -75,6 +78,17 @@ def serve_http(invocation: Invocation, options: HttpOptions, *, allows_changes: 
             await serve_asgi(access, listener, stop, limits=ConnectionLimits(most=_CONNECTIONS))
 
     return runtime.run("mcp", main)
+
+
+def _check_names(options: HttpOptions) -> None:
+    for host in options.allowed_hosts:
+        if not re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?", host):
+            text = f"--allowed-host {host!r}: write NAME or NAME:PORT, as clients send it in Host"
+            raise CliError(text, Exit.USAGE)
+    for origin in options.allowed_origins:
+        if not re.fullmatch(r"https?://[^/\s]+", origin):
+            text = f"--allowed-origin {origin!r}: write http://HOST[:PORT] or https://HOST[:PORT]"
+            raise CliError(text, Exit.USAGE)
 
 
 def _with_port(port: int) -> list[str]:

@@ -15,6 +15,7 @@ Outcome = Literal["done", "preempted", "failed", "final"]
 """`final`: another allocation would end in the same way."""
 _FILE = "allocations.jsonl"
 _PREEMPTED = 91
+_SIGNALS = 64
 _FINAL = {
     2: "the command line, a setting or a login is wrong",
     93: "the job was stopped for good",
@@ -100,7 +101,8 @@ def _failures_in_a_row(allocations: Sequence[EndedAllocation]) -> int:
 
 
 def _other(code: int) -> str:
-    return f"the agents were ended by signal {code - 128}" if code > 128 else "the step failed"
+    is_signal = 128 < code <= 128 + _SIGNALS
+    return f"the agents were ended by signal {code - 128}" if is_signal else "the step failed"
 
 
 class AllocationLedger:
@@ -108,9 +110,11 @@ class AllocationLedger:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / _FILE
+        self.damaged = ""
+        """What `read` could not read: a job must go on although a disk was full."""
 
     def read(self) -> list[EndedAllocation]:
-        """All of them, oldest first; a last line that was cut off does not count."""
+        """All of them, oldest first; a line that was damaged or cut off does not count."""
         try:
             whole, _, _ = self.path.read_bytes().rpartition(b"\n")
         except FileNotFoundError:
@@ -118,13 +122,13 @@ class AllocationLedger:
         except OSError as error:
             raise self._unusable(error) from error
         allocations: list[EndedAllocation] = []
-        for number, line in enumerate(whole.splitlines(), start=1):
+        self.damaged = ""
+        for number, line in enumerate(whole.split(b"\n"), start=1):
             try:
-                allocations.append(msgspec.json.decode(line, type=EndedAllocation))
+                if line:
+                    allocations.append(msgspec.json.decode(line, type=EndedAllocation))
             except (msgspec.DecodeError, msgspec.ValidationError) as error:
-                raise CliError(
-                    f"{self.path}, line {number}: {error}; correct or delete the line"
-                ) from error
+                self.damaged = f"{self.path}, line {number}: {error}; this line is not counted"
         return allocations
 
     def add(self, allocation: EndedAllocation) -> list[EndedAllocation]:

@@ -34,11 +34,16 @@ def _check(invocation: Invocation, name: str, checks: Sequence[str], within_s: f
     try:
         node, examination = examined(invocation, checks, within_s)
     except EverstepError as error:  # a typing error must not drain a whole cluster
-        _log(name, f"this node was not checked: {one_line(error)}")
+        report_unchecked(name, one_line(error))
         return FIT
     for line in human(node, examination, quiet=True):
         _log(name, line)
     return DRAINED if code_of(examination.state) == _FAILED else FIT
+
+
+def report_unchecked(name: str, why: str) -> None:
+    """Report that no check ran, on stderr and in the system's log."""
+    _log(name, f"this node was not checked: {why}")
 
 
 def _log(name: str, text: str) -> None:

@@ -73,6 +73,8 @@ def finish(  # noqa: PLR0913  each is a port or what was asked for
     code = job_code(step_code, ends)
     allocation = EndedAllocation(id=f"{job.id}-{job.restarts}", code=code, nodes=ends)
     decision = decide(ledger.add(allocation), retries)
+    if ledger.damaged:
+        say(ledger.damaged)
     say(decision.text)
     if in_chain:
         _continue_chain(job, goes_on=decision.goes_on, slurm=slurm, say=say)

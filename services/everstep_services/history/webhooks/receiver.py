@@ -79,9 +79,14 @@ class MaintenanceReceiver:
         nodes = await self._nodes({name for item in announced for name in item.nodes})
         await self._check_room(sender, sum(len(item.nodes) for item in announced))
         changes: list[NoticeChange] = []
+        ignored = list(reading.ignored)
         for item in reading.announcements:
             if item.is_cancelled:
-                changes += await self._cancel(sender, item.id)
+                cancelled = await self._cancel(sender, item.id)
+                changes += cancelled
+                if not cancelled:
+                    text = f"{item.id}: nothing is announced; what arrives later is cancelled"
+                    ignored.append(text)
             else:
                 made = [
                     self._notice(sender, sent_s, item, nodes[name], lead_s) for name in item.nodes
@@ -89,9 +94,9 @@ class MaintenanceReceiver:
                 changes += await self.notices.put({notice.node: notice for notice in made}.values())
         log.info(
             "webhook_taken sender=%s notices=%d ignored=%d", sender, len(changes),
-            len(reading.ignored),
+            len(ignored),
         )  # fmt: skip
-        return Received(tuple(changes), reading.ignored)
+        return Received(tuple(changes), tuple(ignored))
 
     async def _cancel(self, sender: str, id_: str) -> list[NoticeChange]:
         notices, cancelled = await self.notices.cancel(
@@ -130,12 +135,16 @@ class MaintenanceReceiver:
             if not unknown:
                 return ids
             some = list((await connection.execute(select(column).limit(5000))).scalars())
-        names_of_all = [*some, *self._aliases]
+        names_of_all = [*some, *(name for name, id_ in self._aliases.items() if id_ in some)]
         close = difflib.get_close_matches(unknown[0], names_of_all, n=1)
         hint = f"; did you mean {close[0]}?" if close else "; see everstep nodes"
-        text = ", ".join(repr(name[:128]) for name in unknown[:10])
+        text = ", ".join(self._shown(name) for name in unknown[:10])
         more = f" and {len(unknown) - 10} more" if len(unknown) > 10 else ""
         raise ProblemError(422, "unknown_node", f"no node is called {text}{more}{hint}")
+
+    def _shown(self, name: str) -> str:
+        node = self._aliases.get(name)
+        return repr(name[:128]) + ("" if node is None else f" (an alias of {node!r})")
 
     async def _check_room(self, sender: str, new: int) -> None:
         most = self._settings.waiting_most

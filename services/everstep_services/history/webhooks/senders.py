@@ -35,7 +35,10 @@ class Senders:
         self._count(sender)
         key = await asyncio.to_thread(self._key, sender)
         timestamp, signature = headers.get(TIMESTAMP, ""), headers.get(SIGNATURE, "")
-        if not _TIMESTAMP.fullmatch(timestamp) or not signature:
+        if timestamp and not _TIMESTAMP.fullmatch(timestamp):
+            detail = f"{TIMESTAMP} must be whole seconds since 1970, got {timestamp[:40]!r}"
+            raise ProblemError(403, "signature_wrong", detail)
+        if not timestamp or not signature:
             detail = f"sign the message: {TIMESTAMP}: seconds since 1970, {SIGNATURE}: sha256=…"
             raise ProblemError(403, "signature_missing", detail)
         expected = signed_headers(key, body, int(timestamp))[SIGNATURE]

@@ -17,6 +17,7 @@ from everstep_services.cli.kubernetes.job_manifest import FINAL, NOT_COUNTED, jo
 from everstep_services.cli.kubernetes.job_request import ClaimMount, JobRequest
 from everstep_services.cli.run.arguments import scan
 from everstep_services.cli.slurm.allocations import outcome
+from tests.job_controller import after_exit
 from tests.restricted_pods import complaints, pod_specs
 from tests.unit.agent.run_plans import BUS, plan
 
@@ -96,6 +97,26 @@ def test_what_follows_after_an_exit_code(options: dict[str, Any]) -> None:
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
     assert (spec["backoffLimitPerIndex"], spec["maxFailedIndexes"]) == (2, 0)
     assert "backoffLimit" not in spec
+
+
+@pytest.mark.parametrize(
+    ("code", "action"),
+    [
+        (0, "Complete"), (2, "FailJob"), (93, "FailJob"), (130, "FailJob"),
+        (90, "Ignore"), (91, "Ignore"),
+        (1, "Count"), (92, "Count"), (94, "Count"), (137, "Count"), (143, "Count"), (255, "Count"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("options", [{}, {"kind": "jobset"}, RACKS])
+def test_what_the_job_controller_does_after_each_code(
+    code: int, action: str, options: dict[str, Any]
+) -> None:
+    """A pod that was preempted after saving costs no retry; a stopped job is not restarted."""
+    spec = job_spec(manifests(*RUN, **options))
+    assert after_exit(spec, code) == action
+    # Evicted and killed before its ranks had saved; but a code that is final stays final.
+    evicted = {"Count": "Ignore"}.get(action, action)
+    assert after_exit(spec, code, is_disrupted=True) == evicted
 
 
 def test_codes_mean_the_same_as_under_slurm() -> None:

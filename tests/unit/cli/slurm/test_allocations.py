@@ -104,11 +104,21 @@ def test_the_ledger_counts_an_allocation_once_and_survives_a_torn_line(tmp_path:
     assert [each.code for each in ledger.read()] == [1, 91]
 
 
-def test_a_damaged_ledger_is_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", ['{"id":"7-0","code":"x"}', "garbage", "\x00\x85", "[]"])
+def test_a_damaged_line_stops_no_job(tmp_path: Path, line: str) -> None:
+    """After a full disk or a crash the job is requeued, and the damage is one line (A12.3)."""
     ledger = AllocationLedger(tmp_path)
-    ledger.path.write_text('{"id":"7-0","code":"x"}\n')
-    with pytest.raises(CliError, match=r"allocations\.jsonl, line 1: .*; correct or delete"):
-        ledger.read()
+    ledger.add(EndedAllocation(id="7-0", code=1))
+    with ledger.path.open("a", encoding="utf-8") as file:
+        file.write(f"{line}\n")
+    assert [each.code for each in ledger.add(EndedAllocation(id="7-1", code=91))] == [1, 91]
+    assert "allocations.jsonl, line 2: " in ledger.damaged
+    assert ledger.damaged.endswith("; this line is not counted")
+    assert "\n" not in ledger.damaged
+    assert [each.code for each in ledger.read()] == [1, 91]
+
+
+def test_a_ledger_in_no_folder_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(CliError, match="cannot be used: No such file"):
         AllocationLedger(tmp_path / "missing").add(EndedAllocation(id="7-0", code=1))
 
@@ -395,3 +405,9 @@ def test_a_node_that_is_included_again_may_be_drained_again(tmp_path: Path) -> N
     folder.write_exclusion("n1", "")
     folder.write_exclusion("n2", "")
     assert folder.exclusions() == {}
+
+
+@pytest.mark.parametrize(("code", "text"), [(137, "signal 9"), (255, "the step failed (255)")])
+def test_only_signals_are_called_signals(code: int, text: str) -> None:
+    """`srun` exits with 255 when it fails itself."""
+    assert text in decide([EndedAllocation(id="1", code=code)], 2).text

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from everstep_services.cli.invocation import with_common_options
-from everstep_services.cli.output import say
+from everstep_services.cli.output import say, usable
 
 if TYPE_CHECKING:
     from everstep_services.cli.kubernetes.job_request import ClaimMount
@@ -132,7 +132,8 @@ def job(  # noqa: PLR0913  what differs between manifests
     if write is None:
         click.echo(text, nl=False)
         return
-    write.write_text(text)
+    with usable(f"--write {write}"):
+        write.write_text(text)
     say(f"apply it with: kubectl apply -f {write}")
 
 

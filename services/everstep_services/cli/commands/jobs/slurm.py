@@ -6,9 +6,23 @@ from typing import Literal
 import click
 
 from everstep_services.cli.invocation import Invocation, NumberRange, with_common_options
-from everstep_services.cli.output import say
+from everstep_services.cli.output import say, usable
 
 _RETRIES = 2
+
+
+class NodeProgram(click.Command):
+    """A command that Slurm runs on nodes: a typing error in slurm.conf drains no node."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Exit with 0 for arguments that cannot be read, and report them."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            from everstep_services.cli.slurm.node_programs import FIT, report_unchecked
+
+            report_unchecked(str(self.name), " ".join(error.format_message().split()))
+            ctx.exit(FIT)
 
 
 @click.group()
@@ -112,12 +126,14 @@ def sbatch(  # noqa: PLR0913  what differs between scripts
     text = batch_script(request, given)
     for note in given.notes:
         say(f"everstep: {note}")
-    Path(request.folder).mkdir(parents=True, exist_ok=True)  # sbatch makes no folder for its output
+    with usable(f"--folder {request.folder}"):  # sbatch makes no folder for its output
+        Path(request.folder).mkdir(parents=True, exist_ok=True)
     if write is None:
         click.echo(text, nl=False)
         return
-    write.write_text(text)
-    write.chmod(0o755)
+    with usable(f"--write {write}"):
+        write.write_text(text)
+        write.chmod(0o755)
     say(f"submit it with: sbatch {write}")
 
 
@@ -192,7 +208,7 @@ _WITHIN = click.option("--within", "within_s", type=NumberRange(min=0, min_open=
                        help="How long all checks may take (20).")  # fmt: skip
 
 
-@command.command()
+@command.command(cls=NodeProgram)
 @_NAMES
 @_WITHIN
 @with_common_options
@@ -201,15 +217,15 @@ def prolog(invocation: Invocation, *, names: tuple[str, ...], within_s: float) -
     """Check this node before a job: for Prolog in slurm.conf.
 
     NAMEs are checks, as for `everstep check`. Exits with 1, so that Slurm drains the node and
-    requeues the job, only if a check has failed; a check without a result, wrong settings and
-    wrong names drain no node. What is amiss goes to stderr and to the system's log.
+    requeues the job, only if a check has failed; a check without a result, wrong settings, wrong
+    options and wrong names drain no node. What is amiss goes to stderr and to the system's log.
     """
     from everstep_services.cli.slurm.node_programs import before_job
 
     return before_job(invocation, names, within_s)
 
 
-@command.command()
+@command.command(cls=NodeProgram)
 @_NAMES
 @_WITHIN
 @with_common_options
