@@ -53,7 +53,7 @@ def examined(program: str, url: str, cookie: str) -> Mapping[str, Any]:
             program, url, "--quiet", "--output=json", f"--output-path={out}",
             f"--only-categories={','.join(CATEGORIES)}", "--preset=desktop",
             f"--extra-headers={json.dumps({'Cookie': cookie})}", f"--chrome-flags={_FLAGS}",
-            "--max-wait-for-load=60000",
+            "--max-wait-for-load=60000", "--ignore-status-code",
         ]  # fmt: skip
         environ = {**os.environ, "CHROME_PATH": str(CHROMIUM)}
         subprocess.run(command, env=environ, check=True, timeout=300)

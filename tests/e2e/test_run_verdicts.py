@@ -2,7 +2,9 @@
 
 import signal
 
+from everstep_services.cli.pages.incidents.story import story
 from tests.e2e.cluster import Body, Cluster
+from tests.e2e.operators import ask
 from tests.e2e.processes import SCRIPTS
 
 LIMITS = ("--limit", "outside=4", "--limit", "backward=6")
@@ -27,6 +29,36 @@ def test_a_rank_that_raises_is_the_culprit_and_its_peers_are_not(cluster: Cluste
     assert verdict.get("culprit_nodes", []) == []
     assert "ValueError: batch 4 has no labels" in verdict["reason"]
     cluster.until_stepping(2)
+
+
+def test_a_rank_that_says_nothing_is_the_headline_although_a_peer_reported_first(
+    cluster: Cluster,
+) -> None:
+    """The first sentence names the culprit; the victim stays who reported first (A7.1, A11.1).
+
+    How many victims end before they are stopped depends on the load, so a person confirms whose
+    fault it was: the verdict that holds may be attribution's or theirs.
+    """
+    agent = cluster.run("--nproc-per-node", "3", TROUBLED, "silent", "2")
+    incident = verdict_of(cluster)["incident"]
+    note = ("--cause", "user_code", "--rank", "2", "--note", "it closed its connections")
+    ask(cluster, "incident", "correct", incident, *note)
+    cluster.until_fact("verdict_reached", lambda body: bool(body.get("is_corrected")))
+    cluster.until_stepping(2)
+    path = f"jobs/{cluster.job}"
+    told = cluster.api.get(f"{path}/incidents/{incident}")
+    first = told["first_report"]
+    assert told["rank"] in {0, 1}, told
+    assert first.startswith(f"rank {told['rank']}, perhaps because of another rank, exited with 1")
+    assert told["headline"].startswith("rank 2: "), told
+    assert told["headline"] in {one["headline"] for one in cluster.incidents()}
+    ended = cluster.api.get(f"{path}/rounds/1")["end_headline"]
+    assert ended == f"{told['headline']}; first reported: {first}"
+    lines = list(story(told))
+    assert lines[1].startswith("  rank 2: ")
+    assert lines[2].startswith(f"  first reported: rank {told['rank']}, perhaps")
+    assert lines[lines.index("what happened") + 1].startswith("  rank 2, ")
+    assert f"round 1 is over: {first}" in agent.log.read_text()
 
 
 def test_a_rank_that_is_killed_is_the_culprit_and_no_node_is(cluster: Cluster) -> None:

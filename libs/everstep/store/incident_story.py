@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from everstep.incident_causes import meaning_of
 from everstep.store import tables
 from everstep.store.database import Database
-from everstep.store.queries import Record, round_state, slow_ranks
+from everstep.store.queries import Record, shown_rounds, slow_ranks
 
 _FEW = 50
 _MANY = 200
@@ -143,12 +143,19 @@ async def _failures(connection: AsyncConnection, job: str, number: int | None) -
 async def _primary(
     connection: AsyncConnection, job: str, row: Record, actions: Sequence[Record]
 ) -> Record | None:
-    """The exit that the first decision rests on, else the one that was reported first.
+    """The exit of a culprit, else the one that the first decision rests on or the first report.
 
-    They differ when a later report explained the others better.
+    They differ when a later report, or the verdict, explained the others better. None if the
+    verdict names others than the rank of the first report, and none of them is known to have ended.
     """
     table = tables.rank_exits
     here = (table.c.job == job, table.c.round == row["round"])
+    culprits = json.loads(row["culprit_ranks"] or "[]")[:_FEW]
+    if culprits and row["rank"] not in culprits:
+        of_culprits = select(table).where(*here, table.c.rank.in_(culprits))
+        own = await _all(connection, of_culprits.order_by(table.c.n).limit(1))
+        if own or row["rank"] is not None:
+            return own[0] if own else None
     rests_on = [id_ for action in actions for id_ in json.loads(action["rests_on"] or "[]")]
     named = [*rests_on, *([row["trigger_fact"]] if row["trigger_fact"] else [])][:_FEW]
     wanted: ColumnElement[bool] = table.c.id.in_(named)
@@ -215,10 +222,16 @@ async def _corrections(connection: AsyncConnection, job: str, incident: str) -> 
 
 
 async def _similar(connection: AsyncConnection, row: Record) -> Sequence[Record]:
-    """The same failure first, then the nodes that the first report or the verdict names."""
+    """The same failure first, then the nodes that the first report or the verdict names.
+
+    Where the job has only had one node, all of its incidents are on that node: unless the verdict
+    names the node, that says nothing.
+    """
     here = tables.incidents.c
     prints = [row["fingerprint"]] if row["fingerprint"] else []
-    nodes = {row["node"], *json.loads(row["culprit_nodes"] or "[]")[:_NODES]} - {None}
+    nodes = set(json.loads(row["culprit_nodes"] or "[]")[:_NODES])
+    if row["node"] is not None and await _had_several_nodes(connection, row["job"]):
+        nodes.add(row["node"])
     same = here.fingerprint.in_(prints)
     named = [here.culprit_nodes.contains(json.dumps(node), autoescape=True) for node in nodes]
     of_node: ColumnElement[bool] = or_(here.node.in_(nodes), *named)
@@ -228,6 +241,12 @@ async def _similar(connection: AsyncConnection, row: Record) -> Sequence[Record]
     return await _all(
         connection, query.order_by(case((same, 0), else_=1), here.first_n.desc()).limit(_SIMILAR)
     )
+
+
+async def _had_several_nodes(connection: AsyncConnection, job: str) -> bool:
+    members = tables.round_members.c
+    query = select(members.node).where(members.job == job, members.node.is_not(None)).distinct()
+    return len(await _all(connection, query.limit(2))) > 1
 
 
 async def _evidence(connection: AsyncConnection, job: str, incident: str) -> Sequence[Record]:
@@ -248,7 +267,7 @@ async def _rounds(connection: AsyncConnection, job: str, row: Record) -> Sequenc
     for number in (row["round"], row["next_round"]):
         if number is not None:
             belongs |= rounds.c.round == number
-    query = select(rounds, round_state().label("state")).where(rounds.c.job == job, belongs)
+    query = shown_rounds().where(rounds.c.job == job, belongs)
     return await _all(connection, query.order_by(rounds.c.round).limit(_FEW))
 
 

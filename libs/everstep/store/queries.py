@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, case, func, literal, select, tuple_
+from sqlalchemy import ColumnElement, Select, Table, case, func, literal, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from everstep.store import tables
@@ -165,9 +165,7 @@ async def round_detail(
     """
     rounds = tables.rounds
     async with database.read() as connection:
-        here = select(rounds, round_state().label("state")).where(
-            rounds.c.job == job, rounds.c.round == number
-        )
+        here = shown_rounds().where(rounds.c.job == job, rounds.c.round == number)
         row = (await connection.execute(here)).mappings().one_or_none()
         if row is None:
             return None
@@ -231,6 +229,25 @@ def slow_ranks(job: str, state: Literal["open", "cleared"] | None = None) -> Sel
     ).outerjoin(jobs, jobs.c.job == found.c.job)
     query = query.where(found.c.job == job, found.c.n.is_not(None))
     return query if state is None else query.where(shown["state"] == state)
+
+
+def shown_rounds() -> Select[Any]:
+    """Rounds with their state, and the verdict about the incident that ended each."""
+    rounds, incidents = tables.rounds, tables.incidents.c
+    of_end = (incidents.incident == rounds.c.end_incident) & (incidents.round == rounds.c.round)
+    return with_verdict(select(rounds, round_state().label("state")), rounds, of_end)
+
+
+def with_verdict(query: Select[Any], of: Table, joined: ColumnElement[bool]) -> Select[Any]:
+    """Add the verdict about an incident of the same job, and whom its first report is about."""
+    here = tables.incidents.c
+    return query.add_columns(
+        here.verdict_reason,
+        here.culprit_ranks,
+        here.culprit_nodes,
+        here.rank.label("reported_rank"),
+        here.node.label("reported_node"),
+    ).outerjoin(tables.incidents, (here.job == of.c.job) & joined)
 
 
 def round_state() -> ColumnElement[str]:

@@ -6,6 +6,7 @@ machine, without a bus and without a service.
 
 import asyncio
 import itertools
+import shutil
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -136,17 +137,20 @@ async def read_origin(database: Database) -> BundleOrigin | None:
 
 
 def unpack(bundle: Path, database: Path) -> None:
-    """Write the database of a bundle to a file. Raises `BundleError`."""
-    written = 0
+    """Write the database of a bundle to a file. Raises `BundleError`.
+
+    SQLite's header says how large the file is: one that has no room is refused before it is
+    written, and nothing is written that follows it.
+    """
+    written = size = 0
     try:
         with bundle.open("rb") as packed, database.open("xb") as plain:
             for block in zstandard.ZstdDecompressor().read_to_iter(packed, write_size=1 << 20):
-                if not written and not block.startswith(b"SQLite format 3\0"):
-                    raise BundleError(f"{bundle} is not a bundle: it holds no database")
+                if not written:
+                    size = _checked_size(bundle, block, database.parent)
                 written += len(block)
-                if written > _LARGEST_BUNDLE:
-                    limit = f"{_LARGEST_BUNDLE >> 30} GiB"
-                    raise BundleError(f"{bundle} is too large: it unpacks to more than {limit}")
+                if written > size:
+                    raise BundleError(f"{bundle} is not a bundle: more than a database is in it")
                 plain.write(block)
     except zstandard.ZstdError as error:
         raise BundleError(f"{bundle} is not a bundle of `everstep export`: {error}") from error
@@ -154,16 +158,24 @@ def unpack(bundle: Path, database: Path) -> None:
         raise BundleError(f"{bundle} cannot be opened: {error.strerror}") from error
     if not written and not bundle.stat().st_size:
         raise BundleError(f"{bundle} is empty")
-    if not written or written != _size_of(database):
+    if not written or written != size:
         raise BundleError(f"{bundle} is not whole: its end is missing")
 
 
-def _size_of(database: Path) -> int:
-    """How large SQLite's header says that the file is."""
-    with database.open("rb") as file:
-        header = file.read(100)
-    page = int.from_bytes(header[16:18], "big")
-    return (65536 if page == 1 else page) * int.from_bytes(header[28:32], "big")
+def _checked_size(bundle: Path, block: bytes, folder: Path) -> int:
+    """How large the database is, by SQLite's header; a `BundleError` if that cannot be unpacked."""
+    if not block.startswith(b"SQLite format 3\0"):
+        raise BundleError(f"{bundle} is not a bundle: it holds no database")
+    page = int.from_bytes(block[16:18], "big")
+    size = (65536 if page == 1 else page) * int.from_bytes(block[28:32], "big")
+    if size > _LARGEST_BUNDLE:
+        limit = f"{_LARGEST_BUNDLE >> 30} GiB"
+        raise BundleError(f"{bundle} is too large: it unpacks to more than {limit}")
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        room = f"{size >> 20} MiB, and {folder} has {free >> 20} MiB"
+        raise BundleError(f"{bundle} needs {room}: set TMPDIR to a folder with more room")
+    return size
 
 
 def _remove(plain: Path) -> None:

@@ -1,6 +1,7 @@
 """Four ranks that train over gloo, until one of them does what the first argument says."""
 
 import os
+import signal
 import sys
 import time
 
@@ -20,6 +21,12 @@ def train(run: trainer_sdk.Session) -> None:
         if os.environ["EVERSTEP_ROUND"] == "1" and dist.get_rank() == CULPRIT and step == AT:
             if FAULT == "raises":
                 raise ValueError(f"batch {step} has no labels")
+            if (
+                FAULT == "silent"
+            ):  # its peers lose it, and raise; it says nothing until it is stopped
+                os.close(2)
+                dist.destroy_process_group()
+                signal.pause()
             if FAULT == "skips":
                 while True:  # it has gone elsewhere, and never comes to the collective
                     time.sleep(0.1)

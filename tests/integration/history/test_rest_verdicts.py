@@ -12,7 +12,15 @@ import pytest
 
 from everstep.archive import ArchiveMember, pack
 from everstep.bus.blobs import MAX_BLOB_BYTES
-from everstep.messages import BlobRef, CorrectVerdict, Done, Fact, Message, ReadEvidence
+from everstep.messages import (
+    BlobRef,
+    CorrectVerdict,
+    Done,
+    Fact,
+    Member,
+    Message,
+    ReadEvidence,
+)
 from everstep_services.attribution.evidence_reader import EvidenceReader
 from tests.integration.conftest import Api
 from tests.unit.attribution.test_evidence import ALL_REDUCE, STEP, recorders, stack
@@ -150,6 +158,57 @@ async def test_what_is_alike_is_named_with_what_they_share(
         ("reported", "node"),
         ("blamed", "node"),
     ]
+
+
+async def test_on_the_only_node_of_a_job_the_same_node_says_nothing(
+    api: Api, reader: httpx2.AsyncClient
+) -> None:
+    """A11.1: unless the verdict names the node, other incidents on it are not worth a line."""
+    members = (Member(slot=0, node="n9", first_rank=0, ranks=4),)
+    await api.add(
+        *(make("round_formed", job=job, round=1, members=members) for job in ("j1", "j2")),
+        *(
+            make("incident_opened", job=job, incident=name, node="n9", rank=1)
+            for job, name in (("j1", "first"), ("j1", "second"), ("j2", "third"))
+        ),
+        verdict(job="j1", incident="second", fingerprint="", culprit_nodes=()),
+    )
+    assert (await get(reader, "incidents/second"))["similar"] == []
+    await api.add(verdict(1, job="j1", incident="second", fingerprint="", culprit_nodes=("n9",)))
+    found = await get(reader, "incidents/second")
+    assert [one["incident"] for one in found["similar"]] == ["third", "first"]
+
+
+async def test_where_the_verdict_names_another_rank_the_headline_follows_it(
+    api: Api, reader: httpx2.AsyncClient
+) -> None:
+    """A11.1: a victim raised first; the first sentence names the culprit all the same."""
+    about = {"reason": "rank 1 alone has not ended", "culprit_ranks": (1,), "culprit_nodes": ()}
+    ended = make(
+        "job_ended", job=JOB, state="stopped", reason="no restart is left", incident=INCIDENT
+    )
+    await api.add(*whole(), ended)
+    before = await get(reader, PATH)
+    assert (before["headline"], before["first_report"]) == (before["story"], None)
+    await api.add(verdict(0, cause="unknown", kind="lost_by_all", **about))
+    found = await get(reader, PATH)
+    assert found["headline"] == "rank 1 alone has not ended"
+    assert found["first_report"] == found["reason"]
+    assert (found["rank"], found["culprit_ranks"], found["primary"]) == (2, [1], None)
+    assert found["headline"] in {
+        one["headline"] for one in (await get(reader, "incidents"))["items"]
+    }
+    one = await get(reader, f"jobs/{JOB}/rounds/1")
+    wanted = f"rank 1 alone has not ended; first reported: {one['end_reason']}"
+    assert one["end_headline"] == wanted
+    rounds = (await get(reader, f"jobs/{JOB}/rounds"))["items"]
+    assert [row["end_headline"] for row in rounds if row["round"] == 1] == [wanted]
+    assert [row["end_headline"] for row in found["rounds"] if row["round"] == 1] == [wanted]
+    job = await get(reader, f"jobs/{JOB}")
+    assert job["end_headline"] == "rank 1 alone has not ended; first reported: no restart is left"
+    await api.add(verdict(1, **{**about, "culprit_ranks": (0,), "reason": "its memory is bad"}))
+    found = await get(reader, PATH)
+    assert (found["headline"], found["primary"]["rank"]) == ("rank 0: its memory is bad", 0)
 
 
 # -- evidence ------------------------------------------------------------------------------

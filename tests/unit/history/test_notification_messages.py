@@ -120,10 +120,10 @@ def test_a_message_reads_well() -> None:
         cause="gpu", confidence=0.92, verdict="its memory is bad", ranks=(3,), nodes=("n1",),
         action="restart: 2 are left", more=7, more_since_s=700.0,
     )  # fmt: skip
-    assert texts.title(notice) == "vit: incident (gpu) rank 3 on n1: rank 3 exited with 1"
+    assert texts.title(notice) == "vit: incident (gpu) rank 3 on n1: its memory is bad"
     assert texts.text(notice) == (
-        "rank 3 exited with 1\nVerdict: gpu (92%). its memory is bad\nDone: restart: 2 are left\n"
-        "and 7 more in 5 minutes"
+        "Verdict: gpu (92%). its memory is bad\nFirst reported: rank 3 exited with 1\n"
+        "Done: restart: 2 are left\nand 7 more in 5 minutes"
     )
     assert texts.link(notice, URL) == "https://everstep.example/incidents/i1"
     over = a_notice(outcome="recovered", ending="round 2 trains", lost_s=7.5, lost_steps=3)
@@ -131,6 +131,13 @@ def test_a_message_reads_well() -> None:
     assert "Cost: 7.5 s, 3 steps made again" in texts.text(over)
     odd = a_notice(event="slow_rank", job="a/../b?c")
     assert texts.link(odd, URL) == "https://everstep.example/jobs/a%2F..%2Fb%3Fc/stragglers"
+
+
+def test_a_verdict_without_a_culprit_leaves_the_first_report_first() -> None:
+    """A11.1: an inconclusive verdict names nobody, and hides nothing."""
+    notice = a_notice(cause="unknown", confidence=0.0, verdict="inconclusive: too little evidence")
+    assert texts.title(notice).endswith(": rank 3 exited with 1")
+    assert texts.text(notice).startswith("rank 3 exited with 1\nVerdict: unknown")
 
 
 def test_every_link_is_a_page_of_the_dashboard() -> None:

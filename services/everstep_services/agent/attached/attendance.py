@@ -8,7 +8,7 @@ from typing import Literal
 
 from everstep.incident_causes import IncidentCause
 from everstep.messages import Ledger
-from everstep_services.agent.core.exit import RankExit
+from everstep_services.agent.core.exit import RankExit, exit_sentence
 
 IncidentOutcome = Literal["recovered", "failed"]
 JobEnd = Literal["done", "failed", "unknown"]
@@ -163,7 +163,7 @@ class Attendance:
             self._first_bad = rank
             if self._trouble is None:
                 self._trouble = _Trouble(self.round, now)
-                acts.append(IncidentOpens(rank, f"rank {rank} {ending.text}", fact))
+                acts.append(IncidentOpens(rank, self._sentence(rank, ending), fact))
             self._trouble.is_stall = False
         if not self.live:
             self._gone_at = now
@@ -203,8 +203,9 @@ class Attendance:
         state: JobEnd = "unknown"
         code = None
         reason = why or "its ranks are gone, and nobody saw how all of them ended"
-        if bad is not None:
-            state, reason = "failed", f"rank {self._first_bad} {bad.text}; no other round followed"
+        if bad is not None and self._first_bad is not None:
+            state = "failed"
+            reason = f"{self._sentence(self._first_bad, bad)}; no other round followed"
             code = bad.code
         elif all(ending and ending.is_good for ending in endings):
             state, reason, code = "done", "all ranks that were watched have ended well", 0
@@ -214,12 +215,15 @@ class Attendance:
             acts.append(self._closes(self._trouble, outcome, reason, now))
         return [*acts, JobOver(state, reason, code)]
 
+    def _sentence(self, rank: int, ending: RankExit) -> str:
+        return exit_sentence(rank, ending, self.expected)
+
     def _ends(self, now: float) -> RoundEnds:
         lasted_s = now - self._round_began
         if self._first_bad is not None:
             presence = self._ranks[self._first_bad]
             assert presence.ending is not None
-            reason = f"rank {self._first_bad} {presence.ending.text}"
+            reason = self._sentence(self._first_bad, presence.ending)
             return RoundEnds(
                 self.round, "rank_exited", reason, self._first_bad, presence.fact or None, lasted_s
             )

@@ -116,3 +116,10 @@ class RankExit:
     def forgiven(self) -> "RankExit":
         """The same as a good end: the rank had done its work before it was killed."""
         return replace(self, code=0, signal=None, error=None)
+
+
+def exit_sentence(rank: int, ending: RankExit, world_size: int) -> str:
+    """The end of a rank, for a person, with the doubt that another rank failed before it."""
+    is_doubtful = ending.error is not None and ending.is_secondary and world_size > 1
+    doubt = ", perhaps because of another rank," if is_doubtful else ""
+    return f"rank {rank}{doubt} {ending.text}"

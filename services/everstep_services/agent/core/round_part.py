@@ -16,7 +16,7 @@ from everstep_services.agent.core.actions import (
     StopRound,
     StopWithoutWait,
 )
-from everstep_services.agent.core.exit import RankExit
+from everstep_services.agent.core.exit import RankExit, exit_sentence
 
 UNHEARD = 94
 
@@ -239,7 +239,8 @@ class RoundPart:
         # of the ranks that fail after the first, only those are reported that may be the cause
         if not is_first and ending.is_secondary:
             return []
-        return [SendReport(self.round, "rank_exited", f"rank {rank} {ending.text}", rank, ending)]
+        reason = exit_sentence(rank, ending, self.order.world_size)
+        return [SendReport(self.round, "rank_exited", reason, rank, ending)]
 
     # -- they stop after a step ------------------------------------------------------------------
 

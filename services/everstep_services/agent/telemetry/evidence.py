@@ -42,7 +42,10 @@ class _Failure:
 
     fact: str = field(default_factory=new_id)
     incident: str | None = None
+    stored: dict[str, BlobRef] = field(default_factory=dict)
+    """The end of each stream that the store has."""
     blobs: dict[str, BlobRef] = field(default_factory=dict)
+    """Those of `stored` that no fact names yet."""
     is_recorded: bool = False
     is_good: bool = False
     """It ended as it should: not a part of any incident."""
@@ -219,7 +222,7 @@ class EvidenceRecorder(Collections):
                 problem = await asyncio.to_thread(self._first_error, order.round, rank)
             fact = self._records.rank_exited(
                 failure.fact, order, rank, pid, ending,
-                step=step, first_error=problem, log=failure.blobs.get("stderr"),
+                step=step, first_error=problem, log=failure.stored.get("stderr"),
                 incident=failure.incident,
             )  # fmt: skip
             self._record(fact)
@@ -265,17 +268,22 @@ class EvidenceRecorder(Collections):
         self._jobs.put_nowait(keep)
 
     async def _store(self, round: int, rank: int, failure: _Failure) -> None:
+        """Store the end of each stream once: rank 0 may be stopped, and then be reaped, too."""
         failure.is_unstored = False
         for stream in _STREAMS:
+            if stream in failure.stored:
+                continue
             text = await asyncio.to_thread(self._tail, round, rank, stream)
             if not text:
                 continue
             try:
                 async with asyncio.timeout(_PUT_WITHIN_S):
-                    failure.blobs[stream] = await self._bus.blobs.put(self._job, text.encode())
+                    blob = await self._bus.blobs.put(self._job, text.encode())
             except (BusError, TimeoutError) as error:
                 failure.is_unstored = True
                 log.info("log_kept_later rank=%d stream=%s error=%s", rank, stream, error)
+            else:
+                failure.stored[stream] = failure.blobs[stream] = blob
 
     async def _try_again(self, round: int, rank: int, failure: _Failure) -> None:
         await self._bus.wait_connected()

@@ -404,7 +404,7 @@ def _of_exception(end: RankEnd) -> tuple[VerdictCause, str, float, str]:
 
 def _of_known_error(end: RankEnd, match: Match, event: str) -> tuple[VerdictCause, str, float, str]:
     rule = match.rule
-    if rule.id != refused_memory.RULE:
+    if rule.id not in refused_memory.RULES:
         return _cause(match), rule.failure_class, _STRENGTHS[rule.severity], event
     if refused_memory.is_absurd(refused_memory.text_of(end)):
         return "user_code", "absurd_size", 0.85, f"{event}, more than any host has,"

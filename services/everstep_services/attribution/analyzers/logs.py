@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from everstep.messages import Case, EvidencePiece, RankEnd
-from everstep.verdict_causes import NODE_CAUSES, VerdictCause
+from everstep.verdict_causes import NODE_CAUSES
 from everstep_services.attribution.analyzers import refused_memory
 from everstep_services.attribution.analyzers.ends import first_ends, has_lost_worker
 from everstep_services.attribution.domain.claims import GENERAL, WITHOUT_CULPRIT, Claim, cause_of
@@ -34,8 +34,6 @@ _OF_PROCESSES: Mapping[str, frozenset[str]] = {
 _OF_ANOTHER = 0.3
 """The factor for such a line if no rank of its node ended in that way."""
 _ECHO = "Fatal Python error: "
-_BUS_ERROR = "bus_error"
-_SHARED_MEMORY = re.compile(r"(?i)shared memory|/torch_")
 _OF_BOTH = 0.97
 """The strength if a rank and the kernel of its node report the same device."""
 _OF_DEVICE = re.compile(
@@ -165,7 +163,7 @@ def _claim(
     is_kernel: bool,
 ) -> Claim:
     piece = pieces[failure.file]
-    cause, kind, means = _meaning(failure)
+    cause = cause_of(failure.domain)
     where = f"the kernel of {piece.node}" if is_kernel else _who(ranks)
     if failure.role != "root":
         strength *= _WEAK
@@ -174,8 +172,8 @@ def _claim(
     is_of_node = is_kernel and cause in NODE_CAUSES and failure.failure_class != "host_oom"
     return Claim(
         cause=cause,
-        kind=kind,
-        says=f"{where}: {means}: {failure.quote[:_QUOTED]}",
+        kind=failure.failure_class,
+        says=f"{where}: {failure.means}: {failure.quote[:_QUOTED]}",
         strength=strength,
         ranks=() if failure.failure_class in WITHOUT_CULPRIT else tuple(ranks),
         nodes=(piece.node,) if is_of_node else (),
@@ -183,17 +181,6 @@ def _claim(
         fact=piece.fact,
         blob=piece.blob,
     )
-
-
-def _meaning(failure: Failure) -> tuple[VerdictCause, str, str]:
-    """The cause, its kind, and words for them: no more than the text proves."""
-    if failure.rule == refused_memory.RULE:
-        if refused_memory.is_absurd(failure.quote):
-            return "user_code", "absurd_size", "it asked for more memory than any host has"
-        return "host", failure.failure_class, refused_memory.MEANS
-    if failure.failure_class == _BUS_ERROR and not _SHARED_MEMORY.search(failure.quote):
-        return "unknown", _BUS_ERROR, "memory behind a mapping is gone"
-    return cause_of(failure.domain), failure.failure_class, failure.means
 
 
 def _who(ranks: Sequence[int]) -> str:

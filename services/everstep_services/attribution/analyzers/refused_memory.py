@@ -9,8 +9,8 @@ import re
 from everstep.messages import RankEnd
 from everstep_services.attribution.log_analysis.rules import shipped
 
-RULE = "host_memory"
-"""The rule of log analysis that knows such texts."""
+RULES = frozenset({"host_memory", "absurd_size"})
+"""The rules of log analysis that know such texts."""
 MEANS = "memory was refused"
 _ASKED_BYTES = re.compile(r"tried to allocate (\d{1,30}) bytes")
 _ASKED_UNITS = re.compile(r"[Uu]nable to allocate (\d{1,9}(?:\.\d{1,9})?) ([KMGTPE])iB\b")
@@ -30,7 +30,7 @@ def asked_bytes(text: str) -> int:
 def is_refusal(text: str) -> bool:
     """Whether the text reports that memory was refused."""
     match = shipped().match(text)
-    return match is not None and match.rule.id == RULE
+    return match is not None and match.rule.id in RULES
 
 
 def is_absurd(text: str) -> bool:

@@ -169,6 +169,11 @@ class AbsentBus:
         """Contents of evidence: only copies in the database can be read."""
         return self
 
+    @property
+    def rank_logs(self) -> "AbsentBus":
+        """The log store: nothing of it can be read."""
+        return self
+
     def documents(self, _bucket: str) -> "AbsentBus":
         """Documents: none can be read."""
         return self
@@ -187,6 +192,18 @@ class AbsentBus:
 
     async def keys(self, *_: object) -> NoReturn:
         """No document can be listed."""
+        raise BusUnreachableError(self._reason)
+
+    async def read(self, *_: object, **__: object) -> NoReturn:
+        """No output of ranks can be read."""
+        raise BusUnreachableError(self._reason)
+
+    async def rounds(self, *_: object) -> NoReturn:
+        """No round with output can be listed."""
+        raise BusUnreachableError(self._reason)
+
+    async def indexes(self, *_: object) -> NoReturn:
+        """No index of output can be read."""
         raise BusUnreachableError(self._reason)
 
     async def keeps_s(self) -> NoReturn:

@@ -144,7 +144,7 @@ def job_page(
 def _state(job: Record) -> str:
     if job["ended_at"]:
         code = "" if job["exit_code"] is None else f" (exit code {job['exit_code']})"
-        return f"{cell(job['state'])}{code}: {cell(job['end_reason'])}"
+        return f"{cell(job['state'])}{code}: {cell(job['end_headline'])}"
     parts = [cell(job["state"])]
     if job["round"] is not None:
         parts.append(f"round {job['round']}")
@@ -208,7 +208,7 @@ def _round(row: Record) -> tuple[object, ...]:
         row["nodes"],
         row["world_size"],
         row["last_step"],
-        brief(row["end_reason"] or row["end_cause"]),
+        brief(row["end_headline"] or row["end_cause"]),
     )
 
 
@@ -222,7 +222,7 @@ def _member(member: Record) -> tuple[object, ...]:
 def _incident_row(incident: Record) -> tuple[object, ...]:
     took = span(wall_s(incident))
     name = cell(incident["incident"])[:SHORT_ID]
-    return name, moment(incident["opened_at"]), outcome(incident), took, brief(incident["reason"])
+    return name, moment(incident["opened_at"]), outcome(incident), took, brief(incident["headline"])
 
 
 def _incident(incident: dict[str, Any], short: int | None) -> dict[str, Any]:

@@ -2,9 +2,12 @@
 
 import asyncio
 import os
+import signal
 import socket
+import sys
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,8 @@ def serve_bundle(invocation: Invocation, bundle: Path, host: str, port: int) -> 
         listener = listen(host, port, remedy="choose another port with --port")
         stack.callback(listener.close)
         database = folder / "history.db"
-        unpack(bundle, database)
+        with _cleaning_up_when_ended():
+            unpack(bundle, database)
 
         async def main(stop: asyncio.Event) -> None:
             await _check(bundle, database)
@@ -44,6 +48,20 @@ def serve_bundle(invocation: Invocation, bundle: Path, host: str, port: int) -> 
                 await _serve(invocation, opened, listener, folder, stop)
 
         return runtime.run("serve", main)
+
+
+@contextmanager
+def _cleaning_up_when_ended() -> Iterator[None]:
+    """Let SIGTERM raise inside the block, so that the folder is removed."""
+
+    def end(number: int, _frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 async def _serve(

@@ -120,7 +120,7 @@ def _marks(
     for incident in incidents:
         at = moment(incident["opened_at"])
         if at is not None:
-            text = incident["story"] or incident["reason"] or "incident"
+            text = incident["headline"] or "incident"
             href = f"/{path_of('incidents', incident['incident'])}"
             marks.append(TimelineMark("incident", round(place(at), 2), text, href))
     return marks

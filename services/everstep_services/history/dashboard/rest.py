@@ -29,6 +29,10 @@ _KEPT_BYTES = 32 << 20
 _KEPT_LARGEST = 1 << 20
 _KEPT_FOR_S = 900.0
 _AWAY = frozenset({502, 503, 504})
+_AWAY_TEXTS = {
+    "bus_unavailable": "The bus does not answer",
+    "database_unavailable": "The database cannot be used now",
+}
 
 Query = Mapping[str, object]
 
@@ -159,7 +163,7 @@ class Reader:
         if kept is None:
             raise error
         self.stale_s = max(self.stale_s or 0.0, kept[0])
-        self.stale_reason = error.detail
+        self.stale_reason = _AWAY_TEXTS.get(error.code, error.detail)
         return msgspec.json.decode(kept[1])
 
     async def get_or_not(self, path: str, **query: object) -> RestAnswer:

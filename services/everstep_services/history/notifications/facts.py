@@ -64,14 +64,19 @@ def _judged(notices: Notices, fact: VerdictReached, now: float) -> None:
     notice = notices.open_or_new(_incident_id(fact), fact, now, "incident", fact.incident)
     if notice is None or fact.revision <= notice.revision:
         return
+    ranks, nodes = fact.culprit_ranks[:_NAMES_MOST], fact.culprit_nodes[:_NAMES_MOST]
+    if not nodes and ranks in {(), notice.ranks}:
+        nodes = notice.nodes
+    if not ranks and nodes == notice.nodes:
+        ranks = notice.ranks
     judged = replace(
         notice,
         revision=fact.revision,
         cause=fact.cause,
         verdict=_bounded(fact.reason),
         confidence=fact.confidence,
-        ranks=fact.culprit_ranks[:_NAMES_MOST] or notice.ranks,
-        nodes=fact.culprit_nodes[:_NAMES_MOST] or notice.nodes,
+        ranks=ranks,
+        nodes=nodes,
     )
     notices.put(judged)
     if judged.state == "firing":

@@ -38,9 +38,12 @@ def title(notice: Notice) -> str:
 
 def text(notice: Notice) -> str:
     """What happened, what the verdict says, what was done, how it ended, what it cost."""
+    verdict = notice.verdict and f"Verdict: {_cause(notice)}. {notice.verdict}"
+    reports = [notice.reason, verdict]
+    if _is_conclusive(notice):
+        reports = [verdict, notice.reason and f"First reported: {notice.reason}"]
     sentences = [
-        notice.reason,
-        notice.verdict and f"Verdict: {_cause(notice)}. {notice.verdict}",
+        *reports,
         notice.action and f"Done: {notice.action}",
         notice.ending and f"End: {notice.ending}",
         _cost(notice),
@@ -97,12 +100,21 @@ def _incident(notice: Notice) -> str:
     cause = f" ({notice.cause})" if notice.cause else ""
     if notice.outcome:
         return f"{notice.job}: incident {notice.outcome}{cause}{where}"
-    return f"{notice.job}: incident{cause}{where}: {notice.reason}"
+    return f"{notice.job}: incident{cause}{where}: {_headline(notice)}"
+
+
+def _headline(notice: Notice) -> str:
+    """The verdict, which may name others than the first report did; without one, that report."""
+    return notice.verdict if _is_conclusive(notice) else notice.reason
+
+
+def _is_conclusive(notice: Notice) -> bool:
+    return bool(notice.verdict) and not notice.verdict.startswith("inconclusive")
 
 
 def _job_ended(notice: Notice) -> str:
     word = "failed" if notice.event == "job_failed" else "stopped"
-    return f"{notice.job}: the job has {word}: {notice.reason}"
+    return f"{notice.job}: the job has {word}: {_headline(notice)}"
 
 
 def _slow_rank(notice: Notice) -> str:

@@ -97,6 +97,14 @@ async def test_what_only_a_cluster_has_is_a_page_of_its_own(tmp_path: Path) -> N
         assert refused.status_code == 405
 
 
+async def test_a_bundle_says_that_it_has_no_log_store(tmp_path: Path) -> None:
+    async with bundle(tmp_path) as served, served.client(await served.token()) as reader:
+        for path in ("logs", "logs?round=1&rank=21", "logs/stream", "logs/rounds"):
+            answer = await reader.get(f"jobs/{JOB}/{path}")
+            assert (answer.status_code, answer.json()["code"]) == (404, "logs_not_stored"), path
+            assert "with the incidents" in answer.json()["detail"]
+
+
 async def test_no_token_can_change_a_bundle_by_rest(tmp_path: Path) -> None:
     """A13.1: also a token of an administrator, made in the unpacked database."""
     async with bundle(tmp_path) as served:

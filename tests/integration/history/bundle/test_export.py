@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx2
 import pytest
@@ -129,13 +130,21 @@ async def test_one_bundle_is_written_at_a_time(api: Api, reader: httpx2.AsyncCli
     assert (await problem(reader, "jobs/nobody/export"))[:2] == (404, "not_found")
 
 
+def sqlite(*, pages: int, then: bytes) -> bytes:
+    """The header of a database with this number of pages of 4 KiB, and what follows it."""
+    head = b"SQLite format 3\0" + (4096).to_bytes(2, "big") + bytes(10) + pages.to_bytes(4, "big")
+    return head + then
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
         (b"", "is empty"),
         (b"no bundle at all", "is not a bundle"),
         (zstandard.compress(b"text" * 1000), "holds no database"),
-        (zstandard.compress(b"SQLite format 3\0" + b"x" * 5000), "is not whole"),
+        (zstandard.compress(sqlite(pages=2, then=b"x" * 4000)), "is not whole"),
+        (zstandard.compress(sqlite(pages=1, then=bytes(1 << 24))), "more than a database"),
+        (zstandard.compress(sqlite(pages=0xFFFFFF00, then=b"")), "too large"),
     ],
 )
 def test_what_is_not_a_bundle_is_one_line(tmp_path: Path, content: bytes, said: str) -> None:
@@ -144,3 +153,15 @@ def test_what_is_not_a_bundle_is_one_line(tmp_path: Path, content: bytes, said: 
     file.write_bytes(content)
     with pytest.raises(BundleError, match=said):
         unpack(file, tmp_path / "unpacked.db")
+
+
+def test_a_bundle_for_which_there_is_no_room_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The header says how large it is (A13.3)."""
+    file = tmp_path / "large.everstep"
+    file.write_bytes(zstandard.compress(sqlite(pages=1 << 20, then=b"")))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1 << 30))
+    with pytest.raises(BundleError, match="needs 4096 MiB, and .* has 1024 MiB: set TMPDIR"):
+        unpack(file, tmp_path / "unpacked.db")
+    assert not (tmp_path / "unpacked.db").stat().st_size

@@ -147,6 +147,23 @@ async def test_the_log_of_rank_0_is_kept_once_where_it_failed_before_it_was_stop
     assert logs_of(await recorded(tmp_path, tell)) == [("i1", 0)]
 
 
+async def test_the_log_of_rank_0_is_kept_once_where_it_is_reaped_after_it_was_stopped(
+    tmp_path: Path,
+) -> None:
+    """A4.1: the same piece of evidence does not stand twice in the record."""
+
+    def tell(recorder: EvidenceRecorder) -> None:
+        recorder.round_stops(1, "i1")
+        recorder.round_stopped(start(), "i1", (0, 1))
+        recorder.rank_exited(start(), 0, 70, LOST, 5)
+
+    facts = await recorded(tmp_path, tell)
+    assert logs_of(facts) == [("i1", 0)]
+    (exit_,) = [it for it in facts if isinstance(it, RankExited)]
+    (piece,) = [it for it in facts if isinstance(it, EvidenceCollected)]
+    assert exit_.log == piece.blob
+
+
 async def test_a_failure_that_was_heard_before_the_stop_belongs_to_it(tmp_path: Path) -> None:
     """Rendezvous may answer the report of one rank only (A4.1)."""
 

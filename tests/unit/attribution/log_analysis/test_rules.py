@@ -248,3 +248,45 @@ def test_a_launcher_may_report_a_kill_for_memory(tmp_path: Path) -> None:
     report = analyze_files([path]).report()
     assert report.cause is not None
     assert (report.verdict, report.cause.failure_class) == ("cause", "host_oom")
+
+
+KNOWN = [
+    ("Bus error (core dumped)", "unknown", "memory behind a mapping is gone"),
+    ("Fatal Python error: Bus error", "unknown", "memory behind a mapping is gone"),
+    (
+        "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that "
+        "dataloader's workers are out of shared memory.",
+        "host",
+        "the data loader reports too little shared memory (/dev/shm)",
+    ),
+    ("MemoryError", "host", "memory was refused"),
+    (
+        "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+        "4503599627370496 bytes. Error code 12 (Cannot allocate memory)",
+        "user code",
+        "the script asked for more memory than any host has",
+    ),
+    (
+        "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+        "8589934592 bytes. Error code 12 (Cannot allocate memory)",
+        "host",
+        "memory was refused",
+    ),
+    (
+        "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 8.00 PiB for an array",
+        "user code",
+        "the script asked for more memory than any host has",
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "domain", "means"), KNOWN)
+def test_a_line_means_no_more_than_it_says(
+    line: str, domain: str, means: str, tmp_path: Path
+) -> None:
+    """A11.1: nobody knows from a bus error that /dev/shm was full, or that a host was short."""
+    path = tmp_path / "log"
+    path.write_text(f"[rank1]: {line}\n")
+    report = analyze_files([path]).report()
+    assert report.cause is not None
+    assert (report.cause.domain, report.cause.means) == (domain, means)

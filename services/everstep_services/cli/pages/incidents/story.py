@@ -17,6 +17,7 @@ from everstep_services.cli.cells import (
     clean_lines,
     counted,
     ending,
+    listed,
     moment,
     outcome,
     since,
@@ -37,6 +38,7 @@ _WHOLE_ID = 32
 _BEGINNING = re.compile("[0-9a-f]{4,}")
 _LISTED = 10_000
 _FINDINGS = 1000
+_CULPRITS = 6
 
 
 def find_incident(api: Api, job: str, named: str | None) -> dict[str, Any]:
@@ -111,7 +113,9 @@ def slow_job_lines(job: Record) -> Iterator[str]:
     """A job to which slow ranks have happened, its end first."""
     name = cell(job["job"])
     code = "" if job["exit_code"] is None else f" (exit code {job['exit_code']})"
-    ended = f": {cell(job['end_reason'])}" if job["end_reason"] else ", and had no incident so far"
+    ended = (
+        f": {cell(job['end_headline'])}" if job["end_headline"] else ", and had no incident so far"
+    )
     yield f"{name}: {cell(job['state'])}{code}{ended}"
     for finding in job["slow_ranks"][:_SLOW_SHOWN]:
         section = f" in section {cell(finding['section'])}" if finding["section"] else ""
@@ -131,12 +135,11 @@ def story(incident: Record) -> Iterator[str]:
     took = "" if lasted is None else f" in {span(lasted)}"
     name, job = cell(incident["incident"]), cell(incident["job"])
     yield f"incident {name} of {job}: {outcome(incident)}{took}"
-    texts = (
-        (incident["story"],)
-        if incident["story"]
-        else (incident["reason"], incident["extended_reason"])
-    )
-    yield from (f"  {cell(text)}" for text in texts if text)
+    yield f"  {cell(incident['headline'])}"
+    if incident["first_report"]:
+        yield f"  first reported: {cell(incident['first_report'])}"
+    if not incident["story"] and incident["extended_reason"]:
+        yield f"  {cell(incident['extended_reason'])}"
     for part in PARTS.values():
         lines = list(part(incident))
         if lines:
@@ -201,6 +204,8 @@ def _who(incident: Record) -> Iterator[str]:
     yield from stall_lines(incident)
     if primary is not None:
         yield from _exit(primary, incident["job"])
+    elif incident["first_report"] and incident["culprit_ranks"]:
+        yield "  it had not ended by itself when the round was stopped, as far as is known"
     yield from _slow(incident)
     others = [exit_ for exit_ in incident["exits"] if primary is None or exit_["n"] != primary["n"]]
     if others:
@@ -227,8 +232,13 @@ def _slow(incident: Record) -> Iterator[str]:
 def _where(incident: Record) -> str:
     primary = incident["primary"] or {}
     of_rank = ("rank", "node", "step", "section")
-    # A later report may have explained the first one.
-    about = {**incident, **{key: primary[key] for key in of_rank if primary.get(key) is not None}}
+    about = incident
+    if incident["first_report"]:  # it was about somebody else
+        ranks, nodes = (incident[name] or () for name in ("culprit_ranks", "culprit_nodes"))
+        rank, node = (listed(names, _CULPRITS) if names else None for names in (ranks, nodes))
+        about = {**incident, **dict.fromkeys(of_rank), "rank": rank, "node": node}
+    # A later report, or the verdict, may have explained the first one.
+    about = {**about, **{key: primary[key] for key in of_rank if primary.get(key) is not None}}
     named = ("rank", "node", "round", "step", "phase", "section")
     parts = [f"{name} {cell(about[name])}" for name in named if about[name] is not None]
     return ", ".join(parts) or cell(incident["trigger"])
@@ -248,7 +258,7 @@ def _exit(exit_: Record, job: str) -> Iterator[str]:
 
 def _decisions(incident: Record) -> Iterator[str]:
     for action in incident["actions"]:
-        only_said = ", only said (observe mode)" if action["mode"] == "observe" else ""
+        only_said = ", only recorded (observe mode)" if action["mode"] == "observe" else ""
         rule = f", by rule {cell(action['rule'])}" if action["rule"] else ""
         yield f"decided: {cell(action['action'])}{rule}{only_said}"
         if action["reason"]:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from everstep.store.projected.registry import PROJECTED
 from everstep.store.times import from_us
+from everstep_services.history.headline import culprit_sentence, names_others
 
 T = TypeVar("T")
 
@@ -29,6 +30,20 @@ def present(row: Mapping[Any, Any]) -> dict[str, Any]:
         else:
             shown[name] = value
     return shown
+
+
+def culprit_headline(
+    shown: Mapping[str, Any], reported_rank: int | None, reported_node: str | None
+) -> str | None:
+    """What the verdict says of its culprits; None if the report has named just those.
+
+    `shown` has the columns of a verdict, or none of them where there is no verdict.
+    """
+    ranks, nodes = shown["culprit_ranks"] or (), shown["culprit_nodes"] or ()
+    reason = shown["verdict_reason"]
+    if not reason or not names_others(ranks, nodes, reported_rank, reported_node):
+        return None
+    return culprit_sentence(reason, ranks, nodes)
 
 
 class Answer(BaseModel):

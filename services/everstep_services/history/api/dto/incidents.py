@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from everstep.store.evidence_copies import LARGEST
-from everstep_services.history.api.dto.answer import Answer, present
+from everstep_services.history.api.dto.answer import Answer, culprit_headline, present
 from everstep_services.history.api.dto.jobs import BudgetOut, Exit, Round, Stall
 from everstep_services.history.api.dto.stragglers import SlowRank
 
@@ -25,6 +25,13 @@ _OPEN = {
     "no_dump": "others wait for it, and its recorder tells nothing",
 }
 """What is known of a failure, by its kind, when its cause is unknown."""
+
+
+def headlines(shown: Mapping[str, Any]) -> dict[str, str | None]:
+    """The headline of an incident, and the first report where the verdict names others."""
+    told = shown["story"] or shown["reason"]
+    headline = culprit_headline(shown, shown["rank"], shown["node"])
+    return {"headline": headline or told, "first_report": shown["reason"] if headline else None}
 
 
 def shown_verdict(row: Mapping[Any, Any]) -> "VerdictOut":
@@ -108,7 +115,7 @@ class LedgerOut(Answer):
     start_s: float = Field(description="Until its last rank ran.")
     restore_s: float = Field(description="Until the state was back.")
     first_step_s: float = Field(description="Until the first step was finished.")
-    other_s: float = Field(description="What belongs to none of these.")
+    other_s: float = Field(description="Time that belongs to none of these.")
     wall_s: float = Field(description="The sum.")
 
 
@@ -126,8 +133,17 @@ class Incident(Answer):
     trigger: str | None = Field(
         description="The kind of the first report.", examples=["rank_exited"]
     )
-    reason: str | None = Field(description="What happened, to whom, past which limit.")
-    story: str | None = Field(description="The whole of it in a sentence or two, at its end.")
+    headline: str | None = Field(
+        description="What a person should read first: the verdict where it names other culprits "
+        "than the first report, else the story or the reason."
+    )
+    first_report: str | None = Field(
+        description="What was reported first, where the verdict names other culprits; else null."
+    )
+    reason: str | None = Field(
+        description="What was reported first: what happened, to whom, past which limit."
+    )
+    story: str | None = Field(description="All of it in a sentence or two, once it is closed.")
     round: int | None = Field(description="The round that it broke.")
     next_round: int | None = Field(description="The round in which it recovered.")
     node: str | None = Field(description="The node that the first report is about.")
@@ -139,10 +155,10 @@ class Incident(Answer):
     ranks_affected: int | None
     nodes_affected: list[str] | None
     reports: int | None = Field(description="How many belonged to it.")
-    extended_reason: str | None = Field(description="What the later reports say together.")
+    extended_reason: str | None = Field(description="The later reports in one text.")
     ledger: LedgerOut | None = Field(description="Null while it is open.")
     lost_steps: int | None = Field(description="Steps that had to be made again.")
-    lost_s: float | None = Field(description="What those steps had taken.")
+    lost_s: float | None = Field(description="The time that those steps had taken.")
     restored_step: int | None
     restored_tier: str | None
     merged_into: str | None
@@ -150,7 +166,9 @@ class Incident(Answer):
         description="The cause class of the verdict that holds; null while there is none.",
         examples=["user_code"],
     )
-    confidence: float | None = Field(description="That of the verdict, 0 to 1.")
+    confidence: float | None = Field(description="The confidence of the verdict, 0 to 1.")
+    culprit_ranks: list[int] | None = Field(description="The ranks that this verdict names.")
+    culprit_nodes: list[str] | None = Field(description="The nodes that it names.")
     fingerprint: str | None = Field(description="Equal for the same failure.")
     trigger_fact: str | None = Field(description="The first report's id.")
     opened_fact: str | None
@@ -304,6 +322,7 @@ class SimilarIncident(Answer):
     opened_at: datetime | None
     outcome: str | None
     cause: str | None
+    headline: str | None
     reason: str | None
     node: str | None
     rank: int | None
@@ -334,8 +353,9 @@ class IncidentDetail(Incident):
     """The whole story of an incident."""
 
     primary: Primary | None = Field(
-        description="The exit that explains the others: the one that the first decision rests on, "
-        "else the one that was reported first; null when no rank exited."
+        description="The exit that explains the others: that of a culprit, else the one that the "
+        "first decision rests on, else the one that was reported first; null when no rank exited, "
+        "or none of the culprits."
     )
     stall: Stall | None = Field(description="How that rank stalled; null when it did not.")
     stalls: list[Stall] = Field(

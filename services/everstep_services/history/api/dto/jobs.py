@@ -1,12 +1,13 @@
 """Jobs, their rounds and their ranks, as REST shows them."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 from pydantic import Field
 
 from everstep.store.queries import Record
-from everstep_services.history.api.dto.answer import Answer, present
+from everstep_services.history.api.dto.answer import Answer, culprit_headline, present
 
 
 class BudgetOut(Answer):
@@ -47,6 +48,9 @@ class Job(Answer):
     ended_at: datetime | None
     end_reason: str | None = Field(description="Why it ended, past which limit.")
     end_incident: str | None
+    end_headline: str | None = Field(
+        description="The same, beginning with the verdict where it names other culprits."
+    )
     exit_code: int | None
     round: int | None = Field(description="The newest round.")
     rounds: int | None = Field(description="How many rounds have formed.")
@@ -146,7 +150,10 @@ class Round(Answer):
     stalls: int | None
     ended_at: datetime | None
     end_cause: str | None
-    end_reason: str | None
+    end_reason: str | None = Field(description="What the report says that ended it.")
+    end_headline: str | None = Field(
+        description="The same, beginning with the verdict where it names other culprits."
+    )
     end_node: str | None
     end_rank: int | None
     end_incident: str | None
@@ -215,9 +222,21 @@ _OF_THE_END = (
 def shown_job(row: Record) -> dict[str, Any]:
     """As a client sees it: of a job that was taken up again, without how it had ended."""
     end, begun = row["ended_fact"], row["begun_fact"]
-    if end is None or begun is None or end > begun:
-        return present(row)
-    return present({**row, **dict.fromkeys(_OF_THE_END)})
+    is_over = end is None or begun is None or end > begun
+    shown = present(row if is_over else {**row, **dict.fromkeys(_OF_THE_END)})
+    headline = _end_headline(shown, shown["reported_rank"], shown["reported_node"])
+    return {**shown, "end_headline": headline}
+
+
+def shown_round(row: Record) -> dict[str, Any]:
+    """As a client sees it."""
+    shown = present(row)
+    return {**shown, "end_headline": _end_headline(shown, shown["end_rank"], shown["end_node"])}
+
+
+def _end_headline(shown: Mapping[str, Any], rank: int | None, node: str | None) -> str | None:
+    headline, reason = culprit_headline(shown, rank, node), shown["end_reason"]
+    return f"{headline}; first reported: {reason}" if headline and reason else reason
 
 
 def shown_exit(row: Record) -> Exit:

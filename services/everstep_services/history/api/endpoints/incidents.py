@@ -25,10 +25,11 @@ from everstep_services.history.api.dto.incidents import (
     Located,
     Primary,
     SimilarIncident,
+    headlines,
     shown_evidence,
     shown_verdict,
 )
-from everstep_services.history.api.dto.jobs import Round, Stall, shown_exit
+from everstep_services.history.api.dto.jobs import Round, Stall, shown_exit, shown_round
 from everstep_services.history.api.dto.operators import CorrectionWanted, Decided
 from everstep_services.history.api.dto.stragglers import shown_slow_rank
 from everstep_services.history.api.endpoints.jobs import check_known
@@ -81,7 +82,7 @@ class ActionFilter(Paging):
         None, max_length=10, description="One of these.", examples=[["restart", "stop"]]
     )
     mode: Literal["enforce", "observe"] | None = Field(
-        None, description="Only what was done, or only what was merely said."
+        None, description="Only decisions that were carried out, or only observed ones."
     )
     order: Literal["asc", "desc"] = Field("desc", description="By the place in the log.")
 
@@ -221,8 +222,9 @@ def _conditions(asked: IncidentFilter) -> list[ColumnElement[bool]]:
 
 
 def _incident(row: Record) -> dict[str, Any]:
-    ledger = None if row["closed_fact"] is None else LedgerOut(**present(row))
-    return {**present(row), "ledger": ledger}
+    shown = present(row)
+    ledger = None if row["closed_fact"] is None else LedgerOut(**shown)
+    return {**shown, **headlines(shown), "ledger": ledger}
 
 
 def _detail(story: IncidentStory, evidence: list[EvidenceOut]) -> IncidentDetail:
@@ -240,11 +242,11 @@ def _detail(story: IncidentStory, evidence: list[EvidenceOut]) -> IncidentDetail
         ),
         revisions=[verdict for verdict in verdicts if verdict.verdict_fact != row["verdict_fact"]],
         corrections=[CorrectionOut(**present(correction)) for correction in story.corrections],
-        similar=[SimilarIncident(**present(item)) for item in story.similar],
+        similar=[SimilarIncident(**_incident(item)) for item in story.similar],
         exits=[shown_exit(exit) for exit in story.exits],
         evidence=evidence,
         actions=[Action(**present(action)) for action in story.actions],
-        rounds=[Round(**present(round)) for round in story.rounds],
+        rounds=[Round(**shown_round(round)) for round in story.rounds],
         nodes_out=list(story.nodes_out),
         nodes_in=list(story.nodes_in),
     )

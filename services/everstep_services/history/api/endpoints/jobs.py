@@ -20,6 +20,8 @@ from everstep.store.queries import (
     page,
     round_detail,
     round_state,
+    shown_rounds,
+    with_verdict,
 )
 from everstep.store.times import from_us
 from everstep_services.history.api.context import Context, Ctx, Reader
@@ -36,6 +38,7 @@ from everstep_services.history.api.dto.jobs import (
     Watch,
     shown_exit,
     shown_job,
+    shown_round,
 )
 from everstep_services.history.api.http.list_pages import Paging, paged
 from everstep_services.history.api.http.parameters import (
@@ -109,12 +112,13 @@ class ExitFilter(Paging):
 
 
 def _jobs() -> Select[Any]:
-    return select(tables.jobs, job_state().label("state")).where(is_begun())
+    of_end = tables.incidents.c.incident == tables.jobs.c.end_incident
+    query = with_verdict(select(tables.jobs, job_state().label("state")), tables.jobs, of_end)
+    return query.where(is_begun())
 
 
 def _rounds(job: str) -> Select[Any]:
-    query = select(tables.rounds, round_state().label("state"))
-    return query.where(tables.rounds.c.job == job)
+    return shown_rounds().where(tables.rounds.c.job == job)
 
 
 @router.get("/jobs", summary="List jobs", responses=responses())
@@ -156,7 +160,9 @@ async def list_rounds(
     order = SortOrder((tables.rounds.c.round,), is_descending=asked.order == "desc")
     query = _rounds(job).where(*conditions)
     listing = await paged(context, query, order, asked, f"/jobs/{job}/rounds")
-    return PageOf[Round](items=[Round(**present(row)) for row in listing.rows], next=listing.next)
+    return PageOf[Round](
+        items=[Round(**shown_round(row)) for row in listing.rows], next=listing.next
+    )
 
 
 @router.get("/jobs/{job}/rounds/{number}", summary="One round", responses=responses(404))
@@ -170,7 +176,7 @@ async def get_round(context: Ctx, _token: Reader, job: JobName, number: RoundNum
     lists = [detail.pop(name) for name in ("members", "exits", "stalls_seen")]
     members, exits, stalls = lists
     return RoundDetail(
-        **present(detail),
+        **shown_round(detail),
         members=[Member(**present(row)) for row in members],
         exits=[shown_exit(row) for row in exits],
         stalls_seen=[Stall(**present(row)) for row in stalls],

@@ -94,7 +94,7 @@ async def list_lines(
     the end, too: what is written later follows it. Lines of a page are sorted by the clocks of
     their nodes.
     """
-    reader = LogReader(context.bus.rank_logs)
+    reader = _stored(context, job)
     place, number = _place(context, job, asked)
     if number is None:
         number = asked.round
@@ -151,7 +151,7 @@ async def stream_lines(
     async def next_round(number: int) -> Lines | None:
         if asked.round is not None:
             return None
-        newest = await _asked(LogReader(context.bus.rank_logs).newest_round(job))
+        newest = await _asked(_stored(context, job).newest_round(job))
         if newest is None or newest <= number:
             return None
         begin = _cursor(context, job, newest, asked, LogPlace())
@@ -165,7 +165,7 @@ async def stream_lines(
 )
 async def list_log_rounds(context: Ctx, _token: Reader, job: JobName) -> StoredRounds:
     """The rounds with output in the log store, in order."""
-    reader = LogReader(context.bus.rank_logs)
+    reader = _stored(context, job)
     return StoredRounds(job=job, rounds=await _asked(reader.rounds(job)))
 
 
@@ -178,7 +178,7 @@ async def get_log_index(
     context: Ctx, _token: Reader, job: JobName, number: RoundNumber
 ) -> StoredRound:
     """The ranks with output in the log store, how much of it, and whether that is all."""
-    indexes = await _asked(LogReader(context.bus.rank_logs).indexes(job, number))
+    indexes = await _asked(_stored(context, job).indexes(job, number))
     if not indexes:
         raise _nothing(f"round {number} of job {job}")
     return shown_round(job, number, indexes)
@@ -210,7 +210,7 @@ async def get_cycle_text(
     asked: Annotated[LineFilter, Query()],
 ) -> Response:
     """What NVRx calls the log of a cycle, a page at a time: pages put together are the file."""
-    reader = LogReader(context.bus.rank_logs)
+    reader = _stored(context, job)
     place, _ = _place(context, job, asked)
     indexes = await _asked(reader.indexes(job, number))
     if not indexes:
@@ -277,6 +277,17 @@ async def _asked(answer: Awaitable[T]) -> T:
             "(`is_bus_connected` in /api/v1/status); the files are on the nodes",
             headers={"Retry-After": "5"},
         ) from error
+
+
+def _stored(context: Context, job: str) -> LogReader:
+    if context.bundle is not None:
+        raise ProblemError(
+            404,
+            "logs_not_stored",
+            f"an exported bundle has no log store: the ends of the logs of ranks that failed are "
+            f"with the incidents of job {job}",
+        )
+    return LogReader(context.bus.rank_logs)
 
 
 def _nothing(name: str) -> ProblemError:

@@ -40,8 +40,9 @@ class TokenAuth:
         fingerprint = sha256(text.encode()).digest()
         token = self._remembered(fingerprint)
         if token is None:
-            # A cached token passes even from an address that sends bad tokens.
-            self._refuse_guessers(address)
+            # A token that was good is not a guess, whatever else its address sends.
+            if fingerprint not in self._good:
+                self._refuse_guessers(address)
             changes = self._changes
             token = await self._tokens.find(text.strip())
             if token is None:

@@ -71,9 +71,11 @@ async def markdown(reader: Reader, request: Request) -> Page:
 def _summary(told: Mapping[str, Any]) -> str:
     """The first sentence of the page."""
     verdict = told["verdict"]
+    if told["first_report"]:
+        return str(told["headline"])
     if verdict is not None and verdict["verdict_reason"]:
         return str(verdict["verdict_reason"])
-    return str(told["story"] or told["reason"] or told["trigger"] or "An incident")
+    return str(told["headline"] or told["trigger"] or "An incident")
 
 
 def _logs(told: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

@@ -209,7 +209,7 @@ def _evidence(incident: Record, findings: EvidenceContents) -> Iterator[ReportSe
 def _similar(incident: Record) -> Iterator[ReportSection]:
     rows = [
         (other["incident"], other["job"], other["same"], moment(other["opened_at"]),
-         other["outcome"], other["cause"], other["reason"])
+         other["outcome"], other["cause"], other["headline"])
         for other in incident["similar"]
     ]  # fmt: skip
     if rows:

@@ -1,0 +1,52 @@
+"""Whether a verdict names others than the first report, and what a person reads first."""
+
+import pytest
+
+from everstep_services.history.headline import culprit_sentence, names_others
+
+WHO = [
+    ((1,), (), 0, "n1", True),  # a victim reported first
+    ((1,), (), 1, "n1", False),
+    ((0, 1), (), 0, "n1", True),  # two failed by themselves, and one was reported
+    ((1,), ("n1",), None, "n1", False),
+    ((1,), (), None, "n1", True),
+    ((1,), (), None, None, True),
+    ((), ("n2",), 0, "n1", True),
+    ((), ("n1",), 0, "n1", False),
+    ((), ("n1",), None, None, True),
+    ((), (), 0, "n1", False),  # the verdict names nobody
+]
+
+
+@pytest.mark.parametrize(("ranks", "nodes", "rank", "node", "are_others"), WHO)
+def test_a_verdict_names_others_than_the_first_report(
+    ranks: tuple[int, ...],
+    nodes: tuple[str, ...],
+    rank: int | None,
+    node: str | None,
+    are_others: bool,
+) -> None:
+    """A11.1: only then does the verdict take the place of the first report."""
+    assert names_others(ranks, nodes, rank, node) is are_others
+
+
+SENTENCES = [
+    ("rank 1 alone has not ended", (1,), (), "rank 1 alone has not ended"),
+    ("ranks 0, 1 raised KeyError", (1,), (), "ranks 0, 1 raised KeyError"),
+    ("2 ranks (0, 12) raised KeyError", (12,), (), "2 ranks (0, 12) raised KeyError"),
+    ("rank 12 exited with 1", (1,), (), "rank 1: rank 12 exited with 1"),
+    ("every rank raised KeyError", (0, 1), (), "every rank raised KeyError"),
+    ("exited with 1", (1, 3), (), "ranks 1, 3: exited with 1"),
+    ("ann says: the switch", (), ("n1",), "node n1: ann says: the switch"),
+    ("n1: Xid 79", (), ("n1",), "n1: Xid 79"),
+    ("n12: Xid 79", (), ("n1",), "node n1: n12: Xid 79"),
+    ("it was all", tuple(range(9)), (), "ranks 0, 1, 2, 3, 4, 5 and 3 more: it was all"),
+]
+
+
+@pytest.mark.parametrize(("reason", "ranks", "nodes", "sentence"), SENTENCES)
+def test_the_sentence_names_a_culprit(
+    reason: str, ranks: tuple[int, ...], nodes: tuple[str, ...], sentence: str
+) -> None:
+    """A11.1: who reads the first words knows whom they are about."""
+    assert culprit_sentence(reason, ranks, nodes) == sentence
