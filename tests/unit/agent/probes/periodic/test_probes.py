@@ -42,6 +42,10 @@ class Node:
         return self.probes.with_probes(beat)
 
     @property
+    def unfit(self) -> list[str]:
+        return [result.check for result in self.probes.failing]
+
+    @property
     def acted(self) -> list[NodeCheckFinished]:
         facts = [fact for fact in self.facts if isinstance(fact, NodeCheckFinished)]
         return [fact for fact in facts if fact.is_acted_on]
@@ -66,15 +70,15 @@ def test_only_the_check_that_ended_the_round_makes_the_node_unfit(policy: str) -
     node = Node(nic=policy, kernel=policy)
     node.run("nic", "failed", "failed")
     node.run("kernel", "failed", "failed")
-    assert node.probes.failing == ()
+    assert node.unfit == []
     node.probes.round_ended("nic")
-    assert [result.check for result in node.probes.failing] == ["nic"]
+    assert node.unfit == ["nic"]
     (acted,) = node.acted
     assert (acted.checks, acted.policy, acted.failures) == (("nic",), policy, 2)
     node.probes.round_ended("nic")
     assert len(node.acted) == 1
     node.run("nic", "ok", "ok")
-    assert node.probes.failing == ()
+    assert node.unfit == []
 
 
 def test_an_order_of_an_older_release_names_no_check_and_means_all() -> None:
@@ -82,4 +86,4 @@ def test_an_order_of_an_older_release_names_no_check_and_means_all() -> None:
     for check in ("nic", "kernel", "gpu"):
         node.run(check, "failed", "failed")
     node.probes.round_ended("")
-    assert [result.check for result in node.probes.failing] == ["kernel", "nic"]
+    assert node.unfit == ["kernel", "nic"]
