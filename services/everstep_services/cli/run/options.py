@@ -267,8 +267,8 @@ _TAKEN: dict[str, tuple[str, str, Kind]] = {
     "--ft-rank-section-timeouts": ("limit", "--limit ", "text"),
     "--ft-rank-out-of-section-timeout": ("limit", "--limit outside=", "text"),
     "--ft-num-warmup-iterations": ("warmup_steps", "--warmup-steps", "whole"),
-    "--ft-node-health-check-endpoint": ("daemon", "the setting daemon of [checks]:", "text"),
-    "--ft-numa-bind-strict": ("numa_strict", "--numa-binding that must hold:", "text"),
+    "--ft-node-health-check-endpoint": ("daemon", "the setting daemon of [checks]", "text"),
+    "--ft-numa-bind-strict": ("numa_strict", "--numa-binding that must hold", "text"),
 }
 """Options that have a counterpart: its name in the plan, as typed, and what a value is."""
 
