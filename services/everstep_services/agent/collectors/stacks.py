@@ -141,7 +141,7 @@ def _piece(rank: int, output: bytes) -> RankPiece:
     try:
         threads = _THREADS.decode(output)
     except msgspec.MsgspecError as error:
-        raise NothingFoundError(f"py-spy wrote what nobody understands: {error}") from error
+        raise NothingFoundError(f"the output of py-spy cannot be parsed: {error}") from error
     for thread in threads:
         for frame in thread.frames:
             frame.name, frame.filename = frame.name[:_NAME_MOST], frame.filename[:_NAME_MOST]

@@ -187,5 +187,5 @@ async def _on_validation(request: Request, error: Exception) -> Response:
 
 async def _on_bug(request: Request, _error: Exception) -> Response:
     # The error itself goes on to `RequestLimits`, which logs it.
-    detail = "this is a bug of ours: see the log of the history service"
+    detail = "this is a bug in Everstep: see the log of the history service"
     return ProblemError(500, "internal", detail).response(request.url.path)
