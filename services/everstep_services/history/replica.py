@@ -74,7 +74,7 @@ async def opened(  # noqa: PLR0913  each is a part that its process has
             notifications=notifications,
         )  # fmt: skip
         most_bytes = settings.keep_log_bytes
-        job_metrics = JobMetrics(database, context.goodput, clock)
+        job_metrics = JobMetrics(database, context.goodput, context.beats, clock)
         copier = LogCopier(
             EvidenceCopies(database), bus.blobs, notifier, clock=clock, most_bytes=most_bytes
         )

@@ -22,8 +22,7 @@ from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.runtime.main import run_agent
 from everstep_services.cli.errors import CliError
 from everstep_services.cli.machine.state import StateDir
-from everstep_services.cli.output import say
-from everstep_services.cli.stack.supervisor import STOP_WITHIN_S, Ready, StackPlan, run_stack
+from everstep_services.cli.stack.supervisor import Ready, StackPlan, run_stack
 from everstep_services.history.notifications.settings import NotifySettings
 
 log = logging.getLogger(__name__)
@@ -117,13 +116,9 @@ async def _keep(
             with ground.api.dup() as api, ground.observe.dup() as observe:
                 await run_stack(replace(ground, api=api, observe=observe), stop, started, admit)
         except Exception as error:  # a service's bug must not end the training
-            if stop.is_set() and _is_late_only(error):
-                say(
-                    "everstep: warning: the services of this run did not finish within "
-                    f"{STOP_WITHIN_S:g} s of its end and were cut off; the next start on "
-                    f"{ground.state.path} adds what "
-                    "they had not recorded, and sends what they had not sent"
-                )
+            cut_off = _cut_off(error)
+            if stop.is_set() and cut_off:
+                log.warning("services_cut_off reason=%r", cut_off)
                 return
             if asyncio.get_running_loop().time() - began < _LIFE_S and not have_started:
                 raise
@@ -133,11 +128,12 @@ async def _keep(
                     await stop.wait()
 
 
-def _is_late_only(error: Exception) -> bool:
-    """Whether the services were only too slow to end, as on a busy machine."""
-    if isinstance(error, ExceptionGroup):
-        return error.split(DrainTimeoutError)[1] is None
-    return isinstance(error, DrainTimeoutError)
+def _cut_off(error: BaseException) -> str:
+    """What did not finish in time after the stop; empty where something else failed, too."""
+    if isinstance(error, BaseExceptionGroup):
+        texts = [_cut_off(inner) for inner in error.exceptions]
+        return "; ".join(texts) if all(texts) else ""
+    return str(error) if isinstance(error, DrainTimeoutError) else ""
 
 
 async def _admit(server: DevServer, job: str, login: "asyncio.Future[BusSettings]") -> None:

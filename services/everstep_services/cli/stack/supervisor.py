@@ -34,8 +34,6 @@ from everstep_services.logins.settings import LoginSettings
 
 _READY_WITHIN_S = 60.0
 _DRAIN_WITHIN_S = 10.0
-STOP_WITHIN_S = _DRAIN_WITHIN_S + 2
-"""Each service has its own bound, which ends before."""
 TUNING = (
     "connect_within_s", "reconnect_wait_s", "reconnect_jitter_s", "ping_interval_s",
     "request_within_s", "verify_every_s", "spool_max_bytes", *RETENTION,
@@ -97,7 +95,7 @@ async def run_stack(
             *_exporters(ground, stack.metrics),
             stop=stop,
             drains=(stack.open_services, stack.announce, stack.let_observe),
-            drain_within_s=STOP_WITHIN_S,
+            drain_within_s=_DRAIN_WITHIN_S + 2,  # each service has its own, which ends before
         )
 
 
