@@ -53,8 +53,8 @@ async def opened(  # noqa: PLR0913  each is a part that its process has
 ) -> AsyncIterator[Parts]:
     """The projector and the API, whether the bus is there or not: the record answers alone.
 
-    With `report_unsent` no replica takes over: the last messages are sent before the end, and it
-    is told which ones could not be sent.
+    With `report_unsent` no replica takes over: the last messages are sent before the end, and
+    `report_unsent` gets a sentence on those that could not be sent.
     """
     clock, notifier = SystemClock(), LogNotifier()
     notify = notify or NotifySettings()

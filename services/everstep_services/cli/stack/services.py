@@ -30,7 +30,7 @@ class StackContext:
     listener: socket
     """Where the API is served."""
     report_unsent: Callable[[str], None] | None = None
-    """Told of messages to people that could not be sent, where history ends with a job."""
+    """Reports messages to people that could not be sent, where history ends with a job."""
 
 
 Service = Callable[[StackContext], AbstractAsyncContextManager[Parts]]

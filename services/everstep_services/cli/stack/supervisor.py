@@ -71,7 +71,7 @@ class StackPlan:
     bus_host: str = "127.0.0.1"
     """Where the bus listens."""
     report_unsent: Callable[[str], None] | None = None
-    """Told of messages to people that could not be sent, where all of this ends with a job."""
+    """Reports messages to people that could not be sent, where all of this ends with a job."""
 
 
 async def run_stack(

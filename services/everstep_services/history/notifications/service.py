@@ -131,7 +131,7 @@ class Notifications:
     async def send_last(
         self, stop: asyncio.Event, report: Callable[[str], None], within_s: float = _LAST_WITHIN_S
     ) -> None:
-        """After `stop`, send at once what is held; `report` is told what could not be sent.
+        """After `stop`, send at once what is held; `report` gets a sentence on what was not sent.
 
         For a process that no other replica takes over from.
         """
