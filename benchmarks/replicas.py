@@ -38,9 +38,9 @@ from everstep_services.agent.replicas.memory_file import MappedFiles
 from everstep_services.agent.replicas.settings import CheckpointSettings
 from everstep_services.agent.replicas.store import HeldCopy, ReplicaStore
 from everstep_services.agent.replicas.transfer.client import Call
+from everstep_services.agent.replicas.transfer.context import ReplicaSession
 from everstep_services.agent.replicas.transfer.protocol import Copy
 from everstep_services.agent.replicas.transfer.server import opened_port
-from everstep_services.agent.replicas.transfer.session import ReplicaSession
 from everstep_services.agent.replicas.transfer.tls import opened_tls
 from everstep_services.rendezvous.domain.replica_placement import Cliques, ReplicaSlot, cliques
 from trainer_sdk.checkpoint.manifest import Identity, ImageIndex, encode

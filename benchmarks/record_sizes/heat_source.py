@@ -20,7 +20,7 @@ from everstep_services.straggler.answers import StragglerAnswers
 from everstep_services.straggler.domain.job import JobJudge
 from everstep_services.straggler.domain.rules import LiveRules
 from everstep_services.straggler.jobs import Jobs
-from everstep_services.straggler.turns import JobWork, Turns
+from everstep_services.straggler.judgements import JobWork, Turns
 
 _STEPS, _PER_NODE, _KINDS = 16, 8, 20
 _WINDOW_S = 2.1

@@ -13,7 +13,7 @@ from everstep.bus.errors import BlobMissingError
 from everstep.messages import BlobRef, Case, CasesDocument, Fact
 from everstep.messages.codec import UnknownMessageError, decode
 from everstep_services.attribution.analyzers.ends import fingerprints
-from everstep_services.attribution.analyzers.panel import BUILT_IN, Panel
+from everstep_services.attribution.analyzers.runner import BUILT_IN, Panel
 from everstep_services.attribution.domain.case_facts import JobCases
 from everstep_services.attribution.domain.combiner import CaseJudgement, combine
 from everstep_services.attribution.domain.past import PastIncidents

@@ -9,7 +9,7 @@ from everstep.bus.facts.trusted_facts import RoundDocuments
 from everstep.bus.ports import Bus
 from everstep.messages import BlobRef, Case
 from everstep_services.attribution.analyzers.ends import fingerprints
-from everstep_services.attribution.analyzers.panel import Panel
+from everstep_services.attribution.analyzers.runner import Panel
 from everstep_services.attribution.domain.combiner import CaseJudgement, combine
 from everstep_services.attribution.domain.past import PastIncidents
 from everstep_services.attribution.domain.seated import left_out, naming_only, seated

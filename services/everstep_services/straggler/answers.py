@@ -29,7 +29,7 @@ from everstep.messages import (
 from everstep.messages.codec import BadMessageError, EncodingTooLargeError, decode_as, encode
 from everstep.subjects import CLUSTER
 from everstep_services.straggler.jobs import Jobs, TrackedJob
-from everstep_services.straggler.turns import Judge, Turns
+from everstep_services.straggler.judgements import Judge, Turns
 
 _RANKS_MOST = 4096
 _WINDOWS_MOST = 1000

@@ -25,8 +25,8 @@ from everstep_services.straggler.domain.switches import (
 )
 from everstep_services.straggler.domain.verdict import SlownessLimits
 from everstep_services.straggler.formed_round import NOT_FORMED, FormedRound
+from everstep_services.straggler.judgements import JobWork, Judge, Turn, TurnOutcome, View
 from everstep_services.straggler.settings import StragglerSettings, defaults
-from everstep_services.straggler.turns import JobWork, Judge, Turn, TurnOutcome, View
 
 _JOBS_MOST = 1000
 _WAITING_MOST = 5000

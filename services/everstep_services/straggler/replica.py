@@ -14,9 +14,9 @@ from everstep_services.straggler.answers import StragglerAnswers
 from everstep_services.straggler.documents import JobDocuments
 from everstep_services.straggler.domain.job import JobJudge
 from everstep_services.straggler.jobs import Jobs, MakeJudge
+from everstep_services.straggler.judgements import Turns
 from everstep_services.straggler.service import Observer
 from everstep_services.straggler.settings import StragglerSettings
-from everstep_services.straggler.turns import Turns
 
 
 class Straggler:

@@ -14,9 +14,9 @@ from everstep.messages import JobEnded, NodeTimings, RoundFormed
 from everstep_services.straggler.actions import StragglerActions
 from everstep_services.straggler.documents import JobDocuments
 from everstep_services.straggler.jobs import Jobs, TrackedJob
+from everstep_services.straggler.judgements import Judge, Turns
 from everstep_services.straggler.rank_report import report_lines
 from everstep_services.straggler.settings import StragglerSettings
-from everstep_services.straggler.turns import Judge, Turns
 
 log = logging.getLogger(__name__)
 

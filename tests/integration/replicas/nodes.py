@@ -18,9 +18,9 @@ from everstep_services.agent.replicas.manager import ReplicaManager
 from everstep_services.agent.replicas.settings import CheckpointSettings
 from everstep_services.agent.replicas.store import HeldCopy, ReplicaStore
 from everstep_services.agent.replicas.transfer import client, server
+from everstep_services.agent.replicas.transfer.context import ReplicaSession
 from everstep_services.agent.replicas.transfer.fetcher import OFFER, Offer
 from everstep_services.agent.replicas.transfer.server import opened_port
-from everstep_services.agent.replicas.transfer.session import ReplicaSession
 from everstep_services.agent.replicas.transfer.tls import opened_tls
 from tests.waiting import until_async
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, Identity, ImageEntry, ImageIndex, encode

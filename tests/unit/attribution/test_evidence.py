@@ -13,7 +13,7 @@ from everstep.archive import ArchiveMember, pack, unpack
 from everstep.bus.errors import BlobMissingError
 from everstep.messages import BlobRef, Case, EvidencePiece, RankEnd, Stall
 from everstep_services.attribution.analyzers import nvrx
-from everstep_services.attribution.analyzers.panel import BUILT_IN, Panel
+from everstep_services.attribution.analyzers.runner import BUILT_IN, Panel
 from everstep_services.attribution.domain.combiner import CaseJudgement, combine
 from everstep_services.attribution.incident import Analyzer
 from tests.fakes import flight_dumps as fake

@@ -16,9 +16,9 @@ from everstep_services.agent.replicas.coder import Coder
 from everstep_services.agent.replicas.images import CopyFile, OwnImages
 from everstep_services.agent.replicas.last_state import LastState
 from everstep_services.agent.replicas.store import HeldCopy, ReplicaStore
+from everstep_services.agent.replicas.transfer.context import ReplicaSession
 from everstep_services.agent.replicas.transfer.fetcher import Fetcher, Offers
 from everstep_services.agent.replicas.transfer.server import ReplicaServer
-from everstep_services.agent.replicas.transfer.session import ReplicaSession
 from everstep_services.agent.replicas.transfer.transmitter import Transmitter
 from trainer_sdk.checkpoint.image_folder import release_images
 

@@ -14,8 +14,8 @@ from everstep_services.agent.replicas.last_state import LastState
 from everstep_services.agent.replicas.local_root import check_local_root
 from everstep_services.agent.replicas.state_folder import LeftoverPolicy, opened_images
 from everstep_services.agent.replicas.store import ReplicaStore
+from everstep_services.agent.replicas.transfer.context import ReplicaSession
 from everstep_services.agent.replicas.transfer.server import opened_port
-from everstep_services.agent.replicas.transfer.session import ReplicaSession
 from everstep_services.agent.replicas.transfer.tls import opened_tls
 from everstep_services.agent.run_plan import RunPlan
 

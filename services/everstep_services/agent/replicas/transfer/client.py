@@ -8,6 +8,7 @@ from typing import Self
 
 from everstep.messages import Peer
 from everstep_services.agent.replicas.store import Incoming
+from everstep_services.agent.replicas.transfer.context import ReplicaSession
 from everstep_services.agent.replicas.transfer.protocol import (
     AskHolding,
     BytesFollow,
@@ -20,7 +21,6 @@ from everstep_services.agent.replicas.transfer.protocol import (
     SendFrom,
     StoredAnswer,
 )
-from everstep_services.agent.replicas.transfer.session import ReplicaSession
 from everstep_services.agent.replicas.transfer.tls import refusal
 from trainer_sdk.checkpoint.image_folder import RestoredState
 

@@ -28,8 +28,8 @@ from everstep_services.agent.replicas.memory_file import MemoryFile
 from everstep_services.agent.replicas.store import Incoming, ReplicaStore
 from everstep_services.agent.replicas.transfer.abortable_calls import in_thread, threads
 from everstep_services.agent.replicas.transfer.client import Call
+from everstep_services.agent.replicas.transfer.context import ReplicaSession
 from everstep_services.agent.replicas.transfer.protocol import Copy, ReplicaError
-from everstep_services.agent.replicas.transfer.session import ReplicaSession
 
 _STILL_MOST_S = 30.0
 """A node may pause for some seconds; the ranks of a round wait no longer for it."""

@@ -15,6 +15,7 @@ from everstep_services.agent.replicas.images import OwnImages
 from everstep_services.agent.replicas.memory_file import MappedFiles
 from everstep_services.agent.replicas.store import HeldCopy, ReplicaStore
 from everstep_services.agent.replicas.transfer.abortable_calls import in_thread, threads
+from everstep_services.agent.replicas.transfer.context import ReplicaSession
 from everstep_services.agent.replicas.transfer.protocol import (
     AskHolding,
     BytesFollow,
@@ -29,7 +30,6 @@ from everstep_services.agent.replicas.transfer.protocol import (
     SendFrom,
     StoredAnswer,
 )
-from everstep_services.agent.replicas.transfer.session import ReplicaSession
 from everstep_services.agent.replicas.transfer.tls import refusal
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from everstep_services.agent.replicas.images import CopyFile, Image, OwnImages
 from everstep_services.agent.replicas.memory_file import MappedFiles
 from everstep_services.agent.replicas.transfer.abortable_calls import in_thread, threads
 from everstep_services.agent.replicas.transfer.client import Call
+from everstep_services.agent.replicas.transfer.context import ReplicaSession
 from everstep_services.agent.replicas.transfer.protocol import ReplicaError
-from everstep_services.agent.replicas.transfer.session import ReplicaSession
 from trainer_sdk.checkpoint.image_folder import RestoredState
 
 log = logging.getLogger(__name__)

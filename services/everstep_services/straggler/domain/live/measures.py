@@ -16,7 +16,7 @@ from everstep_services.straggler.domain.live.clocks import (
     without,
 )
 from everstep_services.straggler.domain.live.groups import Groups
-from everstep_services.straggler.domain.live.own import Own, own_times, phases
+from everstep_services.straggler.domain.live.own_times import Own, own_times, phases
 from everstep_services.straggler.domain.live.samples import SIGNALS, Vocabulary
 from everstep_services.straggler.domain.live.windows import Sample, Sections, sections_of
 from everstep_services.straggler.domain.operations import Array

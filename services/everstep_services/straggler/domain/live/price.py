@@ -8,7 +8,7 @@ import numpy as np
 from everstep_services.straggler.domain.changes import Cost
 from everstep_services.straggler.domain.live.device_times import levels
 from everstep_services.straggler.domain.live.measures import Entered
-from everstep_services.straggler.domain.live.own import RoleTable
+from everstep_services.straggler.domain.live.own_times import RoleTable
 from everstep_services.straggler.domain.operations import Array
 
 _MOST_PEERS = 256

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from everstep.messages import KnownStraggler, NodeTimings
 from everstep_services.straggler.domain.changes import KeepsUp, SlowRankFound
 from everstep_services.straggler.domain.rules import LiveRules
-from everstep_services.straggler.turns import JobWork, Turn
+from everstep_services.straggler.judgements import JobWork, Turn
 from tests.integration.straggler.replicas import SimpleJudge
 
 RULES = LiveRules(grace_s=5.0)
