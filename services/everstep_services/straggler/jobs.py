@@ -25,7 +25,7 @@ from everstep_services.straggler.domain.switches import (
 )
 from everstep_services.straggler.domain.verdict import SlownessLimits
 from everstep_services.straggler.formed_round import NOT_FORMED, FormedRound
-from everstep_services.straggler.judgements import JobWork, Judge, Turn, TurnOutcome, View
+from everstep_services.straggler.judgements import JobWork, Judge, Judgement, JudgementOutcome, View
 from everstep_services.straggler.settings import StragglerSettings, defaults
 
 _JOBS_MOST = 1000
@@ -150,10 +150,10 @@ class TrackedJob:
 
     @property
     def view(self) -> View:
-        """What its judge knew at the end of its last turn."""
+        """What its judge knew at the end of its last judgement."""
         return self.work.view
 
-    def turn(self) -> Turn:
+    def next_judgement(self) -> Judgement:
         """Return the next work for its judge."""
         # Findings of other replicas are complete once our own changes are written.
         written = () if self.changes else self.document.found
@@ -162,14 +162,14 @@ class TrackedJob:
             for straggler in written
             if (straggler.round, straggler.rank) not in self._slow
         ]
-        return self.work.turn(open_, self.switches.window_s, is_watched=bool(self._slow))
+        return self.work.next_judgement(open_, self.switches.window_s, is_watched=bool(self._slow))
 
-    def take(self, turn: Turn, outcome: TurnOutcome, now: float) -> None:
-        """A turn is over."""
+    def take(self, judgement: Judgement, outcome: JudgementOutcome, now: float) -> None:
+        """A judgement is finished."""
         self._refused += outcome.refused
         self._slow |= {(straggler.round, straggler.rank) for straggler in outcome.adopted}
         self._note(outcome.changes)
-        self.work.took(turn, outcome, now)
+        self.work.finish(judgement, outcome, now)
 
     def end(self, reason: str) -> None:
         """Close all findings for this reason. Later windows are judged anew."""

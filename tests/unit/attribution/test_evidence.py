@@ -13,7 +13,7 @@ from everstep.archive import ArchiveMember, pack, unpack
 from everstep.bus.errors import BlobMissingError
 from everstep.messages import BlobRef, Case, EvidencePiece, RankEnd, Stall
 from everstep_services.attribution.analyzers import nvrx
-from everstep_services.attribution.analyzers.runner import BUILT_IN, Panel
+from everstep_services.attribution.analyzers.runner import BUILT_IN, AnalyzerRunner
 from everstep_services.attribution.domain.combiner import CaseJudgement, combine
 from everstep_services.attribution.incident import Analyzer
 from tests.fakes import flight_dumps as fake
@@ -47,7 +47,7 @@ async def judged(
     of: Case, contents: Mapping[str, bytes], analyzers: Mapping[str, Analyzer] = BUILT_IN
 ) -> CaseJudgement:
     whole, fetch = with_evidence(of, contents)
-    heard = await Panel(analyzers).hear(whole, fetch, 60.0)
+    heard = await AnalyzerRunner(analyzers).run(whole, fetch, 60.0)
     return await asyncio.to_thread(combine, whole, heard.claims, heard.missing)
 
 
@@ -530,7 +530,7 @@ async def test_evidence_that_cannot_be_read_is_missing_and_hides_nothing(
 ) -> None:
     """A13.3: hostile, cut short, or gone."""
     whole, fetch = with_evidence(case(ends=(lost_peer(0),), stalls=stalls(1)), {kind: BAD[name]})
-    heard = await Panel(BUILT_IN).hear(whole, fetch, 60.0)
+    heard = await AnalyzerRunner(BUILT_IN).run(whole, fetch, 60.0)
     assert not [text for text in heard.missing if text.startswith("analyzer")]
     found = await asyncio.to_thread(combine, whole, heard.claims, heard.missing)
     assert (found.ranks, found.nodes) == ((1,), ())

@@ -281,7 +281,8 @@ def _place(measured: Measured, row: int) -> str:
     if measured.entered is None:
         return ""
     table = next(
-        (candidate for candidate in measured.entered.own.tables if row in candidate.rows), None
+        (candidate for candidate in measured.entered.own_times.tables if row in candidate.rows),
+        None,
     )
     if table is None:
         return ""

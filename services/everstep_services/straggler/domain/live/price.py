@@ -77,7 +77,8 @@ def price(replay: Replay, rows: Sequence[int], slow: Sequence[int], steps: float
     segment = replay.segment.copy()
     for row in rows:
         table = next(
-            (candidate for candidate in replay.entered.own.tables if row in candidate.rows), None
+            (candidate for candidate in replay.entered.own_times.tables if row in candidate.rows),
+            None,
         )
         if table is not None:
             _replace(segment, table, row, slow)
