@@ -59,7 +59,7 @@ check: $(VENV)/.has-dev  ## What can be checked without running anything; stops 
 	@$(call say,mkdocs) && $(IN_VENV)mkdocs build --quiet --strict
 
 audit: $(VENV)/.has-demo  ## List what is installed in dist/sbom.json, and look for known flaws in it
-	@tools/audit $(VENV) dist/sbom.json
+	@$(IN_VENV)python tools/audit.py $(VENV) dist/sbom.json
 
 bench: $(VENV)/.has-test  ## Run every benchmark, one after the other
 	@for script in $$(grep -l __main__ benchmarks/*.py | grep -v /quick.py); do \

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from docs.generators import asyncapi, cli, messages, metrics, rest, settings, xids
+from docs.generators import asyncapi, cli, messages, metrics, nvrx, rest, settings, xids
 
 ROOT = Path(__file__).parent
 
@@ -25,6 +25,7 @@ PAGES: Sequence[tuple[str, Callable[[], str]]] = (
     ("reference/openapi.json", rest.openapi_json),
     ("reference/metrics.md", metrics.page),
     ("reference/xids.md", xids.page),
+    ("reference/nvrx.md", nvrx.page),
 )
 """Each generated file, and the function that makes it. Add yours here."""
 

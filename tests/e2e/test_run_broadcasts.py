@@ -14,7 +14,7 @@ from tests.waiting import until
 START_WITHIN_S = 90.0
 
 
-ANNOUNCED = "SIGUSR1 announced that this node goes"
+ANNOUNCED = "SIGUSR1 announced that this node will be taken away"
 
 
 def broadcast(agent: Agent, number: int, *, agent_first: bool = False) -> int:
@@ -158,7 +158,7 @@ def test_nodes_whose_sessions_are_not_open_yet_save_after_the_same_step(cluster:
 def test_a_node_that_heard_of_the_end_from_another_first_saves_with_it(cluster: Cluster) -> None:
     first, second = waiting(cluster)
     broadcast(first, signal.SIGUSR1)
-    until(lambda: f"all nodes go: {ANNOUNCED}" in second.said, "it heard")
+    until(lambda: f"all nodes leave: {ANNOUNCED}" in second.said, "it heard")
     broadcast(second, signal.SIGUSR1)
     (cluster.folder / "open").touch()
     assert [agent.wait(START_WITHIN_S) for agent in (first, second)] == [91, 91]

@@ -65,7 +65,7 @@ def test_a_stopped_agent_costs_no_restart_while_nobody_steps(
     stopped.send(signal.SIGSTOP)
     until(
         lambda: heard_age_s(cluster),
-        "it is silent for long",
+        "it has been silent for long",
         holds=lambda age_s: age_s >= SILENT_S,
         despite=(CliError, KeyError),
     )

@@ -28,6 +28,7 @@ MODULES: Mapping[str, str] = {
     "attribution.straggler.statistics": "straggler",
     "attribution.straggler.straggler": "straggler",
     "checkpointing": "",
+    "checkpointing.utils": "save_helpers",
     _ASYNC: "",
     f"{_ASYNC}.cached_metadata_filesystem_reader": "filesystem_async",
     f"{_ASYNC}.core": "async_calls",
@@ -48,6 +49,21 @@ MODULES: Mapping[str, str] = {
     "fault_tolerance.data": "fault_tolerance",
     "fault_tolerance.rank_monitor_client": "fault_tolerance",
     "fault_tolerance.timeouts_calc": "timeouts",
+    "inprocess": "inprocess",
+    "inprocess.abort": "inprocess.plugins",
+    "inprocess.completion": "inprocess.plugins",
+    "inprocess.compose": "inprocess.compose",
+    "inprocess.exception": "inprocess.state",
+    "inprocess.finalize": "inprocess.plugins",
+    "inprocess.health_check": "inprocess.plugins",
+    "inprocess.initialize": "inprocess.plugins",
+    "inprocess.monitor_thread": "inprocess.interruption",
+    "inprocess.nested_restarter": "inprocess.nested_restarter",
+    "inprocess.rank_assignment": "inprocess.rank_assignment",
+    "inprocess.state": "inprocess.state",
+    "inprocess.store": "inprocess.stores",
+    "inprocess.terminate": "inprocess.plugins",
+    "inprocess.wrap": "inprocess.wrapper",
     "ptl_resiliency": "ptl_resiliency",
     "ptl_resiliency.fault_tolerance_callback": "ptl_resiliency",
     "ptl_resiliency.fault_tolerance_sections_callback": "ptl_resiliency",
@@ -61,13 +77,36 @@ MODULES: Mapping[str, str] = {
 }
 """NVRx's modules, below its package, and ours below `trainer_sdk.nvrx`; empty for no names."""
 _ELSEWHERE: Mapping[str, str] = {
-    "attribution.trace_analyzer": "`everstep fr analyze` reads dumps of the flight recorder",
     "attribution": "`everstep why` has verdicts, and the service attribution makes them",
+    "attribution.mcp_integration": "`everstep mcp` is the MCP server",
+    "attribution.postprocessing": "notifications and webhooks carry incidents to other systems",
+    "attribution.restart_agent": "rendezvous decides about restarts, and attribution about causes: "
+    "`everstep why`, and `everstep logs analyze` for a log alone",
+    "attribution.straggler": "parts of `Detector`",
+    "attribution.trace_analyzer": "`everstep fr analyze` reads dumps of the flight recorder",
+    "checkpointing.local.replication": "parts of `GroupWrapper`",
     "fault_tolerance": "`everstep run` is the launcher, and its agent watches the ranks",
-    "inprocess": "a failed rank is restarted in its job, from a process that has imported torch; "
-    "drop the wrapper",
+    "fault_tolerance.attribution_manager": "`everstep up` starts the service attribution",
+    "fault_tolerance.control_plane": "`everstep up` starts the services",
+    "fault_tolerance.cycle_info_writer": "rounds are in the record: `everstep facts`",
+    "fault_tolerance.ft_rendezvous_barrier": "the service rendezvous forms rounds",
+    "fault_tolerance.per_cycle_logs": "`everstep logs` has the lines of each rank and round",
+    "fault_tolerance.progress_tracker": "`everstep run --no-progress-limit`",
+    "fault_tolerance.segment_health_check": "the agent checks nodes: `everstep check`",
+    "inprocess": "parts of `Wrapper`",
+    "ptl_resiliency": "its names are in `ptl_resiliency`",
     "services": "the services of Everstep are started by `everstep up`",
     "shared_utils": "the agent checks nodes: `everstep check`; its log has what they find",
+    "shared_utils.grpc_log_leaf_server": "`everstep logs` has the lines of all ranks",
+    "shared_utils.grpc_log_server": "`everstep logs` has the lines of all ranks",
+    "shared_utils.log_aggregator": "`everstep logs` has the lines of all ranks",
+    "shared_utils.log_node_local_tmp": "`everstep logs` has the lines of all ranks",
+    "shared_utils.memory": "the agent samples the memory of ranks and devices",
+    "shared_utils.os_utils": "helpers of NVRx's own code",
+    "shared_utils.profiling": "`everstep incidents show` has the times of each incident",
+    "shared_utils.proto": "messages of Everstep are in its reference",
+    "skills": "`everstep why` has verdicts, and `everstep mcp` the tools for assistants",
+    "testing_utils": "`everstep inject` makes faults on purpose",
     "": "Everstep has no such part",
 }
 """What to use instead of NVRx's other modules, by the beginning of their names."""
@@ -132,15 +171,19 @@ class AliasFinder(MetaPathFinder):
         if package != PACKAGE or not rest:
             return None
         if rest not in MODULES:
-            raise ModuleNotFoundError(_remedy(rest), name=name)
+            raise ModuleNotFoundError(
+                f"{PACKAGE}.{rest} has no counterpart in Everstep: {instead_of(rest)}", name=name
+            )
         return ModuleSpec(name, _AliasLoader(MODULES[rest]), is_package=True)
 
 
-def _remedy(rest: str) -> str:
+def instead_of(module: str) -> str:
+    """What to use instead of a module without counterpart, below NVRx's package."""
     begin = max(
-        (begin for begin in _ELSEWHERE if f"{rest}.".startswith(f"{begin}.") or not begin), key=len
+        (begin for begin in _ELSEWHERE if f"{module}.".startswith(f"{begin}.") or not begin),
+        key=len,
     )
-    return f"{PACKAGE}.{rest} has no counterpart in Everstep: {_ELSEWHERE[begin]}"
+    return _ELSEWHERE[begin]
 
 
 class _AliasLoader(Loader):

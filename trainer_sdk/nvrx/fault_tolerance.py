@@ -125,6 +125,12 @@ class FaultToleranceConfig:
             raise ValueError(f"{cfg_file} has no section `fault_tolerance:`; add one")
         return FaultToleranceConfig.from_kwargs(ignore_not_recognized, **section)
 
+    def to_yaml_file(self, cfg_file: str) -> None:
+        """Write the values as the section `fault_tolerance` of a file; needs PyYAML."""
+        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        with open(cfg_file, "wb") as file:
+            file.write(msgspec.yaml.encode({"fault_tolerance": values}))
+
 
 def _section(tree: Any) -> dict[str, Any] | None:
     """The first section `fault_tolerance` of a tree, the outermost ones first."""

@@ -1,7 +1,7 @@
 """NVRx's states that know their tensors: `TensorAwareStateDict`, `BasicTensorAwareStateDict`."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, ValuesView
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,10 @@ class TensorAwareStateDict(ABC):
     @abstractmethod
     def init_tensors(self) -> None:
         """Put empty tensors into a hollow state."""
+
+    def values(self) -> ValuesView[Any]:
+        """The values of the state's own fields."""
+        return vars(self).values()
 
     @abstractmethod
     def copy_tensors_to_cpu(self, non_blocking: bool = False) -> None:

@@ -21,7 +21,7 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     address: str | None = None
     """Where other nodes reach this one; by default the address that reaches the bus."""
     domain: str = ""
-    """What fails together with this node: a rack, a power unit."""
+    """This node's failure domain: its rack, its power unit."""
     topology: str = ""
     """Where this node sits in the network, outermost first: `block-3/rack-12`."""
     group: str = ""

@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _unprinted(error)
     lost = _let_go(sys.stdout)
     if lost:
-        sys.stderr.write(f"everstep: what was printed is not whole: {lost}\n")
+        sys.stderr.write(f"everstep: the output is incomplete: {lost}\n")
     _let_go(sys.stderr)
     return code or int(bool(lost))
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cluster import Cluster
-from tests.variants import first_of
+from tests.variants import first_of, variant
 
 SCRIPT = Path(__file__).parent / "training.py"
+WRAPPED = Path(__file__).parents[2] / "integration" / "nvrx" / "wrapped_ranks.py"
 WITHIN_S = 200.0
 CONFIG = """
 launcher:
@@ -45,3 +46,22 @@ def test_a_training_for_nvrx_survives(cluster: Cluster, fault: str) -> None:
         stall = cluster.until_fact("rank_stalled")
         assert (stall["limit_name"], stall["limit_s"]) == ("step", 20)
         assert stall["limit_origin"] == f"{config}, line 4: rank_section_timeouts"
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("fault", "rounds"), [("killed", 2), variant("raises", 1)])
+def test_a_wrapped_function_restarts_in_its_process_or_by_the_agent(
+    cluster: Cluster, fault: str, rounds: int
+) -> None:
+    """An exception is restarted in the processes; a killed rank by a new round, at iteration 0."""
+    training = cluster.folder / "training"
+    training.mkdir()
+    agent = cluster.run(
+        *("--as-nvrx", "--nproc-per-node", "2"), *(str(WRAPPED), str(training), "0", fault)
+    )
+    assert agent.wait(WITHIN_S) == 0
+    ended = cluster.until_fact("job_ended")
+    assert (ended["state"], ended["rounds"]) == ("done", rounds)
+    iteration = int(fault == "raises")
+    ends = [json.loads((training / f"end-{rank}").read_text()) for rank in range(2)]
+    assert ends == [[iteration, rank, 2, 12] for rank in range(2)]

@@ -131,10 +131,10 @@ def test_a_limit_is_given_back_by_deleting_it(api: Api) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["limits", "llama", "--set", "data"], "'data' is no limit: write SECTION=30s"),
-        (["limits", "llama", "--set", "data=soon"], "'data=soon' is no limit"),
-        (["limits", "llama", "--set", "data=0s"], "'data=0s' is no limit"),
-        (["limits", "llama", "--set", "=30s"], "'=30s' is no limit"),
+        (["limits", "llama", "--set", "data"], "'data' is not a limit: write SECTION=30s"),
+        (["limits", "llama", "--set", "data=soon"], "'data=soon' is not a limit"),
+        (["limits", "llama", "--set", "data=0s"], "'data=0s' is not a limit"),
+        (["limits", "llama", "--set", "=30s"], "'=30s' is not a limit"),
         (["control", "set", "brake"], "'brake' is not a change: write NAME=VALUE"),
         (["control", "set", "brake=on", "brake=off"], "'brake' is there more than once: give it"),
         (["node", "exclude", "n1", "--for", "2h", "--for-good"], "exclude each other"),

@@ -32,7 +32,7 @@ def test_a_silent_spare_is_lost_once_with_the_numbers_and_in_time() -> None:
     loss = first_loss(world)
     assert 3.0 <= loss.silence_s <= 3.5
     assert (loss.limit_s, loss.blind_s) == (3.0, 0.0)
-    assert loss.reason.startswith(f"n3 is silent for {loss.silence_s:.1f} s (limit 3 s); ")
+    assert loss.reason.startswith(f"n3 has been silent for {loss.silence_s:.1f} s (limit 3 s); ")
     assert "its last beat: standby" in loss.reason
     assert " was heard 0." in loss.reason
 

@@ -211,7 +211,7 @@ def test_nobody_slow_is_said_and_is_code_0(
     path = written(tmp_path / "t.csv", data_parallel(steps=20))
     code, out, _ = called(capsys, path)
     assert code == 0
-    assert out.startswith("nobody is slow: 4 ranks compared within 'all ranks' (4)\n")
+    assert out.startswith("no rank is slow: 4 ranks compared within 'all ranks' (4)\n")
 
 
 def contradictory(folder: Path) -> Path:
@@ -251,8 +251,8 @@ def test_what_was_not_judged_is_not_called_healthy(
     code, out, err = called(capsys, file, *options, "--html", page)
     first = out.splitlines()[0]
     assert (code, err) == (1, "")
-    assert first.startswith(f"nobody could be judged: {why}")
-    assert "nobody is slow" not in out
+    assert first.startswith(f"no rank could be judged: {why}")
+    assert "no rank is slow" not in out
     assert f'<section class="card unjudged"><h2>{first}</h2>' in page.read_text(encoding="utf-8")
     code, out, _ = called(capsys, file, *options, "-o", "json")
     assert (code, json.loads(out)["unjudged"]) == (1, first.partition(": ")[2])

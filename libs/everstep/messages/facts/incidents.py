@@ -315,7 +315,7 @@ class IncidentClosed(IncidentFact, frozen=True, kw_only=True, tag="incident_clos
     lost_steps: Count = 0
     """Steps that had to be made again."""
     lost_s: float = 0.0
-    """What those steps had taken."""
+    """The time that those steps had taken."""
     restored_step: Count | None = None
     """The step that the training went on from."""
     restored_tier: str = ""

@@ -140,7 +140,7 @@ class StacksRead(Reply, frozen=True, kw_only=True, tag="stacks_read.v1"):
     confidence: float
     """0 to 1."""
     ranks: Count
-    """Of how many ranks there is a stack."""
+    """The number of ranks with a stack."""
     suspects: tuple[Suspicion, ...] = ()
     """Ranks that stand elsewhere than those that wait, at most 64."""
     waiting: tuple[Count, ...] = ()

@@ -137,7 +137,7 @@ class CollectCheckpoints(Question, frozen=True, kw_only=True, tag="collect_check
     keep_every_steps: Int | None = None
     """Keep each step that is a multiple of this; None for the catalog's own setting."""
     is_dry_run: bool = True
-    """Only say what would be deleted."""
+    """Only list what would be deleted."""
     origin: Name = ""
     """The interface: `rest` or `cli`."""
 

@@ -32,7 +32,7 @@ class Join(Question, frozen=True, kw_only=True, tag="join.v1"):
     failure_domain: Name = ""
     """What fails together with it."""
     topology: tuple[str, ...] = ()
-    """Where it sits in the network, outermost first."""
+    """This node's place in the network, outermost first."""
     group: Name = ""
     """The nodes that are replaced together with it, in a job with replacement groups."""
     last_round: Int | None = None

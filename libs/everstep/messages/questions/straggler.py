@@ -18,14 +18,14 @@ class RankScores(Part, frozen=True, kw_only=True):
     is_straggler: bool = False
     """It is one by the rules in force."""
     own_s: float | None = None
-    """What it needs by itself for a step."""
+    """Its own time in a step."""
     slower_ratio: float | None = None
     """How much longer that is than the median of its role group: 0.1 for 10 %."""
     lateness_s: float | None = None
     """By how much it enters collectives later than the median of the others: the median of the
     operation where it is the latest."""
     waited_s: float | None = None
-    """What it waits for others in a step."""
+    """How long it waits for others in a step."""
 
 
 class GroupScores(Part, frozen=True, kw_only=True):

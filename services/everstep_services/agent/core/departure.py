@@ -100,7 +100,7 @@ def preempted(
 ) -> tuple[Departure, list[Action]]:
     """A signal announces that this node will be taken away."""
     grace_s = limits.preempt_grace_s
-    reason = f"{name} announced that this node goes"
+    reason = f"{name} announced that this node will be taken away"
     goodbye, noticed = Departure(128 + number, "preempted", reason), RecordNotice(name, grace_s)
     if part is None or part.are_gone or part.state == "stopping":
         return goodbye, [noticed, *goodbye.leave(part)]
@@ -118,7 +118,7 @@ def taken(
     order: SaveCheckpoint, part: RoundPart, limits: AgentTimeouts, now: float
 ) -> tuple[Departure, list[Action]]:
     """Other nodes of the job are taken away, and this node leaves with them."""
-    reason = f"all nodes go: {order.reason}"
+    reason = f"all nodes leave: {order.reason}"
     goodbye = Departure(128 + SIGTERM, "preempted", reason)
     if part.state == "starting":
         return goodbye, goodbye.leave(part, limits.stop_grace_s)

@@ -12,7 +12,7 @@ from everstep_services.agent.stalls.limits import (
     Limit,
     StallLimits,
 )
-from trainer_sdk.page import SectionKind
+from trainer_sdk.page_content import SectionKind
 
 _HEARTBEAT = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
 _MONITORING = "TORCH_NCCL_ENABLE_MONITORING"
@@ -131,7 +131,7 @@ def _given_up(place: str, limit: Limit, timeout_s: float, limited_by: str) -> Mi
     text = (
         f"the process group gives up after {time_text(timeout_s)}, before a stall in "
         f"{place} is found ({time_text(limit.s)}, {limit.source}): its collectives fail first, and "
-        f"blame nobody; give init_process_group a longer timeout{shorter}"
+        f"name no rank; give init_process_group a longer timeout{shorter}"
     )
     return Misorder(f"group {timeout_s:g} {place}", text)
 
@@ -146,7 +146,7 @@ def _given_up_unlearned(limits: StallLimits, others: ExternalLimits) -> Misorder
         f"until limits are learned, the process group gives up after {time_text(timeout_s)}"
         f"{'' if others.group_timeout_s else ', unless the script says otherwise'}, before a "
         f"stall is found ({time_text(limit.s)}, {limit.source}): its collectives fail first, and "
-        f"blame nobody; {others.limited_by}{STEP}={timeout_s / 2:g} would find it first, once "
+        f"name no rank; {others.limited_by}{STEP}={timeout_s / 2:g} would find it first, once "
         f"there are steps"
     )
     return Misorder(f"group {timeout_s:g}", text, is_warning=False)

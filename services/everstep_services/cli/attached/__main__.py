@@ -48,7 +48,7 @@ def _watch(
     from everstep_services.cli.attached.plan import plan_attached
 
     plan, settings = plan_attached(folder, job, place, command, environ)
-    _say(f"job {job} is watched; what its agent has to say is in {folder / LOG}")
+    _say(f"job {job} is watched; its agent logs to {folder / LOG}")
     voice = RankStderr(SAY_AT)
     if not plan.tells_of_job:
         voice.give_back()

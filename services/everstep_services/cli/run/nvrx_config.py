@@ -49,6 +49,11 @@ def file_options(path: str, *, may_lack: bool) -> list[FileOption]:
     return []
 
 
+def option_of(key: str) -> str:
+    """The option that a key of the file is taken as; an unknown key has none that exists."""
+    return _OPTIONS.get(key, f"--ft-{key.removeprefix('ft_').replace('_', '-')}")
+
+
 def _tree(path: str) -> Any:
     """The parsed file, whose nodes know their lines; None if it is empty."""
     try:
@@ -120,8 +125,7 @@ def _options(section: Any, path: str) -> Iterator[FileOption]:
                 f"--ft-cfg-path {origin} was given in line {lines[name]} already: remove one"
             )
         lines[name] = line
-        option = _OPTIONS.get(name, f"--ft-{name.removeprefix('ft_').replace('_', '-')}")
-        yield FileOption(option, _text(value, origin), origin)
+        yield FileOption(option_of(name), _text(value, origin), origin)
 
 
 def _text(node: Any, origin: str) -> str:

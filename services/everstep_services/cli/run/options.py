@@ -77,13 +77,13 @@ TORCHRUN = (
             help="As torchrun's: run the script by its path. The same as without it."),
     _torchrun(RUN, "--role", metavar="NAME", help="ROLE_NAME of the ranks (default)."),
     _torchrun(WHERE, "--nnodes", metavar="N|MIN:MAX",
-            help="The number of nodes (1), or a range: as many as there are within it."),
+            help="The number of nodes (1), or MIN:MAX: as many as are present."),
     _torchrun(WHERE, "--nproc-per-node", metavar="N|auto|gpu|cpu",
             help="Ranks on each node (1): a number, one for each GPU or CPU core, or `auto`: GPUs "
             "where there are any, else cores."),
     _torchrun(WHERE, "--standalone", kind="flag",
-            help="Needs nothing else: bus and services run inside this process. So it is when "
-            "no bus is known and one node is asked for."),
+            help="Run bus and services inside this process: the default for one node if no "
+            "bus is known."),
     _torchrun(RESTARTS, "--max-restarts", kind="limit", metavar="N|none", least=0,
             help="How many restarts the job may have in all "
             f"({_DEFAULTS.max_restarts}; torchrun's default is 0)."),
@@ -156,7 +156,7 @@ OWN = (
             help="Print what would run, and what would be refused; start nothing."),
     _own(RUN, "--job", metavar="ID",
             help="The job's id: the same on all nodes, and again after a requeue."),
-    _own(RUN, "--name", metavar="TEXT", help="What people call it (its id)."),
+    _own(RUN, "--name", metavar="TEXT", help="The job's name for people (its id)."),
     _own(RUN, "--label", metavar="KEY=VALUE",
             help="For finding the job again; may be given several times."),
     _own(WHERE, "--spares", kind="whole", metavar="K", least=0,
@@ -167,7 +167,7 @@ OWN = (
             least=0.001,
             help="How long a round may take to form before the job gives up, with code 92."),
     _own(RESTARTS, "--max-restarts-per-hour", kind="limit", metavar="N|none", least=0,
-            help="How many of them within an hour (none)."),
+            help="How many restarts within an hour (none)."),
     _own(RESTARTS, "--no-progress-limit", kind="limit", metavar="N|none", least=1,
             help=f"Rounds in a row without a new step ({_DEFAULTS.no_progress_limit}: advice); "
             "given, it stops the job."),
@@ -195,7 +195,7 @@ OWN = (
             help="The number of first steps of a round that may take as long as `first-step` (what "
             "the script says, else 1)."),
     _own(STALLS, "--no-restart-on-stall", to="restart_on_stall", kind="flag", sets=False,
-            help="Only say that a rank has stalled."),
+            help="Only record that a rank has stalled."),
     _own(STALLS, "--allow-injection", kind="flag",
             help="Let `everstep inject` and the script make faults on purpose, to test."),
     _own(STARTING, "--warm", kind="flag",
@@ -203,9 +203,9 @@ OWN = (
     _own(STARTING, "--cold", to="warm", kind="flag", sets=False,
             help="Start a new interpreter for each rank."),
     _own(STARTING, "--leave-children", kind="flag",
-            help="What ranks have started may outlive a job that is done; else it is killed."),
+            help="Let processes that ranks have started outlive a finished job."),
     _own(STARTING, "--preload", metavar="MODULES",
-            help="What that process imports besides: `auto` (what the script imports), `none`, "
+            help="What that process imports, too: `auto` (what the script imports), `none`, "
             "or modules with commas."),
     _own(STARTING, "--as-nvrx", kind="flag",
             help="In ranks, `import nvidia_resiliency_ext` finds Everstep's modules, unless NVRx "
@@ -228,9 +228,9 @@ OWN = (
     _own(PLACEMENT, "--address", metavar="HOST",
             help="Where other nodes reach this one (the address that reaches the bus)."),
     _own(PLACEMENT, "--domain", metavar="NAME",
-            help="What fails together with this node: a rack, a power unit."),
+            help="This node's failure domain: its rack, its power unit."),
     _own(PLACEMENT, "--topology", metavar="A/B",
-            help="Where it sits in the network, outermost first."),
+            help="This node's place in the network, outermost first."),
     _own(PLACEMENT, "--segment", kind="whole", metavar="SLOTS", least=1,
             help="The number of slots, next to each other, in one network domain (1)."),
     _own(PLACEMENT, "--group-size", kind="whole", metavar="NODES", least=1,
@@ -242,7 +242,7 @@ OWN = (
     _own(PLACEMENT, "--allocation", metavar="ID",
             help="This start of the job, the same on all nodes (from SLURM_JOB_ID, else random)."),
     _own(BUS, "--bus-url", metavar="URL", help="Where the bus is: nats://, or tls://."),
-    _own(BUS, "--bus-user", metavar="NAME", help="Whom to log in as."),
+    _own(BUS, "--bus-user", metavar="NAME", help="The user to log in as."),
     _own(BUS, "--bus-password-file", metavar="FILE", help="The file with the password."),
     _own(BUS, "--bus-credentials-file", metavar="FILE", help="A NATS .creds file instead."),
     _own(GENERAL, "--config", metavar="FILE", help="Read this settings file only."),

@@ -63,7 +63,7 @@ def loss_of(
         silence_s=silence_s,
         limit_s=limit_s,
         blind_s=blind_s,
-        reason=f"{beat.node} is silent for {silence_s:.1f} s (limit {limit_s:g} s{blind}); "
+        reason=f"{beat.node} has been silent for {silence_s:.1f} s (limit {limit_s:g} s{blind}); "
         f"{state}; {evidence}",
     )
 

@@ -138,7 +138,7 @@ ACTIONS: Mapping[str, PageAction] = {
     ),
     "correct": PageAction(
         "Correct the verdict",
-        "What you say holds, whatever later evidence says. The reason is how you know.",
+        "No later evidence changes a correction. Give as reason how you know.",
         ("incident",),
         lambda form: f"{path_of('incidents', form.get('incident', ''))}/correction",
         _correction,
@@ -167,7 +167,7 @@ ACTIONS: Mapping[str, PageAction] = {
         ("node", "job"), partial(_node_verb, "drain"), _drain, is_drastic=True, back="node",
     ),
     "check": PageAction(
-        "Check the node", "Its agent examines it when no rank of its runs.",
+        "Check the node", "Its agent examines it now, also during a training.",
         ("node", "job"), partial(_node_verb, "check"), _drain, back="node",
     ),
     "pin": PageAction(
@@ -183,7 +183,7 @@ ACTIONS: Mapping[str, PageAction] = {
         _AT_STEP, partial(_checkpoint, "verify"), _tier, back="checkpoints",
     ),
     "brake": PageAction(
-        "Pull the brake", "Every actuator only observes: what would be done is recorded, not done.",
+        "Pull the brake", "Automatic actions are only recorded, not carried out.",
         _IN_JOB, lambda _form: "brake", partial(_brake, is_on=True), is_drastic=True,
         back="control",
     ),
@@ -192,7 +192,7 @@ ACTIONS: Mapping[str, PageAction] = {
         _IN_JOB, lambda _form: "brake", partial(_brake, is_on=False), back="control",
     ),
     "switch": PageAction(
-        "Change a switch", "It holds at once, without a restart of anything.",
+        "Change a switch", "It takes effect at once; nothing is restarted.",
         ("switch", "job"), lambda _form: "control", _switch,
         (Field("value", "New value", hint="empty goes back to the default"),), back="control",
     ),

@@ -336,7 +336,9 @@ async def _not_in_bundle(_reader: Reader, _request: Request) -> Page:
 
 _ONLY_SENDS = "This token sends notices, and reads nothing: log in with a token of the scope read."
 _NO_DATABASE = "Nobody can be logged in while the database is away: try again in a moment."
-_FAILED = "It is our fault, and it is in the log of the history service. Other pages still work."
+_FAILED = (
+    "This is an error of Everstep; the log of the history service has it. Other pages still work."
+)
 
 
 def _rendered(

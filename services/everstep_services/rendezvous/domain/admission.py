@@ -77,7 +77,7 @@ def job_over(batch: Batch) -> Refusal:
     doc = batch.state.doc
     text = f"job {doc.job} is over: {doc.reason}"
     if doc.is_mendable:
-        text += "; mend the script, and start it again"
+        text += "; repair the script, and start it again"
     elif doc.exit_code == DO_NOT_RESTART or doc.phase == "done":
         text += "; to run it again, change its command or settings, or give it another name"
     return Refusal("job_over", text, exit_code=doc.exit_code)

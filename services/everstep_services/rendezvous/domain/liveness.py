@@ -16,7 +16,7 @@ def probed(batch: Batch, probe: Probed) -> None:
     if probe.is_there:
         batch.memory.answered[probe.instance] = batch.now.s
         return
-    reason = f"{probe.node} is gone: nobody hears it, its connection to the bus is closed"
+    reason = f"{probe.node} is gone: its connection to the bus is closed"
     _gone(batch, probe.node, probe.instance, reason)
 
 

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -340,6 +341,19 @@ async def test_a_token_for_notices_alone_opens_no_page(tmp_path: Path) -> None:
         assert answer.status_code == 403
         assert "Your token does not allow this" in answer.text
         assert "What needs a person" not in answer.text
+
+
+async def test_a_job_that_nobody_runs_any_more_needs_a_person(tmp_path: Path) -> None:
+    """It gave up waiting for nodes: it is neither at work nor over (A11.2)."""
+    async with fleet(tmp_path) as (api, client):
+        now = datetime.now(UTC)
+        await api.add(
+            make("job_started", job="given-up", at=now),
+            make("allocation_started", job="given-up", allocation="a", at=now),
+            make("allocation_ended", job="given-up", allocation="a", state="stopped", at=now),
+        )
+        page = (await client.get("/")).text
+    assert "given-up is not done, and no node runs it" in page
 
 
 async def test_a_brake_that_is_on_can_be_released_on_the_first_page(tmp_path: Path) -> None:

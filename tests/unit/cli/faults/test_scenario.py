@@ -95,4 +95,4 @@ def test_the_list_names_each_fault_once(capsys: pytest.CaptureFixture[str]) -> N
 def test_what_is_wanted_must_be_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inject", "--job", "llama"]) == Exit.USAGE
     assert main(["inject", "kill"]) == Exit.USAGE
-    assert "Name the job with --job ID" in capsys.readouterr().err
+    assert "name the job with --job ID" in capsys.readouterr().err

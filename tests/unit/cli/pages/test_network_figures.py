@@ -48,7 +48,7 @@ def test_nothing_is_said_against_a_node_that_could_not_take_part(*, silent: bool
     bodies = told(5, n4=0.0)
     if silent:
         del bodies["n4"]
-        why = "its agent told nothing in time"
+        why = "its agent did not answer in time"
     else:
         bodies["n4"]["reason"] = why = "0.0.0.0:20007 cannot be listened on: Address in use"
     found = judged(bodies)

@@ -61,8 +61,8 @@ def test_names_are_ours() -> None:
 
 def test_a_module_without_counterpart_is_not_found_and_the_remedy_is_named() -> None:
     code = """
-for name in ("inprocess", "attribution.trace_analyzer.fr_attribution", "fault_tolerance.launcher",
-             "nothing.at_all"):
+for name in ("inprocess.utils", "attribution.trace_analyzer.fr_attribution",
+             "fault_tolerance.launcher", "nothing.at_all"):
     try:
         __import__(f"nvidia_resiliency_ext.{name}")
     except ModuleNotFoundError as error:

@@ -17,7 +17,7 @@ class GpuProbe:
     """NVML's view of each GPU. A feature that a card or driver lacks never fails."""
 
     name = "gpu"
-    about = "GPUs by NVML: recovery action, memory errors, heat, fabric, memory of strangers"
+    about = "GPUs by NVML: recovery action, memory errors, heat, fabric, memory of other jobs"
     beside_training = True
 
     def __init__(self, load: Load = load) -> None:

@@ -69,7 +69,9 @@ def zombies(look: Look) -> Iterator[CheckResult]:
     if count <= limit:
         yield result("zombies")
         return
-    reason = f"{count} processes that nobody has waited for (limit {limit}); end their parents"
+    reason = (
+        f"{count} zombies, which their parents have not reaped (limit {limit}); end their parents"
+    )
     yield result("zombies", "warning", reason, "watch")
 
 

@@ -6,12 +6,12 @@ from everstep.subjects import CLUSTER
 from everstep_services.cli.invocation import Invocation, with_api_options
 from everstep_services.cli.operator_requests import ControlRequest, fulfil, with_reason
 
-_job = click.option("--job", help="Of this job only; by default of all.")
+_job = click.option("--job", help="Only for this job; by default for all jobs.")
 
 
 @click.group()
 def command() -> None:
-    """Pull the brake: every actuator only observes, and reports what it would do."""
+    """Pull the brake: automatic actions are only recorded, not carried out."""
 
 
 @command.command()
@@ -19,7 +19,7 @@ def command() -> None:
 @with_reason
 @click.pass_obj
 def on(invocation: Invocation, *, job: str | None, reason: str) -> None:
-    """Pull it."""
+    """Pull the brake."""
     _set(invocation, "on", job, reason)
 
 
@@ -28,7 +28,7 @@ def on(invocation: Invocation, *, job: str | None, reason: str) -> None:
 @with_reason
 @click.pass_obj
 def off(invocation: Invocation, *, job: str | None, reason: str) -> None:
-    """Let it go."""
+    """Release the brake."""
     _set(invocation, "off", job, reason)
 
 

@@ -24,7 +24,7 @@ _KEYS = click.option(
     help="The folder with the operator's key; by default that of `everstep up`.",
 )
 _VALID = click.option(
-    "--valid", default="7d", show_default=True, help="How long it is good for: 12h, 7d."
+    "--valid", default="7d", show_default=True, help="How long the login is valid: 12h, 7d."
 )
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LEFT_WITHIN_S = 30.0
@@ -43,7 +43,7 @@ def command() -> None:
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path("nats.json"),
     show_default=True,
-    help="The server's configuration, to be written.",
+    help="The file for the server's configuration.",
 )
 @click.option(
     "--store",
@@ -81,8 +81,8 @@ def setup(  # noqa: PLR0913  what differs between servers
 ) -> None:
     """Make keys, the configuration of a NATS server, and the logins of the control plane.
 
-    Safe to repeat: keys that are there stay, logins that last stay. Streams of the time before
-    accounts are given to the control plane; for that the server must not run.
+    Safe to repeat: existing keys stay, and so do logins that are valid for long enough. Streams of
+    releases without accounts are moved to the control plane, for which the server must not run.
     """
     from everstep.bus.auth.accounts import Operator
     from everstep.bus.auth.job_access import login_file
@@ -156,8 +156,8 @@ def login(
 def revoke(invocation: Invocation, job: str, keys: Path | None) -> None:
     """Cut the agents of a job off: their connections end, and their logins are refused for ever.
 
-    Their ranks train on for as long as they need no bus. `everstep bus login JOB` lets agents in
-    again, with a new login.
+    Their ranks continue until they need the bus. `everstep bus login JOB` lets agents in again,
+    with a new login.
     """
     from everstep.bus.auth.job_access import cut_off
 
@@ -214,8 +214,8 @@ def info(invocation: Invocation) -> None:
 def flush(invocation: Invocation) -> None:
     """Send the facts that wait on this node, of processes that ended while their bus was away.
 
-    Each with the login of its own process. `everstep run` and `everstep up` send them, too, when
-    they start.
+    Facts are sent with the login of the process that recorded them. `everstep run` and `everstep
+    up` send them, too, when they start.
     """
     from everstep_services.agent.telemetry.leftover_spools import send_left
     from everstep_services.cli.machine.state import find_state_dir

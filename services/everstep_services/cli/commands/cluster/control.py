@@ -15,11 +15,11 @@ def command() -> None:
 
 
 @command.command()
-@click.option("--job", help="Switches of slow ranks as they hold for this job.")
+@click.option("--job", help="The switches of slow ranks in force for this job.")
 @with_api_options
 @click.pass_obj
 def show(invocation: Invocation, *, job: str | None) -> None:
-    """Show every switch that was set, by whom and why, and what holds for slow ranks."""
+    """Show every switch that was set, by whom and why, and the settings of slow ranks in force."""
     from everstep_services.cli.api.location import open_api
     from everstep_services.cli.pages.limits import print_control
 
@@ -29,13 +29,13 @@ def show(invocation: Invocation, *, job: str | None) -> None:
 
 @command.command(name="set")
 @click.argument("changes", nargs=-1, required=True, metavar="NAME=VALUE...")
-@click.option("--job", help="For this job only; by default for all.")
+@click.option("--job", help="Only for this job; by default for all jobs.")
 @with_reason
 @click.pass_obj
 def set_(invocation: Invocation, *, changes: tuple[str, ...], job: str | None, reason: str) -> None:
     """Change switches, as modes.exclude=enforce or breaker=closed.
 
-    An empty value goes back to the default.
+    An empty value restores the default.
     """
     pairs = [change.partition("=") for change in changes]
     for name, equals, _ in pairs:

@@ -14,12 +14,12 @@ from everstep_services.cli.invocation import Invocation, with_common_options
 def command(invocation: Invocation, job: str | None) -> None:
     """Print the settings with which a process reaches the bus, as shell lines.
 
-    Of the running `everstep up`, or of the settings where they name a bus:
+    The bus is that of the running `everstep up`, or of the settings:
 
     eval "$(everstep env)"
 
-    As it stands the login is that of a service, which may record facts of every job: for programs
-    of your own. For a training that Everstep only watches, take that of its job.
+    By default the login is that of a service, which may record facts of every job: for programs of
+    your own. For a training that Everstep only watches, use the login of its job.
     """
     from everstep_services.cli.machine.bus_settings import agents_bus, service_bus
 

@@ -46,9 +46,9 @@ def command(  # noqa: PLR0913  each is an option
 ) -> int:
     """Answer AI assistants that speak the Model Context Protocol (MCP), read-only.
 
-    On stdin and stdout it asks the API, or reads the record on disk where no service runs. With
-    --http, each client sends a token of Everstep as `Authorization: Bearer`, and sees what the
-    token may see. It needs the extra: pip install 'everstep[mcp]'.
+    On stdin and stdout, answers come from the API, or from the record on disk if no service runs.
+    With --http, each client sends a token of Everstep as `Authorization: Bearer`, and sees what
+    the token may see. It needs the extra: pip install 'everstep[mcp]'.
     """
     from everstep_services.cli.mcp_server.start import HttpOptions, serve_http, serve_stdio
 

@@ -72,7 +72,7 @@ def create(
 @with_api_options
 @click.pass_obj
 def ls(invocation: Invocation) -> None:
-    """List the tokens. Their secrets are known to nobody."""
+    """List the tokens. Their secrets are not stored."""
     from everstep_services.cli.api.location import open_api
 
     with open_api(invocation) as api:
@@ -85,7 +85,7 @@ def ls(invocation: Invocation) -> None:
 @with_api_options
 @click.pass_obj
 def revoke(invocation: Invocation, token_id: str) -> None:
-    """Make the token with this id useless, for ever."""
+    """Revoke the token with this id, for ever."""
     from everstep_services.cli.api.location import open_api
 
     with open_api(invocation) as api:

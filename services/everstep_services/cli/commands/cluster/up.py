@@ -32,8 +32,8 @@ def command(
 ) -> int:
     """Run everything on this machine: a NATS server, every service, and the API.
 
-    For development and for one machine. Ctrl-C stops all of it; the data stay in the state
-    directory, and the next `everstep up` goes on with them.
+    For development and for one machine. Ctrl-C stops everything; the data stay in the state
+    directory, and the next `everstep up` continues with them.
     """
     if detach:
         from everstep_services.cli.stack.process import detached

@@ -18,7 +18,7 @@ from everstep_services.cli.times import MomentParameter
 
 
 @click.command()
-@click.option("-f", "--follow", is_flag=True, help="Go on with new ones as they happen.")
+@click.option("-f", "--follow", is_flag=True, help="Then follow new facts as they happen.")
 @click.option("--job", help="Only about this job.")
 @click.option("--kind", multiple=True, help="Only of this kind; may be given several times.")
 @click.option("--node", help="Only about this node.")
@@ -28,7 +28,7 @@ from everstep_services.cli.times import MomentParameter
     "--since",
     type=MomentParameter(),
     metavar="MOMENT",
-    help="Not before: 10m for 10 minutes ago, or a time.",
+    help="Only since then: 10m for 10 minutes ago, or a time.",
 )
 @click.option("--until", type=MomentParameter(), metavar="MOMENT", help="Before this moment.")
 @click.option("-n", "--limit", type=click.IntRange(min=1), help="At most N facts (100).")
@@ -37,13 +37,13 @@ from everstep_services.cli.times import MomentParameter
 def command(invocation: Invocation, /, *, follow: bool, **asked: Any) -> None:
     """List the newest facts, or those since a moment, the oldest first.
 
-    With -f only what happens from now on, or since a moment. A lost connection is opened again
-    where it broke off.
+    With -f it prints facts from now on, or since a moment. After a lost connection it continues
+    without a gap.
     """
     from everstep_services.cli.api.location import open_api, open_record
 
     if follow and (asked["until"] is not None or asked["limit"] is not None):
-        raise click.UsageError("-f goes on for ever: it takes no --until and no --limit")
+        raise click.UsageError("-f never ends: leave out --until and --limit")
     if follow:
         with open_api(invocation) as api:
             print_live(invocation, api, wanted(**asked))

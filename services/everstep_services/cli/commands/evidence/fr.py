@@ -48,7 +48,7 @@ def command() -> None:
 
 @command.command(cls=_SeveralValues)
 @click.argument("folder", type=click.Path(path_type=Path), metavar="FOLDER")
-@click.option("-p", "--prefix", help="What the files' names have before the rank.")
+@click.option("-p", "--prefix", help="The part of the files' names before the rank.")
 @click.option(
     "--pg-filters",
     "groups",
@@ -104,7 +104,7 @@ def command() -> None:
     "--allow-incomplete-ranks",
     is_flag=True,
     expose_value=False,
-    help="As for torchfrtrace; here it is always so: a missing dump is evidence.",
+    help="Accepted without effect: a missing dump is always evidence.",
 )
 @click.option(
     "--world-size",
@@ -119,7 +119,7 @@ def command() -> None:
     show_default=True,
     help="How many files are read at once.",
 )
-@with_formats(("human", "json"), "How to print; human unless told otherwise.")
+@with_formats(("human", "json"), "How to print (human).")
 @click.pass_obj
 def analyze(  # noqa: PLR0913  an option each
     invocation: Invocation,
@@ -138,11 +138,11 @@ def analyze(  # noqa: PLR0913  an option each
     world_size: int | None,
     readers: int,
 ) -> int:
-    """Say which rank the others wait for, and why, from the dumps in a folder, one a rank.
+    """Name the rank that the others wait for, and why, from a folder with one dump for each rank.
 
     It reads what torch writes when a collective times out (TORCH_FR_DUMP_TEMP_FILE), and JSON.
     Pickles are read as data: nothing in them can run. Keep the files' times when you copy them
-    (cp -p): they tell a job that hangs from one that was only asked in passing.
+    (cp -p): they distinguish a job that hangs from a healthy one.
 
     Exit codes: 0 nothing is wrong, 1 inconclusive, 2 no dumps or wrong usage, 3 a culprit is named.
     """

@@ -34,7 +34,7 @@ def show(invocation: Invocation, *, job: str, incident: str | None) -> None:
     "--cause",
     required=True,
     type=click.Choice(VERDICT_CAUSES),
-    help="The cause class that is right.",
+    help="The right cause class.",
 )
 @click.option(
     "--rank", "ranks", multiple=True, type=click.IntRange(0), help="A rank that caused it."
@@ -44,9 +44,9 @@ def show(invocation: Invocation, *, job: str, incident: str | None) -> None:
 @with_api_options
 @click.pass_obj
 def correct(invocation: Invocation, /, *, incident: str, **said: Any) -> None:
-    """Put on record who or what caused an incident: it holds over the verdict and later evidence.
+    """Correct the verdict about an incident; no later evidence changes a correction.
 
-    It is kept, counted, and part of the story. Say the same as the verdict to confirm it.
+    It is stored, counted, and shown first. A correction that equals the verdict confirms it.
     """
     from everstep.subjects import is_name
     from everstep_services.cli.api.location import open_api
@@ -79,16 +79,16 @@ def correct(invocation: Invocation, /, *, incident: str, **said: Any) -> None:
 @click.option(
     "-f", "--file", type=click.Path(path_type=Path, dir_okay=False), help="Write it there."
 )
-@with_api_formats(("html", "md"), "How to write it; md unless told otherwise.")
+@with_api_formats(("html", "md"), "How to write it (md).")
 @click.pass_obj
 def report(invocation: Invocation, /, *, named: str, file: Path | None) -> None:
-    """Write an incident as one file to send to a colleague, that needs nothing else.
+    """Write an incident as one self-contained file to send to a colleague.
 
-    Of a job it is the newest one.
+    Given a job, it is the newest incident of the job.
 
-    Verdict, timeline, where the time went, how far each rank was in its collectives, stacks, the
-    ends of logs, and the evidence with its hashes. Secrets that are known as such are left out;
-    read it before you send it.
+    The file has the verdict, the timeline, where the time went, the position of each rank in its
+    collectives, stacks, the ends of logs, and the evidence with its hashes. Known secrets are
+    masked; read the file before you send it.
     """
     from everstep_services.cli.api.location import open_record
     from everstep_services.cli.errors import CliError

@@ -10,11 +10,14 @@ from everstep_services.cli.times import MomentParameter
 
 @click.command()
 @click.argument("job", required=False)
-@click.option("--open", "is_open", is_flag=True, help="Only those that are not over.")
-@click.option("--outcome", multiple=True, help="Only those that ended so: recovered, failed …")
+@click.option("--open", "is_open", is_flag=True, help="Only open incidents.")
+@click.option("--outcome", multiple=True, help="Only with this outcome: recovered, failed …")
 @click.option("--node", help="Only about this node.")
 @click.option(
-    "--since", type=MomentParameter(), metavar="MOMENT", help="Not before: 2h ago, or a time."
+    "--since",
+    type=MomentParameter(),
+    metavar="MOMENT",
+    help="Only since then: 2h for two hours ago, or a time.",
 )
 @click.option(
     "-n", "--limit", type=click.IntRange(min=1), default=20, help="At most N incidents (20)."

@@ -20,10 +20,10 @@ def command() -> None:
     "--world-size",
     type=click.IntRange(min=1),
     metavar="RANKS",
-    help="How many ranks the job has: those without a stack are then missed.",
+    help="The number of ranks of the job: ranks without a stack are then reported.",
 )
 @click.option("--folded", "is_folded", is_flag=True, help="Print stacks for a flame graph instead.")
-@with_formats(("human", "json"), "How to print; human unless told otherwise.")
+@with_formats(("human", "json"), "How to print (human).")
 @click.pass_obj
 def analyze(
     invocation: Invocation,
@@ -33,11 +33,12 @@ def analyze(
     world_size: int | None,
     is_folded: bool,
 ) -> int:
-    """Say which rank stands elsewhere than the others, and what it does there.
+    """Name the rank that is elsewhere than the others, and what it does there.
 
-    FILE is what `py-spy dump` (with --json, too) or Python's faulthandler printed of one rank, its
-    name has the rank: rank_7.json, py-spy.7.txt. A folder has one file a rank, and an archive of
-    evidence (.tar.gz) all ranks of a node. Stacks are a single look: use it where a job hangs.
+    FILE is the output of `py-spy dump` (also with --json) or of Python's faulthandler for one
+    rank; its name has the rank: rank_7.json, py-spy.7.txt. A folder has one file for each rank, an
+    archive of evidence (.tar.gz) all ranks of a node. Stacks show one moment: use them for a job
+    that hangs.
 
     Exit codes: 0 no rank waits, 1 inconclusive, 2 no stacks or wrong usage, 3 a rank is named.
     """

@@ -38,18 +38,18 @@ from everstep_services.cli.output import echo, print_record
 )  # fmt: skip
 @click.option(
     "--within", "within_s", type=NumberRange(0, 60, min_open=True), default=10.0,
-    metavar="SECONDS", help="What is not there by then is missing (10).",
+    metavar="SECONDS", help="How long to wait; what has not arrived by then is missing (10).",
 )  # fmt: skip
 @with_reason
 @click.pass_obj
 def command(
     invocation: Invocation, /, *, job: str, folder: Path | None, reason: str, **asked: Any
 ) -> int:
-    """Have agents look at the ranks of a job from outside, and fetch what they see.
+    """Have agents collect evidence of the ranks of a job from outside, and fetch it.
 
-    The ranks go on meanwhile, and nothing is counted as an incident. Each piece is printed with
-    what it says and its file, or the reason why there is none. `everstep fr analyze` reads
-    DIR/flight_recorder then, and `everstep stacks analyze` DIR/stacks.
+    The ranks continue, and nothing is counted as an incident. Each piece is printed with its
+    summary and its file, or with the reason why it is missing. `everstep fr analyze` then reads
+    DIR/flight_recorder, and `everstep stacks analyze` reads DIR/stacks.
 
     Exit codes: 0 every node has answered, 5 not all did in time.
     """
@@ -199,7 +199,7 @@ def print_pieces(
     untold = capture.untold(told)
     if invocation.output is None or invocation.output == "table":
         rows = [_row(key, body, files.get(key)) for key, body in sorted(told.items())]
-        rows += [(cell(kind), cell(node), "", "no word in time") for kind, node in untold]
+        rows += [(cell(kind), cell(node), "", "no answer in time") for kind, node in untold]
         for line in aligned(rows):
             echo(line)
     else:

@@ -28,8 +28,8 @@ _TIER = click.option(
 def command() -> None:
     """List checkpoints, read them back, pin, clean up or pull them.
 
-    WHERE is a job, which the catalog is asked about, or a folder or URL of checkpoints, which needs
-    no service: it has a slash in it, as ./ckpt or s3://bucket/llama.
+    WHERE is a job, about which the catalog is asked, or a folder or URL of checkpoints, which needs
+    no service and has a slash in it, as ./ckpt or s3://bucket/llama.
     """
 
 
@@ -112,9 +112,9 @@ def show(invocation: Invocation, *, where: str, step: int, tier: str | None) -> 
 def verify(invocation: Invocation, *, where: str, step: int | None, reason: str) -> int:
     """Read every byte again and compare it with what was saved.
 
-    Of a folder or URL: here and now, all checkpoints in it or the one of this step; WHERE may be
-    the folder of one checkpoint, too. Of a job: the catalog does it, and quarantines what is not
-    good.
+    With a folder or URL this command reads all checkpoints in it, or that of one step; WHERE may
+    also be the folder of one checkpoint. With a job the catalog reads them, and quarantines those
+    that are not good.
 
     Exit codes: 0 all are good, 1 one is not.
     """
@@ -124,7 +124,7 @@ def verify(invocation: Invocation, *, where: str, step: int | None, reason: str)
 
         return verify_shelf(invocation, where, step)
     if step is None:
-        raise click.UsageError("of a job, name the STEP to read back")
+        raise click.UsageError("name the STEP to read back, after the job")
     fulfil(invocation, CheckpointRequest.of("verify", where, step, reason))
     return Exit.OK
 
@@ -135,7 +135,7 @@ def verify(invocation: Invocation, *, where: str, step: int | None, reason: str)
 @with_api_options
 @click.pass_obj
 def locate(invocation: Invocation, *, job: str, step: int | None) -> None:
-    """Say what a job's next round would restore, and from where."""
+    """Show what a job's next round would restore, and from where."""
     from everstep_services.cli.api.location import open_record
     from everstep_services.cli.pages.checkpoints.catalog import print_located
 
@@ -183,7 +183,7 @@ def release(invocation: Invocation, *, where: str, step: int, tier: str, reason:
 @with_reason
 @click.pass_obj
 def scan(invocation: Invocation, *, job: str, root: str, reason: str) -> None:
-    """Have the catalog compare its index with the files, or make it again from them."""
+    """Have the catalog compare its index with the files, or rebuild it from them."""
     fulfil(invocation, ScanRequest("scan", reason, job, details={"root": root}))
 
 
@@ -197,7 +197,12 @@ def scan(invocation: Invocation, *, job: str, root: str, reason: str) -> None:
     metavar="STEPS",
     help="Of the older ones, keep each whose step is a multiple of this.",
 )
-@click.option("--delete", "wants_it", is_flag=True, help="Do it; otherwise only say what would go.")
+@click.option(
+    "--delete",
+    "wants_it",
+    is_flag=True,
+    help="Delete; otherwise only list what would be deleted.",
+)
 @with_reason
 @click.pass_obj
 def gc(
@@ -210,18 +215,18 @@ def gc(
     wants_it: bool,
     reason: str,
 ) -> None:
-    """Say which checkpoints retention does not keep, and with --delete delete them.
+    """List the checkpoints that retention does not keep; with --delete, delete them.
 
-    Of a job, what is not said is as the catalog is set to. Of a folder or URL, the newest is read
-    back first. The last good one stays, and so do those that are pinned or quarantined. Files of
-    failed saves are deleted, too, once nothing has changed in them for a day.
+    With a job, options that are not given are those of the catalog. With a folder or URL, the
+    newest checkpoint is read back first. The last good checkpoint stays, and so do pinned and
+    quarantined ones. Files of failed saves are deleted, too, once they have not changed for a day.
     """
     if is_place(where):
         _without_record(reason)
         from everstep_services.cli.pages.checkpoints.files import collect_shelf
 
         if keep_last is None:
-            raise click.UsageError("of a folder or URL, say how many are to stay: --keep-last N")
+            raise click.UsageError("a folder or URL needs --keep-last N: how many checkpoints stay")
         collect_shelf(invocation, where, (keep_last, keep_every_steps or 0), wants_it=wants_it)
         return
     from everstep_services.cli.api.location import open_api
@@ -246,7 +251,8 @@ def gc(
 def pull(invocation: Invocation, *, where: str, step: int, to: str) -> None:
     """Copy a checkpoint into a folder of this machine, comparing every byte.
 
-    It is seen there when it is whole and good. Of a job, the catalog says where it is.
+    The copy becomes visible once it is complete and verified. For a job, the catalog knows the
+    place.
     """
     from everstep_services.cli.pages.checkpoints.files import pull_to
 
@@ -267,8 +273,8 @@ def pull(invocation: Invocation, *, where: str, step: int, to: str) -> None:
 def adopt(invocation: Invocation, *, source: str, root: str, step: int, job: str) -> None:
     """Take over a checkpoint that torch.distributed.checkpoint has written.
 
-    SOURCE is its folder, ROOT the one that a Checkpointer saves into; both are on this machine.
-    Its files are hashed as they stand, and stay where they are, too.
+    SOURCE is its folder, ROOT the folder that a Checkpointer saves into; both are on this machine.
+    The files are hashed and linked; SOURCE stays as it is.
     """
     from everstep_services.cli.pages.checkpoints.files import adopt_into
 
@@ -278,14 +284,14 @@ def adopt(invocation: Invocation, *, source: str, root: str, step: int, job: str
 def _of_files_only(tier: str | None) -> None:
     if tier not in (None, "global"):
         raise click.UsageError(
-            f"a folder or URL has nothing of the {tier} tier: say JOB, or leave --tier out"
+            f"a folder or URL has nothing of the {tier} tier: name a JOB, or leave --tier out"
         )
 
 
 def _without_record(reason: str) -> None:
     if reason != NO_REASON:
         raise click.UsageError(
-            "of a folder or URL, nothing is put on record: say JOB, or leave --reason out"
+            "requests about a folder or URL are not recorded: name a JOB, or leave --reason out"
         )
 
 

@@ -33,8 +33,8 @@ from everstep_services.cli.output import echo, print_json, say, schema
 def command(invocation: Invocation, *, job: str, to: Path | None, folder: Path | None) -> None:
     """Write all facts of a job, those about its nodes, and its evidence into one file.
 
-    `everstep serve --bundle FILE` opens it on any machine. Evidence is as it was collected: ends of
-    logs, stacks and environments of ranks are in the file, so treat it as you treat these.
+    `everstep serve --bundle FILE` opens it on any machine. Evidence is in it as it was collected:
+    protect the file like logs, stacks and environments of ranks.
     """
     from everstep_services.cli.api.location import open_record
     from everstep_services.cli.pages.cycle_info import write_cycle_info

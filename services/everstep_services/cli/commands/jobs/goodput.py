@@ -19,7 +19,7 @@ from everstep_services.cli.times import MomentParameter
     "--since",
     type=MomentParameter(),
     metavar="MOMENT",
-    help="From then on: 24h for 24 hours ago, or a time.",
+    help="Only since then: 24h for 24 hours ago, or a time.",
 )
 @click.option("--until", type=MomentParameter(), metavar="MOMENT", help="Until then; now.")
 @with_api_options

@@ -15,7 +15,7 @@ def command() -> None:
 @with_api_options
 @click.pass_obj
 def show(invocation: Invocation, *, job: str) -> None:
-    """Show how a job is, its last rounds, who takes part, and its last incidents."""
+    """Show the state of a job, its last rounds, its nodes, and its last incidents."""
     from everstep_services.cli.api.location import open_record
     from everstep_services.cli.pages.jobs import print_job
 

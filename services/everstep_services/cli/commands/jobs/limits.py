@@ -22,7 +22,7 @@ class _Setting(click.ParamType[tuple[str, float]]):
         section, _, said = str(value).rpartition("=")
         limit_s = 0.0 if said == _AUTO else seconds(said)
         if not section or limit_s is None or (limit_s == 0 and said != _AUTO):
-            self.fail(f"{value!r} is no limit: write SECTION=30s, =10m or =auto", param, ctx)
+            self.fail(f"{value!r} is not a limit: write SECTION=30s, =10m or =auto", param, ctx)
         return "" if section == OUTSIDE else section, limit_s
 
 
@@ -44,9 +44,9 @@ def command(
     """Show how long each section of a job may take before its rank has stalled, and why.
 
     `outside` is the time outside all sections, `first-step` everything up to the end of a round's
-    first step, `step` and `heartbeat` the time from one to the next. While ranks run, each limit
-    that can act on them is listed, as their agents say. A limit that is set holds at once, in all
-    rounds, wherever its name is open, and wins over --limit, until it is set to auto.
+    first step, `step` and `heartbeat` the time from one to the next. While ranks run, the list has
+    each limit that can apply to them, as reported by their agents. A limit that you set applies at
+    once, in all rounds, wherever its name is open, and overrides --limit, until it is set to auto.
     """
     from everstep_services.cli.api.location import open_api
     from everstep_services.cli.pages.limits import print_limits

@@ -70,7 +70,7 @@ def command() -> None:
     type=click.IntRange(min=1),
     help="Only the last N lines of each file.",
 )
-@click.option("-f", "--follow", is_flag=True, help="Go on with what is written.")
+@click.option("-f", "--follow", is_flag=True, help="Then follow new output.")
 @click.option("--contains", metavar="TEXT", help="Only lines with this text.")
 @click.option("--regex", metavar="PATTERN", help="Only lines in which it is found (log store).")
 @click.option(
@@ -83,7 +83,7 @@ def command() -> None:
     "--store",
     "of_store",
     is_flag=True,
-    help="From the log store, also where files are here: of all nodes, by time.",
+    help="From the log store, even if files are here: all nodes, by time.",
 )
 @click.option(
     "--cycle-file",
@@ -119,18 +119,18 @@ def show(  # noqa: PLR0913  each is an option
 ) -> None:
     """Print what the ranks of a job wrote, each line with its node and rank before it.
 
-    On a node that ran the round, all of it, from its files. Elsewhere from the log store, by time
-    and of all nodes, where agents send it there (`everstep run --store-logs`). Else the ends of the
-    logs of those ranks that failed, from the record: also when their node is gone.
+    On a node that ran the round, it prints the files of that node. Elsewhere it prints the output
+    of all nodes by time from the log store, if agents send it there (`everstep run --store-logs`);
+    otherwise the ends of failed ranks' logs from the record, even if their node is gone.
     """
     from everstep.ids import checked_name
     from everstep_services.cli.pages.rank_logs import STREAMS, LogSelection
     from everstep_services.cli.pages.stored_logs import LineSearch
 
     if follow and last is not None:
-        raise click.UsageError("-f shows all and goes on: it takes no --lines")
+        raise click.UsageError("-f shows everything and follows: leave out --lines")
     if follow and cycle_file is not None:
-        raise click.UsageError("--cycle-file writes what there is: it takes no -f")
+        raise click.UsageError("--cycle-file writes the output so far: leave out -f")
     if invocation.output == "name":
         raise click.UsageError("lines have no names: use -o json or jsonl")
     if follow and invocation.output == "json":
@@ -155,10 +155,10 @@ def show(  # noqa: PLR0913  each is an option
     metavar="RANKS",
     help="How many ranks the job has; by default as many as the logs mention.",
 )
-@with_formats(("human", "json"), "How to print; human unless told otherwise.")
+@with_formats(("human", "json"), "How to print (human).")
 @click.pass_obj
 def analyze(invocation: Invocation, /, *, files: tuple[Path, ...], world_size: int | None) -> int:
-    """Say what failed first, on which rank, and why, from logs of any training.
+    """Name what failed first, on which rank, and why, from logs of any training.
 
     FILE is a log of one rank or of many, of any launcher, or - for stdin: the rank is known by
     prefixes of torchrun, srun, mpirun, kubectl, Ray and our own, or by the file's name. No service

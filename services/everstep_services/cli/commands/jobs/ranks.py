@@ -22,9 +22,9 @@ def command(
     watch: bool,
     limit: int,
 ) -> None:
-    """Show how the ranks of a job are now, as their agents said last.
+    """Show the present state of a job's ranks, from the latest beats of their agents.
 
-    Since is how long the rank is in its section, or without progress where there is none; age is
+    Since is how long the rank has been in its section, or without progress if it is in none; age is
     how long ago its agent was heard. A stale view is marked, with the reason.
     """
     from everstep_services.cli.api.location import open_api

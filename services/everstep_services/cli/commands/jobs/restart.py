@@ -39,9 +39,9 @@ def command(
     save_first: bool,
     reason: str,
 ) -> None:
-    """End the round of a job and form another one. It costs nothing of the restart budget.
+    """End the round of a job and form another one. It does not count against the restart budget.
 
-    Returns when that is decided.
+    Returns when rendezvous has decided.
     """
     details = {"round": number, "without_nodes": nodes, "save_first": save_first}
     fulfil(invocation, CommandRequest("restart", reason, job, details=details))

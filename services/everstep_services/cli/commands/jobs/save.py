@@ -11,5 +11,5 @@ from everstep_services.cli.operator_requests import CommandRequest, fulfil, with
 @with_reason
 @click.pass_obj
 def command(invocation: Invocation, *, job: str, reason: str) -> None:
-    """Have the ranks of a job save at their next step, and go on."""
+    """Have the ranks of a job save after one of their next steps, and continue."""
     fulfil(invocation, CommandRequest("save", reason, job))

@@ -67,8 +67,8 @@ def command() -> None:
     default="outside",
     help="Where bus and services run: elsewhere (the default), or on the first node.",
 )
-@click.option("--leave-drained", is_flag=True, help="A drained node leaves although none can "
-              "take its place.")  # fmt: skip
+@click.option("--leave-drained", is_flag=True, help="A drained node leaves even if no spare "
+              "can take its place.")  # fmt: skip
 @click.option("--drain-excluded", type=click.Choice(("off", "observe", "enforce")), default="off",
               help="Drain nodes in Slurm that Everstep has excluded, or only report it (off)."
               )  # fmt: skip
@@ -218,7 +218,7 @@ def prolog(invocation: Invocation, *, names: tuple[str, ...], within_s: float) -
 
     NAMEs are checks, as for `everstep check`. Exits with 1, so that Slurm drains the node and
     requeues the job, only if a check has failed; a check without a result, wrong settings, wrong
-    options and wrong names drain no node. What is amiss goes to stderr and to the system's log.
+    options and wrong names drain no node. Problems go to stderr and to the system's log.
     """
     from everstep_services.cli.slurm.node_programs import before_job
 

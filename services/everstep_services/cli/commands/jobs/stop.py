@@ -20,6 +20,6 @@ from everstep_services.cli.operator_requests import CommandRequest, fulfil, with
 def command(invocation: Invocation, *, job: str, save_first: bool, reason: str) -> None:
     """Stop a job on all of its nodes: its agents exit with 93, which means not to start it again.
 
-    Returns when that is decided. Ranks get SIGTERM and the stop grace of `everstep run`.
+    Returns when rendezvous has decided. Ranks get SIGTERM and the stop grace of `everstep run`.
     """
     fulfil(invocation, CommandRequest("stop", reason, job, details={"save_first": save_first}))

@@ -72,11 +72,11 @@ def command() -> None:
 @with_wide_api_options
 @click.pass_obj
 def show(invocation: Invocation, /, *, watch: bool, **asked: Any) -> None:
-    """Show how the ranks of a job compare: who is slow now, why, and what it costs.
+    """Compare the ranks of a job: which are slow now, why, and what it costs.
 
-    Own is the time that a rank needs by itself for a step, slower how much more that is than the
-    median of its role group, late by how much it enters collectives after the others, waits
-    what it waits for others. --history shows every finding, from the record.
+    OWN is the time that a rank itself needs for a step, SLOWER how much more that is than the
+    median of its role group, LATE by how much it enters collectives after the others, and WAITS
+    how long it waits for others. --history shows every finding, from the record.
     """
     from everstep_services.cli.api.location import open_api, open_record
     from everstep_services.cli.output import say
@@ -120,7 +120,7 @@ def _view(asked: dict[str, Any]) -> Literal["now", "history", "timings"]:
     if past and not asked["history"]:
         raise CliError(f"--{past[0]} is an option of --history: add it", Exit.USAGE)
     if is_map and asked["history"]:
-        raise CliError("--history and a heat map are two questions: ask one", Exit.USAGE)
+        raise CliError("--history and a heat map exclude each other", Exit.USAGE)
     if asked["role"] and (is_map or asked["history"]):
         raise CliError("--role is for how ranks compare now only", Exit.USAGE)
     if is_map:
@@ -170,12 +170,12 @@ def _view(asked: dict[str, Any]) -> Literal["now", "history", "timings"]:
 def analyze(
     invocation: Invocation, /, *, files: tuple[Path, ...], html: Path | None, top: int, **how: Any
 ) -> int:
-    """Judge traces of any training: who is slow, why, and what it costs.
+    """Judge traces of any training: which ranks are slow, why, and what it costs.
 
     FILE is a table of operations, CSV or Parquet, with the columns rank, step, op, start and
-    duration, or a trace of torch.profiler, one file a rank. No service is needed.
+    duration, or a trace of torch.profiler for each rank. No service is needed.
 
-    Exit codes: 0 nobody is slow, 1 nobody could be judged, 2 a file cannot be used or wrong usage,
+    Exit codes: 0 no rank is slow, 1 no rank could be judged, 2 a file is invalid or wrong usage,
     3 a slow rank is named.
     """
     from everstep_services.cli.output import print_json, schema

@@ -29,8 +29,8 @@ class _CheckCommand(click.Command):
 
 @click.command(cls=_CheckCommand)
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--all", "wants_all", is_flag=True, help="Also what takes something from ranks.")
-@click.option("--list", "wants_list", is_flag=True, help="Only say which checks there are.")
+@click.option("--all", "wants_all", is_flag=True, help="Also checks that disturb ranks.")
+@click.option("--list", "wants_list", is_flag=True, help="Only list the checks.")
 @click.option(
     "--within",
     "within_s",
@@ -38,7 +38,7 @@ class _CheckCommand(click.Command):
     metavar="SECONDS",
     help="How long all of it may take.",
 )
-@click.option("--quiet", is_flag=True, help="Print only what is amiss.")
+@click.option("--quiet", is_flag=True, help="Print problems only.")
 @click.option(
     "--listen",
     is_flag=False,
@@ -55,14 +55,14 @@ class _CheckCommand(click.Command):
     metavar="FILE",
     help="With network: the secret that both know, else $EVERSTEP_CHECK_TOKEN.",
 )
-@with_formats(_FORMATS, "How to print; human unless told otherwise.")
+@with_formats(_FORMATS, "How to print (human).")
 @click.pass_obj
 def command(invocation: Invocation, /, **options: Any) -> int:
-    """Examine this node, and say what is amiss, with the remedy.
+    """Examine this node, and print each problem with its remedy.
 
     Without a name it runs all checks that may run during a training. Needs no bus, no settings
-    file and no torch. What the node does not have is unsupported, which is fine. `-o` is one of
-    human, json, nagios and prometheus.
+    file and no torch. A part that the node does not have is unsupported, which is not a problem.
+    `-o` is one of human, json, nagios and prometheus.
 
     Exit codes, as Nagios has them: 0 ok, 1 warning, 2 failed, 3 unknown. Wrong usage and wrong
     settings are 3, too.

@@ -21,7 +21,7 @@ def command() -> None:
 @with_common_options
 @click.pass_obj
 def show(invocation: Invocation, section: str | None) -> None:
-    """Print each setting, its value, and where that came from. SECTION: only that one."""
+    """Print each setting (of SECTION), its value, and where the value comes from."""
     sections, missing = known_sections()
     for line in missing:
         say(line)
@@ -60,7 +60,7 @@ def validate(invocation: Invocation, file: Path | None) -> int:
 @with_common_options
 @click.pass_obj
 def path(invocation: Invocation) -> None:
-    """Print the files that are read, the strongest last."""
+    """Print the files that are read; a later one overrides the earlier ones."""
     files = config_files(invocation.environ, invocation.config)
     print_records(invocation, "settings_file", [{"path": str(file)} for file in files], ["path"])
     if not files:

@@ -18,12 +18,12 @@ _STEPS = 400
 @with_common_options
 @click.pass_obj
 def command(invocation: Invocation, *, steps: int | None, slow: bool) -> int:
-    """Train a small real model on agents of this machine, and kill what trains.
+    """Train a small real model on agents of this machine, and kill parts of it.
 
-    First one rank, then a whole node with its agent: a spare takes its slot. At the end a table
-    says what happened and how long each phase of coming back took. With --slow, one rank waits for
-    its data: it is named with its cause and its price, and cleared again. No container, no root, no
-    GPU; what it made stays in a folder that it names.
+    One rank is killed first, then a whole node with its agent: a spare takes its slot. At the end a
+    table shows what happened and how long each phase of the recovery took. With --slow, one rank
+    waits for its data: it is named with its cause and its price, and cleared again. It needs no
+    container, no root and no GPU; its data stay in a folder that it names.
     """
     if slow and steps is not None:
         raise click.UsageError("--steps does not go with --slow, which ends by itself")

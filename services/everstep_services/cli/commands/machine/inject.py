@@ -21,17 +21,15 @@ from trainer_sdk.inject.catalog import FAULTS, FaultKind
 @click.option(
     "--rank",
     metavar="R|random",
-    help="The global rank, or any one. Without --rank and --node: any.",
+    help="The global rank, or random; random without --rank and --node.",
 )
 @click.option("--node", metavar="ID|random", help="The node, for what happens to its agent.")
-@click.option(
-    "--after-step", type=click.IntRange(min=0), metavar="S", help="When this step is finished."
-)
+@click.option("--after-step", type=click.IntRange(min=0), metavar="S", help="After this step.")
 @click.option(
     "--after", "after_s", type=NumberRange(min=0), metavar="SECONDS", help="After this time."
 )
 @click.option("--for", "for_s", type=float, metavar="SECONDS", help="How long it lasts.")
-@click.option("--amount", type=int, metavar="N", help="How much; --list says of what.")
+@click.option("--amount", type=int, metavar="N", help="How much; --list has the units.")
 @click.option("--target", default="", metavar="NAME", help="A section, a folder; see --list.")
 @click.option(
     "--scenario",
@@ -40,16 +38,16 @@ from trainer_sdk.inject.catalog import FAULTS, FaultKind
     help="Make all faults of this TOML file, each in its time.",
 )
 @click.option("--seed", type=int, metavar="N", help="For `random`: the same picks again.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be done, and where.")
-@click.option("--list", "wants_list", is_flag=True, help="Only say which faults there are.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be done, and where.")
+@click.option("--list", "wants_list", is_flag=True, help="Only list the faults.")
 @with_common_options
 @click.pass_obj
 def command(invocation: Invocation, /, **options: object) -> int:
     """Make a fault on purpose, to see that the job survives it.
 
     The job must have been started with `everstep run --allow-injection`. Each fault is recorded
-    as `fault_injected` before it is made, and undone when its time is over. Returns when all of
-    them are made.
+    as `fault_injected` before it is made, and undone when its time is over. The command returns
+    when all faults are made.
 
     Exit codes: 0 made, 1 refused, 3 no such job, rank or node, 4 no bus.
     """
@@ -85,7 +83,7 @@ def inject(invocation: Invocation, asked: InjectOptions) -> int:
         return Exit.OK
     seed, faults = _wanted(asked)
     if not asked.job:
-        raise CliError("whose fault? Name the job with --job ID", Exit.USAGE)
+        raise CliError("name the job with --job ID", Exit.USAGE)
     if seed is None:
         seed = secrets.randbelow(1 << 31)
     from everstep_services.cli.faults.injection import FaultInjection

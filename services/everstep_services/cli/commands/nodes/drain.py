@@ -23,7 +23,7 @@ def command(
 ) -> None:
     """Take a node out of its job; a spare takes its slot in the next round.
 
-    Its agent exits with 0 where the others can go on without it, else with 90.
+    Its agent exits with 0 if the others can continue without it, otherwise with 90.
     """
     details = {"within_s": within_s}
     fulfil(invocation, CommandRequest("drain", reason, job, node=node, details=details))

@@ -46,13 +46,13 @@ from everstep_services.cli.output import echo, print_record
 def command(
     invocation: Invocation, /, *, job: str, within_s: float | None, reason: str, **details: Any
 ) -> int:
-    """Have agents measure the network in pairs, and print who is slow.
+    """Have agents measure the network in pairs, and name slow nodes and links.
 
-    By default all nodes of the job that are there, which takes a few seconds for each partner. A
+    By default all present nodes of the job take part, which takes a few seconds for each partner. A
     slow node is slow with every partner, a slow link only with one: to tell them apart, a node
     needs two partners.
 
-    Exit codes: 0 nobody is slow, 1 somebody is, 5 not all was heard in time.
+    Exit codes: 0 no node is slow, 1 a node or link is slow, 5 some results did not come in time.
     """
     from everstep_services.cli.api.location import open_api
     from everstep_services.cli.operator_requests import CommandRequest
@@ -137,7 +137,7 @@ def await_figures(
 def judged(told: Mapping[str, Record]) -> NetworkFindings:
     """Who is slow. A node that did not take part is not judged."""
     nodes = sorted({node for body in told.values() for node in body["nodes"]})
-    untold = {node: "its agent told nothing in time" for node in nodes if node not in told}
+    untold = {node: "its agent did not answer in time" for node in nodes if node not in told}
     untold |= {node: body["reason"] for node, body in told.items() if body.get("reason")}
     links = [
         {"from": node, "to": link["node"], **{k: v for k, v in link.items() if k != "node"}}

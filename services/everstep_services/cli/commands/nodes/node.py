@@ -19,7 +19,7 @@ def command() -> None:
 @with_api_options
 @click.pass_obj
 def show(invocation: Invocation, *, node: str) -> None:
-    """Show how a node stands and why, and what was found on it last."""
+    """Show the state of a node and the reason, and the results of its last checks."""
     from everstep_services.cli.api.location import open_record
     from everstep_services.cli.pages.nodes import print_node
 
@@ -38,9 +38,9 @@ def show(invocation: Invocation, *, node: str) -> None:
 def exclude(
     invocation: Invocation, *, node: str, ttl_s: int | None, for_good: bool, reason: str
 ) -> None:
-    """Let a node join nothing, for the time that health is set to unless told otherwise.
+    """Keep a node out of all rounds, by default for the time in health's settings.
 
-    A round that runs on it goes on: `everstep drain` takes it out.
+    A running round continues on it: `everstep drain` removes it.
     """
     if for_good and ttl_s is not None:
         raise click.UsageError("--for and --for-good exclude each other")
@@ -82,8 +82,8 @@ def check(
 ) -> int:
     """Have a node's agent examine it now, during the training, and print the results.
 
-    Without the name of a check, all that may run during a training. Exit codes: 0 healthy, 1 a
-    check has failed, 5 nothing was heard in time.
+    Without the name of a check, all checks run that may run during a training. Exit codes: 0
+    healthy, 1 a check has failed, 5 no answer in time.
     """
     from everstep_services.cli.api.location import find_api
     from everstep_services.cli.output import say

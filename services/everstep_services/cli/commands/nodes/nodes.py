@@ -14,9 +14,9 @@ from everstep_services.cli.invocation import Invocation, with_wide_api_options
     help="By name, or those with the most strikes first.",
 )
 @click.option("--state", type=click.Choice(["joined", "left", "lost"]), help="Only in this state.")
-@click.option("--unhealthy", is_flag=True, help="Only where the last checks have failed.")
-@click.option("--suspect", is_flag=True, help="Only those that somebody has evidence against.")
-@click.option("--excluded", is_flag=True, help="Only those that may not join now.")
+@click.option("--unhealthy", is_flag=True, help="Only nodes whose last checks have failed.")
+@click.option("--suspect", is_flag=True, help="Only nodes with evidence against them.")
+@click.option("--excluded", is_flag=True, help="Only nodes that are excluded now.")
 @click.option("-q", "--query", metavar="TEXT", help="Only with this in the name or address.")
 @click.option("-n", "--limit", type=click.IntRange(1), default=1000, help="At most N nodes (1000).")
 @with_wide_api_options
@@ -33,7 +33,7 @@ def command(  # noqa: PLR0913  each is an option
     query: str | None,
     limit: int,
 ) -> None:
-    """List nodes, of one job or of all, with what speaks against them.
+    """List nodes, of one job or of all, with the evidence against them.
 
     Strikes are counted over all jobs, within health's window.
     """

@@ -258,7 +258,7 @@ def _exit(exit_: Record, job: str) -> Iterator[str]:
 
 def _decisions(incident: Record) -> Iterator[str]:
     for action in incident["actions"]:
-        only_said = ", only said (observe mode)" if action["mode"] == "observe" else ""
+        only_said = ", only recorded (observe mode)" if action["mode"] == "observe" else ""
         rule = f", by rule {cell(action['rule'])}" if action["rule"] else ""
         yield f"decided: {cell(action['action'])}{rule}{only_said}"
         if action["reason"]:

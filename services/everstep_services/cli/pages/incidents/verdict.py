@@ -21,7 +21,7 @@ _ADVICE = {
     "wait": "wait until nodes or the quota are back",
     "inform": "a person must act first, or it comes again",
 }
-_ASKED = "stop: somebody asked for its end"
+_ASKED = "stop: somebody requested its end"
 _PAGE = "docs/runbooks/cause-{}.md"
 """Says of a cause what it means, and what to do."""
 

@@ -55,8 +55,8 @@ def verdict(report: TraceReport) -> Iterator[str]:
 def nobody(report: TraceReport) -> str:
     """One line where there is no finding: no rank is slow, or none could be judged."""
     if report.unjudged:
-        return f"nobody could be judged: {cell(report.unjudged)}"
-    return f"nobody is slow: {counted(report.ranks, 'rank')} compared within {roles(report)}"
+        return f"no rank could be judged: {cell(report.unjudged)}"
+    return f"no rank is slow: {counted(report.ranks, 'rank')} compared within {roles(report)}"
 
 
 def headline(finding: Finding) -> str:

@@ -48,14 +48,14 @@ class Collectives(Answer):
     verdict: str = Field(description="`culprits`, `inconclusive` or `nothing_pending`.")
     summary: str = Field(description="All of it in a sentence.")
     ranks: int = Field(description="How many ranks the job has, as far as it is known.")
-    dumps: int = Field(description="Of how many there is a recorder.")
+    dumps: int = Field(description="The number of ranks with a recorder.")
     faults: list[CollectiveFaultOut] = Field(description="The surest first; at most 16.")
     collectives: list[CollectiveOut] = Field(
         description="Those that are not over, the oldest first; at most 64."
     )
     without_dump: list[int] = Field(description="Ranks that others know of, without a recorder.")
     notes: list[str] = Field(description="What could not be read, and why; at most 64.")
-    is_cut: bool = Field(description="There are more of them than one answer holds.")
+    is_cut: bool = Field(description="There are more than one answer can hold.")
 
 
 class FoldedStackOut(Answer):
@@ -77,7 +77,7 @@ class Stacks(Answer):
     verdict: str = Field(description="`odd_ranks`, `inconclusive` or `nothing`.")
     summary: str = Field(description="All of it in a sentence.")
     confidence: float = Field(description="0 to 1.")
-    ranks: int = Field(description="Of how many ranks there is a stack.")
+    ranks: int = Field(description="The number of ranks with a stack.")
     suspects: list[SuspectOut] = Field(
         description="Ranks that stand elsewhere than those that wait; at most 64."
     )
@@ -88,4 +88,4 @@ class Stacks(Answer):
     )
     missing: list[int] = Field(description="Ranks without any stack.")
     notes: list[str] = Field(description="What could not be read, and why; at most 64.")
-    is_cut: bool = Field(description="There are more of them than one answer holds.")
+    is_cut: bool = Field(description="There are more than one answer can hold.")

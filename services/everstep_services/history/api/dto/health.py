@@ -19,7 +19,7 @@ class RankNow(Answer):
     section_age_s: float = Field(description="Since it was entered.")
     progress_age_s: float = Field(description="Since its last progress.")
     limit_s: float | None = Field(
-        description="How long it may go without progress there; null while it is not judged."
+        description="How long it may make no progress there; null while no limit applies."
     )
     limit_source: str | None = Field(
         description="`learned`, `configured`, `default`, `floor` or `cap`."
@@ -30,8 +30,10 @@ class RankNow(Answer):
     )
     resident_bytes: int | None
     device_bytes: int | None
-    heard_age_s: float = Field(description="Since its node was heard, by our clock.")
-    is_stale: bool = Field(description="Too old to show the present state.")
+    heard_age_s: float = Field(
+        description="Since the last beat of its node, by the clock of history."
+    )
+    is_stale: bool = Field(description="The beat is too old to show the present state.")
 
 
 class Ranks(PageOf[RankNow]):
@@ -41,7 +43,7 @@ class Ranks(PageOf[RankNow]):
     states: dict[str, int] = Field(
         description="How many ranks there are in each state, on all pages."
     )
-    is_stale: bool = Field(description="Some or all of it is not the present state.")
+    is_stale: bool = Field(description="Some of it, or all, is not the present state.")
     note: str | None = Field(description="Why it is stale, or why there are none.")
     silent_nodes: list[str] = Field(
         description="Nodes of the round that are not heard; 100 of them."
@@ -65,7 +67,7 @@ class LimitOut(Answer):
     observations: int
     kind: str | None = Field(description="`plain`, `checkpoint`, `evaluation` or `heartbeat`.")
     origin: str | None = Field(
-        default=None, description="Where somebody has set it: an option, a setting, a command."
+        default=None, description="How a person has set it: by an option, a setting, a command."
     )
 
 
@@ -81,7 +83,7 @@ class Limits(Answer):
     round: int | None = Field(description="The round that was observed last.")
     config_fingerprint: str | None = Field(description="The configuration that they hold for.")
     is_live: bool = Field(
-        description="Agents or health reported it now; else it is the newest on record."
+        description="Agents or health have just reported it; otherwise it is the newest on record."
     )
     at: datetime | None = Field(description="When that was recorded; null for live ones.")
     note: str | None = Field(description="Why they are not live, or why there are none.")

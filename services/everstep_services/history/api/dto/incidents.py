@@ -115,7 +115,7 @@ class LedgerOut(Answer):
     start_s: float = Field(description="Until its last rank ran.")
     restore_s: float = Field(description="Until the state was back.")
     first_step_s: float = Field(description="Until the first step was finished.")
-    other_s: float = Field(description="What belongs to none of these.")
+    other_s: float = Field(description="Time that belongs to none of these.")
     wall_s: float = Field(description="The sum.")
 
 
@@ -143,7 +143,7 @@ class Incident(Answer):
     reason: str | None = Field(
         description="What was reported first: what happened, to whom, past which limit."
     )
-    story: str | None = Field(description="The whole of it in a sentence or two, at its end.")
+    story: str | None = Field(description="All of it in a sentence or two, once it is closed.")
     round: int | None = Field(description="The round that it broke.")
     next_round: int | None = Field(description="The round in which it recovered.")
     node: str | None = Field(description="The node that the first report is about.")
@@ -155,10 +155,10 @@ class Incident(Answer):
     ranks_affected: int | None
     nodes_affected: list[str] | None
     reports: int | None = Field(description="How many belonged to it.")
-    extended_reason: str | None = Field(description="What the later reports say together.")
+    extended_reason: str | None = Field(description="The later reports in one text.")
     ledger: LedgerOut | None = Field(description="Null while it is open.")
     lost_steps: int | None = Field(description="Steps that had to be made again.")
-    lost_s: float | None = Field(description="What those steps had taken.")
+    lost_s: float | None = Field(description="The time that those steps had taken.")
     restored_step: int | None
     restored_tier: str | None
     merged_into: str | None
@@ -166,7 +166,7 @@ class Incident(Answer):
         description="The cause class of the verdict that holds; null while there is none.",
         examples=["user_code"],
     )
-    confidence: float | None = Field(description="That of the verdict, 0 to 1.")
+    confidence: float | None = Field(description="The confidence of the verdict, 0 to 1.")
     culprit_ranks: list[int] | None = Field(description="The ranks that this verdict names.")
     culprit_nodes: list[str] | None = Field(description="The nodes that it names.")
     fingerprint: str | None = Field(description="Equal for the same failure.")

@@ -27,7 +27,7 @@ class RequestBody(BaseModel):
         min_length=1,
         max_length=128,
         pattern=TEXT,
-        description="Who asks, as they say; recorded together with the token's name.",
+        description="The name of the person who asks; recorded together with the token's name.",
         examples=["ann@login-1"],
     )
 
@@ -84,7 +84,7 @@ class ExclusionWanted(RequestBody):
         None,
         ge=0,
         le=366 * 86400,
-        description="How long; null for the time that health is set to, 0 until somebody includes "
+        description="How long; null for the time in health's settings, 0 until somebody includes "
         "it again.",
     )
 
@@ -112,7 +112,7 @@ class MeasurementWanted(RequestBody):
     """A test of the network between nodes of a job, whose figures come as facts."""
 
     nodes: tuple[Annotated[str, Field(pattern=NAME)], ...] = Field(
-        (), strict=False, max_length=4096, description="Which; none for all that are there."
+        (), strict=False, max_length=4096, description="Nodes; none for all that are present."
     )
     partners: int = Field(
         8, ge=1, le=64, description="With how many others each node measures, at most."
@@ -135,14 +135,17 @@ class CaptureWanted(RequestBody):
         (),
         strict=False,
         max_length=32,
-        description="Which kinds; none for all that its agents know.",
+        description="Kinds of evidence; none for all that its agents know.",
         examples=[["stacks", "flight_recorder"]],
     )
     ranks: tuple[Annotated[int, Field(ge=0, le=LARGEST)], ...] = Field(
         (), strict=False, max_length=4096, description="Of these global ranks; none for all."
     )
     within_s: float = Field(
-        10.0, gt=0, le=60, description="What is not there by then is recorded as missing."
+        10.0,
+        gt=0,
+        le=60,
+        description="Evidence that has not arrived by then is recorded as missing.",
     )
     capture: str | None = Field(
         None,
@@ -203,7 +206,7 @@ class CollectionWanted(RequestBody):
     keep_every_steps: int | None = Field(
         None, ge=0, le=LARGEST, description="Keep each step that is a multiple; null as set."
     )
-    is_dry_run: bool = Field(default=True, description="Only say what would be deleted.")
+    is_dry_run: bool = Field(default=True, description="Only list what would be deleted.")
 
 
 class CorrectionWanted(RequestBody):
@@ -216,7 +219,7 @@ class CorrectionWanted(RequestBody):
         description="How they know, for the record.",
         examples=["the fan of this node had stopped"],
     )
-    cause: VerdictCause = Field(description="The cause class that is right.")
+    cause: VerdictCause = Field(description="The right cause class.")
     culprit_ranks: tuple[Annotated[int, Field(ge=0, le=LARGEST)], ...] = Field(
         (), strict=False, max_length=256, description="The ranks that caused it."
     )
@@ -228,7 +231,7 @@ class CorrectionWanted(RequestBody):
 class BrakeWanted(RequestBody):
     """The brake, which leaves every actuator only observing."""
 
-    is_on: bool = Field(description="True pulls it, false lets it go.")
+    is_on: bool = Field(description="True pulls the brake, false releases it.")
     job: str | None = Field(None, pattern=NAME, description="For this job; null for all of them.")
 
 

@@ -12,7 +12,7 @@ from everstep_services.history.api.dto.answer import Answer
 class FactOut(Answer):
     """One fact, as it was sent, and its place in the log."""
 
-    n: int = Field(description="Its place in the log: the order that everything here has.")
+    n: int = Field(description="Its place in the log, which orders everything here.")
     id: str
     job: str = Field(description="The job that it is about, or `_cluster`.")
     kind: str = Field(examples=["rank_exited"])

@@ -65,7 +65,7 @@ class SlowRank(Answer):
         description="How much faster the whole job would be without it: 0.12 for 12 %."
     )
     lost_s: float | None = Field(
-        description="What the whole job lost by it, window by window; null while open."
+        description="The time that the whole job lost by it, window by window; null while open."
     )
     windows: int | None = Field(description="For how many windows in a row, when it was found.")
     confidence: float | None = Field(description="0 to 1, in the cause.")
@@ -124,14 +124,14 @@ class RankNowOut(Answer):
     node: str
     role: str
     is_straggler: bool = Field(description="It is slow by the rules in force.")
-    own_s: float | None = Field(description="What it needs by itself for a step.")
+    own_s: float | None = Field(description="Its own time in a step.")
     slower_ratio: float | None = Field(
         description="How much longer that is than its role group's median: 0.1 for 10 %."
     )
     lateness_s: float | None = Field(
         description="By how much it enters collectives later than the others, in the median."
     )
-    waited_s: float | None = Field(description="What it waits for others in a step.")
+    waited_s: float | None = Field(description="How long it waits for others in a step.")
     scores: list[ScoreOut]
 
 
@@ -142,7 +142,7 @@ class GroupNow(Answer):
     ranks: int = Field(description="How many of its ranks were compared.")
     last_rank: int | None = Field(description="The rank that was the last to enter most often.")
     last_ratio: float = Field(description="In this share of its collectives.")
-    waited_s: float = Field(description="What the others wait for the last one in a step.")
+    waited_s: float = Field(description="How long the others wait for the last one in a step.")
 
 
 class RanksCompared(Answer):

@@ -263,7 +263,7 @@ async def collect_checkpoints(
 
 @router.post(
     "/jobs/{job}/checkpoints/{step}:{action}",
-    summary="Do something about a checkpoint",
+    summary="Pin, verify, quarantine, release or delete a checkpoint",
     status_code=202,
     responses=responses(404, 409),
 )

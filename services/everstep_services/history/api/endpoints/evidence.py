@@ -236,7 +236,7 @@ async def blob_content(context: Context, ref: BlobRef, code: str = "evidence_gon
             return await context.bus.blobs.get(ref)
     except BlobMissingError as error:
         why = kept.absent if kept is not None and kept.absent else str(error)
-        raise ProblemError(410, code, f"it was kept once: {why}") from None
+        raise ProblemError(410, code, f"it was kept for some time: {why}") from None
     except (BusError, TimeoutError):
         raise ProblemError(
             503,

@@ -82,7 +82,7 @@ class ActionFilter(Paging):
         None, max_length=10, description="One of these.", examples=[["restart", "stop"]]
     )
     mode: Literal["enforce", "observe"] | None = Field(
-        None, description="Only what was done, or only what was merely said."
+        None, description="Only decisions that were carried out, or only observed ones."
     )
     order: Literal["asc", "desc"] = Field("desc", description="By the place in the log.")
 

@@ -41,7 +41,7 @@ class NodeFilter(Paging):
     job: str | None = Field(None, pattern=NAME, description="The job that it joined last.")
     state: Literal["joined", "left", "lost"] | None = Field(None, description="As last heard.")
     healthy: Flag | None = Field(None, description="By its last check.")
-    suspect: Flag | None = Field(None, description="Somebody has evidence against it.")
+    suspect: Flag | None = Field(None, description="There is evidence against it.")
     excluded: Flag | None = Field(None, description="Now: its time is not over.")
     attention: Flag | None = Field(
         None, description="Unhealthy, suspect or excluded now, or else none of these."

@@ -16,7 +16,7 @@ from everstep_services.history.api.http.problems import responses
 router = APIRouter(tags=["status"])
 
 
-@router.get("/status", summary="How the record is", responses=responses())
+@router.get("/status", summary="The state of the record", responses=responses())
 async def get_status(context: Ctx, _token: Reader) -> Status:
     """Answers also while the bus is away: the record then is as old as its last fact."""
     head = await log_head(context.database)

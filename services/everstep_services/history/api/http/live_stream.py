@@ -48,9 +48,7 @@ def start_of(
             "Last-Event-ID is not an id of this server: connect again without it",
         )
     if match[1] != epoch:
-        return StreamStart(
-            last_n, "the database was replaced: the facts you have are of the old one"
-        )
+        return StreamStart(last_n, "the database was replaced: your facts are of the old one")
     if int(match[2]) > last_n:
         return StreamStart(last_n, "the database was set back: some of the facts you have are gone")
     return StreamStart(int(match[2]))

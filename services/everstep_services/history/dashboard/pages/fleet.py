@@ -57,6 +57,7 @@ async def fleet(reader: Reader, _request: Request) -> Page:
         *_of_control(control.data),
         *_of_incidents(_items(opened)),
         *_of_ended(items),
+        *_of_idle(items, now),
         *_of_nodes(_items(nodes), now),
         *_of_failing(_items(failing)),
         *_of_delays(_items(delays)),
@@ -139,6 +140,17 @@ def _of_ended(jobs: Sequence[Mapping[str, Any]]) -> Iterator[Concern]:
             yield Concern(
                 "bad", "job", text, href, job["ended_at"], f"user {job['user'] or 'unknown'}"
             )
+
+
+def _of_idle(jobs: Sequence[Mapping[str, Any]], now: datetime) -> Iterator[Concern]:
+    """Jobs that have given up waiting for nodes, or whose agents vanished, in the last day."""
+    for job in jobs:
+        heard = moment(job["updated_at"])
+        if job["state"] == "idle" and heard is not None and now - heard <= _RECENT:
+            text = f"{job['job']} is not done, and no node runs it: its last allocation has ended"
+            href = f"/{path_of('jobs', job['job'])}"
+            user = f"user {job['user'] or 'unknown'}"
+            yield Concern("warn", "job", text, href, job["updated_at"], user)
 
 
 def _of_nodes(nodes: Sequence[Mapping[str, Any]], now: datetime) -> Iterator[Concern]:

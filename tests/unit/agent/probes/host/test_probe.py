@@ -188,7 +188,7 @@ def test_load_and_zombies_past_their_limits_are_warnings(tmp_path: Path) -> None
     (load,) = limits.load(look)
     (zombies,) = limits.zombies(look)
     assert (load.state, zombies.state) == ("warning", "warning")
-    assert "4 processes that nobody has waited for (limit 3)" in zombies.reason
+    assert "4 zombies, which their parents have not reaped (limit 3)" in zombies.reason
     (zombies,) = limits.zombies(look_at(tmp_path, {}, zombies_limit=4))
     assert zombies.state == "ok"
 

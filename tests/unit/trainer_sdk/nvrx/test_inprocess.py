@@ -1,0 +1,307 @@
+"""The parts of NVRx's in-process restart that need no other rank: numbers, plugins, interrupts."""
+
+import datetime
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from trainer_sdk.nvrx.inprocess import plugins
+from trainer_sdk.nvrx.inprocess.compose import Compose
+from trainer_sdk.nvrx.inprocess.interruption import Interruptible, RankShouldRestart
+from trainer_sdk.nvrx.inprocess.iteration_store import BarrierTimeout, IterationStore
+from trainer_sdk.nvrx.inprocess.plugins import (
+    FaultCounter,
+    FaultCounterExceeded,
+    Initialize,
+    RetryController,
+    ThreadedFinalize,
+)
+from trainer_sdk.nvrx.inprocess.rank_assignment import (
+    ActivateAllRanks,
+    ActiveWorldSizeDivisibleBy,
+    FillGaps,
+    FilterCountGroupedByKey,
+    Layer,
+    LayerFlag,
+    MaxActiveWorldSize,
+    RankAssignment,
+    RankAssignmentCtx,
+    RankDiscarded,
+    ShiftRanks,
+    Tree,
+)
+from trainer_sdk.nvrx.inprocess.state import FrozenState, Mode, RestartAbort, State
+from trainer_sdk.nvrx.inprocess.state import TimeoutError as PluginTimeoutError
+from trainer_sdk.nvrx.inprocess.wrapper import Wrapper
+
+WITHIN_S = 60.0
+RESERVE, BACKFILL = LayerFlag.RESERVE, LayerFlag.BACKFILL
+
+
+def store_of(world_size: int) -> IterationStore:
+    return IterationStore(dist.HashStore(), "test", world_size)  # type: ignore[attr-defined]
+
+
+def assigned(
+    make: Callable[[], RankAssignment], world_size: int, *losses: set[int]
+) -> list[int | str]:
+    """For each initial rank its active number, `waits`, or `lost`, after these losses in turn."""
+    ranks = {rank: (make(), State(rank, world_size)) for rank in range(world_size)}
+    left = dict(ranks)
+    for lost in [set[int](), *losses]:
+        shared = store_of(max(1, len(left)))
+        together: dict[int, State | None] = {}
+
+        threads = [
+            threading.Thread(
+                target=assign,
+                args=(initial, assignment, RankAssignmentCtx(state, shared, set(lost)), together),
+            )
+            for initial, (assignment, state) in left.items()
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WITHIN_S)
+        left = {
+            initial: (left[initial][0], state)
+            for initial, state in together.items()
+            if state is not None
+        }
+    return ["lost" if rank not in left else number(left[rank][1]) for rank in range(world_size)]
+
+
+def assign(
+    initial: int,
+    assignment: RankAssignment,
+    context: RankAssignmentCtx,
+    into: dict[int, State | None],
+) -> None:
+    try:
+        into[initial] = assignment(context).state
+    except RankDiscarded:
+        into[initial] = None
+
+
+def number(state: State) -> int | str:
+    if state.mode is Mode.INACTIVE:
+        return "waits"
+    assert state.active_rank is not None
+    return state.active_rank
+
+
+def composed(*parts: Any) -> Callable[[], Any]:
+    return lambda: Compose(*(part() for part in parts))
+
+
+LOST = {1, 4, 5}
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (composed(ActivateAllRanks, ShiftRanks), [0, "lost", 1, 2, "lost", "lost", 3, 4]),
+        (composed(ActivateAllRanks, FillGaps), [0, "lost", 2, 3, "lost", "lost", 1, 4]),
+        (
+            composed(lambda: MaxActiveWorldSize(3), ShiftRanks),
+            [0, "lost", 1, 2, "lost", "lost", "waits", "waits"],
+        ),
+        (
+            composed(lambda: ActiveWorldSizeDivisibleBy(2), ShiftRanks),
+            [0, "lost", 1, 2, "lost", "lost", 3, "waits"],
+        ),
+    ],
+)
+def test_ranks_get_numbers_after_a_loss(make: Callable[[], Any], expected: list[int | str]) -> None:
+    """The examples of NVRx's documentation: 8 ranks, of which 1, 4 and 5 are lost."""
+    assert assigned(make, 8, LOST) == expected
+
+
+def test_groups_that_are_too_small_are_excluded() -> None:
+    def make() -> Any:
+        in_pairs = FilterCountGroupedByKey(
+            lambda state: str((state.initial_rank or 0) // 2), lambda count: count == 2
+        )
+        in_pairs.name = "pairs"  # each rank has an object of its own in this test
+        return Compose(ActivateAllRanks(), ShiftRanks(), in_pairs)
+
+    lost = "lost"
+    assert assigned(make, 8, LOST) == [lost, lost, 0, 1, lost, lost, 2, 3]
+
+
+def tree(*layers: Layer, **options: Any) -> Callable[[], Tree]:
+    return lambda: Tree(list(layers), **options)
+
+
+def host(state: State) -> str:
+    return str((state.initial_rank or 0) // 4)
+
+
+def test_a_tree_replaces_a_lost_rank_by_one_that_waits_on_the_same_host() -> None:
+    make = tree(
+        Layer(key_or_fn="all", max_ranks=6, flag=RESERVE),
+        Layer(key_or_fn=host, max_ranks=3, flag=RESERVE),
+    )
+    assert assigned(make, 8) == [0, 1, 2, "waits", 3, 4, 5, "waits"]
+    assert assigned(make, 8, {0}) == ["lost", 1, 2, 0, 3, 4, 5, "waits"]
+    assert assigned(make, 8, {0, 1}) == ["lost", "lost", 2, 0, 3, 4, 5, 1]
+    assert assigned(make, 8, {0}, {0, 1}) == ["lost", "lost", "lost", 0, 2, 3, 4, 1]
+
+
+def test_a_tree_excludes_a_host_with_too_few_ranks_and_closes_the_gaps() -> None:
+    make = tree(Layer(key_or_fn="all"), Layer(key_or_fn=host, min_ranks=4))
+    lost = "lost"
+    assert assigned(make, 12, {5}) == [0, 1, 2, 3, lost, lost, lost, lost, 4, 5, 6, 7]
+    make = tree(Layer(key_or_fn="all", min_ranks=8), Layer(key_or_fn=host, min_ranks=4))
+    assert assigned(make, 8, {5}) == [lost] * 8
+
+
+def test_a_tree_backfills_on_the_host_and_lowers_the_number_of_ranks() -> None:
+    make = tree(Layer(key_or_fn="all"), Layer(key_or_fn=host, flag=BACKFILL))
+    assert assigned(make, 8, {1}) == [0, "lost", 2, 1, 3, 4, 5, 6]
+    make = tree(Layer(key_or_fn="all"), world_size_filter=lambda size: size // 4 * 4)
+    assert assigned(make, 6) == [0, 1, 2, 3, "waits", "waits"]
+
+
+def test_a_tree_needs_a_single_root() -> None:
+    with pytest.raises(RuntimeError, match="same key at the first layer"):
+        shared = store_of(2)
+        shared.put("place/1", '[1, ["b"]]')
+        Tree([Layer(key_or_fn="a")])(RankAssignmentCtx(State(0, 2), shared, set()))
+
+
+def frozen(**fields: Any) -> FrozenState:
+    return State(**({"rank": 0, "world_size": 4, "active_world_size": 4} | fields)).freeze()
+
+
+def test_compose_calls_from_last_to_first_and_is_of_the_shared_kind() -> None:
+    calls: list[str] = []
+
+    class Noting(Initialize):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __call__(self, state: FrozenState) -> FrozenState:
+            calls.append(self.name)
+            return state
+
+    both: Any = Compose(Noting("a"), Compose(Noting("b"), RetryController(3)))
+    assert isinstance(both, Initialize)
+    assert not isinstance(both, plugins.Abort)
+    state = frozen()
+    assert both(state) is state
+    assert calls == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "fields"),
+    [
+        ({"max_iterations": 3}, {"iteration": 3}),
+        ({"min_world_size": 5}, {}),
+        ({"min_active_world_size": 3}, {"active_world_size": 2}),
+    ],
+)
+def test_retries_end_past_a_limit(limits: Any, fields: Any) -> None:
+    RetryController(**limits)(frozen(iteration=2, world_size=5))
+    with pytest.raises(RestartAbort):
+        RetryController(**limits)(frozen(**fields))
+
+
+def test_faults_of_a_rank_are_counted() -> None:
+    check = FaultCounter(1)
+    check(frozen())
+    check(frozen(fn_exception=ValueError()))
+    with pytest.raises(FaultCounterExceeded, match="has failed 2 times"):
+        check(frozen(fn_exception=ValueError()))
+
+
+def test_a_threaded_finalize_raises_what_it_raises_and_ends_in_time() -> None:
+    second = datetime.timedelta(seconds=WITHIN_S)
+    assert ThreadedFinalize(second, lambda: None)(frozen()) == frozen()
+    with pytest.raises(ZeroDivisionError):
+        ThreadedFinalize(second, lambda: 1 / 0)(frozen())
+    waits = threading.Event()
+    with pytest.raises(PluginTimeoutError, match=r"was not done after 0\.01 s"):
+        ThreadedFinalize(datetime.timedelta(seconds=0.01), waits.wait)(frozen())
+    waits.set()
+
+
+def test_a_function_is_interrupted_however_it_resists() -> None:
+    interruptible, started, swallowed = Interruptible(), threading.Event(), [0]
+
+    def function() -> None:
+        while True:
+            try:
+                started.set()
+                while True:
+                    threading.Event().wait(0.001)
+            except BaseException:
+                swallowed[0] += 1
+                if swallowed[0] == 3:
+                    raise
+
+    def interrupt() -> None:
+        started.wait(WITHIN_S)
+        with interruptible.atomic_lock:
+            interruptible.interrupt()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(RankShouldRestart):
+        interruptible.call(function)
+    thread.join(WITHIN_S)
+    assert not thread.is_alive()
+    assert swallowed == [3]
+
+
+def test_nothing_is_raised_after_the_function() -> None:
+    interruptible = Interruptible()
+    assert interruptible.call(lambda: 5) == 5
+    interruptible.interrupt()  # returns at once: the function is over
+
+
+def test_a_barrier_counts_each_rank_once_and_ends() -> None:
+    ranks = store_of(2)
+    ranks.arrive("again", 0)
+    ranks.arrive("again", 0)
+    with pytest.raises(BarrierTimeout, match="1 of 2 ranks came to the barrier again"):
+        ranks.wait("again", 0.01)
+    ranks.arrive("again", 1)
+    ranks.wait("again", WITHIN_S)
+
+
+def test_losses_and_interruptions_are_seen_by_all() -> None:
+    ranks = store_of(2)
+    assert not ranks.is_interrupted()
+    ranks.lose(1)
+    ranks.interrupt(1, "TERMINATED")
+    assert ranks.is_interrupted()
+    assert ranks.interruptions() == [(1, "TERMINATED")]
+    assert ranks.lost() == {1}
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"initialize": FaultCounter()}, "initialize must be a Initialize, and is"),
+        ({"soft_timeout": 60}, "soft_timeout must be a timedelta, and is 60"),
+        (
+            {"soft_timeout": datetime.timedelta(seconds=95)},
+            "soft_timeout must be shorter than hard_timeout, and they are 95 s and 90 s",
+        ),
+        ({"monitor_process_logfile": "log"}, "must be an absolute path, and is log"),
+    ],
+)
+def test_wrong_parameters_are_refused_in_one_line(given: Any, error: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=error):
+        Wrapper(**given)
+
+
+def test_a_wrapper_that_is_off_leaves_the_function_as_it_is() -> None:
+    def function() -> None:
+        """Nothing."""
+
+    assert Wrapper(enabled=False)(function) is function

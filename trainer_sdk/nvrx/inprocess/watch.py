@@ -1,0 +1,163 @@
+"""The thread that watches one iteration of a wrapped function, and the link to the monitor."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer_sdk.nvrx.inprocess import monitor_process
+from trainer_sdk.nvrx.inprocess.absence import DONE, place_of
+from trainer_sdk.nvrx.inprocess.interruption import Interruptible, Progress
+from trainer_sdk.nvrx.inprocess.iteration_store import IterationStore
+from trainer_sdk.rank_session import session
+from trainer_sdk.sdk_log import warn, warn_once
+
+if TYPE_CHECKING:
+    from trainer_sdk.nvrx.inprocess.state import State
+    from trainer_sdk.nvrx.inprocess.wrapper import CallWrapper, Wrapper
+
+_LONGEST_POLL_S = 0.1
+_POLL_S_A_RANK = 2e-5
+_END_WITHIN_S = 5.0
+
+
+class IterationWatch:
+    """Ends the function when any rank has interrupted the iteration, or when it stands still."""
+
+    def __init__(
+        self,
+        call: "CallWrapper",
+        shared: IterationStore,
+        interruptible: Interruptible,
+        progress: Progress,
+        monitor: "MonitorLink",
+    ) -> None:
+        self._wrapper = call.wrapper
+        self._frozen = call.state.freeze()
+        self._shared = shared
+        self._interruptible = interruptible
+        self._progress = progress
+        self._monitor = monitor
+        self._ended = threading.Event()
+        self._has_aborted = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="everstep-restart", daemon=True)
+
+    def __enter__(self) -> "IterationWatch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join(self._wrapper.barrier_timeout.total_seconds())
+
+    def await_abort(self) -> None:
+        """Wait until the process groups are aborted, which other ranks may wait for."""
+        self._has_aborted.wait(self._wrapper.hard_timeout.total_seconds())
+
+    def _run(self) -> None:
+        poll_s = min(
+            self._wrapper.monitor_thread_interval.total_seconds(),
+            max(_LONGEST_POLL_S, self._shared.world_size * _POLL_S_A_RANK),
+        )
+        try:
+            while not self._ended.wait(poll_s):
+                self._look()
+                if self._shared.is_interrupted() and not self._shared.is_full(DONE):
+                    self._interrupt()
+                    return
+        except Exception as error:  # noqa: BLE001 - without a store this rank cannot restart
+            warn(f"the store of the in-process restarts cannot be reached: {error}")
+            self._monitor.stop_watching()
+        finally:
+            self._has_aborted.set()
+
+    def _look(self) -> None:
+        """Report progress to the monitor, and interrupt the iteration past the soft limit."""
+        idle_s = self._progress.look()
+        self._monitor.send(f"alive {idle_s:.3f}")
+        rank = self._frozen.rank
+        if idle_s > self._wrapper.soft_timeout.total_seconds() and rank is not None:
+            warn_once(f"rank {rank} has made no progress for {idle_s:.0f} s: all ranks restart")
+            self._shared.interrupt(rank, "SOFT_TIMEOUT")
+
+    def _interrupt(self) -> None:
+        self._ended.wait(0)
+        threading.Event().wait(self._wrapper.last_call_wait.total_seconds())
+        with self._interruptible.atomic_lock:
+            try:
+                if self._wrapper.abort is not None:
+                    self._wrapper.abort(self._frozen)
+            except Exception as error:  # noqa: BLE001 - the function must end all the same
+                warn(f"abort failed: {type(error).__name__}: {error}", self._frozen.rank)
+            self._has_aborted.set()
+            self._interruptible.interrupt()
+
+
+class MonitorLink:
+    """The monitor process of this rank, and the lines that it reads."""
+
+    def __init__(self, wrapper: "Wrapper", state: "State", store: Any) -> None:
+        rank = state.initial_rank or 0
+        settings = {
+            "pid": os.getpid(),
+            "rank": rank,
+            "hard_s": wrapper.hard_timeout.total_seconds(),
+            "grace_s": wrapper.termination_grace_time.total_seconds(),
+            "interval_s": wrapper.monitor_process_interval.total_seconds(),
+            "logfile": _filled(wrapper.monitor_process_logfile, rank),
+            # Under an agent a lost process is the agent's: it starts all ranks again.
+            "store": None if session().is_watched else place_of(store),
+            "path": sys.path,
+        }
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = subprocess.Popen(  # noqa: S603 - ours
+            [sys.executable, "-P", "-S", monitor_process.__file__, json.dumps(settings)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # signals of the terminal are for the rank
+        )
+        pidfile = _filled(wrapper.monitor_process_pidfile, rank)
+        if pidfile:
+            Path(pidfile).write_text(f"{self._process.pid}\n", encoding="utf-8")
+
+    def begin(self, shared: IterationStore, prefix: str, rank: int) -> None:
+        """Report the iteration for which the monitor speaks if the rank is gone."""
+        self.send(f"iteration {prefix} {rank} {shared.world_size}")
+
+    def send(self, line: str) -> None:
+        """Send a line; without a monitor there is no hard limit, and a warning reports it."""
+        with self._lock:
+            process = self._process
+            if process is None or process.stdin is None:
+                return
+            try:
+                process.stdin.write(f"{line}\n".encode())
+                process.stdin.flush()
+            except OSError as error:
+                self._process = None
+                warn_once(f"the monitor process is gone: the hard limit does not hold ({error})")
+
+    def stop_watching(self) -> None:
+        """Have the monitor end, and leave the rank alone."""
+        self.send("bye")
+
+    def close(self) -> None:
+        """End the monitor process."""
+        process = self._process
+        self.send("bye")
+        if process is not None and process.stdin is not None:
+            self._process = None
+            with suppress(OSError):
+                process.stdin.close()
+            try:
+                process.wait(_END_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _filled(path: str | None, rank: int) -> str | None:
+    return None if path is None else path.replace("{rank}", str(rank))
