@@ -25,7 +25,13 @@ from everstep_services.straggler.domain.switches import (
 )
 from everstep_services.straggler.domain.verdict import SlownessLimits
 from everstep_services.straggler.formed_round import NOT_FORMED, FormedRound
-from everstep_services.straggler.judgements import JobWork, Judge, Judgement, JudgementOutcome, View
+from everstep_services.straggler.judgements import (
+    JobJudgement,
+    JobWork,
+    Judge,
+    JudgementOutcome,
+    View,
+)
 from everstep_services.straggler.settings import StragglerSettings, defaults
 
 _JOBS_MOST = 1000
@@ -153,7 +159,7 @@ class TrackedJob:
         """What its judge knew at the end of its last judgement."""
         return self.work.view
 
-    def next_judgement(self) -> Judgement:
+    def next_judgement(self) -> JobJudgement:
         """Return the next work for its judge."""
         # Findings of other replicas are complete once our own changes are written.
         written = () if self.changes else self.document.found
@@ -164,7 +170,7 @@ class TrackedJob:
         ]
         return self.work.next_judgement(open_, self.switches.window_s, is_watched=bool(self._slow))
 
-    def take(self, judgement: Judgement, outcome: JudgementOutcome, now: float) -> None:
+    def take(self, judgement: JobJudgement, outcome: JudgementOutcome, now: float) -> None:
         """A judgement is finished."""
         self._refused += outcome.refused
         self._slow |= {(straggler.round, straggler.rank) for straggler in outcome.adopted}

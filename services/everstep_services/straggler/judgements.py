@@ -79,7 +79,7 @@ class JudgementOutcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class JobJudgement:
     """The work for a judge, in this order: hear, adopt, judge; or end."""
 
     judge: Judge
@@ -194,19 +194,19 @@ class JobWork:
 
     def next_judgement(
         self, stragglers: Collection[KnownStraggler], window_s: float, *, is_watched: bool
-    ) -> Judgement:
+    ) -> JobJudgement:
         """Return the next work for a judge."""
         if self._retired:
             judge, reason = self._retired.popleft()
-            return Judgement(judge=judge, ending=reason)
+            return JobJudgement(judge=judge, ending=reason)
         count = min(_WINDOWS_AT_ONCE, len(self._waiting))
         heard = [self._waiting.popleft() for _ in range(count)]
-        return Judgement(
+        return JobJudgement(
             judge=self.judge, before=self.view, heard=heard, stragglers=stragglers,
             window_s=window_s, is_watched=is_watched,
         )  # fmt: skip
 
-    def finish(self, judgement: Judgement, outcome: JudgementOutcome, now: float) -> None:
+    def finish(self, judgement: JobJudgement, outcome: JudgementOutcome, now: float) -> None:
         """A judgement is finished. If its judge was replaced meanwhile, its view is dropped."""
         self._judged_at = now
         if judgement.judge is self.judge:
@@ -220,8 +220,8 @@ class JudgedJob(Protocol):
     job: str
     work: JobWork
 
-    def next_judgement(self) -> Judgement: ...
-    def take(self, judgement: Judgement, outcome: JudgementOutcome, now: float) -> None: ...
+    def next_judgement(self) -> JobJudgement: ...
+    def take(self, judgement: JobJudgement, outcome: JudgementOutcome, now: float) -> None: ...
 
 
 class JudgementRunner:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from everstep.messages import KnownStraggler, NodeTimings
 from everstep_services.straggler.domain.changes import KeepsUp, SlowRankFound
 from everstep_services.straggler.domain.rules import LiveRules
-from everstep_services.straggler.judgements import JobWork, Judgement
+from everstep_services.straggler.judgements import JobJudgement, JobWork
 from tests.integration.straggler.replicas import SimpleJudge
 
 RULES = LiveRules(grace_s=5.0)
@@ -29,7 +29,7 @@ def work(most_waiting: int = 100) -> JobWork:
     return JobWork(SimpleJudge("j", RULES), most_waiting)
 
 
-def next_of(work: JobWork) -> Judgement:
+def next_of(work: JobWork) -> JobJudgement:
     return work.next_judgement((), 10.0, is_watched=False)
 
 
@@ -108,5 +108,5 @@ def test_findings_of_other_replicas_are_adopted_in_their_round_only() -> None:
     judge = SimpleJudge("j", RULES)
     known = [known_straggler(0, 1), known_straggler(1, 2)]
     heard = [(window(0, round_=2), 1.0)]
-    outcome = Judgement(judge=judge, heard=heard, stragglers=known).run(2.0)
+    outcome = JobJudgement(judge=judge, heard=heard, stragglers=known).run(2.0)
     assert [one.rank for one in outcome.adopted] == [1]
