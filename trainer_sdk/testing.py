@@ -16,7 +16,8 @@ import msgspec
 
 from trainer_sdk import rank_session
 from trainer_sdk.bootstrap.agent_link import AgentLink, map_page
-from trainer_sdk.page import PageReading, PageView, make_page
+from trainer_sdk.page import PageView, make_page
+from trainer_sdk.page_content import PageReading
 from trainer_sdk.wire import Datagram
 
 

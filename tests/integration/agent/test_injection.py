@@ -15,7 +15,8 @@ from everstep_services.agent.ranks.protocol import RankGone, RankRuns, RankSaid
 from tests.integration.scripts.rig import Node, opened
 from tests.waiting import WITHIN_S, until_async
 from trainer_sdk.inject.catalog import BadFaultError, fault_request
-from trainer_sdk.page import PageReading, PageView
+from trainer_sdk.page import PageView
+from trainer_sdk.page_content import PageReading
 from trainer_sdk.wire import Injected
 
 pytestmark = pytest.mark.timeout(180)

@@ -10,7 +10,7 @@ import pytest
 from everstep_services.agent.ranks.protocol import ForgeReady, ForgeUnfit, RankRuns, RankStepped
 from tests.integration.scripts.rig import Node, opened
 from tests.variants import variant
-from trainer_sdk.page import CountedBy, RankPhase
+from trainer_sdk.page_content import CountedBy, RankPhase
 
 pytestmark = pytest.mark.timeout(180)  # each cold rank and each forge imports torch
 

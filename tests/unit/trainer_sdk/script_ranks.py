@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 
 from trainer_sdk import layout
-from trainer_sdk.page import PageReading, PageView, make_page
+from trainer_sdk.page import PageView, make_page
+from trainer_sdk.page_content import PageReading
 from trainer_sdk.wire import Datagram
 
 ROUND, RANK = 7, 3

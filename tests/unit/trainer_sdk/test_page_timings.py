@@ -7,7 +7,8 @@ from threading import Event
 import pytest
 
 from trainer_sdk import layout
-from trainer_sdk.page import BadPageError, PageView, SectionEnd
+from trainer_sdk.page import BadPageError, PageView
+from trainer_sdk.page_content import SectionEnd
 from trainer_sdk.rank_session import Session, session
 from trainer_sdk.testing import Watch, watched
 

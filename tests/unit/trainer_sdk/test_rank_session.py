@@ -9,7 +9,7 @@ import pytest
 
 from tests.waiting import turns
 from trainer_sdk import layout, sdk_log
-from trainer_sdk.page import CountedBy, SectionKind
+from trainer_sdk.page_content import CountedBy, SectionKind
 from trainer_sdk.rank_session import Session, session
 from trainer_sdk.testing import Watch, watched
 from trainer_sdk.wire import Paused, Requested, Resumed, Stepped, StopSeen, Up

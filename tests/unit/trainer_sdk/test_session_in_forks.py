@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.trainer_sdk.script_ranks import RANK, ROUND, ScriptRank, script_rank
-from trainer_sdk.page import CountedBy
+from trainer_sdk.page_content import CountedBy
 from trainer_sdk.wire import Stepped, Up
 
 BEGIN = "import os, sys, threading, trainer_sdk\nrun = trainer_sdk.session()\n"

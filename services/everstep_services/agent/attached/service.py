@@ -31,7 +31,7 @@ from everstep_services.agent.runtime.background import BackgroundLoops
 from everstep_services.agent.telemetry.facts import AgentFacts
 from everstep_services.agent.telemetry.progress import beat_of
 from everstep_services.agent.timings.monitor import RoundPosition, TimingMonitor
-from trainer_sdk.page import CountedBy, PageReading
+from trainer_sdk.page_content import CountedBy, PageReading
 from trainer_sdk.wire import Checkpointed
 
 log = logging.getLogger(__name__)

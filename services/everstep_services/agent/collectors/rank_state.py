@@ -9,7 +9,8 @@ import msgspec
 
 from everstep.clock import Clock
 from everstep_services.agent.collectors.collection import EvidenceFound, Scene, brief
-from trainer_sdk.page import BadPageError, PageReading, PageView
+from trainer_sdk.page import BadPageError, PageView
+from trainer_sdk.page_content import PageReading
 
 _FILES = ("status", "wchan", "stack", "io", "stat")
 """None of them waits for the process; `cmdline`, `environ` and `maps` may, and are left alone."""

@@ -20,6 +20,8 @@ from everstep_services.agent.collectors.collection import (
 )
 from everstep_services.agent.ranks.protocol import RankSeen
 from everstep_services.agent.stalls.torch_server import TorchServerError, answer, has_server
+from trainer_sdk.page import BadPageError
+from trainer_sdk.page_content import RankPhase
 
 _AT_ONCE = 4
 """Each reading takes a tenth of a second of a processor."""
@@ -164,15 +166,29 @@ def _where(threads: list[_Thread]) -> str:
 
 
 async def _by_its_own(rank: RankSeen, within_s: float, why: str) -> RankPiece:
-    """The traceback that torch's server in the rank makes; it needs the interpreter's lock."""
+    """The traceback that torch's server in the rank makes; it needs the interpreter's lock.
+
+    A rank that leaves is not asked: a thread that asks for the lock of an interpreter that shuts
+    down ends its whole process by SIGABRT.
+    """
     if not has_server(rank.folder):
         raise NothingFoundError(why)
+    if _has_ended(rank):
+        raise NothingFoundError(f"{why}; and its script has ended")
     try:
         text = await answer(rank.folder, "dump_traceback", within_s)
     except TorchServerError as error:
         raise NothingFoundError(f"{why}; and its own traceback: {error}") from error
     member = ArchiveMember(rank.rank, "txt", text[:_MOST_BYTES])
     return RankPiece(f"its own traceback, as {why}", member)
+
+
+def _has_ended(rank: RankSeen) -> bool:
+    try:
+        page = rank.page.read()
+    except BadPageError:
+        return False
+    return page is not None and page.phase is RankPhase.ENDED
 
 
 def _reason(errors: str) -> str:

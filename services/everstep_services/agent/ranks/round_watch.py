@@ -19,7 +19,8 @@ from everstep_services.agent.ranks.protocol import (
     StartKind,
     WardenEvent,
 )
-from trainer_sdk.page import BadPageError, PageReading, PageView, RankPhase
+from trainer_sdk.page import BadPageError, PageView
+from trainer_sdk.page_content import PageReading, RankPhase
 from trainer_sdk.wire import Datagram, Deferred, Gone, ScriptFinished, Spawned, Stepped, Up
 
 

@@ -28,7 +28,7 @@ from everstep_services.agent.ranks.protocol import (
     WardenLostError,
 )
 from everstep_services.agent.ranks.round_watch import RoundWatch
-from trainer_sdk.page import PageReading
+from trainer_sdk.page_content import PageReading
 from trainer_sdk.wire import (
     AllStopped,
     ForgeDown,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from everstep.messages import LimitsDocument
-from trainer_sdk.page import SectionKind
+from trainer_sdk.page_content import SectionKind
 
 FIRST_STEP = "first-step"
 STEP = "step"

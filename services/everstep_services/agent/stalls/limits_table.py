@@ -12,7 +12,7 @@ from everstep_services.agent.stalls.limits import (
     Limit,
     StallLimits,
 )
-from trainer_sdk.page import SectionKind
+from trainer_sdk.page_content import SectionKind
 
 _HEARTBEAT = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
 _MONITORING = "TORCH_NCCL_ENABLE_MONITORING"

@@ -26,7 +26,8 @@ from everstep_services.agent.stalls.process_state import PROC, ProcessState, sta
 from everstep_services.agent.stalls.sampler import RankSampler, look_every_s, silent_after_s
 from everstep_services.agent.stalls.section_times import in_force, merged, seen_by
 from trainer_sdk.layout import OUTSIDE
-from trainer_sdk.page import BadPageError, CountedBy, LaneReading, PageReading
+from trainer_sdk.page import BadPageError
+from trainer_sdk.page_content import CountedBy, LaneReading, PageReading
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from everstep_services.agent.stalls.limits import (
     StallLimits,
     is_by_hand,
 )
-from trainer_sdk.page import (
+from trainer_sdk.page_content import (
     CountedBy,
     LaneReading,
     PageReading,

@@ -13,7 +13,8 @@ from everstep_services.agent.stalls.limits import (
     StallLimits,
 )
 from everstep_services.agent.stalls.position import is_warming_up
-from trainer_sdk.page import BadPageError, CountedBy, PageReading, SectionKind, SectionReading
+from trainer_sdk.page import BadPageError
+from trainer_sdk.page_content import CountedBy, PageReading, SectionKind, SectionReading
 
 _REGULAR_S = 1800.0
 """A script that has sent heartbeats for this long without a step does more than load."""

@@ -19,7 +19,7 @@ from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.stalls.monitor import RankStanding, StallMonitor
 from everstep_services.agent.telemetry.facts import AgentFacts
 from everstep_services.agent.telemetry.step_figures import NO_FIGURES, StepFigures, read_figures
-from trainer_sdk.page import CountedBy, PageReading
+from trainer_sdk.page_content import CountedBy, PageReading
 
 _EVERY_S = 60.0
 _SECTIONS_EVERY = 10

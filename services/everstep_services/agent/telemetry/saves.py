@@ -10,7 +10,8 @@ from everstep_services.agent.core import actions
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.telemetry.facts import AgentFacts
-from trainer_sdk.page import BadPageError, CountedBy
+from trainer_sdk.page import BadPageError
+from trainer_sdk.page_content import CountedBy
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from everstep.messages import SectionTiming, Sketch
 from everstep.messages.beats.sketch import bucket_of
-from trainer_sdk.page import PageView, SectionEnd
+from trainer_sdk.page import PageView
+from trainer_sdk.page_content import SectionEnd
 
 SHORTEST_S = 0.5
 """No window is shorter: it has enough steps to last this long."""

@@ -21,7 +21,7 @@ from everstep_services.cli.machine.state import find_state_dir
 from everstep_services.cli.run import environment, interfaces
 from everstep_services.cli.run.arguments import Given, UsageError
 from everstep_services.cli.run.limit_rules import limits_of
-from trainer_sdk.page import SectionKind
+from trainer_sdk.page_content import SectionKind
 
 _LEVELS = {"ok": Level.OK, "unsupported": Level.OK, "warning": Level.WARNING}
 _FAILURES = {"failed": Level.CRITICAL, "unknown": Level.UNKNOWN}

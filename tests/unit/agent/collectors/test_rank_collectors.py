@@ -29,6 +29,8 @@ from everstep_services.agent.collectors.stacks import StacksReader
 from everstep_services.agent.ranks.protocol import RankSeen
 from tests.unit.worker_server import Answers, worker_server
 from tests.waiting import until
+from trainer_sdk import layout
+from trainer_sdk.bootstrap.agent_link import map_page
 from trainer_sdk.page import make_page
 
 CLOCK = SystemClock()
@@ -228,6 +230,24 @@ def test_without_py_spy_the_rank_s_own_traceback_is_taken(tmp_path: Path) -> Non
         ("rank_0.txt", b'  File "a.py')
     ]
     assert kept.missing == {1: "py-spy is not installed: pip install 'everstep[agent]'"}
+
+
+def test_a_rank_that_leaves_is_not_asked_for_its_traceback(tmp_path: Path) -> None:
+    """A request for the lock of an interpreter that shuts down would end the rank by SIGABRT."""
+    leaving = rank(tmp_path, 0, os.getpid())
+    words = map_page(str(leaving.folder / "page"))
+    words[layout.MAGIC_AT] = layout.MAGIC
+    words[layout.PHASE] = layout.PHASE_ENDED
+
+    async def collected() -> tuple[Piece, list[str]]:
+        async with worker_server(leaving.folder, {"dump_traceback": lambda: b"main"}) as asked:
+            reader = StacksReader(program="").stacks
+            (piece,) = await collect({"stacks": reader}, Scene([leaving], ENOUGH_S), CLOCK)
+        return piece, asked
+
+    piece, asked = asyncio.run(collected())
+    assert asked == []
+    assert "; and its script has ended" in piece.missing
 
 
 def test_where_ptrace_is_forbidden_the_reason_says_so(tmp_path: Path) -> None:

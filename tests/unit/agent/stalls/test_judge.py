@@ -265,7 +265,7 @@ def test_learned_limits_apply_and_those_set_by_hand_win() -> None:
             reason="",
         )
     )
-    from trainer_sdk.page import SectionKind
+    from trainer_sdk.page_content import SectionKind
 
     assert limits.section("data", SectionKind.PLAIN).s == 7
     assert (limits.section("forward", SectionKind.PLAIN).s, limits.first_step().s) == (130, 1200)

@@ -22,7 +22,7 @@ from everstep_services.health.domain.limit_learner import LimitLearner
 from everstep_services.health.settings import LimitSettings
 from tests.unit.agent.stalls.stalled_ranks import Clock, StallRank, clock_of_pages
 from trainer_sdk import layout
-from trainer_sdk.page import CountedBy
+from trainer_sdk.page_content import CountedBy
 from trainer_sdk.rank_session import Session
 
 RANKS = 3

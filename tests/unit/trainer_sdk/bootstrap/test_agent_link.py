@@ -7,7 +7,8 @@ from pathlib import Path
 
 from trainer_sdk import bootstrap, layout
 from trainer_sdk.bootstrap.agent_link import AgentLink
-from trainer_sdk.page import RankPhase, make_page
+from trainer_sdk.page import make_page
+from trainer_sdk.page_content import RankPhase
 from trainer_sdk.wire import ScriptFinished, Stepped, Up, encode, pack, unpack
 
 MAIN = Path(bootstrap.__file__).with_name("__main__.py")
