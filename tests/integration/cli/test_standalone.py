@@ -9,8 +9,10 @@ import pytest
 
 from everstep.clock import SystemClock
 from everstep.observe.http import listen
+from everstep.runtime import DrainTimeoutError
 from everstep.settings import load
 from everstep_services.cli.machine.state import StateDir
+from everstep_services.cli.stack import standalone
 from everstep_services.cli.stack.phases import Phases
 from everstep_services.cli.stack.services import stack_sections
 from everstep_services.cli.stack.standalone import _keep
@@ -67,3 +69,21 @@ def test_services_that_fail_come_back_on_the_same_port(
         assert addresses[0] == addresses[1]
 
     asyncio.run(follow())
+
+
+async def test_services_that_are_cut_off_after_the_job_are_one_line(
+    ground: StackPlan, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A receiver of messages that takes none must not end a job with a traceback."""
+    stop = asyncio.Event()
+
+    async def cut_off(*_: object) -> None:
+        stop.set()
+        late = DrainTimeoutError(["notify"], 12.0)
+        raise ExceptionGroup("of tasks", [ExceptionGroup("of a task", [late])])
+
+    monkeypatch.setattr(standalone, "run_stack", cut_off)
+    await _keep(ground, stop, lambda _: None, lambda _: None)
+    (record,) = [one for one in caplog.records if one.name == standalone.__name__]
+    assert (record.levelname, record.exc_info) == ("WARNING", None)
+    assert "notify did not finish within 12 s" in record.getMessage()

@@ -236,6 +236,13 @@ async def test_a_bad_question_is_explained(
     assert problem(await reader.get(path, params=query)) == said
 
 
+async def test_problems_of_parameters_are_in_plain_words(reader: httpx2.AsyncClient) -> None:
+    unknown = (await reader.get("jobs", params={"jb": "x"})).json()
+    assert unknown["detail"] == "query.jb: there is no such parameter"
+    large = (await reader.get("jobs/j/rounds/99999999999999999999")).json()
+    assert "less than or equal to 9007199254740991" in large["detail"]
+
+
 @pytest.mark.parametrize(
     "body",
     [b"{", b"[]", b"null", b"\xff", b'{"name":""}', b'{"name":"x","scope":"root"}', b"[" * 9999],

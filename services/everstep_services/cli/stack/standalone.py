@@ -13,6 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from everstep.bus import BusSettings
 from everstep.bus.errors import BusUnreachableError
 from everstep.bus.server.dev_server import DevServer
+from everstep.runtime import DrainTimeoutError
 from everstep.settings import DEFAULT
 from everstep.store import tables
 from everstep.store.errors import StoreError
@@ -109,13 +110,25 @@ async def _keep(
             # Who serves a socket closes it: each time gets its own, of the same two ports.
             with ground.api.dup() as api, ground.observe.dup() as observe:
                 await run_stack(replace(ground, api=api, observe=observe), stop, started, admit)
-        except Exception:  # a service's bug must not end the training
+        except Exception as error:  # a service's bug must not end the training
+            cut_off = _cut_off(error)
+            if stop.is_set() and cut_off:
+                log.warning("services_cut_off reason=%r", cut_off)
+                return
             if asyncio.get_running_loop().time() - began < _LIFE_S and not have_started:
                 raise
             log.exception("services_failed")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_AGAIN_AFTER_S):
                     await stop.wait()
+
+
+def _cut_off(error: BaseException) -> str:
+    """What did not finish in time after the stop; empty where something else failed, too."""
+    if isinstance(error, BaseExceptionGroup):
+        texts = [_cut_off(inner) for inner in error.exceptions]
+        return "; ".join(texts) if all(texts) else ""
+    return str(error) if isinstance(error, DrainTimeoutError) else ""
 
 
 async def _admit(server: DevServer, job: str, login: "asyncio.Future[BusSettings]") -> None:

@@ -170,6 +170,9 @@ def _methods_at(request: Request) -> list[str]:
     return sorted(allowed | ({"HEAD"} if "GET" in allowed else set()))
 
 
+_PROBLEMS = {"extra_forbidden": "there is no such parameter"}
+
+
 async def _on_validation(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     methods = _methods_at(request)
@@ -177,7 +180,10 @@ async def _on_validation(request: Request, error: Exception) -> Response:
         return _not_allowed(request, methods)  # as `GET …:stop`: not the name of a job
     # Without the values: they may be secrets in the wrong place.
     errors = [
-        {"where": ".".join(map(str, item["loc"])), "problem": str(item["msg"])}
+        {
+            "where": ".".join(map(str, item["loc"])),
+            "problem": _PROBLEMS.get(item["type"], str(item["msg"])),
+        }
         for item in error.errors()
     ]
     detail = "; ".join(f"{error['where']}: {error['problem']}" for error in errors[:3])
