@@ -128,6 +128,7 @@ LIMITS_VARIABLE = "EVERSTEP_LIMITS"  # the limits that were set by hand, as JSON
 STAND_IN_VARIABLE = "EVERSTEP_STAND_IN"  # `missing` or `always`: `nvidia_resiliency_ext` is ours
 CPUS_VARIABLE = "EVERSTEP_CPUS"  # the CPUs that a rank is bound to: `0-3,8`
 MEMORY_NODES_VARIABLE = "EVERSTEP_MEMORY_NODES"  # the NUMA nodes whose memory it prefers
+STRICT_VARIABLE = "EVERSTEP_MEMORY_STRICT"  # `1`: it takes memory from these nodes only
 LOCK_VARIABLE = "EVERSTEP_LOCK"
 SOCKET_VARIABLE = "EVERSTEP_SOCKET"
 PAGE_VARIABLE = "EVERSTEP_PAGE"

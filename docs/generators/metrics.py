@@ -268,7 +268,9 @@ def families() -> Iterator[Metric]:
     metrics.watch("traces", SpanExporter("", "", SystemClock()).statistics)
     metrics.watch("bus", _bus().statistics)
     database = cast("Database", None)
-    job_metrics = JobMetrics(database, GoodputReader(database), SystemClock())
+    job_metrics = JobMetrics(
+        database, GoodputReader(database), Beats(_bus(), SystemClock()), SystemClock()
+    )
     metrics.collect([job_metrics, TargetMetrics(notifications)])
     yield from metrics.registry.collect()
     yield from ProcessCollector(registry=None).collect()

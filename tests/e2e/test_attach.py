@@ -125,7 +125,11 @@ def test_a_stall_is_recorded_and_ends_nothing(launched: Launched) -> None:
     hold.unlink()
     cluster.until_fact("rank_recovered", lambda body: body["stall"] == stall["id"])
     assert cluster.closed(1)[0]["outcome"] == "recovered"
-    cluster.until_fact("node_check_finished")  # ranks that end first end it, too
+    node = cluster.until_fact("node_check_finished")["node"]  # ranks that end first end it, too
+    probes = until(
+        lambda: cluster.api.get(f"nodes/{node}")["probes"], "its probes are shown", despite=CliError
+    )
+    assert {"gpu", "host", "kernel", "nic", "nvlink"} <= {probe["check"] for probe in probes}
     launched.do("end")
     assert [rank.wait() for rank in ranks] == [0, 0]
     ended = cluster.until_fact("job_ended")

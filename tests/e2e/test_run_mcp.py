@@ -177,7 +177,13 @@ def test_over_http_the_scope_of_the_caller_decides(cluster: Cluster, url: str) -
     assert "this needs a token with the scope operate; yours has read" in text(refused)
     assert not acts(cluster, name), "nothing was done"
 
-    (excluded,) = calls(by_http(url, owner), ("exclude_node", arguments))
+    unknown, excluded = calls(
+        by_http(url, owner),
+        ("exclude_node", {**arguments, "node": f"{name}x"}),
+        ("exclude_node", arguments),
+    )
+    assert unknown.is_error, "an assistant may have misread the name"
+    assert f"{name}x" in text(unknown)
     assert data(excluded)["text"].startswith(f"{name} joins no round for 7200 s")
     until(lambda: node(cluster, name)["is_excluded"], "REST shows the exclusion")
     shown, included = calls(

@@ -86,6 +86,14 @@ def test_an_observed_probe_only_records_its_failure(cluster: Cluster) -> None:
         "node_check_finished", lambda body: body["occasion"] == "probe" and not body["is_healthy"]
     )
     assert (fact["policy"], fact["failures"]) == ("observe", 2)
+    (shown,) = until(
+        lambda: cluster.api.get("nodes/node-2")["probes"],
+        "REST shows the probe as its agent tells it",
+        holds=lambda probes: bool(probes) and probes[0]["has_failed"],
+        despite=CliError,
+    )
+    assert (shown["check"], shown["every_s"], shown["policy"]) == ("site:fire", 1.0, "observe")
+    assert shown["failures"] >= shown["failures_limit"] == 2
     until(
         lambda: "it is only observed" in agents["node-2"].log.read_text(), "the console has a line"
     )

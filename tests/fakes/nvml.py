@@ -39,6 +39,8 @@ class Card:
     """Each with its pid and how many bytes it holds."""
     fabric: tuple[int, int, int] | None = None
     """State, status and health mask."""
+    cluster: bytes = bytes(16)
+    """The ClusterUUID of its fabric; zeros where the fabric is of one node."""
     mig: bool | None = False
     persistence: bool | None = True
     links: Mapping[int, int] = field(default_factory=dict)
@@ -155,6 +157,7 @@ class FakeNvml:
         said = self._said("nvmlDeviceGetGpuFabricInfoV", device, lambda card: card.fabric)
         info = gpuFabricInfo._obj
         info.state, info.status, info.healthMask = said
+        info.clusterUuid[:] = device.cluster
         return int(pynvml.NVML_SUCCESS)
 
     def nvmlDeviceGetMigMode(self, device: Card) -> list[int]:
@@ -251,6 +254,9 @@ def hgx() -> FakeNvml:
     )
 
 
+NVL72_CLUSTER = "f2c177aa-0000-4000-8000-0123456789ab"
+
+
 def nvl72() -> FakeNvml:
     """One tray of a rack: four GPUs whose fabric spans the rack, with links of NVLink 5."""
     healthy = (
@@ -276,6 +282,7 @@ def nvl72() -> FakeNvml:
                 "NVIDIA GB200",
                 bus_id=f"0000{8 + index:04X}:01:00.0",
                 fabric=(*_JOINED[:2], healthy),
+                cluster=bytes.fromhex(NVL72_CLUSTER.replace("-", "")),
                 links=dict.fromkeys(range(18), _UP),
                 link_fields=counted,
             )

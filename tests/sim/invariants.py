@@ -82,7 +82,9 @@ class Record:
             assert question.round == self._round_before, "a report of an old round counted"
             self._reported(question)
         if isinstance(question, Join) and isinstance(reply, Joined) and question.checks:
-            assert self.is_over or not reply.is_accepted, "an unhealthy agent was let in"
+            must_leave = reply.slot is None and reply.exit_code is not None
+            is_in = reply.is_accepted and not must_leave
+            assert self.is_over or not is_in, "an unhealthy agent was let in"
         refusing = {"unhealthy", "excluded", "misconfigured"}
         if isinstance(question, Join) and isinstance(reply, Joined) and reply.cause in refusing:
             self._refused.add(question.instance)

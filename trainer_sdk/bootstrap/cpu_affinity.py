@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 _PREFERRED = 1
+_BIND = 2
 _PREFERRED_MANY = 5
 _BITS = 1024
 
@@ -22,7 +23,8 @@ def bind(environ: "Mapping[str, str]") -> None:
         return
     try:
         os.sched_setaffinity(0, _numbers(cpus))
-        _prefer(_numbers(environ.get(layout.MEMORY_NODES_VARIABLE, "")))
+        is_strict = environ.get(layout.STRICT_VARIABLE) == "1"
+        _place_memory(_numbers(environ.get(layout.MEMORY_NODES_VARIABLE, "")), is_strict=is_strict)
     except (OSError, ValueError) as error:
         sys.stderr.write(f"everstep: this rank is not bound to the CPUs {cpus}: {error}\n")
 
@@ -35,11 +37,11 @@ def _numbers(text: str) -> set[int]:
     return cpus
 
 
-def _prefer(nodes: set[int]) -> None:
+def _place_memory(nodes: set[int], *, is_strict: bool) -> None:
     """Prefer memory of these NUMA nodes; where they have none left, the kernel takes others.
 
-    A kernel that forbids or lacks the call places memory near the CPU that first touches it, which
-    is near for a bound rank.
+    With `is_strict` it takes no others, and a kernel that forbids the call is one line. Otherwise
+    such a kernel places memory near the CPU that first touches it, which is near for a bound rank.
     """
     import ctypes  # only bound ranks need it
 
@@ -50,7 +52,10 @@ def _prefer(nodes: set[int]) -> None:
     for node in nodes:
         bits = 8 * ctypes.sizeof(ctypes.c_ulong)
         words[node // bits] |= 1 << node % bits
-    policy = _PREFERRED if len(nodes) == 1 else _PREFERRED_MANY
-    ctypes.CDLL(None, use_errno=True).syscall(
+    policy = _BIND if is_strict else _PREFERRED if len(nodes) == 1 else _PREFERRED_MANY
+    failed = ctypes.CDLL(None, use_errno=True).syscall(
         ctypes.c_long(number), ctypes.c_int(policy), words, ctypes.c_ulong(_BITS)
     )
+    if failed and is_strict:
+        why = os.strerror(ctypes.get_errno())
+        sys.stderr.write(f"everstep: this rank takes memory of any NUMA node: {why}\n")

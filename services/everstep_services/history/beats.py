@@ -8,7 +8,7 @@ from everstep import subjects
 from everstep.bus.input_failures import InputFailures
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
-from everstep.messages import NodeBeat, RankBeat, SectionLimit
+from everstep.messages import NodeBeat, ProbeBeat, RankBeat, SectionLimit
 
 STALE_S = 3.0
 """Agents send a beat each second: after this silence a node is shown as stale."""
@@ -24,6 +24,8 @@ class HeardBeat:
 
     beat: NodeBeat
     age_s: float
+    probes: tuple[ProbeBeat, ...] = ()
+    """The probes of the node, as its agent told last: not every beat has them."""
 
     @property
     def is_stale(self) -> bool:
@@ -53,6 +55,8 @@ class Beats:
         self._jobs: defaultdict[str, dict[str, tuple[NodeBeat, float]]] = defaultdict(dict)
         self._limits: dict[str, tuple[NodeBeat, float]] = {}
         """Of each job the last beat that told its limits."""
+        self._probes: dict[tuple[str, str], tuple[ProbeBeat, ...]] = {}
+        """Of each node, until its agent starts anew."""
         self._order: OrderedDict[tuple[str, str], float] = OrderedDict()
         """When each node was heard, the longest silent first."""
         self._input_failures = InputFailures("beats")
@@ -82,6 +86,11 @@ class Beats:
         if beat.state == "leaving":
             self._forget(key)
             return
+        before = self._jobs[beat.job].get(beat.node)
+        if before is not None and beat.sequence < before[0].sequence:
+            self._probes.pop(key, None)  # another agent, with other settings perhaps
+        if beat.probes:
+            self._probes[key] = beat.probes
         self._jobs[beat.job][beat.node] = (beat, now)
         if beat.limits:
             self._limits[beat.job] = (beat, now)
@@ -118,11 +127,13 @@ class Beats:
         return min(beats, key=lambda one: one.age_s, default=None)
 
     def _heard(self, beat: NodeBeat, at: float) -> HeardBeat:
-        return HeardBeat(beat, max(0.0, self._clock.now() - at))
+        probes = self._probes.get((beat.job, beat.node), ())
+        return HeardBeat(beat, max(0.0, self._clock.now() - at), probes)
 
     def _forget(self, key: tuple[str, str]) -> None:
         job, node = key
         self._order.pop(key, None)
+        self._probes.pop(key, None)
         nodes = self._jobs.get(job, {})
         nodes.pop(node, None)
         if not nodes:

@@ -1,6 +1,7 @@
 """Metrics of jobs for Prometheus, from the record: of jobs that are not over, without ranks."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ from everstep.store.database import Database
 from everstep.store.errors import StoreError
 from everstep.store.queries import Record, is_begun, is_over, job_state
 from everstep.store.times import to_us
+from everstep_services.history.beats import Beats, HeardBeat
 from everstep_services.history.goodput.ledger import LedgerSegment, seconds
 from everstep_services.history.goodput.reader import GoodputReader, JobNews
 
@@ -40,6 +42,11 @@ GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ),
     "stragglers": ("Slow ranks that are not cleared.", ()),
     "incidents_open": ("Incidents that are not closed.", ()),
+    "probes_failed": (
+        "Nodes of the job on which a check that runs during the training has failed.",
+        ("check", "policy"),
+    ),
+    "probe_cpu_ratio": ("The highest processor time of probes on a node, 1 for a core.", ()),
     "goodput_ratio": ("The productive share of the allocations' time in a window.", ("window",)),
     "checkpoint_last_committed_step": ("The newest step that was committed.", ("tier",)),
     "checkpoint_age_seconds": ("How long ago that was.", ("tier",)),
@@ -74,9 +81,12 @@ class _Values:
 class JobMetrics(Collector):
     """Reads the record every 15 s, where this replica is the one that shows jobs."""
 
-    def __init__(self, database: Database, goodput: GoodputReader, clock: Clock) -> None:
+    def __init__(
+        self, database: Database, goodput: GoodputReader, beats: Beats, clock: Clock
+    ) -> None:
         self._database = database
         self._goodput = goodput
+        self._beats = beats
         self._clock = clock
         self._values = _Values()
         self._input_failures = InputFailures("metrics of jobs")
@@ -115,6 +125,7 @@ class JobMetrics(Collector):
         for name in names:
             values.add("incidents_open", name, unclosed.get(name, 0))
             values.add("stragglers", name, slow.get(name, 0))
+            _add_probes(values, name, self._beats.view(name).nodes)
         news = [JobNews(str(row["job"]), row["last_n"], row["facts"]) for row in jobs]
         async for name, parts in self._goodput.segments_of_many(news, now_s):
             _add_goodput(values, name, parts, now_s)
@@ -192,6 +203,18 @@ def _add_job(values: _Values, row: Record, now_us: int) -> None:
     values.add("progress_age_seconds", job, _age_s(row["stepped_us"], now_us))
     for name in ("restarts", "stalls", "nodes_lost", "lost_steps"):
         values.add(name, job, row[name] or 0)
+
+
+def _add_probes(values: _Values, job: str, nodes: Iterable[HeardBeat]) -> None:
+    """Count the nodes by their last beats: of a probe that no node has, there is no sample."""
+    failed: Counter[tuple[str, str]] = Counter()
+    heard = [node for node in nodes if node.probes and not node.is_stale]
+    for node in heard:
+        for probe in node.probes:
+            failed[probe.check, probe.policy] += probe.has_failed
+    for (check, policy), count in sorted(failed.items()):
+        values.add("probes_failed", job, count, check, policy)
+    values.add("probe_cpu_ratio", job, max((n.beat.probe_cpu_ratio for n in heard), default=None))
 
 
 def _add_saves(values: _Values, row: Record, now_us: int) -> None:

@@ -69,7 +69,7 @@ async def opened(
             notifications=notifications,
         )  # fmt: skip
         most_bytes = settings.keep_log_bytes
-        job_metrics = JobMetrics(database, context.goodput, clock)
+        job_metrics = JobMetrics(database, context.goodput, context.beats, clock)
         copier = LogCopier(
             EvidenceCopies(database), bus.blobs, notifier, clock=clock, most_bytes=most_bytes
         )

@@ -15,9 +15,11 @@ from everstep.messages import (
     Exclusion,
     IncludeNode,
     Message,
+    NodeBeat,
     NodesDocument,
     NodeStanding,
     NodeStandings,
+    ProbeBeat,
     RequestChecks,
     SetControl,
     ShowNodes,
@@ -121,6 +123,40 @@ async def test_a_node_says_how_it_stands_and_what_was_found_last(
     assert (found["standing"]["state"], found["strikes"]) == ("suspect", 2)
     assert found["standing"]["failing"][0]["reason"] == "XID 79"
     assert (other["standing"], other["standing_missing"]) == (None, "health does not know n2")
+
+
+async def test_the_probes_of_a_node_are_shown_with_interval_policy_and_failures(
+    nodes: Api, reader: httpx2.AsyncClient
+) -> None:
+    """In the list, and of each recorded run what followed from it."""
+    probe = ProbeBeat(
+        check="nic", every_s=10.0, policy="exclude", state="failed", failures=2, failures_limit=3
+    )
+    nodes.context.beats.hear(
+        NodeBeat(job="j", node="n1", sequence=1, at=BEGAN, state="running", probes=(probe,))
+    )
+    await nodes.add(
+        make("node_joined", node="n1", nvlink_domain="nvlink-f2c1"),
+        make("node_check_finished", node="n1", occasion="join", policy="", checks=("nic",)),
+        make(
+            "node_check_finished", node="n1", occasion="probe", policy="exclude", failures=3,
+            is_acted_on=True, checks=("nic",),
+        ),
+    )  # fmt: skip
+    listed = {one["node"]: one for one in await every_item(reader, "nodes")}
+    assert listed["n1"]["probes"] == [
+        {
+            "check": "nic", "every_s": 10.0, "policy": "exclude", "state": "failed", "failures": 2,
+            "failures_limit": 3, "has_failed": False,
+        }
+    ]  # fmt: skip
+    assert listed["n2"]["probes"] == []
+    assert listed["n1"]["nvlink_domain"] == "nvlink-f2c1"
+    assert (await get(reader, "nodes/n1"))["probes"] == listed["n1"]["probes"]
+    probed, joined = await every_item(reader, "nodes/n1/checks")
+    acted = (probed["policy"], probed["failures"], probed["is_acted_on"])
+    assert acted == ("exclude", 3, True)
+    assert (joined["policy"], joined["failures"], joined["is_acted_on"]) == (None, None, None)
 
 
 async def test_checks_of_a_node_are_listed_newest_first(

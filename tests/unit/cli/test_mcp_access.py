@@ -1,9 +1,11 @@
 """Who may speak to `everstep mcp --http`: what the API says of a token is not turned around."""
 
+import logging
 from typing import Any
 
 import msgspec
 import pytest
+from starlette.requests import ClientDisconnect
 
 from everstep_services.cli.api.client import ApiRefusalError
 from everstep_services.cli.errors import CliError, Exit
@@ -99,3 +101,17 @@ async def test_an_api_that_is_away_makes_no_token_bad(server: Server) -> None:
     assert (await server.ask("good"))[0] == 503
     del server.errors["good"]
     assert (await server.ask("good"))[0] == 200
+
+
+def test_a_client_that_goes_away_is_not_an_error_of_the_server(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pytest.importorskip("mcp")
+    from everstep_services.cli.mcp_server.start import is_about_the_server
+
+    log = logging.getLogger("mcp-of-a-test")
+    log.addFilter(is_about_the_server)
+    for error in (ClientDisconnect(), ValueError("ours")):
+        log.error("Error handling POST request", exc_info=error)
+    (record,) = caplog.records
+    assert "ours" in str(record.exc_info)

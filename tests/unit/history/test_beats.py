@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 from msgspec.structs import replace
 
-from everstep.messages import NodeBeat, RankBeat, SectionLimit
+from everstep.messages import NodeBeat, ProbeBeat, RankBeat, SectionLimit
 from everstep_services.history.beats import STALE_S, Beats
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.fakes.clock import FakeClock
@@ -106,3 +106,21 @@ async def test_a_node_is_as_the_job_that_heard_of_it_last() -> None:
     assert found is not None
     assert (found.beat.job, found.age_s) == ("now", 0.0)
     assert beats.node("n2") is None
+
+
+def test_probes_are_those_of_the_last_beat_that_told_them() -> None:
+    """Not every beat has them; an agent that starts anew tells its own."""
+    beats, _ = made()
+    probes = (ProbeBeat(check="nic", every_s=10.0, policy="exclude", failures=2),)
+    beats.hear(replace(beat("n1"), sequence=10, probes=probes))
+    beats.hear(replace(beat("n1"), sequence=11))
+    heard = beats.node("n1")
+    assert heard is not None
+    assert heard.probes == probes
+    beats.hear(replace(beat("n1"), sequence=1))
+    heard = beats.node("n1")
+    assert heard is not None
+    assert heard.probes == ()
+    beats.hear(replace(beat("n1"), sequence=2, probes=probes))
+    beats.hear(beat("n1", state="leaving"))
+    assert beats.node("n1") is None

@@ -218,3 +218,20 @@ def test_a_report_about_an_earlier_round_changes_nothing() -> None:
     world = running()
     world.report("n1", "check_failed", round=world.doc.round - 1, check="nic", policy="end_round")
     assert comparisons(world) == []
+
+
+def test_an_agent_that_starts_anew_amid_a_comparison_takes_its_accusation_with_it() -> None:
+    """The new agent has measured nothing; it is accused only by what it measures itself."""
+    world = running()
+    fails(world, policy="exclude")
+    before = world.doc.round
+    world.gone("n1")
+    world.join("n1", instance="n1-2")
+    world.tick(20)
+    assert world.doc.checks == ()
+    for node in ("n0", "n2"):
+        world.report(node, "check_compared", round=before, check="nic", check_state="ok")
+    world.tick(20)
+    assert [fact for fact in world.of(ActionDecided) if fact.action == "exclude"] == []
+    assert not any(seat.is_leaving for seat in world.doc.seats)
+    assert all(ended.cause != "check_failed" for ended in world.of(RoundEnded))

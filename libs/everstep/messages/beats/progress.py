@@ -61,6 +61,26 @@ class WardenPlace(Part, frozen=True, kw_only=True):
     """What a question to it must contain; it answers nothing else."""
 
 
+class ProbeBeat(Part, frozen=True, kw_only=True):
+    """A probe: a check that runs in short intervals, also during a training."""
+
+    check: Name
+    """The check."""
+    every_s: float
+    """How often it runs; a costly one runs less often."""
+    policy: Name
+    """What its failure leads to: `observe`, `end_round` or `exclude`."""
+    state: Name = ""
+    """Its last result: `ok`, `warning`, `failed`, `unknown` or `unsupported`; empty before its
+    first run."""
+    failures: Int = 0
+    """In how many runs in a row it has failed, up to now."""
+    failures_limit: Int = 1
+    """In how many runs in a row it must fail before it has failed."""
+    has_failed: bool = False
+    """It has failed, and has not recovered."""
+
+
 class NodeBeat(Message, frozen=True, kw_only=True, tag="node_beat.v1"):
     """A node is alive, and how far its ranks are; its agent sends it once a second.
 
@@ -106,6 +126,8 @@ class NodeBeat(Message, frozen=True, kw_only=True, tag="node_beat.v1"):
     """Facts in its spool that the stream has not acknowledged."""
     probes_failed: tuple[Name, ...] = ()
     """The checks that run as probes and have failed."""
+    probes: tuple[ProbeBeat, ...] = ()
+    """All probes of the node: with every tenth beat, and when one of them changes."""
     probe_cpu_ratio: float = 0.0
     """The processor time of probes since the agent started, 1 for a whole core."""
     datagrams_dropped: Int = 0

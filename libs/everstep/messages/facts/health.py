@@ -21,6 +21,8 @@ class CheckResult(Part, frozen=True, kw_only=True):
     """The part's own code for it: `XID 79`, `GPU_RECOVERY_ACTION=NODE_REBOOT`."""
     took_s: float = 0.0
     """How long it ran."""
+    nvlink_domain: Name = ""
+    """Of a GPU: its NVLink domain, named by the ClusterUUID of its fabric; empty for none."""
 
 
 class SectionLimit(Part, frozen=True, kw_only=True):

@@ -61,6 +61,8 @@ class NodeJoined(Fact, frozen=True, kw_only=True, tag="node_joined.v1"):
     """What its ranks run on: `NVIDIA H100 80GB HBM3`, or `cpu`."""
     version: Name = ""
     """The agent's release."""
+    nvlink_domain: Name = ""
+    """The NVLink domain of its GPUs, named by their ClusterUUID; empty for none."""
 
 
 class NodeRefused(Fact, frozen=True, kw_only=True, tag="node_refused.v1"):

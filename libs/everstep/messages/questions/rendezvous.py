@@ -67,6 +67,8 @@ class Join(Question, frozen=True, kw_only=True, tag="join.v1"):
     """What its ranks run on."""
     version: Name = ""
     """Its release."""
+    nvlink_domain: Name = ""
+    """The NVLink domain of its GPUs, named by their ClusterUUID; empty for none."""
 
     @property
     def running_round(self) -> int | None:

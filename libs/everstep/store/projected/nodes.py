@@ -22,6 +22,7 @@ NODES = ProjectedTable(
             topology="json",
             device="text",
             version="text",
+            nvlink_domain="text",
         ),
         **led_by("health_n", "int", is_healthy="bool", health_us="int", health_reason="text"),
         **led_by("refused_n", "int", refused_us="int", refused_cause="text", refused_reason="text"),
@@ -70,6 +71,9 @@ NODE_CHECKS = ProjectedTable(
             took_s="float",
             checks="json",
             results="json",
+            policy="text",
+            failures="int",
+            is_acted_on="bool",
         ),
     },
 )

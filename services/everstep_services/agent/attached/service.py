@@ -296,6 +296,7 @@ class AttachedService:
             config_fingerprint=self._plan.spec.config_fingerprint if teaches else "",
             limits=watch.in_force() if teaches and self._plan.tells_of_job else (),
         )
+        beat = self._probes.with_probes(beat)
         self._bus.send(subjects.beat(self._plan.job, self._plan.node), beat)
 
     def _rank_beat(self, rank: int) -> RankBeat:

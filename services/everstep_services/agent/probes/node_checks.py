@@ -38,6 +38,8 @@ class NodeChecks:
     ) -> None:
         self.failing: tuple[CheckResult, ...] = ()
         """The results of the last examination that are not `ok`."""
+        self.nvlink_domain = ""
+        """As the check `gpu` found it last; it does not change while the node is up."""
         self._examiner = examiner
         self._records = records
         self._clock = clock
@@ -87,6 +89,7 @@ class NodeChecks:
         done = await self._examiner.examine(
             names, wanted.occasion, within_s=wanted.within_s, own_pids=self._own_pids()
         )
+        self.nvlink_domain = done.nvlink_domain or self.nvlink_domain
         if not wanted.names:
             self.failing = tuple(result for result in done.results if result.state != "ok")
         if self._is_news(done, wanted):

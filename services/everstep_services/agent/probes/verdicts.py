@@ -35,6 +35,12 @@ class NodeExamination:
         return self.state != "failed"
 
     @property
+    def nvlink_domain(self) -> str:
+        """The NVLink domain of the GPUs; empty if they are in none, or in several."""
+        domains = {result.nvlink_domain for result in self.results} - {""}
+        return domains.pop() if len(domains) == 1 else ""
+
+    @property
     def worth_telling(self) -> tuple[CheckResult, ...]:
         """The results for the fact: all if the node is unhealthy, otherwise those not ok."""
         if not self.is_healthy:

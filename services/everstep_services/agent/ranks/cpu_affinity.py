@@ -30,6 +30,8 @@ class CpuBinding:
 
     cpus: Cpus
     memory_nodes: tuple[int, ...]
+    is_strict: bool = False
+    """The rank takes memory from these nodes only."""
 
     @property
     def cpu_list(self) -> str:

@@ -139,6 +139,7 @@ class AgentStatus:
             failure_domain=plan.domain,
             topology=plan.topology,
             group=plan.group,
+            nvlink_domain=self._checks.nvlink_domain,
             last_round=agent.last_round,
             last_slot=agent.last_slot if agent.order is None else agent.order.slot,
             last_step=self._progress.last_step(),

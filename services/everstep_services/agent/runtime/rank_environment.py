@@ -122,7 +122,8 @@ def _cpus(plan: RunPlan, local_rank: int) -> dict[str, str]:
         return {}
     binding = plan.cpu_bindings[local_rank]
     nodes = ",".join(map(str, binding.memory_nodes))
-    return {layout.CPUS_VARIABLE: binding.cpu_list, layout.MEMORY_NODES_VARIABLE: nodes}
+    chosen = {layout.CPUS_VARIABLE: binding.cpu_list, layout.MEMORY_NODES_VARIABLE: nodes}
+    return {**chosen, layout.STRICT_VARIABLE: "1"} if binding.is_strict else chosen
 
 
 def shared_and_own(

@@ -8,8 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from everstep import subjects
 from everstep.bus.errors import BusError
 from everstep.bus.facts.recorder import Recorder
@@ -373,11 +371,7 @@ class AgentService:
     def _beat(self, alive: tuple[str, ...] = ()) -> None:
         door = self._ranks.runner.warden.door
         beat = self._progress.beat(cut_off=not self._bus.connected, door=door, alive=alive)
-        beat = msgspec.structs.replace(
-            beat,
-            probes_failed=self._probes.failed,
-            probe_cpu_ratio=self._probes.cpu_ratio,
-        )
+        beat = self._probes.with_probes(beat)
         self._bus.send(subjects.beat(self._plan.job, self._plan.node), beat)
 
     # -- actions ---------------------------------------------------------------------------------

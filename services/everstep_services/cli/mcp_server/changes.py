@@ -10,7 +10,7 @@ from everstep.subjects import CLUSTER
 from everstep_services.cli.mcp_server import parameters as p
 from everstep_services.cli.mcp_server.answers import ToolAnswer
 from everstep_services.cli.mcp_server.source import Source
-from everstep_services.cli.operator_requests import CheckpointRequest, CommandRequest
+from everstep_services.cli.operator_requests import CheckpointRequest, CommandRequest, quoted
 
 _YEAR_H = 366 * 24
 
@@ -38,6 +38,8 @@ class ChangeTools:
         ] = None,
     ) -> ToolAnswer:
         """Let a node join no job for a time. A round that runs on it goes on."""
+        with self._source.open() as source:
+            source.api.get(f"nodes/{quoted(node)}")  # a misread name must not be excluded
         details = {"ttl_s": None if hours is None else hours * 3600}
         return self._ask(CommandRequest("exclude", reason, CLUSTER, node=node, details=details))
 

@@ -1,10 +1,12 @@
 """Starts the server: on stdin and stdout, or on a port."""
 
 import asyncio
+import logging
 import re
 from dataclasses import dataclass
 
 from mcp.server.transport_security import TransportSecuritySettings
+from starlette.requests import ClientDisconnect
 
 from everstep import runtime
 from everstep.clock import SystemClock
@@ -20,6 +22,7 @@ from everstep_services.cli.output import say
 
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _CONNECTIONS = 64
+_LIBRARY_LOG = "mcp.server.streamable_http"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,8 @@ def serve_http(invocation: Invocation, options: HttpOptions, *, allows_changes: 
         ),
     )
 
+    logging.getLogger(_LIBRARY_LOG).addFilter(is_about_the_server)
+
     async def admit(token: str) -> None:
         await asyncio.to_thread(_check_token, invocation, token)
 
@@ -78,6 +83,12 @@ def serve_http(invocation: Invocation, options: HttpOptions, *, allows_changes: 
             await serve_asgi(access, listener, stop, limits=ConnectionLimits(most=_CONNECTIONS))
 
     return runtime.run("mcp", main)
+
+
+def is_about_the_server(record: logging.LogRecord) -> bool:
+    """Whether a line of the library is about more than a client that has gone: then it stays."""
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is None or not issubclass(kind, ClientDisconnect)
 
 
 def _check_names(options: HttpOptions) -> None:

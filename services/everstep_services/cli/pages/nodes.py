@@ -1,7 +1,7 @@
 """Nodes on the screen: whether they are there, can be trusted, and what was found on them."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from everstep_services.cli.api.client import Api
@@ -11,10 +11,10 @@ from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.operator_requests import quoted
 from everstep_services.cli.output import echo, print_record, print_records, say, say_cut
 
-COLUMNS = ("node", "state", "job", "healthy", "strikes", "excluded", "reason")
+COLUMNS = ("node", "state", "job", "healthy", "probes", "strikes", "excluded", "reason")
 WIDE = (
-    *COLUMNS, "address", "failure_domain", "device", "joins", "losses", "refusals", "ranks_failed",
-    "stalls", "version",
+    *COLUMNS, "address", "failure_domain", "nvlink_domain", "device", "joins", "losses", "refusals",
+    "ranks_failed", "stalls", "version",
 )  # fmt: skip
 _LOOK_EVERY_S = 0.5
 
@@ -47,6 +47,10 @@ def node_page(node: Record) -> Iterator[str]:
     reason = standing["reason"] if standing else node["standing_missing"]
     yield f"{cell(node['node'])}: {cell(state or 'unknown')}{f': {cell(reason)}' if reason else ''}"
     yield from aligned([(name, text) for name, text in _facts(node, now) if text])
+    probes = node["probes"]
+    if probes:
+        yield ""
+        yield from aligned(map(_probe, probes))
     check = node["last_check"]
     if check is not None:
         yield ""
@@ -58,7 +62,12 @@ def check_lines(check: Record) -> Iterator[str]:
     names = ", ".join(map(cell, check["checks"] or ())) or "nothing"
     verdict = "healthy" if check["is_healthy"] else "not healthy"
     when, took = moment(check["at"]), span(check["took_s"])
-    yield f"checked {when} UTC ({cell(check['occasion'])}, {took}): {verdict}; ran {names}"
+    occasion = cell(check["occasion"])
+    if check.get("policy"):
+        failures = f", failed {check['failures']} times in a row" if check["failures"] else ""
+        acted = ", ended a round" if check["is_acted_on"] else ""
+        occasion = f"{occasion}, policy {cell(check['policy'])}{failures}{acted}"
+    yield f"checked {when} UTC ({occasion}, {took}): {verdict}; ran {names}"
     order = ("failed", "warning", "unknown", "unsupported", "ok")
     results = sorted(
         check["results"] or (),
@@ -115,6 +124,7 @@ def _facts(node: Record, now: Record | None) -> Iterator[tuple[str, str]]:
     yield "address", cell(node["address"])
     yield "device", cell(node["device"])
     yield "place", "/".join(map(cell, node["topology"] or [node["failure_domain"] or ""]))
+    yield "nvlink", cell(node["nvlink_domain"])
     if now is not None:
         heard = f"heard {span(now['heard_age_s'])} ago"
         slot = "spare" if now["slot"] is None else f"slot {now['slot']}"
@@ -136,6 +146,14 @@ def _facts(node: Record, now: Record | None) -> Iterator[tuple[str, str]]:
         text = f"{moment(node['spared_at'])}: {cell(node['spared_reason'])}"
         yield "spared", f"{text} (health only observes)"
     yield "record", _record(node)
+
+
+def _probe(probe: Record) -> tuple[str, ...]:
+    """A probe in a row of cells: its state, its limits and what its failure leads to."""
+    state = "failed" if probe["has_failed"] else cell(probe["state"]) or "not run yet"
+    count = f"{probe['failures']} of {probe['failures_limit']} failures in a row"
+    runs = f"every {span(probe['every_s'])}"
+    return "probe", cell(probe["check"]), state, runs, cell(probe["policy"]), count
 
 
 def _exclusion(node: Record) -> str:
@@ -170,5 +188,19 @@ def _shown(node: Record) -> dict[str, Any]:
     excluded = ""
     if node["is_excluded"]:
         excluded = moment(node["excluded_until_at"]) if node["excluded_until_at"] else "yes"
-    shown = {"healthy": node["is_healthy"], "excluded": excluded, "reason": brief(reason)}
+    shown = {
+        "healthy": node["is_healthy"],
+        "probes": _probes(node["probes"]),
+        "excluded": excluded,
+        "reason": brief(reason),
+    }
     return {**node, **shown}
+
+
+def _probes(probes: Sequence[Record]) -> str:
+    """The probes that have failed; otherwise, how many fail now, and how many there are."""
+    names = [probe["check"] for probe in probes if probe["has_failed"]]
+    if names:
+        return f"failed: {','.join(map(cell, names))}"
+    count, failing = len(probes), sum(probe["failures"] > 0 for probe in probes)
+    return f"{failing} of {count} failing" if failing else str(count or "")

@@ -267,6 +267,8 @@ _TAKEN: dict[str, tuple[str, str, Kind]] = {
     "--ft-rank-section-timeouts": ("limit", "--limit ", "text"),
     "--ft-rank-out-of-section-timeout": ("limit", "--limit outside=", "text"),
     "--ft-num-warmup-iterations": ("warmup_steps", "--warmup-steps", "whole"),
+    "--ft-node-health-check-endpoint": ("daemon", "the setting daemon of [checks]", "text"),
+    "--ft-numa-bind-strict": ("numa_strict", "--numa-binding that must hold", "text"),
 }
 """Options that have a counterpart: its name in the plan, as typed, and what a value is."""
 
@@ -291,7 +293,7 @@ _NOTED = {
     ),
     **dict.fromkeys(
         [
-            "--ft-node-health-check-interval", "--ft-node-health-check-endpoint",
+            "--ft-node-health-check-interval",
             "--ft-enable-nic-monitor", "--ft-enable-nic-healthcheck", "--ft-pci-topo-file",
             "--ft-link-down-path-template", "--ft-link-state-path-template",
         ],
@@ -329,7 +331,6 @@ _NOTED = {
     "--ft-log-level": "set level in [log]",
     "--ft-restart-policy": "any failed rank ends the round, as with its only value",
     "--ft-rdzv-impl": "agents meet on the bus",
-    "--ft-numa-bind-strict": "ranks may use every CPU that this process may",
     "--ft-check-remaining-processes": "no process outlives its round",
     "--ft-install-exception-hook": "every exception is recorded, without a hook of yours",
     "--ft-min-progress-iterations": "any new step is progress",

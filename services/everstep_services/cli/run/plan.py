@@ -28,6 +28,7 @@ from everstep_services.cli.run.compatibility import apply_rdzv_conf, nodes_of, n
 from everstep_services.cli.run.console_choice import console_choice
 from everstep_services.cli.run.fingerprint import fingerprint
 from everstep_services.cli.run.limit_rules import limits_of
+from everstep_services.cli.run.options import WORDS_FOR_NONE
 from everstep_services.cli.run.rank_count import count_ranks
 from everstep_services.cli.run.replacement_group import check_groups, replacement_group
 from everstep_services.cli.run.safe_names import node_id, safe_name
@@ -58,7 +59,7 @@ def plan_run(invocation: Invocation, given: Given) -> RunPlan:
         environment.refuse_crowds(environ)
     node = given.text("node_id") or agent.node_id or node_id(environ)
     is_warm = _is_warm(given, agent, command)
-    cpu_bindings, unbound = _cpu_bindings(agent, spec.ranks_per_node, environ)
+    cpu_bindings, unbound = _cpu_bindings(given, agent, spec.ranks_per_node, environ)
     return RunPlan(
         job=job,
         node=_named("node", node, "--node-id"),
@@ -85,7 +86,7 @@ def plan_run(invocation: Invocation, given: Given) -> RunPlan:
         agree_within_s=agent.agree_within_s,
         unheard_within_s=agent.unheard_within_s,
         preempt_signals=agent.preempt_signals,
-        checks=_checks(loaded.section(ChecksSettings), _log_dir(given, agent, state.path)),
+        checks=_checks(given, loaded.section(ChecksSettings), _log_dir(given, agent, state.path)),
         checkpoints=_checkpoints(given, agent),
         limits=limits_of(given, agent),
         scheduler_grace_s=agent.scheduler_grace_s,
@@ -109,13 +110,34 @@ def plan_run(invocation: Invocation, given: Given) -> RunPlan:
 
 
 def _cpu_bindings(
-    agent: AgentSettings, ranks: int, environ: Mapping[str, str]
+    given: Given, agent: AgentSettings, ranks: int, environ: Mapping[str, str]
 ) -> tuple[tuple[CpuBinding, ...], tuple[str, ...]]:
-    """The CPUs of each rank; where the machine does not allow that, a line that explains why."""
+    """The CPUs of each rank; where the machine does not allow that, a line that explains why.
+
+    Raises `UsageError` instead, if the binding must hold.
+    """
+    is_strict = _is_strict(given)
     if agent.numa_binding == "off":
-        return (), ()
+        return (), (_NOTHING_TO_BIND,) if is_strict else ()
     chosen, trouble = bindings_here(agent.numa_binding, ranks, environ)
-    return chosen, (trouble,) if trouble else ()
+    if trouble and is_strict:
+        raise UsageError(
+            f"{trouble}, and {given.origins['numa_strict']} demands it: give false to run without"
+        )
+    strict = tuple(replace(binding, is_strict=is_strict) for binding in chosen)
+    return strict, (trouble,) if trouble else ()
+
+
+def _is_strict(given: Given) -> bool:
+    text = given.text("numa_strict").lower()
+    if text in {"true", "1", "yes"}:
+        return True
+    if text in {"false", "0", "no"} | WORDS_FOR_NONE:
+        return False
+    raise given.wrong("numa_strict", "give true or false")
+
+
+_NOTHING_TO_BIND = "--ft-numa-bind-strict is not used without --numa-binding: no rank is bound"
 
 
 def _stand_in(given: Given) -> Literal["", "missing", "always"]:
@@ -124,11 +146,27 @@ def _stand_in(given: Given) -> Literal["", "missing", "always"]:
     return "missing" if given.has("as_nvrx") else ""
 
 
-def _checks(settings: ChecksSettings, log_dir: Path) -> ChecksSettings:
-    """The space for logs counts, too."""
+def _checks(given: Given, settings: ChecksSettings, log_dir: Path) -> ChecksSettings:
+    """The space for logs counts, too; the health daemon may be named as for NVRx."""
     import msgspec
 
-    return msgspec.structs.replace(settings, room_paths=(log_dir, *settings.room_paths))
+    return msgspec.structs.replace(
+        settings,
+        room_paths=(log_dir, *settings.room_paths),
+        daemon=_daemon(given) or settings.daemon,
+    )
+
+
+def _daemon(given: Given) -> Path | None:
+    """The socket of the health daemon, with or without the scheme of gRPC."""
+    text = given.text("daemon")
+    if text.lower() in WORDS_FOR_NONE:
+        return None
+    path = text.removeprefix("unix:")
+    path = path.removeprefix("//") if path.startswith("///") else path
+    if not path.startswith("/"):
+        raise given.wrong("daemon", "give the absolute path of a unix socket, as /run/nvhcd.sock")
+    return Path(path)
 
 
 def _checkpoints(given: Given, agent: AgentSettings) -> CheckpointSettings:

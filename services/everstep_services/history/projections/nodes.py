@@ -44,6 +44,7 @@ def _node_joined(changes: Changes, entry: LoggedFact, fact: NodeJoined) -> None:
         topology=compact(fact.topology),
         device=fact.device or None,
         version=fact.version or None,
+        nvlink_domain=fact.nvlink_domain or None,
         joins=1,
     )
 
@@ -135,6 +136,9 @@ def _node_checked(changes: Changes, entry: LoggedFact, fact: NodeCheckFinished) 
         took_s=fact.took_s,
         checks=compact(fact.checks),
         results=parts(fact.results),
+        policy=fact.policy or None,
+        failures=fact.failures if fact.policy else None,
+        is_acted_on=fact.is_acted_on if fact.policy else None,
     )
 
 

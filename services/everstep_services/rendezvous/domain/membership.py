@@ -356,7 +356,7 @@ def _take(batch: Batch, ask: Join) -> None:
         ranks=ask.ranks,
         address=ask.address,
         infra_rank=ask.infra_rank,
-        place=ask.group or "/".join(ask.topology),
+        place=_place(ask),
         last_slot=ask.last_slot,
         replica_port=ask.replica_port,
         warm=ask.warm,
@@ -374,6 +374,13 @@ def _take(batch: Batch, ask: Join) -> None:
         _say_joined(batch, ask)
     if is_adopted:
         look_for_failure(batch, ask, seat)
+
+
+def _place(ask: Join) -> str:
+    """Return where a node is in the network: as people or the scheduler say, else by its NVLink."""
+    if ask.group or ask.topology or ask.failure_domain:
+        return ask.group or "/".join(ask.topology)
+    return ask.nvlink_domain
 
 
 def _adopted_seat(ask: Join) -> tuple[int | None, str]:
@@ -449,5 +456,6 @@ def _say_joined(batch: Batch, ask: Join) -> None:
             warm=ask.warm,
             device=ask.device,
             version=ask.version,
+            nvlink_domain=ask.nvlink_domain,
         )
     )

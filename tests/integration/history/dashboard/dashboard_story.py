@@ -35,6 +35,7 @@ from everstep.messages import (
     NodeRun,
     Option,
     Peer,
+    ProbeBeat,
     RankBeat,
     RankScoreTable,
     Replacement,
@@ -473,7 +474,11 @@ def beats(now: datetime) -> Iterator[NodeBeat]:
             slot=slot,
             ranks=ranks,
             watch="armed",
-        )
+            probes=(
+                ProbeBeat(check="gpu", every_s=30.0, policy="observe", state="ok", failures_limit=3),
+                ProbeBeat(check="nic", every_s=10.0, policy="exclude", state="failed", failures=2, failures_limit=3),
+            ),
+        )  # fmt: skip
 
 
 class Services:

@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from everstep.messages import NodeBeat, ProbeBeat
 from everstep_services.history.goodput.ledger import LedgerSegment
 from everstep_services.history.goodput.reader import JobNews
 from everstep_services.history.job_metrics import JobMetrics
@@ -21,7 +22,7 @@ Samples = dict[tuple[str, ...], float]
 
 async def samples(api: Api) -> Samples:
     """Every sample, by its name and the values of its labels but the job's."""
-    shown = JobMetrics(api.database, api.context.goodput, api.clock)
+    shown = JobMetrics(api.database, api.context.goodput, api.context.beats, api.clock)
     await shown.refresh()
     registry = CollectorRegistry()
     registry.register(shown)
@@ -53,6 +54,26 @@ async def test_a_job_shows_where_it_is_and_what_its_time_went_to(api: Api) -> No
     assert 0 < found["everstep_job_goodput_ratio", "j", "job"] < 1
 
 
+async def test_failed_probes_are_counted_by_check_and_policy_and_never_by_node(api: Api) -> None:
+    """A11.4: a probe that has not failed is 0, so that an alert ends."""
+    await api.add(make("job_started", job="j", round=None, at=BEGAN), started())
+    for number, has_failed in enumerate((True, True, False)):
+        probes = (
+            ProbeBeat(check="nic", every_s=10.0, policy="exclude", has_failed=has_failed),
+            ProbeBeat(check="gpu", every_s=30.0, policy="observe"),
+        )
+        api.context.beats.hear(
+            NodeBeat(
+                job="j", node=f"n{number}", sequence=1, at=BEGAN, state="running",
+                probes=probes, probe_cpu_ratio=number / 1000,
+            )
+        )  # fmt: skip
+    found = await samples(api)
+    assert found["everstep_job_probes_failed", "nic", "j", "exclude"] == 2
+    assert found["everstep_job_probes_failed", "gpu", "j", "observe"] == 0
+    assert found["everstep_job_probe_cpu_ratio", "j"] == 0.002
+
+
 async def test_a_slow_rank_shows_until_it_is_cleared_or_its_round_is_over(api: Api) -> None:
     slow = make("straggler_found", job="j", round=1, rank=3, at=BEGAN)
     await api.add(
@@ -72,7 +93,7 @@ async def test_a_job_that_is_long_over_is_not_shown(api: Api) -> None:
 
 async def test_no_metric_has_a_label_for_a_rank(api: Api) -> None:
     await api.add(make("job_started", job="j", round=None, at=BEGAN), *TRACE)
-    shown = JobMetrics(api.database, api.context.goodput, api.clock)
+    shown = JobMetrics(api.database, api.context.goodput, api.context.beats, api.clock)
     await shown.refresh()
     labels = {name for family in shown.collect() for one in family.samples for name in one.labels}
     assert labels <= {
@@ -96,7 +117,7 @@ async def test_what_cannot_be_reckoned_ends_no_loop_and_is_read_again(
 ) -> None:
     """One job whose facts make no sense must not end the service of all others (A13.3)."""
     await api.add(make("job_started", job="j", at=BEGAN))
-    shown = JobMetrics(api.database, api.context.goodput, api.clock)
+    shown = JobMetrics(api.database, api.context.goodput, api.context.beats, api.clock)
     reads: list[str] = []
     read = api.context.goodput.segments_of_many
 

@@ -202,3 +202,10 @@ def test_a_rank_that_cannot_be_bound_says_so_and_goes_on() -> None:
     done = bound(EVERSTEP_CPUS="4000", EVERSTEP_MEMORY_NODES="0")
     assert done.stdout == f"{sorted(os.sched_getaffinity(0))}\n"
     assert done.stderr.startswith("everstep: this rank is not bound to the CPUs 4000: ")
+
+
+def test_a_strict_rank_takes_memory_of_its_node_only_or_says_why_not() -> None:
+    cpu = max(os.sched_getaffinity(0))
+    done = bound(EVERSTEP_CPUS=str(cpu), EVERSTEP_MEMORY_NODES="1000", EVERSTEP_MEMORY_STRICT="1")
+    assert done.stdout == f"[{cpu}]\n"
+    assert done.stderr.startswith("everstep: this rank takes memory of any NUMA node: ")

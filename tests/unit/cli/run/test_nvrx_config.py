@@ -50,7 +50,7 @@ KEYS: dict[str, object] = {
 TAKEN = {
     "initial_rank_heartbeat_timeout", "rank_heartbeat_timeout", "rank_section_timeouts",
     "rank_out_of_section_timeout", "segment", "max_no_progress_cycles", "num_warmup_iterations",
-    "attribution_stop_action",
+    "attribution_stop_action", "numa_bind_strict",
 }  # fmt: skip
 
 

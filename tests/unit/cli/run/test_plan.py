@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from everstep_services.agent.probes.registry import beside_training
+from everstep_services.agent.ranks.cpu_affinity import CpuBinding
 from everstep_services.agent.run_plan import ConsoleChoice, Std
 from everstep_services.cli.machine.state import RunningServices, StateDir
+from everstep_services.cli.run import plan as plan_module
 from everstep_services.cli.run.plan_check import objections, record
 from tests.unit.agent.run_plans import BUS, plan, refused
 
@@ -235,3 +238,52 @@ def test_a_prefix_by_torchruns_variable(home: Path) -> None:
     assert plan(home, "train.py", **template).console.prefix == "[${rank}] "
     assert plan(home, "--no-prefix", "train.py", **template).console.prefix is None
     assert Std.ALL == Std.OUT | Std.ERR
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["unix:///run/nvhcd.sock", "unix:/run/nvhcd.sock", "/run/nvhcd.sock"]
+)
+def test_the_daemon_of_nvrx_is_the_check_daemon(home: Path, endpoint: str) -> None:
+    """Its result keeps an unfit node from joining, as with NVRx (users.md §12)."""
+    made = plan(home, "--ft-node-health-check-endpoint", endpoint, "train.py")
+    assert made.checks.daemon == Path("/run/nvhcd.sock")
+    assert "daemon" in beside_training(made.checks)
+    assert any("is taken as the setting daemon of [checks]" in note for note in made.notes)
+
+
+def test_without_an_endpoint_the_daemon_is_that_of_the_settings(home: Path) -> None:
+    (home / "everstep.toml").write_text('[checks]\ndaemon = "/run/ours.sock"\n')
+    assert plan(home, "train.py").checks.daemon == Path("/run/ours.sock")
+    none = plan(home, "--ft-node-health-check-endpoint", "none", "train.py")
+    assert none.checks.daemon == Path("/run/ours.sock")
+
+
+@pytest.mark.parametrize("endpoint", ["localhost:50051", "run/nvhcd.sock", "unix:relative.sock"])
+def test_an_endpoint_that_is_no_unix_socket_is_one_line(home: Path, endpoint: str) -> None:
+    said = refused(home, "--ft-node-health-check-endpoint", endpoint, "train.py")
+    assert f"{endpoint!r}: give the absolute path of a unix socket" in said
+
+
+def test_a_strict_binding_that_cannot_hold_is_refused(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_module, "bindings_here", lambda *_: ((), "--numa-binding: no node"))
+    words = ("--numa-binding", "node", "train.py")
+    assert (
+        plan(home, "--ft-numa-bind-strict", "false", *words).notes[-1] == "--numa-binding: no node"
+    )
+    said = refused(home, "--ft-numa-bind-strict", "true", *words)
+    assert "--numa-binding: no node, and --ft-numa-bind-strict demands it: give false" in said
+    assert "give true or false" in refused(home, "--ft-numa-bind-strict", "perhaps", *words)
+
+
+def test_a_strict_binding_is_for_memory_too(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    binding = CpuBinding(frozenset({0}), (0,))
+    monkeypatch.setattr(plan_module, "bindings_here", lambda *_: ((binding,), ""))
+    words = ("--numa-binding", "node", "train.py")
+    (strict,) = plan(home, "--ft-numa-bind-strict", "true", *words).cpu_bindings
+    (usual,) = plan(home, *words).cpu_bindings
+    assert (strict.is_strict, usual.is_strict) == (True, False)
+    unbound = plan(home, "--ft-numa-bind-strict", "true", "train.py")
+    assert unbound.cpu_bindings == ()
+    assert "--ft-numa-bind-strict is not used without --numa-binding" in unbound.notes[-1]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 from everstep_services.agent.probes.gpu.nvml import GpuGoneError, Nvml
 
@@ -26,6 +27,8 @@ class Fabric:
     is_route_bad: bool = False
     is_slow: bool = False
     is_misconfigured: bool = False
+    domain: str = ""
+    """The NVLink domain, `nvlink-` and the ClusterUUID; empty for a fabric of this node alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +179,13 @@ def _fabric(nvml: Nvml, gpu: Any) -> Fabric | None:
         is_route_bad=_is_set(nvml, info.healthMask, "ROUTE_UNHEALTHY"),
         is_slow=_is_set(nvml, info.healthMask, "DEGRADED_BW"),
         is_misconfigured=_part(nvml, info.healthMask, "INCORRECT_CONFIGURATION") > 1,
+        domain=_domain(bytes(info.clusterUuid)) if is_joined else "",
     )
+
+
+def _domain(cluster: bytes) -> str:
+    """The name of an NVLink domain; zeros stand for none."""
+    return f"nvlink-{UUID(bytes=cluster)}" if any(cluster) else ""
 
 
 def _is_set(nvml: Nvml, mask: int, part: str) -> bool:

@@ -195,5 +195,6 @@ def _result(
         subject=gpu.uuid,
         reason=f"GPU {gpu.index}: {reason}" if reason else "",
         failure_class=failure_class,
+        nvlink_domain="" if gpu.fabric is None else gpu.fabric.domain,
         code=code,
     )

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from everstep.messages import CheckResult
+from everstep.messages import CheckResult, ProbeBeat
 from everstep_services.agent.probes.settings import ProbePolicy, ProbeSettings
 from everstep_services.agent.probes.verdicts import state_of
 
@@ -45,6 +45,7 @@ class _Track:
     flips: deque[float] = field(default_factory=lambda: deque(maxlen=_FLAPS))
     flaps_said_at: float | None = None
     results: tuple[CheckResult, ...] = ()
+    state: str = ""
 
 
 class ProbeHistory:
@@ -56,6 +57,7 @@ class ProbeHistory:
     def take(self, check: str, results: Sequence[CheckResult], now: float) -> ProbeChange | None:
         """Count a run; return the change that it makes."""
         track, state = self._tracks[check], state_of(results)
+        track.state = state
         if state == "unknown":
             return None
         has_failed = state == "failed"
@@ -110,6 +112,22 @@ class ProbeHistory:
     def failing(self) -> dict[str, tuple[CheckResult, ...]]:
         """The probes that have failed and not recovered, each with its last failed run."""
         return {name: track.results for name, track in self._tracks.items() if track.is_failing}
+
+    @property
+    def beats(self) -> tuple[ProbeBeat, ...]:
+        """All probes as beats show them, by name."""
+        return tuple(
+            ProbeBeat(
+                check=name,
+                every_s=track.settings.every_s,
+                policy=track.settings.policy,
+                state=track.state,
+                failures=track.failures,
+                failures_limit=track.settings.failures,
+                has_failed=track.is_failing,
+            )
+            for name, track in sorted(self._tracks.items())
+        )
 
     def failures(self, name: str) -> int:
         """In how many runs in a row this probe has failed."""

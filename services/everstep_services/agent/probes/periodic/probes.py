@@ -6,14 +6,19 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from everstep.clock import Clock
-from everstep.messages import CheckResult, Fact, RunChecks
+from everstep.messages import CheckResult, Fact, NodeBeat, ProbeBeat, RunChecks
 from everstep_services.agent.probes.periodic.history import ProbeChange, ProbeHistory
 from everstep_services.agent.probes.periodic.schedule import ProbeSchedule
 from everstep_services.agent.probes.periodic.workers import ProbeRun, ProbeWorkers
 from everstep_services.agent.probes.settings import ChecksSettings, ProbeSettings
 from everstep_services.agent.probes.verdicts import state_of
 from everstep_services.agent.telemetry.facts import AgentFacts
+
+_PROBES_EVERY = 10
+"""Beats."""
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +76,7 @@ class PeriodicProbes:
         self._unfit: set[str] = set()
         self._unknown: set[str] = set()
         self._slow: set[str] = set()
+        self._beaten: tuple[ProbeBeat, ...] = ()
 
     @property
     def failing(self) -> tuple[CheckResult, ...]:
@@ -87,6 +93,18 @@ class PeriodicProbes:
     def cpu_ratio(self) -> float:
         """The processor time of probes since the agent started, 1 for a whole core."""
         return round(self._schedule.cpu_ratio(self._clock.now()), 5)
+
+    def with_probes(self, beat: NodeBeat) -> NodeBeat:
+        """The beat with the state of the probes; all of them in every tenth, and after a change."""
+        probes = self._history.beats
+        is_due = probes != self._beaten or not beat.sequence % _PROBES_EVERY
+        self._beaten = probes
+        return replace(
+            beat,
+            probes_failed=self.failed,
+            probe_cpu_ratio=self.cpu_ratio,
+            probes=probes if is_due else (),
+        )
 
     def round_ended(self, check: str) -> None:
         """A round was ended since this check fails here: the node is unfit until it passes.

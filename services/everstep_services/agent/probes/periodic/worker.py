@@ -29,6 +29,7 @@ from everstep_services.agent.ranks import process_tree
 _CLEANED_WITHIN_S = 2.0
 _LOOK_S = 0.01
 _NICE = 19
+_BROADCAST = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class ProbeRuns:
@@ -106,6 +107,20 @@ def _yield_to_ranks() -> None:
         file.write("1000")
 
 
+def _pass_over(_number: int, _frame: object) -> None:
+    """A signal to every process of a step is for the agent; its end closes our stdin."""
+
+
+def _outlive_broadcasts() -> None:
+    """Stay when a scheduler signals every process. Programs of the site still end by signals.
+
+    A handler, unlike an ignored signal, is not inherited by the programs that a probe starts.
+    """
+    for number in _BROADCAST:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _pass_over)
+
+
 def _read(requests: BinaryIO, asked: "queue.SimpleQueue[Request]") -> None:
     """Pass requests on; end this process and all that it has started with its agent."""
     for line in requests:
@@ -118,6 +133,7 @@ def _read(requests: BinaryIO, asked: "queue.SimpleQueue[Request]") -> None:
 
 def main() -> None:
     """Run requests from stdin until it is closed."""
+    _outlive_broadcasts()
     _yield_to_ranks()
     process_tree.become_subreaper()
     with os.fdopen(os.dup(1), "wb", buffering=0) as out:

@@ -7,6 +7,21 @@ from pydantic import Field
 from everstep_services.history.api.dto.answer import Answer
 
 
+class ProbeNow(Answer):
+    """A check that runs in short intervals, also during a training."""
+
+    check: str = Field(examples=["nic"])
+    every_s: float = Field(description="How often; a costly one runs less often.")
+    policy: str = Field(description="`observe`, `end_round` or `exclude`.")
+    state: str = Field(
+        description="Its last result: `ok`, `warning`, `failed`, `unknown` or `unsupported`; empty "
+        "before its first run."
+    )
+    failures: int = Field(description="In how many runs in a row it has failed, up to now.")
+    failures_limit: int = Field(description="In how many it must fail before it has failed.")
+    has_failed: bool = Field(description="It has failed, and has not recovered.")
+
+
 class Node(Answer):
     """A host and the agent on it."""
 
@@ -23,6 +38,9 @@ class Node(Answer):
     topology: list[str] | None
     device: str | None
     version: str | None
+    nvlink_domain: str | None = Field(
+        description="Of its GPUs, named by their ClusterUUID; null for none."
+    )
     is_healthy: bool | None = Field(description="By its last check; null when never checked.")
     health_at: datetime | None
     health_reason: str | None
@@ -34,7 +52,8 @@ class Node(Answer):
     is_suspect: bool | None
     suspect_at: datetime | None
     suspect_cause: str | None = Field(
-        description="`check`, `incidents`, `straggler` or `operator`.", examples=["incidents"]
+        description="`check`, `probe`, `incidents`, `straggler` or `operator`.",
+        examples=["incidents"],
     )
     suspect_reason: str | None
     suspect_class: str | None = Field(
@@ -61,6 +80,10 @@ class Node(Answer):
     updated_at: datetime | None
     first_n: int | None
     last_n: int | None
+    probes: list[ProbeNow] = Field(
+        description="The checks that run in short intervals, as its agent told at most ten seconds "
+        "ago; empty when it is not heard."
+    )
 
 
 class CheckOut(Answer):
@@ -73,6 +96,7 @@ class CheckOut(Answer):
     failure_class: str
     code: str = Field(description="The part's own code for it.", examples=["XID 79"])
     took_s: float
+    nvlink_domain: str = Field("", description="Of a GPU: its NVLink domain; empty for none.")
 
 
 class Examination(Answer):
@@ -83,12 +107,24 @@ class Examination(Answer):
     node: str
     job: str
     at: datetime
-    occasion: str = Field(description="`join`, `periodic`, `prolog`, `incident` or `operator`.")
+    occasion: str = Field(
+        description="`join`, `periodic`, `prolog`, `incident`, `operator`, or `probe`: a check "
+        "that runs in short intervals has failed, still fails, or passes again."
+    )
     is_healthy: bool
     took_s: float
     checks: list[str] | None = Field(description="All that ran.")
     results: list[CheckOut] | None = Field(
         description="The result of each; when all is well, only those that are not `ok`."
+    )
+    policy: str | None = Field(
+        description="Of a probe: `observe`, `end_round` or `exclude`; null for an examination."
+    )
+    failures: int | None = Field(
+        description="Of a probe: in how many runs in a row it has failed; 0 when it passes again."
+    )
+    is_acted_on: bool | None = Field(
+        description="Of a probe: a round was ended for this failure, since other nodes pass."
     )
 
 

@@ -22,6 +22,7 @@ from everstep_services.history.api.dto.nodes import (
     Node,
     NodeDetail,
     NodeNow,
+    ProbeNow,
     Standing,
 )
 from everstep_services.history.api.http.list_pages import Paging, paged
@@ -83,7 +84,7 @@ async def list_nodes(
         worst = SortOrder((place, tables.nodes.c.node), is_descending=asked.order == "desc")
         query = select(tables.nodes, place).where(*conditions)
         listing = await paged(context, query, worst, asked, "/nodes")
-    items = [Node(**_shown(row, counts)) for row in listing.rows]
+    items = [Node(**_shown(context, row, counts)) for row in listing.rows]
     return PageOf[Node](items=items, next=listing.next)
 
 
@@ -104,7 +105,7 @@ async def get_node(context: Ctx, _token: Reader, node: NodeName) -> NodeDetail:
         missing = str(error)
     counts = None if standing is None else {node: standing.strikes}
     return NodeDetail(
-        **_shown(row, counts),
+        **_shown(context, row, counts),
         standing=None if standing is None else _standing(standing),
         standing_missing=missing,
         now=None if heard is None else _now(heard),
@@ -159,8 +160,13 @@ def _strikes(counts: Mapping[str, int] | None, *, is_descending: bool) -> Column
     return strikes if is_descending else -strikes
 
 
-def _shown(row: Record, counts: Mapping[str, int] | None) -> dict[str, Any]:
-    shown = present(row)
+def _shown(context: Context, row: Record, counts: Mapping[str, int] | None) -> dict[str, Any]:
+    heard = context.beats.node(str(row["node"]))
+    probes = () if heard is None else heard.probes
+    shown = {
+        **present(row),
+        "probes": [ProbeNow(**msgspec.structs.asdict(probe)) for probe in probes],
+    }
     return shown if counts is None else {**shown, "strikes": counts.get(row["node"], 0)}
 
 

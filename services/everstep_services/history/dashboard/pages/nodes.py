@@ -17,7 +17,7 @@ async def listed(reader: Reader, request: Request) -> Page:
     nodes = await reader.get("nodes", limit=50, sort="strikes", order="desc", **given)
     shown = nodes["items"][:_MATRIX_NODES]
     checks = await together(
-        *(reader.get_or_not(f"{path_of('nodes', node['node'])}/checks", limit=1) for node in shown)
+        *(reader.get_or_not(f"{path_of('nodes', node['node'])}/checks", limit=10) for node in shown)
     )
     return Page(
         "nodes.html",
@@ -48,15 +48,27 @@ async def one(reader: Reader, request: Request) -> Page:
 
 
 def _matrix(nodes: Sequence[Mapping[str, Any]], checks: Sequence[RestAnswer]) -> Mapping[str, Any]:
-    """The newest examination of each node: one cell for each check."""
+    """The newest examination of each node, and newer probes: one cell for each check."""
     rows: list[dict[str, Any]] = []
     for node, answer in zip(nodes, checks, strict=True):
-        last = answer.data["items"][0] if answer.data and answer.data["items"] else None
+        newest = answer.data["items"] if answer.data else []
         cells: dict[str, Any] = {}
-        for result in (last or {}).get("results") or ():
-            before = cells.get(result["check"])
-            if before is None or before["state"] in {"pass", "passed", "ok"}:
-                cells[result["check"]] = result
-        rows.append({"node": node, "last": last, "cells": cells})
+        for examination in newest:  # the newest first
+            cells = {**_cells(examination), **cells}
+            if examination["occasion"] != "probe":  # it has run all checks
+                break
+        if newest:
+            rows.append({"node": node, "last": newest[0], "cells": cells})
     names = sorted({name for row in rows for name in row["cells"]})
-    return {"names": names, "rows": [row for row in rows if row["last"] is not None]}
+    probes = {probe["check"] for node in nodes for probe in node["probes"]}
+    return {"names": names, "rows": rows, "probes": probes}
+
+
+def _cells(examination: Mapping[str, Any]) -> dict[str, Any]:
+    """One result for each check: one that is not ok, if there is one."""
+    cells: dict[str, Any] = {}
+    for result in examination["results"] or ():
+        before = cells.get(result["check"])
+        if before is None or before["state"] in {"pass", "passed", "ok"}:
+            cells[result["check"]] = result
+    return cells

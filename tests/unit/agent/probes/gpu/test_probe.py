@@ -11,6 +11,7 @@ from everstep.messages import CheckResult
 from everstep_services.agent.probes.base import Look
 from everstep_services.agent.probes.gpu.probe import GpuProbe
 from everstep_services.agent.probes.settings import ChecksSettings
+from everstep_services.agent.probes.verdicts import NodeExamination
 from tests.fakes import nvml as fakes
 from tests.fakes.nvml import Card, FakeNvml
 
@@ -317,3 +318,25 @@ def test_what_is_only_worth_knowing_is_said_of_a_gpu_that_is_ok(node: Node) -> N
     (found,) = node.look()
     assert found.state == "ok"
     assert found.reason.startswith("GPU 0: MIG is on; persistence mode is off")
+
+
+def test_the_nvlink_domain_is_the_cluster_of_the_fabric(tmp_path: Path) -> None:
+    """The name is that of `--group @nvlink`; zeros stand for a fabric of this node alone."""
+    rack, board = Node(tmp_path, fakes.nvl72()), Node(tmp_path, fakes.hgx())
+    assert {found.nvlink_domain for found in rack.look()} == {f"nvlink-{fakes.NVL72_CLUSTER}"}
+    assert {found.nvlink_domain for found in board.look()} == {""}
+
+
+def test_a_gpu_that_has_not_joined_its_fabric_is_in_no_domain(tmp_path: Path) -> None:
+    rack = Node(tmp_path, fakes.nvl72())
+    rack.change(fabric=(pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS, 0, 0))
+    domains = [found.nvlink_domain for found in rack.look()]
+    assert domains.count("") == 1
+    done = NodeExamination("join", ("gpu",), tuple(rack.look()), 0.1)
+    assert done.nvlink_domain == f"nvlink-{fakes.NVL72_CLUSTER}", "the others agree"
+
+
+def test_gpus_of_two_domains_have_none(tmp_path: Path) -> None:
+    rack = Node(tmp_path, fakes.nvl72())
+    rack.change(cluster=bytes(range(16)))
+    assert NodeExamination("join", ("gpu",), tuple(rack.look()), 0.1).nvlink_domain == ""

@@ -78,3 +78,22 @@ def test_a_probe_that_flaps_every_second_never_fails_and_is_recorded_once_an_hou
     assert [change.kind for change in changes] == ["flapping", "flapping"]
     assert changes[0].results[0].state == "warning"
     assert probe.history.failing == {}
+
+
+def test_beats_show_each_probe_with_its_failures_in_a_row() -> None:
+    probe = Probe()
+    (before,) = probe.history.beats
+    assert (before.check, before.state, before.policy) == ("nic", "", "end_round")
+    probe.runs("failed", "failed")
+    (failing,) = probe.history.beats
+    assert (failing.state, failing.failures, failing.failures_limit) == ("failed", 2, 3)
+    assert not failing.has_failed
+    probe.runs("unknown")
+    (vague,) = probe.history.beats
+    assert (vague.state, vague.failures) == ("unknown", 2)
+    probe.runs("failed")
+    (failed,) = probe.history.beats
+    assert (failed.failures, failed.has_failed) == (3, True)
+    probe.runs("ok")
+    (passing,) = probe.history.beats
+    assert (passing.state, passing.failures, passing.has_failed) == ("ok", 0, True)

@@ -2,7 +2,7 @@
 
 import itertools
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep_services.agent.probes.periodic.schedule import ProbeSchedule
@@ -61,6 +61,7 @@ def test_a_costly_probe_does_not_slow_the_others() -> None:
     assert set(probes.due(511, 2)) == {"nic", "storage"}
 
 
+@settings(deadline=None)
 @given(
     cpu_s=st.floats(0, 3),
     every_s=st.floats(1, 60),

@@ -12,6 +12,7 @@ import pytest
 from everstep_services.agent.probes.periodic.workers import ProbeRun, ProbeWorkers
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.agent.ranks import process_tree
+from tests.waiting import until_async
 
 WITHIN_S = 60.0
 """Only ends a run that hangs by mistake."""
@@ -161,3 +162,39 @@ async def test_nothing_is_left_at_the_end(site: Site) -> None:
     assert len(await workers()) == 2
     await site.workers.end()
     assert await workers() == set()
+
+
+BROADCAST = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+async def test_signals_to_every_process_of_a_step_leave_an_idle_worker_as_it_is(site: Site) -> None:
+    """A12.1: they are for the agent."""
+    fine = await asyncio.to_thread(site.check, "fine", "exit 0")
+    await site.run(fine)
+    (pid,) = await workers()
+    for number in BROADCAST:
+        os.kill(pid, number)
+    run = await site.run(fine)
+    assert (state(run), run.start_cpu_s) == ("ok", 0)
+    assert await workers() == {pid}
+
+
+@pytest.mark.parametrize("number", BROADCAST)
+async def test_a_signal_to_every_process_costs_a_running_probe_one_unknown_result(
+    site: Site, tmp_path: Path, number: signal.Signals
+) -> None:
+    """The program that the probe runs ends by the signal; its worker stays for the next run."""
+    begun, once = tmp_path / "begun", tmp_path / "once"
+    probe = await asyncio.to_thread(
+        site.check, "slow", f"test -e {once} && exit 0\ntouch {once} {begun}\nsleep 1000 & wait"
+    )
+    running = asyncio.create_task(site.run(probe))
+    await until_async(lambda: asyncio.to_thread(begun.exists), "the probe runs")
+    (pid,) = await workers()
+    below = await asyncio.to_thread(process_tree.descendants, pid)
+    for process in (*below, pid):
+        os.kill(process, number)
+    run = await running
+    assert {result.state for result in run.results} == {"unknown"}
+    assert state(await site.run(probe)) == "ok"
+    assert await workers() == {pid}
