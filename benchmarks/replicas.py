@@ -38,9 +38,9 @@ from everstep_services.agent.replicas.memory_file import MappedFiles
 from everstep_services.agent.replicas.settings import CheckpointSettings
 from everstep_services.agent.replicas.store import HeldCopy, ReplicaStore
 from everstep_services.agent.replicas.transfer.client import Call
+from everstep_services.agent.replicas.transfer.context import TransferContext
 from everstep_services.agent.replicas.transfer.protocol import Copy
 from everstep_services.agent.replicas.transfer.server import opened_port
-from everstep_services.agent.replicas.transfer.session import ReplicaSession
 from everstep_services.agent.replicas.transfer.tls import opened_tls
 from everstep_services.rendezvous.domain.replica_placement import Cliques, ReplicaSlot, cliques
 from trainer_sdk.checkpoint.manifest import Identity, ImageIndex, encode
@@ -113,7 +113,7 @@ def holder(ready: Connection, folder: str, settings: CheckpointSettings) -> None
 
     async def run() -> None:
         base = Path(folder)
-        standing = ReplicaSession("bench", "holder", settings, order(1), opened_tls(settings))
+        standing = TransferContext("bench", "holder", settings, order(1), opened_tls(settings))
         store = ReplicaStore(base, "bench", settings)
         keep = ReplicaManager(standing, base, store, SystemClock(), NoEvents())
         with opened_port("127.0.0.1", 0) as door:
@@ -187,7 +187,7 @@ def our_sender(
     steps, digest = itertools.count(), xxhash.xxh3_128_hexdigest(image.read_bytes())
     with other(holder, str(folder / "holder"), settings) as port:
         peer = Peer(node="holder", slot=1, address="127.0.0.1", port=port)
-        standing = ReplicaSession("bench", "owner", settings, order(0), opened_tls(settings))
+        standing = TransferContext("bench", "owner", settings, order(0), opened_tls(settings))
         newest, readings = [copy_of(0, digest)], MappedFiles()
 
         def put() -> None:
@@ -198,7 +198,7 @@ def our_sender(
         yield put, lambda: fetch(peer, standing, folder, newest[0])
 
 
-def fetch(peer: Peer, standing: ReplicaSession, folder: Path, copy: Copy) -> None:
+def fetch(peer: Peer, standing: TransferContext, folder: Path, copy: Copy) -> None:
     """Everything but asking who has it; earlier states must be removed by then."""
     store = ReplicaStore(folder / FETCHED, "bench", SETTINGS)
     (folder / FETCHED).mkdir()

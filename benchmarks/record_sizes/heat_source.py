@@ -20,7 +20,7 @@ from everstep_services.straggler.answers import StragglerAnswers
 from everstep_services.straggler.domain.job import JobJudge
 from everstep_services.straggler.domain.rules import LiveRules
 from everstep_services.straggler.jobs import Jobs
-from everstep_services.straggler.turns import JobWork, Turns
+from everstep_services.straggler.judgements import JobWork, JudgementRunner
 
 _STEPS, _PER_NODE, _KINDS = 16, 8, 20
 _WINDOW_S = 2.1
@@ -68,7 +68,7 @@ async def answering(bus: BusSettings, judge: JobJudge) -> AsyncIterator[None]:
     jobs = cast("Jobs", SimpleNamespace(get={judge.job: tracked}.get))
     clock = SystemClock()
     async with connect(bus, "straggler") as client:
-        answers = StragglerAnswers(client, clock, jobs, Turns(clock))
+        answers = StragglerAnswers(client, clock, jobs, JudgementRunner(clock))
         task = asyncio.ensure_future(answers.answer_for_ever())
         try:
             await answers.open.wait()

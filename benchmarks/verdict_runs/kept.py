@@ -13,7 +13,7 @@ from everstep.bus.errors import BlobMissingError
 from everstep.messages import BlobRef, Case, CasesDocument, Fact
 from everstep.messages.codec import UnknownMessageError, decode
 from everstep_services.attribution.analyzers.ends import fingerprints
-from everstep_services.attribution.analyzers.panel import BUILT_IN, Panel
+from everstep_services.attribution.analyzers.runner import BUILT_IN, AnalyzerRunner
 from everstep_services.attribution.domain.case_facts import JobCases
 from everstep_services.attribution.domain.combiner import CaseJudgement, combine
 from everstep_services.attribution.domain.past import PastIncidents
@@ -87,5 +87,5 @@ async def _judged(case: Case, folder: Path) -> CaseJudgement:
     history = PastIncidents(CasesDocument())
     names = await asyncio.to_thread(fingerprints, case)
     whole = msgspec.structs.replace(case, past=history.before(case, names))
-    heard = await Panel(BUILT_IN).hear(whole, fetch, _WITHIN_S)
+    heard = await AnalyzerRunner(BUILT_IN).run(whole, fetch, _WITHIN_S)
     return await asyncio.to_thread(combine, whole, heard.claims, heard.missing)

@@ -11,6 +11,7 @@ from tests.e2e.cluster import Cluster
 from tests.e2e.processes import ROOT, SCRIPTS, Process, environment
 
 WITHIN_S = 240.0
+LIMIT_S = 15.0
 
 pytestmark = [
     pytest.mark.variant,
@@ -23,23 +24,25 @@ pytestmark = [
 
 
 @pytest.fixture
-def nodes(cluster: Cluster) -> Iterator[list[Process]]:
+def nodes(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[list[Process]]:
     """Two nodes of one job, each a torchrun with a single rank."""
     started: list[Process] = []
+    fault = getattr(request, "param", "dies")
     try:
-        started.extend(torchrun(cluster, node) for node in ("n1", "n2"))
+        started.extend(torchrun(cluster, node, fault) for node in ("n1", "n2"))
         yield started
     finally:
         for process in started:
             process.kill()
 
 
-def torchrun(cluster: Cluster, node: str) -> Process:
+def torchrun(cluster: Cluster, node: str, fault: str) -> Process:
     options = ["--rdzv-backend=everstep", f"--rdzv-id={cluster.job}", "--nnodes=2"]
     conf = f"--rdzv-conf=node_id={node},join_timeout={WITHIN_S:g}"
-    script = [str(SCRIPTS / "launched_by_torchrun.py"), str(cluster.folder)]
+    script = [str(SCRIPTS / "launched_by_torchrun.py"), str(cluster.folder), fault]
     command = [sys.executable, "-m", "torch.distributed.run", *options, conf]
     own = {**cluster.plane.login(cluster.job), "PYTHONPATH": str(ROOT)}
+    own["EVERSTEP_AGENT__LIMITS"] = f"forward={LIMIT_S:g}"
     return Process(
         [*command, "--nproc-per-node=1", "--max-restarts=2", *script],
         environment(cluster.folder, cluster.tag, **own),
@@ -60,6 +63,19 @@ def test_the_death_of_a_rank_starts_a_new_round_on_all_nodes(
     assert (ended["state"], ended["rounds"]) == ("done", 2)
     (incident,) = cluster.incidents()
     assert incident["trigger"] == "rank_exited"
+
+
+@pytest.mark.parametrize("nodes", ["hangs"], indirect=True)
+def test_a_rank_that_hangs_is_found_and_starts_a_new_round(
+    cluster: Cluster, nodes: list[Process]
+) -> None:
+    """A rank makes no progress past the limit of its section: both nodes restart their ranks."""
+    assert [node.wait(WITHIN_S) for node in nodes] == [0, 0]
+    ended = cluster.until_fact("job_ended")
+    assert (ended["state"], ended["rounds"]) == ("done", 2)
+    (incident,) = cluster.incidents()
+    assert incident["trigger"] == "rank_stalled"
+    assert "in section forward; the limit is 15 s" in incident["reason"]
 
 
 def places(folder: Path, number: int) -> set[str]:

@@ -9,7 +9,7 @@ from everstep.bus.facts.trusted_facts import RoundDocuments
 from everstep.bus.ports import Bus
 from everstep.messages import BlobRef, Case
 from everstep_services.attribution.analyzers.ends import fingerprints
-from everstep_services.attribution.analyzers.panel import Panel
+from everstep_services.attribution.analyzers.runner import AnalyzerRunner
 from everstep_services.attribution.domain.combiner import CaseJudgement, combine
 from everstep_services.attribution.domain.past import PastIncidents
 from everstep_services.attribution.domain.seated import left_out, naming_only, seated
@@ -22,10 +22,10 @@ _FETCH_S = 10.0
 class Examiner:
     """Has the analyzers, fetches evidence, and knows which nodes it may be about."""
 
-    def __init__(self, bus: Bus, panel: Panel) -> None:
+    def __init__(self, bus: Bus, runner: AnalyzerRunner) -> None:
         self._bus = bus
         self._rounds = RoundDocuments(bus)
-        self.panel = panel
+        self.runner = runner
         self.left_out = 0
         """Parts of cases that were left out: they are about nodes without a seat in the job."""
 
@@ -41,7 +41,7 @@ class Examiner:
             nodes=(*ours.nodes, *history.signs_of(ours)),
             past=history.before(ours, names),
         )
-        heard = await self.panel.hear(whole, self._fetch, within_s)
+        heard = await self.runner.run(whole, self._fetch, within_s)
         claims = list(naming_only(heard.claims, document))
         missing = (*heard.missing, *self._not_weighed(left_out(case, ours)))
         judged = await asyncio.to_thread(combine, whole, claims, missing)

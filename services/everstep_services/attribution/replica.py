@@ -11,7 +11,7 @@ from everstep.clock import Clock
 from everstep.replicas import on_bus
 from everstep.runtime import Loop, Parts
 from everstep_services.attribution.actions import VerdictActions
-from everstep_services.attribution.analyzers.panel import Panel, installed
+from everstep_services.attribution.analyzers.runner import AnalyzerRunner, installed
 from everstep_services.attribution.answers import AttributionAnswers
 from everstep_services.attribution.cases import CaseKeeper
 from everstep_services.attribution.domain import weights
@@ -34,7 +34,7 @@ class AttributionReplica:
         clock: Clock,
     ) -> None:
         self.keeper = CaseKeeper(bus, clock, settings.keep_days)
-        examiner = Examiner(bus, Panel(analyzers))
+        examiner = Examiner(bus, AnalyzerRunner(analyzers))
         explainer = Explainer(settings.explainer)
         self.actions = VerdictActions(defaults(settings), self.keeper, bus, clock)
         self.attribution = Attribution(

@@ -90,7 +90,7 @@ class Attribution:
             **{f"{name}_total": float(self._keeper.counts[name]) for name in reads},
             "facts_not_believed_total": float(self._keeper.not_believed),
             "left_out_total": float(self._examiner.left_out),
-            "analyzer_failures_total": float(self._examiner.panel.failures),
+            "analyzer_failures_total": float(self._examiner.runner.failures),
             "explanations_total": float(self._explainer.made),
             "explanation_failures_total": float(self._explainer.failures),
             "input_failures_total": float(self._input_failures.failures + self._keeper.failures),

@@ -29,7 +29,7 @@ from everstep.messages import (
 from everstep.messages.codec import BadMessageError, EncodingTooLargeError, decode_as, encode
 from everstep.subjects import CLUSTER
 from everstep_services.straggler.jobs import Jobs, TrackedJob
-from everstep_services.straggler.turns import Judge, Turns
+from everstep_services.straggler.judgements import Judge, JudgementRunner
 
 _RANKS_MOST = 4096
 _WINDOWS_MOST = 1000
@@ -42,11 +42,11 @@ M = TypeVar("M", bound=Message)
 class StragglerAnswers:
     """One of any number of replicas; each answers from what it has heard itself."""
 
-    def __init__(self, bus: Bus, clock: Clock, jobs: Jobs, turns: Turns) -> None:
+    def __init__(self, bus: Bus, clock: Clock, jobs: Jobs, judgements: JudgementRunner) -> None:
         self._bus = bus
         self._clock = clock
         self._jobs = jobs
-        self._turns = turns
+        self._judgements = judgements
         self._instance = new_id()
         self.open = asyncio.Event()
         """Set once questions can be received."""
@@ -73,7 +73,7 @@ class StragglerAnswers:
             _check_role(judge, question.role)
             return _fitting(lambda ranks: _table(job, judge.scores(ranks, question.role)), most)
 
-        return await self._turns.ask(job, table)
+        return await self._judgements.ask(job, table)
 
     async def _timings(self, question: Message) -> Message:
         assert isinstance(question, ShowTimings)
@@ -93,7 +93,7 @@ class StragglerAnswers:
 
             return _fitting(of, most)
 
-        return await self._turns.ask(job, table)
+        return await self._judgements.ask(job, table)
 
     async def _heat_map(self, question: Message) -> Message:
         assert isinstance(question, ShowHeatMap)
@@ -106,7 +106,7 @@ class StragglerAnswers:
 
             return _fitting(of, _HEAT_RANKS_MOST)
 
-        return await self._turns.ask(job, part)
+        return await self._judgements.ask(job, part)
 
     async def _switches(self, question: Message) -> Message:
         assert isinstance(question, ShowSwitches)

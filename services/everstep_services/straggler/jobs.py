@@ -25,8 +25,14 @@ from everstep_services.straggler.domain.switches import (
 )
 from everstep_services.straggler.domain.verdict import SlownessLimits
 from everstep_services.straggler.formed_round import NOT_FORMED, FormedRound
+from everstep_services.straggler.judgements import (
+    JobJudgement,
+    JobWork,
+    Judge,
+    JudgementOutcome,
+    View,
+)
 from everstep_services.straggler.settings import StragglerSettings, defaults
-from everstep_services.straggler.turns import JobWork, Judge, Turn, TurnOutcome, View
 
 _JOBS_MOST = 1000
 _WAITING_MOST = 5000
@@ -150,10 +156,10 @@ class TrackedJob:
 
     @property
     def view(self) -> View:
-        """What its judge knew at the end of its last turn."""
+        """What its judge knew at the end of its last judgement."""
         return self.work.view
 
-    def turn(self) -> Turn:
+    def next_judgement(self) -> JobJudgement:
         """Return the next work for its judge."""
         # Findings of other replicas are complete once our own changes are written.
         written = () if self.changes else self.document.found
@@ -162,14 +168,14 @@ class TrackedJob:
             for straggler in written
             if (straggler.round, straggler.rank) not in self._slow
         ]
-        return self.work.turn(open_, self.switches.window_s, is_watched=bool(self._slow))
+        return self.work.next_judgement(open_, self.switches.window_s, is_watched=bool(self._slow))
 
-    def take(self, turn: Turn, outcome: TurnOutcome, now: float) -> None:
-        """A turn is over."""
+    def take(self, judgement: JobJudgement, outcome: JudgementOutcome, now: float) -> None:
+        """A judgement is finished."""
         self._refused += outcome.refused
         self._slow |= {(straggler.round, straggler.rank) for straggler in outcome.adopted}
         self._note(outcome.changes)
-        self.work.took(turn, outcome, now)
+        self.work.finish(judgement, outcome, now)
 
     def end(self, reason: str) -> None:
         """Close all findings for this reason. Later windows are judged anew."""

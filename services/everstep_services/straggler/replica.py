@@ -14,9 +14,9 @@ from everstep_services.straggler.answers import StragglerAnswers
 from everstep_services.straggler.documents import JobDocuments
 from everstep_services.straggler.domain.job import JobJudge
 from everstep_services.straggler.jobs import Jobs, MakeJudge
+from everstep_services.straggler.judgements import JudgementRunner
 from everstep_services.straggler.service import Observer
 from everstep_services.straggler.settings import StragglerSettings
-from everstep_services.straggler.turns import Turns
 
 
 class Straggler:
@@ -25,15 +25,15 @@ class Straggler:
     def __init__(
         self, settings: StragglerSettings, bus: Bus, clock: Clock, make_judge: MakeJudge = JobJudge
     ) -> None:
-        turns = Turns(clock)
+        judgements = JudgementRunner(clock)
         self.jobs = Jobs(settings, make_judge)
         self.documents = JobDocuments(settings, bus, clock, self.jobs)
         self.actions = StragglerActions(settings, bus, clock, self.documents)
         self.observer = Observer(
             settings, bus, clock, self.jobs,
-            documents=self.documents, actions=self.actions, turns=turns,
+            documents=self.documents, actions=self.actions, judgements=judgements,
         )  # fmt: skip
-        self.answers = StragglerAnswers(bus, clock, self.jobs, turns)
+        self.answers = StragglerAnswers(bus, clock, self.jobs, judgements)
 
     @property
     def loops(self) -> tuple[Loop, ...]:

@@ -14,9 +14,9 @@ from everstep.messages import JobEnded, NodeTimings, RoundFormed
 from everstep_services.straggler.actions import StragglerActions
 from everstep_services.straggler.documents import JobDocuments
 from everstep_services.straggler.jobs import Jobs, TrackedJob
+from everstep_services.straggler.judgements import Judge, JudgementRunner
 from everstep_services.straggler.rank_report import report_lines
 from everstep_services.straggler.settings import StragglerSettings
-from everstep_services.straggler.turns import Judge, Turns
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Observer:
         *,
         documents: JobDocuments,
         actions: StragglerActions,
-        turns: Turns,
+        judgements: JudgementRunner,
     ) -> None:
         self._settings = settings
         self._bus = bus
@@ -47,7 +47,7 @@ class Observer:
         self._jobs = jobs
         self._documents = documents
         self._actions = actions
-        self._turns = turns
+        self._judgements = judgements
         self._inbox: Inbox[NodeTimings] | None = None
         self._counts: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
@@ -66,7 +66,9 @@ class Observer:
             "messages_total": float(self._counts["messages"]),
             "messages_dropped_total": float(0 if inbox is None else inbox.dropped),
             "refused_total": float(refused.total()),
-            "input_failures_total": float(self._input_failures.failures + self._turns.failures),
+            "input_failures_total": float(
+                self._input_failures.failures + self._judgements.failures
+            ),
         }
 
     async def hear_for_ever(self) -> None:
@@ -139,7 +141,7 @@ class Observer:
     def _judge(self, job: TrackedJob, tasks: asyncio.TaskGroup) -> None:
         now = self._clock.now()
         if job.is_primed and job.work.is_due(now):
-            self._turns.begin(job, tasks)
+            self._judgements.begin(job, tasks)
         silent_s = now - job.heard_at
         if silent_s >= self._settings.forget_after_s and not job.is_gone:
             self._end(job, f"its job has sent nothing for {silent_s / 3600:.1f} h")
@@ -163,7 +165,7 @@ class Observer:
             return list(report_lines(judge.scores(10**9, ""), most))
 
         with self._input_failures.caught("a report"):
-            for line in await self._turns.ask(job, lines):
+            for line in await self._judgements.ask(job, lines):
                 log.info("rank_report job=%s %s", job.job, line)
 
 

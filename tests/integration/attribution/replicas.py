@@ -24,7 +24,7 @@ from everstep.messages import (
     encode,
 )
 from everstep.runtime import Loop
-from everstep_services.attribution.analyzers.panel import BUILT_IN
+from everstep_services.attribution.analyzers.runner import BUILT_IN
 from everstep_services.attribution.domain import weights
 from everstep_services.attribution.incident import Analyzer
 from everstep_services.attribution.log_analysis import rules

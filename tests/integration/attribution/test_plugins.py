@@ -14,7 +14,7 @@ from everstep.bus.auth.roles import SERVICE
 from everstep.bus.client import NatsBus
 from everstep.bus.server.dev_server import DevServer
 from everstep.messages import EvidenceCollected
-from everstep_services.attribution.analyzers.panel import BUILT_IN, installed
+from everstep_services.attribution.analyzers.runner import BUILT_IN, installed
 from everstep_services.attribution.incident import Analyzer
 from tests.integration.attribution.replicas import PEER, Training, at_work, verdicts
 

@@ -23,7 +23,7 @@ from everstep.messages import (
 )
 from everstep_services.attribution.evidence_reader import EvidenceReader
 from tests.integration.conftest import Api
-from tests.unit.attribution.test_evidence import ALL_REDUCE, STEP, recorders, stack
+from tests.unit.attribution.evidence import ALL_REDUCE, STEP, recorders, stack
 from tests.unit.history.facts import make
 from tests.unit.history.story import BLOB, INCIDENT, JOB, killed, whole
 

@@ -18,9 +18,9 @@ from everstep_services.agent.replicas.manager import ReplicaManager
 from everstep_services.agent.replicas.settings import CheckpointSettings
 from everstep_services.agent.replicas.store import HeldCopy, ReplicaStore
 from everstep_services.agent.replicas.transfer import client, server
+from everstep_services.agent.replicas.transfer.context import TransferContext
 from everstep_services.agent.replicas.transfer.fetcher import OFFER, Offer
 from everstep_services.agent.replicas.transfer.server import opened_port
-from everstep_services.agent.replicas.transfer.session import ReplicaSession
 from everstep_services.agent.replicas.transfer.tls import opened_tls
 from tests.waiting import until_async
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, Identity, ImageEntry, ImageIndex, encode
@@ -83,7 +83,7 @@ class Node:
     folder: Path
     store: ReplicaStore
     keep: ReplicaManager
-    standing: ReplicaSession
+    standing: TransferContext
     seen: "SeenEvents"
     port: int = 0
 
@@ -141,7 +141,7 @@ def made(name: str, folder: Path, settings: CheckpointSettings | None = None) ->
     """A node that does nothing yet."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = settings or PATIENT
-    standing = ReplicaSession(JOB, name, settings, tls=opened_tls(settings))
+    standing = TransferContext(JOB, name, settings, tls=opened_tls(settings))
     store = ReplicaStore(folder, JOB, settings)
     seen = SeenEvents()
     keep = ReplicaManager(standing, folder, store, SystemClock(), seen)

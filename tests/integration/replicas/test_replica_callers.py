@@ -13,8 +13,8 @@ import xxhash
 from msgspec.structs import replace
 
 from everstep_services.agent.replicas.settings import CheckpointSettings
+from everstep_services.agent.replicas.transfer import context as standings
 from everstep_services.agent.replicas.transfer import protocol
-from everstep_services.agent.replicas.transfer import session as standings
 from everstep_services.agent.replicas.transfer.protocol import (
     AskHolding,
     Copy,

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from everstep.messages import Case, NodeSign, OutsideAct, PastIncident, RankEnd
-from everstep_services.attribution.analyzers import ends, health, history, panel, stalls
+from everstep_services.attribution.analyzers import ends, health, history, runner, stalls
 from everstep_services.attribution.domain.combiner import CaseJudgement, combine
 from everstep_services.attribution.incident import Analyzer
 from tests.unit.attribution.cases import NOON, PEER, case, claim, end, lost_peer, nothing, raised
@@ -21,7 +21,7 @@ PURE: dict[str, Analyzer] = {
 
 
 async def judged(of: Case) -> CaseJudgement:
-    heard = await panel.Panel(PURE).hear(of, nothing, 30.0)
+    heard = await runner.AnalyzerRunner(PURE).run(of, nothing, 30.0)
     return await asyncio.to_thread(combine, of, heard.claims, heard.missing)
 
 
@@ -114,7 +114,7 @@ async def test_a_rank_that_was_sent_too_much_is_not_accused_for_it() -> None:
     alone = await judged(of)
     assert (alone.cause, alone.kind, alone.ranks) == ("user_code", "size_mismatch", ())
     recorders = claim("user_code", 0.95, kind="mismatch", ranks=(2,), analyzer="flight_recorder")
-    heard = await panel.Panel(PURE).hear(of, nothing, 30.0)
+    heard = await runner.AnalyzerRunner(PURE).run(of, nothing, 30.0)
     joined = combine(of, [*heard.claims, recorders], [])
     assert (joined.cause, joined.ranks) == ("user_code", (2,))
     assert joined.confidence > alone.confidence
@@ -216,8 +216,8 @@ async def test_an_analyzer_that_fails_or_is_slow_is_named_and_delays_nobody() ->
     async def odd(_: object) -> list[object]:
         return ["not a claim"]
 
-    asked = panel.Panel({**PURE, "bad": bad, "slow": slow, "odd": odd})  # type: ignore[dict-item]
-    heard = await asked.hear(case(ends=(raised(3, "ValueError", "x"),)), nothing, 1.0)
+    asked = runner.AnalyzerRunner({**PURE, "bad": bad, "slow": slow, "odd": odd})  # type: ignore[dict-item]
+    heard = await asked.run(case(ends=(raised(3, "ValueError", "x"),)), nothing, 1.0)
     assert {one.analyzer for one in heard.claims} == {"ends"}
     assert [text.split()[1] for text in heard.missing] == ["bad", "slow", "odd"]
     assert heard.is_partial

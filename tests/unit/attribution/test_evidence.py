@@ -4,97 +4,37 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from everstep.archive import ArchiveMember, pack, unpack
-from everstep.bus.errors import BlobMissingError
-from everstep.messages import BlobRef, Case, EvidencePiece, RankEnd, Stall
+from everstep.messages import Stall
 from everstep_services.attribution.analyzers import nvrx
-from everstep_services.attribution.analyzers.panel import BUILT_IN, Panel
-from everstep_services.attribution.domain.combiner import CaseJudgement, combine
-from everstep_services.attribution.incident import Analyzer
+from everstep_services.attribution.analyzers.runner import BUILT_IN, AnalyzerRunner
+from everstep_services.attribution.domain.combiner import combine
 from tests.fakes import flight_dumps as fake
 from tests.unit.attribution.cases import case, end, lost_peer, raised
+from tests.unit.attribution.evidence import (
+    ALL_REDUCE,
+    HANG,
+    KILLED,
+    STEP,
+    judged,
+    recorders,
+    stack,
+    stalls,
+    with_evidence,
+)
 
 KERNEL = b"[1.0] NVRM: Xid (PCI:0000:3b:00): 79, pid=71, GPU has fallen off the bus.\n"
+
+
 TRACEBACK = b"""Traceback (most recent call last):
   File "/home/ann/train.py", line 31, in step
     labels = batch["labels"]
 KeyError: 'labels'
 """
-
-
-def with_evidence(of: Case, contents: Mapping[str, bytes], node: str = "n1") -> tuple[Case, Any]:
-    """The case with these pieces of evidence, and who fetches them."""
-    blobs = {kind: BlobRef(job="j", id=kind, size_bytes=1, parts=1) for kind in contents}
-    pieces = tuple(
-        EvidencePiece(evidence=kind, node=node, fact=f"f-{kind}", blob=blob)
-        for kind, blob in blobs.items()
-    )
-
-    async def fetch(ref: BlobRef) -> bytes:
-        if not contents[ref.id]:
-            raise BlobMissingError("it is older than the stream keeps")
-        return contents[ref.id]
-
-    return replace(of, evidence=pieces), fetch
-
-
-async def judged(
-    of: Case, contents: Mapping[str, bytes], analyzers: Mapping[str, Analyzer] = BUILT_IN
-) -> CaseJudgement:
-    whole, fetch = with_evidence(of, contents)
-    heard = await Panel(analyzers).hear(whole, fetch, 60.0)
-    return await asyncio.to_thread(combine, whole, heard.claims, heard.missing)
-
-
-def recorders(rank: int, at: int, world: int = 4) -> bytes:
-    """Dumps of all ranks; one rank has stopped calling collectives."""
-    group = fake.Group("0", "default_pg", tuple(range(world)))
-    calls = {one: [fake.Call(group, "all_reduce", ((4,),))] * 6 for one in range(world)}
-    job = fake.Job(world, [group], calls)
-    fake.leave(job, rank, at)
-    dumps = fake.play(job)
-    members = [ArchiveMember(one, "json", json.dumps(dump).encode()) for one, dump in dumps.items()]
-    return pack(members, {})
-
-
-def stack(*frames: tuple[str, str, int]) -> bytes:
-    thread = {
-        "pid": 7, "thread_id": 1, "thread_name": "MainThread", "os_thread_id": 7, "active": True,
-        "owns_gil": False,
-        "frames": [
-            {"name": name, "filename": file, "short_filename": file, "line": line, "module": None}
-            for name, file, line in frames
-        ],
-    }  # fmt: skip
-    return json.dumps([thread]).encode()
-
-
-STEP = ("step", "/home/ann/train.py", 40)
-ALL_REDUCE = (
-    ("all_reduce", "/site-packages/torch/distributed/distributed_c10d.py", 3252),
-    ("wrapper", "/site-packages/torch/distributed/c10d_logger.py", 81),
-    STEP,
-)
-
-
-def stalls(*elsewhere: int) -> tuple[Stall, ...]:
-    where = "its main thread is at distributed_c10d.py:3252 in all_reduce"
-    return tuple(
-        Stall(
-            rank=rank, node="n0", fact=f"s{rank}", round=1, phase="step", waited_s=6, limit_s=5,
-            process_state="S",
-            blocked_in="its main thread is at train.py:25 in train" if rank in elsewhere else where,
-        )
-        for rank in range(4)
-    )  # fmt: skip
-
-
-HANG = case(trigger="rank_stalled")
 
 
 async def test_who_never_came_to_a_collective_is_named_from_the_recorders() -> None:
@@ -135,12 +75,6 @@ async def test_a_collective_that_a_dead_rank_has_torn_accuses_no_network() -> No
     assert not found.others
 
 
-REFUSED = (
-    b"terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
-    b"  what():  op.preamble.length <= op.nbytes. 8192 vs 8. Received data size doesn't match\n"
-)
-
-
 def gathers(sizes: Mapping[int, int], pending: int) -> bytes:
     """Recorders of ranks that an exception ended in an all_gather, as gloo's are (torch 2.13)."""
     now_ns = time.time_ns()
@@ -159,6 +93,10 @@ def gathers(sizes: Mapping[int, int], pending: int) -> bytes:
     return pack(members, {})
 
 
+REFUSED = (
+    b"terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
+    b"  what():  op.preamble.length <= op.nbytes. 8192 vs 8. Received data size doesn't match\n"
+)
 ABORTED = end(2, how="signal", exit_code=None, signal="SIGABRT")
 
 
@@ -217,90 +155,6 @@ async def test_a_rank_that_reads_data_itself_is_held_up_by_its_data() -> None:
     assert (found.cause, found.ranks, found.is_inconclusive) == ("data", (2,), False)
 
 
-@pytest.mark.parametrize(
-    ("state", "cause"), [("T (stopped)", "host"), ("t (tracing stop)", "user_code")]
-)
-async def test_a_rank_that_somebody_has_stopped_is_the_hosts(state: str, cause: str) -> None:
-    """Its own stack looks as if it were busy, and others have stalled before it."""
-    standing = (("step", "/home/ann/train.py", 40),)
-    members = [ArchiveMember(rank, "json", stack(*ALL_REDUCE)) for rank in (0, 1, 2)]
-    members.append(ArchiveMember(3, "json", stack(*standing)))
-    status = f"Name:\tpython\nState:\t{state}\nTgid:\t7"
-    processes = {"ranks": {"2": {"status": "State:\tS"}, "3": {"pid": "7", "status": status}}}
-    contents = {"stacks": pack(members, {}), "process": json.dumps(processes).encode()}
-    found = await judged(HANG, contents)
-    assert (found.cause, found.ranks, found.nodes) == (cause, (3,), ())
-    assert not found.is_inconclusive
-
-
-def gpu_state(**reading: object) -> bytes:
-    gpu = {"index": 3, "uuid": "GPU-3", "gone": None, **reading}
-    return json.dumps({"said": [], "gpus": [gpu]}).encode()
-
-
-@pytest.mark.parametrize(
-    ("reading", "words"),
-    [
-        ({"gone": "GPU 3 is lost"}, "GPU 3 is lost"),
-        ({"recovery_action": 1}, "it must be reset"),
-        ({"has_remap_failed": True}, "no spare left"),
-        ({"uncorrected": 2}, "2 uncorrectable memory errors"),
-        ({"fabric": {"is_joined": True, "is_route_bad": True}}, "route through the NVLink fabric"),
-    ],
-)
-async def test_a_gpu_in_a_bad_state_names_its_node(
-    reading: Mapping[str, object], words: str
-) -> None:
-    ends = (lost_peer(0), lost_peer(1))
-    found = await judged(case(ends=ends), {"gpu": gpu_state(**reading)})
-    assert (found.cause, found.nodes, found.advice) == ("gpu", ("n1",), "restart_without")
-    assert words in found.reason
-
-
-async def test_a_gpu_that_is_slowed_ends_no_training() -> None:
-    slow = gpu_state(slowed_by=["heat (hardware)"], temperature_c=92)
-    found = await judged(case(ends=(lost_peer(0),)), {"gpu": slow})
-    assert found.is_inconclusive
-    root = raised(3, "ValueError", "bad batch")
-    found = await judged(case(ends=(lost_peer(0), root)), {"gpu": slow})
-    assert (found.cause, found.nodes) == ("user_code", ())
-
-
-def groups(killed: int, used: int = 100, pressure: float = 0.0) -> bytes:
-    files = {
-        "memory.events": f"low 0\noom 3\noom_kill {killed}\noom_group_kill 0",
-        "memory.current": str(used),
-        "memory.max": "1000",
-        "memory.pressure": f"some avg10={pressure:.2f} avg60=0.00 total=7\nfull avg10=0.00",
-    }
-    return json.dumps({"ranks": {}, "groups": {"/sys/fs/cgroup": files}, "host": {}}).encode()
-
-
-KILLED = end(3, how="signal", exit_code=None, signal="SIGKILL")
-WORKER = raised(3, "RuntimeError", "DataLoader worker (pid 71) is killed by signal: Killed. ")
-
-
-@pytest.mark.parametrize(
-    ("one", "group", "cause"),
-    [
-        (KILLED, groups(0, used=990), "unknown"),
-        (KILLED, groups(1), "unknown"),  # as likely of long ago: its own end was not counted
-        (KILLED, groups(1, used=980), "host"),
-        (KILLED, groups(1, pressure=35.0), "host"),
-        (WORKER, groups(0), "data"),
-        (WORKER, groups(1), "host"),
-        (raised(3, "ValueError", "bad batch"), groups(9, used=999), "user_code"),
-    ],
-)
-async def test_a_kill_for_memory_is_the_hosts_where_the_kernel_counted_one(
-    one: RankEnd, group: bytes, cause: str
-) -> None:
-    """No node is to blame for the memory that a rank takes."""
-    found = await judged(case(ends=(lost_peer(0), one)), {"cgroup": group})
-    assert (found.cause, found.ranks, found.nodes) == (cause, (3,), ())
-    assert not found.is_inconclusive
-
-
 LATE = "no answer within 0.27 s"
 
 
@@ -319,55 +173,6 @@ async def test_what_we_did_not_wait_for_is_no_evidence_against_a_rank(reason: st
     told = {claim.analyzer for claim, _ in found.evidence}
     assert told == ({"flight_recorder", "stacks"} if is_patient else set())
     assert any(reason in text for text in found.missing)
-
-
-def memory(total_gib: int, free_gib: int, shared_free: int = 90) -> bytes:
-    meminfo = f"MemTotal: {total_gib << 20} kB\nMemFree: 1 kB\nMemAvailable: {free_gib << 20} kB"
-    shared = {"size_bytes": 100, "free_bytes": shared_free}
-    return json.dumps({"host": {"meminfo": meminfo}, "shared_memory": shared}).encode()
-
-
-def refused(gib: int) -> RankEnd:
-    text = f"DefaultCPUAllocator: can't allocate memory: you tried to allocate {gib << 30} bytes."
-    return raised(3, "RuntimeError", text)
-
-
-@pytest.mark.parametrize(
-    ("one", "cause", "kind"),
-    [
-        (refused(8), "host", "host_oom"),
-        (refused(100), "user_code", "absurd_size"),  # the node has 24 GiB
-        (refused(1 << 22), "user_code", "absurd_size"),
-        (raised(3, "MemoryError", ""), "host", "host_oom"),
-    ],
-)
-async def test_memory_that_was_refused_while_some_was_free_is_told_as_that(
-    one: RankEnd, cause: str, kind: str
-) -> None:
-    """A7.2: a limit of the process, or a wrong size, is no host without memory."""
-    text = one.error_text or "MemoryError"
-    log = pack([ArchiveMember(3, "txt", f"RuntimeError: {text}\n".encode())], {})
-    found = await judged(case(ends=(lost_peer(0), one)), {"cgroup": memory(24, 20), "log": log})
-    assert (found.cause, found.kind, found.ranks) == (cause, kind, (3,))
-    assert "no memory left" not in found.reason
-    assert any(weight < 0 for _, weight in found.evidence) == (cause == "host")
-    short = await judged(case(ends=(lost_peer(0), one)), {"cgroup": memory(24, 1), "log": log})
-    assert short.cause == cause
-    assert found.confidence < short.confidence or cause != "host"
-    assert found.confidence < 0.9 or cause != "host"
-
-
-@pytest.mark.parametrize(("free", "cause"), [(90, "unknown"), (1, "host")])
-async def test_a_bus_error_is_the_hosts_only_where_shared_memory_is_full(
-    free: int, cause: str
-) -> None:
-    """A7.2: a file that is cut short under a mapping ends a rank in the same way."""
-    of = case(ends=(end(3, how="signal", exit_code=None, signal="SIGBUS"), lost_peer(0)))
-    log = pack([ArchiveMember(3, "txt", b"Fatal Python error: Bus error\n")], {})
-    found = await judged(of, {"cgroup": memory(24, 20, shared_free=free), "log": log})
-    assert (found.cause, found.kind, found.ranks, found.nodes) == (cause, "bus_error", (3,), ())
-    assert ("/dev/shm is full" in found.reason) == (free == 1)
-    assert not found.is_inconclusive
 
 
 async def test_a_rank_that_is_ending_is_no_culprit_of_a_node_that_was_lost() -> None:
@@ -472,38 +277,6 @@ async def test_a_crash_in_the_kernels_log_may_be_of_another_job() -> None:
     assert "another process" not in found.reason
 
 
-def pages(*phases: tuple[str, float]) -> bytes:
-    ranks = {
-        str(rank): {"page": {"phase": phase, "progress_s": at_s}}
-        for rank, (phase, at_s) in enumerate(phases)
-    }
-    return json.dumps({"now_s": 9.0, "ranks": ranks}).encode()
-
-
-async def test_a_script_that_ended_well_before_the_others_lost_it_has_left_them() -> None:
-    """Exit code 0 amid the training, where its process had not yet gone (A7.1)."""
-    lost = (lost_peer(0), lost_peer(2), lost_peer(3))
-    early = pages(("ended", 8.0), ("ended", 7.5), ("ended", 8.1), ("script", 7.9))
-    found = await judged(case(ends=lost), {"page": early})
-    assert (found.cause, found.kind, found.ranks) == ("user_code", "left_early", (1,))
-    late = pages(("ended", 8.0), ("ended", 8.5), ("ended", 8.1), ("script", 7.9))
-    assert (await judged(case(ends=lost), {"page": late})).kind != "left_early"
-    root = raised(3, "ValueError", "batch 17 has no labels")
-    found = await judged(case(ends=(lost_peer(0), root)), {"page": early})
-    assert (found.kind, found.ranks) == ("python_exception", (3,))
-
-
-async def test_the_only_rank_that_all_others_lost_is_named_where_it_tells_nothing() -> None:
-    """A7.2: its standard error was closed, so that nobody has read its exception."""
-    lost = (lost_peer(0), lost_peer(2), lost_peer(3))
-    phases = (("ended", 8.0), ("script", 7.5), ("ended", 8.1), ("ended", 7.9))
-    found = await judged(case(ends=lost), {"page": pages(*phases)})
-    assert (found.cause, found.kind, found.ranks) == ("unknown", "lost_by_all", (1,))
-    assert not found.is_inconclusive
-    two = await judged(case(ends=lost[:2]), {"page": pages(*phases)})
-    assert two.kind != "lost_by_all"
-
-
 async def test_logs_name_the_rank_where_its_end_says_nothing() -> None:
     log = pack([ArchiveMember(3, "txt", TRACEBACK)], {2: "the rank had exited"})
     found = await judged(case(ends=(lost_peer(0),)), {"log": log})
@@ -530,7 +303,7 @@ async def test_evidence_that_cannot_be_read_is_missing_and_hides_nothing(
 ) -> None:
     """A13.3: hostile, cut short, or gone."""
     whole, fetch = with_evidence(case(ends=(lost_peer(0),), stalls=stalls(1)), {kind: BAD[name]})
-    heard = await Panel(BUILT_IN).hear(whole, fetch, 60.0)
+    heard = await AnalyzerRunner(BUILT_IN).run(whole, fetch, 60.0)
     assert not [text for text in heard.missing if text.startswith("analyzer")]
     found = await asyncio.to_thread(combine, whole, heard.claims, heard.missing)
     assert (found.ranks, found.nodes) == ((1,), ())

@@ -6,6 +6,7 @@ from typing import Any
 from everstep.ids import id_from
 from everstep.messages import (
     ActionDecided,
+    AllocationEnded,
     Fact,
     IncidentClosed,
     IncidentExtended,
@@ -81,6 +82,15 @@ def job_ended(
     return JobEnded(
         **_head("ended", job, state, at), state=state, exit_code=1, reason="the budget is spent",
         incident=incident,
+    )  # fmt: skip
+
+
+def allocation_ended(
+    exit_code: int | None, *, state: str = "failed", allocation: str = "a", job: str = "j"
+) -> AllocationEnded:
+    return AllocationEnded(
+        **_head("allocation", job, allocation, None), allocation=allocation, state=state,
+        exit_code=exit_code, reason="round 5: 1 of 2 nodes joined within 600 s",
     )  # fmt: skip
 
 

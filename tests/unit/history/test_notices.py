@@ -14,6 +14,7 @@ from everstep_services.history.notifications.facts import take
 from everstep_services.history.notifications.notices import EVENTS, Delivery, Notices, Rules
 from tests.unit.history.notice_facts import (
     BEGAN_S,
+    allocation_ended,
     asked_to_stop,
     closed,
     decided,
@@ -175,6 +176,21 @@ def test_a_job_that_a_person_stops_is_no_news() -> None:
     world.take(job_ended("stopped", job="m"), asked_to_stop(job="m", origin="service"))
     assert {one.notice.job for one in world.after(5)} == {"m"}
     assert {one.step for one in world.sent} == {"firing"}
+
+
+def test_a_job_that_gives_up_for_want_of_nodes_is_told_once() -> None:
+    """Nobody else starts it again (A11.2). Its second allocation ends with the first."""
+    world = World()
+    world.take(
+        allocation_ended(92, allocation="a"), allocation_ended(92, allocation="b"),
+        allocation_ended(90, allocation="c", state="lost"),
+        allocation_ended(1, allocation="d"), allocation_ended(None, allocation="e", state="lost"),
+    )  # fmt: skip
+    first = world.after(5)
+    assert world.steps() == [("job_stopped", "firing")]
+    assert "1 of 2 nodes joined within 600 s" in first[0].notice.reason
+    world.take(allocation_ended(92, allocation="a"), allocation_ended(92, allocation="b"))
+    assert world.after(1000) == []
 
 
 def test_a_slow_rank_is_told_when_it_lasts() -> None:

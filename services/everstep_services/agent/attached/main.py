@@ -50,7 +50,8 @@ async def run_attached(plan: AttachedPlan, settings: BusSettings, voice: RankStd
                 bus = await stack.enter_async_context(
                     connect(settings, name, spool=spool, wait=False)
                 )
-                service = AttachedService(plan, bus, clock, RankWatch(plan, door, clock), voice)
+                watching = RankWatch(plan.folder, plan.place, door, clock)
+                service = AttachedService(plan, bus, clock, watching, voice)
                 for number in _ENDS:
                     text = f"the agent that watched it was ended by {number.name}"
                     loop.add_signal_handler(number, service.leave, text)

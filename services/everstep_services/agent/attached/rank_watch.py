@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from everstep.clock import Clock
-from everstep_services.agent.attached.attached_plan import AttachedPlan
 from everstep_services.agent.ranks.protocol import WardenEvent
 from everstep_services.agent.ranks.round_watch import RoundWatch
 from trainer_sdk.attachment import PAGE
-from trainer_sdk.launchers import launcher_of
+from trainer_sdk.launchers import LaunchedRank, launcher_of
 from trainer_sdk.page import BadPageError, PageView, view_page
 from trainer_sdk.wire import Gone, Spawned
 
@@ -140,14 +139,16 @@ _LARGEST_DATAGRAM = 1 << 16
 class RankWatch:
     """Looks once a second, and whenever a rank sends a message."""
 
-    def __init__(self, plan: AttachedPlan, door: socket.socket, clock: Clock) -> None:
+    def __init__(
+        self, folder: Path, place: LaunchedRank, door: socket.socket, clock: Clock
+    ) -> None:
         self.events: asyncio.Queue[FoundPage | WardenEvent] = asyncio.Queue()
         """The events, in order."""
         self.ranks = RoundWatch(self.events)  # type: ignore[arg-type]  # it only puts
         self._oldest = 0
         """The newest round: pages of earlier rounds are ignored."""
-        self._finder = PageFinder(plan.folder)
-        self._place = plan.place
+        self._finder = PageFinder(folder)
+        self._place = place
         self._door = door
         self._clock = clock
         self._handles: dict[int, FoundPage] = {}

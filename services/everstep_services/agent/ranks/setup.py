@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from everstep.messages.facts.ranks import ErrorRecord
+from everstep.observe.redaction import redact
 from everstep_services.agent.ranks import process_tree
 from everstep_services.agent.ranks.liveness_port import LivenessPort, opened_liveness_port
 from everstep_services.agent.ranks.process_tree import become_subreaper
@@ -137,11 +138,17 @@ def sweep(base: Path) -> None:
 
 
 def read_error(folder: Path) -> ErrorRecord | None:
-    """The exception that a rank has recorded; None if there is none, or only part of it."""
+    """The exception that a rank has recorded; None if there is none, or only part of it.
+
+    What looks like a secret in its texts is masked here, so neither a fact nor a message has it.
+    """
     try:
-        return msgspec.json.decode((folder / layout.ERROR_FILE).read_bytes(), type=ErrorRecord)
+        error = msgspec.json.decode((folder / layout.ERROR_FILE).read_bytes(), type=ErrorRecord)
     except (OSError, msgspec.MsgspecError):
         return None
+    return msgspec.structs.replace(
+        error, text=redact(error.text), traceback=redact(error.traceback)
+    )
 
 
 def _warden_plan(plan: NodePlan, token: str) -> WardenPlan:

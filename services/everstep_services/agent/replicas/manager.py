@@ -16,9 +16,9 @@ from everstep_services.agent.replicas.coder import Coder
 from everstep_services.agent.replicas.images import CopyFile, OwnImages
 from everstep_services.agent.replicas.last_state import LastState
 from everstep_services.agent.replicas.store import HeldCopy, ReplicaStore
+from everstep_services.agent.replicas.transfer.context import TransferContext
 from everstep_services.agent.replicas.transfer.fetcher import Fetcher, Offers
 from everstep_services.agent.replicas.transfer.server import ReplicaServer
-from everstep_services.agent.replicas.transfer.session import ReplicaSession
 from everstep_services.agent.replicas.transfer.transmitter import Transmitter
 from trainer_sdk.checkpoint.image_folder import release_images
 
@@ -47,17 +47,17 @@ class ReplicaManager:
     """Runs the transfers of states below one folder, in parallel with the ranks."""
 
     def __init__(
-        self, session: ReplicaSession, folder: Path, store: ReplicaStore, clock: Clock,
+        self, context: TransferContext, folder: Path, store: ReplicaStore, clock: Clock,
         events: StateEvents, last_state: LastState | None = None,
     ) -> None:  # fmt: skip
-        self._session = session
+        self._context = context
         self._folder = folder
         self._store = store
-        self._images = OwnImages(folder, session.job)
+        self._images = OwnImages(folder, context.job)
         self._sending = Transmitter(
-            session, self._images, Coder(folder / CODED), clock, events.failed
+            context, self._images, Coder(folder / CODED), clock, events.failed
         )
-        self._fetching = Fetcher(session, store, self._images, folder / CODED)
+        self._fetching = Fetcher(context, store, self._images, folder / CODED)
         self._offers = Offers(folder)
         self._events = events
         self._last_state = last_state
@@ -70,7 +70,7 @@ class ReplicaManager:
 
     def begins(self, order: StartRanks) -> None:
         """The ranks of a round are about to be started: fetch their states."""
-        self._session.begins(order)
+        self._context.begins(order)
         self._told.clear()
         self._store.begins()
         self._sending.begins(order)
@@ -104,7 +104,7 @@ class ReplicaManager:
                 if self._store.has_all(held):
                     loop.call_soon_threadsafe(self._arrived, held, by, took_s)
 
-            server = ReplicaServer(door, self._session, self._store, self._images, arrived)
+            server = ReplicaServer(door, self._context, self._store, self._images, arrived)
             loops.append(server.serve_for_ever())
         async with in_background(*loops):
             await asyncio.Event().wait()
@@ -118,7 +118,7 @@ class ReplicaManager:
     async def _fetch_for_ever(self) -> None:
         while True:
             self._changed.clear()
-            order = self._session.order
+            order = self._context.order
             async with in_background(*([] if order is None else [self._fetch(order)])):
                 await self._changed.wait()
 
@@ -132,7 +132,7 @@ class ReplicaManager:
         while True:
             await self._tidying.wait()
             self._tidying.clear()
-            if (order := self._session.order) is not None:
+            if (order := self._context.order) is not None:
                 await asyncio.to_thread(self._tidy, order)
 
     def _tidy(self, order: StartRanks) -> None:
@@ -173,7 +173,7 @@ class ReplicaManager:
     def _here(self, order: CopyReplica) -> list[CopyFile]:
         held = self._store.of_slot(order.owner_slot, order.step)
         files = [CopyFile(copy.copy, copy.path) for copy in held]
-        own = self._session.order
+        own = self._context.order
         if own is None or own.slot != order.owner_slot:
             return files
         for rank in range(own.first_rank, own.first_rank + own.ranks):

@@ -37,7 +37,7 @@ class NodeCheckpoints:
         self._replicas: ReplicaManager | None = None
         if states is not None:
             self._replicas = ReplicaManager(
-                states.session, states.folder, states.store, clock, self, states.last_state
+                states.context, states.folder, states.store, clock, self, states.last_state
             )
         self._failed: set[tuple[int, str, str]] = set()
         self.restore_s = 0.0

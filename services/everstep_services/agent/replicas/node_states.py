@@ -14,8 +14,8 @@ from everstep_services.agent.replicas.last_state import LastState
 from everstep_services.agent.replicas.local_root import check_local_root
 from everstep_services.agent.replicas.state_folder import LeftoverPolicy, opened_images
 from everstep_services.agent.replicas.store import ReplicaStore
+from everstep_services.agent.replicas.transfer.context import TransferContext
 from everstep_services.agent.replicas.transfer.server import opened_port
-from everstep_services.agent.replicas.transfer.session import ReplicaSession
 from everstep_services.agent.replicas.transfer.tls import opened_tls
 from everstep_services.agent.run_plan import RunPlan
 
@@ -30,7 +30,7 @@ class NodeStates:
 
     folder: Path
     store: ReplicaStore
-    session: ReplicaSession
+    context: TransferContext
     last_state: LastState
     leftovers: LeftoverPolicy
     listener: socket.socket | None
@@ -73,10 +73,10 @@ async def opened_states(plan: RunPlan, clock: Clock) -> AsyncIterator[NodeStates
         listener = None
         if settings.replicate and plan.spec.nodes_max + plan.spec.spares > 1:
             listener = stack.enter_context(opened_port(plan.address, settings.port))
-        session = ReplicaSession(plan.job, plan.node, settings, tls=tls)
+        context = TransferContext(plan.job, plan.node, settings, tls=tls)
         last_state = await asyncio.to_thread(
             LastState, plan.state_dir, plan.job, plan.node, clock, settings.states_setting
         )
         if plan.allow_fresh_start:
             last_state.forget()
-        yield NodeStates(folder, store, session, last_state, leftovers, listener)
+        yield NodeStates(folder, store, context, last_state, leftovers, listener)

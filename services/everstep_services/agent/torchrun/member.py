@@ -1,18 +1,21 @@
-"""A node of a job whose ranks torchrun starts: joins, hears orders, reports, and beats."""
+"""A node of a job whose ranks torchrun starts: joins, hears orders, watches, reports, and beats."""
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TypeVar
 
 from everstep import subjects
 from everstep.bus import BusSettings, connect
 from everstep.bus.client import NatsBus
 from everstep.bus.errors import AskRefusedError, BusError
+from everstep.clock import SystemClock
 from everstep.messages import (
     Done,
     JobSpec,
@@ -28,13 +31,20 @@ from everstep.messages import (
     StartRanks,
     StopRanks,
 )
+from everstep_services.agent.stalls.limits import LimitRules
+from everstep_services.agent.torchrun.rank_hangs import RankHangs
+from trainer_sdk.launchers import LaunchedRank
 
 SERVICE = "rendezvous"
 _ASK_WITHIN_S = 5.0
 _AGAIN_S = 1.0
 _LEAVE_WITHIN_S = 5.0
 _BEAT_EVERY_S = 1.0
+_SECTIONS_EVERY = 10
+"""Beats."""
 _BUSY = {"500", "502", "503"}
+
+log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 Answer = TypeVar("Answer", bound=Message)
@@ -50,6 +60,11 @@ class NodeIdentity:
     address: str
     spec: JobSpec
     allocation: str
+    place: LaunchedRank
+    """The first rank of this node, as far as torchrun's command line tells."""
+    folder: Path
+    """Where the ranks of this node have their pages."""
+    limits: LimitRules
 
 
 class JobOverError(Exception):
@@ -71,6 +86,9 @@ class RendezvousMember:
         self._is_over = False
         """Whether that round was ended by rendezvous."""
         self._left: LeaveJob | None = None
+        self._hangs = RankHangs(
+            identity.folder, identity.place, identity.limits, SystemClock(), self._report_hang
+        )
         self._bus: NatsBus | None = None
         self._ended: asyncio.Event | None = None
         self._failure: BaseException | None = None
@@ -188,7 +206,7 @@ class RendezvousMember:
         names = (None, own.node, own.instance)
         heard = [asyncio.Event() for _ in names]
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(self._beat(bus))]
+            running = [tasks.create_task(self._beat(bus)), tasks.create_task(self._watch(bus))]
             for name, is_subscribed in zip(names, heard, strict=True):
                 listening = self._listen(bus, subjects.order(own.job, name), is_subscribed)
                 running.append(tasks.create_task(listening))
@@ -205,6 +223,31 @@ class RendezvousMember:
             is_subscribed.set()
             async for order in orders:
                 self._obey(order)
+
+    async def _watch(self, bus: NatsBus) -> None:
+        """Look for ranks that hang; the job goes on if that fails."""
+        try:
+            await self._hangs.watch_for_ever(bus, self._identity.job, lambda: self._taken)
+        except* OSError as errors:
+            log.warning("hangs_are_not_found error=%s", errors.exceptions[0])
+
+    async def _report_hang(self, rank: int, reason: str, waited_s: float) -> None:
+        own, taken = self._identity, self._taken
+        if taken is None or self._is_over:
+            return
+        report = Report(
+            job=own.job,
+            node=own.node,
+            instance=own.instance,
+            slot=taken.slot,
+            round=taken.round,
+            event="rank_stalled",
+            reason=reason,
+            rank=rank,
+            waited_s=waited_s,
+        )
+        with contextlib.suppress(BusError, TimeoutError):
+            await self._ask("report", report, Reported)
 
     def _obey(self, order: Order | None) -> None:
         with self._changed:
@@ -225,6 +268,7 @@ class RendezvousMember:
         while True:
             sequence += 1
             taken = None if self._is_over else self._taken
+            teaches = not sequence % _SECTIONS_EVERY
             beat = NodeBeat(
                 job=own.job,
                 node=own.node,
@@ -233,6 +277,8 @@ class RendezvousMember:
                 state="joining" if taken is None else "running",
                 round=None if taken is None else taken.round,
                 slot=None if taken is None else taken.slot,
+                ranks=self._hangs.beats(),
+                sections=self._hangs.sections_seen() if teaches else (),
             )
             bus.send(subjects.beat(own.job, own.node), beat)
             await asyncio.sleep(_BEAT_EVERY_S)

@@ -6,10 +6,12 @@ restarts the ranks.
 """
 
 import os
+import re
 import socket
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,14 +30,19 @@ from everstep.bus.errors import BusError
 from everstep.bus.settings import BusSettings
 from everstep.ids import new_id
 from everstep.messages import JobSpec
-from everstep.settings import Flag, config_files, load
+from everstep.settings import Flag, Settings, config_files, load
+from everstep_services.agent.settings import AgentSettings
+from everstep_services.agent.stalls.limits import LimitRules
 from everstep_services.agent.torchrun.member import JobOverError, NodeIdentity, RendezvousMember
+from trainer_sdk.attachment import folder_for
+from trainer_sdk.launchers import LaunchedRank
 
 BACKEND = "everstep"
 _JOIN_WITHIN_S = 600.0
 _STOP_WITHIN_S = 30.0
 _STORE_WITHIN_S = 300.0
 _DONE, _FAILED = 0, 1
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class EverstepRendezvous(RendezvousHandler):
@@ -128,20 +135,25 @@ def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
         scheme = "" if "://" in parameters.endpoint else "nats://"
         flags = [Flag("--rdzv-endpoint", "bus.url", f"{scheme}{parameters.endpoint}")]
     environ = os.environ  # noqa: TID251 - torchrun has no settings file of ours
-    loaded = load({"bus": BusSettings}, files=config_files(environ), environ=environ, flags=flags)
+    sections: dict[str, type[Settings]] = {"bus": BusSettings, "agent": AgentSettings}
+    loaded = load(sections, files=config_files(environ), environ=environ, flags=flags)
     settings = loaded.section(BusSettings)
     address = parameters.local_addr or _address_towards(settings.url)
     node = parameters.get("node_id") or environ.get("SLURMD_NODENAME") or socket.gethostname()
+    job, ranks = _safe(parameters.run_id), _local_world_size()
+    # Ranks attach to this process, as members of this job.
+    environ.setdefault("EVERSTEP_JOB", job)
     identity = NodeIdentity(
-        job=_safe(parameters.run_id),
+        job=job,
         node=_safe(node),
         instance=new_id()[12:24],
         address=address,
-        spec=_spec(parameters, _local_world_size()),
-        allocation=f"torchrun-{_safe(parameters.run_id)}",
+        spec=_spec(parameters, ranks),
+        allocation=f"torchrun-{job}",
+        place=LaunchedRank("torchrun", 0, 0, ranks, ranks, 0, 0, 0),
+        folder=Path(folder_for(environ, environ["EVERSTEP_JOB"])),
+        limits=_limits(loaded.section(AgentSettings)),
     )
-    # Ranks that attach to an agent would begin a second record of the same job.
-    environ.setdefault("EVERSTEP_ATTACH", "off")
     try:
         member = RendezvousMember(identity, settings)
     except BusError as error:
@@ -165,6 +177,29 @@ def _spec(parameters: RendezvousParameters, ranks: int) -> JobSpec:
         nodes_max=parameters.max_nodes,
         ranks_per_node=ranks,
         max_restarts=None,
+    )
+
+
+def _limits(agent: AgentSettings) -> LimitRules:
+    """The limits before anything is learned, and those of `[agent] limits`."""
+    configured = {}
+    for text in agent.limits:
+        name, _, value = text.rpartition("=")
+        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh]?)", value.strip())
+        if not name.strip() or match is None:
+            raise ValueError(f"[agent] limits {text!r}: write NAME=SECONDS, for instance step=90s")
+        configured[name.strip()] = float(match[1]) * _UNITS[match[2]]
+    return LimitRules(
+        first_step_s=agent.first_step_limit_s,
+        section_s=agent.section_limit_s,
+        checkpoint_s=agent.checkpoint_limit_s,
+        evaluation_s=agent.evaluation_limit_s,
+        step_s=agent.step_limit_s,
+        idle_compile_s=agent.idle_compile_s,
+        interpreter_within_s=agent.interpreter_within_s,
+        warmup_steps=agent.warmup_steps,
+        configured=configured,
+        origins=dict.fromkeys(configured, "[agent] limits"),
     )
 
 

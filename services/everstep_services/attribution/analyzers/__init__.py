@@ -9,6 +9,6 @@ health.py           checks of the nodes
 node_state.py       what GPUs, control groups and processes showed
 stragglers.py       which ranks had been slow
 history.py          the same failure, the same node before
-panel.py            runs all of them at once, those of plug-ins too
+runner.py           runs all of them at once, those of plug-ins too
 nvrx.py             analyzers in the shape of NVRx's, as plug-ins
 """

@@ -1,7 +1,7 @@
 """How each fact changes the cases of a job. Pure, and bounded for any input."""
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Final, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Final
 
 from msgspec.structs import replace
 
@@ -9,7 +9,6 @@ from everstep.messages import (
     Case,
     CasesDocument,
     CheckpointFailed,
-    ErrorRecord,
     EvidenceCollected,
     EvidencePiece,
     Fact,
@@ -25,7 +24,6 @@ from everstep.messages import (
     OutsideAct,
     PreemptionNoticed,
     ProgressMade,
-    RankEnd,
     RankExited,
     RanksStopped,
     RankStalled,
@@ -40,7 +38,14 @@ from everstep.messages import (
     VerdictCorrected,
     VerdictReached,
 )
-from everstep.messages.base import Time
+from everstep_services.attribution.domain.case_parts import (
+    SHORT_MOST,
+    TEXT_MOST,
+    names_node,
+    node_sign,
+    rank_end,
+    with_part,
+)
 
 CASES_MOST: Final = 8
 """Of a job: older ones are no longer amended."""
@@ -50,9 +55,6 @@ _WHOLE_ENDS_MOST = 64
 _PIECES_MOST = 512
 _SIGNS_MOST = 64
 _SLOW_MOST = 64
-_TEXT_MOST = 1024
-_SHORT_MOST = 240
-_TRACEBACK_MOST = 4096
 _ENDS_A_JOB = frozenset({"stop_job", "restart_job", "drain_node"})
 _OURSELVES = "attribution"
 """The name under which the policy asks: it acts because of a verdict, not from outside."""
@@ -126,7 +128,7 @@ class JobCases:
             replace(
                 case,
                 trigger=fact.trigger,
-                reason=fact.reason[:_TEXT_MOST],
+                reason=fact.reason[:TEXT_MOST],
                 trigger_fact=fact.trigger_fact,
                 node=fact.node,
                 rank=fact.rank,
@@ -178,7 +180,7 @@ class JobCases:
         case = replace(case, outcome=fact.outcome)
         if fact.trigger:
             case = replace(
-                case, trigger=fact.trigger, reason=fact.cause[:_TEXT_MOST],
+                case, trigger=fact.trigger, reason=fact.cause[:TEXT_MOST],
                 trigger_fact=fact.trigger_fact, node=fact.node, rank=fact.rank,
             )  # fmt: skip
         return self._keep(case)
@@ -202,7 +204,7 @@ class JobCases:
             return None
         if len(case.ends) >= _ENDS_MOST:
             return self._changed(replace(case, more_ends=case.more_ends + 1))
-        end = _end(fact, is_whole=len(case.ends) < _WHOLE_ENDS_MOST)
+        end = rank_end(fact, is_whole=len(case.ends) < _WHOLE_ENDS_MOST)
         return self._changed(replace(case, ends=(*case.ends, end)))
 
     def _done(self, case: Case, fact: RankExited) -> str | None:
@@ -211,7 +213,7 @@ class JobCases:
             return None
         if len(case.done) >= _SIGNS_MOST:
             return self._changed(replace(case, more_done=case.more_done + 1))
-        return self._changed(replace(case, done=(*case.done, _end(fact, is_whole=False))))
+        return self._changed(replace(case, done=(*case.done, rank_end(fact, is_whole=False))))
 
     def _stalled(self, fact: RankStalled) -> str | None:
         case = self._of(fact.round, None)
@@ -226,19 +228,19 @@ class JobCases:
             section=fact.section,
             step=fact.step,
             signal=fact.signal,
-            blocked_in=fact.blocked_in[:_SHORT_MOST],
+            blocked_in=fact.blocked_in[:SHORT_MOST],
             process_state=fact.process_state[:8],
         )
         if not fact.is_fatal:
-            warned = _added(case.warned_stalls, stall, _SIGNS_MOST)
+            warned = with_part(case.warned_stalls, stall, _SIGNS_MOST)
             return self._changed(replace(case, warned_stalls=warned))
-        return self._changed(replace(case, stalls=_added(case.stalls, stall, _ENDS_MOST)))
+        return self._changed(replace(case, stalls=with_part(case.stalls, stall, _ENDS_MOST)))
 
     def _located(self, fact: StallLocated) -> str | None:
         located = LocatedStall(
             fact=fact.id,
             first_ranks=fact.first_ranks[:_PIECES_MOST],
-            reason=fact.reason[:_TEXT_MOST],
+            reason=fact.reason[:TEXT_MOST],
             waiting_ranks=fact.waiting_ranks,
             section=fact.section,
             is_certain=fact.is_certain,
@@ -255,10 +257,10 @@ class JobCases:
             fact=fact.id,
             rank=fact.rank,
             blob=fact.blob,
-            summary=fact.summary[:_TEXT_MOST],
-            missing=fact.missing[:_SHORT_MOST],
+            summary=fact.summary[:TEXT_MOST],
+            missing=fact.missing[:SHORT_MOST],
         )
-        evidence = _added(case.evidence, piece, _PIECES_MOST)
+        evidence = with_part(case.evidence, piece, _PIECES_MOST)
         return self._changed(replace(case, evidence=evidence))
 
     def _waiting(self, fact: EvidenceCollected) -> Case | None:
@@ -277,32 +279,32 @@ class JobCases:
     def _lost(self, fact: NodeLost) -> str | None:
         if fact.is_replaced:  # the incident of the round has the reason already
             return None
-        return self._sign(fact, _sign(fact, fact.node, "lost", fact.reason))
+        return self._sign(fact, node_sign(fact, fact.node, "lost", fact.reason))
 
     def _returned(self, fact: NodeReturned) -> str | None:
-        sign = _sign(fact, fact.node, "returned", fact.reason, cause=fact.how)
+        sign = node_sign(fact, fact.node, "returned", fact.reason, cause=fact.how)
         return self._sign(fact, sign, is_late=True)
 
     def _left(self, fact: NodeLeft) -> str | None:
         if fact.cause not in _LEFT_BADLY:
             return None
-        return self._sign(fact, _sign(fact, fact.node, "left", fact.reason, cause=fact.cause))
+        return self._sign(fact, node_sign(fact, fact.node, "left", fact.reason, cause=fact.cause))
 
     def _sign(self, fact: Fact, sign: NodeSign, *, is_late: bool = False) -> str | None:
         """Add a sign to the incident of its round; a sign of an end does not begin a case."""
         if is_late:
             case = next(
-                (case for case in reversed(self.cases) if _names(case.nodes, sign.node)), None
+                (case for case in reversed(self.cases) if names_node(case.nodes, sign.node)), None
             )
             if case is None:
                 return None
         else:
             case = self._of(self._document.round if fact.round is None else fact.round, None)
-        return self._changed(replace(case, nodes=_added(case.nodes, sign, _SIGNS_MOST)))
+        return self._changed(replace(case, nodes=with_part(case.nodes, sign, _SIGNS_MOST)))
 
     def _noticed(self, fact: PreemptionNoticed) -> str | None:
         act = OutsideAct(
-            act="preempted", by=fact.origin, reason=fact.reason[:_SHORT_MOST], fact=fact.id,
+            act="preempted", by=fact.origin, reason=fact.reason[:SHORT_MOST], fact=fact.id,
             node=None if fact.is_whole_job else fact.node,
         )  # fmt: skip
         return self._from_outside(fact, act)
@@ -311,34 +313,34 @@ class JobCases:
         if fact.outcome != "accepted" or fact.action not in _ENDS_A_JOB or fact.by == _OURSELVES:
             return None
         act = OutsideAct(
-            act=fact.action, by=fact.by, reason=fact.reason[:_SHORT_MOST], fact=fact.id,
+            act=fact.action, by=fact.by, reason=fact.reason[:SHORT_MOST], fact=fact.id,
             node=fact.target or None,
         )  # fmt: skip
         return self._from_outside(fact, act)
 
     def _from_outside(self, fact: Fact, act: OutsideAct) -> str | None:
         case = self._of(self._document.round if fact.round is None else fact.round, None)
-        return self._changed(replace(case, outside=_added(case.outside, act, _SIGNS_MOST)))
+        return self._changed(replace(case, outside=with_part(case.outside, act, _SIGNS_MOST)))
 
     def _save_failed(self, fact: CheckpointFailed) -> str | None:
         failure = SaveFailure(
-            fact=fact.id, stage=fact.stage, reason=fact.reason[:_SHORT_MOST],
+            fact=fact.id, stage=fact.stage, reason=fact.reason[:SHORT_MOST],
             node=fact.node, rank=fact.rank,
         )  # fmt: skip
         return self._saves(fact.round, failure)
 
     def _restore_failed(self, fact: RestoreFailed) -> str | None:
-        failure = SaveFailure(fact=fact.id, stage="restore", reason=fact.reason[:_SHORT_MOST])
+        failure = SaveFailure(fact=fact.id, stage="restore", reason=fact.reason[:SHORT_MOST])
         return self._saves(fact.round, failure)
 
     def _saves(self, round_: int, failure: SaveFailure) -> str | None:
         case = self._of(round_, None)
-        return self._changed(replace(case, saves=_added(case.saves, failure, _SIGNS_MOST)))
+        return self._changed(replace(case, saves=with_part(case.saves, failure, _SIGNS_MOST)))
 
     def _slow(self, fact: StragglerFound) -> None:
         sign = SlowRankSign(
             rank=fact.rank, node=fact.node, cause=fact.cause, fact=fact.id,
-            reason=fact.reason[:_SHORT_MOST], confidence=fact.confidence,
+            reason=fact.reason[:SHORT_MOST], confidence=fact.confidence,
         )  # fmt: skip
         slow = [straggler for straggler in self._document.slow if straggler.rank != fact.rank]
         self._document = replace(self._document, slow=tuple([*slow, sign][-_SLOW_MOST:]))
@@ -417,59 +419,6 @@ class JobCases:
         VerdictCorrected: _corrected,
         VerdictReached: _judged,
     }
-
-
-def _end(fact: RankExited, *, is_whole: bool) -> RankEnd:
-    error = fact.error or ErrorRecord(name="", text="")
-    most = _TEXT_MOST if is_whole else _SHORT_MOST
-    return RankEnd(
-        rank=fact.rank,
-        node=fact.node,
-        fact=fact.id,
-        how=fact.how,
-        round=fact.round,
-        at=fact.at,
-        exit_code=fact.exit_code,
-        signal=fact.signal,
-        pid=fact.pid,
-        error_name=error.name[:_SHORT_MOST],
-        error_text=error.text[:most],
-        place=error.place[:_SHORT_MOST],
-        traceback=error.traceback[-_TRACEBACK_MOST:] if is_whole else "",
-        chain=tuple(name[:_SHORT_MOST] for name in error.chain[:8]),
-        raised_at=error.at,
-        first_error=fact.first_error[:most],
-        step=fact.step,
-        section=fact.section,
-        core_dumped=fact.core_dumped,
-    )
-
-
-def _sign(
-    fact: Fact,
-    node: str,
-    sign: Literal["lost", "returned", "left"],
-    reason: str,
-    *,
-    cause: str = "",
-) -> NodeSign:
-    return NodeSign(
-        node=node, sign=sign, reason=reason[:_SHORT_MOST], fact=fact.id, at=_at(fact), cause=cause
-    )
-
-
-def _at(fact: Fact) -> Time:
-    return fact.at
-
-
-def _names(signs: Iterable[NodeSign], node: str) -> bool:
-    return any(sign.node == node for sign in signs)
-
-
-def _added(parts: tuple[Any, ...], part: Any, most: int) -> tuple[Any, ...]:
-    """Add a part, unless it is there or there are too many: the first parts tell the most."""
-    is_known = any(other.fact == part.fact for other in parts)
-    return parts if is_known or len(parts) >= most else (*parts, part)
 
 
 READ: tuple[type[Fact], ...] = tuple(JobCases.TAKEN)

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from everstep.messages import (
     ActionDecided,
+    AllocationEnded,
     BreakerClosed,
     BreakerOpened,
     Fact,
@@ -28,6 +29,8 @@ from everstep_services.history.notifications.notices import Event, Notices
 _NAMES_MOST = 16
 _TEXT_MOST = 600
 _READ_MOST = 4096
+_NOT_ENOUGH_NODES = 92
+"""The exit code of agents whose job did not get its nodes within `--join-timeout`."""
 _BY_PEOPLE = frozenset({"rest", "cli", "script"})
 
 
@@ -122,6 +125,24 @@ def _job_ended(notices: Notices, fact: JobEnded, now: float) -> None:
     incident = fact.incident or ""
     reason = _bounded(fact.reason)
     notices.put(replace(notice, state="held", began_at=fact.at, reason=reason, incident=incident))
+
+
+def _allocation_ended(notices: Notices, fact: AllocationEnded, now: float) -> None:
+    """A job that gave up waiting for nodes may go on in another allocation, if a person starts one.
+
+    Of several allocations that end together, one makes a notice.
+    """
+    if fact.state != "failed" or fact.exit_code != _NOT_ENOUGH_NODES:
+        return
+    id_ = f"{fact.job}/gave_up/{fact.id}"
+    notice = notices.open_or_new(id_, fact, now, "job_stopped", fact.job)
+    if notice is None or notice.began_at is not None:
+        return
+    held = ((other.event, other.job, other.state) for other in notices.all())
+    if ("job_stopped", fact.job, "held") in held:
+        notices.finish(id_)
+        return
+    notices.put(replace(notice, state="held", began_at=fact.at, reason=_bounded(fact.reason)))
 
 
 def _operated(notices: Notices, fact: OperatorActed, now: float) -> None:
@@ -221,6 +242,7 @@ def _end_all(
 
 _READERS: Mapping[type[Fact], Callable[[Notices, Any, float], None]] = {
     ActionDecided: _decided,
+    AllocationEnded: _allocation_ended,
     BreakerClosed: _breaker_closed,
     BreakerOpened: _breaker_opened,
     IncidentClosed: _closed,

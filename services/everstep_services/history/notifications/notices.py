@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from everstep.ids import id_from
 from everstep.messages import (
+    AllocationEnded,
     BreakerOpened,
     Fact,
     IncidentOpened,
@@ -318,7 +319,9 @@ class Notices:
         return self._stopped.pop(job, 0) is None
 
 
-_BEGINNINGS = (IncidentOpened, StragglerFound, NodeExcluded, BreakerOpened, JobEnded)
+_BEGINNINGS = (
+    AllocationEnded, BreakerOpened, IncidentOpened, JobEnded, NodeExcluded, StragglerFound,
+)  # fmt: skip
 
 
 def _group(notice: Notice) -> str:

@@ -88,7 +88,7 @@ class JobState:
         }
         self._leaving = sum(seat.is_leaving for seat in document.seats)
         self._layout: dict[str, int] | None = None
-        self._keepers: ReplicaHolders | None = None
+        self._holders: ReplicaHolders | None = None
 
     def document(self) -> RoundDocument:
         """Return the document to write."""
@@ -103,7 +103,7 @@ class JobState:
         """Change fields of the document."""
         self.doc = replace(self.doc, **changes)
         if "replication" in changes:
-            self._keepers = None
+            self._holders = None
         self.is_changed = True
 
     def seat(self, node: str) -> Seat | None:
@@ -166,7 +166,7 @@ class JobState:
         self._leaving += seat.is_leaving
         if seat.infra_rank is not None:
             self._infra[seat.infra_rank] = seat.node
-        self._layout = self._keepers = None
+        self._layout = self._holders = None
         self.is_changed = True
 
     def drop(self, node: str) -> None:
@@ -175,7 +175,7 @@ class JobState:
         if before is not None:
             self._forget(before)
             self._remember([node])
-            self._layout = self._keepers = None
+            self._layout = self._holders = None
             self.is_changed = True
 
     def replace_all(self, seats: list[Seat]) -> None:
@@ -185,7 +185,7 @@ class JobState:
         self._stages = Counter(seat.stage for seat in seats)
         self._leaving = sum(seat.is_leaving for seat in seats)
         self._infra = {seat.infra_rank: seat.node for seat in seats if seat.infra_rank is not None}
-        self._layout = self._keepers = None
+        self._layout = self._holders = None
         self.is_changed = True
 
     def first_rank(self, node: str) -> int:
@@ -199,7 +199,7 @@ class JobState:
 
     def start_order(self, seat: Seat) -> StartRanks:
         """Return this member's order to start its ranks."""
-        doc, slot, keepers = self.doc, seat.slot or 0, self._who_keeps()
+        doc, slot, holders = self.doc, seat.slot or 0, self._replica_holders()
         return StartRanks(
             id=doc.start_order,
             job=doc.job,
@@ -215,19 +215,19 @@ class JobState:
             restarts=doc.restarts,
             max_restarts=doc.spec.max_restarts,
             incident=doc.incident.id if doc.incident else None,
-            replica_peers=keepers.peers(slot),
-            replica_sources=keepers.sources(slot),
-            replica_key=keepers.key,
-            replica_parts_needed=keepers.parts_needed,
+            replica_peers=holders.peers(slot),
+            replica_sources=holders.sources(slot),
+            replica_key=holders.key,
+            replica_parts_needed=holders.parts_needed,
         )
 
-    def _who_keeps(self) -> ReplicaHolders:
-        if self._keepers is None:
+    def _replica_holders(self) -> ReplicaHolders:
+        if self._holders is None:
             replication = self.doc.replication or Replication(key="")
-            self._keepers = ReplicaHolders(
+            self._holders = ReplicaHolders(
                 replication, self._seats.values() if replication.factor else ()
             )
-        return self._keepers
+        return self._holders
 
     def _remember(self, nodes: Iterable[str]) -> None:
         """Remember nodes without a seat, because late facts about them still belong to this job."""

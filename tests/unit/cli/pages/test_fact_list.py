@@ -139,4 +139,4 @@ def test_following_since_a_moment_misses_nothing_and_repeats_nothing(
 
 def test_following_takes_no_end(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["facts", "-f", "--limit", "3"]) == 2
-    assert "-f goes on for ever" in capsys.readouterr().err
+    assert "-f never ends" in capsys.readouterr().err

@@ -115,7 +115,7 @@ def test_usage_errors_say_what_is_wrong(
     monkeypatch.setenv("EVERSTEP_STATE_DIR", str(tmp_path))
     monkeypatch.delenv("EVERSTEP_CLIENT__URL", raising=False)
     for arguments, code, said in (
-        (["j", "-f", "-n", "3"], Exit.USAGE, "it takes no --lines"),
+        (["j", "-f", "-n", "3"], Exit.USAGE, "leave out --lines"),
         (["j", "-o", "name"], Exit.USAGE, "lines have no names"),
         (["../up"], Exit.USAGE, "cannot name a job"),
         (["j"], Exit.NOT_FOUND, f"{tmp_path / 'logs'} has no such logs of j"),

@@ -8,6 +8,7 @@ from typing import Self
 
 from everstep.messages import Peer
 from everstep_services.agent.replicas.store import Incoming
+from everstep_services.agent.replicas.transfer.context import TransferContext
 from everstep_services.agent.replicas.transfer.protocol import (
     AskHolding,
     BytesFollow,
@@ -20,7 +21,6 @@ from everstep_services.agent.replicas.transfer.protocol import (
     SendFrom,
     StoredAnswer,
 )
-from everstep_services.agent.replicas.transfer.session import ReplicaSession
 from everstep_services.agent.replicas.transfer.tls import refusal
 from trainer_sdk.checkpoint.image_folder import RestoredState
 
@@ -34,9 +34,9 @@ class Call:
     Every failure is raised as a `ReplicaError` that names the node.
     """
 
-    def __init__(self, to: Peer, session: ReplicaSession) -> None:
+    def __init__(self, to: Peer, context: TransferContext) -> None:
         self._to = to
-        self._session = session
+        self._context = context
         self._link: ReplicaLink | None = None
         self._is_over = False
         self._is_in = False
@@ -57,22 +57,22 @@ class Call:
         return self
 
     def _open(self) -> None:
-        to, session = self._to, self._session
+        to, context = self._to, self._context
         family, kind, number, _, place = socket.getaddrinfo(
             to.address, to.port, type=socket.SOCK_STREAM
         )[0]
         self._link = link = ReplicaLink(
-            socket.socket(family, kind, number), silent_s=session.settings.silent_s
+            socket.socket(family, kind, number), silent_s=context.settings.silent_s
         )
         if self._is_over:
             raise EOFError
         link.connect(place, _CONNECTS_WITHIN_S)
         link.within(_ANSWERS_WITHIN_S)
-        if session.tls is not None:
-            link.secure(session.tls, is_caller=True)
-        link.prove(session.key, is_caller=True)
+        if context.tls is not None:
+            link.secure(context.tls, is_caller=True)
+        link.prove(context.key, is_caller=True)
         self._is_in = True
-        link.say(session.hello())
+        link.say(context.hello())
 
     def __exit__(
         self,
@@ -83,7 +83,7 @@ class Call:
         if self._link is not None:
             self._link.close()
         if isinstance(error, TimeoutError | BlockingIOError):
-            text = f"it neither took nor sent anything for {self._session.settings.silent_s:g} s, "
+            text = f"it neither took nor sent anything for {self._context.settings.silent_s:g} s, "
             raise ReplicaError(f"{self._place}: {text}or was too slow", "slow") from error
         if isinstance(error, ssl.SSLError):
             raise ReplicaError(f"{self._place}: {refusal(error)}", "tls") from error
@@ -103,7 +103,7 @@ class Call:
 
     @property
     def _unheard(self) -> str:
-        speaks = "" if self._session.tls is not None else ", or speaks TLS, and we do not"
+        speaks = "" if self._context.tls is not None else ", or speaks TLS, and we do not"
         return f" before we were heard: it is of another job{speaks}, or too slow"
 
     def put(self, copy: Copy, octets: memoryview, restored: RestoredState | None = None) -> None:
@@ -113,7 +113,7 @@ class Call:
         answer = link.hear_answer(SendFrom)
         if answer.is_whole:
             return
-        link.within(self._session.limit_s(copy.size_bytes - answer.offset))
+        link.within(self._context.limit_s(copy.size_bytes - answer.offset))
         link.send(octets[answer.offset :])
         link.hear_answer(StoredAnswer)
 
@@ -128,7 +128,7 @@ class Call:
         link, copy = self._ready(), incoming.copy
         link.say(GetCopy(copy=copy, offset=incoming.offset))
         link.hear_answer(BytesFollow)
-        link.within(self._session.limit_s(copy.size_bytes - incoming.offset))
+        link.within(self._context.limit_s(copy.size_bytes - incoming.offset))
         link.receive(incoming)
 
     def _ready(self) -> ReplicaLink:

@@ -28,8 +28,8 @@ from everstep_services.agent.replicas.memory_file import MemoryFile
 from everstep_services.agent.replicas.store import Incoming, ReplicaStore
 from everstep_services.agent.replicas.transfer.abortable_calls import in_thread, threads
 from everstep_services.agent.replicas.transfer.client import Call
+from everstep_services.agent.replicas.transfer.context import TransferContext
 from everstep_services.agent.replicas.transfer.protocol import Copy, ReplicaError
-from everstep_services.agent.replicas.transfer.session import ReplicaSession
 
 _STILL_MOST_S = 30.0
 """A node may pause for some seconds; the ranks of a round wait no longer for it."""
@@ -124,16 +124,16 @@ class Fetcher:
     """Fetches states, for one round at a time."""
 
     def __init__(
-        self, session: ReplicaSession, store: ReplicaStore, images: OwnImages, coded: Path
+        self, context: TransferContext, store: ReplicaStore, images: OwnImages, coded: Path
     ) -> None:
-        self._session = session
+        self._context = context
         self._store = store
         self._images = images
         self._coded = coded
 
     async def fetch(self, order: StartRanks, without: frozenset[int]) -> Offer:
         """The newest step that all ranks of the slot can have, except suspect steps."""
-        within_s = self._session.settings.fetch_within_s
+        within_s = self._context.settings.fetch_within_s
         try:
             async with asyncio.timeout(within_s):
                 offer = await self._fetched(order, without)
@@ -150,7 +150,7 @@ class Fetcher:
 
     async def _fetched(self, order: StartRanks, without: frozenset[int]) -> Offer:
         ranks = range(order.first_rank, order.first_rank + order.ranks)
-        with threads(self._session.settings.streams, "replicas-fetch") as pool:
+        with threads(self._context.settings.streams, "replicas-fetch") as pool:
             offers, failures = await self._offers(pool, order, ranks, without)
             here = await asyncio.to_thread(self._here, ranks, without)
             for choice in choices(ranks, here, offers):
@@ -189,7 +189,7 @@ class Fetcher:
                 return source, error
 
         async def once(source: Peer) -> tuple[Copy, ...]:
-            call = Call(source, self._session)
+            call = Call(source, self._context)
 
             def asked() -> tuple[Copy, ...]:
                 with call:
@@ -266,7 +266,7 @@ class Fetcher:
     async def _take_whole(
         self, pool: Executor, source: Peer, copy: Copy, coming: TransferProgress
     ) -> None:
-        call = Call(source, self._session)
+        call = Call(source, self._context)
 
         def take() -> None:
             incoming = self._store.begin(copy)
@@ -327,7 +327,7 @@ class Fetcher:
         incoming = Incoming(copy, read_head(copy.index), path, memory)
 
         async def attempt() -> None:
-            call = Call(source, self._session)
+            call = Call(source, self._context)
 
             def take() -> None:
                 try:

@@ -15,6 +15,7 @@ from everstep_services.agent.replicas.images import OwnImages
 from everstep_services.agent.replicas.memory_file import MappedFiles
 from everstep_services.agent.replicas.store import HeldCopy, ReplicaStore
 from everstep_services.agent.replicas.transfer.abortable_calls import in_thread, threads
+from everstep_services.agent.replicas.transfer.context import TransferContext
 from everstep_services.agent.replicas.transfer.protocol import (
     AskHolding,
     BytesFollow,
@@ -29,7 +30,6 @@ from everstep_services.agent.replicas.transfer.protocol import (
     SendFrom,
     StoredAnswer,
 )
-from everstep_services.agent.replicas.transfer.session import ReplicaSession
 from everstep_services.agent.replicas.transfer.tls import refusal
 
 log = logging.getLogger(__name__)
@@ -73,11 +73,11 @@ class ReplicaServer:
     """Serves a bounded number of callers at once; the others wait to connect."""
 
     def __init__(
-        self, door: socket.socket, session: ReplicaSession, store: ReplicaStore, images: OwnImages,
+        self, door: socket.socket, context: TransferContext, store: ReplicaStore, images: OwnImages,
         arrived: Arrived,
     ) -> None:  # fmt: skip
         self._door = door
-        self._session = session
+        self._context = context
         self._store = store
         self._images = images
         self._arrived = arrived
@@ -98,21 +98,21 @@ class ReplicaServer:
                 while True:
                     await free.acquire()
                     wire, place = await loop.sock_accept(self._door)
-                    silent_s = self._session.settings.silent_s
+                    silent_s = self._context.settings.silent_s
                     tasks.create_task(attend(ReplicaLink(wire, silent_s=silent_s), place[0]))
 
     def _attend(self, link: ReplicaLink, address: str) -> None:
         who = address
         try:
             link.within(_PROVES_WITHIN_S)
-            key = self._session.key
+            key = self._context.key
             if not key:
                 return
-            if self._session.tls is not None:
-                link.secure(self._session.tls, is_caller=False)
+            if self._context.tls is not None:
+                link.secure(self._context.tls, is_caller=False)
             link.prove(key, is_caller=False)
             hello = link.hear_question()
-            if not isinstance(hello, Hello) or hello.job != self._session.job:
+            if not isinstance(hello, Hello) or hello.job != self._context.job:
                 return
             who = hello.node
             while True:
@@ -142,8 +142,8 @@ class ReplicaServer:
 
     def _take(self, link: ReplicaLink, hello: Hello, asked: PutCopy) -> None:
         copy = asked.copy
-        if hello.round < self._session.round:
-            now = self._session.round
+        if hello.round < self._context.round:
+            now = self._context.round
             raise ReplicaError(f"round {hello.round} is over, the job is at round {now}", "round")
         began = time.monotonic()
         try:
@@ -154,7 +154,7 @@ class ReplicaServer:
             link.say(SendFrom(offset=copy.size_bytes, is_whole=True))
             return
         try:
-            link.within(self._session.limit_s(copy.size_bytes - incoming.offset))
+            link.within(self._context.limit_s(copy.size_bytes - incoming.offset))
             link.say(SendFrom(offset=incoming.offset))
             link.receive(incoming)
             held = self._store.finish(incoming)
@@ -166,7 +166,7 @@ class ReplicaServer:
     def _copies(self, ranks: tuple[int, ...]) -> list[Copy]:
         copies = [held.copy for rank in ranks for held in self._store.of_rank(rank)]
         for rank in ranks:
-            slot, count = self._session.slot_of(rank) or (-1, 0)
+            slot, count = self._context.slot_of(rank) or (-1, 0)
             copies += [image.copy(slot, count) for image in self._images.of(rank)]
         return copies
 
@@ -176,7 +176,7 @@ class ReplicaServer:
         if path is None or not 0 <= asked.offset <= copy.size_bytes:
             raise ReplicaError(f"step {copy.step} of rank {copy.rank} is not here", "unknown")
         octets = MappedFiles().of(path, copy.size_bytes)
-        link.within(self._session.limit_s(copy.size_bytes - asked.offset))
+        link.within(self._context.limit_s(copy.size_bytes - asked.offset))
         link.say(BytesFollow(size_bytes=copy.size_bytes))
         link.send(octets[asked.offset :])
 

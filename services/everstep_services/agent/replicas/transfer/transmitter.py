@@ -18,8 +18,8 @@ from everstep_services.agent.replicas.images import CopyFile, Image, OwnImages
 from everstep_services.agent.replicas.memory_file import MappedFiles
 from everstep_services.agent.replicas.transfer.abortable_calls import in_thread, threads
 from everstep_services.agent.replicas.transfer.client import Call
+from everstep_services.agent.replicas.transfer.context import TransferContext
 from everstep_services.agent.replicas.transfer.protocol import ReplicaError
-from everstep_services.agent.replicas.transfer.session import ReplicaSession
 from trainer_sdk.checkpoint.image_folder import RestoredState
 
 log = logging.getLogger(__name__)
@@ -38,13 +38,13 @@ class Transmitter:
 
     def __init__(
         self,
-        session: ReplicaSession,
+        context: TransferContext,
         images: OwnImages,
         coder: Coder,
         clock: Clock,
         failed: Failed,
     ) -> None:
-        self._session = session
+        self._context = context
         self._images = images
         self._coder = coder
         self._clock = clock
@@ -71,25 +71,25 @@ class Transmitter:
 
     async def send_for_ever(self) -> None:
         """Send to the holders of this round, until the next round."""
-        most = self._session.settings.streams
+        most = self._context.settings.streams
         with threads(most, "replicas-out") as pool:
             async with in_background(self._send_copies_for_ever(pool)):
                 while True:
                     self._changed.clear()
                     order = self._order
-                    keepers = () if order is None else order.replica_peers
-                    self._news = [asyncio.Event() for _ in keepers]
+                    holders = () if order is None else order.replica_peers
+                    self._news = [asyncio.Event() for _ in holders]
                     feeds = [
-                        self._feed(pool, order, number, keeper)
-                        for number, keeper in enumerate(keepers)
+                        self._feed(pool, order, number, holder)
+                        for number, holder in enumerate(holders)
                         if order is not None
                     ]
                     async with in_background(*feeds):
                         await self._changed.wait()
 
-    # -- one keeper --------------------------------------------------------------------------------
+    # -- one holder --------------------------------------------------------------------------------
 
-    async def _feed(self, pool: Executor, order: StartRanks, number: int, keeper: Peer) -> None:
+    async def _feed(self, pool: Executor, order: StartRanks, number: int, holder: Peer) -> None:
         """Send everything new, one state after the other."""
         sent: dict[int, str] = {}
         failures = 0
@@ -98,19 +98,19 @@ class Transmitter:
             news.clear()
             for image in await asyncio.to_thread(self._unsent, order, sent):
                 try:
-                    await self._send(pool, order, number, keeper, image)
+                    await self._send(pool, order, number, holder, image)
                 except (ReplicaError, CodingError, OSError) as error:
                     if getattr(error, "cause", "") == "round":
                         return  # the round is over, and the next order is on its way
                     failures += 1
-                    if not await self._is_news(keeper, image, error, failures):
+                    if not await self._is_news(holder, image, error, failures):
                         break
                 else:
                     sent[image.head.rank] = image.head.hash
                     failures = 0
             await self._pause(news, failures)
 
-    async def _is_news(self, keeper: Peer, image: Image, error: Exception, failures: int) -> bool:
+    async def _is_news(self, holder: Peer, image: Image, error: Exception, failures: int) -> bool:
         """True if the rank has overtaken the state, to go on at once; else the link failed."""
         cause = getattr(error, "cause", "") or "failed"
         step, is_there = image.head.identity.step, await asyncio.to_thread(image.is_there)
@@ -123,7 +123,7 @@ class Transmitter:
                 f"than they can be sent; keep them less often"
             )
         if failures >= _PATIENT_FAILURES or cause in {"quota", "torn"}:
-            self._failed(step, keeper.node, reason, cause)
+            self._failed(step, holder.node, reason, cause)
         return not is_there
 
     async def _pause(self, news: asyncio.Event, failures: int) -> None:
@@ -145,21 +145,21 @@ class Transmitter:
         return [image for image in newest if sent.get(image.head.rank) != image.head.hash]
 
     async def _send(
-        self, pool: Executor, order: StartRanks, number: int, keeper: Peer, image: Image
+        self, pool: Executor, order: StartRanks, number: int, holder: Peer, image: Image
     ) -> None:
         copy = image.copy(order.slot, order.ranks)
         restored = await asyncio.to_thread(self._images.restored, copy.rank)
         if order.replica_parts_needed == 1:
-            await self._put(pool, CopyFile(copy, image.path), keeper, restored)
+            await self._put(pool, CopyFile(copy, image.path), holder, restored)
             return
         code = (order.replica_parts_needed, len(order.replica_peers))
         async with self._coder.parts(image, copy, *code) as parts:
-            await self._put(pool, parts[number], keeper, restored)
+            await self._put(pool, parts[number], holder, restored)
 
     async def _put(
-        self, pool: Executor, wanted: CopyFile, keeper: Peer, restored: RestoredState | None = None
+        self, pool: Executor, wanted: CopyFile, holder: Peer, restored: RestoredState | None = None
     ) -> None:
-        call, is_own = Call(keeper, self._session), wanted.path.is_relative_to(self._images.base)
+        call, is_own = Call(holder, self._context), wanted.path.is_relative_to(self._images.base)
         readings = self._readings if is_own else MappedFiles()
 
         def put() -> None:
@@ -172,7 +172,7 @@ class Transmitter:
         copy, took_s = wanted.copy, self._clock.now() - began
         log.debug(
             "replica_sent rank=%d step=%d part=%d to=%s bytes=%d took_s=%.3f",
-            copy.rank, copy.step, copy.part, keeper.node, copy.size_bytes, took_s,
+            copy.rank, copy.step, copy.part, holder.node, copy.size_bytes, took_s,
         )  # fmt: skip
 
     async def _send_copies_for_ever(self, pool: Executor) -> None:

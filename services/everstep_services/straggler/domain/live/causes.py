@@ -9,7 +9,7 @@ from everstep.messages import Score
 from everstep.slow_rank_causes import SlowRankCause
 from everstep_services.straggler.domain.arrays import finite_median
 from everstep_services.straggler.domain.live.measures import Measured
-from everstep_services.straggler.domain.live.own import RoleTable
+from everstep_services.straggler.domain.live.own_times import RoleTable
 from everstep_services.straggler.domain.live.slow_row import EXPLAINS, SlowRow, SlowSignal, peers_of
 from everstep_services.straggler.domain.operations import Array, cause_of
 from everstep_services.straggler.domain.verdict import Found, SlownessLimits
@@ -281,7 +281,8 @@ def _place(measured: Measured, row: int) -> str:
     if measured.entered is None:
         return ""
     table = next(
-        (candidate for candidate in measured.entered.own.tables if row in candidate.rows), None
+        (candidate for candidate in measured.entered.own_times.tables if row in candidate.rows),
+        None,
     )
     if table is None:
         return ""

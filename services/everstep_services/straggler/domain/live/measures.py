@@ -16,7 +16,7 @@ from everstep_services.straggler.domain.live.clocks import (
     without,
 )
 from everstep_services.straggler.domain.live.groups import Groups
-from everstep_services.straggler.domain.live.own import Own, own_times, phases
+from everstep_services.straggler.domain.live.own_times import OwnTimes, own_times, phases
 from everstep_services.straggler.domain.live.samples import SIGNALS, Vocabulary
 from everstep_services.straggler.domain.live.windows import Sample, Sections, sections_of
 from everstep_services.straggler.domain.operations import Array
@@ -36,7 +36,7 @@ class Entered:
     entries: Matched
     waits: Array
     """Whether the rank waits in each entry for the last one."""
-    own: Own
+    own_times: OwnTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +136,8 @@ class Meter:
         gpu = self._kernels(sample)
         return Measured(
             sample=sample, step_s=step_s, role=role, roles=tuple(roles), own_s=own,
-            waited_s=nothing if entered is None else entered.own.waited_s,
-            late_s=nothing if entered is None else entered.own.late_s,
+            waited_s=nothing if entered is None else entered.own_times.waited_s,
+            late_s=nothing if entered is None else entered.own_times.late_s,
             entered=entered, sections=sections,
             waits_inside=_waits_inside(sample, sections, entered),
             relative=scores.relative_section_scores(sections.medians),
@@ -190,10 +190,10 @@ class Meter:
         """What each row needed by itself; NaN where it is not known."""
         own = np.full(len(sample.rank), np.nan)
         if entered is not None:
-            shared = entered.own.shared
+            shared = entered.own_times.shared
             margin = np.zeros(len(shared))
             np.multiply(alignment.error_s[sample.node], shared, out=margin, where=shared > 0)
-            own = _beyond_clocks(entered.own.own_s, role, sample.node, margin)
+            own = _beyond_clocks(entered.own_times.own_s, role, sample.node, margin)
         for number in range(int(role.max(initial=-1)) + 1):
             rows = np.flatnonzero(role == number)
             if np.isfinite(own[rows]).sum() * 2 < len(rows):
@@ -359,12 +359,12 @@ def _waits_inside(sample: Sample, sections: Sections, entered: Entered | None) -
     steps = total / finite_median(sample.step_s)
     whole: Array = waits.reshape(rows, wide) / np.where(steps > 0, steps, np.nan)[:, None]
     if _WHOLE_STEP in sections.names:
-        whole[:, sections.names.index(_WHOLE_STEP)] = entered.own.waited_s
+        whole[:, sections.names.index(_WHOLE_STEP)] = entered.own_times.waited_s
     return np.nan_to_num(whole)
 
 
 def _clock_error(entered: Entered | None, alignment: Alignment) -> float | None:
-    if entered is None or not entered.own.shared.any():
+    if entered is None or not entered.own_times.shared.any():
         return None
     worst = float(alignment.error_s.max())
     return worst if np.isfinite(worst) else None

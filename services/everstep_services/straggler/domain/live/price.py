@@ -8,7 +8,7 @@ import numpy as np
 from everstep_services.straggler.domain.changes import Cost
 from everstep_services.straggler.domain.live.device_times import levels
 from everstep_services.straggler.domain.live.measures import Entered
-from everstep_services.straggler.domain.live.own import RoleTable
+from everstep_services.straggler.domain.live.own_times import RoleTable
 from everstep_services.straggler.domain.operations import Array
 
 _MOST_PEERS = 256
@@ -77,7 +77,8 @@ def price(replay: Replay, rows: Sequence[int], slow: Sequence[int], steps: float
     segment = replay.segment.copy()
     for row in rows:
         table = next(
-            (candidate for candidate in replay.entered.own.tables if row in candidate.rows), None
+            (candidate for candidate in replay.entered.own_times.tables if row in candidate.rows),
+            None,
         )
         if table is not None:
             _replace(segment, table, row, slow)

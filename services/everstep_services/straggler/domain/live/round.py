@@ -175,7 +175,7 @@ class LiveRound:
             self.replay = replay_of(measured.entered)
         if self.replay is None:
             return None
-        steps = float(np.nanmedian([table.steps for table in measured.entered.own.tables]))
+        steps = float(np.nanmedian([table.steps for table in measured.entered.own_times.tables]))
         return price(self.replay, rows, self._not_usual(measured), steps)
 
     def _count(self, measured: Measured, slow: list[int]) -> None:

@@ -11,7 +11,7 @@ _GRACE_S = 10.0
 
 
 @dataclass(slots=True)
-class ReplicaSession:
+class TransferContext:
     """Changed on the loop's thread; others read single fields."""
 
     job: str

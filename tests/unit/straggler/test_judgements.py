@@ -1,11 +1,11 @@
-"""What waits for the judge of a job, and what a turn does with it."""
+"""What waits for the judge of a job, and what a judgement does with it."""
 
 from datetime import UTC, datetime
 
 from everstep.messages import KnownStraggler, NodeTimings
 from everstep_services.straggler.domain.changes import KeepsUp, SlowRankFound
 from everstep_services.straggler.domain.rules import LiveRules
-from everstep_services.straggler.turns import JobWork, Turn
+from everstep_services.straggler.judgements import JobJudgement, JobWork
 from tests.integration.straggler.replicas import SimpleJudge
 
 RULES = LiveRules(grace_s=5.0)
@@ -29,24 +29,24 @@ def work(most_waiting: int = 100) -> JobWork:
     return JobWork(SimpleJudge("j", RULES), most_waiting)
 
 
-def turn(work: JobWork) -> Turn:
-    return work.turn((), 10.0, is_watched=False)
+def next_of(work: JobWork) -> JobJudgement:
+    return work.next_judgement((), 10.0, is_watched=False)
 
 
 def test_the_oldest_window_goes_where_too_many_wait() -> None:
     full = work(most_waiting=2)
     assert [full.put(window(0, last), 1.0) for last in (16, 32, 48)] == [True, True, False]
-    assert [one.last_step for one, _ in turn(full).heard] == [32, 48]
+    assert [one.last_step for one, _ in next_of(full).heard] == [32, 48]
 
 
-def test_a_turn_hears_and_judges_and_its_view_stays_as_it_is() -> None:
+def test_a_judgement_hears_and_judges_and_its_view_stays_as_it_is() -> None:
     one = work()
     one.put(window(0), 1.0)
     one.put(window(1, window_s=3.2), 1.0)
     assert (one.is_busy, one.newest_round, one.view.round) == (True, 1, None)
-    first = turn(one)
+    first = next_of(one)
     outcome = first.run(2.0)
-    one.took(first, outcome, 2.0)
+    one.finish(first, outcome, 2.0)
     assert one.has_news
     assert [type(change) for change in outcome.changes] == [SlowRankFound]
     assert (one.view.round, one.view.window) == (1, 16)
@@ -64,21 +64,21 @@ def test_what_a_judge_cannot_take_costs_that_message_alone() -> None:
     one = JobWork(Choosy("j", RULES), 100)
     for slot in (0, 7, 1):
         one.put(window(slot), 1.0)
-    outcome = turn(one).run(2.0)
+    outcome = next_of(one).run(2.0)
     assert [str(failure) for failure in outcome.failures] == ["seven"]
     assert outcome.view.window == 16
 
 
-def test_a_judge_that_was_replaced_in_its_turn_ends_after_it() -> None:
+def test_a_judge_that_was_replaced_while_it_judges_ends_after_it() -> None:
     one = work()
     one.put(window(0), 1.0)
     one.put(window(1, window_s=3.2), 1.0)
-    running = turn(one)
+    running = next_of(one)
     one.retire(SimpleJudge("j", RULES), "its job ended")
-    one.took(running, running.run(2.0), 2.0)
+    one.finish(running, running.run(2.0), 2.0)
     assert not one.has_news
     assert one.view.round is None, "the present judge has heard nothing"
-    outcome = turn(one).run(3.0)
+    outcome = next_of(one).run(3.0)
     assert outcome.changes == [KeepsUp(1, 1, "its job ended")]
     assert not one.is_busy
 
@@ -97,8 +97,8 @@ def test_windows_that_lack_a_node_are_looked_at_until_they_are_overdue() -> None
     assert not one.is_due(0.0), "nothing came"
     one.put(window(0), 10.0)
     assert one.is_due(10.0)
-    first = turn(one)
-    one.took(first, first.run(10.0), 10.0)
+    first = next_of(one)
+    one.finish(first, first.run(10.0), 10.0)
     assert [one.is_due(at) for at in (10.2, 11.0, 15.0, 17.0, 18.0)] == [
         False, True, True, True, False,
     ]  # fmt: skip
@@ -108,5 +108,5 @@ def test_findings_of_other_replicas_are_adopted_in_their_round_only() -> None:
     judge = SimpleJudge("j", RULES)
     known = [known_straggler(0, 1), known_straggler(1, 2)]
     heard = [(window(0, round_=2), 1.0)]
-    outcome = Turn(judge=judge, heard=heard, stragglers=known).run(2.0)
+    outcome = JobJudgement(judge=judge, heard=heard, stragglers=known).run(2.0)
     assert [one.rank for one in outcome.adopted] == [1]

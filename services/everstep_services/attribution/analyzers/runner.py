@@ -56,7 +56,7 @@ def installed() -> dict[str, Analyzer]:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class AnalyzerAnswer:
     """The claims of all analyzers about an incident."""
 
     claims: list[Claim]
@@ -66,7 +66,7 @@ class Heard:
     """An analyzer was not done in time."""
 
 
-class Panel:
+class AnalyzerRunner:
     """All analyzers of this process."""
 
     def __init__(self, analyzers: Mapping[str, Analyzer]) -> None:
@@ -74,19 +74,19 @@ class Panel:
         self.failures = 0
         """Analyses that raised or were late."""
 
-    async def hear(self, case: Case, fetch: Fetch, within_s: float) -> Heard:
+    async def run(self, case: Case, fetch: Fetch, within_s: float) -> AnalyzerAnswer:
         """Ask all of them at once."""
         answers = await asyncio.gather(
             *(self._ask(name, Incident(case, fetch), within_s) for name in self._analyzers)
         )
         missing = dict.fromkeys(text for answer in answers for text in answer.missing)
-        return Heard(
+        return AnalyzerAnswer(
             claims=[claim for answer in answers for claim in answer.claims],
             missing=list(missing),
             is_partial=any(answer.is_partial for answer in answers),
         )
 
-    async def _ask(self, name: str, incident: Incident, within_s: float) -> Heard:
+    async def _ask(self, name: str, incident: Incident, within_s: float) -> AnalyzerAnswer:
         is_late = False
         try:
             async with asyncio.timeout(within_s):
@@ -98,9 +98,9 @@ class Panel:
             log.warning("analyzer_failed name=%s error=%r", name, error, exc_info=True)
             why = f"analyzer {name} failed: {type(error).__name__}: {error}"[:MOST_SAID]
         else:
-            return Heard(claims, incident.missing, is_partial=False)
+            return AnalyzerAnswer(claims, incident.missing, is_partial=False)
         self.failures += 1
-        return Heard([], [*incident.missing, why], is_partial=is_late)
+        return AnalyzerAnswer([], [*incident.missing, why], is_partial=is_late)
 
 
 def _named(name: str, claim: Claim) -> Claim:

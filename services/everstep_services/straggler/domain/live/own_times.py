@@ -33,7 +33,7 @@ class RoleTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class OwnTimes:
     """By row of the sample; NaN where it is not known."""
 
     own_s: Array
@@ -67,7 +67,7 @@ def phases(matched: Matched, step_s: float) -> Array:
     return np.where(each > 1, matched.sequence % np.maximum(each, 1), 0)
 
 
-def own_times(matched: Matched, waits: Array, role: Array, step_s: float, rows: int) -> Own:
+def own_times(matched: Matched, waits: Array, role: Array, step_s: float, rows: int) -> OwnTimes:
     """The time that each row needed by itself in a step, and what it waited for."""
     wait = np.where(waits, matched.last_s - matched.at_s, 0.0)
     to_next = matched.to_next_s
@@ -87,7 +87,7 @@ def own_times(matched: Matched, waits: Array, role: Array, step_s: float, rows: 
             own[table.rows] = _own(table)
             tables.append(table)
     late = _lateness(matched, rows)
-    return Own(own, waited, late, np.nan_to_num(between), tuple(tables))
+    return OwnTimes(own, waited, late, np.nan_to_num(between), tuple(tables))
 
 
 def _table(matched: Matched, entries: Array, segment: Array, steps: Array) -> RoleTable:

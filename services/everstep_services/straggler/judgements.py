@@ -1,4 +1,4 @@
-"""The pure work on jobs, off the event loop: a turn of a job in a thread, a few jobs at a time.
+"""The pure work on jobs, off the event loop: each judgement in a thread, a few jobs at a time.
 
 A window of 100 000 ranks takes seconds. Meanwhile other jobs are judged, questions are answered and
 documents written: none of them may touch the judge, which belongs to the holder of the job's lock.
@@ -56,7 +56,7 @@ class Judge(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a judge knew at the end of its last turn. Any thread may read it: it never changes."""
+    """What a judge knew after its last judgement. Any thread may read it: it never changes."""
 
     round: int | None = None
     window_steps: int | None = None
@@ -67,8 +67,8 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnOutcome:
-    """The result of a turn."""
+class JudgementOutcome:
+    """The result of a judgement."""
 
     changes: Sequence[Change]
     view: View
@@ -79,7 +79,7 @@ class TurnOutcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class JobJudgement:
     """The work for a judge, in this order: hear, adopt, judge; or end."""
 
     judge: Judge
@@ -94,8 +94,8 @@ class Turn:
     ending: str = ""
     """Why the judge must end; empty while it goes on."""
 
-    def run(self, now: float) -> TurnOutcome:
-        """Run the turn. For one judge, only one thread at a time may."""
+    def run(self, now: float) -> JudgementOutcome:
+        """Judge. For one judge, only one thread at a time may."""
         judge, refused = self.judge, Counter(self.judge.refused)
         failures = [failure for heard in self.heard if (failure := self._hear(*heard))]
         adopted = [straggler for straggler in self.stragglers if straggler.round == judge.round]
@@ -103,7 +103,7 @@ class Turn:
             judge.adopt(adopted)
         changes = judge.end(self.ending) if self.ending else judge.close_due(now)
         view = View() if self.ending else self._view(changes)
-        return TurnOutcome(changes, view, adopted, Counter(judge.refused) - refused, failures)
+        return JudgementOutcome(changes, view, adopted, Counter(judge.refused) - refused, failures)
 
     def _hear(self, timings: NodeTimings, at: float) -> Exception | None:
         try:
@@ -137,9 +137,9 @@ class JobWork:
         self.judge = judge
         """Only the holder of the lock may touch it, except for its rules."""
         self.lock = asyncio.Lock()
-        self.is_turning = False
+        self.is_running = False
         self.view = View()
-        """What the judge knew after its last turn."""
+        """What the judge knew after its last judgement."""
         self.has_news = False
         """Windows were judged since the policy last looked."""
         self._most_waiting = most_waiting
@@ -147,12 +147,12 @@ class JobWork:
         """Windows that the judge has not heard yet, and when each came."""
         self._retired: deque[tuple[Judge, str]] = deque()
         """Judges that must end, with the reason: another judge has taken their place."""
-        self._heard_at = self._turned_at = -math.inf
+        self._heard_at = self._judged_at = -math.inf
 
     @property
     def is_busy(self) -> bool:
         """Something must still be judged."""
-        return self.is_turning or bool(self._waiting or self._retired)
+        return self.is_running or bool(self._waiting or self._retired)
 
     @property
     def newest_round(self) -> int | None:
@@ -178,7 +178,7 @@ class JobWork:
         return Counter(why for _, why in judged if why)
 
     def retire(self, successor: Judge, reason: str) -> None:
-        """The judge ends with its next turn, which may be much later; another one goes on."""
+        """The judge ends with its next judgement, which may be much later; another one goes on."""
         self._retired.append((self.judge, reason))
         self._waiting.clear()
         self.judge, self.view = successor, View()
@@ -190,42 +190,42 @@ class JobWork:
         grace_s = self.judge.rules.grace_s
         pause_s = grace_s / _LOOKS_FOR_OVERDUE
         may_be_open = now - self._heard_at <= grace_s + 2 * pause_s
-        return may_be_open and now - self._turned_at >= pause_s
+        return may_be_open and now - self._judged_at >= pause_s
 
-    def turn(
+    def next_judgement(
         self, stragglers: Collection[KnownStraggler], window_s: float, *, is_watched: bool
-    ) -> Turn:
+    ) -> JobJudgement:
         """Return the next work for a judge."""
         if self._retired:
             judge, reason = self._retired.popleft()
-            return Turn(judge=judge, ending=reason)
+            return JobJudgement(judge=judge, ending=reason)
         count = min(_WINDOWS_AT_ONCE, len(self._waiting))
         heard = [self._waiting.popleft() for _ in range(count)]
-        return Turn(
+        return JobJudgement(
             judge=self.judge, before=self.view, heard=heard, stragglers=stragglers,
             window_s=window_s, is_watched=is_watched,
         )  # fmt: skip
 
-    def took(self, turn: Turn, outcome: TurnOutcome, now: float) -> None:
-        """A turn is over. If its judge was replaced meanwhile, its view is dropped."""
-        self._turned_at = now
-        if turn.judge is self.judge:
+    def finish(self, judgement: JobJudgement, outcome: JudgementOutcome, now: float) -> None:
+        """A judgement is finished. If its judge was replaced meanwhile, its view is dropped."""
+        self._judged_at = now
+        if judgement.judge is self.judge:
             self.view = outcome.view
-            self.has_news = self.has_news or bool(turn.heard)
+            self.has_news = self.has_news or bool(judgement.heard)
 
 
 class JudgedJob(Protocol):
-    """A job that takes turns."""
+    """A job whose judgements are run."""
 
     job: str
     work: JobWork
 
-    def turn(self) -> Turn: ...
-    def take(self, turn: Turn, outcome: TurnOutcome, now: float) -> None: ...
+    def next_judgement(self) -> JobJudgement: ...
+    def take(self, judgement: JobJudgement, outcome: JudgementOutcome, now: float) -> None: ...
 
 
-class Turns:
-    """Runs them."""
+class JudgementRunner:
+    """Runs the judgements of all jobs, at most one at a time for each."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -238,24 +238,24 @@ class Turns:
         return self._input_failures.failures
 
     def begin(self, job: JudgedJob, tasks: asyncio.TaskGroup) -> None:
-        """Begin the job's next turn, unless a turn is running."""
-        if not job.work.is_turning:
-            job.work.is_turning = True
-            tasks.create_task(self._run(job), name=f"turn-{job.job}")
+        """Begin the job's next judgement, unless one is running."""
+        if not job.work.is_running:
+            job.work.is_running = True
+            tasks.create_task(self._run(job), name=f"judgement-{job.job}")
 
     async def _run(self, job: JudgedJob) -> None:
         try:
             with self._input_failures.caught("a judgement"):
                 async with self._few, job.work.lock:
-                    turn, now = job.turn(), self._clock.now()
-                    outcome = await asyncio.to_thread(turn.run, now)
-                    job.take(turn, outcome, now)
+                    judgement, now = job.next_judgement(), self._clock.now()
+                    outcome = await asyncio.to_thread(judgement.run, now)
+                    job.take(judgement, outcome, now)
                 for error in outcome.failures:
                     self._input_failures.note("a window", error)
         finally:
-            job.work.is_turning = False
+            job.work.is_running = False
 
     async def ask(self, job: JudgedJob, question: Callable[[Judge], T]) -> T:
-        """Return the answer of a job's judge, which is asked between two of its turns."""
+        """Return the answer of a job's judge, which is asked between two judgements."""
         async with job.work.lock:
             return await asyncio.to_thread(question, job.work.judge)

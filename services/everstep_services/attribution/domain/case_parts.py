@@ -1,0 +1,62 @@
+"""Parts of a case, made from facts. Their texts and their number are bounded for any input."""
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from everstep.messages import ErrorRecord, Fact, NodeSign, RankEnd, RankExited
+
+TEXT_MOST = 1024
+SHORT_MOST = 240
+_TRACEBACK_MOST = 4096
+
+
+def rank_end(fact: RankExited, *, is_whole: bool) -> RankEnd:
+    """The end of a rank; with its traceback if `is_whole`."""
+    error = fact.error or ErrorRecord(name="", text="")
+    most = TEXT_MOST if is_whole else SHORT_MOST
+    return RankEnd(
+        rank=fact.rank,
+        node=fact.node,
+        fact=fact.id,
+        how=fact.how,
+        round=fact.round,
+        at=fact.at,
+        exit_code=fact.exit_code,
+        signal=fact.signal,
+        pid=fact.pid,
+        error_name=error.name[:SHORT_MOST],
+        error_text=error.text[:most],
+        place=error.place[:SHORT_MOST],
+        traceback=error.traceback[-_TRACEBACK_MOST:] if is_whole else "",
+        chain=tuple(name[:SHORT_MOST] for name in error.chain[:8]),
+        raised_at=error.at,
+        first_error=fact.first_error[:most],
+        step=fact.step,
+        section=fact.section,
+        core_dumped=fact.core_dumped,
+    )
+
+
+def node_sign(
+    fact: Fact,
+    node: str,
+    sign: Literal["lost", "returned", "left"],
+    reason: str,
+    *,
+    cause: str = "",
+) -> NodeSign:
+    """What happened to a node."""
+    return NodeSign(
+        node=node, sign=sign, reason=reason[:SHORT_MOST], fact=fact.id, at=fact.at, cause=cause
+    )
+
+
+def names_node(signs: Iterable[NodeSign], node: str) -> bool:
+    """Whether one of the signs is about the node."""
+    return any(sign.node == node for sign in signs)
+
+
+def with_part(parts: tuple[Any, ...], part: Any, most: int) -> tuple[Any, ...]:
+    """Add a part, unless it is there or there are too many: the first parts tell the most."""
+    is_known = any(other.fact == part.fact for other in parts)
+    return parts if is_known or len(parts) >= most else (*parts, part)
