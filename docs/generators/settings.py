@@ -20,7 +20,7 @@ One file, `everstep.toml`, with a section for each concern. Five layers, each ov
 2. `/etc/everstep/everstep.toml`,
 3. `~/.config/everstep/everstep.toml`,
 4. `./everstep.toml`,
-5. the environment, `EVERSTEP_<SECTION>__<KEY>`, lists with commas and tables as JSON; then flags
+5. the environment, `EVERSTEP_<SECTION>__<KEY>`, lists with commas or as JSON, tables as JSON; then flags
    of the command.
 
 `--config FILE` or `EVERSTEP_CONFIG` names one file to read instead of those three.

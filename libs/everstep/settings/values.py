@@ -1,6 +1,8 @@
 """Converts written values to the types of settings, and describes the values expected."""
 
 import types
+from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 
@@ -18,16 +20,46 @@ def converted(leaf: Leaf, given: object, origin: str, *, is_text: bool) -> objec
 
     `is_text` is for the environment, where everything is text and the type says what it means.
     """
+    value = given
     try:
         value = _read(leaf.type, given) if is_text and isinstance(given, str) else given
         return msgspec.convert(value, leaf.type, dec_hook=_path)
     except (msgspec.MsgspecError, ValueError) as error:
         expected = expects(leaf.type)
         if _is_table(without_none(leaf.type)[0]):
+            inner = _wrong_within(leaf.type, value) if isinstance(value, dict) else None
+            if inner is not None:
+                raise SettingsError(f"{leaf.key}{inner[0]} ({origin}): {inner[1]}") from error
             expected += f"{', as JSON' if is_text else ''} ({error})"
         raise SettingsError(
             f"{leaf.key} = {shown(leaf.key, given)!r} ({origin}): expected {expected}"
         ) from error
+
+
+def _wrong_within(of: Any, table: Mapping[str, object]) -> tuple[str, str] | None:
+    """The place of the first wrong value in a table, with the value, and what is wrong there."""
+    base, _ = without_none(of)
+    if get_origin(base) in {dict, Mapping}:
+        types_by_key = dict.fromkeys(table, get_args(base)[1])
+    elif isinstance(base, type) and issubclass(base, msgspec.Struct):
+        types_by_key = {field.encode_name: field.type for field in msgspec.structs.fields(base)}
+    else:
+        return None
+    for key, value in table.items():
+        if key not in types_by_key:
+            known = get_close_matches(key, types_by_key, 1)
+            hint = f"did you mean {known[0]}?" if known else f"there is {', '.join(types_by_key)}"
+            return f".{key}", f"it is not a setting; {hint}"
+        try:
+            msgspec.convert(value, types_by_key[key], dec_hook=_path)
+        except (msgspec.MsgspecError, ValueError) as error:
+            inner = _wrong_within(types_by_key[key], value) if isinstance(value, dict) else None
+            if inner is not None:
+                return f".{key}{inner[0]}", inner[1]
+            if isinstance(value, dict):
+                return f".{key}", str(error).partition(" - at ")[0]
+            return f".{key} = {shown(key, value)!r}", f"expected {expects(types_by_key[key])}"
+    return None
 
 
 def expects(of: Any) -> str:
@@ -59,6 +91,8 @@ def _read(of: Any, text: str) -> object:
         return None
     if get_origin(base) in {tuple, list}:
         item = get_args(base)[0]
+        if text.startswith("["):
+            return msgspec.json.decode(text)
         return [_read(item, part) for part in text.split(",")] if text else []
     return text if base is Path else _read_scalar(inspect.type_info(base), text)
 

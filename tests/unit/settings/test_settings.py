@@ -147,6 +147,7 @@ def folder_for_hypothesis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ("NAMES", "a, b,c", ("a", "b", "c")),
         ("NAMES", "", ()),
         ("PORTS", "80,443", (80, 443)),
+        ("PORTS", "[80, 443]", (80, 443)),
         ("LABELS", '{"a": "b"}', {"a": "b"}),
         ("MODE", "fast", "fast"),
         ("LEVEL", "high", Level.HIGH),
@@ -206,8 +207,12 @@ def test_text_from_the_environment_becomes_the_type(
         ),
         (
             {"EVERSTEP_BUS__LABELS": '{"a": 1}'},
-            """bus.labels = '{"a": 1}' (environment EVERSTEP_BUS__LABELS): expected a table, """
-            "as JSON (Expected `str`, got `int` - at `$[...]`)",
+            "bus.labels.a = '1' (environment EVERSTEP_BUS__LABELS): expected text",
+        ),
+        (
+            {"EVERSTEP_BUS__PORTS": '["http"]'},
+            """bus.ports = '["http"]' (environment EVERSTEP_BUS__PORTS): """
+            "expected a list, each a whole number",
         ),
         (
             {"EVERSTEP_BUS__KEEP__RAW_DAYS": "x"},
