@@ -47,8 +47,10 @@ def _wrong_within(of: Any, table: Mapping[str, object]) -> tuple[str, str] | Non
         return None
     for key, value in table.items():
         if key not in types_by_key:
-            known = get_close_matches(key, types_by_key, 1)
-            hint = f"did you mean {known[0]}?" if known else f"there is {', '.join(types_by_key)}"
+            nearest = get_close_matches(key, types_by_key, 1)
+            hint = (
+                f"did you mean {nearest[0]}?" if nearest else f"there is {', '.join(types_by_key)}"
+            )
             return f".{key}", f"it is not a setting; {hint}"
         try:
             msgspec.convert(value, types_by_key[key], dec_hook=_path)

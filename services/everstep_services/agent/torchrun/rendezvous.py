@@ -39,6 +39,9 @@ from trainer_sdk.launchers import LaunchedRank
 
 BACKEND = "everstep"
 _JOIN_WITHIN_S = 600.0
+_LONGEST_S = 1e9
+_OPTIONS = ("join_timeout", "node_id")
+_OPTIONS_OF_TORCHRUN = frozenset({"rank", "timeout"})  # it passes them to every backend
 _STOP_WITHIN_S = 30.0
 _STORE_WITHIN_S = 300.0
 _DONE, _FAILED = 0, 1
@@ -130,6 +133,7 @@ class EverstepRendezvous(RendezvousHandler):
 
 def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
     """The handler for torchrun's options; `--rdzv-endpoint` may name the bus."""
+    within_s = _join_within_s(parameters)
     flags = []
     if parameters.endpoint:
         scheme = "" if "://" in parameters.endpoint else "nats://"
@@ -158,13 +162,30 @@ def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
         member = RendezvousMember(identity, settings)
     except BusError as error:
         raise RendezvousConnectionError(str(error)) from error
-    within_s = float(parameters.get("join_timeout") or _JOIN_WITHIN_S)
     return EverstepRendezvous(member, parameters.run_id, address, within_s)
 
 
 def handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
     """The entry point: returns the function that makes handlers."""
     return create_handler
+
+
+def _join_within_s(parameters: RendezvousParameters) -> float:
+    """The `join_timeout`; options of `--rdzv-conf` that are not used are named on stderr."""
+    unused = sorted(set(parameters.config).difference(_OPTIONS, _OPTIONS_OF_TORCHRUN))
+    if unused:
+        options = " and ".join(_OPTIONS)
+        sys.stderr.write(
+            f"everstep: --rdzv-conf {', '.join(unused)}: not used here; there is {options}\n"
+        )
+    given = parameters.get("join_timeout", _JOIN_WITHIN_S)
+    try:
+        within_s = float(given)
+    except ValueError:
+        within_s = 0.0
+    if not 0 < within_s < _LONGEST_S:
+        raise ValueError(f"--rdzv-conf join_timeout={given}: write seconds, above 0")
+    return within_s
 
 
 def _spec(parameters: RendezvousParameters, ranks: int) -> JobSpec:
