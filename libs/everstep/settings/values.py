@@ -47,10 +47,8 @@ def _wrong_within(of: Any, table: Mapping[str, object]) -> tuple[str, str] | Non
         return None
     for key, value in table.items():
         if key not in types_by_key:
-            nearest = get_close_matches(key, types_by_key, 1)
-            hint = (
-                f"did you mean {nearest[0]}?" if nearest else f"there is {', '.join(types_by_key)}"
-            )
+            near = get_close_matches(key, types_by_key, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(types_by_key)}"
             return f".{key}", f"it is not a setting; {hint}"
         try:
             msgspec.convert(value, types_by_key[key], dec_hook=_path)
