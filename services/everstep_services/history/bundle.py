@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import zstandard
@@ -30,7 +30,7 @@ from everstep.store.log import FactLog, NewFact
 from everstep.store.queries import Record
 from everstep.store.schema import upgrade
 from everstep.store.times import from_us
-from everstep.subjects import CLUSTER
+from everstep.subjects import CLUSTER, is_name
 from everstep_services.history.mask import mask_fact, mask_file
 from everstep_services.history.projections.fold import fold
 
@@ -49,6 +49,20 @@ Fetch = Callable[[BlobRef], Coroutine[Any, Any, bytes]]
 
 class BundleError(EverstepError):
     """A file that is not a bundle, or one that cannot be opened."""
+
+
+_DAMAGE: Final = (ValueError, TypeError, OverflowError, msgspec.MsgspecError, BadMessageError)
+"""Errors of values that cannot be read: a bundle is a file from elsewhere, and has the fault."""
+
+
+def damage_text(error: BaseException) -> str | None:
+    """What is wrong with a bundle, in one line; None if its values have not caused the error."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if not isinstance(error, _DAMAGE):
+        return None
+    first = str(error).partition("\n")[0][:200]
+    return f"the bundle is damaged: {type(error).__name__}: {first}"
 
 
 _origin = Table(
@@ -120,7 +134,18 @@ async def write_bundle(
 
 
 async def read_origin(database: Database) -> BundleOrigin | None:
-    """Of what a bundle is; None where it has no fact of any job."""
+    """Of what a bundle is; None where it has no fact of any job. Raises `BundleError`."""
+    try:
+        origin = await _read_origin(database)
+        is_possible = origin is None or is_name(origin.job)
+    except _DAMAGE as error:
+        raise BundleError(str(damage_text(error))) from error
+    if origin is not None and not is_possible:
+        raise BundleError(f"the bundle is damaged: {origin.job!r} is not the name of a job")
+    return origin
+
+
+async def _read_origin(database: Database) -> BundleOrigin | None:
     facts = tables.facts.c
     async with database.read() as connection:
         if await connection.run_sync(lambda c: c.dialect.has_table(c, _origin.name)):

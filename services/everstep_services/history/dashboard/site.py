@@ -19,7 +19,7 @@ from everstep import __version__
 from everstep.clock import Clock
 from everstep.store.errors import StoreError
 from everstep.store.login_codes import LoginCodes
-from everstep_services.history.bundle import BundleOrigin
+from everstep_services.history.bundle import BundleOrigin, damage_text
 from everstep_services.history.dashboard import actions, session
 from everstep_services.history.dashboard.assets import Assets
 from everstep_services.history.dashboard.formats import is_excluded, relative, when
@@ -139,9 +139,9 @@ class Dashboard:
                 return await self._to_login(request, error.detail)
             page = _refused(error)
             status = (await reader.get_or_not("status")).data
-        except Exception:
-            log.exception("page_failed path=%s", request.url.path)
-            page = Page("error.html", {"title": "This page failed", "detail": _FAILED}, 500)
+        except Exception as error:  # noqa: BLE001  it is logged
+            failure = _failure(request.url.path, error, is_bundle=self._bundle is not None)
+            page = Page("error.html", failure, 500)
         return await self._render(request, page, _Shell(token, reader, status))
 
     def _reader(self, request: Request, token: str) -> Reader:
@@ -336,6 +336,7 @@ async def _not_in_bundle(_reader: Reader, _request: Request) -> Page:
 
 _ONLY_SENDS = "This token sends notices, and reads nothing: log in with a token of the scope read."
 _NO_DATABASE = "Nobody can be logged in while the database is away: try again in a moment."
+_UNREADABLE = "This part of the bundle cannot be read"
 _FAILED = (
     "This is an error of Everstep; the log of the history service has it. Other pages still work."
 )
@@ -353,11 +354,20 @@ def _rendered(
 def _text(template: Any, context: Mapping[str, Any], status: int) -> tuple[str, int]:
     try:
         return template.render(context), status
-    except Exception:
-        log.exception("template_failed path=%s", context["path"])
-        error = template.environment.get_template("error.html")
-        about = {"title": "This page failed", "detail": _FAILED}
-        return error.render({**context, **about}), 500
+    except Exception as error:  # noqa: BLE001  it is logged
+        about = _failure(context["path"], error, is_bundle=context["bundle"] is not None)
+        failed = template.environment.get_template("error.html")
+        return failed.render({**context, **about}), 500
+
+
+def _failure(path: str, error: Exception, *, is_bundle: bool) -> dict[str, str]:
+    """The texts of a page that failed. Values that cannot be read are the fault of a bundle."""
+    text = damage_text(error) if is_bundle else None
+    if text:
+        log.warning("page_failed path=%s error=%s", path, text)
+        return {"title": _UNREADABLE, "detail": f"{text[0].upper()}{text[1:]}"}
+    log.error("page_failed path=%s", path, exc_info=error)
+    return {"title": "This page failed", "detail": _FAILED}
 
 
 def _visitor(request: Request, token: str) -> Visitor:
@@ -381,6 +391,8 @@ def _refused(error: RestError) -> Page:
         422: "This address has a wrong value",
     }
     title = titles.get(error.status, "This cannot be shown now")
+    if error.code == "bundle_damaged":
+        title = _UNREADABLE
     return Page("error.html", {"title": title, "detail": error.detail}, error.status)
 
 

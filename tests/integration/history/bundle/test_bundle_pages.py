@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import httpx2
+import pytest
 
 from everstep.clock import SystemClock
 from everstep.messages import BlobRef
@@ -19,7 +20,7 @@ from everstep.store.times import to_us
 from everstep.store.tokens import Scope
 from everstep_services.cli.api.record import AbsentBus
 from everstep_services.history.api.app import PARTS, create_app, make_context
-from everstep_services.history.bundle import read_origin, unpack, write_bundle
+from everstep_services.history.bundle import BundleError, read_origin, unpack, write_bundle
 from everstep_services.history.projections.fold import fold
 from tests.integration.conftest import Api
 from tests.integration.history.dashboard.dashboard_story import JOB, KILLED, STALLED, node, opened
@@ -103,6 +104,37 @@ async def test_a_bundle_says_that_it_has_no_log_store(tmp_path: Path) -> None:
             answer = await reader.get(f"jobs/{JOB}/{path}")
             assert (answer.status_code, answer.json()["code"]) == (404, "logs_not_stored"), path
             assert "with the incidents" in answer.json()["detail"]
+
+
+async def test_wrong_values_in_a_bundle_are_its_own_fault(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A bundle is a file from elsewhere: no traceback, and no talk of an error of Everstep."""
+    async with bundle(tmp_path) as served:
+        client = await visitor(served, "admin")
+        async with served.database.write() as connection:
+            await connection.exec_driver_sql("UPDATE jobs SET labels = '{bad'")
+            await connection.exec_driver_sql("UPDATE facts SET body = 'nojson'")
+        caplog.clear()
+        async with served.client(await served.token()) as reader:
+            answer = await reader.get(f"jobs/{JOB}")
+            assert (answer.status_code, answer.json()["code"]) == (500, "bundle_damaged")
+            assert answer.json()["detail"].startswith("the bundle is damaged: ")
+        for path in (f"/jobs/{JOB}", "/facts"):
+            page = await client.get(path)
+            assert page.status_code == 500, path
+            assert "This part of the bundle cannot be read" in page.text, path
+            assert "bundle is damaged" in page.text, path
+        assert [record for record in caplog.records if record.exc_info] == []
+
+
+@pytest.mark.parametrize("change", ["job = '<script>'", "job = x'00ff'", "exported_us = 'soon'"])
+async def test_a_bundle_of_no_possible_job_is_refused(tmp_path: Path, change: str) -> None:
+    async with bundle(tmp_path) as served:
+        async with served.database.write() as connection:
+            await connection.exec_driver_sql(f"UPDATE bundle_origin SET {change}")
+        with pytest.raises(BundleError, match="the bundle is damaged: "):
+            await read_origin(served.database)
 
 
 async def test_no_token_can_change_a_bundle_by_rest(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from everstep import spans
 from everstep.store.errors import StoreError
 from everstep_services.history.api.http.auth import TokenAuth
 from everstep_services.history.api.http.problems import ProblemError, of_store
+from everstep_services.history.bundle import damage_text
 from everstep_services.history.settings import ApiSettings
 
 log = logging.getLogger(__name__)
@@ -69,8 +70,12 @@ class RequestLimits:
             await problem.send(scope, receive, answer)
         except StoreError as error:
             await of_store(error).send(scope, receive, answer)
-        except Exception:
-            log.exception("request_failed method=%s path=%s", scope["method"], scope["path"])
+        except Exception as error:
+            damage = damage_text(error) if self._is_read_only else None
+            if damage:
+                log.warning("bundle_damaged path=%s error=%s", scope["path"], damage)
+            else:
+                log.exception("request_failed method=%s path=%s", scope["method"], scope["path"])
             if not answer.is_whole:
                 raise  # half an answer must not look complete
 

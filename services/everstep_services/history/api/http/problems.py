@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from everstep.store.errors import QueryTooLongError, StoreError
+from everstep_services.history.bundle import damage_text
 
 log = logging.getLogger(__name__)
 
@@ -191,7 +192,10 @@ async def _on_validation(request: Request, error: Exception) -> Response:
     return problem.response(request.url.path)
 
 
-async def _on_bug(request: Request, _error: Exception) -> Response:
+async def _on_bug(request: Request, error: Exception) -> Response:
     # The error itself goes on to `RequestLimits`, which logs it.
+    damage = damage_text(error) if request.app.state.context.bundle is not None else None
+    if damage:
+        return ProblemError(500, "bundle_damaged", damage).response(request.url.path)
     detail = "this is a bug in Everstep: see the log of the history service"
     return ProblemError(500, "internal", detail).response(request.url.path)
