@@ -192,7 +192,7 @@ def test_timings_are_numbers_for_programs_and_all_pages_are_fetched(run: Run) ->
     ("words", "said"),
     [
         (["j", "--cause", "host"], "--cause is an option of --history: add it"),
-        (["j", "--history", "--timings"], "two questions"),
+        (["j", "--history", "--timings"], "exclude each other"),
         (["j", "--measure", "own", "--section", "data"], "not both"),
         (["j", "--history", "--role", "all"], "--role"),
         (["j", "--section", "nope"], "job j has no section 'nope': use one of data\n"),

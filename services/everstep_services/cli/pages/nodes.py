@@ -11,7 +11,7 @@ from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.operator_requests import quoted
 from everstep_services.cli.output import echo, print_record, print_records, say, say_cut
 
-COLUMNS = ("node", "state", "job", "healthy", "probes", "strikes", "excluded", "reason")
+COLUMNS = ("node", "state", "job", "healthy", "strikes", "excluded", "reason", "probes")
 WIDE = (
     *COLUMNS, "address", "failure_domain", "nvlink_domain", "device", "joins", "losses", "refusals",
     "ranks_failed", "stalls", "version",
@@ -63,7 +63,7 @@ def check_lines(check: Record) -> Iterator[str]:
     verdict = "healthy" if check["is_healthy"] else "not healthy"
     when, took = moment(check["at"]), span(check["took_s"])
     occasion = cell(check["occasion"])
-    if check.get("policy"):
+    if check["occasion"] == "probe":
         failures = f", failed {check['failures']} times in a row" if check["failures"] else ""
         acted = ", ended a round" if check["is_acted_on"] else ""
         occasion = f"{occasion}, policy {cell(check['policy'])}{failures}{acted}"
