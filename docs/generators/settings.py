@@ -20,8 +20,8 @@ One file, `everstep.toml`, with a section for each concern. Five layers, each ov
 2. `/etc/everstep/everstep.toml`,
 3. `~/.config/everstep/everstep.toml`,
 4. `./everstep.toml`,
-5. the environment, `EVERSTEP_<SECTION>__<KEY>`, lists with commas or as JSON, tables as JSON; then flags
-   of the command.
+5. the environment, `EVERSTEP_<SECTION>__<KEY>`, lists with commas or as JSON, tables as JSON;
+   then flags of the command.
 
 `--config FILE` or `EVERSTEP_CONFIG` names one file to read instead of those three.
 `EVERSTEP_STATE_DIR` names the folder of `everstep up`. What is not known is refused, with the
