@@ -2,6 +2,7 @@
 
 import asyncio
 import faulthandler
+import gc
 import inspect
 import shutil
 import tempfile
@@ -132,3 +133,13 @@ async def nats(tmp_path: Path) -> AsyncIterator[DevServer]:
     """A server of the test's own, to kill, wipe or grant on; not yet set up."""
     async with dev_server(tmp_path / "own-nats") as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def _collects_as_before() -> Iterator[None]:
+    """A service in the test's process takes what is there out of the collector's sight for ever."""
+    thresholds = gc.get_threshold()
+    yield
+    if gc.get_freeze_count():
+        gc.unfreeze()
+    gc.set_threshold(*thresholds)

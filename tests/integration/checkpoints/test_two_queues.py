@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -321,3 +322,17 @@ def test_threads_of_one_queue_of_files_have_a_buffer_each(
         one.join()
     saves.close()
     assert [value_of(torch.load(tmp_path / f"{value}.pt")) for value in range(2)] == [0, 1]
+
+
+def test_a_process_with_more_than_a_thousand_descriptors_saves(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    try:
+        with ExitStack() as stack:
+            for _ in range(1100):
+                stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+            with Checkpointer(tmp_path / "root") as saves:
+                assert saves.save(1, state(1), wait=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert loaded(tmp_path, 1) == 1

@@ -94,9 +94,11 @@ class WriterProcess:
             return
         channel: Channel[FromWriter] = Channel(ours, FromWriter)
         self._begun.put(channel)
+        poll = select.poll()  # select() takes no descriptor above 1023
+        poll.register(ours, select.POLLIN)
         with ours, suppress(EOFError):
             while True:
-                if select.select([ours], [], [], _LOOK_EVERY_S)[0]:
+                if poll.poll(_LOOK_EVERY_S * 1000):
                     for line in channel.receive():
                         self._receive(line)
                 self._check(time.monotonic())
