@@ -15,7 +15,6 @@ PACED = {
     "chaos/outages.py",
     "chaos/recorder.py",
     "corpus/injected/standstills.py",
-    "integration/nvrx/wrapped_ranks.py",
 }
 """They make a load at a rate, let a fixed time pass, or sleep on purpose."""
 

@@ -10,7 +10,7 @@ import pytest
 
 from trainer_sdk.nvrx import aliases
 
-SCRIPT = Path(__file__).parent / "wrapped_ranks.py"
+SCRIPT = Path(__file__).parents[1] / "scripts" / "wrapped_ranks.py"
 WITHIN_S = 400
 STEPS = 6
 
