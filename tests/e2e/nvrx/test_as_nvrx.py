@@ -9,7 +9,7 @@ from tests.e2e.cluster import Cluster
 from tests.variants import first_of, variant
 
 SCRIPT = Path(__file__).parent / "training.py"
-WRAPPED = Path(__file__).parents[2] / "integration" / "scripts" / "wrapped_ranks.py"
+WRAPPED = Path(__file__).parents[2] / "integration" / "nvrx" / "scripts" / "wrapped_ranks.py"
 WITHIN_S = 200.0
 CONFIG = """
 launcher:

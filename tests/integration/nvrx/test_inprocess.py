@@ -10,7 +10,7 @@ import pytest
 
 from trainer_sdk.nvrx import aliases
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "wrapped_ranks.py"
+SCRIPT = Path(__file__).parent / "scripts" / "wrapped_ranks.py"
 WITHIN_S = 400
 STEPS = 6
 
@@ -21,7 +21,7 @@ def trained(folder: Path, fault: str, ranks: int) -> list[int]:
         [sys.executable, str(SCRIPT), str(folder), str(ranks), fault],
         env={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([aliases.FOLDER, str(SCRIPT.parents[3])]),
+            "PYTHONPATH": os.pathsep.join([aliases.FOLDER, str(SCRIPT.parents[4])]),
             "EVERSTEP_ATTACH": "off",
             "OMP_NUM_THREADS": "1",
         },

@@ -1,10 +1,13 @@
 """How long a rank may go without progress, by its position."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from everstep.durations import seconds
 from everstep.messages import LimitsDocument
+from everstep_services.agent.settings import AgentSettings
+from trainer_sdk.layout import NAME_BYTES
 from trainer_sdk.page_content import SectionKind
 
 FIRST_STEP = "first-step"
@@ -15,6 +18,8 @@ SPECIAL = (FIRST_STEP, STEP, OUTSIDE, HEARTBEAT)
 """Names of limits that are not sections. A section may have one of these names, too."""
 BY_HAND = "configured"
 BY_OPERATOR = "everstep limits"
+BY_SETTING = "[agent] limits"
+"""The origin of limits that the settings give."""
 _IDLE_FACTOR = 3.0
 
 
@@ -65,6 +70,47 @@ class LimitRules:
     """Where each of these was set."""
     is_outside_late: bool = False
     """A limit that was set for `outside` acts only from the first step on."""
+
+
+def limit_rules(
+    agent: AgentSettings,
+    configured: Mapping[str, float],
+    origins: Mapping[str, str],
+    *,
+    warmup_steps: int | None = None,
+    is_outside_late: bool = False,
+) -> LimitRules:
+    """The rules of the settings, with these limits set by hand."""
+    return LimitRules(
+        first_step_s=agent.first_step_limit_s,
+        section_s=agent.section_limit_s,
+        checkpoint_s=agent.checkpoint_limit_s,
+        evaluation_s=agent.evaluation_limit_s,
+        step_s=agent.step_limit_s,
+        idle_compile_s=agent.idle_compile_s,
+        interpreter_within_s=agent.interpreter_within_s,
+        warmup_steps=warmup_steps or agent.warmup_steps,
+        configured=configured,
+        origins=origins,
+        is_outside_late=is_outside_late,
+    )
+
+
+def read_limits(texts: Iterable[str], origin: str) -> dict[str, float]:
+    """The limits in texts such as `forward=90s`, by name. Raises ValueError, with the remedy."""
+    limits: dict[str, float] = {}
+    for text in texts:
+        name, equals, value = text.rpartition("=")
+        limit_s = seconds(value)
+        if not equals or not name.strip() or not limit_s:
+            raise ValueError(f"{origin} {text!r}: write NAME=SECONDS, for instance forward=90s")
+        if len(name.strip().encode()) > NAME_BYTES:
+            raise ValueError(
+                f"{origin} {text[:NAME_BYTES]!r}…: the names of sections are known by "
+                f"{NAME_BYTES} bytes at most; write fewer"
+            )
+        limits[name.strip()] = limit_s
+    return limits
 
 
 class StallLimits:

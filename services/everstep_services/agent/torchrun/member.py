@@ -138,10 +138,18 @@ class RendezvousMember:
 
     def report(self, event: str, reason: str, **fields: Any) -> None:
         """Report an event of this node's ranks; torchrun goes on if nobody hears it."""
+        report = self._report_of(event, reason, **fields)
+        if report is None:
+            return
+        with contextlib.suppress(BusError, TimeoutError):
+            self._call(self._ask("report", report, Reported), _ASK_WITHIN_S)
+
+    def _report_of(self, event: str, reason: str, **fields: Any) -> Report | None:
+        """A report of the round that this node takes part in; None if it takes part in none."""
         taken, own = self._taken, self._identity
         if taken is None:
-            return
-        report = Report(
+            return None
+        return Report(
             job=own.job,
             node=own.node,
             instance=own.instance,
@@ -151,8 +159,6 @@ class RendezvousMember:
             reason=reason,
             **fields,
         )
-        with contextlib.suppress(BusError, TimeoutError):
-            self._call(self._ask("report", report, Reported), _ASK_WITHIN_S)
 
     def leave(self, cause: str, reason: str, exit_code: int) -> None:
         """Take leave, and end the thread."""
@@ -232,20 +238,9 @@ class RendezvousMember:
             log.warning("hangs_are_not_found error=%s", errors.exceptions[0])
 
     async def _report_hang(self, rank: int, reason: str, waited_s: float) -> None:
-        own, taken = self._identity, self._taken
-        if taken is None or self._is_over:
+        report = self._report_of("rank_stalled", reason, rank=rank, waited_s=waited_s)
+        if report is None or self._is_over:
             return
-        report = Report(
-            job=own.job,
-            node=own.node,
-            instance=own.instance,
-            slot=taken.slot,
-            round=taken.round,
-            event="rank_stalled",
-            reason=reason,
-            rank=rank,
-            waited_s=waited_s,
-        )
         with contextlib.suppress(BusError, TimeoutError):
             await self._ask("report", report, Reported)
 

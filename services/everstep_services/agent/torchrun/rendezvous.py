@@ -6,7 +6,6 @@ restarts the ranks.
 """
 
 import os
-import re
 import socket
 import sys
 from collections.abc import Callable
@@ -32,7 +31,7 @@ from everstep.ids import new_id
 from everstep.messages import JobSpec
 from everstep.settings import Flag, Settings, config_files, load
 from everstep_services.agent.settings import AgentSettings
-from everstep_services.agent.stalls.limits import LimitRules
+from everstep_services.agent.stalls.limits import BY_SETTING, LimitRules, limit_rules, read_limits
 from everstep_services.agent.torchrun.member import JobOverError, NodeIdentity, RendezvousMember
 from trainer_sdk.attachment import folder_for
 from trainer_sdk.launchers import LaunchedRank
@@ -45,7 +44,6 @@ _OPTIONS_OF_TORCHRUN = frozenset({"rank", "timeout"})  # it passes them to every
 _STOP_WITHIN_S = 30.0
 _STORE_WITHIN_S = 300.0
 _DONE, _FAILED = 0, 1
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class EverstepRendezvous(RendezvousHandler):
@@ -203,25 +201,8 @@ def _spec(parameters: RendezvousParameters, ranks: int) -> JobSpec:
 
 def _limits(agent: AgentSettings) -> LimitRules:
     """The limits before anything is learned, and those of `[agent] limits`."""
-    configured = {}
-    for text in agent.limits:
-        name, _, value = text.rpartition("=")
-        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh]?)", value.strip())
-        if not name.strip() or match is None:
-            raise ValueError(f"[agent] limits {text!r}: write NAME=SECONDS, for instance step=90s")
-        configured[name.strip()] = float(match[1]) * _UNITS[match[2]]
-    return LimitRules(
-        first_step_s=agent.first_step_limit_s,
-        section_s=agent.section_limit_s,
-        checkpoint_s=agent.checkpoint_limit_s,
-        evaluation_s=agent.evaluation_limit_s,
-        step_s=agent.step_limit_s,
-        idle_compile_s=agent.idle_compile_s,
-        interpreter_within_s=agent.interpreter_within_s,
-        warmup_steps=agent.warmup_steps,
-        configured=configured,
-        origins=dict.fromkeys(configured, "[agent] limits"),
-    )
+    configured = read_limits(agent.limits, BY_SETTING)
+    return limit_rules(agent, configured, dict.fromkeys(configured, BY_SETTING))
 
 
 def _local_world_size() -> int:

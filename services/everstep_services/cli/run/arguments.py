@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from everstep.durations import seconds
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.run.nvrx_config import FileError, file_options
 from everstep_services.cli.run.options import NVRX, OPTIONS, WORDS_FOR_NONE, RunOption, spellings
@@ -13,8 +14,6 @@ Value = str | int | float | bool | None
 
 _BY_NAME = {name: option for option in OPTIONS for name in spellings(option)}
 _NUMBER = re.compile(r"-\d+|-\d*\.\d+")
-_SECONDS = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h)?")
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 _REPEATED = frozenset({"label", "limit"})
 _WARMUP = "warmup="
 _NVRX_WARMUP_STEPS = 5
@@ -283,12 +282,6 @@ def _number(option: RunOption, text: str) -> int | float | None:
     if option.kind == "seconds":
         return seconds(text)
     return int(text) if re.fullmatch(r"[+-]?[0-9]{1,15}", text) else None
-
-
-def seconds(text: str) -> float | None:
-    """A time as people write it: `90`, `90s`, `10m`, `2h`; None for anything else."""
-    match = _SECONDS.fullmatch(text.strip().lower())
-    return float(match[1]) * _UNITS[match[2]] if match else None
 
 
 def _expected(option: RunOption) -> str:
