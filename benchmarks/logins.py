@@ -30,7 +30,7 @@ from everstep.bus.auth.roles import agents_name
 from everstep.bus.nats_patches import PatchedClient
 from everstep.bus.server.dev_server import DevServer, dev_server
 from tests.integration.bus.one_account import one_account
-from tests.integration.bus.servers import server_with
+from tests.integration.bus.servers import server_with, store_in
 
 ROUNDS = 5
 QUESTIONS = 2_000
@@ -139,7 +139,7 @@ def _of(values: list[float], unit: str = "", digits: int = 0) -> str:
 @asynccontextmanager
 async def one_account_place(folder: Path) -> AsyncIterator[Place]:
     config, _ = one_account(folder, JOB)
-    async with server_with(folder, {**config, "jetstream": {"store_dir": str(folder)}}) as port:
+    async with server_with(folder, {**config, "jetstream": store_in(folder)}) as port:
 
         def login(user: str) -> BusSettings:
             file = folder / f"{user}.password"

@@ -11,6 +11,7 @@ import pytest
 
 from everstep.bus import BusSettings, connect
 from everstep.bus.errors import BusError
+from everstep.bus.server.config import ServerPlan
 from everstep.bus.server.dev_server import DevServer, _port_in, find_program
 from tests.stopping import stop
 from tests.waiting import until_async
@@ -29,6 +30,15 @@ async def refused(settings: BusSettings) -> BusError:
 async def granted(nats: DevServer, job: str) -> BusSettings:
     """How the agents of a job log in."""
     return await nats.grant(job)
+
+
+def store_in(folder: Path) -> dict[str, object]:
+    """JetStream's part of a configuration, with room for all streams on any disk.
+
+    Without `max_file_store` the server grants three quarters of the free disk, and the limits of
+    all streams together are more than that on a machine with 25 GiB free.
+    """
+    return {"store_dir": str(folder), "max_file_store": ServerPlan(folder).max_file_bytes}
 
 
 @asynccontextmanager

@@ -30,7 +30,7 @@ from everstep.bus.nats_patches import settle
 from everstep.bus.server.dev_server import DevServer
 from everstep.messages import Done, Message, Order
 from tests.integration.bus.one_account import one_account
-from tests.integration.bus.servers import server_with
+from tests.integration.bus.servers import server_with, store_in
 from tests.waiting import WITHIN_S, until_async
 
 A, B = "job-a", "job-b"
@@ -273,7 +273,7 @@ async def test_in_one_account_the_same_attack_lands(tmp_path: Path) -> None:
     """What this is for. It also shows that the tests above would see it."""
     config, agents = one_account(tmp_path, A)
     async with (
-        server_with(tmp_path, {**config, "jetstream": {"store_dir": str(tmp_path)}}) as port,
+        server_with(tmp_path, {**config, "jetstream": store_in(tmp_path)}) as port,
         raw(f"nats://127.0.0.1:{port}", **agents) as attacker,
     ):
         url = f"nats://127.0.0.1:{port}"

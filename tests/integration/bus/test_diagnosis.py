@@ -32,7 +32,7 @@ from everstep.bus.errors import (
 )
 from everstep.bus.server.dev_server import DevServer
 from everstep.messages import BlobRef
-from tests.integration.bus.servers import refused, relay, server_with, speaking, stopped
+from tests.integration.bus.servers import refused, relay, server_with, speaking, stopped, store_in
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ async def test_a_server_without_jetstream(tmp_path: Path) -> None:
 
 async def test_an_account_that_may_not_ask_jetstream_is_told_so_at_once(tmp_path: Path) -> None:
     who = {"user": "u", "password": "p", "permissions": {"publish": {"deny": "$JS.API.INFO"}}}
-    config = {"jetstream": {"store_dir": str(tmp_path)}, "authorization": {"users": [who]}}
+    config = {"jetstream": store_in(tmp_path), "authorization": {"users": [who]}}
     secret = tmp_path / "secret"
     secret.write_text("p")
     secret.chmod(0o600)

@@ -24,7 +24,7 @@ from everstep.bus.errors import (
     CredentialsExpiredError,
 )
 from everstep.bus.server.dev_server import DevServer
-from tests.integration.bus.servers import refused, relay, server_with
+from tests.integration.bus.servers import refused, relay, server_with, store_in
 from tests.waiting import until_async
 
 
@@ -109,7 +109,7 @@ class Operator:
                 self._account.public_key.decode(): account("a", self._account, limits),
                 self._system.public_key.decode(): account("SYS", self._system, no_store),
             },
-            "jetstream": {"store_dir": str(store)},
+            "jetstream": store_in(store),
         }
 
     def write_user(self, path: Path, ends_at: int) -> None:
@@ -173,7 +173,7 @@ def tls_config(folder: Path, authority: trustme.CA, *names: str) -> dict[str, ob
     for pem in issued.cert_chain_pems:
         pem.write_to_path(folder / "server.pem", append=True)
     files = {"cert_file": str(folder / "server.pem"), "key_file": str(folder / "server.key")}
-    return {"tls": files, "jetstream": {"store_dir": str(folder / "js")}}
+    return {"tls": files, "jetstream": store_in(folder / "js")}
 
 
 async def test_tls_with_our_own_authority(tmp_path: Path, authority: trustme.CA) -> None:

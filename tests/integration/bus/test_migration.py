@@ -26,7 +26,7 @@ from everstep.bus.server.config import ServerPlan, move_streams
 from everstep.bus.server.dev_server import dev_server
 from tests.integration.bus.facts import ended, numbers
 from tests.integration.bus.one_account import one_account
-from tests.integration.bus.servers import refused, server_with
+from tests.integration.bus.servers import refused, server_with, store_in
 
 FACTS = 20
 
@@ -36,7 +36,7 @@ async def old_bus(folder: Path, store: Path, job: str) -> AsyncIterator[NatsBus]
     """The server as it was, with what it keeps."""
     await asyncio.to_thread(folder.mkdir, parents=True)
     config, _ = one_account(folder, job)
-    async with server_with(folder, {**config, "jetstream": {"store_dir": str(store)}}) as port:
+    async with server_with(folder, {**config, "jetstream": store_in(store)}) as port:
         settings = BusSettings(
             url=f"nats://127.0.0.1:{port}", user="admin", password_file=folder / "admin.password"
         )
