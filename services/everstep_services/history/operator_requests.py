@@ -1,7 +1,7 @@
 """Sends requests of people, from REST and from commands, to the service that carries them out."""
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
@@ -38,6 +38,7 @@ WITHIN_S = 12.0
 """The wait for one answer: two such waits fit into the patience of a client of the API."""
 LOOK_WITHIN_S = 1.5
 """The wait for an answer that the caller can do without."""
+_UNKNOWN_SHOWN = 10
 
 M = TypeVar("M", bound=Message)
 Verb = Literal[
@@ -211,6 +212,27 @@ async def ask(  # noqa: PLR0913  what to ask of whom, and for how long
         raise ServiceUnavailableError(text) from error
     except BusError as error:
         raise ServiceUnavailableError(f"{service} cannot be asked: {error}") from error
+
+
+def unknown_nodes(
+    names: Sequence[str], candidates: Iterable[str], aliases: Mapping[str, str] | None = None
+) -> str:
+    """The refusal of names that no node has; `aliases` has the node of each other name."""
+    nodes = aliases or {}
+    shown = [
+        repr(name[:128]) + (f" (an alias of {nodes[name]!r})" if name in nodes else "")
+        for name in names[:_UNKNOWN_SHOWN]
+    ]
+    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    close = difflib.get_close_matches(names[0], list(candidates), n=1)
+    hint = f"; did you mean {close[0]}?" if close else "; see everstep nodes"
+    return f"no node is called {', '.join(shown)}{more}{hint}"
+
+
+def force_hint(refusal: str) -> str:
+    """The refusal of an exclusion, with the way to exclude a node before it first joins."""
+    end = "" if refusal.endswith("?") else "."
+    return f"{refusal}{end} With force, a node is excluded before it first joins"
 
 
 def similar_names(name: str, candidates: Iterable[str]) -> str:
