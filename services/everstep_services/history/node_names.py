@@ -6,7 +6,7 @@ from sqlalchemy import select
 
 from everstep.store import tables
 from everstep.store.database import Database
-from everstep_services.history.operator_requests import unknown_nodes
+from everstep_services.history.operator_requests import did_you_mean, unknown_nodes
 
 _CANDIDATES_MOST = 5000
 
@@ -23,7 +23,17 @@ async def unknown_nodes_text(
         unknown = sorted(name for name, id_ in ids.items() if id_ not in ids_known)
         if not unknown:
             return None
-        query = select(column).limit(_CANDIDATES_MOST)
-        some = list((await connection.execute(query)).scalars())
+    some = await _some_nodes(database)
     candidates = [*some, *(name for name, id_ in aliases.items() if id_ in some)]
     return unknown_nodes(unknown, candidates, aliases)
+
+
+async def similar_nodes(database: Database, name: str) -> str:
+    """The nodes on record with names close to this one, as the end of a sentence."""
+    return did_you_mean(name, await _some_nodes(database))
+
+
+async def _some_nodes(database: Database) -> list[str]:
+    async with database.read() as connection:
+        query = select(tables.nodes.c.node).limit(_CANDIDATES_MOST)
+        return list((await connection.execute(query)).scalars())

@@ -224,8 +224,7 @@ def unknown_nodes(
         for name in names[:_UNKNOWN_SHOWN]
     ]
     more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-    close = difflib.get_close_matches(names[0], list(candidates), n=1)
-    hint = f"; did you mean {close[0]}?" if close else "; see everstep nodes"
+    hint = did_you_mean(names[0], candidates, most=1) or "; see everstep nodes"
     return f"no node is called {', '.join(shown)}{more}{hint}"
 
 
@@ -241,5 +240,10 @@ def similar_names(name: str, candidates: Iterable[str]) -> str:
     if name in names:
         why = "it is over, or another launcher runs it"
         return f", only a record of one: {why}; see everstep job show {name}"
-    close = difflib.get_close_matches(name, names, n=3)
-    return f"; did you mean {' or '.join(close)}?" if close else "; see everstep jobs"
+    return did_you_mean(name, names) or "; see everstep jobs"
+
+
+def did_you_mean(name: str, candidates: Iterable[str], *, most: int = 3) -> str:
+    """The names that are close to this one, as the end of a sentence; empty without any."""
+    close = difflib.get_close_matches(name, list(candidates), n=most)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
