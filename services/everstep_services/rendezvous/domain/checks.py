@@ -31,7 +31,7 @@ _SHARED_RATIO = 0.5
 _SHARED_FOR_S = 240.0
 """A shared failure is not compared again for this long; agents report it again after 300 s."""
 _SPARES_MOST = 32
-"""So many spares are waited for, and counted; the others also run the check."""
+"""The limit of spares that are waited for and counted; others run the check, too."""
 ALONE = "checks.alone"
 """The rule by which the only node of a job leaves: nothing could be compared."""
 NO_PLACE = "checks.no_place"
