@@ -44,6 +44,12 @@ def asked_elsewhere(cluster: Cluster, *words: str) -> subprocess.CompletedProces
     )
 
 
+def check_unknown_rank(cluster: Cluster) -> None:
+    refused = asked_elsewhere(cluster, "--round", "1", "--rank", "77")
+    text = f"there is no rank 77 in round 1 of {cluster.job}: its ranks are 0 to 1"
+    assert (refused.returncode, refused.stdout, refused.stderr) == (3, "", f"everstep: {text}\n")
+
+
 def stored(cluster: Cluster, number: int, **filters: Any) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     cursor = None
@@ -100,10 +106,7 @@ def test_whole_logs_of_all_nodes_on_any_machine(cluster: Cluster, tmp_path: Path
     line = msgspec.json.decode(cause)
     assert (line["rank"], line["stream"], line["round"]) == (1, "stderr", 1)
     assert line["at"]
-    refused = asked_elsewhere(cluster, "--round", "1", "--rank", "77")
-    assert (refused.returncode, refused.stdout) == (3, "")
-    text = f"there is no rank 77 in round 1 of {cluster.job}: its ranks are 0 to 1"
-    assert refused.stderr == f"everstep: {text}\n"
+    check_unknown_rank(cluster)
     file = tmp_path / "round_cycle1.log"
     elsewhere(cluster, "--round", "1", "--cycle-file", str(file))
     cycle = file.read_text().splitlines()
