@@ -104,7 +104,7 @@ class NotifySettings(Settings, frozen=True, kw_only=True):
 
     events: tuple[Event, ...] = EVENTS
     """What is sent: `incident`, `job_failed`, `job_stopped` (by itself), `slow_rank`,
-    `node_excluded`, `breaker_open`."""
+    `node_drained`, `node_excluded`, `breaker_open`."""
     dashboard_url: str = ""
     """The address of the dashboard, for links in messages; without it they have none."""
     settle_s: float = 5.0
