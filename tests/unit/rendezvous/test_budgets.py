@@ -75,7 +75,7 @@ def test_without_a_budget_there_is_no_restart() -> None:
     ],
 )
 def test_a_job_without_a_budget_names_who_limits_its_restarts(
-    fields: dict[str, object], text: str
+    fields: dict[str, Any], text: str
 ) -> None:
     (found,) = run([failure(lived_s=100)], **fields)
     assert found.reason == text

@@ -484,7 +484,8 @@ class AgentService:
         if self._uploader is not None:
             with unharmed("the output of ranks"):
                 await self._uploader.finish(within_s)
-        if not exiting.is_sent:
+        # At the end of a job nobody needs the answers; a node that is replaced has left for good.
+        if not exiting.is_sent or exiting.cause == "excluded":
             await self._rendezvous.leave(self._questions.leave(exiting), within_s)
         try:
             async with asyncio.timeout(within_s):
