@@ -484,8 +484,7 @@ class AgentService:
         if self._uploader is not None:
             with unharmed("the output of ranks"):
                 await self._uploader.finish(within_s)
-        # At the end of a job nobody needs the answers; a node that is replaced has left for good.
-        if not exiting.is_sent or exiting.cause == "excluded":
+        if exiting.has_seat or not exiting.is_sent:
             await self._rendezvous.leave(self._questions.leave(exiting), within_s)
         try:
             async with asyncio.timeout(within_s):
