@@ -157,7 +157,9 @@ class Incident(Answer):
     reports: int | None = Field(description="How many belonged to it.")
     extended_reason: str | None = Field(description="The later reports in one text.")
     ledger: LedgerOut | None = Field(description="Null while it is open.")
-    lost_steps: int | None = Field(description="Steps that had to be made again.")
+    lost_steps: int | None = Field(
+        description="Steps that had to be trained again after a restart."
+    )
     lost_s: float | None = Field(description="The time that those steps had taken.")
     restored_step: int | None
     restored_tier: str | None

@@ -58,7 +58,9 @@ class Job(Answer):
     world_size: int | None
     last_step: int | None
     total_steps: int | None
-    lost_steps: int | None = Field(description="Steps that had to be made again.")
+    lost_steps: int | None = Field(
+        description="Steps that had to be trained again after a restart."
+    )
     ranks_failed: int | None
     stalls: int | None
     nodes_lost: int | None
