@@ -92,6 +92,13 @@ class ExclusionWanted(RequestBody):
         description="How long it lasts; null for the time in health's settings, 0 until somebody "
         "includes the node again.",
     )
+    force: bool = Field(
+        default=False, description="Exclude the node even if it is not on record because it has never joined."
+    )
+
+    def details(self) -> dict[str, Any]:
+        """The fields that belong to this request alone, without what only REST checks."""
+        return {"ttl_s": self.ttl_s}
 
 
 class InclusionWanted(RequestBody):
