@@ -93,7 +93,8 @@ class ExclusionWanted(RequestBody):
         "includes the node again.",
     )
     force: bool = Field(
-        default=False, description="Exclude the node even if it is not on record because it has never joined."
+        default=False,
+        description="Exclude the node even if it is not on record because it has never joined.",
     )
 
     def details(self) -> dict[str, Any]:
