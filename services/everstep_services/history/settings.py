@@ -115,7 +115,7 @@ class ApiSettings(Settings, frozen=True, kw_only=True):
     slow_client_s: float = 20.0
     """A live stream is cut when its client takes nothing for this time."""
     failed_logins_per_minute: int = 30
-    """Bad tokens from one address before it is refused unheard."""
+    """Unknown tokens from one address before it gets 429 for each more. Known ones always pass."""
     token_cache_s: float = 5.0
     """How long after its revocation a token may still work on another replica."""
     webhooks: WebhooksSettings = WebhooksSettings()
