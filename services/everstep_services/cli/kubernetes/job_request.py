@@ -172,7 +172,7 @@ def _check_sizes(request: JobRequest, given: Given) -> None:
     if _number(request.shared_memory) > _number(request.memory):
         raise UsageError(
             f"--shared-memory {request.shared_memory} is a part of --memory {request.memory}, and "
-            f"larger: raise the one or lower the other"
+            f"larger: raise --memory or lower --shared-memory"
         )
     ranks = given.text("nproc_per_node", "1")
     if request.gpus and ranks.isdecimal() and int(ranks) != request.gpus:
