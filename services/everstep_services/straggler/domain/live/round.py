@@ -11,7 +11,13 @@ from everstep_services.straggler.domain import verdict
 from everstep_services.straggler.domain.changes import Change, KeepsUp, SlowRankFound, StepsShifted
 from everstep_services.straggler.domain.live.causes import Blame, blame, from_host
 from everstep_services.straggler.domain.live.imbalance import Imbalance
-from everstep_services.straggler.domain.live.links import LINK_WINDOWS, Links, SlowNode
+from everstep_services.straggler.domain.live.links import (
+    LINK_WINDOWS,
+    Links,
+    SlowNode,
+    from_link,
+    slow_sender,
+)
 from everstep_services.straggler.domain.live.measures import SPARED, Measured, Meter
 from everstep_services.straggler.domain.live.price import (
     Costs,
@@ -22,7 +28,6 @@ from everstep_services.straggler.domain.live.price import (
     price,
     replay_of,
 )
-from everstep_services.straggler.domain.live.ring_links import from_link, slow_sender
 from everstep_services.straggler.domain.live.samples import Names
 from everstep_services.straggler.domain.live.shift import Steps
 from everstep_services.straggler.domain.live.windows import (
