@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from everstep.messages import Case, EvidencePiece, RankEnd
-from everstep.sizes import size
+from everstep.units import size
 from everstep_services.agent.probes.gpu.nvml import GpuGoneError
 from everstep_services.agent.probes.gpu.snapshot import GpuSnapshot
 from everstep_services.agent.probes.gpu.verdicts import verdicts
