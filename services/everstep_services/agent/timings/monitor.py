@@ -31,9 +31,14 @@ from everstep_services.agent.timings import connections, host
 from everstep_services.agent.timings.clock_offset import ClockOffsets
 from everstep_services.agent.timings.collective_entries import CollectiveEntry, collectives, within
 from everstep_services.agent.timings.detached_thread import DetachedThread
-from everstep_services.agent.timings.device import device_uses
 from everstep_services.agent.timings.flight_recorders import FlightRecorders, RecordedEntries
-from everstep_services.agent.timings.host import HostReading, ProcessReading, System, Workers
+from everstep_services.agent.timings.host import (
+    HostReading,
+    ProcessReading,
+    System,
+    Workers,
+    device_uses,
+)
 from everstep_services.agent.timings.window import (
     SHORTEST_S,
     Closed,
