@@ -35,7 +35,7 @@ from everstep_services.straggler.judgements import (
     JobWork,
     Judge,
     JudgementOutcome,
-    View,
+    JudgeSnapshot,
 )
 from everstep_services.straggler.settings import StragglerSettings, defaults
 
@@ -177,7 +177,7 @@ class TrackedJob:
     def stragglers(self) -> tuple[KnownStraggler, ...]:
         """The open findings of its round."""
         return tuple(
-            straggler for straggler in self.document.found if straggler.round == self.view.round
+            straggler for straggler in self.document.found if straggler.round == self.snapshot.round
         )
 
     def hear(self, timings: NodeTimings, now: float) -> None:
@@ -224,7 +224,7 @@ class TrackedJob:
         """Take the document of rendezvous. Timings of nodes outside of its round are dropped."""
         self.formed.see(document, now)
         self._refused += self.work.forget(self.formed.objection)
-        if self.formed.is_before(self.view.round or 0):
+        if self.formed.is_before(self.snapshot.round or 0):
             self._refused[NOT_FORMED] += 1
             self._begin_anew(NOT_FORMED)
 
@@ -238,9 +238,9 @@ class TrackedJob:
         return self.ended_at is not None and now - self.ended_at < AFTERMATH_S
 
     @property
-    def view(self) -> View:
+    def snapshot(self) -> JudgeSnapshot:
         """What its judge knew at the end of its last judgement."""
-        return self.work.view
+        return self.work.snapshot
 
     def next_judgement(self) -> JobJudgement:
         """Return the next work for its judge."""

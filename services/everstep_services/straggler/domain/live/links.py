@@ -303,8 +303,8 @@ def slow_sender(measured: Measured, row: int, trips: Array) -> int | None:
     connections, too: it sends to the rank with the slow link.
     """
     peers = peers_of(measured, row)
-    own = SlowSignal("own", float(measured.own_s[row]), finite_median(measured.own_s[peers]))
-    case = SlowRow(measured, row, peers, max(own.excess, 1e-9))
+    own_time = SlowSignal("own", float(measured.own_s[row]), finite_median(measured.own_s[peers]))
+    case = SlowRow(measured, row, peers, max(own_time.excess, 1e-9))
     sender = _successor(measured, row)
     if sender is None or has_own_cause(case):
         return None
