@@ -271,7 +271,10 @@ class Agent:
         return self._of_check("check_recovered", check, reason, fact=fact)
 
     def check_compared(self, check: str, state: str, reason: str) -> list[Action]:
-        """The result of a check that rendezvous compares between nodes."""
+        """The result of a check that rendezvous compares between nodes, spares among them."""
+        if self._part is None and self._is_spare and self.round is not None:
+            told = SendReport(self.round, "check_compared", reason, check=check, check_state=state)
+            return [told]
         return self._of_check("check_compared", check, reason, state=state)
 
     def _of_check(

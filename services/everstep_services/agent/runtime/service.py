@@ -413,11 +413,11 @@ class AgentService:
 
     def _tell(self, tell: actions.SendReport) -> None:
         order = self._agent.order
-        assert order is not None
         fact = tell.fact
         if fact is None and tell.rank is not None:
             fact = self._evidence.fact_of(tell.round, tell.rank)
-        self._rendezvous.tell(tell, self._questions.report(tell, order, fact))
+        slot = 0 if order is None else order.slot  # a spare has no slot
+        self._rendezvous.tell(tell, self._questions.report(tell, slot, fact))
 
     def _exiting(self, exiting: actions.ExitAgent) -> None:
         if self._plan.scheduler.name == "kubernetes" and exiting.cause == "excluded":

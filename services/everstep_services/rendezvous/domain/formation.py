@@ -31,7 +31,7 @@ def try_form(batch: Batch) -> None:
     candidates = [
         candidate_of(seat, is_suspect=batch.control.suspicion(seat.node) is not None)
         for seat in batch.state.in_stage("idle")
-        if _may(batch, seat)
+        if may_have_slot(batch, seat)
     ]
     world = world_of(batch)
     size = largest_size(candidates, world)
@@ -62,7 +62,8 @@ def candidate_of(seat: Seat, *, is_suspect: bool = False) -> Candidate:
     )
 
 
-def _may(batch: Batch, seat: Seat) -> bool:
+def may_have_slot(batch: Batch, seat: Seat) -> bool:
+    """Return whether a node may have a slot: it neither leaves nor is excluded."""
     if seat.is_leaving:
         return False
     is_excluded = batch.control.exclusion(seat.node, batch.now.wall) is not None

@@ -362,3 +362,14 @@ def test_a_signal_before_all_ranks_run_ends_it_at_once() -> None:
     agent.rank_runs(0)
     noticed = RecordNotice("SIGTERM", 600)
     assert agent.preempted(15, "SIGTERM", now=1) == [noticed, StopRound(1, 3, 0.0, None)]
+
+
+def test_a_spare_answers_a_comparison_and_reports_no_other_probe() -> None:
+    agent = Agent(AgentTimeouts())
+    assert agent.check_compared("nic", "failed", "down") == [], "it has not joined"
+    agent.joined(reply(3, standing="spare"), now=1)
+    (report,) = agent.check_compared("nic", "failed", "down")
+    assert isinstance(report, SendReport)
+    assert (report.round, report.event, report.check_state) == (3, "check_compared", "failed")
+    assert agent.check_failed("nic", "end_round", "down", "f" * 32) == []
+    assert agent.reported(report, Reported(round=3, is_current=False), now=2) == []
