@@ -33,7 +33,7 @@ from everstep_services.agent.replicas.node_states import NodeStates
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.runtime.allocation import AllocationLink
 from everstep_services.agent.runtime.background import BackgroundLoops, unharmed
-from everstep_services.agent.runtime.beats import Beats
+from everstep_services.agent.runtime.beat_sender import BeatSender
 from everstep_services.agent.runtime.network_test import NetworkTestRunner
 from everstep_services.agent.runtime.probe_reports import ProbeReports
 from everstep_services.agent.runtime.rank_events import RankEvents, RankObservers
@@ -139,7 +139,7 @@ class AgentService:
             self._records, self._pids, record, partial(workdir.say, is_warning=True),
             lambda: self._checks.failing, ProbeReports(self._agent, self._do),
         )  # fmt: skip
-        self._beats = Beats(
+        self._beats = BeatSender(
             plan, bus, clock, self._agent, self._progress, self._probes, self._recorder,
             door=lambda: self._ranks.runner.warden.door, do=self._do,
         )  # fmt: skip

@@ -20,7 +20,7 @@ from everstep_services.agent.telemetry.progress import ProgressReader
 _BEAT_EVERY_S = 1.0
 
 
-class Beats:
+class BeatSender:
     """Sends the beats of one agent, and looks with each whether its ranks are idle."""
 
     def __init__(  # noqa: PLR0913  each is a port or a part of the agent
