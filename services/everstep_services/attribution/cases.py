@@ -189,13 +189,6 @@ class CaseKeeper:
             return case
         return (await self._load(job)).cases.case(incident)
 
-    async def known_history(self) -> PastIncidents:
-        """The incidents and node findings of all jobs."""
-        if self.leads:
-            return self.history
-        stored = await self._documents.get(CLUSTER)
-        return PastIncidents(cluster_document(stored.data))
-
     # --- leading ---
 
     async def begin(self) -> StreamPosition | None:

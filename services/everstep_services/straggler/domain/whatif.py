@@ -183,18 +183,9 @@ def _replayed(parts: Decomposed, run: Array, variants: Sequence[Variant | None])
 
 def ideal(parts: Decomposed) -> Variant:
     """All ranks alike: computations the mean, transfers the median, of all of their name."""
-    return _equal(parts, np.zeros(len(parts.trace.table), dtype=np.int64))
-
-
-def equal_in_roles(parts: Decomposed, role: Array) -> Variant:
-    """The ranks of a role alike. `role` is that of each row."""
-    return _equal(parts, role)
-
-
-def _equal(parts: Decomposed, role: Array) -> Variant:
     trace = parts.trace
     compute = trace.kinds == OperationKind.COMPUTE
-    key = combined(role, trace.table.op)
+    key = combined(np.zeros(len(trace.table), dtype=np.int64), trace.table.op)
     size = int(key.max(initial=-1)) + 1
     lag = means_by(key, parts.lag_s, size)[key]
     work = means_by(key, parts.work_s, size)[key]
