@@ -129,7 +129,11 @@ class Agent:
             return []
         self._hear(reply.round)
         if reply.exit_code is not None:
-            refused = Departure(reply.exit_code, "refused", reply.reason, is_sent=True)
+            refused = Departure(
+                *(reply.exit_code, "refused", reply.reason),
+                is_sent=True,
+                has_seat=reply.is_accepted,
+            )
             return self._go(refused, self.limits.stop_grace_s)
         acts = self._say_refused(reply)
         if self._part is None:

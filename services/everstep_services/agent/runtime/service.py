@@ -437,7 +437,7 @@ class AgentService:
         if self._uploader is not None:
             with unharmed("the output of ranks"):
                 await self._uploader.finish(within_s)
-        if not exiting.is_sent:
+        if exiting.has_seat or not exiting.is_sent:
             await self._rendezvous.leave(self._questions.leave(exiting), within_s)
         try:
             async with asyncio.timeout(within_s):

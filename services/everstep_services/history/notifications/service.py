@@ -5,25 +5,23 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import msgspec
 from msgspec.structs import replace
 
-from everstep.bus.errors import MessageTooLargeError
 from everstep.bus.facts.codec import fact_of
 from everstep.bus.input_failures import InputFailures
 from everstep.bus.leader_election import Term, lead_for_ever
-from everstep.bus.ports import Bus, FactBatch, StreamPosition
+from everstep.bus.ports import Bus, FactBatch
 from everstep.clock import Clock
 from everstep.errors import EverstepError
 from everstep.ids import new_id
-from everstep.messages import NoticesDocument, kind_of
-from everstep.messages.codec import BadMessageError, decode_as
+from everstep.messages import kind_of
 from everstep.messages.documents.notices import Notice
 from everstep.observe.printable import printable
 from everstep.observe.redaction import redact
 from everstep.runtime import Loop
 from everstep.subjects import CLUSTER
 from everstep_services.history.notifications import payloads
+from everstep_services.history.notifications.documents import StoredNotices
 from everstep_services.history.notifications.facts import READ, take
 from everstep_services.history.notifications.http_client import send
 from everstep_services.history.notifications.notices import Delivery, Notices, Rules
@@ -36,66 +34,6 @@ from everstep_services.history.notifications.targets import (
 )
 
 log = logging.getLogger(__name__)
-
-
-BUCKET = "NOTICES"
-_ENCODER = msgspec.json.Encoder()  # the body is compressed: it may be larger than a message
-
-
-class UnreadableError(EverstepError):
-    """What is stored cannot be read. Nothing is sent."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(
-            f"the open notifications on the bus cannot be read ({why}): a newer release may have "
-            f"written them; else remove key {CLUSTER} of bucket {BUCKET}"
-        )
-
-
-class StoredNotices:
-    """The notices as of one revision of their document, with the position of their facts."""
-
-    def __init__(self, bus: Bus) -> None:
-        self._documents = bus.documents(BUCKET)
-        self._revision = 0
-        self.position: StreamPosition | None = None
-
-    async def load(self, rules: Rules, now: float) -> Notices:
-        """What another replica, or this one, wrote last."""
-        stored = await self._documents.get(CLUSTER)
-        document = NoticesDocument()
-        if stored.data is not None:
-            try:
-                document = decode_as(stored.data, NoticesDocument)
-            except BadMessageError as error:
-                raise UnreadableError(str(error)) from error
-        self._revision = stored.revision if stored.data is not None else 0
-        self.position = None
-        if document.stream:
-            self.position = StreamPosition(document.stream, document.sequence)
-        notices = Notices(rules, document, now)
-        notices.is_changed = stored.data is None  # the time from which on messages are sent
-        return notices
-
-    async def write(self, notices: Notices) -> tuple[Notice, ...]:
-        """Those that are on the bus now. `ConflictError` when another replica has written."""
-        position = self.position or StreamPosition("", 0)
-        while True:
-            notices.is_changed = False
-            document = notices.document(position.stream, position.sequence)
-            data = _ENCODER.encode(document)
-            try:
-                self._revision = await self._documents.put(CLUSTER, data, revision=self._revision)
-            except MessageTooLargeError:
-                if not notices.drop_oldest():
-                    raise
-                log.warning("notice_dropped reason='their document is too large'")
-            except BaseException:
-                notices.is_changed = True
-                raise
-            else:
-                return document.notices
-
 
 _LEASE = "notify"
 _BATCH = 1000

@@ -9,6 +9,7 @@ from everstep_services.rendezvous.domain import incidents
 from everstep_services.rendezvous.domain.batch import Batch
 from everstep_services.rendezvous.domain.decisions import came_of, decide_to, is_open
 from everstep_services.rendezvous.domain.ends import NOT_ENOUGH_NODES, end_allocation
+from everstep_services.rendezvous.domain.lost_document import may_be_recalled
 from everstep_services.rendezvous.domain.placement import (
     Candidate,
     World,
@@ -16,7 +17,6 @@ from everstep_services.rendezvous.domain.placement import (
     largest_size,
     obstacle,
 )
-from everstep_services.rendezvous.domain.recovery import may_be_recalled
 from everstep_services.rendezvous.domain.replica_placement import arranged
 from everstep_services.rendezvous.domain.restart_backoff import settle
 

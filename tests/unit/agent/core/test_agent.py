@@ -353,7 +353,9 @@ def test_it_joins_again_when_rendezvous_does_not_know_its_round() -> None:
 def test_a_node_that_is_sent_away_says_why_and_not_that_the_job_is_over() -> None:
     agent = Agent(AgentTimeouts())
     order = LeaveJob(**common(1), exit_code=90, state="excluded")
-    assert agent.ordered(order) == [ExitAgent(90, "excluded", "because", is_sent=True)]
+    assert agent.ordered(order) == [
+        ExitAgent(90, "excluded", "because", is_sent=True, has_seat=True)
+    ]
 
 
 def test_a_signal_before_all_ranks_run_ends_it_at_once() -> None:
