@@ -20,9 +20,11 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
     """How commands reach the API."""
 
     url: str | None = None
-    """Where the API is, for instance http://127.0.0.1:7070; by default that of `everstep up`."""
+    """The address of the API, for instance http://127.0.0.1:7070; by default the API of `everstep
+    up`.
+    """
     token_file: Path | None = None
-    """The file that holds the API token; by default that of `everstep up`."""
+    """The file that holds the API token; by default the token of `everstep up`."""
     timeout_s: float = 30.0
     """How long one answer may take."""
 
