@@ -116,7 +116,7 @@ class ApiSettings(Settings, frozen=True, kw_only=True):
     slow_client_s: float = 20.0
     """A live stream is closed if its client reads nothing for this time."""
     failed_logins_per_minute: int = 30
-    """The most wrong tokens from one address in a minute; further requests are refused unread."""
+    """The most wrong tokens from one address in a minute; then 429. Right tokens always pass."""
     token_cache_s: float = 5.0
     """How long after its revocation a token may still work on another replica."""
     webhooks: WebhooksSettings = WebhooksSettings()
