@@ -16,6 +16,7 @@ _JOBS = 200
 _NODES = 500
 _SHOWN = 50
 _RECENT = timedelta(hours=24)
+_WITH_RANKS = ("running", "starting")
 _AT_WORK = ("running", "starting", "forming", "restarting", "waiting")
 _SAVE_LAG_S = 3600.0
 _WAITING_READ = 20
@@ -93,7 +94,7 @@ async def fleet(reader: Reader, _request: Request) -> Page:
             "shares": drawings.shares(goodput.data["seconds"] if goodput.data else None),
             "newest_at": newest_at,
             "nodes_out": sum(is_excluded(node, now) for node in _items(nodes)),
-            "ranks": sum(job["world_size"] or 0 for job in working),
+            "ranks": sum(job["world_size"] or 0 for job in working if job["state"] in _WITH_RANKS),
             "has_any": bool(items),
             "unread": [(name, answer) for name, answer in parts if answer.problem],
         },
