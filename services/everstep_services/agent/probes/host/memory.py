@@ -61,7 +61,7 @@ def errors(look: Look) -> Iterator[CheckResult]:
     """The errors that the memory controllers have counted."""
     controllers = sorted(look.path("sys/devices/system/edac/mc").glob("mc[0-9]*"))
     if not controllers:
-        yield result("memory errors", "unsupported", "this host counts none")
+        yield result("memory errors", "unsupported", "this host does not count them")
     for folder in controllers:
         uncorrected, corrected = (
             int((folder / name).read_text()) for name in ("ue_count", "ce_count")
