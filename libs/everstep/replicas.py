@@ -35,7 +35,8 @@ async def on_bus(
 
     Its decisions wait in `spool`, or below the `spool_dir` of the bus, for the stream.
     """
-    async with connect(settings, name, spool=spool or settings.spool_for(name), wait=False) as bus:
+    folder = spool or settings.spool_for(name)
+    async with connect(settings.of_service, name, spool=folder, wait=False) as bus:
         replica = make(bus, SystemClock())
         yield Parts(
             loops=replica.loops,

@@ -1,4 +1,4 @@
-"""The areas that a verdict can name as the cause of an incident: the one table of these areas.
+"""The areas that a verdict can name as the cause of an incident, and what it can advise.
 
 The words are those of `verdict_reached.cause`, which stay open on the wire. To add a cause, add a
 member to `VerdictCause` and a row to `meaning_of`: mypy reports every place that must know it.
@@ -41,3 +41,21 @@ NODE_CAUSES = frozenset(cause for cause in VERDICT_CAUSES if meaning_of(cause).m
 DETERMINISTIC_CAUSES = frozenset(
     cause for cause in VERDICT_CAUSES if meaning_of(cause).is_deterministic
 )
+
+Advice = Literal["restart", "restart_without", "stop", "wait", "inform"]
+
+_ADVICE: dict[str, str] = {
+    "restart": "restart: the same run may succeed",
+    "restart_without": "restart without the nodes named above",
+    "stop": "stop: it will come again until something is changed",
+    "wait": "wait until nodes or the quota are back",
+    "inform": "a person must act first, or it comes again",
+}
+_REQUESTED = "stop: somebody requested its end"
+
+
+def advice_text(advice: str, cause: str | None) -> str:
+    """What a verdict advises, in words; what a newer release advises, as it is."""
+    if advice == "stop" and cause == "scheduler":
+        return _REQUESTED
+    return _ADVICE.get(advice, advice)

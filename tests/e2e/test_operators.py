@@ -76,8 +76,37 @@ def test_a_drained_node_goes_with_0_and_its_slot_to_the_spare(cluster: Cluster) 
     cluster.until_stepping(2)
     assert cluster.members(2) == {**cluster.members(1), 1: spare}
     assert next(one for one in cluster.agents if one.node == leaving).wait() == 0
+    until_left(cluster, leaving, 0)
     cluster.finish()
     cluster.until_done()
+
+
+def until_left(cluster: Cluster, node: str, exit_code: int) -> None:
+    """A drained node is on record as one that left."""
+    left = cluster.until_fact("node_left", lambda body: body["node"] == node)
+    assert left.get("exit_code", 0) == exit_code
+    until(
+        lambda: cluster.api.get(f"nodes/{node}")["state"] == "left",
+        f"node {node} is shown as one that left",
+    )
+
+
+def test_a_drained_node_without_a_spare_goes_with_90_and_has_left(cluster: Cluster) -> None:
+    """Its agent exits with 90 (A12.3), and nobody takes the node for one that takes part."""
+    nodes = [f"{cluster.job}-{number}" for number in (1, 2)]
+    for node in nodes:
+        cluster.steady("--nnodes", "2", "--nproc-per-node", "1", node=node)
+    cluster.until_stepping(1)
+    leaving, staying = cluster.members(1)[1], cluster.members(1)[0]
+    ask(cluster, "drain", leaving)
+    agents = {agent.node: agent for agent in cluster.agents}
+    assert agents[leaving].wait() == 90
+    until_left(cluster, leaving, 90)
+    words = ("nodes", cluster.job, "--state", "left", "--api", cluster.plane.api)
+    listed = command(operator(cluster.plane, cluster.folder), *words)
+    assert (leaving in listed.stdout, staying in listed.stdout) == (True, False), listed.stderr
+    ask(cluster, "stop", cluster.job, "--no-save")
+    assert agents[staying].wait() == 93
 
 
 def test_while_history_is_away_a_job_is_stopped_over_the_bus(

@@ -5,17 +5,18 @@ from pathlib import Path
 from everstep_services.cli.errors import CliError
 from tests.e2e.cluster import Agent, Cluster
 from tests.e2e.conftest import NewCluster
+from tests.e2e.control_planes import PATIENT, running_up
 from tests.waiting import until
 
 NODES = ("node-1", "node-2", "node-3")
 
 
 def started(
-    cluster: Cluster, policy: str, *, spares: int, names: tuple[str, ...] = NODES
+    cluster: Cluster, policy: str, *, spares: int, slots: int = 2, names: tuple[str, ...] = NODES
 ) -> dict[str, Agent]:
-    """Two slots and perhaps a spare; the probe of a node fails while the file `NODE.bad` exists."""
+    """Slots and perhaps a spare; the probe of a node fails while the file `NODE.bad` exists."""
     agents = {}
-    for place, node in enumerate(names[: 2 + spares]):
+    for place, node in enumerate(names[: slots + spares]):
         probe = f"test ! -e {cluster.folder / node}.bad || {{ echo the disk is on fire; exit 2; }}"
         config = cluster.folder / f"{node}.toml"
         config.write_text(
@@ -28,7 +29,7 @@ def started(
             )
         )
         agents[node] = cluster.steady(
-            *("--nnodes", "2", "--spares", str(spares), "--infra-rank", str(place)),
+            *("--nnodes", str(slots), "--spares", str(spares), "--infra-rank", str(place)),
             *("--stop-grace", "1"),
             node=node,
             EVERSTEP_CONFIG=str(config),
@@ -78,6 +79,22 @@ def test_a_probe_that_fails_on_all_nodes_accuses_none(cluster: Cluster) -> None:
     assert cluster.incidents() == []
 
 
+def test_a_probe_that_fails_on_the_only_node_and_its_spare_ends_no_round(cluster: Cluster) -> None:
+    """The spare runs the check, too: the round does not move between nodes that both fail it."""
+    started(cluster, "end_round", slots=1, spares=1)
+    cluster.until_facts("node_joined", lambda found: len(found) == 2)
+    (member,) = cluster.members(1).values()
+    (spare,) = {"node-1", "node-2"} - {member}
+    bad(cluster, spare).touch()
+    bad(cluster, member).touch()
+    decided = cluster.until_fact("action_decided", lambda body: body["rule"] == "checks.shared")
+    assert "site:fire fails on 2 of 2 nodes, and passes on 0" in decided["reason"]
+    assert cluster.state()["round"] == 1
+    cluster.finish()
+    cluster.until_done()
+    assert cluster.incidents() == []
+
+
 def test_an_observed_probe_only_records_its_failure(cluster: Cluster) -> None:
     """Without a policy nothing follows from a failure but its record and a line."""
     agents = started(cluster, "observe", spares=0)
@@ -102,11 +119,46 @@ def test_an_observed_probe_only_records_its_failure(cluster: Cluster) -> None:
     assert cluster.incidents() == []
 
 
-def test_an_excluded_node_stays_out_of_other_jobs(
+def test_an_excluded_node_leaves_its_job_and_may_join_another(
     cluster: Cluster, new_cluster: NewCluster
 ) -> None:
-    """Another node passes the probe: health keeps this one out, with the evidence (A10.3)."""
+    """Without the operator's permission, no job keeps a node out of other jobs."""
     names = tuple(f"{cluster.job}-{number}" for number in range(3))  # exclusions are of all jobs
+    agents = started(cluster, "exclude", spares=1, names=names)
+    cluster.until_facts("node_joined", lambda found: len(found) == len(names))
+    node = cluster.members(1)[1]
+    bad(cluster, node).touch()
+    cluster.until_stepping(2)
+    assert node not in cluster.members(2).values()
+    assert agents[node].wait() == 0, "its agent has left the job"
+    shown = until(
+        lambda: cluster.api.get(f"nodes/{node}"),
+        f"{node} is suspect",
+        holds=lambda found: found["suspect_cause"] == "probe",
+        despite=CliError,
+    )
+    assert not shown["is_excluded"]
+
+    other = new_cluster(cluster.plane, f"{cluster.job}-other")
+    other.steady("--nnodes", "1", node=node)
+    other.until_stepping(1)
+    assert list(other.members(1).values()) == [node]
+    for running in (cluster, other):
+        running.finish()
+        running.until_done()
+
+
+def test_an_excluded_node_stays_out_of_other_jobs_where_that_is_allowed(
+    tmp_path: Path, new_cluster: NewCluster, job: str
+) -> None:
+    """Another node passes the probe: health keeps this one out, with the evidence (A10.3)."""
+    allowed = {"EVERSTEP_HEALTH__NODES__EXCLUDE_BY_PROBES": "true"}
+    with running_up(tmp_path / "up", **PATIENT, **allowed) as up:
+        _stays_out(new_cluster(up, job), new_cluster)
+
+
+def _stays_out(cluster: Cluster, new_cluster: NewCluster) -> None:
+    names = tuple(f"{cluster.job}-{number}" for number in range(3))
     agents = started(cluster, "exclude", spares=1, names=names)
     cluster.until_facts("node_joined", lambda found: len(found) == len(names))
     node = cluster.members(1)[1]

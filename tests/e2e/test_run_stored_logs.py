@@ -24,6 +24,12 @@ def start(cluster: Cluster, node: str, *words: str) -> None:
 
 def elsewhere(cluster: Cluster, *words: str) -> str:
     """What a command prints on a machine that has no file of the job."""
+    done = asked_elsewhere(cluster, *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def asked_elsewhere(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
     folder = cluster.folder / "elsewhere"
     token = folder / "token"
     folder.mkdir(exist_ok=True)
@@ -33,11 +39,15 @@ def elsewhere(cluster: Cluster, *words: str) -> str:
         EVERSTEP_CLIENT__URL=cluster.plane.api, EVERSTEP_CLIENT__TOKEN_FILE=str(token),
     )  # fmt: skip
     command = python("-m", "everstep_services.cli", "logs", cluster.job, *words)
-    done = subprocess.run(
+    return subprocess.run(
         command, env=environ, capture_output=True, text=True, timeout=WITHIN_S, check=False
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+
+
+def check_unknown_rank(cluster: Cluster) -> None:
+    refused = asked_elsewhere(cluster, "--round", "1", "--rank", "77")
+    text = f"there is no rank 77 in round 1 of {cluster.job}: its ranks are 0 to 1"
+    assert (refused.returncode, refused.stdout, refused.stderr) == (3, "", f"everstep: {text}\n")
 
 
 def stored(cluster: Cluster, number: int, **filters: Any) -> list[dict[str, Any]]:
@@ -96,6 +106,7 @@ def test_whole_logs_of_all_nodes_on_any_machine(cluster: Cluster, tmp_path: Path
     line = msgspec.json.decode(cause)
     assert (line["rank"], line["stream"], line["round"]) == (1, "stderr", 1)
     assert line["at"]
+    check_unknown_rank(cluster)
     file = tmp_path / "round_cycle1.log"
     elsewhere(cluster, "--round", "1", "--cycle-file", str(file))
     cycle = file.read_text().splitlines()

@@ -57,7 +57,11 @@ def test_a_job_that_must_not_restart_is_not_requeued(slurm: Slurm) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", ["", variant("KillOnBadExit=0\nWaitTime=0"), variant("WaitTime=30")]
+    "settings",
+    [
+        "",
+        *(variant(f"KillOnBadExit={kill}\nWaitTime={wait}") for kill in (0, 1) for wait in (0, 30)),
+    ],
 )
 @pytest.mark.parametrize("slurm", [3], indirect=True)
 def test_an_agent_that_ends_early_ends_no_other(slurm: Slurm) -> None:
@@ -67,6 +71,21 @@ def test_an_agent_that_ends_early_ends_no_other(slurm: Slurm) -> None:
     until(lambda: job_state(slurm, job), "it has ended", holds="FAILED".__eq__, within_s=WITHIN_S)
     until_codes(slurm, 137)
     assert {path.name for path in slurm.folder.glob("ended-*")} == {"ended-1", "ended-2"}
+
+
+@pytest.mark.parametrize("settings", ["KillOnBadExit=1\nWaitTime=0", "KillOnBadExit=0\nWaitTime=1"])
+@pytest.mark.parametrize("slurm", [2], indirect=True)
+def test_without_the_options_of_the_script_slurm_ends_all_agents(slurm: Slurm) -> None:
+    """Each of the two settings alone would end the others: the test above can fail (A12.3)."""
+    begun, ended = slurm.folder / "begun", slurm.folder / "ended"
+    first = f"until [ -e {begun} ]; do sleep 0.1; done; exit 137"
+    agent = f"[ $SLURM_PROCID != 0 ] || {{ {first}; }}; touch {begun}; sleep {WITHIN_S}"
+    step = slurm.start(
+        *("srun", "--nodes=2", "--ntasks-per-node=1"), *("bash", "-c", f"{agent}; touch {ended}")
+    )
+    assert step.wait() in {137, 143}  # the highest code of both tasks
+    assert begun.exists()
+    assert not ended.exists()
 
 
 def test_the_rest_of_a_chain_is_cancelled_when_the_job_is_done(slurm: Slurm) -> None:

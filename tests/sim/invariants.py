@@ -82,14 +82,26 @@ class Record:
             assert question.round == self._round_before, "a report of an old round counted"
             self._reported(question)
         if isinstance(question, Join) and isinstance(reply, Joined) and question.checks:
-            must_leave = reply.slot is None and reply.exit_code is not None
-            is_in = reply.is_accepted and not must_leave
+            is_in = reply.is_accepted and not self._leaves(question, reply)
             assert self.is_over or not is_in, "an unhealthy agent was let in"
         refusing = {"unhealthy", "excluded", "misconfigured"}
         if isinstance(question, Join) and isinstance(reply, Joined) and reply.cause in refusing:
             self._refused.add(question.instance)
         if isinstance(question, Join) and counted:
             self._known = max(self._known, question.known_round)
+
+    def _leaves(self, question: Join, reply: Joined) -> bool:
+        """Whether the agent must leave: accepted until its ranks are gone, and for no other round.
+
+        Rendezvous answers it with the order to stop, or with its exit code.
+        """
+        if reply.slot is None and reply.exit_code is not None:
+            return True
+        if isinstance(reply.order, StartRanks) and reply.order.round != question.running_round:
+            return False
+        document = self._fleet.document
+        seats = document.seats if document is not None else ()
+        return any(seat.instance == question.instance and seat.is_leaving for seat in seats)
 
     def saves(self, order: SaveCheckpoint) -> None:
         """An agent has the step after which to save: all agents have the same step."""

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from everstep.bus.errors import BusConfigError
 from everstep.settings import Settings
 
@@ -54,6 +56,9 @@ class BusSettings(Settings, frozen=True, kw_only=True):
     spreads out."""
     ping_interval_s: float = 15.0
     """A connection that misses three pings is dead."""
+    service_ping_interval_s: float = 2.0
+    """The same for services: they are few, and people and nodes wait for them. They notice within
+    some 8 s that a server hangs."""
     request_within_s: float = 5.0
     """How long the server may take for one answer of its own."""
     verify_every_s: float = 30.0
@@ -92,6 +97,7 @@ class BusSettings(Settings, frozen=True, kw_only=True):
             *RETENTION,
             "connect_within_s",
             "ping_interval_s",
+            "service_ping_interval_s",
             "request_within_s",
             "verify_every_s",
         ):
@@ -102,6 +108,12 @@ class BusSettings(Settings, frozen=True, kw_only=True):
     def retention(self) -> Retention:
         """How much the streams may keep."""
         return Retention(**{name: getattr(self, name) for name in RETENTION})
+
+    @property
+    def of_service(self) -> "BusSettings":
+        """These settings for the connection of a service, which pings more often."""
+        shortest_s = min(self.ping_interval_s, self.service_ping_interval_s)
+        return replace(self, ping_interval_s=shortest_s)
 
     def spool_for(self, name: str) -> Path:
         """The folder of the process `name`; `BusConfigError` when no setting names it."""

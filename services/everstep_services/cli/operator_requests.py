@@ -19,6 +19,7 @@ from everstep_services.cli.invocation import Invocation, with_api_options
 from everstep_services.cli.output import echo, print_record, say
 
 if TYPE_CHECKING:
+    from everstep.bus.ports import Bus
     from everstep_services.history.operator_requests import Verb
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -62,6 +63,19 @@ class CommandRequest:
         body = {"reason": self.reason, "user": self.user, **self.details}
         is_of_a_job = self.node is not None and self.job != CLUSTER
         return {**body, "job": self.job} if is_of_a_job else body
+
+
+@dataclass(frozen=True, slots=True)
+class ExclusionRequest(CommandRequest):
+    """A node to keep out."""
+
+    is_forced: bool = False
+    """Also if nobody has heard of the node."""
+
+    def tell(self, api: Api) -> Any:
+        """Ask the API for it."""
+        force = {"force": True} if self.is_forced else {}  # an older history knows no `force`
+        return api.post(f"nodes/{quoted(self.node)}:exclude", {**self._body(), **force})
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +150,25 @@ def fulfil(invocation: Invocation, wish: CommandRequest) -> None:
         print_record(invocation, "decided", done, "job")
 
 
+async def _check_heard(bus: "Bus", node: str) -> None:
+    """Refuse a node that health knows nothing of: over the bus, there is no record to ask."""
+    from everstep.messages import NodeStanding, NodeStandings, ShowNodes
+    from everstep_services.history import operator_requests
+
+    async def standings(*nodes: str) -> tuple[NodeStanding, ...]:
+        question = ShowNodes(job=CLUSTER, nodes=nodes)
+        answer = await operator_requests.ask(
+            bus, "health", "nodes", question, NodeStandings, see="nodes"
+        )
+        return answer.nodes
+
+    if any(standing.state != "unknown" for standing in await standings(node)):
+        return
+    heard = [standing.node for standing in await standings()]
+    problem = operator_requests.unknown_nodes([node], heard)
+    raise CliError(operator_requests.force_hint(problem), Exit.USAGE)
+
+
 def quoted(name: str | None) -> str:
     """As part of a path."""
     return quote(name or "", safe="")
@@ -182,6 +215,8 @@ async def _over_the_bus(invocation: Invocation, wish: CommandRequest) -> dict[st
     settings = msgspec.structs.replace(settings, spool_dir=None)  # nothing is recorded from here
     async with connect(settings, "cli") as bus:
         try:
+            if isinstance(wish, ExclusionRequest) and not wish.is_forced:
+                await _check_heard(bus, wish.node or "")
             text = await operator_requests.carry_out(bus, request)
         except operator_requests.NoSuchJobError as error:
             try:

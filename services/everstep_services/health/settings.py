@@ -65,11 +65,11 @@ class NodeSettings(Settings, frozen=True, kw_only=True):
     """How long a node is excluded; each time that health excludes it again doubles that."""
     exclude_most: int = 3
     """How often health excludes the same node within four windows of strikes."""
-    exclude_by_probes: bool = True
-    """A probe with the policy `exclude` that fails on a node and passes on another keeps the node
-    out of all jobs, unless `modes.exclude` is `observe` or the brake is on. Jobs set the policies
-    of their probes: where jobs do not trust each other, choose false, and only `modes.exclude` =
-    `enforce` keeps such nodes out of other jobs."""
+    exclude_by_probes: bool = False
+    """Any job may keep nodes out of all jobs: by a probe with the policy `exclude` that fails on
+    a node and passes on another, unless `modes.exclude` is `observe` or the brake is on. Jobs set
+    the policies of their probes and report the results, so allow this only where you trust the
+    scripts of all jobs. Without it, such a node only leaves its job."""
     breaker_ratio: float = 0.05
     """The share of all nodes, but at least one node, that health may exclude …"""
     breaker_window_s: float = 3600.0

@@ -9,6 +9,7 @@ class LogNotifier:
     def __init__(self) -> None:
         self._last_n = 0
         self._changed = asyncio.Event()
+        self._interrupts = 0
         self.is_closed = False
         self.waiting = 0
         """How many tasks wait now: while it is 0, no poll is needed."""
@@ -24,17 +25,23 @@ class LogNotifier:
             self._last_n = last_n
             self._wake()
 
+    def interrupt(self) -> None:
+        """All waits end, because there is news that is not a fact."""
+        self._interrupts += 1
+        self._wake()
+
     def close(self) -> None:
         """There will be no more facts: all waits end."""
         self.is_closed = True
         self._wake()
 
     async def wait_beyond(self, n: int, within_s: float) -> None:
-        """Wait until the log is longer than `n`, or it is closed, or the time is over."""
+        """Wait until the log is longer than `n`, it is closed, interrupted, or time is up."""
         self.waiting += 1
         try:
             async with asyncio.timeout(within_s):
-                while self._last_n <= n and not self.is_closed:
+                before = self._interrupts
+                while self._last_n <= n and self._interrupts == before and not self.is_closed:
                     await self._changed.wait()
         except TimeoutError:
             return

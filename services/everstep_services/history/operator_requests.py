@@ -1,7 +1,7 @@
 """Sends requests of people, from REST and from commands, to the service that carries them out."""
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
@@ -38,6 +38,7 @@ WITHIN_S = 12.0
 """The wait for one answer: two such waits fit into the patience of a client of the API."""
 LOOK_WITHIN_S = 1.5
 """The wait for an answer that the caller can do without."""
+_UNKNOWN_SHOWN = 10
 
 M = TypeVar("M", bound=Message)
 Verb = Literal[
@@ -213,11 +214,36 @@ async def ask(  # noqa: PLR0913  what to ask of whom, and for how long
         raise ServiceUnavailableError(f"{service} cannot be asked: {error}") from error
 
 
+def unknown_nodes(
+    names: Sequence[str], candidates: Iterable[str], aliases: Mapping[str, str] | None = None
+) -> str:
+    """The refusal of names that no node has; `aliases` has the node of each other name."""
+    nodes = aliases or {}
+    shown = [
+        repr(name[:128]) + (f" (an alias of {nodes[name]!r})" if name in nodes else "")
+        for name in names[:_UNKNOWN_SHOWN]
+    ]
+    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    hint = did_you_mean(names[0], candidates, most=1) or "; see everstep nodes"
+    return f"no node is called {', '.join(shown)}{more}{hint}"
+
+
+def force_hint(refusal: str) -> str:
+    """The refusal of an exclusion, with the way to exclude a node before it first joins."""
+    end = "" if refusal.endswith("?") else "."
+    return f"{refusal}{end} With force, a node is excluded before it first joins"
+
+
 def similar_names(name: str, candidates: Iterable[str]) -> str:
     """The names that are close to this one, as the end of a sentence."""
     names = list(candidates)
     if name in names:
         why = "it is over, or another launcher runs it"
         return f", only a record of one: {why}; see everstep job show {name}"
-    close = difflib.get_close_matches(name, names, n=3)
-    return f"; did you mean {' or '.join(close)}?" if close else "; see everstep jobs"
+    return did_you_mean(name, names) or "; see everstep jobs"
+
+
+def did_you_mean(name: str, candidates: Iterable[str], *, most: int = 3) -> str:
+    """The names that are close to this one, as the end of a sentence; empty without any."""
+    close = difflib.get_close_matches(name, list(candidates), n=most)
+    return f"; did you mean {' or '.join(close)}?" if close else ""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from everstep import subjects
 from everstep.bus import BusSettings, connect, topology
-from everstep.clock import SystemClock
+from everstep.clock import Clock, SystemClock
 from everstep.messages import Fact, kind_of
 from everstep.messages.codec import encode
 from everstep.observe.connections import ConnectionLimits
@@ -39,6 +39,7 @@ from everstep_services.history.retention import JobRetention
 from everstep_services.history.settings import ApiSettings, HistorySettings
 
 _LAST_NOTE_WITHIN_S = 5.0
+_BUS_LOOKED_AT_EVERY_S = 0.5
 
 
 @asynccontextmanager
@@ -61,7 +62,7 @@ async def opened(  # noqa: PLR0913  each is a part that its process has
     await asyncio.to_thread(check_secrets, notify)
     async with (
         open_history(settings) as database,
-        connect(bus_settings, "history", wait=False) as bus,
+        connect(bus_settings.of_service, "history", wait=False) as bus,
     ):
         if first_token is not None:
             await make_first_token(database, first_token, clock)
@@ -98,6 +99,7 @@ async def opened(  # noqa: PLR0913  each is a part that its process has
             loops=(
                 projector.project_for_ever,
                 projector.poll_for_ever,
+                partial(_announce_bus_for_ever, connectedness, notifier, clock),
                 partial(copier.copy_for_ever, is_mine=lambda: projector.is_projecting),
                 partial(retention.remove_for_ever, is_mine=lambda: projector.is_projecting),
                 partial(job_metrics.refresh_for_ever, is_mine=lambda: projector.is_projecting),
@@ -150,6 +152,18 @@ async def open_history(settings: HistorySettings) -> AsyncIterator[Database]:
     ) as database:
         await upgrade(database)
         yield database
+
+
+async def _announce_bus_for_ever(
+    connectedness: Connectedness, notifier: LogNotifier, clock: Clock
+) -> None:
+    """Wake live streams when the bus goes away or comes back: they tell the pages."""
+    was_connected = connectedness.is_bus_connected()
+    while True:
+        await clock.sleep(_BUS_LOOKED_AT_EVERY_S)
+        if connectedness.is_bus_connected() != was_connected:
+            was_connected = not was_connected
+            notifier.interrupt()
 
 
 async def _answers(database: Database) -> None:

@@ -54,7 +54,7 @@ class LoginService:
 @asynccontextmanager
 async def opened(signers: Signers, bus_settings: BusSettings) -> AsyncIterator[Parts]:
     """A replica, whether or not the bus is there."""
-    async with connect(bus_settings, "logins", wait=False) as bus:
+    async with connect(bus_settings.of_service, "logins", wait=False) as bus:
         service = LoginService(bus, signers)
         yield Parts(
             loops=service.loops,

@@ -73,6 +73,31 @@ def test_a_job_that_is_over_says_how_and_why(run: Run) -> None:
     assert (code, out, err) == (Exit.NOT_FOUND, "", "everstep: there is no job nobody\n")
 
 
+def test_a_mistyped_name_is_found_and_a_value_that_cannot_be_is_refused(run: Run) -> None:
+    mistyped, meant = f"{JOB}x", f"; did you mean {JOB}?\n"
+    for arguments in (["job", "show"], ["why"], ["logs"], ["incidents"]):
+        code, out, err = run(*arguments, mistyped)
+        assert (code, out) == (Exit.NOT_FOUND, ""), arguments
+        assert err.endswith(f"there is no job {mistyped}{meant}"), err
+    code, _, err = run("node", "show", "node-22")
+    assert (code, err.startswith("everstep: there is no node node-22; did you mean node-2")) == (
+        Exit.NOT_FOUND,
+        True,
+    )
+    code, out, err = run("jobs", "--state", "running", "--state", "nope", "-q", "nothing-like-this")
+    assert (code, out) == (Exit.USAGE, "")
+    assert err == (
+        "everstep: there is no state 'nope': there are forming, starting, running, restarting, "
+        "idle, done, failed, stopped, unknown\n"
+    )
+    code, out, err = run("incidents", "--outcome", "nope")
+    assert (code, out) == (Exit.USAGE, "")
+    assert err == (
+        "everstep: there is no outcome 'nope': there are recovered, stopped, failed, preempted, "
+        "merged\n"
+    )
+
+
 def test_incidents_are_listed_and_filtered(run: Run) -> None:
     assert run("incidents", "-o", "name")[1].split() == ["i2", "i1", INCIDENT]
     assert run("incidents", "--outcome", "recovered", "-o", "name")[1].split() == [INCIDENT]
@@ -156,6 +181,9 @@ def test_away_from_the_node_the_kept_ends_are_shown(run: Run) -> None:
 def test_when_nothing_is_kept_it_says_why_and_where_to_look(run: Run) -> None:
     for arguments, said in (
         ([JOB, "--round", "1", "--rank", "3"], "did not fail by itself"),
+        ([JOB, "--rank", "77"], f"no rank 77 in round 1 of {JOB}: its ranks are 0 to 3"),
+        ([JOB, "--node", "node-22"], f"no node node-22 in round 1 of {JOB}; did you mean node-2"),
+        ([JOB, "--node", "nosuch"], f"no node nosuch in round 1 of {JOB}: its nodes are node-"),
         ([JOB, "--stdout"], "only its stderr was"),
         ([JOB, "--round", "2"], "nothing is kept of round 2"),
         (["quiet"], "no rank of quiet has failed"),

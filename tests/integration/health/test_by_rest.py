@@ -27,6 +27,7 @@ from everstep.messages import (
     WatchChanged,
 )
 from everstep_services.cli.__main__ import main
+from everstep_services.cli.errors import Exit
 from everstep_services.health.settings import HealthSettings
 from tests.integration.health.replicas import at_work
 from tests.integration.history.test_rest_operators import history, rendezvous
@@ -166,6 +167,46 @@ async def test_a_node_is_kept_out_and_let_in_again(
     found = await until_async(excluded, "it is not", holds=lambda one: one["is_excluded"] is False)
     assert found["standing"]["state"] != "excluded"
     assert node in capsys.readouterr().out
+
+
+async def test_a_mistyped_node_is_not_excluded(
+    stack: Stack,
+    shared_nats: DevServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Neither by the API nor over the bus; --force excludes a node before it first joins."""
+    beat = NodeBeat(
+        job=stack.agent.job, node=stack.agent.node, sequence=1, at=datetime.now(UTC),
+        state="running", round=1, slot=0,
+    )  # fmt: skip
+    stack.bus.send(subjects.beat(beat.job, beat.node), beat)
+    wrong, unjoined = f"{stack.agent.node}x", f"{stack.agent.job}-yet-to-join"
+    refused = (
+        f"everstep: no node is called '{wrong}'; did you mean {stack.agent.node}? With force, a "
+        "node is excluded before it first joins\n"
+    )
+    assert await stack.command("node", "exclude", wrong) == Exit.USAGE
+    assert capsys.readouterr().err == refused
+    login = shared_nats.settings(ADMIN)
+    assert login.credentials_file is not None
+    monkeypatch.setenv("EVERSTEP_BUS__URL", login.url)
+    monkeypatch.setenv("EVERSTEP_BUS__CREDENTIALS_FILE", str(login.credentials_file))
+
+    async def over_the_bus(*arguments: str) -> int:
+        return await asyncio.to_thread(main, ["node", "exclude", *arguments])
+
+    assert await over_the_bus(wrong) == Exit.USAGE
+    assert capsys.readouterr().err == refused
+    assert await over_the_bus(stack.agent.node) == 0
+    assert await over_the_bus(unjoined, "--force", "--for", "1h") == 0
+    control = (await stack.get("control"))["cluster"]
+    names = [item["node"] for item in control["exclusions"]]
+    assert stack.agent.node in names
+    assert unjoined in names
+    assert wrong not in names
+    for node in (stack.agent.node, unjoined):
+        assert await stack.command("node", "include", node) == 0
 
 
 async def test_a_check_is_ordered_and_its_result_is_printed(

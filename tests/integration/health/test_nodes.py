@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from everstep import ids
 from everstep.bus import connect, topology
@@ -171,29 +172,35 @@ async def test_health_observes_then_enforces_then_the_time_passes(
         )
 
 
-async def test_a_probe_that_another_node_passes_excludes_its_node_without_a_switch(
+async def leaves_by_probe(own: NatsBus, node: str) -> None:
+    """Rendezvous has compared, and the node leaves the job `j`."""
+    await own.record(
+        ActionDecided(
+            id=ids.new_id(),
+            job="j",
+            at=datetime.now(UTC),
+            source="rendezvous",
+            action="exclude",
+            reason="nic fails on 1 of 2 nodes, and passes on 1",
+            rule=CHECK_CONFIRMED,
+            nodes_out=(node,),
+            check="nic",
+        )
+    )
+
+
+async def test_a_probe_that_another_node_passes_excludes_its_node_where_that_is_allowed(
     own: NatsBus, nats: DevServer, tmp_path: Path
 ) -> None:
-    """Rendezvous has compared; a node without a seat in that job is not accused (A10.3)."""
+    """No switch is needed; a node without a seat in that job is not accused (A10.3)."""
+    allowed = replace(QUICK, nodes=replace(QUICK.nodes, exclude_by_probes=True))
     async with (
         connect(nats.settings(SERVICE), "health", spool=tmp_path / "one") as bus,
-        at_work(bus, QUICK),
+        at_work(bus, allowed),
     ):
         await seat(own, "j", "n1", "n2")
         for node in ("n-of-another-job", "n1"):
-            await own.record(
-                ActionDecided(
-                    id=ids.new_id(),
-                    job="j",
-                    at=datetime.now(UTC),
-                    source="rendezvous",
-                    action="exclude",
-                    reason="nic fails on 1 of 2 nodes, and passes on 1",
-                    rule=CHECK_CONFIRMED,
-                    nodes_out=(node,),
-                    check="nic",
-                )
-            )
+            await leaves_by_probe(own, node)
         (exclusion,) = (await excluded(own, "n1")).exclusions
         assert exclusion.by == "health"
         assert "j: nic fails on 1 of 2 nodes" in exclusion.reason
@@ -203,6 +210,21 @@ async def test_a_probe_that_another_node_passes_excludes_its_node_without_a_swit
         assert standing.exclusion is not None
         await ask(own, "include", IncludeNode, node="n1")
         await excluded(own)
+
+
+async def test_a_job_keeps_no_node_out_of_other_jobs_by_its_own_word(
+    own: NatsBus, nats: DevServer, tmp_path: Path
+) -> None:
+    """The policy is the job's, and so are both results: by default health only observes."""
+    async with (
+        connect(nats.settings(SERVICE), "health", spool=tmp_path / "one") as bus,
+        at_work(bus, QUICK),
+    ):
+        await seat(own, "j", "n1", "n2")
+        await leaves_by_probe(own, "n1")
+        (observed,) = await said(own, NodeExcluded)
+        assert (observed.node, observed.mode) == ("n1", "observe")
+        assert (await nodes(own, "n1"))["n1"].exclusion is None
 
 
 async def test_two_replicas_decide_once_and_the_second_takes_over(

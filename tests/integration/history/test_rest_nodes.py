@@ -215,6 +215,33 @@ async def test_what_people_want_of_nodes_is_asked_of_who_decides(nodes: Api) -> 
     assert rendezvous.asked == [RequestChecks(job="j", nodes=("n1",), checks=("gpu",), **asked)]
 
 
+async def test_a_node_that_nobody_has_heard_of_is_excluded_only_by_force(nodes: Api) -> None:
+    """One POST excludes a node (A10.3); a name that was mistyped excludes nothing."""
+    health = Health()
+    async with (
+        nodes.client(await nodes.token("operate")) as operator,
+        nodes.bus.answer("health", {"exclude": health}),
+    ):
+        answer = await operator.post("nodes/n11:exclude", json={})
+        assert (answer.status_code, answer.json()["code"]) == (422, "unknown_node")
+        assert answer.json()["detail"] == (
+            "no node is called 'n11'; did you mean n1? With force, a node is excluded before it "
+            "first joins"
+        )
+        assert health.asked == []
+        answer = await operator.post("nodes/n11:exclude", json={"force": True})
+        assert answer.status_code == 202
+        nodes.context.beats.hear(
+            NodeBeat(job="j", node="n12", sequence=1, at=BEGAN, state="waiting")
+        )
+        answer = await operator.post("nodes/n12:exclude", json={})
+        assert answer.status_code == 202, "its agent is heard, before its join is on record"
+    assert [question.node for question in health.asked if isinstance(question, ExcludeNode)] == [
+        "n11",
+        "n12",
+    ]
+
+
 async def test_without_health_nothing_is_done(nodes: Api) -> None:
     """REST answers 503, and names what is away (A10.4)."""
     async with nodes.client(await nodes.token("operate")) as operator:

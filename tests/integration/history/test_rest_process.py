@@ -1,7 +1,9 @@
 """The history service as it is run: started, asked, cut off from the bus, stopped."""
 
 import asyncio
+import json
 import os
+import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Mapping
@@ -61,6 +63,7 @@ def environ(nats: DevServer, sqlite_url: str, tmp_path: Path) -> Mapping[str, st
         "EVERSTEP_API__PORT": "0",
         "EVERSTEP_API__FIRST_TOKEN_FILE": str(tmp_path / "token"),
         "EVERSTEP_OBSERVE__PORT": "0",
+        "EVERSTEP_BUS__PING_INTERVAL_S": "3600",  # of agents: services have a shorter one
     }
     return {**{k: v for k, v in os.environ.items() if not k.startswith("EVERSTEP_")}, **ours}
 
@@ -101,6 +104,22 @@ async def shown(client: httpx2.AsyncClient, count: int) -> list[Any]:
     return await until_async(items, f"{count} facts", holds=lambda found: len(found) >= count)
 
 
+async def bus_event(lines: AsyncIterator[str]) -> Any:
+    """The data of the next event that tells how the bus is."""
+    async with asyncio.timeout(WITHIN_S):
+        async for line in lines:
+            if line == "event: bus":
+                return json.loads((await anext(lines)).removeprefix("data: "))
+    raise AssertionError("the stream has ended")
+
+
+async def fleet_page(service: Service, token: str) -> str:
+    """The first page of the dashboard, as a person sees it who logs in now."""
+    async with httpx2.AsyncClient(base_url=service.url, timeout=WITHIN_S) as browser:
+        await browser.post("/login", data={"token": token}, headers={"Origin": service.url})
+        return (await browser.get("/")).text
+
+
 async def test_a_fact_on_the_bus_is_an_answer_also_when_the_bus_is_gone(
     service: Service, nats: DevServer
 ) -> None:
@@ -130,6 +149,25 @@ async def test_a_fact_on_the_bus_is_an_answer_also_when_the_bus_is_gone(
         assert facts[19].id in text
     code, _, err = await finished(service.process)
     assert code == 0, err
+
+
+async def test_a_bus_that_is_frozen_is_noticed_and_told(service: Service, nats: DevServer) -> None:
+    """SIGSTOP of NATS: live streams hear of it, and pages have a banner with an age (A11.2)."""
+    async with service.client() as client, connect(nats.settings("service"), "sender") as sender:
+        fact = make("rank_exited", rank=0)
+        subject = subjects.fact(fact.job, "rank_exited")
+        await sender.jetstream.publish(subject, delivered(fact, 0).data)
+        await shown(client, 1)
+        async with client.stream("GET", "facts/stream", timeout=WITHIN_S) as live:
+            events = live.aiter_lines()
+            os.kill(nats.pid, signal.SIGSTOP)
+            try:
+                assert await bus_event(events) == {"is_connected": False}
+                page = await fleet_page(service, client.headers["Authorization"].split()[1])
+            finally:
+                os.kill(nats.pid, signal.SIGCONT)
+            assert "The bus is away: the record does not grow. The newest fact was written" in page
+            assert await bus_event(events) == {"is_connected": True}
 
 
 async def test_tokens_and_rebuilds_are_commands(

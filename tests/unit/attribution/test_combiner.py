@@ -1,11 +1,19 @@
 """Claims become one verdict: the right culprits, no innocent node, no cascade as a root."""
 
+from typing import get_args
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.messages import CorrectVerdict
-from everstep.verdict_causes import NODE_CAUSES, VERDICT_CAUSES, VerdictCause
+from everstep.verdict_causes import (
+    NODE_CAUSES,
+    VERDICT_CAUSES,
+    Advice,
+    VerdictCause,
+    advice_text,
+)
 from everstep_services.attribution.domain.claims import Claim
 from everstep_services.attribution.domain.combiner import combine
 from everstep_services.attribution.domain.verdicts import unknown_culprits
@@ -215,3 +223,13 @@ def test_a_correction_names_ranks_and_nodes_of_the_incident(
         culprit_nodes=nodes,
     )  # fmt: skip
     assert unknown_culprits(case(), ask) == problem
+
+
+@pytest.mark.parametrize("advice", get_args(Advice))
+def test_every_advice_says_more_than_its_name(advice: str) -> None:
+    assert len(advice_text(advice, "user_code")) > len(advice)
+
+
+def test_an_end_that_somebody_requested_does_not_come_again() -> None:
+    assert advice_text("stop", "scheduler") == "stop: somebody requested its end"
+    assert advice_text("ask the vendor", "gpu") == "ask the vendor", "from a newer release"

@@ -95,6 +95,7 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
         (["node", "exclude", "n1"], "nodes/n1:exclude", {"ttl_s": None}),
         (["node", "exclude", "n1", "--for", "2h"], "nodes/n1:exclude", {"ttl_s": 7200}),
         (["node", "exclude", "n1", "--for-good"], "nodes/n1:exclude", {"ttl_s": 0.0}),
+        (["node", "exclude", "n1", "--force"], "nodes/n1:exclude", {"ttl_s": None, "force": True}),
         (["node", "include", "n1"], "nodes/n1:include", {}),
         (["limits", "llama", "--set", "data/load=1.5m"], "jobs/llama/limits/data%2Fload",
          {"limit_s": 90.0}),

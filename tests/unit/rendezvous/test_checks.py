@@ -18,9 +18,10 @@ from tests.unit.rendezvous.world import World, spec
 FACT = "f" * 32
 
 
-def running(nodes: int = 3) -> World:
-    """A round that has run for a while."""
+def running(nodes: int = 3, *, spares: int = 0) -> World:
+    """A round that has run for a while; its spares are `s0`, `s1` …"""
     world = World(spec(nodes), check_compare_s=10.0).started(*(f"n{n}" for n in range(nodes)))
+    world.join(*(f"s{number}" for number in range(spares)))
     world.tick(60)
     return world
 
@@ -40,7 +41,9 @@ def comparisons(world: World) -> list[RunChecks]:
 
 
 def test_a_node_is_accused_when_its_check_fails_and_passes_elsewhere() -> None:
-    world = running()
+    world = running(spares=1)
+    answers(world, "s0", "ok")
+    assert world.doc.checks == (), "nobody has asked yet"
     fails(world)
     (order,) = comparisons(world)
     assert (order.occasion, order.checks) == ("compare", ("nic",))
@@ -48,11 +51,13 @@ def test_a_node_is_accused_when_its_check_fails_and_passes_elsewhere() -> None:
 
     answers(world, "n0", "ok")
     answers(world, "n2", "warning")
+    assert world.doc.phase == "running", "the spare is asked, too"
+    answers(world, "s0", "ok")
     assert world.doc.phase == "ending", "all have answered: nothing is waited for"
     (incident,) = world.of(IncidentOpened)
     assert (incident.trigger, incident.node, incident.trigger_fact) == ("check_failed", "n1", FACT)
     assert "mlx5_0 is down" in incident.reason
-    assert "fails on 1 of 3 nodes, and passes on 2" in incident.reason
+    assert "fails on 1 of 4 nodes, and passes on 3" in incident.reason
     assert [ended.cause for ended in world.of(RoundEnded)] == ["check_failed"]
     assert world.doc.checks == ()
 
@@ -95,7 +100,7 @@ def test_two_nodes_of_two_fail_together_and_neither_is_accused() -> None:
 
 
 def test_a_silent_node_delays_the_decision_for_a_bounded_time() -> None:
-    world = running()
+    world = running(spares=1)
     fails(world)
     answers(world, "n0", "ok")
     world.tick(9)
@@ -123,11 +128,109 @@ def test_a_recovered_probe_takes_its_accusation_back() -> None:
     assert world.doc.checks == ()
 
 
-def test_a_single_node_has_nobody_to_compare_with() -> None:
+def test_a_single_node_has_nobody_to_compare_with_and_no_place_to_go_to() -> None:
+    """Its round goes on: without another node it could only wait for this one."""
     world = running(1)
     fails(world, "n0")
-    assert world.doc.phase == "ending"
+    assert world.doc.phase == "running"
     assert comparisons(world) == []
+    (decided,) = world.of(ActionDecided)
+    assert (decided.mode, decided.rule, decided.evidence) == ("observe", "checks.no_place", (FACT,))
+    assert "the round goes on with n0" in decided.reason
+
+
+def test_a_check_that_fails_on_the_only_node_and_its_spare_ends_no_round() -> None:
+    """Else the round would move from node to node for as long as the check fails."""
+    world = running(1, spares=1)
+    fails(world, "n0")
+    assert len(comparisons(world)) == 1, "the spare can be compared"
+    answers(world, "s0", "failed")
+    assert world.doc.phase == "running"
+    (decided,) = world.of(ActionDecided)
+    assert (decided.mode, decided.rule) == ("observe", "checks.shared")
+    assert "fails on 2 of 2 nodes, and passes on 0" in decided.reason
+    world.tick(200)
+    fails(world, "n0")
+    assert len(comparisons(world)) == 1, "asked once in minutes"
+
+
+def test_a_spare_that_passes_the_check_confirms_the_failure_of_the_only_node() -> None:
+    world = running(1, spares=1)
+    fails(world, "n0", policy="exclude")
+    answers(world, "s0", "ok")
+    assert world.doc.phase == "ending"
+    (decided,) = world.of(ActionDecided)
+    assert (decided.rule, decided.nodes_out) == ("checks.exclude", ("n0",))
+
+
+def test_a_round_goes_on_where_the_check_fails_on_all_spares_too() -> None:
+    world = running(4, spares=1)
+    fails(world)
+    for node in ("n0", "n2", "n3"):
+        answers(world, node, "ok")
+    answers(world, "s0", "failed")
+    assert world.doc.phase == "running"
+    (decided,) = world.of(ActionDecided)
+    assert decided.rule == "checks.no_place"
+    assert "since no spare passes the check (s0 fails it, too)" in decided.reason
+    world.join("s1")
+    world.tick(250)
+    fails(world)
+    for node in ("n0", "n2", "n3", "s1"):
+        answers(world, node, "ok")
+    answers(world, "s0", "failed")
+    assert world.doc.phase == "ending", "there is a place now"
+
+
+def test_a_spare_that_fails_the_check_does_not_get_the_slot() -> None:
+    world = running(4, spares=2)
+    fails(world)
+    for node in ("n0", "n2", "n3", "s1"):
+        answers(world, node, "ok")
+    answers(world, "s0", "failed")
+    assert world.doc.phase == "ending"
+    assert set(stops(world)) == {("nic", ("n1", "s0"))}, "its agent hears it, and is unfit"
+    failed = (CheckResult(check="nic", state="failed"),)
+    world.back("n1", checks=failed)
+    world.back("n0", "n2", "n3")
+    assert world.members() == ["n0", "s1", "n2", "n3"]
+
+
+def test_a_job_that_may_shrink_ends_the_round_without_a_spare() -> None:
+    world = World(spec(2, nodes_min=1), check_compare_s=10.0).started("n0", "n1")
+    fails(world)
+    answers(world, "n0", "ok")
+    assert world.doc.phase == "ending"
+
+
+def test_a_node_that_must_leave_leaves_without_a_spare() -> None:
+    """`exclude` wants the node out; a scheduler may bring another one."""
+    world = running(3)
+    fails(world, "n1", policy="exclude")
+    fails(world, "n2", policy="end_round")
+    world.report("n2", "check_recovered", check="nic", reason="it passes again")
+    answers(world, "n0", "ok")
+    assert world.doc.phase == "ending"
+    assert stops(world) == [("nic", ("n1",))]
+
+
+def test_a_spare_that_does_not_answer_may_still_have_the_slot() -> None:
+    """A spare of an older release does not answer."""
+    world = running(2, spares=1)
+    fails(world)
+    answers(world, "n0", "ok")
+    world.tick(11)
+    assert world.doc.phase == "ending"
+
+
+def test_only_the_result_of_a_comparison_is_taken_from_a_spare() -> None:
+    world = running(2, spares=1)
+    assert not world.report("s0", "check_failed", check="nic", policy="end_round").is_current
+    assert not world.report("s0", "rank_exited", rank=0, exit_code=1).is_current
+    fails(world)
+    assert not world.report("s0", "check_compared", instance="x", check="nic").is_current
+    assert world.report("s0", "check_compared", check="nic", check_state="ok", step=9).is_current
+    assert world.doc.round_step != 9
 
 
 def test_the_brake_and_the_mode_of_restarts_keep_the_round() -> None:
@@ -186,12 +289,13 @@ def stops(world: World) -> list[tuple[str, tuple[str, ...]]]:
 
 def test_the_order_to_stop_names_the_check_and_the_accused_nodes() -> None:
     """A node that fails another check, which all share, is not accused with them."""
-    world = running(3)
+    world = running(3, spares=1)
     for node in ("n0", "n1", "n2"):
         fails(world, node, check="site:share")
+    answers(world, "s0", "failed", check="site:share")
     fails(world, "n1")
-    answers(world, "n0", "ok")
-    answers(world, "n2", "ok")
+    for node in ("n0", "n2", "s0"):
+        answers(world, node, "ok")
     assert world.doc.phase == "ending"
     assert set(stops(world)) == {("nic", ("n1",))}
 
@@ -205,10 +309,11 @@ def test_a_failure_that_nobody_compared_accuses_no_node_while_a_round_ends() -> 
 
 
 def test_exclude_only_ends_the_round_where_exclusions_observe() -> None:
-    world = running(2)
+    world = running(2, spares=1)
     world.control = JobControl(modes={"exclude": "observe"})
     fails(world, policy="exclude")
     answers(world, "n0", "ok")
+    answers(world, "s0", "ok")
     assert world.doc.phase == "ending"
     assert not any(seat.is_leaving for seat in world.doc.seats)
     assert "exclude.observe" in [decided.rule for decided in world.of(ActionDecided)]

@@ -11,6 +11,7 @@ from everstep.messages import (
     DrainNode,
     Exclusion,
     LeaveJob,
+    NodeLeft,
     RestartJob,
     StopJob,
 )
@@ -194,6 +195,22 @@ def test_a_drained_node_without_which_the_job_cannot_go_on_asks_to_be_requeued()
     world.back("n0", "n1")
     assert dismissed(world, "n1") == [90]
     assert world.join("n1")[0].exit_code == 90
+
+
+def test_the_end_of_a_drained_node_is_on_record_and_explains_nothing() -> None:
+    world = World(spec(2)).started("n0", "n1")
+    world.report("n0", "rank_exited", exit_code=1)
+    world.apply(DrainNode(job="j", node="n1", by="ann", reason="fan"))
+    world.back("n1")
+    before = world.doc.incident
+    world.leave("n1", "excluded", exit_code=90)
+    (left,) = world.of(NodeLeft)
+    assert (left.node, left.exit_code) == ("n1", 90)
+    assert world.doc.phase == "ending"
+    assert before is not None
+    assert world.doc.incident == before
+    world.back("n0")
+    assert {seat.node for seat in world.doc.seats if seat.stage != "gone"} == {"n0"}
 
 
 def test_a_drained_node_whose_job_goes_on_ends_well() -> None:

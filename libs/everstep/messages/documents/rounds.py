@@ -216,7 +216,11 @@ class OpenCheck(Part, frozen=True, kw_only=True):
     passed: str = ""
     """The slots on which it passes."""
     is_shared: bool = False
-    """It was decided that it accuses no node; asked again after some minutes."""
+    """It was decided that the round goes on; asked again after some minutes."""
+    spares_failed: tuple[Name, ...] = ()
+    """The spares on which it fails, of the first 32."""
+    spares_passed: tuple[Name, ...] = ()
+    """The spares on which it passes, of the first 32."""
 
 
 class Replication(Part, frozen=True, kw_only=True):

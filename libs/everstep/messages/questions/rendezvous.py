@@ -122,7 +122,7 @@ class Report(Question, frozen=True, kw_only=True, tag="report.v1"):
     node: Name
     """The node."""
     slot: Count
-    """Its slot."""
+    """Its slot; 0 for the `check_compared` of a spare."""
     round: Count
     """The round that it happened in."""
     event: str

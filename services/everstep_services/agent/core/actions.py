@@ -177,6 +177,8 @@ class ExitAgent:
     cause: LeaveCause
     reason: str
     is_sent: bool = False
+    has_seat: bool = False
+    """Rendezvous may still count this node among those of the job, although it sent it away."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,11 @@ class Agent:
             return []
         self._hear(reply.round)
         if reply.exit_code is not None:
-            refused = Departure(reply.exit_code, "refused", reply.reason, is_sent=True)
+            refused = Departure(
+                *(reply.exit_code, "refused", reply.reason),
+                is_sent=True,
+                has_seat=reply.is_accepted,
+            )
             return self._go(refused, self.limits.stop_grace_s)
         acts = self._say_refused(reply)
         if self._part is None:
@@ -271,7 +275,10 @@ class Agent:
         return self._of_check("check_recovered", check, reason, fact=fact)
 
     def check_compared(self, check: str, state: str, reason: str) -> list[Action]:
-        """The result of a check that rendezvous compares between nodes."""
+        """The result of a check that rendezvous compares between nodes, spares among them."""
+        if self._part is None and self._is_spare and self.round is not None:
+            told = SendReport(self.round, "check_compared", reason, check=check, check_state=state)
+            return [told]
         return self._of_check("check_compared", check, reason, state=state)
 
     def _of_check(

@@ -32,6 +32,8 @@ class Departure:
     cause: LeaveCause
     reason: str
     is_sent: bool = False
+    has_seat: bool = False
+    """Rendezvous sends only this node away, and hears of its end from the agent."""
     kill_at: float | None = None
     """Until then the ranks may save and exit."""
     alone_at: float | None = None
@@ -43,7 +45,7 @@ class Departure:
         """Stop what runs; exit once nothing does."""
         if part is not None:
             return part.stop(grace_s)
-        return [ExitAgent(self.code, self.cause, self.reason, self.is_sent)]
+        return [ExitAgent(self.code, self.cause, self.reason, self.is_sent, self.has_seat)]
 
     def heard(self, now: float) -> None:
         """Rendezvous will name the step; a step of our own would part us from other nodes.
@@ -143,7 +145,7 @@ def sent(order: LeaveJob) -> Departure:
     """Rendezvous has ordered the agent to leave."""
     is_ours = order.state == "excluded"
     reason = order.reason if is_ours else f"the job is {order.state}: {order.reason}"
-    return Departure(order.exit_code, _cause_of(order), reason, is_sent=True)
+    return Departure(order.exit_code, _cause_of(order), reason, is_sent=True, has_seat=is_ours)
 
 
 def _cause_of(order: LeaveJob) -> LeaveCause:

@@ -155,14 +155,14 @@ class AgentStatus:
             version=__version__,
         )
 
-    def report(self, tell: SendReport, order: StartRanks, fact: str | None) -> Report:
+    def report(self, tell: SendReport, slot: int, fact: str | None) -> Report:
         """Report an event, and ask for its meaning for the round."""
         ending = tell.exit
         return Report(
             job=self._plan.job,
             node=self._plan.node,
             instance=self._instance,
-            slot=order.slot,
+            slot=slot,
             round=tell.round,
             event=tell.event,
             reason=tell.reason,

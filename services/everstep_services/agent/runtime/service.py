@@ -460,11 +460,11 @@ class AgentService:
 
     def _tell(self, tell: actions.SendReport) -> None:
         order = self._agent.order
-        assert order is not None
         fact = tell.fact
         if fact is None and tell.rank is not None:
             fact = self._evidence.fact_of(tell.round, tell.rank)
-        self._rendezvous.tell(tell, self._questions.report(tell, order, fact))
+        slot = 0 if order is None else order.slot  # a spare has no slot
+        self._rendezvous.tell(tell, self._questions.report(tell, slot, fact))
 
     def _exiting(self, exiting: actions.ExitAgent) -> None:
         if self._plan.scheduler.name == "kubernetes" and exiting.cause == "excluded":
@@ -484,7 +484,7 @@ class AgentService:
         if self._uploader is not None:
             with unharmed("the output of ranks"):
                 await self._uploader.finish(within_s)
-        if not exiting.is_sent:
+        if exiting.has_seat or not exiting.is_sent:
             await self._rendezvous.leave(self._questions.leave(exiting), within_s)
         try:
             async with asyncio.timeout(within_s):

@@ -3,15 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, assert_never
+from typing import assert_never
 
 from everstep.messages import Case
-from everstep.verdict_causes import VerdictCause
+from everstep.verdict_causes import Advice, VerdictCause
 from everstep_services.attribution.domain.claims import Claim, is_sound
 from everstep_services.attribution.domain.explanations import Explanation, explanations
 from everstep_services.attribution.domain.weights import Weights, shipped
 
-Advice = Literal["restart", "restart_without", "stop", "wait", "inform"]
 _ALTERNATIVES_MOST = 5
 _EVIDENCE_MOST = 24
 _RANKS_MOST = 256

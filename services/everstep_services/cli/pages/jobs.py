@@ -1,6 +1,7 @@
 """Jobs and their incidents on the screen."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -19,6 +20,7 @@ from everstep_services.cli.cells import (
     span,
     wall_s,
 )
+from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.output import (
     echo,
@@ -35,6 +37,10 @@ JOB_COLUMNS = (
 INCIDENT_COLUMNS = (
     "incident", "job", "opened_at", "outcome", "lasted", "lost_steps", "node", "rank", "reason",
 )  # fmt: skip
+JOB_STATES = (
+    "forming", "starting", "running", "restarting", "idle", "done", "failed", "stopped", "unknown",
+)  # fmt: skip
+INCIDENT_OUTCOMES = ("recovered", "stopped", "failed", "preempted", "merged")
 _TOO_MUCH_FOR_A_SCREEN = frozenset({"lost_steps", "rank"})
 _SHOWN = 5
 _MEMBERS = 20
@@ -42,11 +48,28 @@ _ACTS_READ = 100
 """Acts among which those of people are looked for."""
 
 
+@dataclass(frozen=True, slots=True)
+class CheckedFilter:
+    """A filter whose values are known here; a newer service may have more of them."""
+
+    name: str
+    given: Sequence[str]
+    known: tuple[str, ...]
+
+    def check(self) -> None:
+        """Refuse a value that nothing matches and nobody knows."""
+        for value in self.given:
+            if value not in self.known:
+                text = f"there is no {self.name} {value[:64]!r}: there are {', '.join(self.known)}"
+                raise CliError(text, Exit.USAGE)
+
+
 def print_jobs(invocation: Invocation, api: Api, params: dict[str, Any], most: int) -> None:
     """The jobs that are asked for."""
     page = {**params, "limit": min(most, 1000)}
     jobs = api.pages("jobs", page, most=most, when_cut=say_cut)
-    print_records(invocation, "job", _or_say(jobs, "no such jobs"), JOB_COLUMNS)
+    states = CheckedFilter("state", params["state"] or (), JOB_STATES)
+    print_records(invocation, "job", _or_say(jobs, "no such jobs", states), JOB_COLUMNS)
 
 
 def print_incidents(
@@ -56,7 +79,8 @@ def print_incidents(
     path = "incidents" if job is None else f"{job_path(job)}/incidents"
     page = {**params, "limit": min(most, 1000)}
     incidents = api.pages(path, page, most=most, when_cut=say_cut)
-    records: Iterable[dict[str, Any]] = _or_say(incidents, "no such incidents")
+    outcomes = CheckedFilter("outcome", params["outcome"] or (), INCIDENT_OUTCOMES)
+    records: Iterable[dict[str, Any]] = _or_say(incidents, "no such incidents", outcomes)
     columns: Sequence[str] = INCIDENT_COLUMNS
     if invocation.output == "table" or (invocation.output is None and is_terminal()):
         left_out = _TOO_MUCH_FOR_A_SCREEN | ({"job"} if job else set())
@@ -234,10 +258,13 @@ def _incident(incident: dict[str, Any], short: int | None) -> dict[str, Any]:
     }
 
 
-def _or_say(records: Iterator[dict[str, Any]], nothing: str) -> Iterator[dict[str, Any]]:
-    """The same; report on stderr when there is none."""
+def _or_say(
+    records: Iterator[dict[str, Any]], nothing: str, asked: CheckedFilter
+) -> Iterator[dict[str, Any]]:
+    """The same; report on stderr when there is none, and refuse a value that can match none."""
     first = next(records, None)
     if first is None:
+        asked.check()
         say(nothing)
         return iter(())
     return chain([first], records)

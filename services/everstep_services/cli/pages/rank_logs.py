@@ -14,6 +14,7 @@ import msgspec
 from everstep.observe.printable import printable_line
 from everstep_services.agent.settings import AgentSettings
 from everstep_services.cli.api.client import Api
+from everstep_services.cli.cells import listed
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.machine.state import find_state_dir
@@ -139,6 +140,7 @@ def kept_lines(api: Api, wanted: LogSelection) -> Iterator[LogLine]:
     """The ends of the logs of ranks that failed, whether or not their node is left."""
     place = f"jobs/{quote(wanted.job, safe='')}/rounds"
     number = _failed_round(api, place, wanted)
+    check_selection(api, wanted, number)
     exits = api.pages(f"{place}/{number}/exits", {"failed": "true", "limit": 200}, most=None)
     nodes = {row["rank"]: row["node"] for row in exits}
     ranks = wanted.ranks or tuple(sorted(nodes))
@@ -160,6 +162,31 @@ def kept_lines(api: Api, wanted: LogSelection) -> Iterator[LogLine]:
                 yield LogLine(number, node, rank, stream, line)
     if not count:
         raise problem or CliError(f"nothing is kept of round {number}", Exit.NOT_FOUND)
+
+
+def check_selection(api: Api, wanted: LogSelection, number: int) -> None:
+    """Refuse ranks and a node that are not in the round: nothing of them would be printed."""
+    from everstep_services.history.operator_requests import did_you_mean
+
+    if not wanted.ranks and wanted.node is None:
+        return
+    place = f"jobs/{quote(wanted.job, safe='')}/rounds/{number}"
+    try:
+        round_ = api.get(place)
+        nodes = [row["node"] for row in api.pages(f"{place}/members", {"limit": 1000}, most=None)]
+    except CliError as error:
+        if error.code is not Exit.NOT_FOUND:
+            raise
+        return  # the output of a round can be here before the round is on record
+    size = round_["world_size"]
+    wrong = [rank for rank in wanted.ranks if size is not None and rank >= size]
+    if wrong:
+        text = f"there is no rank {wrong[0]} in round {number} of {wanted.job}"
+        raise CliError(f"{text}: its ranks are 0 to {size - 1}", Exit.NOT_FOUND)
+    if wanted.node is not None and nodes and wanted.node not in nodes:
+        text = f"there is no node {wanted.node[:128]} in round {number} of {wanted.job}"
+        hint = did_you_mean(wanted.node, nodes) or f": its nodes are {listed(nodes, 8)}"
+        raise CliError(f"{text}{hint}", Exit.NOT_FOUND)
 
 
 def print_lines(

@@ -30,12 +30,15 @@ from everstep_services.cli.machine.bus_settings import server_version
 from everstep_services.cli.machine.state import RunningServices, StateDir
 from everstep_services.cli.stack.phases import Phases
 from everstep_services.cli.stack.services import SERVICES, StackContext, imported
+from everstep_services.history.notifications.documents import begin as begin_notices
+from everstep_services.history.notifications.settings import NotifySettings
 from everstep_services.logins.settings import LoginSettings
 
 _READY_WITHIN_S = 60.0
 _DRAIN_WITHIN_S = 10.0
 TUNING = (
     "connect_within_s", "reconnect_wait_s", "reconnect_jitter_s", "ping_interval_s",
+    "service_ping_interval_s",
     "request_within_s", "verify_every_s", "spool_max_bytes", *RETENTION,
 )  # fmt: skip
 """Settings of [bus] that do not say where the bus is, and who logs in there."""
@@ -87,7 +90,9 @@ async def run_stack(
     valid_s = ground.settings.section(LoginSettings).valid_s
     async with dev_server(ground.state.path, host=ground.bus_host, valid_s=valid_s) as server:
         ground.phases.end("nats-server")
-        version = await set_up(server, ground.settings.section(BusSettings))
+        version = await set_up(
+            server, ground.settings.section(BusSettings), ground.settings.section(NotifySettings)
+        )
         ground.phases.end("streams")
         stack = _Stack(ground, server, version, tell, when_open)
         await serve(
@@ -184,10 +189,17 @@ def _exporters(ground: StackPlan, metrics: MetricRegistry) -> tuple[Loop, ...]:
     return (traces.export_for_ever,)
 
 
-async def set_up(server: DevServer, settings: BusSettings) -> str:
-    """Make the streams, or correct them: with one server, each has one replica."""
+async def set_up(
+    server: DevServer, settings: BusSettings, notify: NotifySettings | None = None
+) -> str:
+    """Make the streams, or correct them: with one server, each has one replica.
+
+    A job may fail before history is open: from now on its messages are owed.
+    """
     async with connect(server.settings(ADMIN), "up") as bus:
         await topology.init(bus.jetstream, retention=settings.retention)
+        if notify is not None and notify.is_on:
+            await begin_notices(bus, SystemClock().wall().timestamp())
         return server_version(bus)
 
 

@@ -19,6 +19,7 @@ from everstep_services.history.operator_requests import (
     ServiceUnavailableError,
     Verb,
     carry_out,
+    did_you_mean,
     similar_names,
 )
 
@@ -81,6 +82,11 @@ async def job_of(context: Context, node: str) -> str:
         detail = f"{node} takes part in {', '.join(names[:10])}: name the `job`"
         raise ProblemError(409, "several_jobs", detail)
     return names[0]
+
+
+async def no_such_job(context: Context, job: str) -> ProblemError:
+    """The problem of a job that is not on record, with the names that are close to it."""
+    return not_found(f"job {job}{did_you_mean(job, await _names(context))}")
 
 
 async def _names(context: Context) -> list[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from everstep.verdict_causes import advice_text
 from everstep_services.history.dashboard import formats
 from everstep_services.history.dashboard.ansi import log_text
 
@@ -92,6 +93,7 @@ def _environment(folder: Traversable, url: Any) -> "Environment":
     ):
         made.filters[name] = getattr(formats, name)
     made.filters["log_text"] = log_text
+    made.filters["advice_text"] = advice_text
     made.globals["static"] = url
     for name in texts:
         made.get_template(name)  # compiled before anybody waits for it

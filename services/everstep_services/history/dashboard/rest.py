@@ -28,11 +28,16 @@ _KEPT_ANSWERS = 400
 _KEPT_BYTES = 32 << 20
 _KEPT_LARGEST = 1 << 20
 _KEPT_FOR_S = 900.0
+_LIVE_WITHIN_S = 2.0
+"""A page waits no longer for what the bus or a service would tell it at this moment."""
 _AWAY = frozenset({502, 503, 504})
-_AWAY_TEXTS = {
+_SILENCE = {
     "bus_unavailable": "The bus does not answer",
-    "database_unavailable": "The database cannot be used now",
+    "late": "The bus or a service does not answer in time",
 }
+_AWAY_TEXTS = {**_SILENCE, "database_unavailable": "The database cannot be used now"}
+
+_LATE = b'{"detail":"the bus or a service does not answer in time","code":"late"}'
 
 Query = Mapping[str, object]
 
@@ -148,28 +153,40 @@ class Reader:
     stale_s: float | None = None
     """The age of the oldest answer that was given from memory."""
     stale_reason: str = ""
+    silence: str = ""
+    """Set when a question to the bus or to a service had no answer."""
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_OF_A_PAGE))
 
     async def get(self, path: str, **query: object) -> Any:
         """The JSON that REST answers. A `RestError` says why there is none."""
-        text = _query(query)
-        status, data = await self._ask("GET", path, text)
-        key = self._key(path, text)
+        return await self._read(path, _query(query), None)
+
+    async def get_or_not(self, path: str, **query: object) -> RestAnswer:
+        """As `get`; a refusal is an answer, too, except that nobody is logged in."""
+        return await self._read_or_not(path, _query(query), None)
+
+    async def get_live(self, path: str, **query: object) -> RestAnswer:
+        """As `get_or_not`, for what only the bus or a service knows: without a long wait."""
+        return await self._read_or_not(path, _query(query), _LIVE_WITHIN_S)
+
+    async def _read(self, path: str, query: str, within_s: float | None) -> Any:
+        status, data = await self._ask("GET", path, query, within_s=within_s)
+        key = self._key(path, query)
         if status == 200:
             self.rest.keep(key, data)
             return msgspec.json.decode(data)
         error = _error(status, data)
+        self.silence = _SILENCE.get(error.code, self.silence)
         kept = self.rest.kept(key) if status in _AWAY else None
         if kept is None:
             raise error
         self.stale_s = max(self.stale_s or 0.0, kept[0])
-        self.stale_reason = _AWAY_TEXTS.get(error.code, error.detail)
+        self.stale_reason = _away_text(error)
         return msgspec.json.decode(kept[1])
 
-    async def get_or_not(self, path: str, **query: object) -> RestAnswer:
-        """As `get`; a refusal is an answer, too, except that nobody is logged in."""
+    async def _read_or_not(self, path: str, query: str, within_s: float | None) -> RestAnswer:
         try:
-            return RestAnswer(await self.get(path, **query))
+            return RestAnswer(await self._read(path, query, within_s))
         except RestError as error:
             if error.status == 401:
                 raise
@@ -191,10 +208,15 @@ class Reader:
         return msgspec.json.decode(answer) if answer else None
 
     async def _ask(
-        self, method: str, path: str, query: str, body: bytes = b""
+        self, method: str, path: str, query: str, body: bytes = b"", within_s: float | None = None
     ) -> tuple[int, bytes]:
         async with self.turns:
-            status, data, scope = await self.rest.ask(self.visitor, method, path, query, body)
+            try:
+                async with asyncio.timeout(within_s):
+                    asked = self.rest.ask(self.visitor, method, path, query, body)
+                    status, data, scope = await asked
+            except TimeoutError:
+                return 503, _LATE
         token = scope.get("state", {}).get("token")
         self.scope = getattr(token, "scope", self.scope)
         return status, data
@@ -230,6 +252,12 @@ def _first(errors: BaseExceptionGroup[Any]) -> RestError:
         error = error.exceptions[0]
     assert isinstance(error, RestError)
     return error
+
+
+def _away_text(error: RestError) -> str:
+    service, is_away, _ = error.code.partition("_unavailable")
+    by_service = f"The service {service} does not answer" if is_away else error.detail
+    return _AWAY_TEXTS.get(error.code, by_service)
 
 
 def _query(query: Query) -> str:

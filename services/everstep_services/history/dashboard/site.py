@@ -402,19 +402,27 @@ def _banners(shell: _Shell, now: Any) -> list[tuple[str, str]]:
     reader, status = shell.reader, shell.status
     if reader is None:
         return banners
-    if reader.stale_s is not None:
+    if reader.stale_s is not None and not reader.silence:
         age = relative(reader.stale_s)
         banners.append(("bad", f"{reader.stale_reason}. This page shows what was read {age}."))
     elif status is None:
         banners.append(("bad", "The database cannot be read now: this page may lack parts."))
-    if status is not None and not status["is_bus_connected"]:
-        read = status["stream_read_at"]
-        from_ = "" if not read else f" The newest fact was written {_age(read, now)}."
-        banners.append(("warn", f"The bus is away: the record does not grow.{from_}"))
+    if status is not None and (reader.silence or not status["is_bus_connected"]):
+        banners.append(("warn", _of_bus(reader, status, now)))
     if status is not None and status["is_rebuilding"]:
         reach = f"{status['projected_n']} of {status['last_n']} facts"
         banners.append(("info", f"The tables are being made again: they reach {reach}."))
     return banners
+
+
+def _of_bus(reader: Reader, status: Mapping[str, Any], now: Any) -> str:
+    is_away = not status["is_bus_connected"]
+    texts = ["The bus is away: the record does not grow." if is_away else f"{reader.silence}."]
+    if status["stream_read_at"]:
+        texts.append(f"The newest fact was written {_age(status['stream_read_at'], now)}.")
+    if reader.stale_s is not None:
+        texts.append(f"This page shows what was read {relative(reader.stale_s)}.")
+    return " ".join(texts)
 
 
 def _age(text: str, now: Any) -> str:

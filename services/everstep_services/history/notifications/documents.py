@@ -1,10 +1,11 @@
 """The document of open notices on the bus, read once a term and written by compare-and-set."""
 
+import contextlib
 import logging
 
 import msgspec
 
-from everstep.bus.errors import MessageTooLargeError
+from everstep.bus.errors import ConflictError, MessageTooLargeError
 from everstep.bus.ports import Bus, StreamPosition
 from everstep.errors import EverstepError
 from everstep.messages import NoticesDocument
@@ -17,6 +18,16 @@ log = logging.getLogger(__name__)
 
 BUCKET = "NOTICES"
 _ENCODER = msgspec.json.Encoder()  # the body is compressed: it may be larger than a message
+
+
+async def begin(bus: Bus, now: float) -> None:
+    """Report what happens from `now` on, also before history leads for the first time.
+
+    Nothing changes where there is a document already.
+    """
+    data = _ENCODER.encode(NoticesDocument(began_s=now))
+    with contextlib.suppress(ConflictError):
+        await bus.documents(BUCKET).put(CLUSTER, data, revision=0)
 
 
 class UnreadableError(EverstepError):

@@ -1,6 +1,5 @@
 """Keeps what senders announce, and acts when it is due: drains and exclusions of nodes."""
 
-import difflib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from everstep.store.queries import is_begun, is_over
 from everstep.store.times import from_us, to_us
 from everstep.subjects import CLUSTER
 from everstep_services.history.api.http.problems import ProblemError
+from everstep_services.history.node_names import unknown_nodes_text
 from everstep_services.history.operator_requests import (
     NoSuchJobError,
     OperatorRequest,
@@ -126,25 +126,10 @@ class MaintenanceReceiver:
 
     async def _nodes(self, names: set[str]) -> dict[str, str]:
         """The id of each node. One unknown name refuses the message."""
-        ids = {name: self._aliases.get(name, name) for name in names}
-        column = tables.nodes.c.node
-        async with self._database.read() as connection:
-            query = select(column).where(column.in_(sorted(set(ids.values()))))
-            ids_known = set((await connection.execute(query)).scalars())
-            unknown = sorted(name for name, id_ in ids.items() if id_ not in ids_known)
-            if not unknown:
-                return ids
-            some = list((await connection.execute(select(column).limit(5000))).scalars())
-        names_of_all = [*some, *(name for name, id_ in self._aliases.items() if id_ in some)]
-        close = difflib.get_close_matches(unknown[0], names_of_all, n=1)
-        hint = f"; did you mean {close[0]}?" if close else "; see everstep nodes"
-        text = ", ".join(self._shown(name) for name in unknown[:10])
-        more = f" and {len(unknown) - 10} more" if len(unknown) > 10 else ""
-        raise ProblemError(422, "unknown_node", f"no node is called {text}{more}{hint}")
-
-    def _shown(self, name: str) -> str:
-        node = self._aliases.get(name)
-        return repr(name[:128]) + ("" if node is None else f" (an alias of {node!r})")
+        problem = await unknown_nodes_text(self._database, sorted(names), self._aliases)
+        if problem is not None:
+            raise ProblemError(422, "unknown_node", problem)
+        return {name: self._aliases.get(name, name) for name in names}
 
     async def _check_room(self, sender: str, new: int) -> None:
         most = self._settings.waiting_most

@@ -9,6 +9,7 @@ from everstep_services.rendezvous.domain import incidents
 from everstep_services.rendezvous.domain.batch import Batch
 from everstep_services.rendezvous.domain.decisions import came_of, decide_to, is_open
 from everstep_services.rendezvous.domain.ends import NOT_ENOUGH_NODES, end_allocation
+from everstep_services.rendezvous.domain.lost_document import may_be_recalled
 from everstep_services.rendezvous.domain.placement import (
     Candidate,
     World,
@@ -16,7 +17,6 @@ from everstep_services.rendezvous.domain.placement import (
     largest_size,
     obstacle,
 )
-from everstep_services.rendezvous.domain.recovery import may_be_recalled
 from everstep_services.rendezvous.domain.replica_placement import arranged
 from everstep_services.rendezvous.domain.restart_backoff import settle
 
@@ -31,7 +31,7 @@ def try_form(batch: Batch) -> None:
     candidates = [
         candidate_of(seat, is_suspect=batch.control.suspicion(seat.node) is not None)
         for seat in batch.state.in_stage("idle")
-        if _may(batch, seat)
+        if may_have_slot(batch, seat)
     ]
     world = world_of(batch)
     size = largest_size(candidates, world)
@@ -62,7 +62,8 @@ def candidate_of(seat: Seat, *, is_suspect: bool = False) -> Candidate:
     )
 
 
-def _may(batch: Batch, seat: Seat) -> bool:
+def may_have_slot(batch: Batch, seat: Seat) -> bool:
+    """Return whether a node may have a slot: it neither leaves nor is excluded."""
     if seat.is_leaving:
         return False
     is_excluded = batch.control.exclusion(seat.node, batch.now.wall) is not None

@@ -16,9 +16,9 @@ from everstep_services.rendezvous.domain import (
     checks,
     incidents,
     liveness,
+    lost_document,
     membership,
     preemption,
-    recovery,
     replacement_groups,
     reports,
     requests,
@@ -162,7 +162,7 @@ def _reply(batch: Batch, event: Event, result: _Settled) -> Message | None:
 def _settle(batch: Batch) -> None:
     """Apply all rules that follow from the state alone, not from an event."""
     reports.settle(batch)
-    recovery.settle(batch)
+    lost_document.settle(batch)
     stalls.settle(batch)
     checks.settle(batch)
     agreed_save.agree(batch)

@@ -55,6 +55,8 @@ def member_lost(batch: Batch, seat: Seat, sign: Sign) -> None:
     doc = batch.state.doc
     if doc.phase in {"forming", "running"} and seat.stage in AT_WORK:
         end_round(batch, sign)
+    elif seat.is_leaving and seat.stage == "idle":
+        return  # it was sent away: its end explains nothing
     elif doc.phase == "ending" and doc.incident is not None and not doc.incident.is_decided:
         incidents.add(batch, sign)
 

@@ -39,7 +39,7 @@ from everstep_services.rendezvous.domain.ends import PREEMPTED, RETRYABLE, close
 from everstep_services.rendezvous.domain.events import LivenessProbe
 from everstep_services.rendezvous.domain.incidents import Sign
 from everstep_services.rendezvous.domain.liveness import fell_away, member_lost
-from everstep_services.rendezvous.domain.recovery import (
+from everstep_services.rendezvous.domain.lost_document import (
     is_adoptable,
     look_for_failure,
     may_be_recalled,

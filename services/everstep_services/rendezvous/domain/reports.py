@@ -24,9 +24,9 @@ def hear(batch: Batch, report: Report) -> bool:
     seat = state.seat(report.node)
     if report.round != doc.round or doc.phase not in {"forming", "running", "ending"}:
         return False
-    if seat is None or not _is_its_own(seat, report):
+    if seat is None or not (_is_its_own(seat, report) or _is_compared_spare(seat, report)):
         return False
-    _steps(batch, report)
+    _steps(batch, seat, report)
     match report.event:
         case "rank_exited" | "start_failed":
             _bad(batch, report)
@@ -37,18 +37,20 @@ def hear(batch: Batch, report: Report) -> bool:
         case "excused":
             stalls.excused(batch, report)
         case "check_failed" | "check_recovered" | "check_compared":
-            _check(batch, report)
+            _check(batch, seat, report)
         case _:
             _goes_on(batch, seat, report)
     return True
 
 
-def _check(batch: Batch, report: Report) -> None:
+def _check(batch: Batch, seat: Seat, report: Report) -> None:
     match report.event:
         case "check_failed":
             checks.failed(batch, report)
         case "check_recovered":
             checks.recovered(batch, report)
+        case _ if seat.slot is None:
+            checks.compared_spare(batch, report)
         case _:
             checks.compared(batch, report)
 
@@ -74,6 +76,11 @@ def _goes_on(batch: Batch, seat: Seat, report: Report) -> None:
 def _is_its_own(seat: Seat, report: Report) -> bool:
     is_holder = seat.instance == report.instance and seat.slot == report.slot
     return is_holder and seat.stage not in {"gone", "absent", "idle"}
+
+
+def _is_compared_spare(seat: Seat, report: Report) -> bool:
+    is_spare = seat.instance == report.instance and seat.slot is None and seat.stage == "idle"
+    return is_spare and report.event == "check_compared"
 
 
 def answer(batch: Batch, *, is_current: bool) -> Reported:
@@ -103,9 +110,11 @@ def settle(batch: Batch) -> None:
         _runs(batch)
 
 
-def _steps(batch: Batch, report: Report) -> None:
+def _steps(batch: Batch, seat: Seat, report: Report) -> None:
     doc = batch.state.doc
-    if report.step is not None and report.step > (doc.round_step or -1):
+    if seat.slot is None or report.step is None:
+        return
+    if report.step > (doc.round_step or -1):
         batch.state.set(round_step=report.step)
 
 

@@ -1,5 +1,6 @@
 """The dashboard over HTTP: every page has its facts, and nobody gets more than REST gives."""
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -20,6 +21,7 @@ from everstep.store.log import FactLog
 from everstep.store.schema import upgrade
 from everstep.store.tokens import Scope
 from everstep.subjects import CLUSTER
+from everstep_services.history.dashboard import rest
 from everstep_services.history.projections.fold import fold
 from tests.integration.conftest import Api
 from tests.integration.history.dashboard.dashboard_story import JOB, KILLED, STALLED, node, opened
@@ -274,6 +276,27 @@ async def test_while_the_bus_is_away_a_banner_says_how_old_the_record_is(tmp_pat
         api.is_bus_connected = False
         page = (await client.get("/jobs")).text
         assert "The bus is away" in page
+        assert JOB in page
+
+
+async def test_a_page_does_not_wait_for_a_bus_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the loss is noticed, questions to the bus are cut short, and a banner tells it."""
+    async with fleet(tmp_path) as (api, client):
+        await client.get("/")
+
+        async def wait_for_ever() -> None:
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(rest, "_LIVE_WITHIN_S", 0.05)
+        control = api.bus.documents("CONTROL")
+        monkeypatch.setattr(control, "keys", wait_for_ever)
+        monkeypatch.setattr(api.bus, "documents", lambda _: control)
+        page = (await client.get("/")).text
+        assert "The bus or a service does not answer in time." in page
+        assert "The newest fact was written" in page
+        assert "This page shows what was read" in page
         assert JOB in page
 
 

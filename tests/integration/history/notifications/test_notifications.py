@@ -18,6 +18,7 @@ from everstep.bus.server.dev_server import DevServer
 from everstep.clock import SystemClock
 from everstep.messages import Fact, RankExited
 from everstep.observe.metrics import MetricRegistry
+from everstep_services.history.notifications.documents import begin
 from everstep_services.history.notifications.metrics import TargetMetrics
 from everstep_services.history.notifications.service import Notifications
 from everstep_services.history.notifications.settings import (
@@ -373,6 +374,31 @@ async def test_a_test_message_says_what_each_target_answers(
     assert await replica.test(["teams"]) == []
     actions = [one.json["event_action"] for one in server.heard if one.path == "/v2/enqueue"]
     assert actions == ["trigger", "resolve"]
+
+
+@pytest.mark.parametrize("is_owed", [True, False])
+async def test_what_ended_before_the_first_replica_led_is_sent_where_it_is_owed(
+    bus: NatsBus, server: TargetServer, is_owed: bool
+) -> None:
+    """`everstep up` and `everstep run` note when they began; a fleet that adds a target does not.
+
+    Otherwise a new target would be sent what happened before it was set.
+    """
+    if is_owed:
+        began = datetime.now(UTC).timestamp()
+        await begin(bus, began)
+        await begin(bus, began + 3600)  # a later start changes nothing
+    await record(bus, job_ended("failed", job="before"))
+    async with at_work(webhook_only(server), bus):
+        if is_owed:
+            await until_async(lambda: is_told(server, "before"), "what is owed")
+        await record(bus, job_ended("failed", job="after"))
+        await until_async(lambda: is_told(server, "after"), "what happens now")
+    assert is_told(server, "before") == is_owed
+
+
+def is_told(server: TargetServer, job: str) -> bool:
+    return any(heard.json["job"] == job for heard in server.taken)
 
 
 async def last_messages(replica: Notifications, within_s: float = 30.0) -> list[str]:

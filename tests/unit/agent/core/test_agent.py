@@ -353,7 +353,9 @@ def test_it_joins_again_when_rendezvous_does_not_know_its_round() -> None:
 def test_a_node_that_is_sent_away_says_why_and_not_that_the_job_is_over() -> None:
     agent = Agent(AgentTimeouts())
     order = LeaveJob(**common(1), exit_code=90, state="excluded")
-    assert agent.ordered(order) == [ExitAgent(90, "excluded", "because", is_sent=True)]
+    assert agent.ordered(order) == [
+        ExitAgent(90, "excluded", "because", is_sent=True, has_seat=True)
+    ]
 
 
 def test_a_signal_before_all_ranks_run_ends_it_at_once() -> None:
@@ -362,3 +364,14 @@ def test_a_signal_before_all_ranks_run_ends_it_at_once() -> None:
     agent.rank_runs(0)
     noticed = RecordNotice("SIGTERM", 600)
     assert agent.preempted(15, "SIGTERM", now=1) == [noticed, StopRound(1, 3, 0.0, None)]
+
+
+def test_a_spare_answers_a_comparison_and_reports_no_other_probe() -> None:
+    agent = Agent(AgentTimeouts())
+    assert agent.check_compared("nic", "failed", "down") == [], "it has not joined"
+    agent.joined(reply(3, standing="spare"), now=1)
+    (report,) = agent.check_compared("nic", "failed", "down")
+    assert isinstance(report, SendReport)
+    assert (report.round, report.event, report.check_state) == (3, "check_compared", "failed")
+    assert agent.check_failed("nic", "end_round", "down", "f" * 32) == []
+    assert agent.reported(report, Reported(round=3, is_current=False), now=2) == []

@@ -2,8 +2,7 @@
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,59 +12,11 @@ from everstep.messages import CheckResult
 from everstep_services.agent.probes.base import Look
 from everstep_services.agent.probes.daemon import DaemonProbe
 from everstep_services.agent.probes.settings import ChecksSettings
-
-grpc = pytest.importorskip("grpc")
-
-Answer = Callable[[list[str], Any], bytes]
+from tests.fakes.health_daemon import HealthDaemon, grpc, response
 
 
-def varint(number: int) -> bytes:
-    head, rest = number & 0x7F, number >> 7
-    return bytes([head | 0x80]) + varint(rest) if rest else bytes([head])
-
-
-def text(field: int, value: str) -> bytes:
-    data = value.encode()
-    return varint(field << 3 | 2) + varint(len(data)) + data
-
-
-def response(*, success: bool, code: int = 0, output: str = "", error: str = "") -> bytes:
-    """The bytes of the answer, written by hand: the client's own classes prove nothing."""
-    flags = (b"\x08\x01" if success else b"") + b"\x10" + varint(code)
-    return flags + text(3, output) + text(4, error)
-
-
-def arguments(data: bytes) -> list[str]:
-    """The strings of field 1; each is shorter than 128 bytes."""
-    words = []
-    while data:
-        assert data[0] == 0x0A
-        words.append(data[2 : 2 + data[1]].decode())
-        data = data[2 + data[1] :]
-    return words
-
-
-class Daemon:
-    """A server of `nvhcd.HealthCheckService` that answers with the bytes that a test gives."""
-
-    def __init__(self, folder: Path) -> None:
-        self.socket = folder / "nvhcd.sock"
-        self.asked: list[list[str]] = []
-        self.answer: Answer = lambda _, __: response(success=True, output='{"fail_count": 0}')
-        self.server = grpc.server(ThreadPoolExecutor(2))
-        self.server.add_generic_rpc_handlers((self,))
-        self.server.add_insecure_port(f"unix:{self.socket}")
-        self.server.start()
-
-    def service(self, details: Any) -> Any:
-        if details.method != "/nvhcd.HealthCheckService/RunHealthCheck":
-            return None
-        return grpc.unary_unary_rpc_method_handler(self._run)
-
-    def _run(self, request: bytes, context: Any) -> bytes:
-        words = arguments(request)
-        self.asked.append(words)
-        return self.answer(words, context)
+class Daemon(HealthDaemon):
+    """A daemon that the check asks."""
 
     def examine(self, within_s: float = 60.0, **settings: Any) -> CheckResult:
         chosen = ChecksSettings(**{"daemon": self.socket} | settings)
@@ -78,7 +29,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
     # A path of a unix socket has at most 107 bytes.
     folder = Path(f"/tmp/e-{abs(hash(tmp_path)) % 10**9}")
     folder.mkdir(mode=0o700)
-    made = Daemon(folder)
+    made = Daemon(folder / "nvhcd.sock")
     yield made
     made.server.stop(None).wait()
     made.socket.unlink(missing_ok=True)
@@ -87,9 +38,9 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 
 def test_a_daemon_without_failures_is_ok_and_gets_nvrxs_arguments(daemon: Daemon) -> None:
     assert daemon.examine().state == "ok"
-    assert daemon.asked == [["--no-slurm", "--group", "prolog", "epilog", "logs", "gpu"]]
+    assert daemon.requests == [["--no-slurm", "--group", "prolog", "epilog", "logs", "gpu"]]
     daemon.examine(daemon_arguments=("--all",))
-    assert daemon.asked[1] == ["--all"]
+    assert daemon.requests[1] == ["--all"]
 
 
 def test_counted_failures_fail_the_node(daemon: Daemon) -> None:

@@ -16,6 +16,7 @@ from everstep_services.cli.output import say
 from everstep_services.cli.pages.rank_logs import (
     LogLine,
     LogSelection,
+    check_selection,
     kept_lines,
     live_lines,
     log_folder,
@@ -231,6 +232,7 @@ def _print_elsewhere(invocation: Invocation, api: Api, request: LogRequest, fold
     wanted, number = request.wanted, _stored_round(api, request)
     if number is not None:
         wanted = replace(wanted, round=number)
+        check_selection(api, wanted, number)
         if request.cycle_file is not None:
             written = write_cycle_file(api, wanted, request.search, request.cycle_file)
             say(f"round {number} of {wanted.job}: {size(written)} in {request.cycle_file}")

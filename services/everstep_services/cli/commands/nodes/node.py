@@ -5,7 +5,12 @@ import click
 from everstep.subjects import CLUSTER
 from everstep_services.cli.errors import Exit
 from everstep_services.cli.invocation import Invocation, NumberRange, with_api_options
-from everstep_services.cli.operator_requests import CommandRequest, fulfil, with_reason
+from everstep_services.cli.operator_requests import (
+    CommandRequest,
+    ExclusionRequest,
+    fulfil,
+    with_reason,
+)
 from everstep_services.cli.times import SpanParameter
 
 
@@ -33,19 +38,28 @@ def show(invocation: Invocation, *, node: str) -> None:
     "--for", "ttl_s", type=SpanParameter(), metavar="SPAN", help="For this time, as in 24h."
 )
 @click.option("--for-good", is_flag=True, help="Until somebody includes it again.")
+@click.option("--force", is_flag=True, help="Also a node that has not joined yet.")
 @with_reason
 @click.pass_obj
 def exclude(
-    invocation: Invocation, *, node: str, ttl_s: int | None, for_good: bool, reason: str
+    invocation: Invocation,
+    *,
+    node: str,
+    ttl_s: int | None,
+    for_good: bool,
+    force: bool,
+    reason: str,
 ) -> None:
     """Keep a node out of all rounds, by default for the time in health's settings.
 
-    A running round continues on it: `everstep drain` removes it.
+    A running round continues on it: `everstep drain` removes it. A name that no node has is
+    refused, unless --force says that the node is yet to join.
     """
     if for_good and ttl_s is not None:
         raise click.UsageError("--for and --for-good exclude each other")
     details = {"ttl_s": 0.0 if for_good else ttl_s}
-    fulfil(invocation, CommandRequest("exclude", reason, CLUSTER, node=node, details=details))
+    wish = ExclusionRequest("exclude", reason, CLUSTER, node=node, details=details, is_forced=force)
+    fulfil(invocation, wish)
 
 
 @command.command()

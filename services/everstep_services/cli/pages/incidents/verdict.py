@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from everstep.verdict_causes import advice_text
 from everstep_services.cli.cells import (
     SHORT_ID,
     Record,
@@ -14,14 +15,6 @@ from everstep_services.cli.cells import (
 )
 
 _SHOWN = 6
-_ADVICE = {
-    "restart": "restart: the same run may succeed",
-    "restart_without": "restart without the nodes named above",
-    "stop": "stop: it will come again until something is changed",
-    "wait": "wait until nodes or the quota are back",
-    "inform": "a person must act first, or it comes again",
-}
-_ASKED = "stop: somebody requested its end"
 _PAGE = "docs/runbooks/cause-{}.md"
 """Says of a cause what it means, and what to do."""
 
@@ -46,9 +39,7 @@ def verdict_lines(incident: Record) -> Iterator[str]:
     if len(verdict["missing"]) > _SHOWN:
         yield f"  missing: and {len(verdict['missing']) - _SHOWN} more (-o json)"
     if verdict["advice"]:
-        advice = cell(verdict["advice"])
-        is_asked = advice == "stop" and verdict["cause"] == "scheduler"
-        yield f"  advice: {_ASKED if is_asked else _ADVICE.get(advice, advice)}"
+        yield f"  advice: {cell(advice_text(verdict['advice'], verdict['cause']))}"
     if not verdict["is_inconclusive"]:
         yield f"  what to do: {_PAGE.format(cell(verdict['cause']).replace('_', '-'))}"
     yield from _explanation(verdict)

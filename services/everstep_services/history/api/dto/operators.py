@@ -87,6 +87,13 @@ class ExclusionWanted(RequestBody):
         description="How long; null for the time in health's settings, 0 until somebody includes "
         "it again.",
     )
+    force: bool = Field(
+        default=False, description="Also a node that is not on record, before it first joins."
+    )
+
+    def details(self) -> dict[str, Any]:
+        """The fields that belong to this request alone, without what only REST checks."""
+        return {"ttl_s": self.ttl_s}
 
 
 class InclusionWanted(RequestBody):

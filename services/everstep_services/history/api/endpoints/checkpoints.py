@@ -52,7 +52,7 @@ from everstep_services.history.api.endpoints.jobs import check_known
 from everstep_services.history.api.http.list_pages import Paging, paged
 from everstep_services.history.api.http.parameters import LITERAL, Flag, JobName, Whole, Word
 from everstep_services.history.api.http.problems import ProblemError, not_found, responses
-from everstep_services.history.api.service_calls import asker, do, unavailable
+from everstep_services.history.api.service_calls import asker, do, no_such_job, unavailable
 from everstep_services.history.operator_requests import (
     LOOK_WITHIN_S,
     RequestError,
@@ -185,7 +185,7 @@ async def locate_checkpoint(
     query = select(tables.jobs).where(tables.jobs.c.job == job, is_begun())
     row = await first(context.database, query)
     if row is None:
-        raise not_found(f"job {job}")
+        raise await no_such_job(context, job)
     question = LocateCheckpoint(
         job=job, round=row["round"] or 0, world_size=row["world_size"] or 0, step=step
     )

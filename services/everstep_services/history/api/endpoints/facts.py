@@ -139,7 +139,9 @@ async def list_facts(
         **responses(),
         200: {
             "description": "Events `fact` (data: a fact, as in pages) and `reset` (data: `reason`, "
-            "`n`): the client was behind another database, and hears from `n` on.",
+            "`n`): the client was behind another database, and hears from `n` on. While the bus is "
+            "away, no facts come: an event `bus` (data: `is_connected`) tells the begin and the "
+            "end.",
             "content": {"text/event-stream": {"schema": {"type": "string"}}},
         },
     },

@@ -50,6 +50,7 @@ from everstep_services.history.api.http.parameters import (
     Word,
 )
 from everstep_services.history.api.http.problems import ProblemError, not_found, responses
+from everstep_services.history.api.service_calls import no_such_job
 
 router = APIRouter(tags=["jobs"])
 
@@ -136,7 +137,7 @@ async def get_job(context: Ctx, _token: Reader, job: JobName) -> JobDetail:
     """A job, the state of its stall detection, and its allocations."""
     row = await first(context.database, _jobs().where(tables.jobs.c.job == job))
     if row is None:
-        raise not_found(f"job {job}")
+        raise await no_such_job(context, job)
     allocations = tables.allocations
     query = select(allocations).where(allocations.c.job == job)
     newest = SortOrder((allocations.c.first_n, allocations.c.allocation), is_descending=True)
@@ -230,13 +231,13 @@ async def check_known(context: Context, job: str, number: int | None = None) -> 
     """Answer 404 when there is no such job on record, or no such round of it."""
     if number is None:
         query: Select[Any] = select(tables.jobs.c.job).where(tables.jobs.c.job == job, is_begun())
-        name = f"job {job}"
-    else:
-        rounds = tables.rounds.c
-        query = select(rounds.job).where(rounds.job == job, rounds.round == number)
-        name = f"round {number} of job {job}"
+        if await first(context.database, query) is None:
+            raise await no_such_job(context, job)
+        return
+    rounds = tables.rounds.c
+    query = select(rounds.job).where(rounds.job == job, rounds.round == number)
     if await first(context.database, query) is None:
-        raise not_found(name)
+        raise not_found(f"round {number} of job {job}")
 
 
 def _job_conditions(asked: JobFilter) -> list[ColumnElement[bool]]:

@@ -29,6 +29,7 @@ from everstep_services.history.api.http.list_pages import Paging, paged
 from everstep_services.history.api.http.parameters import NAME, TEXT, Flag, NodeName
 from everstep_services.history.api.http.problems import not_found, responses
 from everstep_services.history.beats import HeardBeat
+from everstep_services.history.node_names import similar_nodes
 from everstep_services.history.operator_requests import LOOK_WITHIN_S, RequestError, ask
 
 router = APIRouter(tags=["nodes"])
@@ -94,7 +95,7 @@ async def get_node(context: Ctx, _token: Reader, node: NodeName) -> NodeDetail:
     row = await first(context.database, select(tables.nodes).where(tables.nodes.c.node == node))
     heard = context.beats.node(node)
     if row is None:
-        raise not_found(f"node {node}")
+        raise not_found(f"node {node}{await similar_nodes(context.database, node)}")
     standing: NodeStanding | None = None
     missing: str | None = None
     try:
@@ -120,7 +121,7 @@ async def list_checks(
     """The results of all checks of the node, the newest first."""
     query_of_node = select(tables.nodes.c.node).where(tables.nodes.c.node == node)
     if await first(context.database, query_of_node) is None:
-        raise not_found(f"node {node}")
+        raise not_found(f"node {node}{await similar_nodes(context.database, node)}")
     checks = tables.node_checks
     query = select(checks).where(checks.c.node == node)
     if asked.healthy is not None:

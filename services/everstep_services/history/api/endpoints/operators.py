@@ -16,8 +16,10 @@ from everstep_services.history.api.dto.operators import (
     StopWanted,
 )
 from everstep_services.history.api.http.parameters import JobName, NodeName
-from everstep_services.history.api.http.problems import responses
+from everstep_services.history.api.http.problems import ProblemError, responses
 from everstep_services.history.api.service_calls import do, job_of
+from everstep_services.history.node_names import unknown_nodes_text
+from everstep_services.history.operator_requests import force_hint
 
 router = APIRouter(tags=["operators"])
 
@@ -90,7 +92,14 @@ async def drain_node(context: Ctx, by: Operator, node: NodeName, wanted: DrainWa
 async def exclude_node(
     context: Ctx, by: Operator, node: NodeName, wanted: ExclusionWanted
 ) -> Decided:
-    """It may join nothing until its time is over; a round that runs on it goes on."""
+    """It may join nothing until its time is over; a round that runs on it goes on.
+
+    A node that is not on record is refused, unless `force` is true.
+    """
+    if not wanted.force and context.beats.node(node) is None:
+        problem = await unknown_nodes_text(context.database, (node,), {})
+        if problem is not None:
+            raise ProblemError(422, "unknown_node", force_hint(problem))
     return await do(context, by, "exclude", None, wanted, node=node)
 
 

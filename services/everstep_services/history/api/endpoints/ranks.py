@@ -15,7 +15,8 @@ from everstep_services.history.api.context import Context, Ctx, Reader
 from everstep_services.history.api.dto.health import RankNow, Ranks
 from everstep_services.history.api.http.list_pages import Paging
 from everstep_services.history.api.http.parameters import NAME, JobName, Word
-from everstep_services.history.api.http.problems import not_found, responses
+from everstep_services.history.api.http.problems import responses
+from everstep_services.history.api.service_calls import no_such_job
 from everstep_services.history.beats import HeardBeat, JobView
 
 router = APIRouter(tags=["jobs"])
@@ -45,7 +46,7 @@ async def list_ranks(
     query = select(tables.jobs, job_state().label("state"))
     row = await first(context.database, query.where(tables.jobs.c.job == job, is_begun()))
     if row is None:
-        raise not_found(f"job {job}")
+        raise await no_such_job(context, job)
     view = context.beats.view(job)
     silent = await _silent_nodes(context, row, view)
     question = asked.question(f"/jobs/{job}/ranks")

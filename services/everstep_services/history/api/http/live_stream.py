@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -113,15 +113,11 @@ class LiveStream(EventStream):
 
     async def _chunks(self) -> AsyncIterator[bytes]:
         context, n = self._context, self._start.n
+        is_bus_connected = True
         yield self._greeting()
         checked = context.clock.now()
         while not context.feed.notifier.is_closed:
-            try:
-                rows = await context.feed.after(n)
-            except StoreError as error:
-                log.debug("listener_waits error=%s", error)
-                await context.clock.sleep(_AFTER_ERROR_S)
-                rows = []
+            rows = await self._read_after(n)
             if rows:
                 n = rows[-1]["n"]
                 if chunk := b"".join(self._event(r) for r in rows if self._matches(r)):
@@ -132,8 +128,20 @@ class LiveStream(EventStream):
                     return
                 checked = context.clock.now()
                 yield f"id: {context.epoch}-{n}\n: alive\n\n".encode()
-            if not rows:
+            if is_bus_connected != context.connectedness.is_bus_connected():
+                is_bus_connected = not is_bus_connected
+                yield _bus_event(is_connected=is_bus_connected)
+            elif not rows:
                 await context.feed.notifier.wait_beyond(n, keep_alive_s)
+
+    async def _read_after(self, n: int) -> Sequence[Record]:
+        """The next facts; none while the database cannot be read."""
+        try:
+            return await self._context.feed.after(n)
+        except StoreError as error:
+            log.debug("listener_waits error=%s", error)
+            await self._context.clock.sleep(_AFTER_ERROR_S)
+            return ()
 
     def _greeting(self) -> bytes:
         id_ = f"{self._context.epoch}-{self._start.n}"
@@ -145,6 +153,12 @@ class LiveStream(EventStream):
     def _event(self, row: Record) -> bytes:
         id_ = f"{self._context.epoch}-{row['n']}"
         return b"event: fact\nid: %b\ndata: %b\n\n" % (id_.encode(), fact_line(row))
+
+
+def _bus_event(*, is_connected: bool) -> bytes:
+    """It has no id, because it is not a place in the log."""
+    flag = "true" if is_connected else "false"
+    return format_sse_event(data_str=f'{{"is_connected":{flag}}}', event="bus")
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from everstep_services.history.dashboard.rest import Reader, together
 async def overview(reader: Reader, _request: Request) -> Page:
     """Everything that people can switch, and who switched it last."""
     control, straggler, status, tokens = await together(
-        reader.get_or_not("control"),
-        reader.get_or_not("control/straggler"),
+        reader.get_live("control"),
+        reader.get_live("control/straggler"),
         reader.get_or_not("status"),
         reader.get_or_not("tokens", limit=100),
     )

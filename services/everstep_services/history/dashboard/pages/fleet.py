@@ -44,7 +44,7 @@ async def fleet(reader: Reader, _request: Request) -> Page:
         reader.get_or_not("incidents", open=True, limit=_SHOWN),
         reader.get_or_not("incidents", limit=8),
         reader.get_or_not("nodes", attention=True, limit=_NODES),
-        reader.get_or_not("control"),
+        reader.get_live("control"),
         reader.get_or_not("facts", order="desc", limit=8),
         reader.get_or_not("goodput"),
         reader.get_or_not("saves", failing=True, state=_AT_WORK, limit=_SHOWN),

@@ -54,7 +54,7 @@ async def listed(reader: Reader, request: Request) -> Page:
     job = request.path_params["job"]
     path = path_of("jobs", job)
     given = filters(request, *_FILTERS)
-    detail, rounds = await together(reader.get(path), reader.get_or_not(f"{path}/logs/rounds"))
+    detail, rounds = await together(reader.get(path), reader.get_live(f"{path}/logs/rounds"))
     asked, problem = _asked(given, reader.rest.now())
     stored = [] if rounds.data is None else rounds.data["rounds"]
     number = int(given["round"]) if given.get("round", "").isdecimal() else max(stored, default=0)

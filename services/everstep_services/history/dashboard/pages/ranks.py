@@ -72,7 +72,7 @@ async def stragglers(reader: Reader, request: Request) -> Page:
     detail, episodes, now, shifts = await together(
         reader.get(path),
         reader.get(f"{path}/stragglers", limit=50, **given),
-        reader.get_or_not(f"{path}/stragglers/now", most=30),
+        reader.get_live(f"{path}/stragglers/now", most=30),
         reader.get_or_not(f"{path}/step-shifts", limit=20),
     )
     return Page(

@@ -85,7 +85,7 @@
   function say(state) {
     if (!live) return;
     live.dataset.state = state;
-    const text = { on: "live", off: "not live", lost: `no connection for ${relative((Date.now() - heardAt) / 1000).replace(" ago", "")}` }[state];
+    const text = { on: "live", bus: "the bus is away", off: "not live", lost: `no connection for ${relative((Date.now() - heardAt) / 1000).replace(" ago", "")}` }[state];
     live.querySelector("b").textContent = text;
     live.title = state === "lost" ? "The service is not reached; the page shows what it knew" : "Live updates";
     const old = document.getElementById("stale");
@@ -94,7 +94,7 @@
       note.id = "stale"; note.className = "banner bad"; note.setAttribute("role", "alert");
       note.textContent = "The service is not reached: this page shows what was known when it was last read.";
       document.getElementById("banners").before(note);
-    } else if (state === "on" && old) old.remove();
+    } else if (state !== "lost" && old) old.remove();
   }
   function listen() {
     if (source || document.hidden || !("live" in body.dataset)) return;
@@ -103,6 +103,7 @@
     source.onerror = () => { if (Date.now() - heardAt > 4000) say("lost"); if (source && source.readyState === 2) { hang(); setTimeout(listen, 5000); } };
     source.addEventListener("fact", () => { heardAt = Date.now(); say("on"); soon(); });
     source.addEventListener("reset", soon);
+    source.addEventListener("bus", (event) => { heardAt = Date.now(); say(JSON.parse(event.data).is_connected ? "on" : "bus"); soon(); });
   }
   function hang() { if (source) source.close(); source = null; }
   document.addEventListener("visibilitychange", () => {

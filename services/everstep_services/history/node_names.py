@@ -1,0 +1,39 @@
+"""Checks that nodes are on record before anything is done about them."""
+
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import select
+
+from everstep.store import tables
+from everstep.store.database import Database
+from everstep_services.history.operator_requests import did_you_mean, unknown_nodes
+
+_CANDIDATES_MOST = 5000
+
+
+async def unknown_nodes_text(
+    database: Database, names: Sequence[str], aliases: Mapping[str, str]
+) -> str | None:
+    """The refusal of those names that are neither on record nor aliases of nodes that are."""
+    ids = {name: aliases.get(name, name) for name in names}
+    column = tables.nodes.c.node
+    async with database.read() as connection:
+        query = select(column).where(column.in_(sorted(set(ids.values()))))
+        ids_known = set((await connection.execute(query)).scalars())
+        unknown = sorted(name for name, id_ in ids.items() if id_ not in ids_known)
+        if not unknown:
+            return None
+    some = await _some_nodes(database)
+    candidates = [*some, *(name for name, id_ in aliases.items() if id_ in some)]
+    return unknown_nodes(unknown, candidates, aliases)
+
+
+async def similar_nodes(database: Database, name: str) -> str:
+    """The nodes on record with names close to this one, as the end of a sentence."""
+    return did_you_mean(name, await _some_nodes(database))
+
+
+async def _some_nodes(database: Database) -> list[str]:
+    async with database.read() as connection:
+        query = select(tables.nodes.c.node).limit(_CANDIDATES_MOST)
+        return list((await connection.execute(query)).scalars())
