@@ -1,8 +1,8 @@
 """What an image in the memory of a node has for torch: the items of a rank, and their places.
 
 The image of a rank has all that the rank would load again: the items that it saves, and those that
-other ranks save for all. Torch plans a load from the metadata of all ranks, of which an image has
-only the rank's part. The rest of each tensor is described as parts without a place, so a load with
+other ranks save for all. Torch plans a load from the metadata of all ranks, but an image has only
+the part of its rank. The rest of each tensor is described as parts without a place, so a load with
 other shardings, which needs them, is recognized.
 """
 
