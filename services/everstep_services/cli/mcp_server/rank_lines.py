@@ -40,9 +40,10 @@ def read_lines(
         lines = past_lines(files, None if asked["contains"] else limit)
         return _answer(f"The last lines of {job} from files on this machine", lines, asked, limit)
     try:
-        lines = kept_lines(source.api, wanted)
+        notes = list(source.notes)
+        kept = list(kept_lines(source.api, wanted, notes.append))
         title = f"The ends of the logs of ranks of {job} that failed, from the record"
-        return _answer(title, lines, asked, limit, source.notes)
+        return _answer(title, kept, asked, limit, notes)
     except CliError as error:
         text = f"there is no output of {job}: {problem}; {error}"
         raise CliError(text, error.code) from error

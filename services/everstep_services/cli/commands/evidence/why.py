@@ -10,7 +10,7 @@ from everstep_services.cli.invocation import Invocation, with_api_options
 @with_api_options
 @click.pass_obj
 def command(invocation: Invocation, *, named: str | None) -> None:
-    """Say why a job failed or restarted last, the verdict first: the story of its newest incident.
+    """Explain the newest incident of a job: the verdict, what happened, and what followed.
 
     Without an argument the job is the newest one. The id of an incident, or its beginning as
     `everstep incidents` shows it, names an older incident. If a slow rank was the reason to stop
