@@ -49,12 +49,12 @@ from everstep_services.history.api.http.problems import ProblemAnswer, handle, p
 from everstep_services.history.beats import Beats
 from everstep_services.history.bundle import BundleClock, BundleOrigin
 from everstep_services.history.dashboard.site import Dashboard
-from everstep_services.history.evidence_retention import EvidenceRetention
 from everstep_services.history.goodput.reader import GoodputReader
 from everstep_services.history.mask import MaskedAnswers
 from everstep_services.history.notifications.service import Notifications
 from everstep_services.history.notifications.settings import NotifySettings
 from everstep_services.history.notifier import LogNotifier
+from everstep_services.history.retention import EvidenceRetention
 from everstep_services.history.settings import ApiSettings
 from everstep_services.history.webhooks.receiver import MaintenanceReceiver
 

@@ -23,7 +23,8 @@ from everstep_services.history.api.app import PARTS, create_app, make_context
 from everstep_services.history.bundle import BundleError, read_origin, unpack, write_bundle
 from everstep_services.history.projections.fold import fold
 from tests.integration.conftest import Api
-from tests.integration.history.dashboard.dashboard_story import JOB, KILLED, STALLED, node, opened
+from tests.integration.history.dashboard.dashboard_story import opened
+from tests.integration.history.dashboard.fleet_facts import JOB, KILLED, STALLED, node
 
 BASE = "http://everstep.test"
 OURS = {"Origin": BASE, "Content-Type": "application/x-www-form-urlencoded"}

@@ -24,7 +24,8 @@ from everstep.subjects import CLUSTER
 from everstep_services.history.dashboard import rest
 from everstep_services.history.projections.fold import fold
 from tests.integration.conftest import Api
-from tests.integration.history.dashboard.dashboard_story import JOB, KILLED, STALLED, node, opened
+from tests.integration.history.dashboard.dashboard_story import opened
+from tests.integration.history.dashboard.fleet_facts import JOB, KILLED, STALLED, node
 from tests.integration.history.served_story import ServedStory
 from tests.unit.history.facts import make
 
