@@ -7,8 +7,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from everstep.settings import Flag, Settings, read_secret
-from everstep.sizes import size
-from everstep_services.cli.api.client import Api, is_sendable
+from everstep.units import size
+from everstep_services.cli.api.client import Api, file_remedy, is_sendable
 from everstep_services.cli.cells import counted, span
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
@@ -59,9 +59,10 @@ class ApiPlace:
             raise CliError(text, Exit.USAGE)
         return self.open_as(token)
 
-    def open_as(self, token: str | None) -> Api:
-        """A client for it that uses this token."""
-        return Api(self.url, token, timeout_s=self.timeout_s, new_token=self.new_token)
+    def open_as(self, token: str | None, remedy: str = "") -> Api:
+        """A client for it that uses this token; `remedy` is what helps if it is refused."""
+        remedy = remedy or file_remedy(self.new_token)
+        return Api(self.url, token, timeout_s=self.timeout_s, remedy=remedy)
 
 
 def find_api(invocation: Invocation, *, waits: bool = True) -> ApiPlace | None:

@@ -107,7 +107,7 @@ class NotifySettings(Settings, frozen=True, kw_only=True):
 
     events: tuple[Event, ...] = EVENTS
     """The events that send a message: `incident`, `job_failed`, `job_stopped` (by Everstep, not by
-    a person), `slow_rank`, `node_excluded`, `breaker_open`.
+    a person), `slow_rank`, `node_drained`, `node_excluded`, `breaker_open`.
     """
     dashboard_url: str = ""
     """The address of the dashboard, for links in messages; without it they have none."""
