@@ -17,8 +17,10 @@ from everstep_services.cli.pages.incidents.report.markdown import markdown
 from everstep_services.cli.pages.incidents.report.sections import report_of
 from everstep_services.cli.pages.incidents.story import (
     find_any_incident,
+    find_given_up,
     find_named,
     find_slow_job,
+    given_up_lines,
     is_incident_id,
     newest_job,
     slow_job_lines,
@@ -304,6 +306,9 @@ def _story(source: OpenSource, named: str) -> list[str]:
         return list(story(find_any_incident(source.api, named)))
     if slow is not None:
         return list(slow_job_lines(slow))
+    ended = find_given_up(source.api, named)
+    if ended is not None:
+        return list(given_up_lines(ended))
     return list(story(find_named(source.api, named)))
 
 

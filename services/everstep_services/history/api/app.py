@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 
 from everstep import __version__
 from everstep.bus.ports import Bus
-from everstep.clock import Clock, SystemClock
+from everstep.clock import Clock
 from everstep.store.database import Database
 from everstep.store.evidence_copies import EvidenceCopies
 from everstep.store.login_codes import LoginCodes
@@ -129,8 +129,7 @@ def create_app(context: Context) -> ASGIApp:
     """Pages for people and REST as one ASGI application, all limits included."""
     api, is_bundle = create_api(context), context.bundle is not None
     rest = RequestLimits(api, context.settings, context.auth, is_read_only=is_bundle)
-    clock = SystemClock() if is_bundle else context.clock
-    return Dashboard(rest, clock, context.login_codes, context.bundle)
+    return Dashboard(rest, context.clock, context.login_codes, context.bundle)
 
 
 def create_api(context: Context) -> FastAPI:

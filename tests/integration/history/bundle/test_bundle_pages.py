@@ -80,7 +80,9 @@ async def test_pages_of_a_bundle_say_what_it_is_and_offer_no_action(tmp_path: Pa
             note = re.search(r'<p class="bundle".*?</p>', answer.text)
             assert note is not None, path
             assert JOB in note[0]
-            assert "3 d ago" in note[0]
+            assert f"exported {_EXPORTED:%Y-%m-%d %H:%M} UTC" in note[0]
+            assert f'data-now="{_EXPORTED:%Y-%m-%dT%H:%M}' in answer.text, path
+            assert "3 d ago" not in answer.text, "ages count to the export"
             assert "read-only" in note[0]
             forms = re.findall(r'<form[^>]* action="([^"]*)"', answer.text)
             assert set(forms) <= {"/logout", "/jobs", "/incidents", "/nodes", "/facts"}, path

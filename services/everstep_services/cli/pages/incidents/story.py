@@ -99,6 +99,42 @@ def find_slow_job(api: Api, job: str) -> dict[str, Any] | None:
     return {**record, "slow_ranks": slow} if slow else None
 
 
+def find_given_up(api: Api, job: str) -> dict[str, Any] | None:
+    """The job, if its last allocation ended before the job was done, and no incident is the reason.
+
+    For instance, too few nodes joined: the newest incident, if there is one, was mended before.
+    """
+    place = job_path(job)
+    record: dict[str, Any] = api.get(place)
+    ends = [it for it in record["allocations"] if it["end_reason"]]
+    if record["state"] != "idle" or not ends:
+        return None
+    newest = api.get(f"{place}/incidents", {"limit": 1})["items"]
+    if newest and newest[0]["outcome"] != "recovered":
+        return None
+    return {**record, "last_end": max(ends, key=lambda it: it["ended_at"] or "")}
+
+
+def print_given_up(invocation: Invocation, job: dict[str, Any]) -> None:
+    """How the last allocation of a job ended; for programs, the record."""
+    if invocation.output in {"json", "jsonl", "name"}:
+        print_record(invocation, "job", job, "job")
+        return
+    for line in given_up_lines(job):
+        echo(line)
+
+
+def given_up_lines(job: Record) -> Iterator[str]:
+    """A job that is not done, and that nobody runs: why its last allocation ended."""
+    name, end = cell(job["job"]), job["last_end"]
+    code = "" if end["exit_code"] is None else f" (exit code {end['exit_code']})"
+    when = f" at {moment(end['ended_at'])} UTC" if end["ended_at"] else ""
+    yield f"{name}: its last allocation has ended{when}{code}: {cell(end['end_reason'])}"
+    yield "  the job is not done: it continues when its agents are started again"
+    if job["incidents"]:
+        yield f"  its newest incident, which was mended before: everstep incident show {name}"
+
+
 def print_slow_job(invocation: Invocation, job: dict[str, Any]) -> None:
     """Which ranks were slow, and what the policy did about it; for programs, the record."""
     if invocation.output in {"json", "jsonl", "name"}:
