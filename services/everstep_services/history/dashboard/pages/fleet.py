@@ -15,8 +15,11 @@ from everstep_services.history.dashboard.rest import Reader, RestAnswer, path_of
 _JOBS = 200
 _NODES = 500
 _SHOWN = 50
+_FAILING = 500
+_READ = 10
 _RECENT = timedelta(hours=24)
 _WITH_RANKS = ("running", "starting")
+_OVER = ("done", "failed", "stopped", "idle")
 _AT_WORK = ("running", "starting", "forming", "restarting", "waiting")
 _SAVE_LAG_S = 3600.0
 _WAITING_READ = 20
@@ -44,7 +47,7 @@ class Concern:
 
 async def fleet(reader: Reader, _request: Request) -> Page:
     """All jobs and nodes at one glance."""
-    jobs, opened, recent, nodes, control, newest, goodput, failing, delays = await together(
+    jobs, opened, recent, nodes, control, newest, goodput, failing, lost, delays = await together(
         reader.get_or_not("jobs", limit=_JOBS, sort="-updated"),
         reader.get_or_not("incidents", open=True, limit=_SHOWN),
         reader.get_or_not("incidents", limit=8),
@@ -53,28 +56,37 @@ async def fleet(reader: Reader, _request: Request) -> Page:
         reader.get_or_not("facts", order="desc", limit=8),
         reader.get_or_not("goodput"),
         reader.get_or_not("saves", failing=True, state=_AT_WORK, limit=_SHOWN),
+        reader.get_or_not("saves", failing=True, state=_OVER, limit=_FAILING),
         reader.get_or_not("save-delays", waiting=True, state=_AT_WORK, limit=_NODES),
     )
     items = _items(jobs)
     now = reader.rest.now()
     forming = [job for job in items if job["state"] == "forming"][:_WAITING_READ]
+    stopped = [job for job in items if job["state"] == "stopped" and _is_recent(job, now)][:_READ]
+    idle = [job for job in items if job["state"] == "idle" and _is_recent(job, now)][:_READ]
     rounds = await together(
-        *(reader.get_or_not(path_of("jobs", job["job"], "rounds"), limit=2) for job in forming)
+        *(
+            reader.get_or_not(path_of("jobs", job["job"], "rounds"), limit=2)
+            for job in (*forming, *stopped)
+        )
     )
+    details = await together(*(reader.get_or_not(path_of("jobs", job["job"])) for job in idle))
     working = [job for job in items if job["state"] in _AT_WORK]
     concerns = [
         *_of_control(control.data),
         *_of_incidents(_items(opened)),
         *_of_ended(items),
-        *_of_idle(items, now),
-        *_of_waiting(zip(forming, rounds, strict=True), now),
+        *_of_stopped(zip(stopped, rounds[len(forming) :], strict=True)),
+        *_of_idle(zip(idle, details, strict=True)),
+        *_of_waiting(zip(forming, rounds[: len(forming)], strict=True), now),
         *_of_nodes(_items(nodes), now),
         *_of_failing(_items(failing)),
+        *_of_lost_saves(_items(lost), items, now),
         *_of_delays(_items(delays)),
     ]
     parts = (
         ("Jobs", jobs), ("Incidents", opened), ("Nodes", nodes), ("Switches", control),
-        ("Goodput", goodput), ("Saves", failing), ("Waiting saves", delays),
+        ("Goodput", goodput), ("Saves", failing), ("Last saves", lost), ("Waiting saves", delays),
     )  # fmt: skip
     newest_at = max((job["updated_at"] or "" for job in items), default="")
     return Page(
@@ -152,15 +164,31 @@ def _of_ended(jobs: Sequence[Mapping[str, Any]]) -> Iterator[Concern]:
             )
 
 
-def _of_idle(jobs: Sequence[Mapping[str, Any]], now: datetime) -> Iterator[Concern]:
+def _is_recent(job: Mapping[str, Any], now: datetime) -> bool:
+    heard = moment(job["updated_at"])
+    return heard is not None and now - heard <= _RECENT
+
+
+def _of_stopped(jobs: Iterable[tuple[Mapping[str, Any], RestAnswer]]) -> Iterator[Concern]:
+    """Jobs that a policy, not a person, has stopped in the last day."""
+    for job, rounds in jobs:
+        cause = next((one["end_cause"] for one in _items(rounds) if one["end_cause"]), None)
+        if cause == "operator":
+            continue
+        text = f"{job['job']} was stopped: {job['end_headline'] or 'no reason is on record'}"
+        href, user = f"/{path_of('jobs', job['job'])}", f"user {job['user'] or 'unknown'}"
+        yield Concern("bad", "job", text, href, job["ended_at"], user)
+
+
+def _of_idle(jobs: Iterable[tuple[Mapping[str, Any], RestAnswer]]) -> Iterator[Concern]:
     """Jobs that have given up waiting for nodes, or whose agents vanished, in the last day."""
-    for job in jobs:
-        heard = moment(job["updated_at"])
-        if job["state"] == "idle" and heard is not None and now - heard <= _RECENT:
-            text = f"{job['job']} is not done, and no node runs it: its last allocation has ended"
-            href = f"/{path_of('jobs', job['job'])}"
-            user = f"user {job['user'] or 'unknown'}"
-            yield Concern("warn", "job", text, href, job["updated_at"], user)
+    for job, detail in jobs:
+        last = next(iter(detail.data["allocations"]), None) if detail.data else None
+        reason = (last and last["end_reason"]) or "its last allocation has ended"
+        text = f"{job['job']} is not done, and no node runs it: {reason}"
+        href, user = f"/{path_of('jobs', job['job'])}", f"user {job['user'] or 'unknown'}"
+        at = (last and last["ended_at"]) or job["updated_at"]
+        yield Concern("warn", "job", text, href, at, user)
 
 
 def _of_waiting(
@@ -205,6 +233,23 @@ def _of_failing(saves: Sequence[Mapping[str, Any]]) -> Iterator[Concern]:
         href = f"/{path_of('jobs', tier['job'], 'checkpoints')}"
         detail = f"job {tier['job']}"
         yield Concern("bad", "checkpoint", text, href, tier["failed_at"], detail)
+
+
+def _of_lost_saves(
+    saves: Sequence[Mapping[str, Any]], jobs: Sequence[Mapping[str, Any]], now: datetime
+) -> Iterator[Concern]:
+    """Jobs that have ended within the last day without the checkpoint of their end."""
+    ended = {job["job"]: moment(job["ended_at"]) for job in jobs}
+    for tier in saves:
+        at = ended.get(tier["job"])
+        if tier["tier"] != "global" or at is None or now - at > _RECENT:
+            continue
+        newest = tier["committed_step"]
+        kept = "no checkpoint is left" if newest is None else f"its newest is step {newest}"
+        reason = tier["failed_reason"] or "no reason"
+        text = f"{tier['job']} has ended, and its last save has failed; {kept}: {reason}"
+        href = f"/{path_of('jobs', tier['job'], 'checkpoints')}"
+        yield Concern("bad", "checkpoint", text, href, tier["failed_at"], f"job {tier['job']}")
 
 
 def _of_delays(delays: Sequence[Mapping[str, Any]]) -> Iterator[Concern]:
