@@ -172,7 +172,7 @@ def _is_recent(job: Mapping[str, Any], now: datetime) -> bool:
 def _of_stopped(jobs: Iterable[tuple[Mapping[str, Any], RestAnswer]]) -> Iterator[Concern]:
     """Jobs that a policy, not a person, has stopped in the last day."""
     for job, rounds in jobs:
-        cause = next((one["end_cause"] for one in _items(rounds) if one["end_cause"]), None)
+        cause = next((row["end_cause"] for row in _items(rounds) if row["end_cause"]), None)
         if cause == "operator":
             continue
         text = f"{job['job']} was stopped: {job['end_headline'] or 'no reason is on record'}"
