@@ -172,8 +172,8 @@ def _is_recent(job: Mapping[str, Any], now: datetime) -> bool:
 def _of_stopped(jobs: Iterable[tuple[Mapping[str, Any], RestAnswer]]) -> Iterator[Concern]:
     """Jobs that a policy, not a person, has stopped in the last day."""
     for job, rounds in jobs:
-        cause = next((row["end_cause"] for row in _items(rounds) if row["end_cause"]), None)
-        if cause == "operator":
+        end_cause = next(filter(None, (row["end_cause"] for row in _items(rounds))), None)
+        if end_cause == "operator":
             continue
         text = f"{job['job']} was stopped: {job['end_headline'] or 'no reason is on record'}"
         href, user = f"/{path_of('jobs', job['job'])}", f"user {job['user'] or 'unknown'}"
