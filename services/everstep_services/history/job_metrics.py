@@ -15,7 +15,7 @@ from everstep.clock import Clock
 from everstep.store import tables
 from everstep.store.database import Database
 from everstep.store.errors import StoreError
-from everstep.store.queries import Record, is_begun, is_over, job_state
+from everstep.store.queries import Record, is_begun, is_over, jobs_with_state
 from everstep.store.times import to_us
 from everstep_services.history.beats import Beats, HeardBeat
 from everstep_services.history.goodput.ledger import LedgerSegment, seconds
@@ -34,7 +34,10 @@ GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "info": ("Always 1; the labels describe the job.", ("name", "user", "version")),
     "state": ("1 for the state that the job is in.", ("state",)),
     "ranks": ("Ranks in the newest round.", ()),
-    "step": ("The last step that was reported.", ()),
+    "step": (
+        "The last step that was reported. Without the SDK it is counted anew in each round.",
+        (),
+    ),
     "total_steps": ("The step at which the training ends, if the script reported it.", ()),
     "progress_age_seconds": (
         "How long ago steps were last reported; agents report each minute.",
@@ -167,7 +170,7 @@ def _jobs(now_us: int) -> Select[Any]:
     jobs = tables.jobs
     ended_us = now_us - int(_SHOWN_AFTER_END_S * 1e6)
     shown = or_(~is_over(), jobs.c.ended_us > ended_us)
-    query = select(jobs, job_state().label("state")).where(is_begun(), shown)
+    query = jobs_with_state().where(is_begun(), shown)
     return query.order_by(jobs.c.first_n.desc()).limit(_JOBS_MOST)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from everstep.settings import Flag, Settings, read_secret
-from everstep.sizes import size
+from everstep.units import size
 from everstep_services.cli.api.client import Api, file_remedy, is_sendable
 from everstep_services.cli.cells import counted, span
 from everstep_services.cli.errors import CliError, Exit

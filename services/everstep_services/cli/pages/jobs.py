@@ -44,6 +44,7 @@ INCIDENT_OUTCOMES = ("recovered", "stopped", "failed", "preempted", "merged")
 _TOO_MUCH_FOR_A_SCREEN = frozenset({"lost_steps", "rank"})
 _SHOWN = 5
 _MEMBERS = 20
+_WITH_RANKS = frozenset({"starting", "running"})
 _ACTS_READ = 100
 """Acts among which those of people are looked for."""
 
@@ -172,7 +173,7 @@ def _state(job: Record) -> str:
     parts = [cell(job["state"])]
     if job["round"] is not None:
         parts.append(f"round {job['round']}")
-    if job["world_size"]:
+    if job["world_size"] and job["state"] in _WITH_RANKS:
         parts.append(counted(job["world_size"], "rank"))
     return ", ".join(parts)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from everstep.sizes import size
+from everstep.units import size
 from everstep_services.cli.api.client import Api
 from everstep_services.cli.api.location import open_record
 from everstep_services.cli.errors import CliError, Exit

@@ -219,7 +219,7 @@ def _analyzed(
 
 def _say_what_is_read(paths: list[Path]) -> None:
     """Tell a person at a terminal why nothing is printed for a while."""
-    from everstep.sizes import size
+    from everstep.units import size
     from everstep_services.cli.output import say
 
     try:

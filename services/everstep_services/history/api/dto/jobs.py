@@ -60,7 +60,10 @@ class Job(Answer):
     rounds: int | None = Field(description="How many rounds have formed.")
     restarts: int | None
     world_size: int | None
-    last_step: int | None
+    last_step: int | None = Field(
+        description="The newest step that was reported. Steps of a script that does not number "
+        "them are counted anew in each round."
+    )
     total_steps: int | None
     lost_steps: int | None = Field(
         description="Steps that had to be trained again after a restart."

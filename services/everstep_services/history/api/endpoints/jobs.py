@@ -17,6 +17,7 @@ from everstep.store.queries import (
     holds,
     is_begun,
     job_state,
+    jobs_with_state,
     page,
     round_detail,
     round_state,
@@ -127,7 +128,7 @@ class ExitFilter(Paging):
 
 def _jobs() -> Select[Any]:
     of_end = tables.incidents.c.incident == tables.jobs.c.end_incident
-    query = with_verdict(select(tables.jobs, job_state().label("state")), tables.jobs, of_end)
+    query = with_verdict(jobs_with_state(), tables.jobs, of_end)
     return query.where(is_begun())
 
 

@@ -16,8 +16,7 @@ from everstep_services.history.api.dto.rank_logs import (
     shown_line,
     shown_round,
 )
-from everstep_services.history.api.http.live_stream import check_room
-from everstep_services.history.api.http.log_stream import Lines, LogStream
+from everstep_services.history.api.http.live_stream import Lines, LogStream, check_room
 from everstep_services.history.api.http.parameters import (
     LITERAL,
     NAME,

@@ -1,6 +1,6 @@
 """`/`: what needs a person first, then how everything is."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -16,8 +16,13 @@ _JOBS = 200
 _NODES = 500
 _SHOWN = 50
 _RECENT = timedelta(hours=24)
+_WITH_RANKS = ("running", "starting")
 _AT_WORK = ("running", "starting", "forming", "restarting", "waiting")
 _SAVE_LAG_S = 3600.0
+_WAITING_READ = 20
+"""The rounds of this number of jobs that wait for nodes are read."""
+_WAIT = timedelta(minutes=2)
+"""A job that waits longer for nodes needs a person; a restart takes seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +57,17 @@ async def fleet(reader: Reader, _request: Request) -> Page:
     )
     items = _items(jobs)
     now = reader.rest.now()
+    forming = [job for job in items if job["state"] == "forming"][:_WAITING_READ]
+    rounds = await together(
+        *(reader.get_or_not(path_of("jobs", job["job"], "rounds"), limit=2) for job in forming)
+    )
     working = [job for job in items if job["state"] in _AT_WORK]
     concerns = [
         *_of_control(control.data),
         *_of_incidents(_items(opened)),
         *_of_ended(items),
         *_of_idle(items, now),
+        *_of_waiting(zip(forming, rounds, strict=True), now),
         *_of_nodes(_items(nodes), now),
         *_of_failing(_items(failing)),
         *_of_delays(_items(delays)),
@@ -84,7 +94,7 @@ async def fleet(reader: Reader, _request: Request) -> Page:
             "shares": drawings.shares(goodput.data["seconds"] if goodput.data else None),
             "newest_at": newest_at,
             "nodes_out": sum(is_excluded(node, now) for node in _items(nodes)),
-            "ranks": sum(job["world_size"] or 0 for job in working),
+            "ranks": sum(job["world_size"] or 0 for job in working if job["state"] in _WITH_RANKS),
             "has_any": bool(items),
             "unread": [(name, answer) for name, answer in parts if answer.problem],
         },
@@ -151,6 +161,26 @@ def _of_idle(jobs: Sequence[Mapping[str, Any]], now: datetime) -> Iterator[Conce
             href = f"/{path_of('jobs', job['job'])}"
             user = f"user {job['user'] or 'unknown'}"
             yield Concern("warn", "job", text, href, job["updated_at"], user)
+
+
+def _of_waiting(
+    jobs: Iterable[tuple[Mapping[str, Any], RestAnswer]], now: datetime
+) -> Iterator[Concern]:
+    """Jobs without ranks, because their next round does not get the nodes that it needs."""
+    for job, answer in jobs:
+        rounds = _items(answer)
+        is_forming = bool(rounds) and rounds[0]["state"] == "forming"
+        newest = rounds[0] if is_forming else {}
+        before = rounds[1:] if is_forming else rounds
+        at = before[0]["ended_at"] if before else job["started_at"]
+        since = moment(at)
+        if since is None or now - since < _WAIT:
+            continue
+        why = newest.get("waiting_reason") or "no round has formed"
+        waits = duration((now - since).total_seconds())
+        text = f"{job['job']} has waited for nodes for {waits}: {why}"
+        href, user = f"/{path_of('jobs', job['job'])}", f"user {job['user'] or 'unknown'}"
+        yield Concern("warn", "job", text, href, at, user)
 
 
 def _of_nodes(nodes: Sequence[Mapping[str, Any]], now: datetime) -> Iterator[Concern]:
