@@ -7,6 +7,7 @@ from trainer_sdk import layout
 from trainer_sdk.bootstrap import agent_link as links
 from trainer_sdk.bootstrap.agent_link import AgentLink
 from trainer_sdk.bootstrap.deferred_signals import defer
+from trainer_sdk.bootstrap.lasting_output import make_streams_last
 from trainer_sdk.bootstrap.torch_hooks import arm_flight_recorder, set_up_torch
 
 TYPE_CHECKING = False  # `typing` would cost every rank a third of the whole bootstrap
@@ -20,7 +21,7 @@ def set_up_rank(environ: "MutableMapping[str, str]") -> AgentLink:
     This changes nothing that the user has set, takes no signal from a script that handles it, and
     never keeps the script from running.
     """
-    _streams(environ)
+    make_streams_last(at_once=bool(environ.get("PYTHONUNBUFFERED")))
     bind_to_cpus(environ)
     _fault_handler()
     links.bootstrap_link = link = AgentLink(environ)
@@ -34,16 +35,6 @@ def set_up_rank(environ: "MutableMapping[str, str]") -> AgentLink:
     if link.folder and environ.get(layout.INJECTION_VARIABLE) == "1":
         _injection(environ, link)
     return link
-
-
-def _streams(environ: "MutableMapping[str, str]") -> None:
-    # stdout and stderr are files, which Python buffers in blocks: a killed rank would lose its
-    # last lines.
-    at_once = bool(environ.get("PYTHONUNBUFFERED"))
-    for stream in (sys.stdout, sys.stderr):
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(line_buffering=True, write_through=at_once)
 
 
 def _fault_handler() -> None:

@@ -30,6 +30,7 @@ from everstep_services.cli.output import (
     say,
     say_cut,
 )
+from everstep_services.cli.pages.incidents.story import failing_saves
 
 JOB_COLUMNS = (
     "job", "state", "round", "restarts", "incidents", "world_size", "last_step", "updated_at",
@@ -99,6 +100,7 @@ def print_job(invocation: Invocation, api: Api, name: str) -> None:
     rounds = api.get(f"{place}/rounds", {"limit": _SHOWN})["items"]
     incidents = api.get(f"{place}/incidents", {"limit": _SHOWN})["items"]
     slow = api.get(f"{place}/stragglers", {"state": "open", "limit": _SHOWN + 1})["items"]
+    saves = api.get(f"{place}/saves")
     acts = _acts_of_people(api, name)
     members = []
     if rounds:
@@ -111,11 +113,13 @@ def print_job(invocation: Invocation, api: Api, name: str) -> None:
             "members": members,
             "last_incidents": incidents,
             "slow_ranks": slow,
+            "saves": saves["tiers"],
             "last_acts": [act["body"] for act in acts],
         }
         print_record(invocation, "job", whole, "job")
         return
-    for line in job_page(job, rounds, members, incidents, slow):
+    failing = list(failing_saves(saves))
+    for line in job_page(job, rounds, members, incidents, slow, failing):
         echo(line)
     for line in acts_page(acts):
         echo(line)
@@ -143,10 +147,12 @@ def job_page(
     members: list[Any],
     incidents: list[Any],
     slow: list[Any],
+    failing: Iterable[str] = (),
 ) -> Iterator[str]:
-    """The lines about one job."""
+    """The lines about one job; `failing` is about saves."""
     yield f"{cell(job['job'])}: {_state(job)}"
-    yield from aligned([(name, text) for name, text in _facts(job, slow) if text])
+    facts = [*_facts(job, slow), *(("saves", text) for text in failing)]
+    yield from aligned([(name, text) for name, text in facts if text])
     if rounds:
         yield ""
         yield f"last rounds, of {job['rounds'] or len(rounds)}"

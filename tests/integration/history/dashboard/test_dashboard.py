@@ -272,6 +272,22 @@ def hostile_facts(text: str) -> list[Any]:
     ]  # fmt: skip
 
 
+async def test_a_job_that_ended_well_without_its_last_save_needs_a_person(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as (api, client):
+        await api.add(
+            make("job_started", job="unsaved", round=None, at=datetime.now(UTC)),
+            make("checkpoint_committed", job="unsaved", round=1, tier="global", step=420),
+            make(
+                "checkpoint_failed", job="unsaved", round=1, tier="global", step=600, reason="full"
+            ),
+            make("job_ended", job="unsaved", state="done", exit_code=0, at=datetime.now(UTC)),
+        )
+        page = (await client.get("/")).text
+        assert (
+            "unsaved has ended, and its last save has failed; its newest is step 420: full" in page
+        )
+
+
 async def test_while_the_bus_is_away_a_banner_says_how_old_the_record_is(tmp_path: Path) -> None:
     async with fleet(tmp_path) as (api, client):
         api.is_bus_connected = False

@@ -40,6 +40,25 @@ _FINDINGS = 1000
 _CULPRITS = 6
 
 
+def failing_saves(saves: Record) -> Iterator[str]:
+    """For each tier whose last save has failed: when, why, and which checkpoint is the newest."""
+    for tier in saves["tiers"]:
+        failed, committed = tier["failed_at"], tier["committed_at"]
+        if failed is None or (committed is not None and committed > failed):
+            continue
+        newest = f"its newest is step {tier['committed_step']}" if committed else "it has none"
+        step = "" if tier["failed_step"] is None else f" of step {tier['failed_step']}"
+        why = cell(tier["failed_reason"] or "no reason is on record")
+        yield f"the last save{step} to {cell(tier['tier'])} has failed, and {newest}: {why}"
+
+
+def _no_incident(job: str, saves: Record) -> str:
+    failing = "; ".join(failing_saves(saves))
+    if not failing:
+        return f"nothing has gone wrong with {job} so far"
+    return f"{job} has had no incident, but {failing}. See: everstep ckpt ls {job}"
+
+
 def find_incident(api: Api, job: str, named: str | None) -> dict[str, Any]:
     """The incident whose id begins so, the newest one when none is named, with its story."""
     place = f"{job_path(job)}/incidents"
@@ -51,7 +70,7 @@ def find_incident(api: Api, job: str, named: str | None) -> dict[str, Any]:
             if incident["incident"].startswith(named or "")
         ]
         if named is None and not ids:
-            raise CliError(f"nothing has gone wrong with {job} so far", Exit.NOT_FOUND)
+            raise CliError(_no_incident(job, api.get(f"{job_path(job)}/saves")), Exit.NOT_FOUND)
         if named is not None and named not in ids:
             named = _only(ids, job, named)
         named = named or ids[0]

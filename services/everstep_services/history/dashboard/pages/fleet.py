@@ -15,8 +15,10 @@ from everstep_services.history.dashboard.rest import Reader, RestAnswer, path_of
 _JOBS = 200
 _NODES = 500
 _SHOWN = 50
+_FAILING = 500
 _RECENT = timedelta(hours=24)
 _WITH_RANKS = ("running", "starting")
+_OVER = ("done", "failed", "stopped", "idle")
 _AT_WORK = ("running", "starting", "forming", "restarting", "waiting")
 _SAVE_LAG_S = 3600.0
 _WAITING_READ = 20
@@ -44,7 +46,7 @@ class Concern:
 
 async def fleet(reader: Reader, _request: Request) -> Page:
     """All jobs and nodes at one glance."""
-    jobs, opened, recent, nodes, control, newest, goodput, failing, delays = await together(
+    jobs, opened, recent, nodes, control, newest, goodput, failing, lost, delays = await together(
         reader.get_or_not("jobs", limit=_JOBS, sort="-updated"),
         reader.get_or_not("incidents", open=True, limit=_SHOWN),
         reader.get_or_not("incidents", limit=8),
@@ -53,6 +55,7 @@ async def fleet(reader: Reader, _request: Request) -> Page:
         reader.get_or_not("facts", order="desc", limit=8),
         reader.get_or_not("goodput"),
         reader.get_or_not("saves", failing=True, state=_AT_WORK, limit=_SHOWN),
+        reader.get_or_not("saves", failing=True, state=_OVER, limit=_FAILING),
         reader.get_or_not("save-delays", waiting=True, state=_AT_WORK, limit=_NODES),
     )
     items = _items(jobs)
@@ -70,11 +73,12 @@ async def fleet(reader: Reader, _request: Request) -> Page:
         *_of_waiting(zip(forming, rounds, strict=True), now),
         *_of_nodes(_items(nodes), now),
         *_of_failing(_items(failing)),
+        *_of_lost_saves(_items(lost), items, now),
         *_of_delays(_items(delays)),
     ]
     parts = (
         ("Jobs", jobs), ("Incidents", opened), ("Nodes", nodes), ("Switches", control),
-        ("Goodput", goodput), ("Saves", failing), ("Waiting saves", delays),
+        ("Goodput", goodput), ("Saves", failing), ("Last saves", lost), ("Waiting saves", delays),
     )  # fmt: skip
     newest_at = max((job["updated_at"] or "" for job in items), default="")
     return Page(
@@ -205,6 +209,23 @@ def _of_failing(saves: Sequence[Mapping[str, Any]]) -> Iterator[Concern]:
         href = f"/{path_of('jobs', tier['job'], 'checkpoints')}"
         detail = f"job {tier['job']}"
         yield Concern("bad", "checkpoint", text, href, tier["failed_at"], detail)
+
+
+def _of_lost_saves(
+    saves: Sequence[Mapping[str, Any]], jobs: Sequence[Mapping[str, Any]], now: datetime
+) -> Iterator[Concern]:
+    """Jobs that have ended within the last day without the checkpoint of their end."""
+    ended = {job["job"]: moment(job["ended_at"]) for job in jobs}
+    for tier in saves:
+        at = ended.get(tier["job"])
+        if tier["tier"] != "global" or at is None or now - at > _RECENT:
+            continue
+        newest = tier["committed_step"]
+        kept = "no checkpoint is left" if newest is None else f"its newest is step {newest}"
+        reason = tier["failed_reason"] or "no reason"
+        text = f"{tier['job']} has ended, and its last save has failed; {kept}: {reason}"
+        href = f"/{path_of('jobs', tier['job'], 'checkpoints')}"
+        yield Concern("bad", "checkpoint", text, href, tier["failed_at"], f"job {tier['job']}")
 
 
 def _of_delays(delays: Sequence[Mapping[str, Any]]) -> Iterator[Concern]:
