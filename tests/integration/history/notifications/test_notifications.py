@@ -185,6 +185,19 @@ async def test_a_message_is_repeated_with_the_same_key_until_it_is_taken(
     assert len({one.body for one in server.heard}) == 1
 
 
+async def test_a_target_has_the_message_once_its_status_says_so(
+    bus: NatsBus, server: TargetServer
+) -> None:
+    """The text of its answer may be late, or never come: the message is not sent again."""
+    server.plan = ["late text"]
+    async with at_work(webhook_only(server, within_s=1.0), bus) as replica:
+        await record(bus, opened("i1"))
+        await taken(server, 1)
+        await until_async(lambda: target_counts(replica)["waiting"] == 0, "nothing to wait")
+        assert target_counts(replica)["retries"] == 0
+    assert len(server.heard) == 1
+
+
 async def test_metrics_show_for_how_long_a_target_fails(bus: NatsBus, server: TargetServer) -> None:
     """A11.5: also after its messages were given up, until it takes one again."""
     metrics = MetricRegistry("history")
