@@ -26,7 +26,6 @@ from everstep.messages import (
     CasesDocument,
     CheckpointsDocument,
     ControlDocument,
-    Explain,
     LimitsDocument,
     ListCheckpoints,
     Message,
@@ -35,6 +34,7 @@ from everstep.messages import (
     NodesDocument,
     NodeTimings,
     NoticesDocument,
+    ReadEvidence,
     RoundDocument,
     ShowLimits,
     ShowNodes,
@@ -352,7 +352,7 @@ class ControlPlane:
             ("health", "nodes", ShowNodes(job="_cluster")),
             ("catalog", "list", ListCheckpoints(job="nobody")),
             ("straggler", "scores", ShowScores(job="nobody")),
-            ("attribution", "explain", Explain(job="nobody", incident="none")),
+            ("attribution", "stacks", ReadEvidence(job="nobody", evidence=())),
         ]
         for service, verb, question in asked:
             look = partial(self._is_answered, service, verb, question)

@@ -12,7 +12,7 @@ from benchmarks.verdict_runs.scores import Score
 from everstep.bus.errors import BlobMissingError
 from everstep.messages import BlobRef, Case, CasesDocument, Fact
 from everstep.messages.codec import UnknownMessageError, decode
-from everstep_services.attribution.analyzers.ends import fingerprints
+from everstep_services.attribution.analyzers.rank_ends import fingerprints
 from everstep_services.attribution.analyzers.runner import BUILT_IN, AnalyzerRunner
 from everstep_services.attribution.domain.case_facts import JobCases
 from everstep_services.attribution.domain.combiner import CaseJudgement, combine

@@ -11,7 +11,7 @@ from everstep_services.cli.invocation import with_api_options, with_common_optio
 
 MEANINGS: Mapping[Exit, str] = {
     Exit.OK: "Done.",
-    Exit.ERROR: "It could not be done; the line on stderr says why.",
+    Exit.ERROR: "It could not be done; the line on stderr says why. Also for answers 409 and 429.",
     Exit.USAGE: "The command line, a setting, or what the server was asked is wrong.",
     Exit.NOT_FOUND: "There is no such thing.",
     Exit.UNREACHABLE: "The API or the bus cannot be reached, or does not answer.",

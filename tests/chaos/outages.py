@@ -41,7 +41,6 @@ _BAD = {
     "node_lost",
     "node_suspected",
     "rank_stalled",
-    "facts_lost",
     "checkpoint_failed",
     "checkpoint_quarantined",
     "save_refused",

@@ -69,8 +69,12 @@ class Receiver:
 
         return Handler
 
-    def about(self, node: str) -> list[tuple[dict[str, str], bytes]]:
-        return [each for each in self.messages if json.loads(each[1])["nodes"] == [node]]
+    def about(self, node: str, event: str = "node_excluded") -> list[tuple[dict[str, str], bytes]]:
+        return [
+            (headers, body)
+            for headers, body in self.messages
+            if (said := json.loads(body))["nodes"] == [node] and said["event"] == event
+        ]
 
     def close(self) -> None:
         self._server.shutdown()
@@ -229,6 +233,7 @@ def test_a_notice_takes_a_node_out_of_its_job_and_a_message_says_so(
 
     told = check_messages(receiver, leaving)
     assert f"new fans ({id_})" in told["text"]
+    check_drained(receiver, leaving, cluster.job)
     assert include(cluster, receiver, leaving)["id"] == told["id"]
     assert len(drains(cluster)) == 1
     cluster.finish()
@@ -248,6 +253,17 @@ def include(cluster: Cluster, receiver: Receiver, node: str) -> dict[str, Any]:
         holds=lambda told: told[-1]["state"] == "resolved",
     )
     return dict(over[-1])
+
+
+def check_drained(receiver: Receiver, node: str, job: str) -> None:
+    """A message that the node has left its job: with it, a receiver may service the node."""
+    told = until(
+        lambda: [json.loads(body) for _, body in receiver.about(node, "node_drained")],
+        "a message that the node has left",
+        holds=lambda found: bool(found) and found[-1]["state"] == "resolved",
+    )[-1]
+    NOTICE_SCHEMA.validate(told)
+    assert (told["job"], told["subject"], told["outcome"]) == (job, node, "left")
 
 
 def check_messages(receiver: Receiver, node: str) -> dict[str, Any]:

@@ -63,6 +63,9 @@ def test_the_death_of_a_rank_starts_a_new_round_on_all_nodes(
     assert (ended["state"], ended["rounds"]) == ("done", 2)
     (incident,) = cluster.incidents()
     assert incident["trigger"] == "rank_exited"
+    decided = cluster.until_fact("action_decided", lambda body: body["action"] == "restart")
+    limit = "torchrun counts restarts itself (at most 2 on each node)"
+    assert decided["reason"].endswith(limit)
 
 
 @pytest.mark.parametrize("nodes", ["hangs"], indirect=True)

@@ -1,4 +1,4 @@
-"""Sets a rank up before the user's script: streams, fault handler, flight recorder, torch hooks."""
+"""Sets a rank up before the user's script: streams, CPUs, fault handler, recorder, torch hooks."""
 
 import os
 import sys
@@ -6,13 +6,13 @@ import sys
 from trainer_sdk import layout
 from trainer_sdk.bootstrap import agent_link as links
 from trainer_sdk.bootstrap.agent_link import AgentLink
-from trainer_sdk.bootstrap.cpu_affinity import bind
 from trainer_sdk.bootstrap.deferred_signals import defer
+from trainer_sdk.bootstrap.lasting_output import make_streams_last
 from trainer_sdk.bootstrap.torch_hooks import arm_flight_recorder, set_up_torch
 
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # `typing` would cost every rank a third of the whole bootstrap
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import Mapping, MutableMapping
 
 
 def set_up_rank(environ: "MutableMapping[str, str]") -> AgentLink:
@@ -21,8 +21,8 @@ def set_up_rank(environ: "MutableMapping[str, str]") -> AgentLink:
     This changes nothing that the user has set, takes no signal from a script that handles it, and
     never keeps the script from running.
     """
-    _streams(environ)
-    bind(environ)
+    make_streams_last(at_once=bool(environ.get("PYTHONUNBUFFERED")))
+    bind_to_cpus(environ)
     _fault_handler()
     links.bootstrap_link = link = AgentLink(environ)
     defer(link)
@@ -35,16 +35,6 @@ def set_up_rank(environ: "MutableMapping[str, str]") -> AgentLink:
     if link.folder and environ.get(layout.INJECTION_VARIABLE) == "1":
         _injection(environ, link)
     return link
-
-
-def _streams(environ: "MutableMapping[str, str]") -> None:
-    # stdout and stderr are files, which Python buffers in blocks: a killed rank would lose its
-    # last lines.
-    at_once = bool(environ.get("PYTHONUNBUFFERED"))
-    for stream in (sys.stdout, sys.stderr):
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(line_buffering=True, write_through=at_once)
 
 
 def _fault_handler() -> None:
@@ -61,3 +51,55 @@ def _injection(environ: "MutableMapping[str, str]", link: AgentLink) -> None:
         inject.arm(environ, link)
     except (OSError, ValueError) as error:
         sys.stderr.write(f"everstep: faults cannot be injected as requested: {error}\n")
+
+
+_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
+_PREFERRED = 1
+_BIND = 2
+_PREFERRED_MANY = 5
+_BITS = 1024
+
+
+def bind_to_cpus(environ: "Mapping[str, str]") -> None:
+    """Use only the chosen CPUs, and take memory near them first. A failure is one line."""
+    cpus = environ.get(layout.CPUS_VARIABLE, "")
+    if not cpus:
+        return
+    try:
+        os.sched_setaffinity(0, _numbers(cpus))
+        is_strict = environ.get(layout.STRICT_VARIABLE) == "1"
+        _place_memory(_numbers(environ.get(layout.MEMORY_NODES_VARIABLE, "")), is_strict=is_strict)
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"everstep: this rank is not bound to the CPUs {cpus}: {error}\n")
+
+
+def _numbers(text: str) -> set[int]:
+    cpus: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        cpus.update(range(int(first), int(last or first) + 1))
+    return cpus
+
+
+def _place_memory(nodes: set[int], *, is_strict: bool) -> None:
+    """Prefer memory of these NUMA nodes; where they have none left, the kernel takes others.
+
+    With `is_strict` it takes no others, and a kernel that forbids the call is one line. Otherwise
+    such a kernel places memory near the CPU that first touches it, which is near for a bound rank.
+    """
+    import ctypes  # only bound ranks need it
+
+    number = _SET_MEMPOLICY.get(os.uname().machine)
+    if number is None or not nodes or max(nodes) >= _BITS:
+        return
+    words = (ctypes.c_ulong * (_BITS // (8 * ctypes.sizeof(ctypes.c_ulong))))()
+    for node in nodes:
+        bits = 8 * ctypes.sizeof(ctypes.c_ulong)
+        words[node // bits] |= 1 << node % bits
+    policy = _BIND if is_strict else _PREFERRED if len(nodes) == 1 else _PREFERRED_MANY
+    failed = ctypes.CDLL(None, use_errno=True).syscall(
+        ctypes.c_long(number), ctypes.c_int(policy), words, ctypes.c_ulong(_BITS)
+    )
+    if failed and is_strict:
+        why = os.strerror(ctypes.get_errno())
+        sys.stderr.write(f"everstep: this rank takes memory of any NUMA node: {why}\n")

@@ -4,14 +4,22 @@ trainer = Trainer(…, callbacks=[HuggingFaceCallback()])
 trainer.train(resume_from_checkpoint=newest_for_all(arguments.output_dir))
 """
 
+import functools
 import os
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from trainer_sdk.integrations.framework_session import FrameworkSession, check_version, harmless
 from trainer_sdk.integrations.resume import meet, newest_for_all
 from trainer_sdk.integrations.sealer import Sealer
+from trainer_sdk.sdk_log import warn_once
 
 __all__ = ["HuggingFaceCallback", "newest_for_all"]
 
@@ -21,7 +29,8 @@ _SETUP, _STEP, _CHECKPOINT, _EVALUATION = "setup", "step", "checkpoint", "evalua
 class HuggingFaceCallback(TrainerCallback):  # type: ignore[misc]  # untyped where it is absent
     """Reports steps, sections and metrics; saves and ends when the training must stop.
 
-    With `seals`, each checkpoint gets a seal, so that `newest_for_all` can verify it.
+    With `seals`, each checkpoint gets a seal, so that `newest_for_all` can verify it. A training
+    that resumes at its last step ends at once.
     """
 
     def __init__(self, *, seals: bool = True) -> None:
@@ -29,6 +38,7 @@ class HuggingFaceCallback(TrainerCallback):  # type: ignore[misc]  # untyped whe
         self._run = FrameworkSession("Hugging Face's Trainer")
         self._sealer = Sealer() if seals else None
         self._run.begin(_SETUP)
+        _end_finished_trainings()
 
     @harmless
     def on_train_begin(
@@ -142,3 +152,29 @@ class HuggingFaceCallback(TrainerCallback):  # type: ignore[misc]  # untyped whe
             self._run.begin(_EVALUATION)
         elif control.should_save:
             self._run.begin(_CHECKPOINT)
+
+
+def _end_finished_trainings() -> None:
+    """Have a `Trainer` with our callback train no step after its last one; once a process.
+
+    A `Trainer` that resumes in the middle of an epoch looks at `max_steps` only after a step, and
+    no callback can end it before.
+    """
+    plain = getattr(Trainer, "_run_epoch", None)
+    if plain is None or hasattr(plain, "__wrapped__"):
+        return
+
+    @functools.wraps(plain)
+    def run_epoch(self: Trainer, *given: Any, **named: Any) -> None:
+        callbacks = self.callback_handler.callbacks
+        is_ours = any(isinstance(callback, HuggingFaceCallback) for callback in callbacks)
+        if is_ours and 0 < self.state.max_steps <= self.state.global_step:
+            warn_once(
+                f"the training has finished: it resumes at step {self.state.global_step}, and "
+                f"max_steps is {self.state.max_steps}; raise max_steps to train on"
+            )
+            self.control.should_training_stop = True
+            return
+        plain(self, *given, **named)
+
+    Trainer._run_epoch = run_epoch  # noqa: SLF001 - there is no public name

@@ -18,7 +18,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from trainer_sdk.checkpoint import Checkpointer, FileSaver
+from trainer_sdk.checkpoint.rank_group import NoGroupError
 from trainer_sdk.checkpoint.save.request import SaveHandle
+from trainer_sdk.environment import environ
 from trainer_sdk.integrations import resume, seals
 from trainer_sdk.integrations.framework_session import FrameworkSession, check_version, harmless
 from trainer_sdk.integrations.sealer import Sealer
@@ -170,7 +172,11 @@ class LightningCallback(Callback):  # type: ignore[misc]  # untyped where it is 
         """Restore the newest state that is in memory, if it is newer than the file."""
         if self._local_every and self._run.is_reporting:
             # Its errors are of the resume, and the training must not begin from a wrong state.
-            self._local = Checkpointer(memory_every=self._local_every)
+            try:
+                self._local = Checkpointer(memory_every=self._local_every)
+            except NoGroupError:
+                _warn_of_devices(trainer)
+                return
             _restore_local(self._local, trainer, pl_module)
 
     @harmless
@@ -358,6 +364,15 @@ def _restore_local(saves: Checkpointer, trainer: Trainer, pl_module: LightningMo
         return
     if saves.restore(_live_state(trainer, pl_module)) is not None:
         connector._loaded_checkpoint = {}  # noqa: SLF001 - else the older file replaces it
+
+
+def _warn_of_devices(trainer: Trainer) -> None:
+    local, whole = (int(environ.get(name, "1")) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+    warn_once(
+        f"no states are kept in memory: Everstep runs {whole} ranks, and Lightning's Trainer has "
+        f"{trainer.world_size}, so each rank trains by itself: give "
+        f"Trainer(devices={local}, num_nodes={whole // max(local, 1)})"
+    )
 
 
 def _total_steps(trainer: Trainer) -> int | None:

@@ -31,7 +31,9 @@ class BusSettings(Settings, frozen=True, kw_only=True):
     user: str | None = None
     """The user to log in as; its password comes from `password_file`."""
     password_file: Path | None = None
-    """Read at each connect, so that a rotated password needs no restart."""
+    """The file with the password. It is read at each connect, so a rotated password needs no
+    restart.
+    """
     credentials_file: Path | None = None
     """A NATS `.creds` file (JWT and seed), as `everstep bus login` makes it. It is renewed in
     place before it expires; a new one put there is taken up without a restart."""
@@ -40,11 +42,13 @@ class BusSettings(Settings, frozen=True, kw_only=True):
     nkey_seed_file: Path | None = None
     """An nkey seed, instead of a user and password."""
     inbox_prefix: str | None = None
-    """Where our replies arrive; by default `_INBOX.<user>`, which only that user may hear."""
+    """The subjects on which replies arrive; by default `_INBOX.<user>`, which only that user may
+    read.
+    """
     ca_file: Path | None = None
     """The authority that signed the server's certificate, where the system does not know it."""
     cert_file: Path | None = None
-    """Our own certificate, for servers that verify clients."""
+    """The client's own certificate, for servers that verify clients."""
     key_file: Path | None = None
     """The key of `cert_file`."""
     connect_within_s: float = 10.0
@@ -52,8 +56,9 @@ class BusSettings(Settings, frozen=True, kw_only=True):
     reconnect_wait_s: float = 1.0
     """The least time between two attempts at the same server."""
     reconnect_jitter_s: float = 1.0
-    """The most random delay before each attempt to reconnect: 0.005 s a node, so that a fleet
-    spreads out."""
+    """The longest random delay before each attempt to reconnect, so that a fleet spreads out:
+    choose 0.005 s for each node.
+    """
     ping_interval_s: float = 15.0
     """A connection that misses three pings is dead."""
     service_ping_interval_s: float = 2.0
@@ -66,22 +71,23 @@ class BusSettings(Settings, frozen=True, kw_only=True):
     spool_dir: Path | None = None
     """Below it, each process keeps a folder of its own where facts wait for the bus."""
     spool_max_bytes: int = 256 * 1024 * 1024
-    """The most that may wait there."""
+    """The most bytes that may wait there."""
     replicas: int = 1
-    """Copies of each stream, when we make them: 3 in production."""
+    """Copies of each stream that Everstep makes: 3 in production."""
     facts_days: int = 30
-    """How long facts stay on the bus, for a history that is away. This and the next five count when
-    a stream is made, and when `everstep bus init` corrects it."""
+    """How long facts stay on the bus, in case history does not run. This and the next five settings
+    apply when a stream is made, and when `everstep bus init` corrects it.
+    """
     facts_bytes: int = 8 * _GIB
-    """The most that they may take; the oldest goes first."""
+    """The most bytes of facts on the bus; the oldest are dropped first."""
     evidence_days: int = 30
     """How long evidence stays on the bus; history copies small pieces."""
     evidence_bytes: int = 8 * _GIB
-    """The most that it may take; more is refused until some of it is too old."""
+    """The most bytes of evidence on the bus; more is refused until some of it has expired."""
     logs_days: int = 7
     """How long the output of ranks stays in the log store, if agents send it."""
     logs_bytes: int = _GIB
-    """The most that it may take; the oldest goes first."""
+    """The most bytes of output in the log store; the oldest are dropped first."""
 
     def __post_init__(self) -> None:
         ways = [self.user, self.credentials_file, self.nkey_seed_file]

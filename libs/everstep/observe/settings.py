@@ -6,7 +6,7 @@ from everstep.settings import Settings
 
 
 class LogSettings(Settings, frozen=True, kw_only=True):
-    """Which lines are logged, and in which form."""
+    """Which lines are logged, and in which format."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     """The least important level that is logged."""
@@ -18,7 +18,7 @@ class ObserveSettings(Settings, frozen=True, kw_only=True):
     """Where a process answers `/healthz`, `/livez` and `/metrics`."""
 
     host: str = "127.0.0.1"
-    """The address to listen on. It needs no token: keep it inside your network."""
+    """The address to listen on. Requests need no token: keep it inside your network."""
     port: int = 9464
     """The port to listen on; 0 takes any free one."""
     check_within_s: float = 2.0

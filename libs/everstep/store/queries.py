@@ -201,6 +201,26 @@ def job_state() -> ColumnElement[str]:
     )
 
 
+def jobs_with_state() -> Select[Any]:
+    """Jobs with their state, and the last step of the newest round that has made one.
+
+    The column of the job has the greatest step of all rounds. The newest step may be a smaller
+    one: steps that are counted, not numbered by the script, begin anew in each round.
+    """
+    jobs, rounds = tables.jobs.c, tables.rounds.c
+    newest = (
+        select(rounds.last_step)
+        .where(rounds.job == jobs.job, rounds.last_step.is_not(None))
+        .order_by(rounds.round.desc())
+        .limit(1)
+        .correlate(tables.jobs)
+        .scalar_subquery()
+    )
+    columns = [column for column in jobs if column.name != "last_step"]
+    last_step = func.coalesce(newest, jobs.last_step).label("last_step")
+    return select(*columns, last_step, job_state().label("state"))
+
+
 def is_over() -> ColumnElement[bool]:
     """The job has ended, and no later allocation continues it."""
     jobs = tables.jobs.c

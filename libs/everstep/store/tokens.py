@@ -3,7 +3,7 @@
 import hmac
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Literal, get_args
@@ -38,6 +38,14 @@ class Token:
         return self.revoked_us is None and (self.expires_us is None or now_us < self.expires_us)
 
 
+@dataclass(frozen=True, slots=True)
+class StoredToken:
+    """A token with the hash of its secret."""
+
+    token: Token
+    secret_sha256: str
+
+
 class Tokens:
     """The tokens of one database."""
 
@@ -64,17 +72,17 @@ class Tokens:
 
     async def find(self, text: str) -> Token | None:
         """The token with this text, valid or not; None when there is none."""
-        match = _TOKEN.fullmatch(text)
-        if match is None:
+        id_ = id_in(text)
+        if id_ is None:
             return None
-        id_, secret = match.groups()
+        return matching(text, (await self.stored({id_})).get(id_))
+
+    async def stored(self, ids: Collection[str]) -> Mapping[str, StoredToken]:
+        """The tokens with these ids, in one query."""
         async with self._database.read() as connection:
-            query = select(tokens).where(tokens.c.id == id_)
-            row = (await connection.execute(query)).mappings().one_or_none()
-        expected = _NOBODY if row is None else row["secret_sha256"]
-        # Compared also when there is no such token, and in constant time.
-        is_it = hmac.compare_digest(_hash(secret), expected)
-        return _token(row) if row is not None and is_it else None
+            query = select(tokens).where(tokens.c.id.in_(sorted(ids)))
+            rows = (await connection.execute(query)).mappings().all()
+        return {row["id"]: StoredToken(_token(row), row["secret_sha256"]) for row in rows}
 
     async def by_id(self, id_: str) -> Token | None:
         """The token with this id."""
@@ -108,6 +116,23 @@ class Tokens:
         rows = [{"used_id": id_, "used_us": us} for id_, us in sorted(last_used_us.items())]
         async with self._database.write() as connection:
             await connection.execute(mark, rows)
+
+
+def id_in(text: str) -> str | None:
+    """The id in the text of a token; None where it is not the text of any."""
+    match = _TOKEN.fullmatch(text)
+    return None if match is None else match[1]
+
+
+def matching(text: str, stored: StoredToken | None) -> Token | None:
+    """The stored token, if this is its text."""
+    match = _TOKEN.fullmatch(text)
+    if match is None:
+        return None
+    expected = _NOBODY if stored is None else stored.secret_sha256
+    # Compared also when there is no such token, and in constant time.
+    is_it = hmac.compare_digest(_hash(match[2]), expected)
+    return stored.token if stored is not None and is_it else None
 
 
 def allows(has: Scope, needs: Scope) -> bool:

@@ -43,7 +43,7 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     prefix: bool = True
     """Begin each shown line with its node and rank."""
     warm: bool = True
-    """Keep a process that has imported torch, and fork ranks from it."""
+    """Keep a process (the forge) that has imported torch, and fork ranks from it."""
     numa_binding: Literal["off", "node", "socket", "exclusive", "core-complex"] = "off"
     """The CPUs that a rank may use: all of the NUMA node of its GPU, all of the GPU's socket, an
     equal part of the node's cores, or the cores that share a cache; without GPUs, the NUMA nodes
@@ -54,16 +54,17 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     on. By default they are killed, and named.
     """
     preload: str = "auto"
-    """The modules that it imports besides torch: `auto` (those that the script imports), `none`, or
-    modules with commas.
+    """The modules that the forge imports besides torch: `auto` (those that the script imports),
+    `none`, or modules with commas.
     """
     max_restarts: int | None = 10
-    """How many restarts a job may have in all; None for no limit."""
+    """How many restarts a job may have in all; `none` for no limit."""
     max_restarts_per_hour: int | None = None
-    """How many of them within an hour; None for no limit of its own."""
+    """How many restarts a job may have within an hour; by default there is no limit within an hour.
+    """
     no_progress_limit: int | None = 3
-    """Rounds in a row that may end without a new step, before a stop is advised; None for no limit.
-    Given on the command line, it stops the job.
+    """Rounds in a row that may end without a new step, before a stop is advised; `none` for no
+    limit. Given on the command line, it stops the job.
     """
     stop_on_repeat: bool = False
     """Stop a job that fails twice in the same way or makes no progress, instead of only advising
@@ -73,9 +74,8 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     preempt_grace_s: float = 600.0
     """From a notice that this node will be taken away to SIGKILL: time to save."""
     agree_within_s: float = 2.0
-    """How long, after that notice, ranks wait for a rendezvous that does not answer; at most half
-    of
-    the grace. Then they stop after a step of their own.
+    """How long, after that notice, ranks wait for rendezvous if it does not answer; at most half of
+    `preempt_grace_s`. Then the ranks of each node stop after a step of their own.
     """
     unheard_within_s: float = 600.0
     """How long an agent waits for a silent control plane once its ranks have ended, or one has
@@ -83,7 +83,9 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     in the spool.
     """
     preempt_signals: tuple[str, ...] = ("SIGTERM", "SIGUSR1", "SIGUSR2")
-    """The signals to `everstep run` that are such a notice: any of these three."""
+    """The signals to `everstep run` that mean that this node will be taken away: any of these
+    three.
+    """
     restart_on_stall: bool = True
     """A stalled rank ends the round; otherwise it is only reported."""
     limits: tuple[str, ...] = ()
@@ -126,8 +128,8 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     machine, for `bus.logs_days`. What looks like a secret is masked.
     """
     store_logs_bytes_per_s: int = 4 << 20
-    """The most that this node sends of it in a second. Nothing is dropped: the files on the node
-    are the queue.
+    """The most bytes of output that this node sends in a second. Nothing is dropped: the files on
+    the node are the queue.
     """
     evidence_without: tuple[str, ...] = ()
     """Kinds of evidence that are not collected: any of `page`, `process`, `flight_recorder`,

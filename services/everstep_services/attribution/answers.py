@@ -4,7 +4,7 @@ import asyncio
 
 from everstep.bus.ports import Bus, Handler
 from everstep.bus.requests import RefusalError
-from everstep.messages import CorrectVerdict, Done, Explain, Message, ReadEvidence
+from everstep.messages import CorrectVerdict, Done, Message, ReadEvidence
 from everstep.verdict_causes import VERDICT_CAUSES
 from everstep_services.attribution.evidence_reader import EvidenceReader
 from everstep_services.attribution.service import Attribution
@@ -26,7 +26,6 @@ class AttributionAnswers:
     async def answer_for_ever(self) -> None:
         """Answer until cancelled."""
         handlers: dict[str, Handler] = {
-            "explain": self._explain,
             "correct": self._correct,
             "collectives": self._collectives,
             "stacks": self._stacks,
@@ -34,15 +33,6 @@ class AttributionAnswers:
         async with self._bus.answer("attribution", handlers):
             self.open.set()
             await asyncio.Event().wait()
-
-    async def _explain(self, question: Message) -> Message:
-        assert isinstance(question, Explain)
-        explanation = await self._attribution.explained(
-            question.job, question.incident, again=question.again
-        )
-        if explanation is None:
-            raise _unknown(question.job, question.incident)
-        return explanation
 
     async def _collectives(self, question: Message) -> Message:
         assert isinstance(question, ReadEvidence)

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from everstep.bus.facts.trusted_facts import RoundDocuments
 from everstep.bus.ports import Bus
 from everstep.messages import BlobRef, Case
-from everstep_services.attribution.analyzers.ends import fingerprints
+from everstep_services.attribution.analyzers.rank_ends import fingerprints
 from everstep_services.attribution.analyzers.runner import AnalyzerRunner
 from everstep_services.attribution.domain.combiner import CaseJudgement, combine
 from everstep_services.attribution.domain.past import PastIncidents

@@ -254,22 +254,6 @@ class Attribution:
 
     # --- what people ask ---
 
-    async def explained(self, job: str, incident: str, *, again: bool) -> VerdictReached | None:
-        """The verdict in force; None if the incident is not remembered."""
-        case = await self._keeper.read(job, incident)
-        if case is None:
-            return None
-        if case.verdict is not None and not again:
-            return case.verdict
-        history = await self._keeper.known_history()
-        judged, _ = await self._examiner.examine(case, history, self._settings.analyzer_within_s)
-        verdict = await self._conclude(case, judged)
-        return verdict or (await self._held(job, incident))
-
-    async def _held(self, job: str, incident: str) -> VerdictReached | None:
-        case = await self._keeper.read(job, incident)
-        return None if case is None else case.verdict
-
     async def correct(self, ask: CorrectVerdict) -> VerdictCorrected | None:
         """Record a person's correction; None if the incident is not remembered."""
 

@@ -11,16 +11,17 @@ class ExplainerSettings(Settings, frozen=True, kw_only=True):
     """A language model that puts finished verdicts into words. Off unless a URL is given."""
 
     url: str = ""
-    """Where it is, as OpenAI's API: `http://127.0.0.1:8000/v1`. What it is asked with leaves this
-    process: the verdict with its evidence, without secrets that are known as such."""
+    """The address of a language model that speaks OpenAI's API: `http://127.0.0.1:8000/v1`. It gets
+    the verdict with its evidence; known kinds of secrets are masked.
+    """
     model: str = ""
-    """Which model; the endpoint's own names."""
+    """The name of the model, as the endpoint knows it."""
     key_file: Path | None = None
-    """A file with the key of the endpoint, where it wants one."""
+    """A file with the API key of the endpoint, if it needs one."""
     within_s: float = 30.0
     """An answer that takes longer is given up."""
     most_tokens: int = 400
-    """How long its answer may be."""
+    """The most tokens of an answer."""
 
     def __post_init__(self) -> None:
         if self.url and not self.url.startswith(("http://", "https://")):
@@ -35,7 +36,7 @@ class ExplainerSettings(Settings, frozen=True, kw_only=True):
 
 
 class AttributionSettings(Settings, frozen=True, kw_only=True):
-    """When incidents are judged. None of it delays a restart."""
+    """When incidents are judged, and what follows. No setting here delays a restart."""
 
     first_within_s: float = 4.0
     """A verdict is given this long after the first report of an incident, even if evidence is still
@@ -47,7 +48,7 @@ class AttributionSettings(Settings, frozen=True, kw_only=True):
     analyzer_within_s: float = 3.0
     """An analyzer that takes longer is left out of the verdict at first, then asked once more."""
     analyzer_longest_s: float = 120.0
-    """The limit of that second call."""
+    """How long that second attempt may take."""
     at_once: int = 2
     """How many incidents are analyzed at the same time."""
     user_errors: Literal["observe", "enforce"] = "observe"

@@ -26,7 +26,7 @@ from everstep.messages import (
     ScanCheckpoints,
     operator_acted,
 )
-from everstep.sizes import size
+from everstep.units import size
 from everstep_services.catalog.domain.places import listed, located
 from everstep_services.catalog.domain.retention import RetentionDecision, RetentionRules, judged
 from everstep_services.catalog.indexer import Indexer

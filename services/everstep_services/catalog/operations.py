@@ -18,7 +18,7 @@ from everstep.messages import (
     KnownCheckpoint,
 )
 from everstep.messages.facts.stamp import FactStamp
-from everstep.sizes import size
+from everstep.units import size
 from everstep_services.catalog.domain.facts import decide
 from everstep_services.catalog.domain.index import Index, not_committed
 from everstep_services.catalog.domain.retention import last_good, protection

@@ -52,7 +52,7 @@ class NodeSettings(Settings, frozen=True, kw_only=True):
     strikes_limit: int = 3
     """A node with this many strikes is suspect."""
     strikes_window_s: float = 7 * 86400.0
-    """How far back strikes count."""
+    """How far back strikes (pieces of evidence against a node) count."""
     check_windows: int = 2
     """A node is suspect once a check fails in this many windows without passing in between."""
     check_window_s: float = 300.0

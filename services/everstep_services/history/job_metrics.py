@@ -15,7 +15,7 @@ from everstep.clock import Clock
 from everstep.store import tables
 from everstep.store.database import Database
 from everstep.store.errors import StoreError
-from everstep.store.queries import Record, is_begun, is_over, job_state
+from everstep.store.queries import Record, is_begun, is_over, jobs_with_state
 from everstep.store.times import to_us
 from everstep_services.history.beats import Beats, HeardBeat
 from everstep_services.history.goodput.ledger import LedgerSegment, seconds
@@ -31,11 +31,14 @@ _SHOWN_AFTER_END_S = 3600.0
 _WINDOWS_S: Mapping[str, float] = {"1h": 3600.0, "24h": 86400.0, "job": float("inf")}
 
 GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "info": ("What the job is; 1.", ("name", "user", "version")),
+    "info": ("Always 1; the labels describe the job.", ("name", "user", "version")),
     "state": ("1 for the state that the job is in.", ("state",)),
     "ranks": ("Ranks in the newest round.", ()),
-    "step": ("The last step that was reported.", ()),
-    "total_steps": ("Where the training ends, if the script reported it.", ()),
+    "step": (
+        "The last step that was reported. Without the SDK it is counted anew in each round.",
+        (),
+    ),
+    "total_steps": ("The step at which the training ends, if the script reported it.", ()),
     "progress_age_seconds": (
         "How long ago steps were last reported; agents report each minute.",
         (),
@@ -49,16 +52,19 @@ GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "probe_cpu_ratio": ("The highest processor time of probes on a node, 1 for a core.", ()),
     "goodput_ratio": ("The productive share of the allocations' time in a window.", ("window",)),
     "checkpoint_last_committed_step": ("The newest step that was committed.", ("tier",)),
-    "checkpoint_age_seconds": ("How long ago that was.", ("tier",)),
-    "checkpoint_stall_seconds": ("How long the newest save held a step up.", ("tier",)),
-    "checkpoint_lag_seconds": ("From that save's call until it was visible.", ("tier",)),
+    "checkpoint_age_seconds": ("The age of that checkpoint.", ("tier",)),
+    "checkpoint_stall_seconds": ("How long the newest save blocked a training step.", ("tier",)),
+    "checkpoint_lag_seconds": (
+        "The time from the call of the newest save until its checkpoint was visible.",
+        ("tier",),
+    ),
 }
 COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "restarts": ("Restarts of the job.", ()),
     "incidents": ("Incidents of the job, by the cause of their verdict.", ("cause",)),
     "stalls": ("Ranks that stalled.", ()),
     "nodes_lost": ("Nodes that were lost.", ()),
-    "lost_steps": ("Steps that had to be made again.", ()),
+    "lost_steps": ("Steps that had to be trained again after a restart.", ()),
     "spent_seconds": ("Time of the allocations, by the class of goodput.", ("class",)),
     "checkpoint_commits": ("Checkpoints that were committed.", ("tier",)),
     "checkpoint_failures": ("Saves that failed.", ("tier",)),
@@ -164,7 +170,7 @@ def _jobs(now_us: int) -> Select[Any]:
     jobs = tables.jobs
     ended_us = now_us - int(_SHOWN_AFTER_END_S * 1e6)
     shown = or_(~is_over(), jobs.c.ended_us > ended_us)
-    query = select(jobs, job_state().label("state")).where(is_begun(), shown)
+    query = jobs_with_state().where(is_begun(), shown)
     return query.order_by(jobs.c.first_n.desc()).limit(_JOBS_MOST)
 
 

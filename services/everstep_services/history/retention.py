@@ -6,6 +6,7 @@
 A removal that was begun is finished by whichever replica writes next.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import msgspec
 
 from everstep.bus.errors import BusError
 from everstep.bus.input_failures import InputFailures
-from everstep.bus.ports import Bus
+from everstep.bus.ports import Blobs, Bus
 from everstep.bus.topology import CHECKPOINTS
 from everstep.clock import Clock
 from everstep.ids import id_from
@@ -205,3 +206,29 @@ def _labels(text: str | None) -> Mapping[str, str]:
         return {} if text is None else _LABELS.decode(text)
     except (msgspec.DecodeError, ValueError):
         return {}
+
+
+_ASK_EVERY_S = 60.0
+_WITHIN_S = 1.0
+
+
+class EvidenceRetention:
+    """Asks once a minute at most, and remembers the answer while the bus is away."""
+
+    def __init__(self, blobs: Blobs, clock: Clock) -> None:
+        self._blobs = blobs
+        self._clock = clock
+        self._asked_at: float | None = None
+        self._keeps_s: float | None = None
+
+    async def keeps_s(self) -> float | None:
+        """None for ever, and where no server has been asked yet."""
+        now = self._clock.now()
+        if self._asked_at is None or now - self._asked_at >= _ASK_EVERY_S:
+            try:
+                async with asyncio.timeout(_WITHIN_S):
+                    self._keeps_s = await self._blobs.keeps_s()
+            except (BusError, TimeoutError) as error:
+                log.debug("retention_not_known error=%s", error)
+            self._asked_at = now
+        return self._keeps_s

@@ -18,11 +18,11 @@ class HistorySettings(Settings, frozen=True, kw_only=True):
     database_url: str = "sqlite:///everstep-history.db"
     """`sqlite:///PATH` (an absolute path has four slashes) or `postgresql://USER@HOST/NAME`."""
     database_password_file: Path | None = None
-    """Holds the password for PostgreSQL."""
+    """The file with the password for PostgreSQL."""
     database_readers: int = 4
-    """Connections for answering questions; writing has one more."""
+    """The number of database connections for reading; there is one more for writing."""
     read_within_s: float = 5.0
-    """How long one question may keep the database busy."""
+    """How long one query may keep the database busy."""
     write_within_s: float = 60.0
     """How long one batch may take to be written."""
     batch_facts: int = 2000
@@ -86,36 +86,37 @@ class ApiSettings(Settings, frozen=True, kw_only=True):
     allowed_hosts: tuple[str, ...] = ()
     """Names by which clients may call us (the Host header); none allows every name."""
     first_token_file: Path | None = None
-    """When there is no token at all, make one for an administrator and write it here."""
+    """If there is no token yet, one for an administrator is made and written to this file."""
     max_body_bytes: int = 1 << 20
     """The largest request body."""
     max_url_bytes: int = 8192
     """The longest path with its query."""
     max_header_bytes: int = 16384
-    """All headers of a request together."""
+    """The most bytes of all headers of a request together."""
     max_response_bytes: int = 8 << 20
     """About how large a page may get; it then ends early, with a cursor for the rest."""
     max_connections: int = 1000
-    """Open connections, and never more than half of the file descriptors of the process. One more
-    cuts the one that has been silent longest."""
+    """The most open connections; never more than half of the file descriptors of the process. A
+    further connection closes the connection that has been silent longest.
+    """
     headers_within_s: float = 15.0
     """How long a client may take for the headers of a request."""
     body_within_s: float = 20.0
     """How long it may take for the body."""
     max_concurrent: int = 64
-    """Requests in progress; more are refused with 503."""
+    """The most requests in progress; further ones are refused with 503."""
     answer_within_s: float = 28.0
     """How long a request may take, the wait for a database connection included."""
     max_listeners: int = 500
-    """Open live streams."""
+    """The most open live streams."""
     max_listeners_per_token: int = 50
-    """Open live streams of one token."""
+    """The most open live streams of one token."""
     keep_alive_s: float = 15.0
-    """How often a silent live stream says that it is alive, and its token is checked."""
+    """How often a keep-alive is sent on a silent live stream, and its token is checked."""
     slow_client_s: float = 20.0
-    """A live stream is cut when its client takes nothing for this time."""
+    """A live stream is closed if its client reads nothing for this time."""
     failed_logins_per_minute: int = 30
-    """Bad tokens from one address before it is refused unheard."""
+    """The most wrong tokens from one address in a minute; then 429. Right tokens always pass."""
     token_cache_s: float = 5.0
     """How long after its revocation a token may still work on another replica."""
     webhooks: WebhooksSettings = WebhooksSettings()

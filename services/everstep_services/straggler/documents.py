@@ -165,7 +165,7 @@ class JobDocuments:
 
     def _refuse_bad(self, job: TrackedJob) -> bool:
         """Drop and count waiting changes that cannot be written; return whether there were any."""
-        document, moment = job.document, FindingContext(self._clock.wall(), job.view.round)
+        document, moment = job.document, FindingContext(self._clock.wall(), job.snapshot.round)
         waiting = len(job.changes)
         for change in list(job.changes)[:_CHANGES_AT_ONCE]:
             try:
@@ -188,7 +188,7 @@ class JobDocuments:
         if not job.switches.is_on:
             over = over or SWITCHED_OFF
         before = job.document
-        moment = FindingContext(self._clock.wall(), job.view.round)
+        moment = FindingContext(self._clock.wall(), job.snapshot.round)
         base = measured(before, job.switches, self._suggested(job))
         new = revised(base, taken, moment, over)
         if new.document == before and (job.revision or job.is_gone):
@@ -206,7 +206,7 @@ class JobDocuments:
         since = job.steps_since
         if since is not None and self._clock.now() - since < _STEPS_AT_MOST_EVERY_S:
             return None
-        return job.view.window_steps
+        return job.snapshot.window_steps
 
     def _drop(self, job: TrackedJob, count: int) -> None:
         for _ in range(min(count, len(job.changes))):

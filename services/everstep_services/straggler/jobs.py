@@ -1,12 +1,18 @@
-"""The jobs that have sent timings, and their state in this replica."""
+"""The jobs that have sent timings, and their state in this replica.
 
+An agent may claim any round, and any slot in it: `FormedRound` is what rendezvous knows.
+"""
+
+import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 from everstep.messages import (
     ControlDocument,
     KnownStraggler,
+    Member,
     NodeTimings,
     RoundDocument,
     StragglersDocument,
@@ -24,15 +30,92 @@ from everstep_services.straggler.domain.switches import (
     in_force,
 )
 from everstep_services.straggler.domain.verdict import SlownessLimits
-from everstep_services.straggler.formed_round import NOT_FORMED, FormedRound
 from everstep_services.straggler.judgements import (
     JobJudgement,
     JobWork,
     Judge,
     JudgementOutcome,
-    View,
+    JudgeSnapshot,
 )
 from everstep_services.straggler.settings import StragglerSettings, defaults
+
+NOT_FORMED = "round not formed"
+_ROUNDS_KEPT = 2
+"""Windows of a round may come when the next one has formed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seating:
+    """A round that has formed: which node has which slot."""
+
+    world: int
+    places: Mapping[int, Member]
+
+    def objection(self, timings: NodeTimings) -> str:
+        """Why a window cannot be one of this round; empty if it can."""
+        place = self.places.get(timings.slot)
+        if place is None or place.node != timings.node:
+            return "node without that slot"
+        if (timings.slots, timings.world) != (len(self.places), self.world):
+            return "another world"
+        ranks = range(place.first_rank, place.first_rank + place.ranks)
+        return "" if all(rank.rank in ranks for rank in timings.ranks) else "rank of another node"
+
+
+class FormedRound:
+    """The newest rounds of a job."""
+
+    def __init__(self) -> None:
+        self.newest: int | None = None
+        """None where rendezvous knows nothing of the job: another launcher has started it."""
+        self.read_at = -math.inf
+        self.is_outdated = False
+        """Whether a message named an unknown round, so that the document must be read again."""
+        self._seatings: dict[int, _Seating] = {}
+
+    def see(self, document: RoundDocument | None, now: float) -> None:
+        """Take the document of rendezvous."""
+        self.newest, self.read_at = None if document is None else document.round, now
+        if document is None:
+            self._seatings = {}
+            return
+        seating = _seating(document)
+        if seating is not None:
+            self._seatings[document.round] = seating
+            kept = sorted(self._seatings)[-_ROUNDS_KEPT:]
+            self._seatings = {number: self._seatings[number] for number in kept}
+
+    def is_before(self, round_: int) -> bool:
+        """Whether that round has not formed, as far as is known."""
+        return self.newest is not None and round_ > self.newest
+
+    def has_seat(self, round_: int, node: str) -> bool:
+        """Whether a node has a slot in a round that is known."""
+        seating = self._seatings.get(round_)
+        return seating is not None and any(seat.node == node for seat in seating.places.values())
+
+    def objection(self, timings: NodeTimings) -> str:
+        """Why a window cannot be of a node of the job; empty if it can."""
+        if self.newest is None:
+            return ""
+        seating = self._seatings.get(timings.round)
+        if seating is not None:
+            return seating.objection(timings)
+        if timings.round < self.newest:
+            return "stale round"
+        self.is_outdated = True
+        return NOT_FORMED
+
+
+def _seating(document: RoundDocument) -> _Seating | None:
+    """None while the slots are not given."""
+    members = document.members
+    return (
+        _Seating(document.world_size, {member.slot: member for member in members})
+        if members
+        else None
+    )
+
 
 _JOBS_MOST = 1000
 _WAITING_MOST = 5000
@@ -94,7 +177,7 @@ class TrackedJob:
     def stragglers(self) -> tuple[KnownStraggler, ...]:
         """The open findings of its round."""
         return tuple(
-            straggler for straggler in self.document.found if straggler.round == self.view.round
+            straggler for straggler in self.document.found if straggler.round == self.snapshot.round
         )
 
     def hear(self, timings: NodeTimings, now: float) -> None:
@@ -141,7 +224,7 @@ class TrackedJob:
         """Take the document of rendezvous. Timings of nodes outside of its round are dropped."""
         self.formed.see(document, now)
         self._refused += self.work.forget(self.formed.objection)
-        if self.formed.is_before(self.view.round or 0):
+        if self.formed.is_before(self.snapshot.round or 0):
             self._refused[NOT_FORMED] += 1
             self._begin_anew(NOT_FORMED)
 
@@ -155,9 +238,9 @@ class TrackedJob:
         return self.ended_at is not None and now - self.ended_at < AFTERMATH_S
 
     @property
-    def view(self) -> View:
+    def snapshot(self) -> JudgeSnapshot:
         """What its judge knew at the end of its last judgement."""
-        return self.work.view
+        return self.work.snapshot
 
     def next_judgement(self) -> JobJudgement:
         """Return the next work for its judge."""

@@ -55,7 +55,7 @@ class Judge(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class JudgeSnapshot:
     """What a judge knew after its last judgement. Any thread may read it: it never changes."""
 
     round: int | None = None
@@ -71,7 +71,7 @@ class JudgementOutcome:
     """The result of a judgement."""
 
     changes: Sequence[Change]
-    view: View
+    snapshot: JudgeSnapshot
     adopted: Sequence[KnownStraggler]
     refused: Counter[str]
     failures: Sequence[Exception]
@@ -83,7 +83,7 @@ class JobJudgement:
     """The work for a judge, in this order: hear, adopt, judge; or end."""
 
     judge: Judge
-    before: View = View()
+    before: JudgeSnapshot = JudgeSnapshot()
     heard: Sequence[tuple[NodeTimings, float]] = ()
     """Windows, with the time when each came."""
     stragglers: Collection[KnownStraggler] = ()
@@ -102,8 +102,10 @@ class JobJudgement:
         if adopted:
             judge.adopt(adopted)
         changes = judge.end(self.ending) if self.ending else judge.close_due(now)
-        view = View() if self.ending else self._view(changes)
-        return JudgementOutcome(changes, view, adopted, Counter(judge.refused) - refused, failures)
+        snapshot = JudgeSnapshot() if self.ending else self._snapshot(changes)
+        return JudgementOutcome(
+            changes, snapshot, adopted, Counter(judge.refused) - refused, failures
+        )
 
     def _hear(self, timings: NodeTimings, at: float) -> Exception | None:
         try:
@@ -112,7 +114,7 @@ class JobJudgement:
             return error
         return None
 
-    def _view(self, changes: Sequence[Change]) -> View:
+    def _snapshot(self, changes: Sequence[Change]) -> JudgeSnapshot:
         judge, before = self.judge, self.before
         summary = dict(judge.summary())
         is_watched = self.is_watched or any(isinstance(change, SlowRankFound) for change in changes)
@@ -121,7 +123,7 @@ class JobJudgement:
         else:
             table = judge.scores(_RANKS_WATCHED if is_watched else 1, "")
         ratios = {rank.rank: rank.slower_ratio or 0.0 for rank in table.ranks} if table else {}
-        return View(
+        return JudgeSnapshot(
             round=judge.round,
             window_steps=judge.window_steps(self.window_s),
             window=table.window if table else before.window,
@@ -138,7 +140,7 @@ class JobWork:
         """Only the holder of the lock may touch it, except for its rules."""
         self.lock = asyncio.Lock()
         self.is_running = False
-        self.view = View()
+        self.snapshot = JudgeSnapshot()
         """What the judge knew after its last judgement."""
         self.has_news = False
         """Windows were judged since the policy last looked."""
@@ -157,7 +159,7 @@ class JobWork:
     @property
     def newest_round(self) -> int | None:
         """The newest round with data."""
-        rounds = None if self.view.round is None else [self.view.round]
+        rounds = None if self.snapshot.round is None else [self.snapshot.round]
         return max(
             [*(rounds or []), *(timings.round for timings, _ in self._waiting)], default=None
         )
@@ -181,7 +183,7 @@ class JobWork:
         """The judge ends with its next judgement, which may be much later; another one goes on."""
         self._retired.append((self.judge, reason))
         self._waiting.clear()
-        self.judge, self.view = successor, View()
+        self.judge, self.snapshot = successor, JudgeSnapshot()
 
     def is_due(self, now: float) -> bool:
         """Whether there is work: new data, ended rounds, or windows that may be overdue."""
@@ -202,15 +204,15 @@ class JobWork:
         count = min(_WINDOWS_AT_ONCE, len(self._waiting))
         heard = [self._waiting.popleft() for _ in range(count)]
         return JobJudgement(
-            judge=self.judge, before=self.view, heard=heard, stragglers=stragglers,
+            judge=self.judge, before=self.snapshot, heard=heard, stragglers=stragglers,
             window_s=window_s, is_watched=is_watched,
         )  # fmt: skip
 
     def finish(self, judgement: JobJudgement, outcome: JudgementOutcome, now: float) -> None:
-        """A judgement is finished. If its judge was replaced meanwhile, its view is dropped."""
+        """A judgement is finished. If its judge was replaced meanwhile, its snapshot is dropped."""
         self._judged_at = now
         if judgement.judge is self.judge:
-            self.view = outcome.view
+            self.snapshot = outcome.snapshot
             self.has_news = self.has_news or bool(judgement.heard)
 
 

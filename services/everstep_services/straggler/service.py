@@ -55,7 +55,7 @@ class Observer:
 
     def statistics(self) -> dict[str, float]:
         """Return gauges and counts so far, for metrics."""
-        summaries = [job.view.summary for job in self._jobs]
+        summaries = [job.snapshot.summary for job in self._jobs]
         refused = sum((job.refused for job in self._jobs), self._refused + self._jobs.refused)
         inbox = self._inbox
         return {
@@ -154,8 +154,10 @@ class Observer:
         if not (job.is_primed and job.stragglers and job.work.has_news):
             return
         job.work.has_news = False
-        view, now = job.view, self._clock.now()
-        job.policy.report(job.stragglers, view.slower_ratios, view.window, job.switches, now)
+        snapshot, now = job.snapshot, self._clock.now()
+        job.policy.report(
+            job.stragglers, snapshot.slower_ratios, snapshot.window, job.switches, now
+        )
         job.decisions.extend(job.policy.due(job.stragglers, job.switches, now))
 
     async def _report(self, job: TrackedJob) -> None:

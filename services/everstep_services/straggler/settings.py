@@ -6,7 +6,7 @@ from everstep_services.straggler.domain.switches import StragglerSwitches
 
 
 class StragglerSettings(Settings, frozen=True, kw_only=True):
-    """Settings of all jobs from the start on.
+    """How slow ranks are found, and what follows.
 
     Most are switches, too, such as `straggler.window_s`: for all jobs or for one, while it runs.
     """
@@ -24,8 +24,8 @@ class StragglerSettings(Settings, frozen=True, kw_only=True):
     """A rank is slow from this excess over the median of its role group on: 0.03 is 3 %. The limit
     is higher if windows are noisy. The rank is cleared below half of the limit."""
     stop_below: float = 0.7
-    """A job is stopped if the score of a slow rank, 1 / (1 + how much slower it is), is below this
-    …"""
+    """A job is stopped if the score of a slow rank, which is 1 / (1 + its excess), is below this …
+    """
     stop_reports: int = 10
     """… in this many windows in a row. It is only observed unless `modes.stop` is `enforce`."""
     exclude_after_s: float = 900.0
@@ -33,10 +33,11 @@ class StragglerSettings(Settings, frozen=True, kw_only=True):
     exclude_confidence: float = 0.7
     """… if the finding has at least this confidence …"""
     exclude_causes: tuple[str, ...] = OF_NODE
-    """… and one of these causes: of `host`, `device`, `network`, `compute` and `unknown` any. It is
-    only said, unless `modes.exclude` is `enforce`."""
+    """… and one of these causes: of `host`, `device`, `network`, `compute` and `unknown` any.
+    Unless `modes.exclude` is `enforce`, this is only recorded.
+    """
     drain_within_s: float = 60.0
-    """How much time the job then has to save."""
+    """How much time the job has to save before the node is replaced."""
     grace_s: float = 5.0
     """How long a window waits for nodes that have not sent theirs, once the others have."""
     tick_s: float = 0.25
@@ -44,7 +45,7 @@ class StragglerSettings(Settings, frozen=True, kw_only=True):
     report_every_s: float = 60.0
     """How often the best and worst ranks of each job are logged; 0 for never."""
     report_ranks: int = 5
-    """How many of each."""
+    """How many of the best and of the worst ranks are logged."""
     forget_after_s: float = 6 * 3600.0
     """A job that has sent no data for this long is forgotten, and so are its slow ranks."""
     takeover_s: float = 30.0

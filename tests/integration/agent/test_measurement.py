@@ -113,7 +113,7 @@ async def test_a_node_that_is_not_there_is_not_reached_and_why_is_told(ports: li
         (fact,) = (await nodes.figures(1)).values()
     (link,) = fact.links
     assert (link.node, link.mib_s, link.round_trip_s) == ("n1", 0.0, None)
-    assert link.reason == f"127.0.0.1:{ports[1]}: nobody listens there"
+    assert link.reason == f"127.0.0.1:{ports[1]}: no process listens there"
 
 
 async def test_a_silence_at_the_end_of_a_turn_hides_no_reason(

@@ -24,8 +24,7 @@ from everstep.messages import (
 )
 from everstep.messages.codec import decode
 from everstep_services.attribution.actions import VerdictActions
-from everstep_services.attribution.cases import CaseKeeper
-from everstep_services.attribution.documents import BUCKET, encoded
+from everstep_services.attribution.cases import BUCKET, CaseKeeper, encoded
 from everstep_services.attribution.domain.policy import PolicySwitches
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.unit.attribution.test_policy import BROKEN, BUG, ON, past, verdict

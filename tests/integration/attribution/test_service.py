@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -16,9 +17,9 @@ from everstep.bus.server.dev_server import DevServer
 from everstep.messages import (
     ActionDecided,
     ActionTaken,
+    CasesDocument,
     CorrectVerdict,
     Done,
-    Explain,
     Message,
     ProgressMade,
     VerdictCorrected,
@@ -49,11 +50,11 @@ async def training(bus: NatsBus, job: str) -> Training:
     return Training(bus, job)
 
 
-async def ask_again(training: Training) -> VerdictReached:
-    question = Explain(job=training.job, incident=training.incident)
-    return await training.bus.ask(
-        "attribution", "explain", question, VerdictReached, job=training.job, within_s=30
-    )
+async def verdict_in_force(training: Training) -> VerdictReached | None:
+    document = await training.bus.documents("CASES").get(training.job)
+    cases = msgspec.json.decode(document.data or b"", type=CasesDocument).cases
+    (case,) = (case for case in cases if case.incident == training.incident)
+    return case.verdict
 
 
 def correction(training: Training, cause: str = "data", **more: object) -> CorrectVerdict:
@@ -88,8 +89,7 @@ async def test_two_replicas_reach_one_verdict(
         assert (verdict.cause, verdict.culprit_ranks) == ("user_code", (3,))
         assert (verdict.culprit_nodes, verdict.revision) == ((), 0)
         assert "batch 17 has no labels" in verdict.reason
-        for _ in range(4):  # whichever of the two is asked
-            assert await ask_again(training) == verdict
+        assert await verdict_in_force(training) == verdict
         both = (first.statistics(), second.statistics())
         assert sum(each["leading"] for each in both) == 1
         for bus in (one, other):
@@ -166,7 +166,7 @@ async def test_later_evidence_amends_the_verdict_visibly(training: Training) -> 
         assert (found[1].cause, found[1].culprit_ranks) == ("user_code", (3,))
         assert any(item.blob is not None for item in found[1].evidence)
         await training.leave("log", b"nothing of interest\n", rank=2)
-        assert (await ask_again(training)).revision == 1, "it says nothing else"
+        assert await verdict_in_force(training) == found[1], "it says nothing else"
 
 
 async def test_a_person_has_the_last_word_and_it_is_counted(training: Training) -> None:
@@ -180,17 +180,13 @@ async def test_a_person_has_the_last_word_and_it_is_counted(training: Training) 
         assert (held.cause, held.culprit_ranks, held.is_corrected) == ("data", (1,), True)
         assert held.alternatives[0].cause == "user_code"
         await training.leave("log", TRACEBACK, rank=0)
-        question = Explain(job=training.job, incident=training.incident, again=True)
-        again = await training.bus.ask(
-            "attribution", "explain", question, VerdictReached, job=training.job, within_s=30
-        )
-        assert again == held
+        assert await verdict_in_force(training) == held
         assert "confirmed" in (await correct(training)).text
         counted = replica.statistics()
         assert (counted["corrections_total"], counted["confirmations_total"]) == (2, 1)
 
 
-async def test_what_cannot_be_corrected_or_explained_is_refused_with_the_remedy(
+async def test_what_cannot_be_corrected_is_refused_with_the_remedy(
     training: Training,
 ) -> None:
     async with at_work(training.bus):
@@ -207,8 +203,6 @@ async def test_what_cannot_be_corrected_or_explained_is_refused_with_the_remedy(
         training.incident = "nothing-of-the-kind"
         with pytest.raises(AskRefusedError, match="everstep incidents"):
             await correct(training)
-        with pytest.raises(AskRefusedError, match="everstep incidents"):
-            await ask_again(training)
 
 
 async def test_a_verdict_comes_by_its_deadline_though_nodes_are_silent(training: Training) -> None:

@@ -18,6 +18,17 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStory]:
     more = [
         make("job_started", job="quiet"),
         make("round_formed", job="quiet", round=1),
+        make("job_started", job="unsaved"),
+        make("checkpoint_committed", job="unsaved", round=1, tier="global", step=420),
+        make(
+            "checkpoint_failed",
+            job="unsaved",
+            round=1,
+            tier="global",
+            step=600,
+            reason="No space left on device: /mnt/ck",
+        ),
+        make("job_ended", job="unsaved", state="done", exit_code=0),
         make("job_ended", job="over", state="failed", exit_code=1, reason="budget spent"),
         make("incident_opened", job="over", incident="i1", round=4, node="node-9", rank=None),
         make("incident_opened", job="over", incident="i2", round=5, node="node-9", rank=None),
@@ -42,7 +53,7 @@ def test_jobs_are_listed_with_where_they_are(run: Run) -> None:
     found = json.loads(out)
     assert (code, found["schema"]) == (0, "everstep.job/v1")
     assert [one["job"] for one in found["items"]] == [JOB]
-    assert run("jobs", "-o", "name")[1].split() == ["over", "quiet", JOB]
+    assert run("jobs", "-o", "name")[1].split() == ["over", "unsaved", "quiet", JOB]
     assert run("jobs", "--user", "ann")[1].split("\t")[:3] == [JOB, "running", "2"]
     code, out, err = run("jobs", "-q", "nothing-like-this")
     assert (code, out, err) == (0, "", "no such jobs\n")
@@ -158,6 +169,21 @@ def test_an_incident_that_cannot_be_found_says_what_to_do(run: Run) -> None:
         Exit.NOT_FOUND,
         "everstep: nothing has gone wrong with quiet so far\n",
     )
+
+
+def test_a_job_that_lost_its_last_save_says_so_although_it_ended_well(run: Run) -> None:
+    lost = (
+        "the last save of step 600 to global has failed, and its newest is step 420: "
+        "No space left on device: /mnt/ck"
+    )
+    code, _, err = run("why", "unsaved")
+    assert code == Exit.NOT_FOUND
+    assert err == (
+        f"everstep: unsaved has had no incident, but {lost}. See: everstep ckpt ls unsaved\n"
+    )
+    code, out, _ = run("job", "show", "unsaved")
+    assert code == 0
+    assert lost in out
 
 
 def test_an_open_incident_is_shown_as_far_as_it_is_known(run: Run) -> None:

@@ -84,6 +84,18 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStory]:
         UNSURE,
         make("incident_opened", job="other", incident="1" * 32, node="n9"),
         make("verdict_reached", job="other", incident="1" * 32, fingerprint="f1", culprit_nodes=()),
+        make("job_started", job="alone"),
+        make("allocation_started", job="alone", allocation="a"),
+        make("incident_opened", job="alone", incident="2" * 32, node="n9"),
+        make("incident_closed", job="alone", incident="2" * 32, outcome="recovered"),
+        make(
+            "allocation_ended",
+            job="alone",
+            allocation="a",
+            state="failed",
+            exit_code=92,
+            reason="round 5: 1 of 2 nodes joined within 600 s",
+        ),
     ]
     with ServedStory(
         tmp_path_factory.mktemp("served"), more, scope="operate", answers=[attribution]
@@ -133,6 +145,16 @@ def test_an_inconclusive_verdict_says_what_is_missing(run: Run) -> None:
     assert "\nverdict: inconclusive\n" in out
     assert "  missing: stacks of node-1: timed out after 5 s" in out
     assert "what to do" not in out
+
+
+def test_a_job_that_gave_up_tells_of_its_end_and_not_of_a_mended_incident(run: Run) -> None:
+    code, out, _ = run("why", "alone")
+    assert code == 0
+    first, then, before = out.splitlines()
+    assert first.startswith("alone: its last allocation has ended at ")
+    assert first.endswith(" UTC (exit code 92): round 5: 1 of 2 nodes joined within 600 s")
+    assert then == "  the job is not done: it continues when its agents are started again"
+    assert before.endswith("everstep incident show alone")
 
 
 def test_what_is_no_job_and_no_incident_says_so(run: Run) -> None:

@@ -19,7 +19,7 @@ import pytest
 from everstep.bus.server.dev_server import find_program
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.machine import doctor, rank_diagnosis
-from everstep_services.cli.machine.diagnosis import Check, Diagnosis, Level
+from everstep_services.cli.machine.rank_diagnosis import Check, Diagnosis, Level
 from tests.waiting import until
 
 HAS_NAMESPACES = shutil.which("unshare") is not None and (

@@ -27,5 +27,24 @@ def test_a_training_resumes_from_the_newest_good_checkpoint(framework: str, tmp_
     assert states.count("good") >= 2
 
 
+@pytest.mark.timeout(600)
+def test_a_finished_training_trains_no_step_when_it_is_started_again(tmp_path: Path) -> None:
+    """Step 10 is in the middle of an epoch, where a `Trainer` would train step 11."""
+    pytest.importorskip("transformers", reason="pip install --group test brings transformers")
+    printed = launch("hugging_face.py", str(tmp_path), "10", "10", UNDAMAGED="1")
+    assert "it resumes at step 10, and max_steps is 10; raise max_steps to train on" in printed
+    assert printed.count("done at 10") == 2
+    assert len((tmp_path / "steps-0").read_text().splitlines()) == 10
+
+
+@pytest.mark.timeout(600)
+def test_lightning_with_too_few_devices_trains_and_names_the_remedy(tmp_path: Path) -> None:
+    """A callback that fails is one warning, and the training continues."""
+    pytest.importorskip("lightning", reason="pip install --group test brings lightning")
+    printed = launch("lightning_toy.py", str(tmp_path), "6", ranks=2, DEVICES="1", LOCAL_EVERY="2")
+    assert printed.count("give Trainer(devices=2, num_nodes=1)") == 2
+    assert printed.count("done at 6") == 2
+
+
 def _checkpoints(folder: Path) -> list[Path]:
     return [place for place in folder.iterdir() if "seal" not in place.name]

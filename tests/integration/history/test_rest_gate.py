@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any
 
 import httpx2
@@ -14,7 +14,9 @@ from everstep.store import tables
 from everstep.store.database import StoreLimits, open_database
 from everstep.store.log import FactLog
 from everstep.store.schema import upgrade
+from everstep.store.tokens import StoredToken, Tokens
 from everstep_services.history.api.app import create_app
+from everstep_services.history.api.http.problems import ProblemError
 from everstep_services.history.projections.fold import fold
 from tests.fakes.clock import FakeClock
 from tests.integration.conftest import Api
@@ -198,11 +200,45 @@ async def test_who_guesses_is_slowed_down_and_nobody_else(timed: Api, clock: Fak
         assert (await known.get("jobs")).status_code == 200
         async with timed.client(good, address="10.0.0.2") as elsewhere:
             assert (await elsewhere.get("jobs")).status_code == 200
+        async with timed.client(await timed.token()) as beginner:
+            assert (await beginner.get("jobs")).status_code == 200, (
+                "it is right, and was never seen"
+            )
         await clock.advance(40)
-        assert problem(await guesser.get("jobs"))[0] == 429
-        assert (await known.get("jobs")).status_code == 200, "it was good before"
+        refused = await guesser.get("jobs")
+        assert (problem(refused)[0], refused.headers["retry-after"]) == (429, "21")
+        assert (await known.get("jobs")).status_code == 200
         await clock.advance(21)
         assert problem(await guesser.get("jobs"))[0] == 401
+
+
+async def test_a_thousand_guesses_at_once_are_a_few_queries(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A right token of the same address passes in the middle of them (A13.1)."""
+    queries, stored = list[int](), Tokens.stored
+
+    async def counted(tokens: Tokens, ids: Collection[str]) -> Mapping[str, StoredToken]:
+        queries.append(len(ids))
+        return await stored(tokens, ids)
+
+    monkeypatch.setattr(Tokens, "stored", counted)
+    right = await api.token()
+
+    async def admit(text: str) -> int:
+        try:
+            await api.context.auth.admit(f"Bearer {text}", "10.0.0.1")
+        except ProblemError as error:
+            return error.status_code
+        return 200
+
+    guesses = [f"evs_{number:012x}_{'0' * 64}" for number in range(1000)]
+    answers = await asyncio.gather(*map(admit, [*guesses[:500], right, *guesses[500:]]))
+    assert answers.count(200) == 1
+    assert answers[500] == 200
+    assert answers.count(401) == api.context.settings.failed_logins_per_minute
+    assert sum(queries) == 1001
+    assert len(queries) <= 4
 
 
 BAD_QUESTIONS: list[tuple[str, Mapping[str, Any], tuple[int, str]]] = [

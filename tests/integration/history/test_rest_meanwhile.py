@@ -2,7 +2,7 @@
 
 import dataclasses
 import sqlite3
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 
 import pytest
@@ -12,7 +12,7 @@ from everstep.messages import RankExited, RoundEnded
 from everstep.store.database import Database, StoreLimits, open_database
 from everstep.store.schema import upgrade
 from everstep.store.times import to_us
-from everstep.store.tokens import Token, Tokens
+from everstep.store.tokens import StoredToken, Tokens
 from everstep_services.history.api.app import create_app
 from everstep_services.history.api.http.auth import TokenAuth
 from everstep_services.history.api.http.problems import ProblemError
@@ -74,8 +74,8 @@ async def test_a_token_that_is_revoked_while_it_is_looked_up_is_not_remembered(
     database: Database, clock: FakeClock
 ) -> None:
     class Revoked(Tokens):
-        async def find(self, text: str) -> Token | None:
-            found = await super().find(text)
+        async def stored(self, ids: Collection[str]) -> Mapping[str, StoredToken]:
+            found = await super().stored(ids)
             await self.revoke(token.id, now_us=1)
             auth.forget(token.id)
             return found

@@ -69,7 +69,7 @@ async def test_strangers_are_refused_and_do_not_get_in_the_way() -> None:
         door = Door(tasks)
         at = await door.address()
         said = await refused(measure(at, b"another token, as long", within_s=WITHIN_S))
-        assert said.endswith("it closed the connection; is it the same token?")
+        assert said.endswith("it closed the connection; do both nodes have the same token?")
         _, silent_end = await asyncio.open_connection(at.host, at.port)
         garbled, garbage_end = await asyncio.open_connection(at.host, at.port)
         garbage_end.write(os.urandom(4096))
@@ -101,7 +101,9 @@ async def test_a_proof_is_good_for_neither_the_other_role_nor_another_time() -> 
 
     async with await asyncio.start_server(mirror, "127.0.0.1", 0) as server:
         at = Address("127.0.0.1", server.sockets[0].getsockname()[1])
-        assert "is it the same token?" in await refused(measure(at, TOKEN, within_s=WITHIN_S))
+        assert "do both nodes have the same token?" in await refused(
+            measure(at, TOKEN, within_s=WITHIN_S)
+        )
 
 
 async def test_nobody_comes_and_nobody_answers() -> None:

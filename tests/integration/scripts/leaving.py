@@ -29,7 +29,7 @@ def main(root: Path, way: str, on_error: OnError, storage: str) -> None:
     state = {"a": torch.arange(1 << 20)}
     assert saves.save(1, state, wait=True).durable
     writer = saves._queue.writer_pid
-    print(writer, saves._saver._preparation.arena._folder, flush=True)
+    print(writer, saves._saver._preparation.arena.folder, flush=True)
     if storage == "fails":
         root.rename(root.with_name("away"))
         root.touch()

@@ -168,14 +168,14 @@ async def test_what_came_of_no_round_before_the_document_was_read_is_forgotten()
         await until_async(lambda: straggler.jobs.get("j"), "it is heard")
         tracked = straggler.jobs.get("j")
         assert tracked is not None
-        assert tracked.view.round is None, "nothing is judged before the documents are read"
+        assert tracked.snapshot.round is None, "nothing is judged before the documents are read"
         await clock.advance(1.0)
         await until_async(lambda: tracked.is_primed, "the documents are read")
         nodes.send()
 
         async def heard_round() -> int | None:
             await clock.advance(1.0)
-            return tracked.view.round
+            return tracked.snapshot.round
 
         await until_async(heard_round, "the round that was formed is heard", holds=lambda n: n == 1)
         assert tracked.refused == {"round not formed": 2}, "the message of each node"

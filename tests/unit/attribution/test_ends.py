@@ -7,7 +7,14 @@ import pytest
 from msgspec.structs import replace
 
 from everstep.messages import Case, NodeSign, OutsideAct, PastIncident, RankEnd
-from everstep_services.attribution.analyzers import ends, health, history, runner, stalls
+from everstep_services.attribution.analyzers import (
+    ends,
+    health,
+    history,
+    rank_ends,
+    runner,
+    stalls,
+)
 from everstep_services.attribution.domain.combiner import CaseJudgement, combine
 from everstep_services.attribution.incident import Analyzer
 from tests.unit.attribution.cases import NOON, PEER, case, claim, end, lost_peer, nothing, raised
@@ -175,7 +182,7 @@ async def test_the_same_failure_in_the_next_round_stops_being_transient() -> Non
 
 async def test_an_earlier_incident_counts_only_while_no_step_was_made_since() -> None:
     root = raised(3, "ValueError", "bad")
-    name = ends.fingerprint_of(root)
+    name = rank_ends.fingerprint_of(root)
     before = PastIncident(
         job="j", incident="h", at=NOON, cause="user_code", fingerprint=name, step=7
     )
@@ -188,7 +195,7 @@ async def test_an_earlier_incident_counts_only_while_no_step_was_made_since() ->
 async def test_a_signal_is_never_the_same_failure() -> None:
     """A4.2: whoever sent it to another rank yesterday says nothing about this rank."""
     killed = end(3, how="signal", exit_code=None, signal="SIGKILL")
-    name = ends.fingerprint_of(killed)
+    name = rank_ends.fingerprint_of(killed)
     before = PastIncident(job="k", incident="h", at=NOON, cause="unknown", fingerprint=name)
     of = case(ends=(lost_peer(0), killed))
     alone = await judged(of)

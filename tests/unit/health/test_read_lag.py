@@ -4,7 +4,7 @@ import asyncio
 
 from everstep import subjects
 from everstep.messages import BeatNow
-from everstep_services.health.read_lag import ReadLag
+from everstep_services.health.observer import ReadLag
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.waiting import until_async
 

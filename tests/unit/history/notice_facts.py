@@ -15,6 +15,8 @@ from everstep.messages import (
     Ledger,
     NodeExcluded,
     NodeIncluded,
+    NodeLeft,
+    NodeLost,
     OperatorActed,
     StragglerCleared,
     StragglerFound,
@@ -129,6 +131,27 @@ def included(node: str, number: int = 0, *, at: datetime | None = None) -> NodeI
         **_head("included", CLUSTER, f"{node} {number}", at), node=node, by="health",
         reason="its time is over",
     )  # fmt: skip
+
+
+def asked_to_drain(
+    node: str, number: int = 0, *, job: str = "j", outcome: str = "accepted"
+) -> OperatorActed:
+    return OperatorActed(
+        **_head("drained", job, f"{node} {number}", None), by="change-management (webhook)",
+        action="drain_node", target=node, outcome=outcome, reason="new fans (CHG-1)", origin="rest",
+    )  # fmt: skip
+
+
+def left(node: str, *, job: str = "j", at: datetime | None = None) -> NodeLeft:
+    return NodeLeft(
+        **_head("left", job, node, at), node=node, cause="excluded", reason="n1 is replaced"
+    )
+
+
+def lost(node: str, *, job: str = "j") -> NodeLost:
+    return NodeLost(
+        **_head("lost", job, node, None), node=node, silence_s=3.0, limit_s=3.0, reason="silent"
+    )
 
 
 def story(incident: str, *, job: str = "j") -> list[Fact]:

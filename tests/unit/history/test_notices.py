@@ -15,6 +15,7 @@ from everstep_services.history.notifications.notices import EVENTS, Delivery, No
 from tests.unit.history.notice_facts import (
     BEGAN_S,
     allocation_ended,
+    asked_to_drain,
     asked_to_stop,
     closed,
     decided,
@@ -24,6 +25,8 @@ from tests.unit.history.notice_facts import (
     included,
     job_ended,
     judged,
+    left,
+    lost,
     opened,
     slow,
     story,
@@ -214,6 +217,35 @@ def test_a_node_is_excluded_and_may_join_again() -> None:
     assert world.steps() == [("node_excluded", "firing"), ("node_excluded", "resolved")]
     world.after(400)  # the second exclusion, which the same fact did not end
     assert world.steps()[2:] == [("node_excluded", "firing")]
+
+
+def test_a_drained_node_is_told_until_it_has_left() -> None:
+    """Without an exclusion nothing else would tell a receiver that the node may be serviced."""
+    world = World()
+    world.take(left("n1", at=datetime.fromtimestamp(BEGAN_S, UTC)), asked_to_drain("n1"))
+    world.take(asked_to_drain("n1", 1), asked_to_drain("n2", outcome="refused"))
+    world.take(asked_to_drain("n1"), left("n1", job="k"))
+    (firing, _) = world.after(5)
+    assert (firing.step, firing.notice.event, firing.notice.nodes) == (
+        "firing",
+        "node_drained",
+        ("n1",),
+    )
+    assert firing.notice.action == "drained by change-management (webhook)"
+    world.take_over()
+    world.take(left("n1"), left("n1"))
+    (resolved, _) = world.after(0)
+    assert (resolved.step, resolved.notice.outcome) == ("resolved", "left")
+    assert world.after(400) == []
+    assert len(world.notices) == 0
+
+
+def test_a_drain_ends_with_the_node_or_its_job_and_a_quick_one_is_one_message() -> None:
+    world = World()
+    world.take(asked_to_drain("n1"), lost("n1"), asked_to_drain("n2", job="k"))
+    world.take(job_ended("done", job="k"))
+    told = {(one.notice.subject, one.step, one.notice.outcome) for one in world.after(5)}
+    assert told == {("n1", "resolved", "lost"), ("n2", "resolved", "job_over")}
 
 
 def test_only_what_is_wanted_is_sent() -> None:

@@ -63,6 +63,24 @@ def test_without_a_budget_there_is_no_restart() -> None:
     assert [one.action for one in run([failure()], max_restarts=0)] == ["stop"]
 
 
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, "restarts have no limit"),
+        ({"launcher": "torchrun"}, "torchrun counts restarts itself (its limit is not known)"),
+        (
+            {"launcher": "torchrun", "launcher_restarts": 10},
+            "torchrun counts restarts itself (at most 10 on each node)",
+        ),
+    ],
+)
+def test_a_job_without_a_budget_names_who_limits_its_restarts(
+    fields: dict[str, Any], text: str
+) -> None:
+    (found,) = run([failure(lived_s=100)], **fields)
+    assert found.reason == text
+
+
 def test_the_budget_of_an_hour_counts_on_its_own() -> None:
     found = run([failure(fingerprint=f"{n}") for n in range(5)], max_restarts_per_hour=2)
     assert [one.action for one in found] == ["restart", "restart", "stop"]

@@ -251,7 +251,8 @@ def test_exclude_sends_the_node_away_for_good_once_its_ranks_are_gone() -> None:
     assert world.doc.phase == "ending"
     seat = next(seat for seat in world.doc.seats if seat.node == "n1")
     assert seat.is_leaving
-    world.back("n1", checks=(CheckResult(check="nic", state="failed"),))  # it still fails
+    (told,) = world.back("n1", checks=(CheckResult(check="nic", state="failed"),))  # it still fails
+    assert (told.standing, told.exit_code) == ("leaving", 90)
     sent = [(to, order.state) for to, order in world.orders if isinstance(order, LeaveJob)]
     assert sent == [("n1", "excluded")]
 

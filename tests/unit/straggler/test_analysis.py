@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.straggler_traces.distributions import PLAIN, VARIABLE, Noise, Slow
 from benchmarks.straggler_traces.simulator import Plan, simulate, truth
-from everstep.sizes import size
+from everstep.units import size
 from everstep_services.cli.__main__ import main
 from everstep_services.cli.commands.jobs import stragglers
 from everstep_services.straggler.domain.analysis import NothingToCompareError, analyze

@@ -43,14 +43,14 @@ def test_a_judgement_hears_and_judges_and_its_view_stays_as_it_is() -> None:
     one = work()
     one.put(window(0), 1.0)
     one.put(window(1, window_s=3.2), 1.0)
-    assert (one.is_busy, one.newest_round, one.view.round) == (True, 1, None)
+    assert (one.is_busy, one.newest_round, one.snapshot.round) == (True, 1, None)
     first = next_of(one)
     outcome = first.run(2.0)
     one.finish(first, outcome, 2.0)
     assert one.has_news
     assert [type(change) for change in outcome.changes] == [SlowRankFound]
-    assert (one.view.round, one.view.window) == (1, 16)
-    assert one.view.slower_ratios == {1: 1.0, 0: 0.0}, "policy must know in the same window"
+    assert (one.snapshot.round, one.snapshot.window) == (1, 16)
+    assert one.snapshot.slower_ratios == {1: 1.0, 0: 0.0}, "policy must know in the same window"
     assert not one.is_busy
 
 
@@ -66,7 +66,7 @@ def test_what_a_judge_cannot_take_costs_that_message_alone() -> None:
         one.put(window(slot), 1.0)
     outcome = next_of(one).run(2.0)
     assert [str(failure) for failure in outcome.failures] == ["seven"]
-    assert outcome.view.window == 16
+    assert outcome.snapshot.window == 16
 
 
 def test_a_judge_that_was_replaced_while_it_judges_ends_after_it() -> None:
@@ -77,7 +77,7 @@ def test_a_judge_that_was_replaced_while_it_judges_ends_after_it() -> None:
     one.retire(SimpleJudge("j", RULES), "its job ended")
     one.finish(running, running.run(2.0), 2.0)
     assert not one.has_news
-    assert one.view.round is None, "the present judge has heard nothing"
+    assert one.snapshot.round is None, "the present judge has heard nothing"
     outcome = next_of(one).run(3.0)
     assert outcome.changes == [KeepsUp(1, 1, "its job ended")]
     assert not one.is_busy

@@ -3,7 +3,7 @@
 All ranks run this at the same time, and make each call to the group together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -42,6 +42,7 @@ from trainer_sdk.checkpoint.restore.target import Target
 from trainer_sdk.checkpoint.save.plan import layout_of
 from trainer_sdk.checkpoint.storage import StorageError
 
+StateSource = StoredImage | StoredShards
 _PAGE = 8
 """The number of steps of the global tier that are read together."""
 
@@ -74,7 +75,7 @@ class Agreement:
         self._forms: dict[Identity, Forms] = {}
         """The forms in this rank's images."""
         self._early = early
-        self._sources: dict[StateOffer, StoredImage | StoredShards] = {}
+        self._sources: dict[StateOffer, StateSource] = {}
         self.passed: list[RejectedState] = []
         """Rejected states, in the order of discovery; the same on all ranks."""
         self.failed_at: set[int] = set()
@@ -121,6 +122,12 @@ class Agreement:
         """The newest state that all ranks have verified and that fits the live state; else None."""
         target.of_all = self._keys_of_all(target)
         field = self._of_this_layout(field, target)
+        return self.agree_by(field, lambda source: source.fit(target))
+
+    def agree_by(
+        self, field: StateOffers, check: Callable[[StateSource], None]
+    ) -> RestoreChoice | None:
+        """The newest state that all ranks have verified and that passes `check` on each."""
         while True:
             field, choice = self._chosen(field)
             rejected_steps = {rejected.step for rejected in self.passed}
@@ -131,7 +138,7 @@ class Agreement:
             ]
             if choice is None:
                 return None
-            verdicts = self._group.gather(self._judge(choice, target), tuple[_Unfit, ...])
+            verdicts = self._group.gather(self._judge(choice, check), tuple[_Unfit, ...])
             unfit = [
                 (rank, unfit_offer) for rank, each in enumerate(verdicts) for unfit_offer in each
             ]
@@ -149,7 +156,7 @@ class Agreement:
         newest = sorted(self._steps, reverse=True)[:_NAMED]
         return f"there are {', '.join(map(str, newest))}" if newest else "there are no others"
 
-    def source(self, offer: StateOffer) -> StoredImage | StoredShards:
+    def source(self, offer: StateOffer) -> StateSource:
         """The verified state of an offer; in the global tier each rank verifies its share."""
         source = self._sources.get(offer)
         if source is not None:
@@ -278,14 +285,16 @@ class Agreement:
                 self.passed += passed
         return field
 
-    def _judge(self, choice: RestoreChoice, target: Target) -> tuple[_Unfit, ...]:
+    def _judge(
+        self, choice: RestoreChoice, check: Callable[[StateSource], None]
+    ) -> tuple[_Unfit, ...]:
         own = choice.offers[self._group.rank]
         unfit = []
         for offer in dict.fromkeys((own, *choice.published)):
             try:
                 source = self.source(offer)
                 if offer == own:
-                    source.fit(target)
+                    check(source)
             except Exception as error:  # noqa: BLE001 - as above
                 unfit.append(_Unfit(offer, _text_of(error), isinstance(error, CorruptError)))
         return tuple(unfit)

@@ -18,7 +18,7 @@ from trainer_sdk.checkpoint.events import (
 from trainer_sdk.checkpoint.image_folder import is_on_disk
 from trainer_sdk.checkpoint.job_context import JobContext
 from trainer_sdk.checkpoint.rank_group import RankGroup
-from trainer_sdk.checkpoint.restore.agreement import Agreement
+from trainer_sdk.checkpoint.restore.agreement import Agreement, StateSource
 from trainer_sdk.checkpoint.restore.choice import (
     NEAREST_FIRST,
     JobPast,
@@ -46,7 +46,7 @@ _MOST = 32
 """The most rejected states that a fact names."""
 _NAMED = 4
 """The most rejected states that a line names."""
-_AGENT_WITHIN_S = 900.0
+AGENT_WITHIN_S = 900.0
 """Longer than an agent takes; a rank that has lost its agent is killed by its warden."""
 _rounds: dict[str, int] = {}
 """The round of this launch since a restore, by root; where no agent counts rounds."""
@@ -87,7 +87,9 @@ class Restored:
     """The latest round that has saved a state which any rank has seen."""
 
 
-class _Read(msgspec.Struct, frozen=True):
+class ReadShare(msgspec.Struct, frozen=True):
+    """What one rank has read for a restore."""
+
     size_bytes: int
     read_s: float
 
@@ -118,7 +120,47 @@ class Restore:
         try:
             return self._restore(state, allow_fresh_start=allow_fresh_start)
         finally:
-            self._agreement.close()
+            self.close()
+
+    def choose(
+        self, check: Callable[[StateSource], None], *, allow_fresh_start: bool = False
+    ) -> RestoreChoice | None:
+        """Choose and verify as `restore`, for a caller that loads by itself and then closes this.
+
+        `check` raises `UnfitError` for a state that this rank cannot load.
+        """
+        self._check_asked()
+        seen = self._agreement.look()
+        if self._step is None and seen.is_empty and self._has_never_been_one():
+            return None
+        choice = self._agreement.agree_by(seen, check)
+        if choice is None:
+            if self._step is not None or not self._group.follow(allow_fresh_start, bool):
+                raise self._failed()
+            self._start_fresh("allowed")
+        return choice
+
+    def source(self, choice: RestoreChoice) -> StateSource:
+        """The verified state that this rank loads."""
+        return self._agreement.source(choice.offers[self._group.rank])
+
+    @property
+    def last_round(self) -> int:
+        """The latest round that has saved a state which any rank has seen."""
+        return self._agreement.last_round
+
+    def report(self, choice: RestoreChoice, reads: Sequence[ReadShare]) -> None:
+        """Report that the chosen state is loaded; `reads` has what each rank has read."""
+        took_s = monotonic() - self._began
+        self._report_restored(choice, self._passed_by(choice), reads, took_s)
+
+    def close(self) -> None:
+        """Close all files."""
+        self._agreement.close()
+
+    def _passed_by(self, choice: RestoreChoice) -> list[RejectedState]:
+        step = choice.identity.step
+        return [rejected for rejected in self._agreement.passed if rejected.step >= step]
 
     def _restore(self, state: LiveState, *, allow_fresh_start: bool) -> Restored | None:
         self._check_asked()
@@ -157,19 +199,17 @@ class Restore:
         return is_sure and not self._agreement.passed
 
     def _load(self, choice: RestoreChoice, target: Target) -> Restored:
-        def read() -> _Read:
+        def read() -> ReadShare:
             began = monotonic()
             own = choice.offers[self._group.rank]
             size = self._agreement.source(own).load(target)
             target.finish()
-            return _Read(size, monotonic() - began)
+            return ReadShare(size, monotonic() - began)
 
         own = self._together(f"loading step {choice.identity.step} broke off", read)
-        reads = self._group.gather(own, _Read)
+        reads = self._group.gather(own, ReadShare)
         took_s = monotonic() - self._began
-        passed = [
-            rejected for rejected in self._agreement.passed if rejected.step >= choice.identity.step
-        ]
+        passed = self._passed_by(choice)
         self._report_restored(choice, passed, reads, took_s)
         offer = choice.offers[self._group.rank]
         kept, ignored = target.kept, self._agreement.source(offer).ignored
@@ -205,7 +245,7 @@ class Restore:
         self,
         choice: RestoreChoice,
         passed: list[RejectedState],
-        reads: Sequence[_Read],
+        reads: Sequence[ReadShare],
         took_s: float,
     ) -> None:
         if self._group.rank:
@@ -301,7 +341,7 @@ class Restore:
         return " and ".join(places)
 
 
-def _by_tier(choice: RestoreChoice, reads: Sequence[_Read]) -> list[TierUse]:
+def _by_tier(choice: RestoreChoice, reads: Sequence[ReadShare]) -> list[TierUse]:
     tiers: list[TierUse] = []
     for tier in NEAREST_FIRST:
         own = [read for offer, read in zip(choice.offers, reads, strict=True) if offer.tier == tier]
@@ -358,7 +398,7 @@ class Restorer:
             world_size=group.size,
             images=Path(about.images) if has_images else None,
             storage=storage_for(root) if root else None,
-            agent_within_s=_AGENT_WITHIN_S if about.has_keeper else 0.0,
+            agent_within_s=AGENT_WITHIN_S if about.has_keeper else 0.0,
         )
         self._early: EarlyVerification | None = (
             None if self._context.images is None else EarlyVerification(self._context)

@@ -78,10 +78,35 @@ class StoredImage:
         self._index, self._index_octets = index, index_octets
         self._mapping, self._octets = mapping, octets
 
+    @property
+    def size_bytes(self) -> int:
+        """Of a verified image."""
+        assert self._index is not None
+        return self._index.size_bytes
+
+    def entry(self, key: str) -> ImageEntry | None:
+        """The entry of this key in a verified image; None if there is none."""
+        assert self._index is not None
+        return next((entry for entry in self._index.entries if entry.key == key), None)
+
+    def octets(self, entry: ImageEntry) -> torch.Tensor:
+        """The bytes of an entry of a verified image."""
+        assert self._octets is not None
+        return self._octets[entry.offset : entry.offset + entry.length]
+
+    def check_unchanged(self) -> None:
+        """`UnfitError` if another state was written over the image since it was verified."""
+        try:
+            present = (self._folder / INDEX).read_bytes()
+        except OSError as error:
+            raise self._overwritten() from error
+        if present != self._index_octets:
+            raise self._overwritten()
+
     def fit(self, target: Target) -> None:
         """Compare the image with the live state, and read the values that are not tensors."""
         assert self._index is not None
-        self._check_index()  # it may have changed since it was verified
+        self.check_unchanged()  # it may have changed since it was verified
         for key, live in target.tensors.items():
             if isinstance(live, ShardedTensor):
                 raise UnfitError(
@@ -101,7 +126,7 @@ class StoredImage:
         self.ignored = check_fit(target, wanted, saved, others)
         for key, entry in others.items():
             if key in target.values:
-                self._values[key] = read_value(self._bytes(entry).numpy().tobytes(), key)
+                self._values[key] = read_value(self.octets(entry).numpy().tobytes(), key)
         check_values(target, self._values)
         check_parameters(target, self._values)
 
@@ -114,7 +139,7 @@ class StoredImage:
                 self._copy(entry, local(tensors[entry.key]))
                 target.loaded(entry.key)
         self._put_values(target, tensors)
-        self._check_index()
+        self.check_unchanged()
         return self._index.size_bytes
 
     def close(self) -> None:
@@ -124,14 +149,6 @@ class StoredImage:
             threading.Thread(
                 target=_unmap, args=(mapping,), name="everstep-unmap", daemon=True
             ).start()
-
-    def _check_index(self) -> None:
-        try:
-            present = (self._folder / INDEX).read_bytes()
-        except OSError as error:
-            raise self._overwritten() from error
-        if present != self._index_octets:
-            raise self._overwritten()
 
     def _overwritten(self) -> UnfitError:
         return UnfitError(f"{self._folder} was overwritten by another state meanwhile")
@@ -143,13 +160,9 @@ class StoredImage:
             filled = torch.empty(
                 live.shape, dtype=live.dtype, device="cpu", pin_memory=live.is_cuda
             )
-        fill(filled.view(-1).view(torch.uint8), self._bytes(entry))
+        fill(filled.view(-1).view(torch.uint8), self.octets(entry))
         if not is_direct:
             fill(live, filled)
-
-    def _bytes(self, entry: ImageEntry) -> torch.Tensor:
-        assert self._octets is not None
-        return self._octets[entry.offset : entry.offset + entry.length]
 
     def _put_values(self, target: Target, tensors: dict[str, torch.Tensor]) -> None:
         for key, value in self._values.items():

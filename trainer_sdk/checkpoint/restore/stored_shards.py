@@ -109,13 +109,16 @@ class StoredShards:
         self._values: dict[str, object] = {}
         self.ignored: tuple[str, ...] = ()
         """The keys that no rank has a place for."""
+        self.verified_bytes = 0
+        """The size of this rank's share of the files."""
 
     def verify(self, rank: int, world_size: int) -> None:
         """Verify a rank's share of the files."""
-        files = self._open()
+        files = share(self._open(), rank, world_size)
         with self._unless_gone():
-            for file in share(files, rank, world_size):
+            for file in files:
                 self._check(file)
+        self.verified_bytes = sum(file.size_bytes for file in files)
 
     def describe(self) -> Metadata:
         """Torch's metadata, verified: for planners of torch."""

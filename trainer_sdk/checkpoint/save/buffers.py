@@ -222,7 +222,7 @@ class Arena:
     """The buffers of a rank; with a folder, their images outlive this process."""
 
     def __init__(self, count: int, folder: str = "") -> None:
-        self._folder = folder
+        self.folder = folder
         self._lock = _locked(folder) if folder else -1
         names = _NAMES[:count]
         on_disk = bool(folder) and is_on_disk(os.path.dirname(os.path.dirname(folder)))
@@ -235,9 +235,9 @@ class Arena:
         """Note the state that was restored: newer images are overwritten first."""
         for buffer in self.buffers:
             buffer.is_left = buffer.holds is not None and buffer.holds.age > state.identity.age
-        if self._folder:
+        if self.folder:
             with suppress(OSError):  # then the agent only sends images that are not needed
-                mark_restored(Path(self._folder), state)
+                mark_restored(Path(self.folder), state)
 
     def next(self) -> Buffer | None:
         """The buffer for the next save; None while all are in use."""
@@ -251,7 +251,7 @@ class Arena:
         whole = [
             buffer for buffer in self.buffers if buffer.holds is not None and not buffer.is_left
         ]
-        newest = max(whole, key=_age, default=None) if self._folder else None
+        newest = max(whole, key=_age, default=None) if self.folder else None
         return [buffer for buffer in self.buffers if buffer.is_free and buffer is not newest]
 
     def close(self, *, keeps_images: bool) -> None:
@@ -264,8 +264,8 @@ class Arena:
         if self._lock < 0:
             return
         if not keeps_images:
-            _unlink(self._folder, RESTORED, _LOCK)
-            _remove_empty(self._folder)
+            _unlink(self.folder, RESTORED, _LOCK)
+            _remove_empty(self.folder)
         if self._lock in _locks:  # otherwise this process is a fork of the holder
             _locks.remove(self._lock)
             os.close(self._lock)

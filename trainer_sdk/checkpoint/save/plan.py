@@ -120,7 +120,7 @@ def make_plan(flat: FlatState, group: RankGroup, mark: str, *, with_all: bool) -
     image_bytes = file_bytes
     if with_all:
         others = sorted(set(range(len(local.pieces))) - set(mine))
-        more, image_bytes = _place_bare(local.pieces, others, file_bytes)
+        more, image_bytes = place_bare(local.pieces, others, file_bytes)
         placed += more
         image_bytes = up(image_bytes, PAGE_BYTES)
     if group.rank == 0:
@@ -216,9 +216,10 @@ def place_pieces(
     return placed, at
 
 
-def _place_bare(
+def place_bare(
     pieces: Sequence[StatePiece], numbers: Sequence[int], at: int
 ) -> tuple[list[PlacedPiece], int]:
+    """Place pieces without the bytes of `torch.save` around them."""
     placed = []
     for number in numbers:
         placed.append(PlacedPiece(number, at, pieces[number].length))

@@ -182,7 +182,14 @@ class Preparation:
         )
         self._former, self.arena = self.arena, Arena(max(self._setup.buffers - 1, 1))
         if self._is_too_large(plan):
-            self._report_too_large(plan, request)
+            report_too_large(
+                self._reporter,
+                request.step,
+                self._setup.context,
+                self._setup.root,
+                copies=self._setup.buffers,
+                each_bytes=plan.arena_bytes,
+            )
         return make_plan(flat, self._group, self._mark, with_all=False)
 
     def _may_keep(self, plan: Plan) -> bool:
@@ -313,21 +320,21 @@ class Preparation:
             )
         )
 
-    def _report_too_large(self, plan: Plan, request: SaveRequest) -> None:
-        count, most = self._setup.buffers, self._setup.context.images_most_bytes
-        root = self._setup.root
-        reason = (
-            f"its state is not kept in memory: {count} copies need "
-            f"{-(-plan.arena_bytes * count >> 20)} MiB, and the limit is {most >> 20} MiB: raise "
-            f"agent.checkpoints.own_most_bytes; "
-            + (f"saves to {root} go on" if root else "nothing is saved, as there is no other place")
-        )
-        self._reporter.warn(reason)
-        self._reporter.report(
-            FailedEvent(
-                step=request.step, tier="memory", stage="keep", reason=reason, error="quota"
-            )
-        )
+
+def report_too_large(
+    reporter: Reporter, step: int, context: JobContext, root: str, *, copies: int, each_bytes: int
+) -> None:
+    """Report that a rank's images would take more memory than allowed."""
+    reason = (
+        f"its state is not kept in memory: {copies} copies need "
+        f"{-(-each_bytes * copies >> 20)} MiB, and the limit is "
+        f"{context.images_most_bytes >> 20} MiB: raise agent.checkpoints.own_most_bytes; "
+        + (f"saves to {root} go on" if root else "nothing is saved, as there is no other place")
+    )
+    reporter.warn(reason)
+    reporter.report(
+        FailedEvent(step=step, tier="memory", stage="keep", reason=reason, error="quota")
+    )
 
 
 def _release(buffer: Buffer | None) -> None:

@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+import torch
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from trainer_sdk.checkpoint import arguments
 from trainer_sdk.checkpoint.events import Reporter
 from trainer_sdk.checkpoint.manifest import step_name
 from trainer_sdk.checkpoint.rank_group import group_of_all
+from trainer_sdk.checkpoint.restore.choice import GLOBAL, Tier
 from trainer_sdk.checkpoint.restore.errors import CorruptError, RestoreError, UnfitError
 from trainer_sdk.checkpoint.restore.quarantine import quarantine_corrupt
-from trainer_sdk.checkpoint.restore.restorer import note_round
 from trainer_sdk.checkpoint.restore.stored_shards import StoredShards
 from trainer_sdk.checkpoint.restore.target import fill
 from trainer_sdk.checkpoint.restore.values import read_value
@@ -24,6 +26,7 @@ from trainer_sdk.checkpoint.storage import Storage, storage_for
 from trainer_sdk.checkpoint.storage.checkpoints import StoredCheckpoint, look, stored_checkpoints
 from trainer_sdk.environment import environ
 from trainer_sdk.integrations.dcp.checkpoint_id import split
+from trainer_sdk.integrations.dcp.nearest import NearestState, note_restored
 from trainer_sdk.rank_session import session
 
 _MOST_NAMED = 4
@@ -35,12 +38,26 @@ class DcpReader(StorageReader):
     Without a step in `checkpoint_id`, the newest checkpoint of that root is loaded that is not
     quarantined. Each rank verifies the hash of every file that it reads, before it reads a tensor;
     a damaged checkpoint is quarantined, and the load raises on all ranks.
+
+    With `keep_memory`, as for `DcpWriter`, each rank loads from its nearest tier: the memory of its
+    node, another node's memory, or the global tier. All ranks of the job load together. A damaged
+    image is passed over for the next tier. `job` is as for `Checkpointer`.
     """
 
-    def __init__(self, checkpoint_id: "str | os.PathLike[str]" = "") -> None:
+    def __init__(
+        self,
+        checkpoint_id: "str | os.PathLike[str]" = "",
+        *,
+        keep_memory: bool = False,
+        job: str = "",
+    ) -> None:
         super().__init__()
         self._root, self._step = "", None
         self._rank = 0
+        self._keep_memory = arguments.truth("keep_memory", keep_memory)
+        self._job = arguments.job(job)
+        self._nearest: NearestState | None = None
+        self._loaded: tuple[int, Tier] | None = None
         self._shards: StoredShards | None = None
         self._checkpoint: StoredCheckpoint | None = None
         self.checkpoint_id: str | os.PathLike[str] = checkpoint_id
@@ -51,15 +68,45 @@ class DcpReader(StorageReader):
 
     def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
         """Begin a load of this checkpoint."""
+        self._release()
         if checkpoint_id is not None:
             self._root, self._step = split(checkpoint_id)
             self.checkpoint_id = checkpoint_id
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    @property
+    def tier(self) -> Tier | None:
+        """The tier from which this rank has loaded: `memory`, `disk`, `peer` or `global`."""
+        return None if self._loaded is None else self._loaded[1]
+
+    @property
+    def step(self) -> int | None:
+        """The step that was loaded; None before a load."""
+        return None if self._loaded is None else self._loaded[0]
+
+    def read_metadata(self, *args: Any, **options: Any) -> Metadata:
         """Choose the checkpoint; returns torch's metadata, verified."""
-        del args, kwargs
+        # Torch would call this again for the metadata of a rank, if it had `kwargs`.
+        del args, options
         if not self._root:
             raise ValueError("there is no checkpoint_id: give it to dcp.load, or to DcpReader")
+        self._loaded = None
+        return self._nearest_metadata() if self._keep_memory else self._published_metadata()
+
+    def _nearest_metadata(self) -> Metadata:
+        self._release()
+        with session().section("dcp load", "checkpoint"):
+            nearest = NearestState(self._root, self._step, self._job)
+        if nearest.choice is None:
+            nearest.close()
+            raise RestoreError(
+                f"there has never been a checkpoint in {self._root} or in memory, or a fresh start "
+                "is allowed: begin without dcp.load where newest_verified(…, keep_memory=True) "
+                "returns None"
+            )
+        self._nearest = nearest
+        return nearest.metadata()
+
+    def _published_metadata(self) -> Metadata:
         storage = storage_for(self._root)
         chosen = self._checkpoint = _chosen(storage, self._step)
         assert chosen.manifest is not None
@@ -80,7 +127,12 @@ class DcpReader(StorageReader):
         self._rank = kwargs.get("rank", 0 if is_coordinator else 1)
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Leave torch's plan as it is."""
+        """Leave torch's plan as it is; `RestoreError` if the image of this rank lacks a part."""
+        if self._nearest is not None and self._nearest.image is not None:
+            try:
+                self._nearest.image.check(plan)
+            except UnfitError as error:
+                raise RestoreError(str(error)) from error
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
@@ -89,18 +141,17 @@ class DcpReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Verify the files that have these items, and load the items."""
-        assert self._shards is not None
         with session().section("dcp load", "checkpoint"):
             try:
-                self._shards.verify_for(plan.items)
-                for item, octets in self._shards.read(plan.items):
-                    self._load(item, octets, planner)
+                if self._nearest is None:
+                    self._load_published(plan, planner)
+                else:
+                    self._load_nearest(self._nearest, plan, planner)
             except CorruptError as error:
                 self._quarantine(error)
                 raise RestoreError(str(error)) from error
             except UnfitError as error:
                 raise RestoreError(str(error)) from error
-        self._note_restored()
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -120,15 +171,43 @@ class DcpReader(StorageReader):
         root, step = split(checkpoint_id)
         return step is not None and look(storage_for(root), step) is not None
 
-    def _load(self, item: ReadItem, octets: memoryview, planner: LoadPlanner) -> None:
+    def _load_published(self, plan: LoadPlan, planner: LoadPlanner) -> None:
         assert self._shards is not None
-        if item.type is LoadItemType.BYTE_IO:
-            value = bytes(octets)
-            read_value(value, item.dest_index.fqn)  # torch's planner would run what is in it
-            planner.load_bytes(item, io.BytesIO(value))
-            return
+        assert self._checkpoint is not None
+        assert self._checkpoint.manifest is not None
+        self._shards.verify_for(plan.items)
+        self._load_shards(self._shards, plan, planner)
+        # Later saves of this launch count as a later round; where no agent counts rounds.
+        identity = self._checkpoint.manifest.identity
+        note_restored(self._root, identity, identity.round + 1)
+        self._loaded = identity.step, GLOBAL
+
+    def _load_nearest(self, nearest: NearestState, plan: LoadPlan, planner: LoadPlanner) -> None:
+        assert nearest.choice is not None
+        image = nearest.image
+        if image is None:
+            self._load_shards(nearest.shards, plan, planner)
+        else:
+            for item, value in image.values(plan):
+                planner.load_bytes(item, io.BytesIO(value))
+            for item, part in image.parts(plan):
+                self._fill(item, part, planner)
+            image.check_unchanged()
+        self._loaded = nearest.choice.identity.step, nearest.tier
+        self._nearest = None
+        nearest.loaded()
+
+    def _load_shards(self, shards: StoredShards, plan: LoadPlan, planner: LoadPlanner) -> None:
+        for item, octets in shards.read(plan.items):
+            if item.type is LoadItemType.BYTE_IO:
+                value = bytes(octets)
+                read_value(value, item.dest_index.fqn)  # torch's planner would run what is in it
+                planner.load_bytes(item, io.BytesIO(value))
+            else:
+                self._fill(item, shards.part(item, octets), planner)
+
+    def _fill(self, item: ReadItem, part: torch.Tensor, planner: LoadPlanner) -> None:
         target = planner.resolve_tensor(item).detach()
-        part = self._shards.part(item, octets)
         if target.shape != part.shape:
             raise UnfitError(
                 f"{item.dest_index.fqn} is {tuple(part.shape)} there, and {tuple(target.shape)} "
@@ -141,19 +220,28 @@ class DcpReader(StorageReader):
         assert self._checkpoint is not None
         _quarantine(storage_for(self._root), self._checkpoint, str(error), self._rank)
 
-    def _note_restored(self) -> None:
-        """Have later saves of this launch count as a later round; where no agent counts rounds."""
-        assert self._checkpoint is not None
-        assert self._checkpoint.manifest is not None
-        note_round(self._root, self._checkpoint.manifest.identity.round + 1)
+    def _release(self) -> None:
+        """Close the files of a load that torch has given up."""
+        nearest, self._nearest = self._nearest, None
+        if nearest is not None:
+            nearest.close()
 
 
-def newest_verified(root: "str | os.PathLike[str]") -> int | None:
+def newest_verified(
+    root: "str | os.PathLike[str]", *, keep_memory: bool = False, job: str = ""
+) -> int | None:
     """The newest step of a root whose files all ranks have verified; None if there is none.
 
     All ranks call it together; each verifies a share of the files. Damaged checkpoints are
-    quarantined. `RestoreError` if there are checkpoints, and none can be used.
+    quarantined. `RestoreError` if there are checkpoints, and none can be used. With `keep_memory`,
+    states in the memory of the nodes count as well, and it follows `--allow-fresh-start`.
     """
+    if arguments.truth("keep_memory", keep_memory):
+        place = split(f"{os.fspath(root)}/step-0")[0]
+        with session().section("verify", "checkpoint"):
+            nearest = NearestState(place, None, arguments.job(job))
+            nearest.close()
+        return None if nearest.choice is None else nearest.choice.identity.step
     group = group_of_all(environ.get("WORLD_SIZE", ""))
     storage = storage_for(split(f"{os.fspath(root)}/step-0")[0])
     steps = group.follow(_steps(storage) if group.rank == 0 else [], list[int])

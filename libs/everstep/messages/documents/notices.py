@@ -22,7 +22,8 @@ class Notice(Part, frozen=True, kw_only=True):
     id: str
     """The same for the same event, whichever replica sends it."""
     event: Name
-    """`incident`, `job_failed`, `job_stopped`, `slow_rank`, `node_excluded` or `breaker_open`."""
+    """`incident`, `job_failed`, `job_stopped`, `slow_rank`, `node_drained`, `node_excluded` or
+    `breaker_open`."""
     state: Name
     """`unheard` (its beginning was not heard yet), `held`, `firing` or `resolved`."""
     heard_s: float

@@ -2,7 +2,7 @@
 
 from typing import Literal, Protocol
 
-from everstep.messages.base import Count, Fact, Name, Time
+from everstep.messages.base import Count, Fact, Name
 from everstep.messages.facts.stamp import FactHead
 
 
@@ -100,19 +100,3 @@ class FaultInjected(Fact, frozen=True, kw_only=True, tag="fault_injected.v1"):
     """For how long; None for once and for all."""
     expected: str = ""
     """What should follow from it."""
-
-
-class FactsLost(Fact, frozen=True, kw_only=True, tag="facts_lost.v1"):
-    """A sender had to drop facts, because its spool was full or unreadable.
-
-    It sends this as soon as it can, so that nobody takes the record for complete.
-    """
-
-    lost: Count
-    """How many."""
-    reason: str
-    """Which limit was passed, or what was wrong with the file."""
-    first_at: Time | None = None
-    """When the oldest of them happened, where that is known."""
-    last_at: Time | None = None
-    """When the newest of them happened."""

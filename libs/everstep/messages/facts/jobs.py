@@ -41,6 +41,11 @@ class JobSpec(Part, frozen=True, kw_only=True):
     """How long a round may take to form; None for what rendezvous is set to."""
     stop_grace_s: float = 3.0
     """From SIGTERM to SIGKILL in a round that is broken."""
+    launcher: Name = ""
+    """The launcher that starts the ranks and counts restarts itself: `torchrun`; empty where agents
+    do."""
+    launcher_restarts: Int | None = None
+    """The limit of that launcher on each node; None if it is not known."""
     enforce: tuple[str, ...] = ()
     """Rules that act for this job instead of only being recorded: `stop` (all that make another
     failure probable), `no_progress` (that limit alone)."""

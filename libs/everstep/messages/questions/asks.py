@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from everstep.messages.base import Message, Name, Question
 from everstep.messages.documents.health import LimitsDocument
 from everstep.messages.documents.rounds import RoundDocument
-from everstep.messages.facts.incidents import VerdictReached
 from everstep.messages.questions.answers import Done
 from everstep.messages.questions.attribution import (
     CollectivesRead,
     CorrectVerdict,
-    Explain,
     ReadEvidence,
     StacksRead,
 )
@@ -100,7 +98,6 @@ ASKS = (
     ServiceQuestion("straggler", "heat_map", ShowHeatMap, HeatMapPart),
     ServiceQuestion("straggler", "switches", ShowSwitches, SwitchTable),
     ServiceQuestion("straggler", "clock", ReadClock, ClockReading),
-    ServiceQuestion("attribution", "explain", Explain, VerdictReached),
     ServiceQuestion("attribution", "correct", CorrectVerdict, Done),
     ServiceQuestion("attribution", "collectives", ReadEvidence, CollectivesRead),
     ServiceQuestion("attribution", "stacks", ReadEvidence, StacksRead),

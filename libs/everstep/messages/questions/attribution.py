@@ -1,16 +1,7 @@
-"""Questions to attribution: for a verdict, about evidence, and to record a correction."""
+"""Questions to attribution: about evidence, and to record a correction."""
 
 from everstep.messages.base import Count, Int, Name, Part, Question, Reply
 from everstep.messages.documents.cases import EvidencePiece
-
-
-class Explain(Question, frozen=True, kw_only=True, tag="explain.v1"):
-    """Who caused this incident? Anyone asks attribution. The answer is a `VerdictReached`."""
-
-    incident: Name
-    """The incident."""
-    again: bool = False
-    """Analyze once more, with what has come since."""
 
 
 class CorrectVerdict(Question, frozen=True, kw_only=True, tag="correct_verdict.v1"):

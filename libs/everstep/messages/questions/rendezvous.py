@@ -88,7 +88,8 @@ class Joined(Reply, frozen=True, kw_only=True, tag="joined.v1"):
     cause: Name = ""
     """As in `node_refused`."""
     standing: str = "waiting"
-    """`waiting` (for a round to form), `member`, `spare` or `refused`."""
+    """`waiting` (for a round to form), `member`, `spare`, `refused`, or `leaving` (its node is
+    replaced: it must exit)."""
     slot: Count | None = None
     """Its slot, for a member of the round that runs."""
     retry_after_s: float | None = None

@@ -210,10 +210,14 @@ class Attendance:
         elif all(ending and ending.is_good for ending in endings):
             state, reason, code = "done", "all ranks that were watched have ended well", 0
         if self._trouble is not None:
-            is_over = self._trouble.is_stall and state == "done"
-            outcome: IncidentOutcome = "recovered" if is_over else "failed"
-            acts.append(self._closes(self._trouble, outcome, reason, now))
+            outcome: IncidentOutcome = "recovered" if state == "done" else "failed"
+            why = f"round {self.round} followed, and {reason}" if self._is_followed else reason
+            acts.append(self._closes(self._trouble, outcome, why, now, has_stepped=False))
         return [*acts, JobOver(state, reason, code)]
+
+    @property
+    def _is_followed(self) -> bool:
+        return self._trouble is not None and self._trouble.round < self.round
 
     def _sentence(self, rank: int, ending: RankExit) -> str:
         return exit_sentence(rank, ending, self.expected)
@@ -248,7 +252,13 @@ class Attendance:
         )
 
     def _closes(
-        self, trouble: _Trouble, outcome: IncidentOutcome, reason: str, now: float
+        self,
+        trouble: _Trouble,
+        outcome: IncidentOutcome,
+        reason: str,
+        now: float,
+        *,
+        has_stepped: bool = True,
     ) -> IncidentCloses:
         self._trouble = None
         gone_at = now if trouble.gone_at is None else trouble.gone_at
@@ -260,11 +270,12 @@ class Attendance:
             return IncidentCloses(
                 outcome, reason, self.round if outcome == "recovered" else None, ledger
             )
+        is_stepping = has_stepped and outcome == "recovered"
         ledger = Ledger(
             stop_s=round(gone_at - trouble.at, 3),
             start_s=away_s if is_back else 0.0,
-            first_step_s=back_s if outcome == "recovered" else 0.0,
-            other_s=(0.0 if is_back else away_s) + (0.0 if outcome == "recovered" else back_s),
+            first_step_s=back_s if is_stepping else 0.0,
+            other_s=(0.0 if is_back else away_s) + (0.0 if is_stepping else back_s),
         )
         next_round = self.round if outcome == "recovered" else None
         return IncidentCloses(outcome, reason, next_round, ledger)

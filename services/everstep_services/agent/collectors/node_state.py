@@ -156,8 +156,8 @@ def _memory_text(groups: Mapping[str, Mapping[str, str]]) -> str:
         killed = next((line for line in events.splitlines() if line.startswith("oom_kill ")), "")
         number = killed.partition(" ")[2]
         if number not in {"", "0"}:
-            parts.append(f"{number} killed for want of memory in {path}")
+            parts.append(f"{number} killed for lack of memory in {path}")
         if used and used.isdecimal() and limit.isdecimal() and int(limit) < 1 << 60:
             share = 100 * int(used) / max(int(limit), 1)
             parts.append(f"{share:.0f} % of {int(limit) >> 20} MiB used in {path}")
-    return "; ".join(parts[:4]) or "no limit of memory, and nothing killed for want of it"
+    return "; ".join(parts[:4]) or "no memory limit, and no process was killed for lack of memory"

@@ -228,9 +228,12 @@ class ShowLine:
     is_warning: bool = False
 
 
+SaveAction = PassNotice | AskRanksToStop | AskRanksToSave | ReportProgress | RecordAction
+"""What concerns saves and the end of the training."""
+OrderedAction = ReportExcuse | ExamineNode | MeasurePeers | ChangeReplicas | CaptureEvidence
+"""What an order has asked for."""
 Action = (
-    AskToJoin | SendReport | ExitAgent | ShowLine | RecordAction
+    AskToJoin | SendReport | ExitAgent | ShowLine
     | StartRound | StopRound | StopWithoutWait | SignalRanks
-    | PassNotice | AskRanksToStop | AskRanksToSave | ReportProgress
-    | ReportExcuse | ExamineNode | MeasurePeers | ChangeReplicas | CaptureEvidence
+    | SaveAction | OrderedAction
 )  # fmt: skip

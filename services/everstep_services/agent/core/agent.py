@@ -39,6 +39,7 @@ from everstep_services.agent.core.actions import (
     CaptureEvidence,
     ChangeReplicas,
     ExamineNode,
+    LeaveCause,
     MeasurePeers,
     PassNotice,
     ReportEvent,
@@ -129,10 +130,9 @@ class Agent:
             return []
         self._hear(reply.round)
         if reply.exit_code is not None:
+            cause: LeaveCause = "excluded" if reply.standing == "leaving" else "refused"
             refused = Departure(
-                *(reply.exit_code, "refused", reply.reason),
-                is_sent=True,
-                has_seat=reply.is_accepted,
+                *(reply.exit_code, cause, reply.reason), is_sent=True, has_seat=reply.is_accepted
             )
             return self._go(refused, self.limits.stop_grace_s)
         acts = self._say_refused(reply)

@@ -60,56 +60,58 @@ class ChecksSettings(Settings, frozen=True, kw_only=True):
     """How long all checks together may take."""
 
     memory_least_percent: float = 2.0
-    """Less memory available than this is a warning."""
+    """A warning when less than this part of the memory is available, in percent."""
     memory_pressure_percent: float = 10.0
     """A warning when all processes wait for memory for more than this part of a minute."""
     clock_off_s: float = 1.0
     """A clock that may be wrong by more than this, or that jumps by more, is a warning."""
     shm_least_mib: int = 1024
-    """A smaller `/dev/shm` is a warning: ranks and their data workers share memory there."""
+    """A warning when `/dev/shm` is smaller: ranks and their data workers share memory there."""
     room_least_mib: int = 1024
-    """Less space free in a watched folder, or `/dev/shm`, is a warning."""
+    """A warning when less space is free in a watched folder, or in `/dev/shm`, in MiB."""
     room_failed_mib: int = 64
-    """Less than this is a failure."""
+    """A failure when less space is free there, in MiB."""
     inodes_least_percent: float = 1.0
-    """Fewer files that may still be made in a watched folder are a warning."""
+    """A warning when a watched folder has room for fewer new files, in percent of its inodes."""
     room_paths: tuple[Path, ...] = ()
     """Folders whose space is watched, besides `/tmp` and the state directory."""
     open_files_least: int = 4096
-    """A lower limit of open files is a warning."""
+    """A warning when the limit of open files (ulimit -n) is lower."""
     processes_least: int = 4096
-    """A lower limit of processes is a warning."""
+    """A warning when the limit of processes (ulimit -u) is lower."""
     load_per_cpu: float = 4.0
-    """More processes a processor, over five minutes, are a warning."""
+    """A warning when the load of five minutes, divided by the number of processors, is higher."""
     zombies_limit: int = 200
-    """More zombies (processes that no parent has reaped) are a warning."""
+    """A warning when there are more zombies: processes that have exited and that no parent has
+    reaped.
+    """
 
     storage_paths: tuple[Path, ...] = ()
     """Folders to write to and read from; by default all mounts of network file systems."""
     storage_within_s: float = 15.0
-    """How long that may take for one folder before it has failed."""
+    """How long the test of one folder may take before the folder has failed."""
 
     network_least_mib_s: float = 0.0
-    """Less bandwidth between two nodes is a failure; 0 to measure only."""
+    """A failure when the bandwidth between two nodes is lower, in MiB/s; 0 only measures."""
     network_most_ms: float = 0.0
-    """A longer round trip between two nodes is a failure; 0 to measure only."""
+    """A failure when the round trip between two nodes takes longer, in ms; 0 only measures."""
 
     gpus_expected: int | None = None
     """How many GPUs this node must have; by default as many as at the last look."""
     gpu_temperature_warning_c: float | None = None
-    """A hotter GPU is a warning; by default 5 °C below the limit at which it slows down."""
+    """A warning when a GPU is hotter; by default 5 °C below the limit at which it slows down."""
     gpu_stranger_mib: int = 1024
-    """More GPU memory held by processes that are not ours is a warning."""
+    """A warning when processes of others hold more memory of a GPU, in MiB."""
     persistent_looks: int = 3
     """The number of looks after which a GPU that slows down, or a link with errors, has failed."""
     nvlink_errors_limit: int = 100
-    """More errors of a link from one look to the next are a warning."""
+    """A warning when an NVLink has more errors between two looks."""
     nvlink_window_s: float = 3600.0
-    """How far back looks at links count."""
+    """How far back errors of NVLinks count."""
     nic_flaps_limit: int = 3
     """How often a port may lose its link within the window before it has failed."""
     nic_window_s: float = 3600.0
-    """How far back lost links count."""
+    """How far back lost links of ports count."""
     nic_ignored: tuple[str, ...] = ()
     """Adapters that training does not use: `mlx5_bond_0`."""
     kernel_window_s: float = 6 * 3600.0

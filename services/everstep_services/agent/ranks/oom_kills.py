@@ -1,4 +1,4 @@
-"""Whether the kernel has killed a rank for want of memory, read from its counters."""
+"""Whether the kernel has killed a rank for lack of memory, read from its counters."""
 
 import asyncio
 from collections.abc import Callable, Iterator

@@ -39,18 +39,18 @@ class CheckpointSettings(Settings, frozen=True, kw_only=True):
     """The space of `memory_dir`, or of the disk of `local_root`, that stays free."""
     left_for_s: float | None = None
     """How long states stay (by default 1 h in memory, 3 days on a disk) when the agent ends and the
-    job did not end well, so that a requeue to the same nodes finds them; 0: they go with the agent.
-    A Ctrl-C removes them, too.
+    job did not end well, so that a requeue to the same nodes finds them; with 0 they are removed
+    when the agent ends. A Ctrl-C removes them, too.
     """
     left_most_bytes: int | None = None
     """The memory for states that ended agents of all jobs have left; by default as much as there
     is,
-    except `room_least_bytes`. The oldest go first.
+    except `room_least_bytes`. The oldest are removed first.
     """
     streams: int = 4
     """How many states are sent, and how many fetched, in parallel."""
     least_mib_s: float = 1.0
-    """A node that takes or sends less is given up for the step."""
+    """A node that takes or sends states more slowly is given up for this step."""
     silent_s: float = 5.0
     """A node that neither takes nor sends anything for this long is given up for the step, too."""
     fetch_within_s: float = 600.0

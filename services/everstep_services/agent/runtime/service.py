@@ -13,7 +13,7 @@ from everstep.bus.errors import BusError
 from everstep.bus.facts.recorder import Recorder
 from everstep.bus.ports import Bus, Inbox
 from everstep.clock import Clock
-from everstep.messages import BeatNow, Joined, Order, Reported, SaveCheckpoint, StopRanks
+from everstep.messages import Joined, Order, Reported, SaveCheckpoint, StopRanks
 from everstep_services.agent.collectors.registry import collectors
 from everstep_services.agent.core import actions
 from everstep_services.agent.core.agent import Agent
@@ -25,7 +25,6 @@ from everstep_services.agent.probes.node_checks import NodeChecks
 from everstep_services.agent.probes.periodic.probes import PeriodicProbes
 from everstep_services.agent.probes.runner.examiner import NodeExaminer
 from everstep_services.agent.ranks.round_watch import WatchedRank
-from everstep_services.agent.ranks.warden_ping import who_lives
 from everstep_services.agent.rendezvous_client.client import RendezvousClient
 from everstep_services.agent.rendezvous_client.script_requests import ScriptRequests
 from everstep_services.agent.rendezvous_client.status import AgentStatus, RendezvousPort
@@ -34,12 +33,12 @@ from everstep_services.agent.replicas.node_states import NodeStates
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.runtime.allocation import AllocationLink
 from everstep_services.agent.runtime.background import BackgroundLoops, unharmed
+from everstep_services.agent.runtime.beat_sender import BeatSender
 from everstep_services.agent.runtime.network_test import NetworkTestRunner
 from everstep_services.agent.runtime.probe_reports import ProbeReports
 from everstep_services.agent.runtime.rank_events import RankEvents, RankObservers
 from everstep_services.agent.runtime.rank_runner import WardenClients
 from everstep_services.agent.runtime.workdir import Workdir
-from everstep_services.agent.stalls.idleness import Idleness
 from everstep_services.agent.stalls.limits_table import ExternalLimits
 from everstep_services.agent.stalls.recorder import StallRecorder
 from everstep_services.agent.telemetry.evidence import EvidenceCollection, EvidenceRecorder
@@ -55,7 +54,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _USERS = {signal.SIGUSR1, signal.SIGUSR2}
-_BEAT_EVERY_S = 1.0
 _LOOK_AT_BUS_EVERY_S = 0.25
 _GOODBYE_WITHIN_S = 10.0
 _CUT_OFF_GOODBYE_WITHIN_S = 2.0
@@ -109,7 +107,9 @@ class AgentService:
         self._saves = CoordinatedSaves(
             plan.scheduler.name, self._agent, self._watched, self._records, clock, record
         )
-        self._uploader = _log_uploader(plan, workdir, bus, clock)
+        self._uploader = None if not plan.store_logs else LogUploader(
+            plan.job, plan.node, workdir.logs, bus.rank_logs, clock, plan.store_logs_bytes_per_s
+        )  # fmt: skip
         port = RendezvousPort()
         observers = RankObservers(
             progress=self._progress,
@@ -139,6 +139,10 @@ class AgentService:
             self._records, self._pids, record, partial(workdir.say, is_warning=True),
             lambda: self._checks.failing, ProbeReports(self._agent, self._do),
         )  # fmt: skip
+        self._beats = BeatSender(
+            plan, bus, clock, self._agent, self._progress, self._probes, self._recorder,
+            door=lambda: self._ranks.runner.warden.door, do=self._do,
+        )  # fmt: skip
         self._questions = AgentStatus(
             plan, instance, self._agent, self._progress, self._checks, self._probes,
             self._checkpoints, self._ranks, port,
@@ -146,13 +150,9 @@ class AgentService:
         self._measuring = NetworkTestRunner(plan.node, clock, self._records, record)
         self._injection = None if harm is None else self._opened_to(harm)
         self._allocation = AllocationLink(
-            plan.allocation_dir,
-            plan.node,
-            clock,
-            leave=self._asked_to_leave,
-            warn=partial(workdir.say, is_warning=True),
-        )
-        self._idleness = Idleness(clock)
+            plan.allocation_dir, plan.node, clock,
+            leave=self._asked_to_leave, warn=partial(workdir.say, is_warning=True),
+        )  # fmt: skip
         self._due = asyncio.Event()
         self._was_answered = False
         self._exit: asyncio.Future[actions.ExitAgent] = asyncio.get_running_loop().create_future()
@@ -188,8 +188,8 @@ class AgentService:
                     self._stalls.watch.look_closer_for_ever,
                     self._stalls.follow_limits_for_ever,
                     self._follow_bus_for_ever,
-                    self._beat_for_ever,
-                    self._beat_when_hailed_for_ever,
+                    self._beats.beat_for_ever,
+                    self._beats.beat_when_hailed_for_ever,
                     self._hear_faults_for_ever,
                     *self._measures_timings(),
                     *self._allocation.loops(),
@@ -313,7 +313,7 @@ class AgentService:
         if self._injection is not None:
             await self._injection.hear_for_ever(self._instance)
 
-    # -- time, the bus, beats --------------------------------------------------------------------
+    # -- time and the bus ------------------------------------------------------------------------
 
     async def _tick_for_ever(self) -> None:
         while True:
@@ -341,39 +341,6 @@ class AgentService:
                 self._workdir.say("the bus is back")
                 self._do(self._agent.bus_back())
 
-    async def _beat_for_ever(self) -> None:
-        while True:
-            self._beat()
-            self._recorder.keep(*self._progress.facts())
-            if self._agent.last_ranks:
-                pids = self._progress.pids(self._agent.last_ranks)
-                idle_s = await asyncio.to_thread(self._idleness.look, pids)
-                self._do(self._agent.idle(idle_s))
-            await self._clock.sleep(_BEAT_EVERY_S)
-
-    async def _beat_when_hailed_for_ever(self) -> None:
-        subject = subjects.hail(self._plan.job, self._plan.node)
-        inquiry: asyncio.Task[None] | None = None
-        async with (
-            self._bus.subscribe(subject, BeatNow) as hails,
-            asyncio.TaskGroup() as inquiries,
-        ):
-            async for hail in hails:
-                self._beat()
-                if hail.wardens and (inquiry is None or inquiry.done()):
-                    inquiry = inquiries.create_task(self._inquire(hail), name="inquiry")
-
-    async def _inquire(self, hail: BeatNow) -> None:
-        """Report which of the silent nodes have wardens that live."""
-        if alive := await who_lives(hail.wardens):
-            self._beat(alive)
-
-    def _beat(self, alive: tuple[str, ...] = ()) -> None:
-        door = self._ranks.runner.warden.door
-        beat = self._progress.beat(cut_off=not self._bus.connected, door=door, alive=alive)
-        beat = self._probes.with_probes(beat)
-        self._bus.send(subjects.beat(self._plan.job, self._plan.node), beat)
-
     # -- actions ---------------------------------------------------------------------------------
 
     def _do(self, wanted: Sequence[actions.Action]) -> None:
@@ -393,7 +360,7 @@ class AgentService:
                     # Beat before the report: a node that is lost in its first second of a round
                     # would otherwise be looked for in a round that is over.
                     with unharmed("a beat"):
-                        self._beat()
+                        self._beats.send()
                 case actions.ShowLine():
                     self._workdir.say(act.text, is_warning=act.is_warning)
                 case actions.ExitAgent():
@@ -410,14 +377,7 @@ class AgentService:
                     self._save(act)
         self._due.set()
 
-    def _save(
-        self,
-        act: actions.PassNotice
-        | actions.AskRanksToStop
-        | actions.AskRanksToSave
-        | actions.ReportProgress
-        | actions.RecordAction,
-    ) -> None:
+    def _save(self, act: actions.SaveAction) -> None:
         match act:
             case actions.PassNotice():
                 if (signalled := self._saves.passed_on(act)) is not None:
@@ -435,14 +395,7 @@ class AgentService:
             case _:
                 self._saves.put_on_record(act)
 
-    def _answer(
-        self,
-        asked: actions.ReportExcuse
-        | actions.ExamineNode
-        | actions.MeasurePeers
-        | actions.ChangeReplicas
-        | actions.CaptureEvidence,
-    ) -> None:
+    def _answer(self, asked: actions.OrderedAction) -> None:
         if isinstance(asked, actions.ExamineNode):
             if asked.order.occasion == "compare":
                 self._probes.compare(asked.order)
@@ -477,7 +430,7 @@ class AgentService:
         if exiting.code or exiting.cause == "refused":
             self._workdir.say(exiting.reason, is_warning=bool(exiting.code))
         with unharmed("the last beat"):
-            self._beat()
+            self._beats.send()
         await self._workdir.drain()
         within_s = _GOODBYE_WITHIN_S if self._bus.connected else _CUT_OFF_GOODBYE_WITHIN_S
         await self._evidence.finish(within_s)
@@ -493,11 +446,3 @@ class AgentService:
         except (BusError, TimeoutError) as error:
             lost = self._recorder.waiting  # as if no disk had taken any of them
             log.info("facts_wait_in_the_spool lost=%d error=%s", lost, error)
-
-
-def _log_uploader(plan: RunPlan, workdir: Workdir, bus: Bus, clock: Clock) -> LogUploader | None:
-    if not plan.store_logs:
-        return None
-    return LogUploader(
-        plan.job, plan.node, workdir.logs, bus.rank_logs, clock, plan.store_logs_bytes_per_s
-    )

@@ -10,13 +10,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from everstep_services.agent.stalls.limits import StallLimits
-from everstep_services.agent.stalls.position import (
-    LONG,
-    Exempt,
-    RankPosition,
-    RankView,
-    position_of,
-)
+from everstep_services.agent.stalls.position import LONG, Exempt, RankPosition, position_of
+from everstep_services.agent.stalls.rank_view import RankView
 
 WatchState = Literal["", "armed", "learning", "paused"]
 """Whether stalls are looked for, as in `watch_changed`; empty while no ranks run."""

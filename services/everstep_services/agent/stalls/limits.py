@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from everstep.durations import seconds
 from everstep.messages import LimitsDocument
+from everstep.units import seconds
 from everstep_services.agent.settings import AgentSettings
 from trainer_sdk.layout import NAME_BYTES
 from trainer_sdk.page_content import SectionKind

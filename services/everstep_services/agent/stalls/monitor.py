@@ -21,8 +21,9 @@ from everstep_services.agent.stalls.judge import (
     states,
 )
 from everstep_services.agent.stalls.limits import FIRST_STEP, Limit, LimitRules, StallLimits
-from everstep_services.agent.stalls.position import Exempt, RankPosition, RankView
+from everstep_services.agent.stalls.position import Exempt, RankPosition
 from everstep_services.agent.stalls.process_state import PROC, ProcessState, state_of, threads_of
+from everstep_services.agent.stalls.rank_view import RankView
 from everstep_services.agent.stalls.sampler import RankSampler, look_every_s, silent_after_s
 from everstep_services.agent.stalls.section_times import in_force, merged, seen_by
 from trainer_sdk.layout import OUTSIDE

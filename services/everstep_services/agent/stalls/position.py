@@ -1,6 +1,6 @@
 """The position of a rank: where it makes no progress, since when, and how long it may."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -13,6 +13,7 @@ from everstep_services.agent.stalls.limits import (
     StallLimits,
     is_by_hand,
 )
+from everstep_services.agent.stalls.rank_view import ActivitySigns, RankView
 from trainer_sdk.page_content import (
     CountedBy,
     LaneReading,
@@ -37,51 +38,6 @@ StallPhase = Literal[
 """Where a rank makes no progress, as in `rank_stalled.phase`."""
 LONG: frozenset[StallPhase] = frozenset({"checkpoint", "evaluation", _COMPILE})
 """Phases for which other ranks wait."""
-
-
-@dataclass(frozen=True, slots=True)
-class ActivitySigns:
-    """Signs of work from outside, for a rank whose page shows none."""
-
-    idle_s: float | None = None
-    """How long its process has used no processor and moved no bytes; None without a look."""
-    collective_s: float | None = None
-    """When it was last seen to enter another collective."""
-    waits_in: str = ""
-    """The collective that it is in; empty if it is in none, or that is not known."""
-    is_recorded: bool = False
-    """Whether its collectives can be read: then an empty `waits_in` means none."""
-    of_all: int | None = None
-    """The last collective of the group of all ranks that it has entered; None if not known."""
-    awaits: int | None = None
-    """The oldest collective of that group that it is in; None if it is in one of another group."""
-
-    @property
-    def collective(self) -> str | None:
-        """The collective that it is in; empty for none, None if that is not known."""
-        return self.waits_in if self.waits_in or self.is_recorded else None
-
-
-@dataclass(frozen=True, slots=True)
-class RankView:
-    """Everything known about one rank at one moment."""
-
-    rank: int
-    born_s: float
-    """When its process was started."""
-    page: PageReading | None = None
-    lanes: tuple[LaneReading, ...] = ()
-    section: Callable[[int], SectionReading] | None = None
-    """Reads a section from its page."""
-    threads: Collection[int] | None = None
-    """Its threads, if they were looked up: sections of threads that are gone never end."""
-    signs: ActivitySigns = ActivitySigns()
-    looked_s: float = 0.0
-    """When the signs were seen."""
-    compile_idle_s: float = 0.0
-    """For how long its compilation has computed next to nothing."""
-    trouble: str = ""
-    """Why its page cannot be trusted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from everstep_services.agent.stalls.collectives import CollectiveState, read_col
 from everstep_services.agent.stalls.compilers import Compilers, Compiling
 from everstep_services.agent.stalls.idleness import Idleness
 from everstep_services.agent.stalls.limits import StallLimits
-from everstep_services.agent.stalls.position import ActivitySigns
 from everstep_services.agent.stalls.process_state import PROC
+from everstep_services.agent.stalls.rank_view import ActivitySigns
 
 _EVERY_S = 5.0
 _SILENT_S = 30.0

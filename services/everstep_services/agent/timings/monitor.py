@@ -7,10 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from pathlib import Path
 from statistics import median
-
-import msgspec
 
 from everstep import subjects
 from everstep.bus.ports import Bus
@@ -19,7 +16,6 @@ from everstep.messages import (
     BadMessageError,
     ClockOffset,
     CollectiveEntries,
-    DeviceUse,
     KernelTiming,
     NodeTimings,
     RankTiming,
@@ -27,13 +23,17 @@ from everstep.messages import (
     decode_as,
 )
 from everstep_services.agent.ranks.round_watch import WatchedRank
-from everstep_services.agent.timings import connections, host
+from everstep_services.agent.timings import host
 from everstep_services.agent.timings.clock_offset import ClockOffsets
 from everstep_services.agent.timings.collective_entries import CollectiveEntry, collectives, within
-from everstep_services.agent.timings.detached_thread import DetachedThread
-from everstep_services.agent.timings.device import device_uses
 from everstep_services.agent.timings.flight_recorders import FlightRecorders, RecordedEntries
-from everstep_services.agent.timings.host import HostReading, ProcessReading, System, Workers
+from everstep_services.agent.timings.host import (
+    HostReading,
+    ProcessReading,
+    System,
+    Workers,
+)
+from everstep_services.agent.timings.node_readings import DetachedThread, NodeReadings, read_all
 from everstep_services.agent.timings.window import (
     SHORTEST_S,
     Closed,
@@ -42,7 +42,6 @@ from everstep_services.agent.timings.window import (
     section_at,
     steps_of,
 )
-from trainer_sdk import layout
 from trainer_sdk.page import BadPageError
 
 log = logging.getLogger(__name__)
@@ -53,7 +52,6 @@ _WAITS_FOR_RANKS_S = 2.0
 _COUNTED_WITHIN_S = 30.0
 """A round without a step after this time is measured by time, until it makes one."""
 _HOST_WITHIN_S = 2.0
-_KERNELS_MOST_BYTES = 1 << 16
 
 host_wall = partial(time.clock_gettime, time.CLOCK_REALTIME)
 """The clock whose times torch's flight recorder writes."""
@@ -94,16 +92,6 @@ class _Rank:
 
 
 @dataclass(frozen=True, slots=True)
-class _Host:
-    """The readings of the host and its processes at the end of a window."""
-
-    node: HostReading = field(default_factory=HostReading)
-    processes: Mapping[int, ProcessReading] = field(default_factory=dict)
-    devices: Mapping[int, DeviceUse] = field(default_factory=dict)
-    kernels: Mapping[int, tuple[float, tuple[KernelTiming, ...]]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class _Over:
     """A window that is over, and everything that was read at its end."""
 
@@ -115,7 +103,7 @@ class _Over:
     closed: Mapping[int, Closed]
     late: frozenset[int]
     """The ranks that have not finished it."""
-    host: _Host
+    host: NodeReadings
     recorded: RecordedEntries
 
     def collectives(self, rank: int) -> tuple[float, tuple[CollectiveEntries, ...]]:
@@ -166,7 +154,7 @@ class TimingMonitor:
         self._workers = Workers()
         self._sent_s = -inf
         self._recorders = FlightRecorders()
-        self._thread = DetachedThread[_Host]("timings")
+        self._thread = DetachedThread[NodeReadings]("timings")
         self._began_s: float | None = None
         """When the first rank of the round was seen."""
         self._is_by_time = False
@@ -392,7 +380,9 @@ class TimingMonitor:
             gap="; ".join(gap for gap in gaps if gap),
         )
 
-    def _kernels(self, rank_state: _Rank, host: _Host, rank: int) -> tuple[KernelTiming, ...]:
+    def _kernels(
+        self, rank_state: _Rank, host: NodeReadings, rank: int
+    ) -> tuple[KernelTiming, ...]:
         written_s, kernels = host.kernels.get(rank, (0.0, ()))
         if written_s == rank_state.kernels_written_s:
             return ()  # they were sent already
@@ -401,16 +391,16 @@ class TimingMonitor:
 
     # -- what is read at the end of a window -----------------------------------------------------
 
-    async def _read_host(self, live: Mapping[int, _Rank]) -> _Host:
+    async def _read_host(self, live: Mapping[int, _Rank]) -> NodeReadings:
         watched = {
             rank: (measured.pid, measured.watched.folder)
             for rank, measured in live.items()
             if measured.pid
         }
         read = partial(read_all, watched, self._system, self._workers)
-        return await self._thread.run(read, _HOST_WITHIN_S) or _Host()
+        return await self._thread.run(read, _HOST_WITHIN_S) or NodeReadings()
 
-    def _take_readings(self, host: _Host) -> None:
+    def _take_readings(self, host: NodeReadings) -> None:
         self._host = host.node
         for rank, rank_state in self._ranks.items():
             rank_state.before = host.processes.get(rank)
@@ -429,37 +419,6 @@ def wanted_in(data: bytes | None) -> TimingOptions:
     return TimingOptions(document.is_on, steps, document.is_cpu_timed)
 
 
-def read_all(ranks: Mapping[int, tuple[int, Path]], system: System, workers: Workers) -> _Host:
-    """Read the host and the ranks from the kernel and the driver: each process and its folder."""
-    pids = {rank: pid for rank, (pid, _) in ranks.items()}
-    sockets = connections.connections()
-    workers_cpu_s = workers.cpu_s(frozenset(pids.values()), system)
-    processes = {}
-    for rank, pid in pids.items():
-        inodes = connections.inodes_of(pid, system.proc) if sockets else frozenset()
-        own = {measured.inode: measured for measured in connections.of_process(sockets, inodes)}
-        processes[rank] = host.read_process(pid, workers_cpu_s[pid], own, system)
-    devices = device_uses(pids.values())
-    return _Host(
-        node=host.read_host(system),
-        processes=processes,
-        devices={rank: devices[pid] for rank, pid in pids.items() if pid in devices},
-        kernels={rank: _kernels_in(folder) for rank, (_, folder) in ranks.items()},
-    )
-
-
-def _kernels_in(folder: Path) -> tuple[float, tuple[KernelTiming, ...]]:
-    """The kernel times that the rank wrote, and when; it may write anything."""
-    path = folder / layout.KERNELS_FILE
-    try:
-        status = path.stat()
-        if status.st_size > _KERNELS_MOST_BYTES:
-            return 0.0, ()
-        return status.st_mtime, _KERNELS.decode(path.read_bytes())
-    except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
-        return 0.0, ()
-
-
 def _section(closed: Closed, ahead_s: float, entry: CollectiveEntry) -> int:
     number = section_at(closed.stretches, entry.at_s - ahead_s)
     return closed.numbers.index(number) if number in closed.numbers else -1
@@ -471,6 +430,3 @@ def _time_no_cpu(rank_state: _Rank) -> None:
             rank_state.watched.page.time_cpu(is_wanted=False)
     except (BadPageError, ValueError):
         return  # the page is damaged, or belongs to a round that is over
-
-
-_KERNELS = msgspec.json.Decoder(tuple[KernelTiming, ...])

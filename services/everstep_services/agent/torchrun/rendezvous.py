@@ -44,6 +44,8 @@ _OPTIONS_OF_TORCHRUN = frozenset({"rank", "timeout"})  # it passes them to every
 _STOP_WITHIN_S = 30.0
 _STORE_WITHIN_S = 300.0
 _DONE, _FAILED = 0, 1
+_TORCHRUN = frozenset({"torchrun", "run"})
+"""The names of its programs: `torchrun`, and `torch/distributed/run.py`."""
 
 
 class EverstepRendezvous(RendezvousHandler):
@@ -196,6 +198,8 @@ def _spec(parameters: RendezvousParameters, ranks: int) -> JobSpec:
         nodes_max=parameters.max_nodes,
         ranks_per_node=ranks,
         max_restarts=None,
+        launcher="torchrun",
+        launcher_restarts=restart_limit(),
     )
 
 
@@ -207,13 +211,33 @@ def _limits(agent: AgentSettings) -> LimitRules:
 
 def _local_world_size() -> int:
     """The ranks of this node by torchrun's own command line; 1 if it was called otherwise."""
-    from torch.distributed.run import determine_local_world_size, get_args_parser
+    from torch.distributed.run import determine_local_world_size
 
+    given = _torchrun_options()
     try:
-        given: Any = get_args_parser().parse_known_args(sys.argv[1:])[0]
-        return int(determine_local_world_size(given.nproc_per_node))
-    except (SystemExit, ValueError, TypeError):
+        return 1 if given is None else int(determine_local_world_size(given.nproc_per_node))
+    except (ValueError, TypeError):
         return 1
+
+
+def restart_limit() -> int | None:
+    """The limit by torchrun's own command line or `PET_MAX_RESTARTS`; None if it is not known."""
+    given = _torchrun_options()
+    try:
+        return None if given is None else int(given.max_restarts)
+    except (ValueError, TypeError):
+        return None
+
+
+def _torchrun_options() -> Any:
+    from torch.distributed.run import get_args_parser
+
+    if Path(sys.argv[0]).stem not in _TORCHRUN:
+        return None
+    try:
+        return get_args_parser().parse_known_args(sys.argv[1:])[0]
+    except (SystemExit, ValueError, TypeError):
+        return None
 
 
 def _address_towards(url: str) -> str:

@@ -9,18 +9,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from everstep.incident_causes import meaning_of
-from everstep.messages import Case, ErrorRecord, NodeSign, RankEnd
-from everstep.observe.printable import printable
-from everstep.observe.redaction import redact
+from everstep.messages import Case, NodeSign, RankEnd
 from everstep.verdict_causes import DETERMINISTIC_CAUSES, VerdictCause
-from everstep_services.agent.core.exit import RankExit
 from everstep_services.attribution.analyzers import refused_memory
+from everstep_services.attribution.analyzers.rank_ends import (
+    QUOTED,
+    as_exit,
+    clean,
+    fingerprint_of,
+    first_ends,
+    headline,
+    is_consequence,
+    is_timeout,
+    match_in,
+    match_of,
+)
 from everstep_services.attribution.domain.claims import GENERAL, WITHOUT_CULPRIT, Claim, cause_of
 from everstep_services.attribution.incident import Incident
-from everstep_services.attribution.log_analysis import fingerprint
 from everstep_services.attribution.log_analysis.rules import ENDS, Match, shipped
 
-_QUOTED = 240
 _TOLD_RANKS = 8
 _LATER_S = 2.0
 """Ends on one node that are so far apart did not come at once."""
@@ -57,16 +64,11 @@ _UNREADABLE = re.compile(
     r"|could not convert string to|invalid literal for int\(\)"
 )
 """A value or a file that cannot be parsed."""
-_LOADER_KILLED = ("DataLoader worker", "killed by signal")
 _MISFIT = "gloo::EnforceNotMet"
 """Gloo's error, in a thread of its own, if more data comes than the tensor of a rank holds."""
-_UNCAUGHT = "terminate called"
-"""Native code aborts a process with these words and the text of its error."""
 _BY_SIGNAL = 128
 """A script that handles a signal exits with this and its number."""
 _ABORTED_FIRST = 0.55
-_GUESSES = frozenset({"aborted", "torn_write"})
-"""Rules that only guess: the record of an end tells more than the last line of its log."""
 _WRONG_SIZE = "wrong_size"
 _RAISED = re.compile(r"(?:[\w.]+\.)?\w*Error: ")
 _AFTER_STORAGE = 0.85
@@ -89,58 +91,6 @@ def _of_case(case: Case) -> list[Claim]:
     return [*_outside(case), *_nodes(case), *_ranks(case), *_saves(case)]
 
 
-def fingerprints(case: Case) -> dict[str, list[int]]:
-    """The failures of the incident's first round, with their ranks; without consequences."""
-    ranks_of: dict[str, list[int]] = defaultdict(list)
-    for end in first_ends(case):
-        if not is_consequence(end):
-            ranks_of[fingerprint_of(end)].append(end.rank)
-    return dict(ranks_of)
-
-
-def first_ends(case: Case) -> list[RankEnd]:
-    """The ends of the round in which the incident began; else of the first round that has any."""
-    rounds = {end.round for end in case.ends}
-    first = case.round if case.round in rounds else min(rounds, default=case.round)
-    return [end for end in case.ends if end.round == first]
-
-
-def is_consequence(end: RankEnd) -> bool:
-    """Whether, by its own words, it ended because another rank was gone."""
-    match = _match(end)
-    if match is not None and match.rule.role == "root" and end.first_error.startswith(_UNCAUGHT):
-        return False
-    return _as_exit(end).is_secondary or (match is not None and match.rule.role == "cascade")
-
-
-def has_lost_worker(end: RankEnd) -> bool:
-    """Whether torch reports that a worker of its data loader was killed."""
-    text = f"{end.error_text} {end.first_error}"
-    return all(word in text for word in _LOADER_KILLED)
-
-
-def is_timeout(end: RankEnd) -> bool:
-    """Whether it gave up waiting in a collective, which needs no end of another rank."""
-    match = _match(end)
-    return match is not None and match.rule.failure_class == "collective_timeout"
-
-
-def fingerprint_of(end: RankEnd) -> str:
-    """The name of the failure, without its numbers and paths."""
-    if end.error_name:
-        function = end.place.rpartition(" in ")[2] if " in " in end.place else ""
-        return redact(fingerprint.of_exception(end.error_name, function, _headline(end)))
-    return f"{end.how}:{end.signal or end.exit_code}"
-
-
-def _as_exit(end: RankEnd) -> RankExit:
-    error = ErrorRecord(name=end.error_name, text=end.error_text) if end.error_name else None
-    is_memory = end.how == "out_of_memory"
-    return RankExit(
-        code=end.exit_code, signal=end.signal, error=error, memory="rank" if is_memory else ""
-    )
-
-
 # --- from outside ---
 
 
@@ -149,14 +99,14 @@ def _outside(case: Case) -> Iterator[Claim]:
     for act in case.outside:
         whole = "the job" if act.node is None else act.node
         if act.act == "preempted":
-            says = f"{whole} was preempted ({act.by}): {_clean(act.reason)}"
+            says = f"{whole} was preempted ({act.by}): {clean(act.reason)}"
             strength = 0.95 if "scheduler" in fault else 0.7
             yield Claim(
                 cause="scheduler", kind="preempted", says=says, strength=strength,
                 is_transient=True, fact=act.fact,
             )  # fmt: skip
         else:
-            says = f"{_clean(act.by)} asked for {act.act.replace('_', ' ')}: {_clean(act.reason)}"
+            says = f"{clean(act.by)} asked for {act.act.replace('_', ' ')}: {clean(act.reason)}"
             strength = 0.97 if "operator" in fault else 0.5
             yield Claim(
                 cause="scheduler", kind="operator", says=says, strength=strength, fact=act.fact,
@@ -164,7 +114,7 @@ def _outside(case: Case) -> Iterator[Claim]:
     if fault in {("scheduler",), ("operator",)} and not case.outside:
         kind = "preempted" if fault == ("scheduler",) else "operator"
         yield Claim(
-            cause="scheduler", kind=kind, says=_clean(case.reason) or case.trigger, strength=0.9,
+            cause="scheduler", kind=kind, says=clean(case.reason) or case.trigger, strength=0.9,
             fact=case.trigger_fact,
         )  # fmt: skip
 
@@ -183,13 +133,13 @@ def _nodes(case: Case) -> Iterator[Claim]:
         if sign.sign == "left" and sign.cause in {"preempted", "drained", "operator"}:
             kind = "preempted" if sign.cause == "preempted" else "operator"
             yield Claim(
-                cause="scheduler", kind=kind, says=f"{sign.node} left: {_clean(sign.reason)}",
+                cause="scheduler", kind=kind, says=f"{sign.node} left: {clean(sign.reason)}",
                 strength=0.9, fact=sign.fact,
             )  # fmt: skip
 
 
 def _lost(node: str, reason: str) -> str:
-    text = _clean(reason)
+    text = clean(reason)
     return text if text.startswith(f"{node} ") else f"{node} was lost: {text}"
 
 
@@ -197,7 +147,7 @@ def _of_lost(case: Case, sign: NodeSign, back: NodeSign | None, lost: int) -> It
     if back is not None and back.cause == "cut_off":
         yield Claim(
             cause="network", kind="cut_off", strength=0.8, is_transient=True, fact=back.fact,
-            says=f"{sign.node} was cut off and came back: {_clean(back.reason)}",
+            says=f"{sign.node} was cut off and came back: {clean(back.reason)}",
         )  # fmt: skip
         yield Claim(
             cause="host", kind="node_lost", says=f"{sign.node} runs", strength=0.9,
@@ -224,7 +174,7 @@ def _saves(case: Case) -> Iterator[Claim]:
         cause: VerdictCause = "storage" if match is None else _cause(match)
         yield Claim(
             cause=cause, kind=match.rule.failure_class if match else f"{save.stage}_failed",
-            says=f"a save failed ({save.stage}): {_clean(save.reason)}",
+            says=f"a save failed ({save.stage}): {clean(save.reason)}",
             strength=0.7 if is_of_save else 0.35, fact=save.fact,
             ranks=() if save.rank is None else (save.rank,),
         )  # fmt: skip
@@ -276,7 +226,7 @@ def _told_apart(ends: Sequence[RankEnd]) -> tuple[list[RankEnd], list[RankEnd]]:
         return lost, roots
     if len(ends) == 1 and _is_own_connection(ends[0]):
         return [], lost
-    aborted = [end for end in lost if end.signal == "SIGABRT" and _match(end) is None]
+    aborted = [end for end in lost if end.signal == "SIGABRT" and match_of(end) is None]
     others = [end for end in lost if end not in aborted]
     return (others, aborted) if aborted and others else (lost, roots)
 
@@ -336,7 +286,7 @@ def _of_alike(case: Case, same: Sequence[RankEnd]) -> Claim:
 
 def _setting(end: RankEnd, *, is_of_most: bool) -> str:
     """The kind of setting that an exception is about; empty if it may be about anything else."""
-    if end.error_name == "KeyError" and _OF_ENVIRON.search(end.traceback[-_QUOTED:]):
+    if end.error_name == "KeyError" and _OF_ENVIRON.search(end.traceback[-QUOTED:]):
         return "missing_variable"
     # Bad data hits one rank; a bad setting hits all ranks before any step.
     if is_of_most and not end.step and _UNREADABLE.search(f"{end.error_name} {end.error_text}"):
@@ -345,7 +295,7 @@ def _setting(end: RankEnd, *, is_of_most: bool) -> str:
 
 
 def _is_transient(end: RankEnd, cause: VerdictCause, *, is_everywhere: bool) -> bool | None:
-    if _as_exit(end).is_of_code or (cause in DETERMINISTIC_CAUSES and is_everywhere):
+    if as_exit(end).is_of_code or (cause in DETERMINISTIC_CAUSES and is_everywhere):
         return False
     return None
 
@@ -360,11 +310,11 @@ def _cause_of(end: RankEnd) -> tuple[VerdictCause, str, float, str]:
         return _of_signal(end)
     if end.how == "unknown":
         return "unknown", "unseen", 0.4, "ended without a known exit code or signal"
-    if (match := _match(end)) is not None and match.rule.role == "root":
+    if (match := match_of(end)) is not None and match.rule.role == "root":
         strength = 0.7 * _STRENGTHS[match.rule.severity]
-        event = f"exited with {end.exit_code}: {_clean(end.first_error)}"
+        event = f"exited with {end.exit_code}: {clean(end.first_error)}"
         return _cause(match), match.rule.failure_class, strength, event
-    detail = f": {_clean(end.first_error)}" if end.first_error else ""
+    detail = f": {clean(end.first_error)}" if end.first_error else ""
     return "user_code", "exit_code", 0.5, f"exited with {end.exit_code}{detail}"
 
 
@@ -373,9 +323,9 @@ def _of_signal(end: RankEnd) -> tuple[VerdictCause, str, float, str]:
     cause, kind, strength, event = _SIGNALS.get(
         name, ("unknown", "signal", 0.5, "was ended by a signal")
     )
-    if name == "SIGABRT" and (match := _match(end)) is not None and match.rule.role == "root":
+    if name == "SIGABRT" and (match := match_of(end)) is not None and match.rule.role == "root":
         cause, kind, strength = _cause(match), match.rule.failure_class, 0.7
-        event = f"was aborted: {_clean(end.first_error)}"
+        event = f"was aborted: {clean(end.first_error)}"
     elif name == "SIGABRT" and _MISFIT in end.first_error:
         event = "was aborted by gloo, which refused its data: most often, the sizes differ"
         return "user_code", _WRONG_SIZE, 0.4, event
@@ -383,13 +333,13 @@ def _of_signal(end: RankEnd) -> tuple[VerdictCause, str, float, str]:
 
 
 def _of_exception(end: RankEnd) -> tuple[VerdictCause, str, float, str]:
-    where = f" at {_clean(end.place)}" if end.place else ""
+    where = f" at {clean(end.place)}" if end.place else ""
     event = f"raised {_text(end)}{where}"
-    match = _match(end)
+    match = match_of(end)
     if end.error_name == "SystemExit" and (handled := _handled_signal(end)):
         cause, kind, strength, text = _SIGNALS[handled]
         return cause, kind, strength, f"{text} ({handled}, which its script handled)"
-    if _as_exit(end).is_of_code and end.error_name == "SystemExit":
+    if as_exit(end).is_of_code and end.error_name == "SystemExit":
         return "configuration", "arguments", 0.85, f"refused its arguments: {_text(end)}"
     if match is not None and match.rule.role == "root":
         return _of_known_error(end, match, event)
@@ -397,7 +347,7 @@ def _of_exception(end: RankEnd) -> tuple[VerdictCause, str, float, str]:
         return "unknown", match.rule.failure_class, 0.4, event
     if (storage := _storage_failure(end)) is not None:
         kind, line = storage
-        return "storage", kind, _AFTER_STORAGE, f"{event}, after {_clean(line)}"
+        return "storage", kind, _AFTER_STORAGE, f"{event}, after {clean(line)}"
     strength = 0.85 if end.place else 0.7
     return "user_code", GENERAL, strength, event
 
@@ -424,41 +374,23 @@ def _storage_failure(end: RankEnd) -> tuple[str, str] | None:
     torch.save reports a full disk as an unexpected position in the file.
     """
     for line in end.traceback.splitlines():
-        match = _told(line) if _RAISED.match(line) else None
+        match = match_in(line) if _RAISED.match(line) else None
         if match and match.rule.role == "root" and match.rule.domain == "storage":
             return match.rule.failure_class, line
     return None
-
-
-def _match(end: RankEnd) -> Match | None:
-    text = _headline(end, with_name=True) if end.error_name else end.first_error
-    return _told(text) if text else None
-
-
-def _told(text: str) -> Match | None:
-    match = shipped().match(text)
-    if match is None or match.is_of_kernel:  # a rank wrote it: the kernel's own log tells more
-        return None
-    return None if match.rule.id in _GUESSES else match
 
 
 def _cause(match: Match) -> VerdictCause:
     return cause_of(match.rule.domain)
 
 
-def _headline(end: RankEnd, *, with_name: bool = False) -> str:
-    text = end.error_text.strip().partition("\n")[0][:1000]
-    name = end.error_name.rpartition(".")[2]
-    return f"{name}: {text}" if with_name and text else text or name
-
-
 def _text(end: RankEnd) -> str:
     if end.error_name:
         last = end.error_text.strip().rpartition("\n")[2]
         if _OF_LOADER.match(end.error_text) and _RAISED.match(last):
-            return f"{_clean(last)} (in a worker of its data loader)"
-        return _clean(_headline(end, with_name=True))
-    return _clean(end.first_error) or f"{end.signal or end.exit_code}"
+            return f"{clean(last)} (in a worker of its data loader)"
+        return clean(headline(end, with_name=True))
+    return clean(end.first_error) or f"{end.signal or end.exit_code}"
 
 
 def _ranks_told(ranks: Sequence[int], node: str = "") -> str:
@@ -466,7 +398,3 @@ def _ranks_told(ranks: Sequence[int], node: str = "") -> str:
         return f"rank {ranks[0]}" + (f" ({node})" if node else "")
     shown = ", ".join(map(str, sorted(ranks)[:_TOLD_RANKS]))
     return f"ranks {shown}" + (", …" if len(ranks) > _TOLD_RANKS else "")
-
-
-def _clean(text: str) -> str:
-    return printable(redact(text.strip().partition("\n")[0][:_QUOTED]))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from everstep.verdict_causes import VerdictCause
-from everstep_services.attribution.analyzers.ends import first_ends, is_timeout
+from everstep_services.attribution.analyzers.rank_ends import first_ends, is_timeout
 from everstep_services.attribution.domain.claims import Claim, Role
 from everstep_services.attribution.flight_recorder.analysis import FlightAnalysis
 from everstep_services.attribution.flight_recorder.folder import DumpFile, read_dumps

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from everstep.messages import Case, PastIncident
-from everstep_services.attribution.analyzers.ends import fingerprint_of, fingerprints
+from everstep_services.attribution.analyzers.rank_ends import fingerprint_of, fingerprints
 from everstep_services.attribution.domain.claims import Claim, cause_of
 from everstep_services.attribution.incident import Incident
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from everstep.messages import Case, EvidencePiece, RankEnd
 from everstep.verdict_causes import NODE_CAUSES
 from everstep_services.attribution.analyzers import refused_memory
-from everstep_services.attribution.analyzers.ends import first_ends, has_lost_worker
+from everstep_services.attribution.analyzers.rank_ends import first_ends, has_lost_worker
 from everstep_services.attribution.domain.claims import GENERAL, WITHOUT_CULPRIT, Claim, cause_of
 from everstep_services.attribution.incident import Incident
 from everstep_services.attribution.log_analysis.analysis import LogAnalysis

@@ -9,17 +9,17 @@ from typing import Any
 import msgspec
 
 from everstep.messages import Case, EvidencePiece, RankEnd
-from everstep.sizes import size
+from everstep.units import size
 from everstep_services.agent.probes.gpu.nvml import GpuGoneError
 from everstep_services.agent.probes.gpu.snapshot import GpuSnapshot
 from everstep_services.agent.probes.gpu.verdicts import verdicts
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.attribution.analyzers import refused_memory
-from everstep_services.attribution.analyzers.ends import (
+from everstep_services.attribution.analyzers.ends import left_early
+from everstep_services.attribution.analyzers.rank_ends import (
     first_ends,
     has_lost_worker,
     is_consequence,
-    left_early,
 )
 from everstep_services.attribution.analyzers.stalls import stopped_process
 from everstep_services.attribution.domain.claims import Claim

@@ -44,11 +44,6 @@ class _SpyFrame(msgspec.Struct):
     module: str | None = None
 
 
-class _SpyProcess(msgspec.Struct):
-    pid: int = 0
-    ppid: int | None = None
-
-
 class _SpyThread(msgspec.Struct):
     frames: list[_SpyFrame]
     pid: int = 0

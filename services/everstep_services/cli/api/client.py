@@ -65,6 +65,15 @@ class ProblemBody(msgspec.Struct):
     detail: str = ""
 
 
+def file_remedy(new_token: str = "") -> str:
+    """What helps against a refused token that was read from a file."""
+    new = new_token or "everstep token create NAME --scope admin --database URL"
+    return (
+        f"name a file with a valid token: --token-file FILE, or make one where the database of "
+        f"history is: {new}"
+    )
+
+
 class Api:
     """One API. Use as a context manager. Every failure is a `CliError` with its exit code."""
 
@@ -75,11 +84,11 @@ class Api:
         *,
         timeout_s: float = 30.0,
         transport: httpx2.BaseTransport | None = None,
-        new_token: str = "",
+        remedy: str = "",
         is_record: bool = False,
     ) -> None:
         self.is_record = is_record
-        self._new_token = new_token
+        self._remedy = remedy or file_remedy()
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
         self._headers: Mapping[str, str] = {}
@@ -241,9 +250,7 @@ class Api:
         text = problem.detail or problem.title or f"the API answered with status {status}"
         text = " ".join(text.split())
         if status == httpx2.codes.UNAUTHORIZED:
-            text += "; name a file with a valid token: --token-file FILE"
-            new = self._new_token or "everstep token create NAME --scope admin --database URL"
-            text += f", or make one where the database of history is: {new}"
+            text += f"; {self._remedy}"
         return ApiRefusalError(text, status, retry_after)
 
     def _unreachable(self, error: httpx2.HTTPError) -> CliError:

@@ -7,8 +7,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from everstep.settings import Flag, Settings, read_secret
-from everstep.sizes import size
-from everstep_services.cli.api.client import Api, is_sendable
+from everstep.units import size
+from everstep_services.cli.api.client import Api, file_remedy, is_sendable
 from everstep_services.cli.cells import counted, span
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
@@ -20,9 +20,11 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
     """How commands reach the API."""
 
     url: str | None = None
-    """Where the API is, for instance http://127.0.0.1:7070; by default that of `everstep up`."""
+    """The address of the API, for instance http://127.0.0.1:7070; by default the API of `everstep
+    up`.
+    """
     token_file: Path | None = None
-    """The file that holds the API token; by default that of `everstep up`."""
+    """The file that holds the API token; by default the token of `everstep up`."""
     timeout_s: float = 30.0
     """How long one answer may take."""
 
@@ -57,9 +59,10 @@ class ApiPlace:
             raise CliError(text, Exit.USAGE)
         return self.open_as(token)
 
-    def open_as(self, token: str | None) -> Api:
-        """A client for it that uses this token."""
-        return Api(self.url, token, timeout_s=self.timeout_s, new_token=self.new_token)
+    def open_as(self, token: str | None, remedy: str = "") -> Api:
+        """A client for it that uses this token; `remedy` is what helps if it is refused."""
+        remedy = remedy or file_remedy(self.new_token)
+        return Api(self.url, token, timeout_s=self.timeout_s, remedy=remedy)
 
 
 def find_api(invocation: Invocation, *, waits: bool = True) -> ApiPlace | None:

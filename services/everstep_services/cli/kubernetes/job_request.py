@@ -95,6 +95,7 @@ def shape_of(request: JobRequest, given: Given) -> JobShape:
     """The checked numbers and names. Raises `UsageError`, one line, for what cannot work."""
     _check_words(given)
     _check_texts(request, given)
+    _check_sizes(request, given)
     _, most = nodes_of(given)
     pods = most + (given.whole("spares") or 0)
     if pods > _PODS_MOST:
@@ -159,6 +160,32 @@ def _check_texts(request: JobRequest, given: Given) -> None:
     ):
         if text:
             _check_dns(option, text, longest)
+
+
+_FACTORS = {
+    "m": 0.001, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
+    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50,
+}  # fmt: skip
+
+
+def _check_sizes(request: JobRequest, given: Given) -> None:
+    if _number(request.shared_memory) > _number(request.memory):
+        raise UsageError(
+            f"--shared-memory {request.shared_memory} is a part of --memory {request.memory}, and "
+            f"larger: raise --memory or lower --shared-memory"
+        )
+    ranks = given.text("nproc_per_node", "1")
+    if request.gpus and ranks.isdecimal() and int(ranks) != request.gpus:
+        given.notes.append(
+            f"each pod has {request.gpus} GPUs (--gpus) and {ranks} ranks (--nproc-per-node): "
+            f"usually each rank has one GPU"
+        )
+
+
+def _number(quantity: str) -> float:
+    """The value of a quantity of Kubernetes, whose shape was checked."""
+    unit = quantity.lstrip("0123456789.")
+    return float(quantity.removesuffix(unit)) * _FACTORS.get(unit, 1.0)
 
 
 def _shaped(request: JobRequest) -> Iterator[tuple[str, str, re.Pattern[str], str]]:

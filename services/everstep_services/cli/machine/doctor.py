@@ -22,8 +22,11 @@ from everstep.settings import wrong_mode
 from everstep_services.cli.api.location import ApiPlace, find_api
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.machine.diagnosis import Check, Diagnoses, Diagnosis, Level
 from everstep_services.cli.machine.rank_diagnosis import (
+    Check,
+    Diagnoses,
+    Diagnosis,
+    Level,
     host,
     launchers,
     network_interface,

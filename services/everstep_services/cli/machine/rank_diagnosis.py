@@ -2,7 +2,9 @@
 
 import ipaddress
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
 
 import msgspec
 
@@ -16,12 +18,35 @@ from everstep_services.agent.settings import AgentSettings
 from everstep_services.agent.stalls.limits import StallLimits
 from everstep_services.agent.stalls.limits_table import external_limits, misorders, time_text
 from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.machine.diagnosis import Diagnoses, Diagnosis, Level
 from everstep_services.cli.machine.state import find_state_dir
 from everstep_services.cli.run import environment, interfaces
 from everstep_services.cli.run.arguments import Given, UsageError
 from everstep_services.cli.run.limit_rules import limits_of
 from trainer_sdk.page_content import SectionKind
+
+
+class Level(IntEnum):
+    """As Nagios numbers them; these are the exit codes."""
+
+    OK = 0
+    WARNING = 1
+    CRITICAL = 2
+    UNKNOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What one check found, and what to do about it."""
+
+    check: str
+    level: Level
+    text: str
+    fix: str = ""
+
+
+Diagnoses = Iterator[Diagnosis]
+Check = Callable[[Invocation], Diagnoses]
+
 
 _LEVELS = {"ok": Level.OK, "unsupported": Level.OK, "warning": Level.WARNING}
 _FAILURES = {"failed": Level.CRITICAL, "unknown": Level.UNKNOWN}

@@ -1,8 +1,10 @@
 """Who may speak to the server over HTTP: hosts, origins, sizes, and tokens that REST admits."""
 
+import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from hashlib import sha256
 
 import msgspec
@@ -19,6 +21,7 @@ PATH = "/mcp"
 _CACHE_S = 10.0
 _CACHE_MOST = 1000
 _BAD_PER_MINUTE = 20
+_GUESSES_AT_ONCE = 4
 _ADDRESSES_MOST = 10_000
 _HEADER_MOST = 16 << 10
 BODY_MOST = 256 << 10
@@ -48,6 +51,7 @@ class HttpAccess:
         self._origins = origins
         self._good: OrderedDict[bytes, float] = OrderedDict()
         self._bad: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._guesses = asyncio.Semaphore(_GUESSES_AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -91,12 +95,8 @@ class HttpAccess:
         if now - self._good.get(key, float("-inf")) < _CACHE_S:
             return None
         address = scope["client"][0] if scope.get("client") else "local"
-        began, times = self._bad.get(address, (now, 0))
-        if now - began < 60 and times >= _BAD_PER_MINUTE:
-            wait_s = int(began + 60 - now) + 1
-            return 429, f"{times} bad tokens came from this address: wait {wait_s} s", wait_s
         try:
-            await self._admit(token)
+            await self._admit_in_turn(token, is_guesser=self._wait_s(address, now) > 0)
         except CliError as error:
             return self._not_admitted(error, address, now)
         self._good[key] = now
@@ -105,16 +105,29 @@ class HttpAccess:
             self._good.popitem(last=False)
         return None
 
+    async def _admit_in_turn(self, token: str, *, is_guesser: bool) -> None:
+        """A right token passes from any address; the API is asked a few at a time by guessers."""
+        async with self._guesses if is_guesser else nullcontext():
+            await self._admit(token)
+
+    def _wait_s(self, address: str, now: float) -> int:
+        """Seconds for which wrong tokens of this address are refused; 0 where they are few."""
+        began, times = self._bad.get(address, (now, 0))
+        return int(began + 60 - now) + 1 if now - began < 60 and times >= _BAD_PER_MINUTE else 0
+
     def _not_admitted(self, error: CliError, address: str, now: float) -> Refusal:
         status = error.status if isinstance(error, ApiRefusalError) else None
         if status == 403:  # a good token of another scope
             return 403, str(error), _SOON_S
         if status == 429:  # to the API, all of our clients are one address
             wait_s = (isinstance(error, ApiRefusalError) and error.retry_after_s) or 60
-            text = f"too many bad tokens came through this server, and new ones wait {wait_s} s"
-            return 503, text, wait_s
+            text = f"the API does not admit this token, after many bad ones: wait {wait_s} s"
+            return 429, text, wait_s
         if status != 401 and error.code is not Exit.FORBIDDEN:
             return 503, str(error), _SOON_S
+        if wait_s := self._wait_s(address, now):
+            times = self._bad[address][1]
+            return 429, f"{times} bad tokens came from this address: wait {wait_s} s", wait_s
         began, times = self._bad.pop(address, (now, 0))
         self._bad[address] = (began, times + 1) if now - began < 60 else (now, 1)
         while len(self._bad) > _ADDRESSES_MOST:

@@ -90,4 +90,4 @@ def open_with(invocation: Invocation, token: str) -> Api:
     place = find_api(invocation, waits=False)
     if place is None:
         raise CliError(_AWAY, Exit.UNREACHABLE)
-    return place.open_as(token)
+    return place.open_as(token, "send a valid token: `Authorization: Bearer evs_…`")

@@ -1,27 +1,39 @@
 """The tools that only read. Each asks the API once or a few times, and changes nothing."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from everstep.observe.redaction import redact
 from everstep_services.cli.api.client import job_path
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.mcp_server import parameters as p
 from everstep_services.cli.mcp_server.answers import ToolAnswer
-from everstep_services.cli.mcp_server.rank_lines import read_lines
 from everstep_services.cli.mcp_server.source import OpenSource, Source
 from everstep_services.cli.pages.incidents.report.markdown import markdown
 from everstep_services.cli.pages.incidents.report.sections import report_of
 from everstep_services.cli.pages.incidents.story import (
     find_any_incident,
+    find_given_up,
     find_named,
     find_slow_job,
+    given_up_lines,
     is_incident_id,
     newest_job,
     slow_job_lines,
     story,
+)
+from everstep_services.cli.pages.rank_logs import (
+    STREAMS,
+    LogLine,
+    LogSelection,
+    kept_lines,
+    log_folder,
+    past_lines,
+    rank_files,
 )
 
 _LOOK_EVERY_S = 1.0
@@ -294,6 +306,9 @@ def _story(source: OpenSource, named: str) -> list[str]:
         return list(story(find_any_incident(source.api, named)))
     if slow is not None:
         return list(slow_job_lines(slow))
+    ended = find_given_up(source.api, named)
+    if ended is not None:
+        return list(given_up_lines(ended))
     return list(story(find_named(source.api, named)))
 
 
@@ -322,3 +337,61 @@ def _awaited(
 
 def _flag(value: bool | None) -> str | None:
     return None if value is None else str(value).lower()
+
+
+_NO_STORE = frozenset({Exit.NOT_FOUND, Exit.UNREACHABLE})
+
+
+def read_lines(
+    server: Source, source: OpenSource, job: str, asked: Mapping[str, Any], limit: int
+) -> ToolAnswer:
+    """The lines that are wanted, from the first place that has any."""
+    problem: CliError | None = None
+    try:
+        return source.page(f"Lines of {job} from the log store", f"{job_path(job)}/logs", asked,
+                           limit)  # fmt: skip
+    except CliError as error:
+        if error.code not in _NO_STORE or asked["cursor"] or asked["since"]:
+            raise
+        problem = error
+    wanted = _selection(job, asked, limit)
+    files = rank_files(log_folder(server.invocation, None), wanted) if server.is_own else []
+    if files:
+        lines = past_lines(files, None if asked["contains"] else limit)
+        return _answer(f"The last lines of {job} from files on this machine", lines, asked, limit)
+    try:
+        notes = list(source.notes)
+        kept = list(kept_lines(source.api, wanted, notes.append))
+        title = f"The ends of the logs of ranks of {job} that failed, from the record"
+        return _answer(title, kept, asked, limit, notes)
+    except CliError as error:
+        text = f"there is no output of {job}: {problem}; {error}"
+        raise CliError(text, error.code) from error
+
+
+def _answer(
+    title: str,
+    lines: Iterable[LogLine],
+    asked: Mapping[str, Any],
+    limit: int,
+    notes: Iterable[str] = (),
+) -> ToolAnswer:
+    items = list(islice(_masked(lines, asked["contains"]), limit + 1))
+    is_cut = len(items) > limit
+    more = ["There are more lines: name a rank, a stream or a text."] if is_cut else []
+    data = {"items": items[:limit]}
+    return ToolAnswer(f"{title}: {len(data['items'])} lines.", data, [*notes, *more])
+
+
+def _masked(lines: Iterable[LogLine], contains: str | None) -> Iterator[dict[str, Any]]:
+    """As REST gives them: without secrets."""
+    for line in lines:
+        if contains is None or contains in line.text:
+            yield {**line._asdict(), "text": redact(line.text.rpartition("\r")[2])}
+
+
+def _selection(job: str, asked: Mapping[str, Any], limit: int) -> LogSelection:
+    ranks = tuple(int(rank) for rank in asked["rank"] or ())
+    node = asked["node"][0] if asked["node"] else None
+    streams = (asked["stream"],) if asked["stream"] else STREAMS
+    return LogSelection(job, asked["round"], ranks, node, streams, limit)

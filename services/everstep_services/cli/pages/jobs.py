@@ -30,6 +30,7 @@ from everstep_services.cli.output import (
     say,
     say_cut,
 )
+from everstep_services.cli.pages.incidents.story import failing_saves
 
 JOB_COLUMNS = (
     "job", "state", "round", "restarts", "incidents", "world_size", "last_step", "updated_at",
@@ -44,6 +45,7 @@ INCIDENT_OUTCOMES = ("recovered", "stopped", "failed", "preempted", "merged")
 _TOO_MUCH_FOR_A_SCREEN = frozenset({"lost_steps", "rank"})
 _SHOWN = 5
 _MEMBERS = 20
+_WITH_RANKS = frozenset({"starting", "running"})
 _ACTS_READ = 100
 """Acts among which those of people are looked for."""
 
@@ -98,6 +100,7 @@ def print_job(invocation: Invocation, api: Api, name: str) -> None:
     rounds = api.get(f"{place}/rounds", {"limit": _SHOWN})["items"]
     incidents = api.get(f"{place}/incidents", {"limit": _SHOWN})["items"]
     slow = api.get(f"{place}/stragglers", {"state": "open", "limit": _SHOWN + 1})["items"]
+    saves = api.get(f"{place}/saves")
     acts = _acts_of_people(api, name)
     members = []
     if rounds:
@@ -110,11 +113,13 @@ def print_job(invocation: Invocation, api: Api, name: str) -> None:
             "members": members,
             "last_incidents": incidents,
             "slow_ranks": slow,
+            "saves": saves["tiers"],
             "last_acts": [act["body"] for act in acts],
         }
         print_record(invocation, "job", whole, "job")
         return
-    for line in job_page(job, rounds, members, incidents, slow):
+    failing = list(failing_saves(saves))
+    for line in job_page(job, rounds, members, incidents, slow, failing):
         echo(line)
     for line in acts_page(acts):
         echo(line)
@@ -142,10 +147,12 @@ def job_page(
     members: list[Any],
     incidents: list[Any],
     slow: list[Any],
+    failing: Iterable[str] = (),
 ) -> Iterator[str]:
-    """The lines about one job."""
+    """The lines about one job; `failing` is about saves."""
     yield f"{cell(job['job'])}: {_state(job)}"
-    yield from aligned([(name, text) for name, text in _facts(job, slow) if text])
+    facts = [*_facts(job, slow), *(("saves", text) for text in failing)]
+    yield from aligned([(name, text) for name, text in facts if text])
     if rounds:
         yield ""
         yield f"last rounds, of {job['rounds'] or len(rounds)}"
@@ -172,7 +179,7 @@ def _state(job: Record) -> str:
     parts = [cell(job["state"])]
     if job["round"] is not None:
         parts.append(f"round {job['round']}")
-    if job["world_size"]:
+    if job["world_size"] and job["state"] in _WITH_RANKS:
         parts.append(counted(job["world_size"], "rank"))
     return ", ".join(parts)
 

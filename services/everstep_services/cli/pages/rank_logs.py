@@ -136,10 +136,15 @@ def live_lines(
         sleep(_LOOK_EVERY_S)
 
 
-def kept_lines(api: Api, wanted: LogSelection) -> Iterator[LogLine]:
-    """The ends of the logs of ranks that failed, whether or not their node is left."""
+def kept_lines(
+    api: Api, wanted: LogSelection, note: Callable[[str], None] = say
+) -> Iterator[LogLine]:
+    """The ends of the logs of ranks that failed, whether or not their node is left.
+
+    `note` gets a line that tells where they come from.
+    """
     place = f"jobs/{quote(wanted.job, safe='')}/rounds"
-    number = _failed_round(api, place, wanted)
+    number = _failed_round(api, place, wanted, note)
     check_selection(api, wanted, number)
     exits = api.pages(f"{place}/{number}/exits", {"failed": "true", "limit": 200}, most=None)
     nodes = {row["rank"]: row["node"] for row in exits}
@@ -209,12 +214,12 @@ def print_lines(
                     sys.stdout.flush()
 
 
-def _failed_round(api: Api, place: str, wanted: LogSelection) -> int:
+def _failed_round(api: Api, place: str, wanted: LogSelection, note: Callable[[str], None]) -> int:
     if wanted.round is not None:
         return wanted.round
     for row in api.pages(place, {"limit": 100}, most=1000):
         if row["ranks_failed"]:
-            say(f"from the record: the ends of what failed ranks of round {row['round']} wrote")
+            note(f"from the record: the ends of what failed ranks of round {row['round']} wrote")
             return int(row["round"])
     raise CliError(
         f"no rank of {wanted.job} has failed, so nothing of its logs is kept in the record; the "

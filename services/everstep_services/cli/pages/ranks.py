@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from everstep.sizes import size
+from everstep.units import size
 from everstep_services.cli.api.client import Api
 from everstep_services.cli.cells import Record, blank_or, counted, span
 from everstep_services.cli.errors import CliError, Exit

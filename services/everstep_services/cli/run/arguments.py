@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from everstep.durations import seconds
+from everstep.units import seconds
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.run.nvrx_config import FileError, file_options
 from everstep_services.cli.run.options import NVRX, OPTIONS, WORDS_FOR_NONE, RunOption, spellings

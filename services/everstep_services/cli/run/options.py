@@ -74,7 +74,8 @@ TORCHRUN = (
     _torchrun(RUN, "--no-python", kind="flag",
             help="SCRIPT is a program of any kind; it is always started cold."),
     _torchrun(RUN, "--run-path", kind="flag",
-            help="As torchrun's: run the script by its path. The same as without it."),
+            help="torchrun's option to run the script by its path. Not needed: that is "
+            "how every script runs."),
     _torchrun(RUN, "--role", metavar="NAME", help="ROLE_NAME of the ranks (default)."),
     _torchrun(WHERE, "--nnodes", metavar="N|MIN:MAX",
             help="The number of nodes (1), or MIN:MAX: as many as are present."),
@@ -119,24 +120,24 @@ TORCHRUN = (
             help="Where ranks meet.", note="ranks meet at the node that holds slot 0, "
             "whichever that is in a round"),
     _torchrun(OTHER, "--master-port", metavar="PORT", kind="whole", least=0,
-            help="The port there.", note="each round has a fresh port, so that no round meets "
-            "another's leftovers"),
+            help="The port of that address.", note="each round has a fresh port, so that no round "
+            "meets another's leftovers"),
     _torchrun(OTHER, "--monitor-interval", metavar="SECONDS", kind="seconds", least=0,
             help="How often to look at ranks.",
-            note="the kernel says at once when a rank ends"),
+            note="the kernel reports the end of a rank at once"),
     _torchrun(OTHER, "--start-method", metavar="NAME", choices=("spawn", "fork", "forkserver"),
             quiet=("spawn",), help="How ranks are started.",
             note="see --warm and --cold"),
     _torchrun(OTHER, "--event-log-handler", metavar="NAME", quiet=("null",),
-            help="Where torchrun's events go.", note="every event is a fact in the record"),
+            help="The receiver of torchrun's events.", note="every event is a fact in the record"),
     _torchrun(OTHER, "--logs-specs", metavar="NAME", pet=False, help="A plugin for logs.",
             note="such plugins are part of torchrun"),
     _torchrun(OTHER, "--duplicate-stdout-filters", metavar="TEXTS", quiet=("",),
             help="A second file with some of the lines.",
-            note="every line is kept: search it there"),
+            note="every line is kept in --log-dir: search it there"),
     _torchrun(OTHER, "--duplicate-stderr-filters", metavar="TEXTS", quiet=("",),
             help="A second file with some of the lines.",
-            note="every line is kept: search it there"),
+            note="every line is kept in --log-dir: search it there"),
     _torchrun(OTHER, "--numa-binding", metavar="MODE", pet=False,
             choices=("off", "node", "socket", "exclusive", "core-complex"),
             help="Bind each rank to the CPUs of its GPU's NUMA `node` or `socket`, to an "
@@ -158,7 +159,7 @@ OWN = (
             help="The job's id: the same on all nodes, and again after a requeue."),
     _own(RUN, "--name", metavar="TEXT", help="The job's name for people (its id)."),
     _own(RUN, "--label", metavar="KEY=VALUE",
-            help="For finding the job again; may be given several times."),
+            help="A label, to find the job by; may be given several times."),
     _own(WHERE, "--spares", kind="whole", metavar="K", least=0,
             help="Nodes beyond --nnodes that stand by, warm, for one that is lost (0)."),
     _own(WHERE, "--unit", kind="whole", metavar="SLOTS", least=1,
@@ -172,8 +173,9 @@ OWN = (
             help=f"Rounds in a row without a new step ({_DEFAULTS.no_progress_limit}: advice); "
             "given, it stops the job."),
     _own(RESTARTS, "--stop-on-repeat", kind="flag",
-            help="Stop, with code 93, when it fails twice in the same way, or makes no new step "
-            "for as many rounds as --no-progress-limit says; else that is only advised."),
+            help="Stop the job, with code 93, when it fails twice in the same way, or "
+            "makes no new step in as many rounds as --no-progress-limit allows; "
+            "without this option, Everstep only advises it."),
     _own(RESTARTS, "--allow-fresh-start", kind="flag",
             help="Let a script that saves with `trainer_sdk.checkpoint` begin from scratch where "
             "none of its checkpoints can be used; else that ends the round."),
@@ -192,8 +194,8 @@ OWN = (
             "next), `heartbeat` (likewise) or `outside` (of all sections), from the script's "
             "first line on; may be given several times. Else it is learned."),
     _own(STALLS, "--warmup-steps", metavar="N", kind="whole", least=1,
-            help="The number of first steps of a round that may take as long as `first-step` (what "
-            "the script says, else 1)."),
+            help="The number of first steps of a round that may take as long as "
+            "`first-step` (the number that the script gives, otherwise 1)."),
     _own(STALLS, "--no-restart-on-stall", to="restart_on_stall", kind="flag", sets=False,
             help="Only record that a rank has stalled."),
     _own(STALLS, "--allow-injection", kind="flag",
@@ -205,13 +207,13 @@ OWN = (
     _own(STARTING, "--leave-children", kind="flag",
             help="Let processes that ranks have started outlive a finished job."),
     _own(STARTING, "--preload", metavar="MODULES",
-            help="What that process imports, too: `auto` (what the script imports), `none`, "
-            "or modules with commas."),
+            help="What the process of --warm also imports: `auto` (what the script "
+            "imports), `none`, or modules with commas."),
     _own(STARTING, "--as-nvrx", kind="flag",
             help="In ranks, `import nvidia_resiliency_ext` finds Everstep's modules, unless NVRx "
             "is installed."),
     _own(STARTING, "--replace-nvrx", kind="flag",
-            help="The same, also if NVRx is installed."),
+            help="Like --as-nvrx, and also if NVRx is installed."),
     _own(LOGS, "--console", metavar="all|none|R,R",
             help="Whose output is shown here (all): global ranks, 0-3 for several."),
     _own(LOGS, "--no-prefix", to="prefix", kind="flag", sets=False,
@@ -360,7 +362,7 @@ _FILE = (
         to="ft_ignore_missing_cfg",
         group="",
         kind="flag",
-        help="That file may have no section `fault_tolerance:`.",
+        help="The file of --ft-cfg-path may lack the section `fault_tolerance:`.",
     ),
 )
 

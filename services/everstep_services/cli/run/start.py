@@ -1,17 +1,24 @@
 """Read the command line, make the plan, and either show it or hand it to the agent."""
 
 import importlib
-from collections.abc import Callable, Sequence
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+from everstep.observe.redaction import redact_words
+from everstep.settings import shown
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.cli.errors import Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.output import print_record, say
 from everstep_services.cli.run.arguments import Given, UsageError, scan
+from everstep_services.cli.run.console_choice import said
+from everstep_services.cli.run.environment import address_towards, is_elsewhere
 from everstep_services.cli.run.interfaces import interfaces, judge, likely_devices
 from everstep_services.cli.run.plan import plan_run
-from everstep_services.cli.run.plan_check import objections, record
 
 _LAUNCH = "everstep_services.cli.run.launch"
 Launch = Callable[[Invocation, RunPlan], int]
@@ -53,3 +60,124 @@ def _show(invocation: Invocation, plan: RunPlan, notes: Sequence[str], wrong: Se
     for line in wrong:
         say(f"refused: {line}")
     return Exit.USAGE if wrong else Exit.OK
+
+
+def objections(plan: RunPlan) -> Iterator[str]:
+    """Each thing on this node for which no rank could run. Empty: it may start."""
+    command = plan.command
+    if command.kind == "script":
+        yield from _about_script(Path(command.target))
+    elif command.kind == "module":
+        if importlib.util.find_spec(command.target.partition(".")[0]) is None and not (
+            Path(command.target.partition(".")[0]).is_dir()
+            or Path(f"{command.target.partition('.')[0]}.py").is_file()
+        ):
+            yield f"there is no module {command.target}, neither here nor installed"
+    elif shutil.which(command.target) is None:
+        yield f"there is no program {command.target} that may be executed"
+    if command.python and shutil.which(command.python) is None:
+        yield f"there is no interpreter {command.python}: correct PYTHON_EXEC"
+    place = next(path for path in (plan.log_dir, *plan.log_dir.parents) if path.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        yield f"nothing can be written to {place}: choose another place with --log-dir"
+    yield from _about_address(plan)
+
+
+def _about_address(plan: RunPlan) -> Iterator[str]:
+    if plan.spec.nodes_max > 1 and is_elsewhere(plan.address):
+        bus_side = "" if plan.bus is None else f" ({address_towards(plan.bus.url)})"
+        yield (
+            f"no interface of this host has the address {plan.address}, so other nodes would not "
+            f"find its ranks there: name one with --address that `ip address` shows, or leave it "
+            f"out for the one that reaches the bus{bus_side}"
+        )
+
+
+def record(plan: RunPlan) -> dict[str, Any]:
+    """The plan in the order in which a person asks."""
+    spec = plan.spec
+    limits = {
+        "in all": spec.max_restarts,
+        "an hour": spec.max_restarts_per_hour,
+        "rounds without progress": spec.no_progress_limit,
+    }
+    fields: dict[str, Any] = {
+        "job": plan.job,
+        "command": " ".join([*_interpreter(plan), *spec.command]),
+        "nodes": _nodes(plan),
+        "ranks_per_node": spec.ranks_per_node,
+        "bus": _bus(plan),
+        "node": plan.node,
+        "infra_rank": plan.infra_rank,
+        "domain": plan.domain,
+        "topology": "/".join(plan.topology),
+        **({"group": plan.group} if plan.group else {}),
+        "address": plan.address,
+        "allocation": plan.allocation,
+        "scheduler": _scheduler(plan),
+        "start": _start(plan),
+        "restarts": ", ".join(f"{limit} {what}" for what, limit in limits.items()
+                              if limit is not None) or "no limit",
+        "on_repeat": "stop" if "stop" in spec.enforce else "advise",
+        "stop_grace": f"{plan.stop_grace_s:g} s",
+        "preempt_grace": f"{plan.preempt_grace_s:g} s",
+        "logs": str(plan.log_dir / plan.job),
+        "console": said(plan.console),
+        "labels": ", ".join(f"{key}={value}" for key, value in spec.labels.items()),
+        "fingerprint": spec.config_fingerprint,
+    }  # fmt: skip
+    return {key: value for key, value in fields.items() if value not in {None, ""}}
+
+
+def _about_script(path: Path) -> Iterator[str]:
+    if path.is_dir():
+        if not (path / "__main__.py").is_file():
+            yield f"{path} is a folder without a __main__.py: name the script in it"
+    elif not path.exists():
+        hint = "" if path.suffix else "; a module needs -m, another program --no-python"
+        yield f"there is no script {path} in {Path.cwd()}{hint}"
+    elif not os.access(path, os.R_OK):
+        yield f"the script {path} cannot be read by this user"
+
+
+def _interpreter(plan: RunPlan) -> list[str]:
+    if plan.command.kind == "program":
+        return []
+    return [
+        *redact_words([plan.command.python]),
+        *(["-m"] if plan.command.kind == "module" else []),
+    ]
+
+
+def _nodes(plan: RunPlan) -> str:
+    spec = plan.spec
+    text = str(spec.nodes_max)
+    if spec.nodes_min != spec.nodes_max:
+        text = f"{spec.nodes_min} to {spec.nodes_max}"
+        if spec.slots_per_unit > 1:
+            text += f", by {spec.slots_per_unit}"
+    if spec.slots_per_segment > 1:
+        text += f", in segments of {spec.slots_per_segment}"
+    if spec.slots_per_group > 1:
+        text += f", replaced in groups of {spec.slots_per_group}"
+    return f"{text}, and {spec.spares} spare" if spec.spares else text
+
+
+def _bus(plan: RunPlan) -> str:
+    if plan.bus is not None:
+        return shown("bus.url", plan.bus.url)
+    return "inside this process" if plan.standalone else f"that of everstep up on {plan.state_dir}"
+
+
+def _scheduler(plan: RunPlan) -> str:
+    scheduler = plan.scheduler
+    again = f", requeued {scheduler.attempt} times" if scheduler.attempt else ""
+    return "" if scheduler.name == "none" else f"{scheduler.name} {scheduler.job}{again}"
+
+
+def _start(plan: RunPlan) -> str:
+    if not plan.warm:
+        return "cold"
+    if plan.preload == "auto":
+        return "warm: torch and what the script imports"
+    return "warm: " + " ".join(["torch", *plan.preload])

@@ -210,13 +210,18 @@ def _surroundings(request: BatchRequest) -> str:
     )
 
 
+def _program(request: BatchRequest) -> str:
+    return shlex.quote(request.program)
+
+
 def _control_plane(request: BatchRequest) -> str:
     if request.control_plane == "outside":
         return (
             "# The bus and the services run outside of the allocation: EVERSTEP_BUS__URL and\n"
             "# EVERSTEP_BUS__CREDENTIALS_FILE, or [bus] in everstep.toml, tell where."
         )
-    everstep = request.program
+    everstep = _program(request)
+    end = shlex.quote(f'{everstep} down --state-dir "$state"')
     return "\n".join(
         [
             "# The bus and the services run on this node, for as long as the allocation.",
@@ -224,7 +229,7 @@ def _control_plane(request: BatchRequest) -> str:
             f'{everstep} down --state-dir "$state" 2>/dev/null  # of an allocation that was killed',
             f'{everstep} up --detach --api-port 0 --bus-host "$(hostname)" --state-dir "$state" '
             "> /dev/null || exit 94",
-            f"trap '{everstep} down --state-dir \"$state\"' EXIT",
+            f"trap {end} EXIT",
             f'bus=$({everstep} env --job "$job" --state-dir "$state") || exit 94',
             'eval "$bus"',
         ]
@@ -239,7 +244,7 @@ def _watcher(request: BatchRequest, given: Given) -> str:
     return "\n".join(
         [
             "# A node that is drained saves and leaves; a spare takes its place.",
-            f"{request.program} slurm watch{drains} &",
+            f"{_program(request)} slurm watch{drains} &",
             "watcher=$!",
         ]
     )
@@ -255,7 +260,7 @@ def _step(request: BatchRequest, given: Given) -> str:
             "# One agent on each node. A node that is lost or leaves does not end the others,",
             "# whatever WaitTime and KillOnBadExit are in slurm.conf.",
             "srun --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 \\",
-            f'  {request.program} run --job "$job" {shlex.join(words)}',
+            f'  {_program(request)} run --job "$job" {shlex.join(words)}',
             "code=$?",
             *ends_watcher,
         ]
@@ -278,7 +283,7 @@ def _end(request: BatchRequest) -> str:
     effect = "lets the chain go on, or cancels its rest" if request.chain else "requeues the job"
     lines = [
         f"# Counts failed allocations, {effect}, and exits with the job's code.",
-        f'{request.program} slurm finish "$code" --folder "$folder" --retries {request.retries} '
+        f'{_program(request)} slurm finish "$code" --folder "$folder" --retries {request.retries} '
         f"{next_one}",
         "code=$?",
         "exit $code",

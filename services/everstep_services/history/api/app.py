@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 
 from everstep import __version__
 from everstep.bus.ports import Bus
-from everstep.clock import Clock, SystemClock
+from everstep.clock import Clock
 from everstep.store.database import Database
 from everstep.store.evidence_copies import EvidenceCopies
 from everstep.store.login_codes import LoginCodes
@@ -49,12 +49,12 @@ from everstep_services.history.api.http.problems import ProblemAnswer, handle, p
 from everstep_services.history.beats import Beats
 from everstep_services.history.bundle import BundleClock, BundleOrigin
 from everstep_services.history.dashboard.site import Dashboard
-from everstep_services.history.evidence_retention import EvidenceRetention
 from everstep_services.history.goodput.reader import GoodputReader
 from everstep_services.history.mask import MaskedAnswers
 from everstep_services.history.notifications.service import Notifications
 from everstep_services.history.notifications.settings import NotifySettings
 from everstep_services.history.notifier import LogNotifier
+from everstep_services.history.retention import EvidenceRetention
 from everstep_services.history.settings import ApiSettings
 from everstep_services.history.webhooks.receiver import MaintenanceReceiver
 
@@ -129,8 +129,7 @@ def create_app(context: Context) -> ASGIApp:
     """Pages for people and REST as one ASGI application, all limits included."""
     api, is_bundle = create_api(context), context.bundle is not None
     rest = RequestLimits(api, context.settings, context.auth, is_read_only=is_bundle)
-    clock = SystemClock() if is_bundle else context.clock
-    return Dashboard(rest, clock, context.login_codes, context.bundle)
+    return Dashboard(rest, context.clock, context.login_codes, context.bundle)
 
 
 def create_api(context: Context) -> FastAPI:

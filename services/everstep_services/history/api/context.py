@@ -19,9 +19,9 @@ from everstep_services.history.api.http.feed import Feed
 from everstep_services.history.api.http.problems import ProblemError
 from everstep_services.history.beats import Beats
 from everstep_services.history.bundle import BundleOrigin
-from everstep_services.history.evidence_retention import EvidenceRetention
 from everstep_services.history.goodput.reader import GoodputReader
 from everstep_services.history.notifications.service import Notifications
+from everstep_services.history.retention import EvidenceRetention
 from everstep_services.history.settings import ApiSettings
 from everstep_services.history.webhooks.receiver import MaintenanceReceiver
 

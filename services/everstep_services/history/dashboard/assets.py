@@ -90,6 +90,7 @@ def _environment(folder: Traversable, url: Any) -> "Environment":
         "tone",
         "gist",
         "clock_time",
+        "day_time",
     ):
         made.filters[name] = getattr(formats, name)
     made.filters["log_text"] = log_text

@@ -77,6 +77,11 @@ def is_excluded(node: Mapping[str, Any], now: datetime) -> bool:
     return bool(node["is_excluded"]) and (end is None or end > now)
 
 
+def day_time(at: datetime) -> str:
+    """A day and a time, to the minute."""
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
 def clock_time(text: str | datetime | None) -> str:
     """The time of day of a line of a log, to the millisecond."""
     at = moment(text)

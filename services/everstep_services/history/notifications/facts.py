@@ -17,11 +17,14 @@ from everstep.messages import (
     JobEnded,
     NodeExcluded,
     NodeIncluded,
+    NodeLeft,
+    NodeLost,
     OperatorActed,
     StragglerCleared,
     StragglerFound,
     VerdictReached,
 )
+from everstep.messages.documents.notices import Notice
 from everstep.observe.redaction import redact
 from everstep.subjects import CLUSTER
 from everstep_services.history.notifications.notices import Event, Notices
@@ -113,6 +116,10 @@ def _closed(notices: Notices, fact: IncidentClosed, now: float) -> None:
 
 
 def _job_ended(notices: Notices, fact: JobEnded, now: float) -> None:
+    for drain in notices.all():
+        if (drain.event, drain.job) == ("node_drained", fact.job) and not drain.outcome:
+            ending = _bounded(f"the job is over: {fact.reason}")
+            notices.end(replace(drain, outcome="job_over", ended_at=fact.at, ending=ending))
     if fact.state not in {"failed", "stopped"}:
         return
     id_ = f"{fact.job}/ended/{fact.id}"
@@ -146,7 +153,9 @@ def _allocation_ended(notices: Notices, fact: AllocationEnded, now: float) -> No
 
 
 def _operated(notices: Notices, fact: OperatorActed, now: float) -> None:
-    del now
+    if fact.action == "drain_node" and fact.outcome == "accepted":
+        _drained(notices, fact, now)
+        return
     is_stop = fact.action == "stop_job" and fact.outcome == "accepted"
     if not is_stop or fact.origin not in _BY_PEOPLE or notices.is_finished(fact.id):
         return
@@ -156,6 +165,46 @@ def _operated(notices: Notices, fact: OperatorActed, now: float) -> None:
             notices.finish(notice.id)
             return
     notices.expect_stop(fact.job)
+
+
+def _drained(notices: Notices, fact: OperatorActed, now: float) -> None:
+    """A node must leave its job. A second request for the same node makes no second notice."""
+    id_ = f"{fact.job}/drained/{fact.id}"
+    if any(notice.id != id_ for notice in _drains(notices, fact.job, fact.target)):
+        notices.finish(id_)
+        return
+    notice = notices.open_or_new(id_, fact, now, "node_drained", fact.target)
+    if notice is None or notice.began_at is not None:
+        return
+    notices.put(
+        replace(
+            notice, state="held", began_at=fact.at, reason=_bounded(fact.reason),
+            nodes=(fact.target,), action=_bounded(f"drained by {fact.by}"),
+        )
+    )  # fmt: skip
+
+
+def _left(notices: Notices, fact: NodeLeft | NodeLost, now: float) -> None:
+    del now
+    for notice in _drains(notices, fact.job, fact.node):
+        _end_drain(notices, notice, fact, "left" if isinstance(fact, NodeLeft) else "lost")
+
+
+def _end_drain(notices: Notices, notice: Notice, fact: NodeLeft | NodeLost, outcome: str) -> None:
+    if notice.began_at is None or fact.at < notice.began_at:
+        return  # an earlier agent of the node
+    ending = _bounded(fact.reason)
+    notices.end(replace(notice, outcome=outcome, ended_at=fact.at, ending=ending))
+
+
+def _drains(notices: Notices, job: str, node: str) -> list[Notice]:
+    """The drains of this node that are not over."""
+    key = ("node_drained", job, node)
+    return [
+        notice
+        for notice in notices.all()
+        if (notice.event, notice.job, notice.subject) == key and not notice.outcome
+    ]
 
 
 def _found(notices: Notices, fact: StragglerFound, now: float) -> None:
@@ -251,6 +300,8 @@ _READERS: Mapping[type[Fact], Callable[[Notices, Any, float], None]] = {
     JobEnded: _job_ended,
     NodeExcluded: _excluded,
     NodeIncluded: _included,
+    NodeLeft: _left,
+    NodeLost: _left,
     OperatorActed: _operated,
     StragglerCleared: _cleared,
     StragglerFound: _found,

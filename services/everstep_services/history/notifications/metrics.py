@@ -12,8 +12,8 @@ GAUGES: Mapping[str, str] = {
     "failing_seconds": "How long every attempt at this target has failed; 0 after a success.",
 }
 COUNTERS: Mapping[str, str] = {
-    "sent": "Messages that a target has taken.",
-    "failed": "Messages that were given up: see the log.",
+    "sent": "Messages that a target has accepted.",
+    "failed": "Messages that were given up; the log has each reason.",
     "retries": "Attempts that failed and are repeated.",
 }
 

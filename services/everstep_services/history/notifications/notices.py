@@ -26,13 +26,20 @@ from everstep.slow_rank_causes import SlowRankCause
 from everstep.verdict_causes import VERDICT_CAUSES
 
 Event = Literal[
-    "incident", "job_failed", "job_stopped", "slow_rank", "node_excluded", "breaker_open"
+    "incident",
+    "job_failed",
+    "job_stopped",
+    "slow_rank",
+    "node_drained",
+    "node_excluded",
+    "breaker_open",
 ]
 EVENTS: Final[tuple[Event, ...]] = (
     "incident",
     "job_failed",
     "job_stopped",
     "slow_rank",
+    "node_drained",
     "node_excluded",
     "breaker_open",
 )

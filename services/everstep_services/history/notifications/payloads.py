@@ -18,6 +18,7 @@ _ALERTS = {
     "job_failed": "EverstepJobFailed",
     "job_stopped": "EverstepJobStopped",
     "slow_rank": "EverstepSlowRank",
+    "node_drained": "EverstepNodeDrained",
     "node_excluded": "EverstepNodeExcluded",
     "breaker_open": "EverstepBreakerOpen",
     "test": "EverstepTest",

@@ -28,12 +28,13 @@ class WebhookSettings(Settings, frozen=True, kw_only=True):
     url: str = ""
     """Where to POST: `https://example.org/everstep`. Empty for no webhook."""
     url_file: Path | None = None
-    """A file with that address instead, where the address itself is a secret."""
+    """A file with the address instead, if the address itself is a secret."""
     secret_file: Path | None = None
     """A file with the secret that signs each message; without it there is no signature."""
     format: Literal["notice", "health_events"] = "notice"
-    """`notice` has everything that is known; `health_events` has an event for each node, in the
-    field names of NVSentinel."""
+    """The form of messages. `notice` has all details; `health_events` has one event for each node,
+    in the field names of NVSentinel.
+    """
 
     def __post_init__(self) -> None:
         _checked_url("url", self.url)
@@ -71,7 +72,9 @@ class AlertmanagerSettings(Settings, frozen=True, kw_only=True):
     """Prometheus' Alertmanager, by version 2 of its API."""
 
     url: str = ""
-    """Its address without a path of the API: `http://alertmanager:9093`. Empty for none."""
+    """The address of Alertmanager, without the path of its API: `http://alertmanager:9093`. Empty
+    for none.
+    """
     authorization_file: Path | None = None
     """A file with the value of the `Authorization` header, where a proxy wants one:
     `Bearer …` or `Basic …`."""
@@ -90,9 +93,9 @@ class DeadManSettings(Settings, frozen=True, kw_only=True):
     url_file: Path | None = None
     """A file with the address to ping: anybody who knows it could keep the alarm silent."""
     every_s: float = 60.0
-    """How often, while messages could be sent and the bus is connected."""
+    """How often it is pinged, as long as messages can be sent and the bus is connected."""
     method: Literal["GET", "POST"] = "GET"
-    """How it wants to be pinged."""
+    """The HTTP method of the ping."""
 
     def __post_init__(self) -> None:
         if self.every_s < 1:
@@ -103,18 +106,21 @@ class NotifySettings(Settings, frozen=True, kw_only=True):
     """Messages to people when something needs them. Any of the targets may be set at once."""
 
     events: tuple[Event, ...] = EVENTS
-    """What is sent: `incident`, `job_failed`, `job_stopped` (by itself), `slow_rank`,
-    `node_excluded`, `breaker_open`."""
+    """The events that send a message: `incident`, `job_failed`, `job_stopped` (by Everstep, not by
+    a person), `slow_rank`, `node_drained`, `node_excluded`, `breaker_open`.
+    """
     dashboard_url: str = ""
     """The address of the dashboard, for links in messages; without it they have none."""
     settle_s: float = 5.0
     """How long a notice is held, so that its first message has the verdict."""
     cooldown_s: float = 300.0
-    """Incidents of the same job and cause within this time are counted, and told together."""
+    """Incidents of the same job and cause within this time are counted, and reported in one
+    message.
+    """
     slow_rank_after_s: float = 300.0
     """A slow rank is reported if it lasts for this time."""
     stale_after_s: float = 3600.0
-    """What is heard later than this, as after an outage, begins no message."""
+    """An event that arrives later than this, as after an outage, sends no message."""
     within_s: float = 10.0
     """How long a target may take to answer."""
     retry_first_s: float = 1.0

@@ -20,6 +20,7 @@ _SEVERITIES: dict[str, Severity] = {
     "job_failed": "critical",
     "job_stopped": "error",
     "slow_rank": "warning",
+    "node_drained": "info",
     "node_excluded": "warning",
     "breaker_open": "error",
     "test": "info",
@@ -83,7 +84,7 @@ def link(notice: Notice, dashboard_url: str) -> str:
             return f"{base}/jobs/{_quoted(notice.job)}/stragglers"
         case "job_failed" | "job_stopped":
             return f"{base}/jobs/{_quoted(notice.job)}"
-        case "node_excluded":
+        case "node_excluded" | "node_drained":
             return f"{base}/nodes/{_quoted(notice.subject)}"
         case _:
             return f"{base}/"
@@ -130,6 +131,12 @@ def _excluded(notice: Notice) -> str:
     return f"node {notice.subject} is excluded: {notice.reason}"
 
 
+def _drained(notice: Notice) -> str:
+    if notice.outcome:
+        return f"node {notice.subject} has left {notice.job}"
+    return f"node {notice.subject} leaves {notice.job}: {notice.reason}"
+
+
 def _breaker(notice: Notice) -> str:
     if notice.outcome:
         return "health excludes nodes again"
@@ -145,6 +152,7 @@ _TITLES: dict[str, Callable[[Notice], str]] = {
     "job_failed": _job_ended,
     "job_stopped": _job_ended,
     "slow_rank": _slow_rank,
+    "node_drained": _drained,
     "node_excluded": _excluded,
     "breaker_open": _breaker,
 }

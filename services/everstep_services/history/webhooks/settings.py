@@ -12,16 +12,17 @@ class WebhooksSettings(Settings, frozen=True, kw_only=True):
     """The folder with one key for each sender, which signs its messages: `NAME.key` for the token
     with this name. None takes no webhooks."""
     enforce: tuple[str, ...] = ()
-    """Senders whose notices drain and exclude nodes. Of all others it is only recorded what would
-    be done."""
+    """Senders whose notices drain and exclude nodes. For notices of all others, Everstep only
+    records what it would do.
+    """
     aliases: tuple[str, ...] = ()
     """Other names of nodes, each as `name=node`: those of virtual machines, for instance."""
     lead_s: float = 300.0
-    """How long before the start that a cloud announces a node is drained, so that it can save."""
+    """A node is drained this long before the start that a cloud announces, so that it can save."""
     save_within_s: float = 120.0
     """How long the ranks have to save before the node leaves."""
     replay_window_s: float = 300.0
-    """How old the signature of a message may be, by our clock."""
+    """How old the signature of a message may be, by the clock of this host."""
     per_minute: int = 60
     """The most messages of a sender in a minute."""
     waiting_most: int = 1000

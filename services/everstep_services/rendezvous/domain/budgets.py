@@ -127,7 +127,7 @@ def _another(
         waits = past.quick_failures + (past.quick_failures == 1 and _cannot_start(failure, rules))
         delay_s = steps[min(waits, len(steps)) - 1]
     left = ", ".join(f"{b.left} of {b.limit} {_NAMES[b.name]} left" for b in budgets)
-    reason = left or "restarts have no limit"
+    reason = left or _limit_elsewhere(rules.spec)
     if not failure.is_counted:
         reason = f"a round that ended by {failure.cause} does not count against the budget"
     backoff = ""
@@ -153,6 +153,15 @@ def _another(
         considered=(Option(action="stop", rejected=unlikely),),
         missing=missing,
     )
+
+
+def _limit_elsewhere(spec: JobSpec) -> str:
+    """Return who limits restarts where this job has no budget."""
+    if not spec.launcher:
+        return "restarts have no limit"
+    most = spec.launcher_restarts
+    limit = "its limit is not known" if most is None else f"at most {most} on each node"
+    return f"{spec.launcher} counts restarts itself ({limit})"
 
 
 _HARD = frozenset({"restarts", "restarts_per_hour"})

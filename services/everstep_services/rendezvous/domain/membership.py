@@ -117,7 +117,9 @@ def answer(batch: Batch, ask: Join, no: Refusal | None) -> Joined:
         return Joined(round=doc.round, is_accepted=True, reason=doc.reason, exit_code=exit_code)
     if seat.is_leaving and seat.stage == "idle":
         code, reason = dismissal(batch, seat)
-        return Joined(round=doc.round, is_accepted=True, reason=reason, exit_code=code)
+        return Joined(
+            round=doc.round, is_accepted=True, reason=reason, standing="leaving", exit_code=code
+        )
     is_member = seat.slot is not None and doc.phase in {"forming", "running", "ending"}
     is_spare = seat.slot is None and doc.phase in {"forming", "running"}
     given = batch.order_for(seat) if seat.stage == "stopping" or is_member or is_spare else None

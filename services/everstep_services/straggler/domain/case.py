@@ -26,7 +26,7 @@ class TraceCase:
     """All that the parts of a report are made from."""
 
     parts: Decomposed
-    own: OwnTime
+    own_time: OwnTime
     roles: tuple[str, ...]
     role: Array
     """Of each rank, an index into `roles`."""
@@ -80,16 +80,16 @@ def case_of(
     _say_dropped(parts, notes)
     steps = kept if len(kept) >= 2 else np.arange(len(trace.steps))
     amount = amounts(parts)
-    own = own_time(parts, steps, amount)
+    times = own_time(parts, steps, amount)
     width = window or max(1, min(_WINDOW_STEPS, len(steps) // 6))
-    ranks = slow_ranks(own, role, width, limits)
+    ranks = slow_ranks(times, role, width, limits)
     groups = slow_groups(parts, steps, width, limits)
     for name, count in zip(roles, np.bincount(role), strict=True):
         if count < limits.peers:
             notes.append(f"role {name!r} has {count} ranks, too few to tell a slow one")
     return TraceCase(
         parts=parts,
-        own=own,
+        own_time=times,
         roles=roles,
         role=role,
         amount=amount,

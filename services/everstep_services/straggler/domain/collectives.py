@@ -63,14 +63,14 @@ def _instances(table: Operations, at: Array) -> Array:
         return groups
     ranks, index = dense(table.rank[at])
     places = [table.places.get(int(rank), Place()) for rank in ranks]
-    own = np.zeros(len(at), dtype=np.int64)
+    instances = np.zeros(len(at), dtype=np.int64)
     for name, others in _dimensions(table):
         rows = groups == name
         if rows.any():
             keys = [tuple(getattr(place, other) for other in others) for place in places]
             numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-            own[rows] = np.array([numbers[key] for key in keys])[index][rows]
-    return combined(groups, own)
+            instances[rows] = np.array([numbers[key] for key in keys])[index][rows]
+    return combined(groups, instances)
 
 
 def _dimensions(table: Operations) -> list[tuple[int, list[str]]]:

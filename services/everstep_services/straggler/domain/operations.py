@@ -156,11 +156,11 @@ def without_enclosing(table: Operations) -> tuple[Operations, int]:
     kinds = table.kinds()
     rows = np.flatnonzero(kinds != OperationKind.WAIT)
     order = rows[np.lexsort((-table.duration[rows], table.start[rows], table.rank[rows]))]
-    own = order[kinds[order] == OperationKind.COMPUTE]
-    rank, start, end = table.rank[own], table.start[own], table.end[own]
+    computing = order[kinds[order] == OperationKind.COMPUTE]
+    rank, start, end = table.rank[computing], table.start[computing], table.end[computing]
     inner = 1e-9 + np.abs(end[:-1]) * 1e-12
     encloses = (rank[1:] == rank[:-1]) & (start[1:] < end[:-1] - inner) & (end[1:] <= end[:-1])
-    outer = own[:-1][encloses]
+    outer = computing[:-1][encloses]
     keep = np.ones(len(table), dtype=bool)
     keep[kinds == OperationKind.WAIT] = False
     keep[outer] = False

@@ -62,8 +62,8 @@ def own_time(parts: Decomposed, steps: Array, amount: Array) -> OwnTime:
     work, idle = np.where(compute, parts.work_s, 0.0), idle_lags(parts)
     by_cause: dict[SlowRankCause, Array] = {}
     for number, name in enumerate(CAUSES):
-        own = np.where(cause[trace.table.op] == number, work / amount, 0.0)
-        by_cause[name] = summed(own + np.where(gaps == number, idle, 0.0))
+        worked = np.where(cause[trace.table.op] == number, work / amount, 0.0)
+        by_cause[name] = summed(worked + np.where(gaps == number, idle, 0.0))
     return OwnTime(steps, by_cause, summed(work + idle))
 
 

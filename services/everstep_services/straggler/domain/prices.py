@@ -90,7 +90,7 @@ def even_stages(case: TraceCase) -> tuple[Variant | None, Array]:
     staged = any(name.startswith("stage ") for name in case.roles)
     if len(case.roles) < 2 or not (staged or (trace.partner >= 0).any()):
         return None, np.ones(len(case.roles))
-    by_rank = np.median(case.own.by_cause["compute"], axis=0)
+    by_rank = np.median(case.own_time.by_cause["compute"], axis=0)
     stage = np.array([np.median(by_rank[case.role == number]) for number in range(len(case.roles))])
     factors = stage / max(stage.mean(), 1e-12)
     if factors.min() <= 0:

@@ -219,11 +219,11 @@ def observed(graph: Graph, trace: Trace, number: int, begun: Array) -> Times:
 
 def replay(graph: Graph, begun: Array, lag: Array, work: Array) -> Array:
     """When each rank is through with a step. Columns are variants that are replayed together."""
-    own = np.zeros((graph.count, lag.shape[1]))
-    own[graph.final] = work
-    own[graph.entry] += lag
-    own[graph.begin] = begun
+    own_s = np.zeros((graph.count, lag.shape[1]))
+    own_s[graph.final] = work
+    own_s[graph.entry] += lag
+    own_s[graph.begin] = begun
     for begin, end, sources, bounds in graph.levels:
-        own[begin:end] += np.maximum.reduceat(own[sources], bounds, axis=0)
-    through: Array = np.maximum.reduceat(own[graph.last], graph.last_bounds, axis=0)
+        own_s[begin:end] += np.maximum.reduceat(own_s[sources], bounds, axis=0)
+    through: Array = np.maximum.reduceat(own_s[graph.last], graph.last_bounds, axis=0)
     return through

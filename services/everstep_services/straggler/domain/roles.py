@@ -1,7 +1,5 @@
 """Role groups: ranks that do the same work, and may be compared."""
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from everstep_services.straggler.domain.arrays import combined, dense
@@ -22,14 +20,6 @@ def role_groups(table: Operations) -> dict[int, str]:
             return dict.fromkeys(ranks, EVERYBODY)
         return {rank: f"stage {stages[rank]}" for rank in ranks}
     return _inferred(table, ranks)
-
-
-def members_of(roles: Mapping[int, str]) -> dict[str, list[int]]:
-    """The ranks of each role, in order."""
-    members: dict[str, list[int]] = {}
-    for rank in sorted(roles):
-        members.setdefault(roles[rank], []).append(rank)
-    return members
 
 
 def _inferred(table: Operations, ranks: list[int]) -> dict[int, str]:

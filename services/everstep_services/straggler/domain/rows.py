@@ -104,13 +104,13 @@ def rank_rows(case: TraceCase, prices: dict[int, float | None]) -> tuple[RankRow
     trace = case.trace
     relative, individual = _scores(case)
     late = _lateness(trace)
-    own, ratios = np.median(case.own.total_s, axis=0), row_means(case.scored)
+    own_s, ratios = np.median(case.own_time.total_s, axis=0), row_means(case.scored)
     return tuple(
         RankRow(
             rank=int(trace.ranks[row]),
             host=trace.table.hosts.get(int(trace.ranks[row]), ""),
             role=case.roles[int(case.role[row])],
-            own_s=float(own[row]),
+            own_s=float(own_s[row]),
             slower_ratio=_number(ratios[row]),
             late_s=_number(late[row]),
             relative_score=_number(relative[row]),
@@ -179,7 +179,7 @@ def part_rows(
     parts, steps = case.parts, len(case.trace.steps)
     gaps = None if names is case.roles else case.trace.table.gap
     lag_s = parts.lag_s if gaps is None else np.where(gaps < 0, parts.lag_s, 0.0)
-    own = np.bincount(key, weights=lag_s + parts.work_s, minlength=len(names))
+    own_s = np.bincount(key, weights=lag_s + parts.work_s, minlength=len(names))
     members = combined(key, case.trace.rank)
     _, first = np.unique(members, return_index=True)
     ranks = np.maximum(np.bincount(key[first], minlength=len(names)), 1)
@@ -189,7 +189,7 @@ def part_rows(
         PartRow(
             name=names[number],
             kind="" if names is case.roles else _KIND_WORDS[OperationKind(kind)],
-            own_s=float(own[number] / ranks[number] / steps),
+            own_s=float(own_s[number] / ranks[number] / steps),
             price_ratio=questions.price(asked.get(number)),
         )
         for number, kind in kinds.items()
@@ -202,10 +202,10 @@ def part_rows(
 def _gap_rows(gaps: Array, lag_s: Array, names: Sequence[str], count: int) -> list[PartRow]:
     """The time between operations, by what the trace shows of it."""
     named = gaps >= 0
-    own = np.bincount(gaps[named], weights=lag_s[named], minlength=len(names)) / count
+    own_s = np.bincount(gaps[named], weights=lag_s[named], minlength=len(names)) / count
     return [
-        PartRow(name=names[number], kind="gap", own_s=float(own[number]), price_ratio=None)
-        for number in np.flatnonzero(own > 0).tolist()
+        PartRow(name=names[number], kind="gap", own_s=float(own_s[number]), price_ratio=None)
+        for number in np.flatnonzero(own_s > 0).tolist()
     ]
 
 
@@ -240,9 +240,9 @@ def median_error(parts: Decomposed) -> float | None:
 
 def heat_map(case: TraceCase) -> HeatMap:
     """By step, or by spans of steps where there are too many."""
-    own = case.own.total_s
-    width = -(-len(own) // _MOST_COLUMNS)
-    columns = [own[at : at + width].mean(axis=0) for at in range(0, len(own), width)]
+    own_s = case.own_time.total_s
+    width = -(-len(own_s) // _MOST_COLUMNS)
+    columns = [own_s[at : at + width].mean(axis=0) for at in range(0, len(own_s), width)]
     total = np.array(columns)
     ratios = np.full(total.shape, np.nan)
     for role in range(len(case.roles)):
@@ -250,7 +250,7 @@ def heat_map(case: TraceCase) -> HeatMap:
         usual = np.median(total[:, members], axis=1)
         some = np.flatnonzero(usual > 0)
         ratios[np.ix_(some, members)] = total[np.ix_(some, members)] / usual[some, None]
-    steps = case.trace.steps[case.own.steps[::width]]
+    steps = case.trace.steps[case.own_time.steps[::width]]
     return HeatMap(
         ranks=tuple(int(rank) for rank in case.trace.ranks),
         steps=tuple(int(step) for step in steps),

@@ -83,17 +83,17 @@ def relative_gpu_scores(
 
     Kernels that not every rank ran count nothing, and neither do NCCL's; NaN if none is left.
     """
-    own = _own_kernels(medians, kernels)
-    return _weighted(_ratio(_common_minimum(own), own), counts * averages)
+    own_kernels = _own_kernels(medians, kernels)
+    return _weighted(_ratio(_common_minimum(own_kernels), own_kernels), counts * averages)
 
 
 def individual_gpu_scores(
     medians: Array, counts: Array, averages: Array, kernels: Sequence[str], best: Array
 ) -> tuple[Array, Array]:
     """The same against the rank's own best medians, and the best from now on."""
-    own = _own_kernels(medians, kernels)
-    lowest = np.fmin(best, own)
-    return _weighted(_ratio(lowest, own), counts * averages), lowest
+    own_kernels = _own_kernels(medians, kernels)
+    lowest = np.fmin(best, own_kernels)
+    return _weighted(_ratio(lowest, own_kernels), counts * averages), lowest
 
 
 def stragglers(scores: Array, threshold: float = THRESHOLD) -> Array:

@@ -92,19 +92,19 @@ def _followed(windows: Sequence[Window], limits: SlownessLimits) -> tuple[list[S
     return sorted(done, key=lambda spell: (spell.first, spell.start.subject)), np.array(ratios)
 
 
-def windows_of(own: Array, role: Array, width: int) -> Iterator[Window]:
+def windows_of(own_s: Array, role: Array, width: int) -> Iterator[Window]:
     """Means of the middle half of `width` steps each; the last one may have more."""
-    count = max(1, len(own) // width)
+    count = max(1, len(own_s) // width)
     for number in range(count):
-        last = len(own) if number == count - 1 else (number + 1) * width
-        rows = own[number * width : last]
-        yield Window(number, np.arange(own.shape[1]), middle(rows.T), role)
+        last = len(own_s) if number == count - 1 else (number + 1) * width
+        rows = own_s[number * width : last]
+        yield Window(number, np.arange(own_s.shape[1]), middle(rows.T), role)
 
 
-def slow_ranks(own: OwnTime, role: Array, width: int, limits: SlownessLimits) -> SlowRanks:
+def slow_ranks(own_time: OwnTime, role: Array, width: int, limits: SlownessLimits) -> SlowRanks:
     """Ranks that need more time of their own than the others of their role."""
-    spans, ratios = _followed(list(windows_of(own.total_s, role, width)), limits)
-    suspects = [_rank(spell, spans, own, role, width, limits) for spell in spans]
+    spans, ratios = _followed(list(windows_of(own_time.total_s, role, width)), limits)
+    suspects = [_rank(spell, spans, own_time, role, width, limits) for spell in spans]
     by_rank: dict[int, TraceSuspect] = {}
     for suspect in suspects:  # of several spells the worst, over the whole time
         before = by_rank.get(suspect.ranks[0])
@@ -117,19 +117,19 @@ def slow_ranks(own: OwnTime, role: Array, width: int, limits: SlownessLimits) ->
 def _rank(
     spell: Spell,
     spells_: Sequence[Spell],
-    own: OwnTime,
+    own_time: OwnTime,
     role: Array,
     width: int,
     limits: SlownessLimits,
 ) -> TraceSuspect:
     rank = spell.start.subject
-    span = slice(spell.first * width, _end(spell, width, len(own.steps)))
+    span = slice(spell.first * width, _end(spell, width, len(own_time.steps)))
     peers = _peers(spell, spells_, role)
     excess = {
         cause: float(np.median(times[span, rank])) - _usual(times[span][:, peers])
-        for cause, times in own.by_cause.items()
+        for cause, times in own_time.by_cause.items()
     }
-    total = own.total_s[span]
+    total = own_time.total_s[span]
     usual = _usual(total[:, peers])
     lost = float(np.median(total[:, rank])) - usual
     cause = max(excess, key=lambda cause_: excess[cause_])
@@ -142,8 +142,8 @@ def _rank(
         ratio=ratio,
         lost_s=lost,
         confidence=_confidence(spell.start, ratio, limits) * share,
-        first_step=int(own.steps[span.start]),
-        last_step=int(own.steps[span.stop - 1]),
+        first_step=int(own_time.steps[span.start]),
+        last_step=int(own_time.steps[span.stop - 1]),
         cleared=spell.cleared,
         reason=_reason(spell, ratio, "own time", f"{int(peers.sum()) + 1} ranks", limits)
         + f"; {share * 100:.0f} % of it is {_WORDS[cause]}",
@@ -238,11 +238,11 @@ def slow_groups(
     group = _groups(trace, rows)
     count = int(group.max()) + 1
     role = _siblings(trace, rows, group, count)
-    own = _transfer_times(parts, rows, group, count)[steps]
-    transfers = _Transfers(parts, rows, group, role, own, steps)
+    own_s = _transfer_times(parts, rows, group, count)[steps]
+    transfers = _Transfers(parts, rows, group, role, own_s, steps)
     ratio = max(_TRANSFER_RATIO, limits.found_ratio)
     limits = replace(limits, found_ratio=ratio, cleared_ratio=ratio / 2)
-    windows = list(windows_of(own, role, width))
+    windows = list(windows_of(own_s, role, width))
     suspects = [_group(spell, transfers, width, limits) for spell in spells(windows, limits)]
     least = _LEAST_SHARE * float(np.median(parts.step_s))
     return tuple(_narrowed([suspect for suspect in suspects if suspect.lost_s >= least], trace))

@@ -183,18 +183,9 @@ def _replayed(parts: Decomposed, run: Array, variants: Sequence[Variant | None])
 
 def ideal(parts: Decomposed) -> Variant:
     """All ranks alike: computations the mean, transfers the median, of all of their name."""
-    return _equal(parts, np.zeros(len(parts.trace.table), dtype=np.int64))
-
-
-def equal_in_roles(parts: Decomposed, role: Array) -> Variant:
-    """The ranks of a role alike. `role` is that of each row."""
-    return _equal(parts, role)
-
-
-def _equal(parts: Decomposed, role: Array) -> Variant:
     trace = parts.trace
     compute = trace.kinds == OperationKind.COMPUTE
-    key = combined(role, trace.table.op)
+    key = combined(np.zeros(len(trace.table), dtype=np.int64), trace.table.op)
     size = int(key.max(initial=-1)) + 1
     lag = means_by(key, parts.lag_s, size)[key]
     work = means_by(key, parts.work_s, size)[key]
@@ -225,19 +216,19 @@ def like_peers(parts: Decomposed, rows: Array, peers: Array, amount: Array) -> V
     lag, work = parts.lag_s[rows].copy(), parts.work_s[rows] / amount[rows]
     op, peer_op = trace.table.op[rows], trace.table.op[peers]
     for number in np.unique(op):
-        own, others = np.flatnonzero(op == number), peers[peer_op == number]
+        members, others = np.flatnonzero(op == number), peers[peer_op == number]
         if not len(others):
             continue
         others = others[:: -(-len(others) // _MOST_PEERS)]
-        lag[own] = _mapped(lag[own], parts.lag_s[others])
-        work[own] = _mapped(work[own], parts.work_s[others] / amount[others])
+        lag[members] = _mapped(lag[members], parts.lag_s[others])
+        work[members] = _mapped(work[members], parts.work_s[others] / amount[others])
     return Variant(rows, lag, work * amount[rows])
 
 
-def _mapped(own: Array, others: Array) -> Array:
-    mapped = np.empty(len(own))
-    places = (np.arange(len(own)) + 0.5) / len(own)
-    mapped[np.argsort(own, kind="stable")] = np.quantile(others, places)
+def _mapped(times: Array, others: Array) -> Array:
+    mapped = np.empty(len(times))
+    places = (np.arange(len(times)) + 0.5) / len(times)
+    mapped[np.argsort(times, kind="stable")] = np.quantile(others, places)
     return mapped
 
 

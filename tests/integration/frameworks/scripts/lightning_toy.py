@@ -51,7 +51,8 @@ class StepLog(Callback):  # type: ignore[misc]
 
 def main(folder: Path, steps: int) -> None:
     torch.set_num_threads(1)
-    checkpoints = folder / "checkpoints"
+    alone = os.environ["RANK"] if os.environ.get("DEVICES") else ""
+    checkpoints = folder / f"checkpoints{alone}"
     local = int(os.environ.get("LOCAL_EVERY", "0"))
     is_plain = bool(os.environ.get("PLAIN"))
     own = LightningCallback(local_every_n_train_steps=local)
@@ -60,7 +61,7 @@ def main(folder: Path, steps: int) -> None:
     )
     trainer = Trainer(
         accelerator="cpu",
-        devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        devices=int(os.environ.get("DEVICES") or os.environ.get("LOCAL_WORLD_SIZE", "1")),
         max_steps=steps,
         callbacks=[saves] if is_plain else [own, StepLog(folder), saves],
         plugins=[] if is_plain else [AsyncLightningCheckpointIO()],
@@ -78,6 +79,6 @@ def main(folder: Path, steps: int) -> None:
 
 if __name__ == "__main__":
     for number, count in enumerate(sys.argv[2:]):
-        if number:
+        if number and not os.environ.get("UNDAMAGED"):
             damage_newest(Path(sys.argv[1]))
         main(Path(sys.argv[1]), int(count))

@@ -23,7 +23,8 @@ from everstep_services.history.api.app import PARTS, create_app, make_context
 from everstep_services.history.bundle import BundleError, read_origin, unpack, write_bundle
 from everstep_services.history.projections.fold import fold
 from tests.integration.conftest import Api
-from tests.integration.history.dashboard.dashboard_story import JOB, KILLED, STALLED, node, opened
+from tests.integration.history.dashboard.dashboard_story import opened
+from tests.integration.history.dashboard.fleet_facts import JOB, KILLED, STALLED, node
 
 BASE = "http://everstep.test"
 OURS = {"Origin": BASE, "Content-Type": "application/x-www-form-urlencoded"}
@@ -79,7 +80,9 @@ async def test_pages_of_a_bundle_say_what_it_is_and_offer_no_action(tmp_path: Pa
             note = re.search(r'<p class="bundle".*?</p>', answer.text)
             assert note is not None, path
             assert JOB in note[0]
-            assert "3 d ago" in note[0]
+            assert f"exported {_EXPORTED:%Y-%m-%d %H:%M} UTC" in note[0]
+            assert f'data-now="{_EXPORTED:%Y-%m-%dT%H:%M}' in answer.text, path
+            assert "3 d ago" not in answer.text, "ages count to the export"
             assert "read-only" in note[0]
             forms = re.findall(r'<form[^>]* action="([^"]*)"', answer.text)
             assert set(forms) <= {"/logout", "/jobs", "/incidents", "/nodes", "/facts"}, path

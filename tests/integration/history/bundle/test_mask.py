@@ -26,7 +26,8 @@ from everstep_services.history.bundle import unpack, write_bundle
 from everstep_services.history.mask import mask_file
 from everstep_services.history.projections.fold import fold
 from tests.integration.conftest import Api
-from tests.integration.history.dashboard.dashboard_story import JOB, KILLED, answering, beats, facts
+from tests.integration.history.dashboard.dashboard_story import answering, beats
+from tests.integration.history.dashboard.fleet_facts import JOB, KILLED, facts
 from tests.integration.history.dashboard.test_dashboard import OURS, PAGES, browser
 
 KNOWN = "the-known-secret-of-history"

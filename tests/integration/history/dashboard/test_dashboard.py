@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ from everstep.subjects import CLUSTER
 from everstep_services.history.dashboard import rest
 from everstep_services.history.projections.fold import fold
 from tests.integration.conftest import Api
-from tests.integration.history.dashboard.dashboard_story import JOB, KILLED, STALLED, node, opened
+from tests.integration.history.dashboard.dashboard_story import opened
+from tests.integration.history.dashboard.fleet_facts import JOB, KILLED, STALLED, node
 from tests.integration.history.served_story import ServedStory
 from tests.unit.history.facts import make
 
@@ -271,6 +272,22 @@ def hostile_facts(text: str) -> list[Any]:
     ]  # fmt: skip
 
 
+async def test_a_job_that_ended_well_without_its_last_save_needs_a_person(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as (api, client):
+        await api.add(
+            make("job_started", job="unsaved", round=None, at=datetime.now(UTC)),
+            make("checkpoint_committed", job="unsaved", round=1, tier="global", step=420),
+            make(
+                "checkpoint_failed", job="unsaved", round=1, tier="global", step=600, reason="full"
+            ),
+            make("job_ended", job="unsaved", state="done", exit_code=0, at=datetime.now(UTC)),
+        )
+        page = (await client.get("/")).text
+        assert (
+            "unsaved has ended, and its last save has failed; its newest is step 420: full" in page
+        )
+
+
 async def test_while_the_bus_is_away_a_banner_says_how_old_the_record_is(tmp_path: Path) -> None:
     async with fleet(tmp_path) as (api, client):
         api.is_bus_connected = False
@@ -378,6 +395,32 @@ async def test_a_job_that_nobody_runs_any_more_needs_a_person(tmp_path: Path) ->
         )
         page = (await client.get("/")).text
     assert "given-up is not done, and no node runs it" in page
+
+
+async def test_a_job_that_waits_long_for_nodes_needs_a_person(tmp_path: Path) -> None:
+    """None of its ranks runs, and no round can form (A11.2)."""
+    async with fleet(tmp_path) as (api, client):
+        began = datetime.now(UTC)
+        wait: dict[str, Any] = {
+            "joined": 1,
+            "needed": 2,
+            "waited_s": 0.0,
+            "limit_s": 600.0,
+            "round": 2,
+        }
+        wait |= {"reason": "1 of 2 nodes are here", "missing": ("gone",)}
+        for job, age in (("waits", timedelta(minutes=5)), ("restarts", timedelta(seconds=5))):
+            ended = began - age
+            await api.add(
+                make("job_started", job=job, round=0, at=began - timedelta(hours=1)),
+                make("round_formed", job=job, round=1, members=(), at=began - timedelta(hours=1)),
+                make("round_ended", job=job, round=1, at=ended),
+                make("round_waiting", job=job, at=ended, **wait),
+            )
+        page = (await client.get("/")).text
+    assert "waits has waited for nodes for 5 min" in page
+    assert "1 of 2 nodes are here" in page
+    assert "restarts has waited" not in page
 
 
 async def test_a_brake_that_is_on_can_be_released_on_the_first_page(tmp_path: Path) -> None:

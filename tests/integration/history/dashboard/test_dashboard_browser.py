@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.history.dashboard.dashboard_story import JOB, KILLED, STALLED, node
+from tests.integration.history.dashboard.fleet_facts import JOB, KILLED, STALLED, node
 
 pytest.importorskip("playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")

@@ -54,6 +54,22 @@ async def test_a_job_shows_where_it_is_and_what_its_time_went_to(api: Api) -> No
     assert 0 < found["everstep_job_goodput_ratio", "j", "job"] < 1
 
 
+async def test_steps_that_are_counted_anew_in_each_round_are_those_of_the_newest(api: Api) -> None:
+    """Otherwise a script without the SDK stands still after a restart until it has caught up."""
+    await api.add(
+        make("job_started", job="j", round=None, at=BEGAN),
+        make("round_formed", job="j", round=1, at=BEGAN),
+        make("progress_made", job="j", round=1, step=1445, at=BEGAN),
+        make("round_formed", job="j", round=2, at=BEGAN),
+        make("progress_made", job="j", round=2, step=318, at=BEGAN),
+    )
+    assert (await samples(api))["everstep_job_step", "j"] == 318
+    async with api.client(await api.token("read")) as client:
+        assert (await client.get("/jobs/j")).json()["last_step"] == 318
+    await api.add(make("round_formed", job="j", round=3, at=BEGAN))
+    assert (await samples(api))["everstep_job_step", "j"] == 318, "round 3 has made no step yet"
+
+
 async def test_failed_probes_are_counted_by_check_and_policy_and_never_by_node(api: Api) -> None:
     """A11.4: a probe that has not failed is 0, so that an alert ends."""
     await api.add(make("job_started", job="j", round=None, at=BEGAN), started())

@@ -111,6 +111,24 @@ def test_a_stall_that_ends_well_has_recovered() -> None:
     assert (closes.outcome, over.state) == ("recovered", "done")
 
 
+def test_a_failure_has_recovered_if_the_next_round_ends_well_without_a_step() -> None:
+    """The session counts no steps; what followed is known only at the end."""
+    world = World()
+    world.round(1)
+    world.gone(r1=BAD, r0=STOPPED)
+    world.now += 4
+    world.round(2)
+    world.now += 30
+    world.gone(r0=GOOD, r1=GOOD)
+    closes, over = world.here.over(world.now)
+    assert isinstance(closes, IncidentCloses)
+    assert isinstance(over, JobOver)
+    assert (closes.outcome, closes.next_round, over.state) == ("recovered", 2, "done")
+    assert closes.reason == "round 2 followed, and all ranks that were watched have ended well"
+    ledger = closes.ledger
+    assert (ledger.start_s, ledger.first_step_s, ledger.other_s, ledger.wall_s) == (4, 0, 30, 34)
+
+
 def test_failures_before_the_next_step_belong_to_the_open_incident() -> None:
     world = World()
     world.round(1)

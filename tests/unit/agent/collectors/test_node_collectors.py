@@ -82,7 +82,7 @@ def test_the_groups_of_ranks_tell_of_memory_and_kills(tmp_path: Path) -> None:
     found = asyncio.run(NodeState(tmp_path).cgroup(scene, CLOCK))
     assert found is not None
     group = str(tmp_path / "sys/fs/cgroup/job")
-    assert found.summary.startswith(f"2 killed for want of memory in {group}; 90 % of 0 MiB")
+    assert found.summary.startswith(f"2 killed for lack of memory in {group}; 90 % of 0 MiB")
     document = json.loads(found.content)
     assert document["ranks"] == {"4": group}
     assert document["groups"][group]["cpu.stat"] == "nr_throttled 4"

@@ -366,6 +366,18 @@ def test_a_signal_before_all_ranks_run_ends_it_at_once() -> None:
     assert agent.preempted(15, "SIGTERM", now=1) == [noticed, StopRound(1, 3, 0.0, None)]
 
 
+def test_a_replaced_node_leaves_alike_by_the_order_and_by_the_answer() -> None:
+    """Whichever arrives first: the job goes on, and the node is not refused."""
+    by_answer, by_order = Agent(AgentTimeouts()), Agent(AgentTimeouts())
+    answer = Joined(
+        round=1, is_accepted=True, reason="n1 is replaced", standing="leaving", exit_code=0
+    )
+    exits = by_answer.joined(answer, now=1)
+    assert exits == [ExitAgent(0, "excluded", "n1 is replaced", is_sent=True, has_seat=True)]
+    order = LeaveJob(**{**common(1), "reason": "n1 is replaced"}, exit_code=0, state="excluded")
+    assert by_order.ordered(order) == exits
+
+
 def test_a_spare_answers_a_comparison_and_reports_no_other_probe() -> None:
     agent = Agent(AgentTimeouts())
     assert agent.check_compared("nic", "failed", "down") == [], "it has not joined"

@@ -179,8 +179,8 @@ def test_this_machine_has_a_binding_or_a_reason() -> None:
 
 BIND = """
 import os
-from trainer_sdk.bootstrap.cpu_affinity import bind
-bind(os.environ)
+from trainer_sdk.bootstrap.rank_setup import bind_to_cpus
+bind_to_cpus(os.environ)
 print(sorted(os.sched_getaffinity(0)))
 """
 

@@ -1,4 +1,4 @@
-"""Whether a SIGKILL was the kernel's, for want of memory: by its counters, whatever their kind."""
+"""Whether a SIGKILL was the kernel's, for lack of memory: by its counters, whatever their kind."""
 
 from pathlib import Path
 

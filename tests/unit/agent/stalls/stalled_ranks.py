@@ -6,7 +6,7 @@ from pathlib import Path
 from unittest import mock
 
 from everstep_services.agent.stalls.limits import LimitRules, StallLimits
-from everstep_services.agent.stalls.position import ActivitySigns, RankView
+from everstep_services.agent.stalls.rank_view import ActivitySigns, RankView
 from trainer_sdk import layout, pauses, rank_session, sections
 from trainer_sdk.bootstrap import agent_link as links
 from trainer_sdk.bootstrap import compilation

@@ -13,7 +13,7 @@ import pytest
 
 from everstep.messages import LimitsDocument, NameExcuse, SectionLimit
 from everstep_services.agent.stalls.judge import Excused, Stalled, StallJudge
-from everstep_services.agent.stalls.position import ActivitySigns
+from everstep_services.agent.stalls.rank_view import ActivitySigns
 from tests.unit.agent.stalls.monitored_ranks import WatchedNode
 from tests.unit.agent.stalls.stalled_ranks import Clock, StallRank, clock_of_pages, limits_of
 from tests.unit.agent.stalls.test_collectives import entry, trace

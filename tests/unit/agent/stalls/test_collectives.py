@@ -13,7 +13,7 @@ from everstep_services.agent.stalls.collectives import CollectiveState, parse_co
 from everstep_services.agent.stalls.judge import Excused, Stalled, StallJudge
 from everstep_services.agent.stalls.limits import Limit, LimitRules, StallLimits
 from everstep_services.agent.stalls.monitor import RankStanding
-from everstep_services.agent.stalls.position import ActivitySigns
+from everstep_services.agent.stalls.rank_view import ActivitySigns
 from everstep_services.agent.stalls.sampler import RankSampler, look_every_s, silent_after_s
 from everstep_services.agent.telemetry.progress import beat_of
 from tests.fakes.clock import FakeClock

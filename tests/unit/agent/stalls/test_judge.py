@@ -14,7 +14,7 @@ from everstep_services.agent.stalls.limits_table import (
     misorders,
     table,
 )
-from everstep_services.agent.stalls.position import ActivitySigns
+from everstep_services.agent.stalls.rank_view import ActivitySigns
 from tests.unit.agent.stalls.stalled_ranks import Clock, StallRank, clock_of_pages, limits_of
 from trainer_sdk import layout
 

@@ -17,7 +17,7 @@ import pytest
 from everstep.messages import LimitsDocument, NodeBeat, SectionSeen
 from everstep_services.agent.stalls.judge import Excused, Moving, Stalled, StallJudge
 from everstep_services.agent.stalls.limits import LimitRules, StallLimits
-from everstep_services.agent.stalls.position import ActivitySigns
+from everstep_services.agent.stalls.rank_view import ActivitySigns
 from everstep_services.health.domain.limit_learner import LimitLearner
 from everstep_services.health.settings import LimitSettings
 from tests.unit.agent.stalls.stalled_ranks import Clock, StallRank, clock_of_pages

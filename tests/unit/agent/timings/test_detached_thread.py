@@ -6,7 +6,7 @@ from threading import Event
 
 import pytest
 
-from everstep_services.agent.timings.detached_thread import DetachedThread
+from everstep_services.agent.timings.node_readings import DetachedThread
 from tests.waiting import until_async
 
 
@@ -33,7 +33,7 @@ async def test_while_a_call_hangs_no_other_is_begun() -> None:
 def test_a_process_ends_although_a_call_hangs() -> None:
     script = (
         "import asyncio, threading\n"
-        "from everstep_services.agent.timings.detached_thread import DetachedThread\n"
+        "from everstep_services.agent.timings.node_readings import DetachedThread\n"
         "hang = threading.Event().wait\n"
         "print(asyncio.run(DetachedThread('test').run(hang, 0.01)))\n"
     )

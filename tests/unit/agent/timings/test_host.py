@@ -19,12 +19,12 @@ from everstep_services.agent.timings.connections import (
     of_process,
     parse_connections,
 )
-from everstep_services.agent.timings.device import device_uses
 from everstep_services.agent.timings.host import (
     HostReading,
     ProcessReading,
     System,
     Workers,
+    device_uses,
     link_errors,
     read_host,
     read_process,

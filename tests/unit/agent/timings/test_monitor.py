@@ -21,7 +21,7 @@ from everstep.messages import (
     encode,
 )
 from everstep_services.agent.ranks.round_watch import WatchedRank
-from everstep_services.agent.timings import monitor
+from everstep_services.agent.timings import monitor, node_readings
 from everstep_services.agent.timings.flight_recorders import SPARED
 from everstep_services.agent.timings.monitor import (
     RoundPosition,
@@ -428,7 +428,7 @@ async def test_a_kernel_or_driver_that_hangs_costs_its_signals_alone(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     goes_on = threading.Event()
-    read = monitor.read_all
+    read = node_readings.read_all
 
     def hanging(*what: Any) -> Any:
         goes_on.wait(60)

@@ -6,7 +6,7 @@ pytest.importorskip("torch")
 
 from torch.distributed.elastic.rendezvous.api import RendezvousParameters
 
-from everstep_services.agent.torchrun.rendezvous import create_handler
+from everstep_services.agent.torchrun.rendezvous import create_handler, restart_limit
 
 
 @pytest.mark.parametrize("given", ["abc", "0", "-1", "nan", "inf"])
@@ -21,3 +21,20 @@ def test_a_wrong_option_is_refused_and_one_that_is_not_used_is_named(
     assert capsys.readouterr().err == (
         "everstep: --rdzv-conf foo: not used here; there is join_timeout and node_id\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "limit"),
+    [
+        ("/usr/bin/torchrun --max-restarts=10 train.py --max-restarts=3", 10),
+        ("torch/distributed/run.py train.py", 0),
+        ("/usr/bin/accelerate launch --max_restarts 7 train.py", None),
+        ("/usr/bin/torchrun --max-restarts=many train.py", None),
+    ],
+)
+def test_the_limit_of_restarts_is_that_of_torchruns_command_line(
+    command: str, limit: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program's command line is not read as that of torchrun."""
+    monkeypatch.setattr("sys.argv", command.split())
+    assert restart_limit() == limit

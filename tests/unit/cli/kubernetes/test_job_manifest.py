@@ -246,6 +246,8 @@ def test_only_pods_of_the_job_reach_its_pods() -> None:
         (RUN, {"image": "x\n  evil: true"}, "--image 'x\\n  evil: true': write"),
         (RUN, {"image": ""}, "--image '': write"),
         (RUN, {"memory": "lots"}, "--memory 'lots': write a quantity"),
+        (RUN, {"shared_memory": "99Gi"}, "--shared-memory 99Gi is a part of --memory 16Gi"),
+        (RUN, {"memory": "8000Mi"}, "--shared-memory 8Gi is a part of --memory 8000Mi"),
         (RUN, {"bus_url": "nats://user:password@bus"}, "without a user"),
         (RUN, {"mounts": (ClaimMount("data", "/tmp"),)}, "/tmp is taken; choose another"),
         (RUN, {"mounts": (ClaimMount("d", "/a/../etc"),)}, "write CLAIM:/PATH"),
@@ -260,6 +262,18 @@ def test_only_pods_of_the_job_reach_its_pods() -> None:
 )
 def test_bad_options_are_one_line(words: Sequence[str], options: dict[str, Any], line: str) -> None:
     assert line in refused(*words, **options)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "is_named"), [(4, "8", True), (8, "8", False), (8, "gpu", False)]
+)
+def test_ranks_without_a_gpu_of_their_own_are_named(gpus: int, ranks: str, is_named: bool) -> None:
+    words = ("--nproc-per-node", ranks, "train.py")
+    given = scan(words, {})
+    request = JobRequest(words=words, job="llama", image="registry.example/x:1", gpus=gpus)
+    job_manifest(request, given)
+    line = "each pod has 4 GPUs (--gpus) and 8 ranks (--nproc-per-node): usually each rank has one"
+    assert given.notes == ([f"{line} GPU"] if is_named else [])
 
 
 def test_the_largest_job_is_as_short_as_the_smallest() -> None:

@@ -8,8 +8,8 @@ import pytest
 from everstep.errors import EverstepError
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.machine import doctor
-from everstep_services.cli.machine.diagnosis import Diagnoses, Diagnosis, Level
 from everstep_services.cli.machine.doctor import examine, worst
+from everstep_services.cli.machine.rank_diagnosis import Diagnoses, Diagnosis, Level
 
 
 @pytest.mark.parametrize(

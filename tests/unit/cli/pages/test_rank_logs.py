@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep.sizes import size
+from everstep.units import size
 from everstep_services.cli.__main__ import main
 from everstep_services.cli.cells import aligned, bar, span
 from everstep_services.cli.errors import CliError, Exit

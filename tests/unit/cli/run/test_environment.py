@@ -12,7 +12,7 @@ from everstep_services.cli.run import rank_count
 from everstep_services.cli.run.arguments import UsageError
 from everstep_services.cli.run.environment import address_towards, is_elsewhere
 from everstep_services.cli.run.fingerprint import fingerprint
-from everstep_services.cli.run.plan_check import record
+from everstep_services.cli.run.start import record
 from tests.unit.agent.run_plans import BUS, plan, refused
 
 _TREE = {"SLURM_TOPOLOGY_ADDR": "s0.s3.n3", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node"}

@@ -11,7 +11,7 @@ from everstep_services.agent.ranks.cpu_affinity import CpuBinding
 from everstep_services.agent.run_plan import ConsoleChoice, Std
 from everstep_services.cli.machine.state import RunningServices, StateDir
 from everstep_services.cli.run import plan as plan_module
-from everstep_services.cli.run.plan_check import objections, record
+from everstep_services.cli.run.start import objections, record
 from tests.unit.agent.run_plans import BUS, plan, refused
 
 RACKS = ("--nnodes", "4", "--group-size", "2", "--job", "j", *BUS)

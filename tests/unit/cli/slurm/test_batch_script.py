@@ -250,6 +250,29 @@ def test_a_control_plane_inside_is_stopped_with_the_script(tmp_path: Path) -> No
     )
 
 
+def test_a_program_whose_path_has_a_blank_is_one_word(tmp_path: Path) -> None:
+    place = tmp_path / "ever step's"
+    place.mkdir()
+    program(tmp_path, "srun", 'shift 4; "$@"')
+    program(place, "everstep", 'echo "$1 $2" >> $CALLS')
+    text = script(
+        "train.py",
+        folder=str(tmp_path / "folder"),
+        control_plane="inside",
+        leaves_when_drained=True,
+        program=str(place / "everstep"),
+    )
+    code, calls = run(text, tmp_path)
+    assert code == 0
+    assert sorted(set(calls) - {"slurm watch"}) == [
+        "down --state-dir",
+        "env --job",
+        "run --job",
+        "slurm finish",
+        "up --detach",
+    ]
+
+
 def test_a_control_plane_that_does_not_start_is_a_failed_allocation(tmp_path: Path) -> None:
     program(tmp_path, "srun", 'echo "srun" >> $CALLS')
     program(tmp_path, "everstep", 'echo "everstep $1 $2" >> $CALLS; [ $1 != up ]')

@@ -101,7 +101,7 @@ def _matrices(torch: Any, device: Any, seconds: float) -> dict[str, Any]:
         took_s += _timed(torch, device, lambda: torch.mm(a, b, out=product))
         rounds += 1
         if not torch.equal(product, first):
-            return {"wrong": f"the same product was another one in round {rounds}"}
+            return {"wrong": f"the same product had another result in round {rounds}"}
     return {"rounds": rounds, "tflops": 2 * size**3 * rounds / took_s / 1e12}
 
 

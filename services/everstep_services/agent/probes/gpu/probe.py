@@ -64,7 +64,7 @@ def _missing(look: Look, gpus: Sequence[GpuSnapshot]) -> Iterator[CheckResult]:
     expected = look.settings.gpus_expected
     if expected is not None:
         if len(gpus) < expected:
-            reason = f"{len(gpus)} of {expected} GPUs are there (gpus_expected); reboot the node"
+            reason = f"{len(gpus)} of {expected} GPUs are present (gpus_expected); reboot the node"
             yield CheckResult(check="gpu", state="failed", reason=reason, failure_class="reboot")
         return
     if look.memory.get("view") != _view(look):
@@ -77,7 +77,7 @@ def _missing(look: Look, gpus: Sequence[GpuSnapshot]) -> Iterator[CheckResult]:
                 check="gpu",
                 state="failed",
                 subject=uuid,
-                reason=f"GPU {noted['index']}: it was there before, and is gone; reboot the node",
+                reason=f"GPU {noted['index']}: it was present before, and is gone; reboot the node",
                 failure_class="reboot",
             )
 

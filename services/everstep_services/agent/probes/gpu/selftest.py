@@ -112,7 +112,7 @@ def _lines(out: bytes) -> list[dict[str, Any]]:
 
 def _last_line(complaints: bytes) -> str:
     lines = complaints.decode(errors="replace").strip().splitlines()
-    return f"it ended early: {lines[-1] if lines else 'without a word'}"
+    return f"it ended early: {lines[-1] if lines else 'without output'}"
 
 
 def _result(

@@ -68,7 +68,7 @@ def _recovery(gpu: GpuSnapshot) -> Iterator[CheckResult]:
         ),
     )
     yield _result(
-        gpu, state, f"the driver says: {advice}", failure_class, f"GPU_RECOVERY_ACTION={name}"
+        gpu, state, f"the driver reports: {advice}", failure_class, f"GPU_RECOVERY_ACTION={name}"
     )
 
 

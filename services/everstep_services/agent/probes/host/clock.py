@@ -53,7 +53,7 @@ def kept(look: Look, ask: Callable[[], KernelClock] = kernel_clock) -> Iterator[
     """Whether the clock is right."""
     clock, limit_s = ask(), look.settings.clock_off_s
     if not clock.is_kept:
-        reason = "nothing keeps the clock right; start chronyd, ntpd or systemd-timesyncd"
+        reason = "no program synchronizes the clock; start chronyd, ntpd or systemd-timesyncd"
         yield result("clock", "warning", reason, "report")
     elif clock.most_off_s > limit_s:
         reason = f"the clock may be {clock.most_off_s:.3g} s off (limit {limit_s:g} s)"
@@ -77,6 +77,6 @@ def judge_jump(look: Look, booted_at: float) -> CheckResult:
         by_s = booted_at - float(noted["booted_at"])
         if abs(by_s) > limit_s:
             reason = f"the clock was set by {by_s:+.1f} s since the last look (limit {limit_s:g} s)"
-            fix = "times of this node in the record mislead"
+            fix = "times of this node in the record are wrong"
             return result("clock jumps", "warning", f"{reason}; {fix}", "report")
     return result("clock jumps")

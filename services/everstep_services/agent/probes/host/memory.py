@@ -1,4 +1,4 @@
-"""Memory: what is available, the pressure, kills for want of memory, and errors."""
+"""Memory: what is available, the pressure, kills for lack of memory, and errors."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,7 +51,7 @@ def kills(look: Look) -> Iterator[CheckResult]:
             continue
         more = grown(look, f"oom_kill {where}", int(dict(_pairs(path))["oom_kill"]))
         if more:
-            troubles.append(("warning", f"{more} killed for want of memory {where}"))
+            troubles.append(("warning", f"{more} killed for lack of memory {where}"))
     if troubles:
         troubles.append(("warning", "since the last look; dmesg says which: lower their memory"))
     yield worst("memory kills", troubles)
@@ -61,7 +61,7 @@ def errors(look: Look) -> Iterator[CheckResult]:
     """The errors that the memory controllers have counted."""
     controllers = sorted(look.path("sys/devices/system/edac/mc").glob("mc[0-9]*"))
     if not controllers:
-        yield result("memory errors", "unsupported", "this host counts none")
+        yield result("memory errors", "unsupported", "this host does not count them")
     for folder in controllers:
         uncorrected, corrected = (
             int((folder / name).read_text()) for name in ("ue_count", "ce_count")

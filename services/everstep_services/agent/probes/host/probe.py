@@ -45,4 +45,4 @@ class HostProbe:
                 yield result(subject, state, f"cannot be read: {error}")
             except (ValueError, KeyError, IndexError, ArithmeticError, TypeError) as error:
                 kind = type(error).__name__
-                yield result(subject, "unknown", f"reads as nothing known: {kind}: {error}")
+                yield result(subject, "unknown", f"has an unknown format: {kind}: {error}")

@@ -134,14 +134,14 @@ RULES: tuple[KernelRule, ...] = (
         name="ext4",
         words=("EXT4-fs",),
         pattern=r"^EXT4-fs error \(device (?P<part>[^)]+)\)",
-        about="a file system found itself broken",
+        about="a file system reported errors in itself",
         failure_class="watch",
     ),
     KernelRule(
         name="xfs",
         words=("XFS",),
         pattern=r"^XFS \((?P<part>[^)]+)\): .*(?:[Cc]orruption|metadata I/O error)",
-        about="a file system found itself broken",
+        about="a file system reported errors in itself",
         failure_class="watch",
     ),
     KernelRule(
@@ -169,7 +169,7 @@ RULES: tuple[KernelRule, ...] = (
         name="lustre_evicted",
         words=("Lustre",),
         pattern=r"^LustreError: .*?(?P<part>[\w-]+): This client was evicted",
-        about="a Lustre server has thrown this node out",
+        about="a Lustre server has evicted this node",
         over=r"^Lustre: (?P<part>[\w-]+?): Connection restored to",
     ),
     # processes
@@ -192,7 +192,7 @@ RULES: tuple[KernelRule, ...] = (
         name="soft_lockup",
         words=("soft lockup",),
         pattern=r"BUG: soft lockup - CPU#\d+ stuck",
-        about="a processor was kept busy inside the kernel",
+        about="a processor was stuck in the kernel",
         failure_class="watch",
     ),
     KernelRule(

@@ -114,9 +114,12 @@ async def measure(to: Address, token: bytes, *, within_s: float) -> Figures:
     except TimeoutError as error:
         raise PeerSilentError(f"{to} did not answer within {within_s:g} s") from error
     except ConnectionRefusedError as error:
-        raise NetworkCheckError(f"{to}: nobody listens there") from error
+        raise NetworkCheckError(f"{to}: no process listens there") from error
     except (OSError, EOFError) as error:
-        why = getattr(error, "strerror", None) or "it closed the connection; is it the same token?"
+        why = (
+            getattr(error, "strerror", None)
+            or "it closed the connection; do both nodes have the same token?"
+        )
         raise NetworkCheckError(f"{to}: {why}") from error
 
 

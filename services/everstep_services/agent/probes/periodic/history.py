@@ -106,7 +106,7 @@ class ProbeHistory:
         track.flaps_said_at = now
         reason = (
             f"it fails and passes in turn, {_FLAPS} changes within "
-            f"{now - track.flips[0]:.0f} s: nothing follows from that"
+            f"{now - track.flips[0]:.0f} s, so nothing is done"
         )
         warning = CheckResult(check=check, state="warning", reason=reason, failure_class="watch")
         return ProbeChange(check, "flapping", track.settings.policy, reason, (warning,), 0)

@@ -101,7 +101,7 @@ class CheckRunner:
             took_s = result.took_s or round(time.monotonic() - began, 4)
             self._heard.put(CheckFound(check=name, result=_clean(result, took_s)))
         if not has_said:
-            self._heard.put(CheckFound(check=name, result=_unknown(name, "it said nothing")))
+            self._heard.put(CheckFound(check=name, result=_unknown(name, "it returned no result")))
         msgspec.json.encode(memory)  # refuses what a file could not hold
         if memory or name in self._notes:
             self.changed[name] = memory

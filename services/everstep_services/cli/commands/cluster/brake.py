@@ -19,7 +19,7 @@ def command() -> None:
 @with_reason
 @click.pass_obj
 def on(invocation: Invocation, *, job: str | None, reason: str) -> None:
-    """Pull the brake."""
+    """Pull the brake: every actuator only records what it would do."""
     _set(invocation, "on", job, reason)
 
 
@@ -28,7 +28,7 @@ def on(invocation: Invocation, *, job: str | None, reason: str) -> None:
 @with_reason
 @click.pass_obj
 def off(invocation: Invocation, *, job: str | None, reason: str) -> None:
-    """Release the brake."""
+    """Release the brake: actuators act again, as their modes allow."""
     _set(invocation, "off", job, reason)
 
 
@@ -36,7 +36,7 @@ def off(invocation: Invocation, *, job: str | None, reason: str) -> None:
 @with_api_options
 @click.pass_obj
 def show(invocation: Invocation) -> None:
-    """Show whether it is on, who pulled it and why, and what else is switched."""
+    """Show whether the brake is on, who pulled it and why, and which other switches are set."""
     from everstep_services.cli.api.location import open_api
     from everstep_services.cli.pages.limits import print_control
 

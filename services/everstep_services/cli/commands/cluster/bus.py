@@ -126,7 +126,7 @@ def setup(  # noqa: PLR0913  what differs between servers
 def login(
     invocation: Invocation, who: str, keys: Path | None, valid: str, out: Path | None
 ) -> None:
-    """Let the agents of a job in, and make a login for them.
+    """Allow the agents of a job on the bus, and make a login for them.
 
     WHO is the name of a job. `@service` and `@admin` are the logins of the control plane.
     """
@@ -154,7 +154,7 @@ def login(
 @with_common_options
 @click.pass_obj
 def revoke(invocation: Invocation, job: str, keys: Path | None) -> None:
-    """Cut the agents of a job off: their connections end, and their logins are refused for ever.
+    """Revoke the logins of a job's agents for ever, and close their connections.
 
     Their ranks continue until they need the bus. `everstep bus login JOB` lets agents in again,
     with a new login.
@@ -190,7 +190,7 @@ def init(invocation: Invocation, replicas: str | None) -> None:
 @with_common_options
 @click.pass_obj
 def info(invocation: Invocation) -> None:
-    """Print each stream: how much it holds, from where to where, and who reads it."""
+    """Print each stream: how much it holds, its first and last message, and its readers."""
     from everstep.bus import connect
     from everstep_services.cli.machine.bus_settings import find_bus, server_version
 

@@ -24,9 +24,14 @@ def command() -> None:
     type=click.Choice(["webhook", "read", "operate", "admin"]),
     default="read",
     show_default=True,
-    help="What it allows; from read on, each includes those before it.",
+    help="What the token allows; admin includes operate, and operate includes read.",
 )
-@click.option("--expires", type=SpanParameter(), metavar="SPAN", help="After this long, as in 30d.")
+@click.option(
+    "--expires",
+    type=SpanParameter(),
+    metavar="SPAN",
+    help="The token expires after this time, as 30d.",
+)
 @click.option(
     "--database",
     metavar="URL",
@@ -36,7 +41,7 @@ def command() -> None:
     "--database-password-file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Holds the password for the database.",
+    help="The file with the password for the database.",
 )
 @with_api_options
 @click.pass_obj

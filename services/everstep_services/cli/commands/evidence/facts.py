@@ -18,7 +18,7 @@ from everstep_services.cli.times import MomentParameter
 
 
 @click.command()
-@click.option("-f", "--follow", is_flag=True, help="Then follow new facts as they happen.")
+@click.option("-f", "--follow", is_flag=True, help="Continue with new facts as they arrive.")
 @click.option("--job", help="Only about this job.")
 @click.option("--kind", multiple=True, help="Only of this kind; may be given several times.")
 @click.option("--node", help="Only about this node.")

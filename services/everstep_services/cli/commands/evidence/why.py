@@ -10,21 +10,24 @@ from everstep_services.cli.invocation import Invocation, with_api_options
 @with_api_options
 @click.pass_obj
 def command(invocation: Invocation, *, named: str | None) -> None:
-    """Say why a job failed or restarted last, the verdict first: the story of its newest incident.
+    """Explain the newest incident of a job: the verdict, what happened, and what followed.
 
     Without an argument the job is the newest one. The id of an incident, or its beginning as
     `everstep incidents` shows it, names an older incident. If a slow rank was the reason to stop
-    the job, or is all that happened to it, the story is about that rank. Exit code 3: nothing has
-    gone wrong.
+    the job, or is all that happened to it, the story is about that rank; if the job gave up, as
+    when too few nodes joined, it is about that. Exit code 3: no incident; the line
+    says so, and whether its last save has failed.
     """
     from everstep_services.cli.api.location import open_record
     from everstep_services.cli.errors import CliError, Exit
     from everstep_services.cli.pages.incidents.story import (
         find_any_incident,
+        find_given_up,
         find_incident,
         find_slow_job,
         is_incident_id,
         newest_job,
+        print_given_up,
         print_incident,
         print_slow_job,
     )
@@ -41,5 +44,7 @@ def command(invocation: Invocation, *, named: str | None) -> None:
             return
         if slow is not None:
             print_slow_job(invocation, slow)
+        elif (ended := find_given_up(api, named)) is not None:
+            print_given_up(invocation, ended)
         else:
             print_incident(invocation, find_incident(api, named, None))

@@ -26,26 +26,27 @@ from everstep_services.cli.output import echo, print_record
 @click.argument("job")
 @click.option(
     "--rank", "ranks", type=click.IntRange(0), multiple=True, metavar="N",
-    help="Only of this global rank. May be given several times.",
+    help="Only evidence of this global rank; may be given several times.",
 )  # fmt: skip
 @click.option(
     "--kind", "kinds", multiple=True, metavar="KIND",
-    help="Only this kind, as stacks or flight_recorder. May be given several times.",
+    help="Only this kind of evidence, as stacks or flight_recorder; may be given several times.",
 )  # fmt: skip
 @click.option(
     "--into", "folder", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-    help="Fetch it into this folder (capture-ID here).",
+    help="The folder to fetch the evidence into (by default capture-ID, here).",
 )  # fmt: skip
 @click.option(
     "--within", "within_s", type=NumberRange(0, 60, min_open=True), default=10.0,
-    metavar="SECONDS", help="How long to wait; what has not arrived by then is missing (10).",
+    metavar="SECONDS",
+    help="How long to wait; evidence that has not arrived by then is reported as missing (10).",
 )  # fmt: skip
 @with_reason
 @click.pass_obj
 def command(
     invocation: Invocation, /, *, job: str, folder: Path | None, reason: str, **asked: Any
 ) -> int:
-    """Have agents collect evidence of the ranks of a job from outside, and fetch it.
+    """Have agents collect evidence of the running ranks of a job, and fetch it.
 
     The ranks continue, and nothing is counted as an incident. Each piece is printed with its
     summary and its file, or with the reason why it is missing. `everstep fr analyze` then reads

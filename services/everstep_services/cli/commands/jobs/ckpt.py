@@ -20,7 +20,7 @@ _STEP = click.IntRange(min=0)
 _TIER = click.option(
     "--tier",
     type=click.Choice(["global", "memory", "peer"]),
-    help="Only in this tier; memory and peer are known to services only.",
+    help="Only in this tier; memory and peer need a job, not a folder.",
 )
 
 
@@ -65,11 +65,13 @@ def _about_a_step(callback: Callable[..., None]) -> click.Command:
 @command.command("ls")
 @click.argument("where", callback=_where)
 @_TIER
-@click.option("-n", "--limit", type=click.IntRange(1, 1000), default=100, help="The newest (100).")
+@click.option(
+    "-n", "--limit", type=click.IntRange(1, 1000), default=100, help="At most N checkpoints (100)."
+)
 @with_api_options
 @click.pass_obj
 def ls(invocation: Invocation, *, where: str, tier: str | None, limit: int) -> None:
-    """List checkpoints, the newest first, with what is known of each."""
+    """List checkpoints, the newest first, with their tier, state and size."""
     if is_place(where):
         _of_files_only(tier)
         from everstep_services.cli.pages.checkpoints.files import print_shelf
@@ -151,13 +153,13 @@ def pin(invocation: Invocation, *, where: str, step: int, reason: str) -> None:
 
 @_about_a_step
 def unpin(invocation: Invocation, *, where: str, step: int, reason: str) -> None:
-    """Let retention have a checkpoint again."""
+    """Let retention delete a checkpoint again."""
     _do(invocation, "unpin", where, step, reason)
 
 
 @_about_a_step
 def quarantine(invocation: Invocation, *, where: str, step: int, reason: str) -> None:
-    """Have nobody restore a checkpoint, and keep it."""
+    """Forbid that a checkpoint is restored, and keep it."""
     _do(invocation, "quarantine", where, step, reason)
 
 
@@ -195,7 +197,7 @@ def scan(invocation: Invocation, *, job: str, root: str, reason: str) -> None:
     "keep_every_steps",
     type=click.IntRange(1),
     metavar="STEPS",
-    help="Of the older ones, keep each whose step is a multiple of this.",
+    help="Also keep older checkpoints whose step is a multiple of this.",
 )
 @click.option(
     "--delete",
@@ -267,7 +269,7 @@ def pull(invocation: Invocation, *, where: str, step: int, to: str) -> None:
 @click.argument("source", type=click.Path(exists=True, file_okay=False))
 @click.argument("root", type=click.Path(file_okay=False))
 @click.option("--step", type=_STEP, required=True, help="The step after which it was saved.")
-@click.option("--job", default="local", help="The job that gets it (local).")
+@click.option("--job", default="local", help="The job that the checkpoint is for (local).")
 @with_api_options
 @click.pass_obj
 def adopt(invocation: Invocation, *, source: str, root: str, step: int, job: str) -> None:

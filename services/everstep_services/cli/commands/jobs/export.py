@@ -19,7 +19,7 @@ from everstep_services.cli.output import echo, print_json, say, schema
     "--to",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Where; JOB.everstep if not given.",
+    help="The file to write (JOB.everstep).",
 )
 @click.option(
     "--cycle-info",

@@ -21,7 +21,7 @@ from everstep_services.cli.times import MomentParameter
     metavar="MOMENT",
     help="Only since then: 24h for 24 hours ago, or a time.",
 )
-@click.option("--until", type=MomentParameter(), metavar="MOMENT", help="Until then; now.")
+@click.option("--until", type=MomentParameter(), metavar="MOMENT", help="Until this moment (now).")
 @with_api_options
 @click.pass_obj
 def command(

@@ -9,7 +9,7 @@ from everstep_services.cli.invocation import Invocation, with_api_options
 @click.option("--state", multiple=True, help="Only in this state; may be given several times.")
 @click.option("--user", help="Only started by this user.")
 @click.option("--label", multiple=True, metavar="NAME:VALUE", help="Only with this label.")
-@click.option("-q", "--query", metavar="TEXT", help="Only with this in the id or name.")
+@click.option("-q", "--query", metavar="TEXT", help="Only jobs with this text in their id or name.")
 @click.option("-n", "--limit", type=click.IntRange(min=1), default=50, help="At most N jobs (50).")
 @with_api_options
 @click.pass_obj

@@ -33,17 +33,21 @@ def command() -> None:
 @click.option("--bus-secret", default="", metavar="NAME",
               help="The secret with the job's login, as bus.creds (everstep-bus-NAME)."
               )  # fmt: skip
-@click.option("--bus-ca", is_flag=True, help="The secret also has ca.pem, for tls://.")
+@click.option(
+    "--bus-ca",
+    is_flag=True,
+    help="The secret with the login also has ca.pem, for a tls:// address.",
+)
 @click.option("--gpus", type=click.IntRange(0, 1024), default=0, metavar="N",
               help="GPUs of each pod (0).")  # fmt: skip
 @click.option("--gpu-resource", default="nvidia.com/gpu", metavar="NAME",
-              help="What Kubernetes calls them (nvidia.com/gpu).")  # fmt: skip
+              help="The name of GPUs as a resource of Kubernetes (nvidia.com/gpu).")  # fmt: skip
 @click.option("--cpu", default="4", metavar="QUANTITY", help="CPUs of each pod (4).")
-@click.option("--memory", default="16Gi", metavar="QUANTITY", help="Its memory (16Gi).")
+@click.option("--memory", default="16Gi", metavar="QUANTITY", help="Memory of each pod (16Gi).")
 @click.option("--shared-memory", default="8Gi", metavar="QUANTITY",
-              help="How much of it /dev/shm may take (8Gi).")  # fmt: skip
+              help="How much of this memory /dev/shm may take (8Gi).")  # fmt: skip
 @click.option("--disk", default="20Gi", metavar="QUANTITY",
-              help="Room for logs and spool, and again for /tmp (20Gi).")  # fmt: skip
+              help="Space for logs and the spool, and as much again for /tmp (20Gi).")  # fmt: skip
 @click.option("--volume", "volumes", multiple=True, metavar="CLAIM:/PATH",
               help="A persistent volume; may be given several times.")  # fmt: skip
 @click.option("--grace", "grace_s", type=click.IntRange(1, 86400), default=600, metavar="SECONDS",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from everstep.sizes import size
+from everstep.units import size
 from everstep_services.cli.api.client import Api
 from everstep_services.cli.api.location import open_record
 from everstep_services.cli.errors import CliError, Exit
@@ -71,7 +71,7 @@ def command() -> None:
     type=click.IntRange(min=1),
     help="Only the last N lines of each file.",
 )
-@click.option("-f", "--follow", is_flag=True, help="Then follow new output.")
+@click.option("-f", "--follow", is_flag=True, help="Continue with new output as it is written.")
 @click.option("--contains", metavar="TEXT", help="Only lines with this text.")
 @click.option("--regex", metavar="PATTERN", help="Only lines in which it is found (log store).")
 @click.option(

@@ -19,7 +19,7 @@ from everstep_services.cli.operator_requests import CommandRequest, fulfil, with
     "nodes",
     multiple=True,
     metavar="NODE",
-    help="Without this node, which leaves the job; may be given several times.",
+    help="Restart without this node, which leaves the job; may be given several times.",
 )
 @click.option(
     "--save/--no-save",

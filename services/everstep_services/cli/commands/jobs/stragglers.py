@@ -50,29 +50,33 @@ def command() -> None:
 
 @command.command()
 @click.argument("job")
-@click.option("--history", is_flag=True, help="What was found so far, the newest first.")
-@click.option("--timings", is_flag=True, help="A heat map of ranks and windows.")
-@click.option("-w", "--watch", is_flag=True, help="Show it again and again, until Ctrl-C.")
+@click.option("--history", is_flag=True, help="Show all findings so far, the newest first.")
+@click.option("--timings", is_flag=True, help="Show a heat map of ranks and windows.")
+@click.option("-w", "--watch", is_flag=True, help="Update the list until Ctrl-C.")
 @click.option("--role", default="", metavar="NAME", help="Compare only this role group.")
-@click.option("--state", type=click.Choice(["open", "cleared"]), help="History: in this state.")
+@click.option(
+    "--state", type=click.Choice(["open", "cleared"]), help="With --history: only in this state."
+)
 @click.option(
     "--cause",
     multiple=True,
     type=click.Choice(get_args(SlowRankCause)),
-    help="History: with this cause; may be repeated.",
+    help="With --history: only this cause; may be given several times.",
 )
-@click.option("--node", help="History: on this node.")
-@click.option("--rank", type=click.IntRange(0), help="History: this rank.")
-@click.option("--round", type=click.IntRange(0), help="History: in this round.")
-@click.option("--measure", type=click.Choice(_MEASURES), help="Heat map: what to show (own).")
-@click.option("--section", metavar="NAME", help="Heat map: the time in this section.")
+@click.option("--node", help="With --history: only on this node.")
+@click.option("--rank", type=click.IntRange(0), help="With --history: only this rank.")
+@click.option("--round", type=click.IntRange(0), help="With --history: only in this round.")
+@click.option(
+    "--measure", type=click.Choice(_MEASURES), help="With --timings: the measure to show (own)."
+)
+@click.option("--section", metavar="NAME", help="With --timings: the time in this section.")
 @click.option(
     "-n", "--limit", type=click.IntRange(1), default=100, help="At most N ranks or findings (100)."
 )
 @with_wide_api_options
 @click.pass_obj
 def show(invocation: Invocation, /, *, watch: bool, **asked: Any) -> None:
-    """Compare the ranks of a job: which are slow now, why, and what it costs.
+    """Compare the ranks of a job: which are slow now, why, and the time that they cost.
 
     OWN is the time that a rank itself needs for a step, SLOWER how much more that is than the
     median of its role group, LATE by how much it enters collectives after the others, and WAITS
@@ -134,20 +138,20 @@ def _view(asked: dict[str, Any]) -> Literal["now", "history", "timings"]:
     "--html",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write a page with a heat map, that needs nothing else.",
+    help="Write the result as one self-contained web page with a heat map.",
 )
 @click.option(
     "--unit",
     type=click.Choice(_UNITS),
     default="s",
     show_default=True,
-    help="What start and duration of a table are in.",
+    help="The unit of start and duration in a table.",
 )
 @click.option(
     "--window",
     metavar="STEPS",
     type=click.IntRange(1, 100_000),
-    help="Steps that are judged together; from the number of steps, if not given.",
+    help="Steps that are judged together; by default chosen by the number of steps.",
 )
 @click.option(
     "--slower",
@@ -155,7 +159,7 @@ def _view(asked: dict[str, Any]) -> Literal["now", "history", "timings"]:
     type=NumberRange(0.001, 10),
     default=0.03,
     show_default=True,
-    help="How much slower than its peers a slow rank is, at least.",
+    help="A rank is slow from this excess over its peers on: 0.03 is 3 %.",
 )
 @click.option(
     "--top",
@@ -170,7 +174,7 @@ def _view(asked: dict[str, Any]) -> Literal["now", "history", "timings"]:
 def analyze(
     invocation: Invocation, /, *, files: tuple[Path, ...], html: Path | None, top: int, **how: Any
 ) -> int:
-    """Judge traces of any training: which ranks are slow, why, and what it costs.
+    """Judge traces of any training: which ranks are slow, why, and the time that they cost.
 
     FILE is a table of operations, CSV or Parquet, with the columns rank, step, op, start and
     duration, or a trace of torch.profiler for each rank. No service is needed.
@@ -215,7 +219,7 @@ def _analyzed(
 
 def _say_what_is_read(paths: list[Path]) -> None:
     """Tell a person at a terminal why nothing is printed for a while."""
-    from everstep.sizes import size
+    from everstep.units import size
     from everstep_services.cli.output import say
 
     try:

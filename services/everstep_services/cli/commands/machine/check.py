@@ -29,14 +29,14 @@ class _CheckCommand(click.Command):
 
 @click.command(cls=_CheckCommand)
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--all", "wants_all", is_flag=True, help="Also checks that disturb ranks.")
+@click.option("--all", "wants_all", is_flag=True, help="Also run checks that disturb ranks.")
 @click.option("--list", "wants_list", is_flag=True, help="Only list the checks.")
 @click.option(
     "--within",
     "within_s",
     type=NumberRange(min=0, min_open=True),
     metavar="SECONDS",
-    help="How long all of it may take.",
+    help="How long all checks together may take.",
 )
 @click.option("--quiet", is_flag=True, help="Print problems only.")
 @click.option(
@@ -44,16 +44,18 @@ class _CheckCommand(click.Command):
     is_flag=False,
     flag_value="127.0.0.1:0",
     metavar="[HOST:PORT]",
-    help="With network: let one peer measure the way to this node.",
+    help="With network: wait until one peer has measured the connection to this node.",
 )
 @click.option(
-    "--peer", metavar="HOST:PORT", help="With network: measure the way to one that listens there."
+    "--peer",
+    metavar="HOST:PORT",
+    help="With network: measure the connection to a node that listens there.",
 )
 @click.option(
     "--secret-file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="With network: the secret that both know, else $EVERSTEP_CHECK_TOKEN.",
+    help="With network: the file with the secret of both nodes; without it, $EVERSTEP_CHECK_TOKEN.",
 )
 @with_formats(_FORMATS, "How to print (human).")
 @click.pass_obj

@@ -23,21 +23,36 @@ from trainer_sdk.inject.catalog import FAULTS, FaultKind
     metavar="R|random",
     help="The global rank, or random; random without --rank and --node.",
 )
-@click.option("--node", metavar="ID|random", help="The node, for what happens to its agent.")
-@click.option("--after-step", type=click.IntRange(min=0), metavar="S", help="After this step.")
+@click.option("--node", metavar="ID|random", help="The node, for faults of an agent.")
 @click.option(
-    "--after", "after_s", type=NumberRange(min=0), metavar="SECONDS", help="After this time."
+    "--after-step", type=click.IntRange(min=0), metavar="S", help="Make the fault after this step."
+)
+@click.option(
+    "--after",
+    "after_s",
+    type=NumberRange(min=0),
+    metavar="SECONDS",
+    help="Make the fault after this time.",
 )
 @click.option("--for", "for_s", type=float, metavar="SECONDS", help="How long it lasts.")
-@click.option("--amount", type=int, metavar="N", help="How much; --list has the units.")
-@click.option("--target", default="", metavar="NAME", help="A section, a folder; see --list.")
+@click.option(
+    "--amount", type=int, metavar="N", help="How strong the fault is; --list has the units."
+)
+@click.option(
+    "--target",
+    default="",
+    metavar="NAME",
+    help="What the fault applies to, as a section or a folder; see --list.",
+)
 @click.option(
     "--scenario",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Make all faults of this TOML file, each in its time.",
+    help="Make all faults of this TOML file, each at its time.",
 )
-@click.option("--seed", type=int, metavar="N", help="For `random`: the same picks again.")
+@click.option(
+    "--seed", type=int, metavar="N", help="With `random`: the same seed makes the same choices."
+)
 @click.option("--dry-run", is_flag=True, help="Only print what would be done, and where.")
 @click.option("--list", "wants_list", is_flag=True, help="Only list the faults.")
 @with_common_options

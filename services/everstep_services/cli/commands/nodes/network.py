@@ -32,14 +32,14 @@ from everstep_services.cli.output import echo, print_record
     "--beside-training",
     "is_beside_training",
     is_flag=True,
-    help="Also where ranks run, which slows them.",
+    help="Also measure nodes whose ranks run, which slows them down.",
 )
 @click.option(
     "--within",
     "within_s",
     type=NumberRange(min=0, min_open=True),
     metavar="SECONDS",
-    help="Wait this long for the figures (5 for each partner, and 60).",
+    help="How long to wait for the figures (60, and 5 more for each partner).",
 )
 @with_reason
 @click.pass_obj

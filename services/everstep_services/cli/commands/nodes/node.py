@@ -24,7 +24,7 @@ def command() -> None:
 @with_api_options
 @click.pass_obj
 def show(invocation: Invocation, *, node: str) -> None:
-    """Show the state of a node and the reason, and the results of its last checks."""
+    """Show the state of a node, the reason for it, and the results of its last checks."""
     from everstep_services.cli.api.location import open_record
     from everstep_services.cli.pages.nodes import print_node
 
@@ -34,9 +34,7 @@ def show(invocation: Invocation, *, node: str) -> None:
 
 @command.command()
 @click.argument("node")
-@click.option(
-    "--for", "ttl_s", type=SpanParameter(), metavar="SPAN", help="For this time, as in 24h."
-)
+@click.option("--for", "ttl_s", type=SpanParameter(), metavar="SPAN", help="How long, as 24h.")
 @click.option("--for-good", is_flag=True, help="Until somebody includes it again.")
 @click.option("--force", is_flag=True, help="Also a node that has not joined yet.")
 @with_reason

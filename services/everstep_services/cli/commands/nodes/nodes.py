@@ -17,7 +17,9 @@ from everstep_services.cli.invocation import Invocation, with_wide_api_options
 @click.option("--unhealthy", is_flag=True, help="Only nodes whose last checks have failed.")
 @click.option("--suspect", is_flag=True, help="Only nodes with evidence against them.")
 @click.option("--excluded", is_flag=True, help="Only nodes that are excluded now.")
-@click.option("-q", "--query", metavar="TEXT", help="Only with this in the name or address.")
+@click.option(
+    "-q", "--query", metavar="TEXT", help="Only nodes with this text in their name or address."
+)
 @click.option("-n", "--limit", type=click.IntRange(1), default=1000, help="At most N nodes (1000).")
 @with_wide_api_options
 @click.pass_obj

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from everstep.sizes import size
+from everstep.units import size
 from everstep_services.cli.api.client import Api
 from everstep_services.cli.cells import Record, aligned, brief, cell, counted, moment, span
 from everstep_services.cli.errors import CliError, Exit

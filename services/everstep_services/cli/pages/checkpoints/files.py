@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from everstep.messages import KnownCheckpoint
-from everstep.sizes import size
+from everstep.units import size
 from everstep_services.catalog.domain.retention import RetentionDecision, RetentionRules, judged
 from everstep_services.cli.cells import aligned, cell, counted, moment, span
 from everstep_services.cli.errors import CliError, Exit

@@ -1,11 +1,11 @@
 """An incident on the screen: who, how, what was decided, when, and where the time went."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from everstep.sizes import size
+from everstep.units import size
 from everstep_services.cli.api.client import Api, job_path
 from everstep_services.cli.cells import (
     SHORT_ID,
@@ -28,7 +28,6 @@ from everstep_services.cli.cells import (
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.output import echo, print_record
-from everstep_services.cli.pages.incidents.stall import stall_lines
 from everstep_services.cli.pages.incidents.verdict import verdict_lines
 
 _LEDGER = ("detect", "evidence", "decide", "stop", "rendezvous", "start", "restore", "first_step")
@@ -39,6 +38,25 @@ _BEGINNING = re.compile("[0-9a-f]{4,}")
 _LISTED = 10_000
 _FINDINGS = 1000
 _CULPRITS = 6
+
+
+def failing_saves(saves: Record) -> Iterator[str]:
+    """For each tier whose last save has failed: when, why, and which checkpoint is the newest."""
+    for tier in saves["tiers"]:
+        failed, committed = tier["failed_at"], tier["committed_at"]
+        if failed is None or (committed is not None and committed > failed):
+            continue
+        newest = f"its newest is step {tier['committed_step']}" if committed else "it has none"
+        step = "" if tier["failed_step"] is None else f" of step {tier['failed_step']}"
+        why = cell(tier["failed_reason"] or "no reason is on record")
+        yield f"the last save{step} to {cell(tier['tier'])} has failed, and {newest}: {why}"
+
+
+def _no_incident(job: str, saves: Record) -> str:
+    failing = "; ".join(failing_saves(saves))
+    if not failing:
+        return f"nothing has gone wrong with {job} so far"
+    return f"{job} has had no incident, but {failing}. See: everstep ckpt ls {job}"
 
 
 def find_incident(api: Api, job: str, named: str | None) -> dict[str, Any]:
@@ -52,7 +70,7 @@ def find_incident(api: Api, job: str, named: str | None) -> dict[str, Any]:
             if incident["incident"].startswith(named or "")
         ]
         if named is None and not ids:
-            raise CliError(f"nothing has gone wrong with {job} so far", Exit.NOT_FOUND)
+            raise CliError(_no_incident(job, api.get(f"{job_path(job)}/saves")), Exit.NOT_FOUND)
         if named is not None and named not in ids:
             named = _only(ids, job, named)
         named = named or ids[0]
@@ -98,6 +116,42 @@ def find_slow_job(api: Api, job: str) -> dict[str, Any] | None:
         return None
     slow = api.get(f"{place}/stragglers", {"limit": _SLOW_SHOWN})["items"]
     return {**record, "slow_ranks": slow} if slow else None
+
+
+def find_given_up(api: Api, job: str) -> dict[str, Any] | None:
+    """The job, if its last allocation ended before the job was done, and no incident is the reason.
+
+    For instance, too few nodes joined: the newest incident, if there is one, was mended before.
+    """
+    place = job_path(job)
+    record: dict[str, Any] = api.get(place)
+    ends = [it for it in record["allocations"] if it["end_reason"]]
+    if record["state"] != "idle" or not ends:
+        return None
+    newest = api.get(f"{place}/incidents", {"limit": 1})["items"]
+    if newest and newest[0]["outcome"] != "recovered":
+        return None
+    return {**record, "last_end": max(ends, key=lambda it: it["ended_at"] or "")}
+
+
+def print_given_up(invocation: Invocation, job: dict[str, Any]) -> None:
+    """How the last allocation of a job ended; for programs, the record."""
+    if invocation.output in {"json", "jsonl", "name"}:
+        print_record(invocation, "job", job, "job")
+        return
+    for line in given_up_lines(job):
+        echo(line)
+
+
+def given_up_lines(job: Record) -> Iterator[str]:
+    """A job that is not done, and that nobody runs: why its last allocation ended."""
+    name, end = cell(job["job"]), job["last_end"]
+    code = "" if end["exit_code"] is None else f" (exit code {end['exit_code']})"
+    when = f" at {moment(end['ended_at'])} UTC" if end["ended_at"] else ""
+    yield f"{name}: its last allocation has ended{when}{code}: {cell(end['end_reason'])}"
+    yield "  the job is not done: it continues when its agents are started again"
+    if job["incidents"]:
+        yield f"  its newest incident, which was mended before: everstep incident show {name}"
 
 
 def print_slow_job(invocation: Invocation, job: dict[str, Any]) -> None:
@@ -365,3 +419,59 @@ PARTS: Mapping[str, Callable[[Record], Iterator[str]]] = {
     "Where the time went": _ledger,
 }
 """The parts of a story, the most important first."""
+
+
+_SHOWN = 5
+_RULES = {
+    "learned": "learned from how long it takes",
+    "floor": "the least that a limit may be",
+    "cap": "the most that a limit may be",
+    "configured": "set by somebody",
+    "default": "the default, as nothing was learned yet",
+}
+
+
+def stall_lines(incident: Record) -> Iterator[str]:
+    """Nothing where no rank has stalled."""
+    stall, located = incident["stall"], incident["located"]
+    if located is not None:
+        yield from _first(located)
+    if stall is not None:
+        yield from _stalled(stall)
+    others = [other for other in incident["stalls"] if stall is None or other["id"] != stall["id"]]
+    if others:
+        shown = ", ".join(f"rank {other['rank']}{_in(other)}" for other in others[:_SHOWN])
+        more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+        yield f"  past their limits, too: {shown}{more}"
+    if located is not None and located["waiting_ranks"]:
+        waiting = located["waiting_ranks"]
+        yield f"  {counted(waiting, 'other rank')} waited for {_them(located['first_ranks'] or ())}"
+
+
+def _first(located: Record) -> Iterator[str]:
+    ranks, nodes = located["first_ranks"] or (), located["first_nodes"] or ()
+    lead = f", {span(located['lead_s'])} before all others" if located["lead_s"] else ""
+    sure = "" if located["is_certain"] else " (likely: beats cannot tell for sure)"
+    on = f" on {listed(nodes, _SHOWN)}" if nodes else ""
+    noun = "rank" if len(ranks) == 1 else "ranks"
+    yield f"  {noun} {listed(ranks, _SHOWN)}{on} stopped first{_in(located)}{lead}{sure}"
+    if located["reason"]:
+        yield f"  as beats show: {cell(located['reason'])}"
+
+
+def _stalled(stall: Record) -> Iterator[str]:
+    rule = _RULES.get(stall["limit_source"], cell(stall["limit_source"]))
+    limit = f"the limit there is {span(stall['limit_s'])}{f', {rule}' if rule else ''}"
+    after = "" if stall["step"] is None else f" after step {stall['step']}"
+    waited = span(stall["waited_s"])
+    yield f"  rank {stall['rank']} made no progress for {waited}{_in(stall)}{after}; {limit}"
+    if stall["blocked_in"]:
+        yield f"  of its process: {cell(stall['blocked_in'])}"
+
+
+def _in(record: Record) -> str:
+    return f" in section {cell(record['section'])}" if record["section"] else ""
+
+
+def _them(ranks: Sequence[object]) -> str:
+    return "it" if len(ranks) == 1 else "them"

@@ -56,4 +56,4 @@ class PageOf(Answer, Generic[T]):
     """Some of the items of a list."""
 
     items: list[T]
-    next: str | None = Field(description="Give it as `cursor` for the next page; null at the end.")
+    next: str | None = Field(description="The `cursor` of the next page; null at the end.")

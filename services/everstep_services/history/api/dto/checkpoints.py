@@ -13,11 +13,11 @@ class Holder(Answer):
     node: str
     slot: int
     address: str
-    port: int = Field(description="Of its replica server.")
+    port: int = Field(description="The port of its replica server.")
 
 
 class Replica(Answer):
-    """Where the state of one slot can be had from."""
+    """The nodes that have the state of one slot."""
 
     slot: int
     holders: list[Holder] = Field(description="The slot's own node first.")
@@ -28,24 +28,25 @@ class Checkpoint(Answer):
 
     step: int
     tier: str = Field(description="`global`, `peer` or `memory`.")
-    path: str | None = Field(description="Where its manifest is; null for a tier in memory.")
+    path: str | None = Field(description="The path of its manifest; null for a tier in memory.")
     saved_at: datetime | None
     round: int | None = Field(description="The round that saved it.")
     size_bytes: int
     shards: int = Field(description="How many files or objects hold it.")
     world_size: int | None
     survivable_losses: int | None = Field(
-        description="For a tier in memory: how many nodes may be lost before it is."
+        description="For a tier in memory: how many nodes may be lost while the checkpoint "
+        "survives."
     )
     verified_at: datetime | None = Field(description="When it was last read back and compared.")
-    is_verified: bool = Field(description="It was, and every byte is what was saved.")
+    is_verified: bool = Field(description="It was read back, and every byte is what was saved.")
     is_pinned: bool
     is_quarantined: bool
     is_missing: bool = Field(description="Its files are gone, without a deletion on record.")
     has_data_position: bool
     manifest_hash: str | None = Field(description="The xxh3-128 of the manifest that is there.")
     committed_hash: str | None = Field(
-        description="That of the manifest that was committed; null when no fact has named it."
+        description="The xxh3-128 of the manifest that was committed; null if no fact has named it."
     )
     note: str | None = Field(description="Further remarks for people.")
     replicas: list[Replica]
@@ -56,37 +57,45 @@ class Checkpoints(Answer):
 
     job: str
     items: list[Checkpoint]
-    is_live: bool = Field(description="The catalog answered just now.")
+    is_live: bool = Field(description="True if the catalog has answered just now.")
     note: str | None = Field(description="Why this may not be the present state.")
 
 
 class Saves(Answer):
-    """How saving goes in one tier, from the record."""
+    """The state of saves in one tier, from the record."""
 
     tier: str = Field(description="`global`, `memory` or `peer`.")
     committed_step: int | None = Field(description="The newest checkpoint that was committed.")
     committed_at: datetime | None
     committed_round: int | None
     path: str | None
-    manifest_hash: str | None = Field(description="The xxh3-128 of the manifest there.")
+    manifest_hash: str | None = Field(
+        description="The xxh3-128 of the manifest of that checkpoint."
+    )
     size_bytes: int | None
     occasion: str | None = Field(
         description="`interval`, `requested`, `preemption` or `end`.", examples=["interval"]
     )
-    lag_s: float | None = Field(description="From the call that saved it until it was visible.")
-    stall_s: float | None = Field(description="What the training step paid.")
+    lag_s: float | None = Field(
+        description="The time from the call of the save until the checkpoint was visible."
+    )
+    stall_s: float | None = Field(description="How long the save blocked the training step.")
     write_s: float | None
-    commits: int | None = Field(description="How many there have been.")
+    commits: int | None = Field(
+        description="The number of checkpoints that were committed in this tier."
+    )
     failed_at: datetime | None = Field(description="When a save failed last.")
     failed_step: int | None
     failed_node: str | None
     failed_stage: str | None
     failed_reason: str | None
     failures: int | None
-    every_steps: int | None = Field(description="How often it saves now.")
+    every_steps: int | None = Field(
+        description="The number of steps between two saves, at present."
+    )
     every_s: float | None
     interval_reason: str | None
-    bad_found: int | None = Field(description="How many were quarantined.")
+    bad_found: int | None = Field(description="The number of checkpoints in quarantine.")
     deleted: int | None
 
 
@@ -95,8 +104,10 @@ class SaveDelay(Answer):
 
     node: str
     delay_at: datetime | None
-    delay_lag_s: float | None = Field(description="Age of the oldest save that is not durable.")
-    waiting: int | None = Field(description="Saves that wait; 0 when that is over.")
+    delay_lag_s: float | None = Field(description="The age of the oldest save that is not durable.")
+    waiting: int | None = Field(
+        description="The number of saves that wait; 0 when none waits any more."
+    )
     waiting_bytes: int | None
     delay_reason: str | None
     refusal_at: datetime | None = Field(description="When a save was last refused.")
@@ -109,7 +120,7 @@ class SaveDelay(Answer):
 
 
 class TierSaves(Saves):
-    """How saving goes in one tier of a job."""
+    """The state of saves in one tier of a job."""
 
     job: str
 
@@ -130,7 +141,7 @@ class TierReadOut(Answer):
 
 
 class Restores(Answer):
-    """What the newest round began from, and what copies in memory survive."""
+    """What the newest round has restored, and how many lost nodes the copies in memory survive."""
 
     restored_at: datetime | None
     restored_round: int | None
@@ -139,23 +150,30 @@ class Restores(Answer):
     tiers: list[TierReadOut] | None
     restored_reason: str | None
     restored_s: float | None
-    rejected: int | None = Field(description="Newer ones that could not be used.")
+    rejected: int | None = Field(description="Newer checkpoints that could not be used.")
     restores: int | None
     failed_restores: int | None
     fresh_starts: int | None
-    copies_at: datetime | None = Field(description="When that last changed.")
+    copies_at: datetime | None = Field(description="When the number of copies last changed.")
     survivable_losses: int | None = Field(description="How many nodes may be lost at once.")
-    is_degraded: bool | None = Field(description="Fewer than wanted.")
+    is_degraded: bool | None = Field(description="True if there are fewer copies than required.")
     copies_reason: str | None
 
 
 class JobSaves(Answer):
-    """How saving and restoring goes, from the record: true while the catalog is away, too."""
+    """The state of saves and restores, from the record.
+
+    It is right even if the catalog cannot be reached.
+    """
 
     job: str
     tiers: list[Saves]
-    delays: list[SaveDelay] = Field(description="At most 1000 nodes, those that wait first.")
-    restore: Restores | None = Field(description="Null when nothing was restored yet.")
+    delays: list[SaveDelay] = Field(
+        description="Nodes whose saves wait or were refused, those that wait first; at most 1000."
+    )
+    restore: Restores | None = Field(
+        description="The newest restore; null if nothing was restored yet."
+    )
 
 
 class RejectedOut(Answer):
@@ -168,7 +186,7 @@ class RejectedOut(Answer):
 
 
 class LocatedCheckpoints(Answer):
-    """What a round would restore, the newest first, and what it would pass over."""
+    """The checkpoints that a round would restore, the newest first, and those that it could not."""
 
     job: str
     places: list[Checkpoint]
@@ -176,7 +194,7 @@ class LocatedCheckpoints(Answer):
 
 
 class JudgedOut(Answer):
-    """What retention says of a checkpoint."""
+    """The decision of retention about a checkpoint."""
 
     step: int
     is_kept: bool
@@ -191,6 +209,6 @@ class Collected(Answer):
     job: str
     judged: list[JudgedOut] = Field(description="The newest first.")
     text: str = Field(
-        description="What happens now.",
+        description="What happens now, in a sentence.",
         examples=["3 of 8 checkpoints go, which frees 12.0 GiB; nothing was deleted"],
     )

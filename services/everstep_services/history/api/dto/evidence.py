@@ -13,16 +13,18 @@ class SuspectOut(Answer):
 
 
 class CollectiveFaultOut(Answer):
-    """One thing that is wrong, and the ranks that may have caused it."""
+    """A fault in collectives, and the ranks that may have caused it."""
 
     kind: str = Field(
         description="`never_joined`, `no_dump`, `mismatch`, `not_started`, `half_completed`, "
         "`stuck` or `cycle`."
     )
-    summary: str = Field(description="What it is, in a sentence.")
+    summary: str = Field(description="The fault in a sentence.")
     confidence: float = Field(description="0 to 1.")
     suspects: list[SuspectOut] = Field(description="At most 64.")
-    waiting: list[int] = Field(description="Ranks that wait for it, directly or through others.")
+    waiting: list[int] = Field(
+        description="Ranks that wait because of this fault, directly or through others."
+    )
 
 
 class CollectiveOut(Answer):
@@ -31,13 +33,17 @@ class CollectiveOut(Answer):
     group: str = Field(description="The process group.")
     sequence: int = Field(description="Its number in that group.")
     operation: str = Field(examples=["all_reduce of 4 Float"])
-    where: str = Field(description="The line that waits there; empty where no stack tells.")
-    age_s: float | None = Field(description="How long ago the last rank came to it.")
+    where: str = Field(
+        description="The line of the script that waits there; empty if no stack shows it."
+    )
+    age_s: float | None = Field(description="How long ago the last rank joined it.")
     never_joined: list[int] = Field(description="Ranks that have not called it.")
     no_dump: list[int] = Field(description="Ranks without a flight recorder.")
-    scheduled: list[int] = Field(description="Called, and their devices have not begun.")
-    started: list[int] = Field(description="Ranks that are in it.")
-    completed: list[int] = Field(description="Ranks that are through.")
+    scheduled: list[int] = Field(
+        description="Ranks that have called it, and whose devices have not started it."
+    )
+    started: list[int] = Field(description="Ranks whose devices have started it.")
+    completed: list[int] = Field(description="Ranks that have completed it.")
 
 
 class Collectives(Answer):
@@ -46,40 +52,42 @@ class Collectives(Answer):
     job: str
     incident: str
     verdict: str = Field(description="`culprits`, `inconclusive` or `nothing_pending`.")
-    summary: str = Field(description="All of it in a sentence.")
+    summary: str = Field(description="All findings in a sentence.")
     ranks: int = Field(description="How many ranks the job has, as far as it is known.")
     dumps: int = Field(description="The number of ranks with a recorder.")
-    faults: list[CollectiveFaultOut] = Field(description="The surest first; at most 16.")
+    faults: list[CollectiveFaultOut] = Field(
+        description="The faults, the most certain first; at most 16."
+    )
     collectives: list[CollectiveOut] = Field(
-        description="Those that are not over, the oldest first; at most 64."
+        description="Collectives that are not over, the oldest first; at most 64."
     )
     without_dump: list[int] = Field(description="Ranks that others know of, without a recorder.")
     notes: list[str] = Field(description="What could not be read, and why; at most 64.")
-    is_cut: bool = Field(description="There are more than one answer can hold.")
+    is_cut: bool = Field(description="True if there are more than one answer can hold.")
 
 
 class FoldedStackOut(Answer):
-    """Ranks in which a thread has one and the same stack."""
+    """A stack, and the ranks in which a thread has exactly this stack."""
 
     ranks: list[int]
     thread: str = Field(examples=["MainThread"])
     does: str = Field(
-        description="What it does there.", examples=["waits in a collective (all_reduce)"]
+        description="What the thread does there.", examples=["waits in a collective (all_reduce)"]
     )
     frames: list[str] = Field(description="The innermost one first; at most 64.")
 
 
 class Stacks(Answer):
-    """What the stacks of an incident say together."""
+    """What all stacks of an incident show together."""
 
     job: str
     incident: str
     verdict: str = Field(description="`odd_ranks`, `inconclusive` or `nothing`.")
-    summary: str = Field(description="All of it in a sentence.")
+    summary: str = Field(description="All findings in a sentence.")
     confidence: float = Field(description="0 to 1.")
     ranks: int = Field(description="The number of ranks with a stack.")
     suspects: list[SuspectOut] = Field(
-        description="Ranks that stand elsewhere than those that wait; at most 64."
+        description="Ranks whose stacks differ from those of the waiting ranks; at most 64."
     )
     waiting: list[int] = Field(description="Ranks that wait for others.")
     stacks: list[FoldedStackOut] = Field(
@@ -88,4 +96,4 @@ class Stacks(Answer):
     )
     missing: list[int] = Field(description="Ranks without any stack.")
     notes: list[str] = Field(description="What could not be read, and why; at most 64.")
-    is_cut: bool = Field(description="There are more than one answer can hold.")
+    is_cut: bool = Field(description="True if there are more than one answer can hold.")

@@ -21,9 +21,11 @@ class Goodput(Answer):
     """What a job's allocations were used for, within a window."""
 
     job: str
-    since: datetime | None = Field(description="Where the window begins: asked for, or the start.")
+    since: datetime | None = Field(
+        description="Where the window begins: as requested, or at the first allocation."
+    )
     until: datetime = Field(description="Where the window ends.")
-    wall_s: float = Field(description="How long allocations lasted in the window.")
+    wall_s: float = Field(description="The time of the job's allocations within the window.")
     goodput_ratio: float | None = _RATIO
     seconds: dict[str, float] = _SECONDS
 
@@ -34,7 +36,7 @@ class FleetGoodput(Answer):
     since: datetime
     until: datetime
     jobs: int = Field(description="How many jobs had an allocation in the window.")
-    is_cut: bool = Field(description="There were more jobs than are looked at: the newest count.")
+    is_cut: bool = Field(description="True if there were too many jobs: only the newest count.")
     wall_s: float
     goodput_ratio: float | None = _RATIO
     seconds: dict[str, float] = _SECONDS
@@ -47,7 +49,7 @@ class TimelinePart(Answer):
     since: datetime
     until: datetime
     time_class: str = Field(description="One of the classes of goodput, or `mixed`.")
-    round: int | None = Field(description="Null between rounds.")
+    round: int | None = Field(description="The round; null between rounds.")
     tax_ratio: float = Field(description="The share of it that was lost to slow ranks.")
 
 
@@ -56,7 +58,9 @@ class Timeline(Answer):
 
     job: str
     items: list[TimelinePart]
-    is_coarse: bool = Field(description="Short parts were put together: there are too many.")
+    is_coarse: bool = Field(
+        description="True if short parts were merged because there were too many."
+    )
 
 
 def shown_goodput(

@@ -16,37 +16,35 @@ class RankNow(Answer):
     state: str = Field(description="`starting`, `running`, `paused`, `stalled` or `exited`.")
     step: int | None = Field(description="The last step that it finished in this round.")
     section: str | None = Field(description="The innermost section that is open.")
-    section_age_s: float = Field(description="Since it was entered.")
-    progress_age_s: float = Field(description="Since its last progress.")
+    section_age_s: float = Field(description="How long the rank has been in this section.")
+    progress_age_s: float = Field(description="The time since the rank's last progress.")
     limit_s: float | None = Field(
-        description="How long it may make no progress there; null while no limit applies."
+        description="How long the rank may make no progress there; null while no limit applies."
     )
     limit_source: str | None = Field(
         description="`learned`, `configured`, `default`, `floor` or `cap`."
     )
     collectives: int | None = Field(
-        description="Entered in this round when it was last asked; only ranks whose pages show "
-        "nothing are asked."
+        description="The number of collectives that the rank has entered in this round; only "
+        "counted for ranks whose pages show no progress."
     )
     resident_bytes: int | None
     device_bytes: int | None
     heard_age_s: float = Field(
-        description="Since the last beat of its node, by the clock of history."
+        description="The age of the last beat of its node, by the clock of history."
     )
-    is_stale: bool = Field(description="The beat is too old to show the present state.")
+    is_stale: bool = Field(description="True if the beat is too old to show the present state.")
 
 
 class Ranks(PageOf[RankNow]):
     """Ranks of the newest round, and whether this is their present state."""
 
-    round: int | None = Field(description="Null while no ranks are heard of.")
-    states: dict[str, int] = Field(
-        description="How many ranks there are in each state, on all pages."
-    )
-    is_stale: bool = Field(description="Some of it, or all, is not the present state.")
-    note: str | None = Field(description="Why it is stale, or why there are none.")
+    round: int | None = Field(description="The round; null while no beat reports a rank.")
+    states: dict[str, int] = Field(description="The number of ranks in each state, over all pages.")
+    is_stale: bool = Field(description="True if part of the answer is not the present state.")
+    note: str | None = Field(description="Why the answer is stale, or why there are no ranks.")
     silent_nodes: list[str] = Field(
-        description="Nodes of the round that are not heard; 100 of them."
+        description="Nodes of the round that send no beats; at most 100."
     )
 
 
@@ -62,51 +60,55 @@ class LimitOut(Answer):
     source: str = Field(
         description="`learned`, `configured`, `default`, `floor` or `cap`: the rule that set it."
     )
-    why: str = Field(description="The numbers that went into it.")
-    longest_s: float | None = Field(description="The longest that was seen on any rank.")
+    why: str = Field(description="The numbers that the limit was computed from.")
+    longest_s: float | None = Field(description="The longest time that was observed on any rank.")
     observations: int
     kind: str | None = Field(description="`plain`, `checkpoint`, `evaluation` or `heartbeat`.")
     origin: str | None = Field(
-        default=None, description="How a person has set it: by an option, a setting, a command."
+        default=None, description="How a person has set it: by an option, a setting or a command."
     )
 
 
 class Limits(Answer):
     """The limits that can act on a job's ranks.
 
-    While ranks run, their agents say which; else these are what was learned and set.
+    While ranks run, these are the limits that their agents report; otherwise those that were
+    learned and set.
     """
 
     job: str
     limits: list[LimitOut]
     rule: str | None = Field(description="How limits are learned, and since when.")
     round: int | None = Field(description="The round that was observed last.")
-    config_fingerprint: str | None = Field(description="The configuration that they hold for.")
+    config_fingerprint: str | None = Field(
+        description="The configuration that these limits apply to."
+    )
     is_live: bool = Field(
         description="Agents or health have just reported it; otherwise it is the newest on record."
     )
     at: datetime | None = Field(description="When that was recorded; null for live ones.")
-    note: str | None = Field(description="Why they are not live, or why there are none.")
+    note: str | None = Field(description="Why the limits are not live, or why there are none.")
 
 
 class ExclusionOut(Answer):
-    """A node that may not join."""
+    """A node that may not join a round."""
 
     node: str
     by: str
     reason: str
-    until_at: datetime | None = Field(description="Null for no end.")
+    until_at: datetime | None = Field(description="When the exclusion ends; null for no end.")
 
 
 class Switches(Answer):
     """What was switched at run time, for all jobs or for one."""
 
-    job: str | None = Field(description="Null for those of all jobs.")
+    job: str | None = Field(description="The job; null for the switches of all jobs.")
     is_braked: bool = Field(description="The brake is on: every actuator only observes.")
     braked_by: str | None = Field(description="Who pulled the brake; null while it is off.")
-    brake_reason: str | None = Field(description="Why they did.")
+    brake_reason: str | None = Field(description="Why the brake was pulled.")
     modes: dict[str, str] = Field(
-        description="`observe` or `enforce`, by actuator; what is not here has its default.",
+        description="`observe` or `enforce`, by actuator; those that are missing have their "
+        "default.",
         examples=[{"exclude": "enforce"}],
     )
     settings: dict[str, str] = Field(description="By dotted name.")
@@ -117,10 +119,10 @@ class Switches(Answer):
 
 
 class SwitchInForce(Answer):
-    """What holds of one switch."""
+    """The value of one switch."""
 
     name: str = Field(examples=["straggler.window_s"])
-    value: str = Field(description="As an operator would write it.")
+    value: str = Field(description="The value, as an operator would write it.")
     source: str = Field(
         description="`default`, `settings` of the service, `control` for all jobs, `control of "
         "the job`, or `brake`."
@@ -138,9 +140,10 @@ class Control(Answer):
     """Every switch that is in force, as the bus holds it now."""
 
     cluster: Switches
-    jobs: list[Switches] = Field(description="Jobs that have some of their own.")
+    jobs: list[Switches] = Field(description="Jobs with switches of their own.")
     breaker_opened_at: datetime | None = Field(
-        description="Since when health excludes no more nodes by itself; null while it may."
+        description="Since when the breaker is open, so that health excludes no more nodes; null "
+        "while it is closed."
     )
     distrusted_checks: list[str] = Field(
         description="Checks that fail on too many nodes to count against any of them."

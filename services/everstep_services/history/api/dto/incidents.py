@@ -107,23 +107,27 @@ def _shown_piece(
 class LedgerOut(Answer):
     """Where an incident's time went: the entries sum to its wall time."""
 
-    detect_s: float = Field(description="From the last progress until the first report.")
-    evidence_s: float = Field(description="Collecting evidence while the ranks still stood.")
-    decide_s: float = Field(description="Until it was decided what to do, backoff included.")
-    stop_s: float = Field(description="Until the last rank was gone and its accelerator free.")
-    rendezvous_s: float = Field(description="Until the next round had formed.")
-    start_s: float = Field(description="Until its last rank ran.")
-    restore_s: float = Field(description="Until the state was back.")
-    first_step_s: float = Field(description="Until the first step was finished.")
+    detect_s: float = Field(description="The time from the last progress to the first report.")
+    evidence_s: float = Field(
+        description="The time to collect evidence before the ranks were stopped."
+    )
+    decide_s: float = Field(description="The time until the decision what to do, backoff included.")
+    stop_s: float = Field(
+        description="The time until the last rank was gone and its accelerator free."
+    )
+    rendezvous_s: float = Field(description="The time until the next round had formed.")
+    start_s: float = Field(description="The time until the last rank of that round ran.")
+    restore_s: float = Field(description="The time until the state was restored.")
+    first_step_s: float = Field(description="The time until the first step was finished.")
     other_s: float = Field(description="Time that belongs to none of these.")
-    wall_s: float = Field(description="The sum.")
+    wall_s: float = Field(description="The sum of all entries.")
 
 
 class Incident(Answer):
     """From the first sign of trouble to the next good step."""
 
     job: str
-    incident: str = Field(description="Its id.")
+    incident: str = Field(description="The incident's id.")
     outcome: str | None = Field(
         description="`recovered`, `stopped`, `failed`, `preempted` or `merged`; null while open.",
         examples=["recovered"],
@@ -154,10 +158,14 @@ class Incident(Answer):
     progress_at: datetime | None = Field(description="When the training last moved before it.")
     ranks_affected: int | None
     nodes_affected: list[str] | None
-    reports: int | None = Field(description="How many belonged to it.")
+    reports: int | None = Field(description="The number of reports that belong to this incident.")
     extended_reason: str | None = Field(description="The later reports in one text.")
-    ledger: LedgerOut | None = Field(description="Null while it is open.")
-    lost_steps: int | None = Field(description="Steps that had to be made again.")
+    ledger: LedgerOut | None = Field(
+        description="Where the time went; null while the incident is open."
+    )
+    lost_steps: int | None = Field(
+        description="Steps that had to be trained again after a restart."
+    )
     lost_s: float | None = Field(description="The time that those steps had taken.")
     restored_step: int | None
     restored_tier: str | None
@@ -166,14 +174,14 @@ class Incident(Answer):
         description="The cause class of the verdict that holds; null while there is none.",
         examples=["user_code"],
     )
-    confidence: float | None = Field(description="The confidence of the verdict, 0 to 1.")
+    confidence: float | None = Field(description="The confidence of this verdict, 0 to 1.")
     culprit_ranks: list[int] | None = Field(description="The ranks that this verdict names.")
     culprit_nodes: list[str] | None = Field(description="The nodes that it names.")
-    fingerprint: str | None = Field(description="Equal for the same failure.")
-    trigger_fact: str | None = Field(description="The first report's id.")
+    fingerprint: str | None = Field(description="A hash that is equal for equal failures.")
+    trigger_fact: str | None = Field(description="The id of the first report's fact.")
     opened_fact: str | None
     closed_fact: str | None
-    first_n: int | None = Field(description="Its first fact's place in the log.")
+    first_n: int | None = Field(description="The place of its first fact in the log.")
     last_n: int | None
 
 
@@ -181,54 +189,62 @@ class OptionOut(Answer):
     """An action that was considered and not taken."""
 
     action: str
-    rejected: str = Field(description="Why not, past which limit.")
+    rejected: str = Field(description="Why it was not taken, with the limit that decided.")
 
 
 class Action(Answer):
-    """A decision, and what came of it."""
+    """A decision and its outcome."""
 
     decision: str = Field(description="The id of its fact.")
     job: str
     incident: str | None
     round: int | None
     action: str = Field(examples=["restart"])
-    mode: str | None = Field(description="`enforce`, or `observe`: it was only recorded, not done.")
+    mode: str | None = Field(
+        description="`enforce`, or `observe` if the decision was only recorded and not carried out."
+    )
     rule: str | None = Field(description="The rule that decided.", examples=["restart.budget_left"])
     reason: str | None
     decided_at: datetime | None
     decided_by: str | None
-    decide_s: float | None = Field(description="From the first report until the decision.")
-    delay_s: float | None = Field(description="How long it waited first, for a backoff.")
-    budgets: list[BudgetOut] | None = Field(description="What is left after it.")
-    considered: list[OptionOut] | None = Field(description="What else was possible.")
+    decide_s: float | None = Field(description="The time from the first report to the decision.")
+    delay_s: float | None = Field(
+        description="How long the action waited before it began, for a backoff."
+    )
+    budgets: list[BudgetOut] | None = Field(
+        description="What is left of the budgets after the decision."
+    )
+    considered: list[OptionOut] | None = Field(
+        description="The other actions that were considered."
+    )
     unknowns: list[str] | None = Field(description="What was not known when it was decided.")
     rests_on: list[str] | None = Field(description="The ids of the facts that it rests on.")
-    nodes_out: list[str] | None = Field(description="Nodes that lose their slot by it.")
-    nodes_in: list[str] | None = Field(description="Nodes that get one.")
+    nodes_out: list[str] | None = Field(description="Nodes that lose their slot by this action.")
+    nodes_in: list[str] | None = Field(description="Nodes that get a slot by this action.")
     outcome: str | None = Field(
         description="`done`, `failed`, `observed` or `overtaken`; null while it is not recorded."
     )
     outcome_reason: str | None
     taken_at: datetime | None
-    took_s: float | None = Field(description="From the decision until it was carried out.")
+    took_s: float | None = Field(description="The time from the decision until it was carried out.")
 
 
 class EvidenceOut(Answer):
     """A piece of evidence, or why there is none."""
 
-    id: str = Field(description="Its fact.")
+    id: str = Field(description="The id of its fact.")
     at: datetime | None
     node: str | None
-    rank: int | None = Field(description="Null when it is about the node.")
+    rank: int | None = Field(description="The rank; null if the evidence is about the node.")
     round: int | None
     kind: str | None = Field(description="`exception`, `log`, `stacks`, `gpu` …")
     stream: str | None = Field(description="`stdout` or `stderr`, for the end of a log.")
-    summary: str | None = Field(description="What it says in a line.")
+    summary: str | None = Field(description="The evidence in a line.")
     blob: dict[str, Any] | None = Field(
-        description="Where it is: job, id, size_bytes, parts. Its content is at "
+        description="Where the bus has it: job, id, size_bytes, parts. Its content is at "
         "`/incidents/{incident}/evidence/{id}`."
     )
-    missing_reason: str | None = Field(description="Why there is none.")
+    missing_reason: str | None = Field(description="Why it is missing.")
     took_s: float | None
     is_copied: bool = Field(
         description="History has a copy of its content, which outlasts the bus: until "
@@ -255,7 +271,7 @@ class AlternativeOut(Answer):
 
 
 class GroundOut(Answer):
-    """Something that a verdict rests on."""
+    """Evidence that a verdict rests on."""
 
     says: str = Field(examples=["rank 7 never entered all_reduce 1204"])
     analyzer: str = Field(description="The analyzer that found it.", examples=["flight_recorder"])
@@ -264,7 +280,7 @@ class GroundOut(Answer):
 
 
 class VerdictOut(Answer):
-    """Who caused it, and what kind of failure it is."""
+    """Who or what caused the incident, and the kind of failure."""
 
     verdict_fact: str
     verdict_at: datetime | None
@@ -275,7 +291,7 @@ class VerdictOut(Answer):
     verdict_reason: str | None
     cause: str | None = Field(examples=["user_code"])
     cause_kind: str | None = Field(
-        description="What happened, finer than the cause.", examples=["python_exception"]
+        description="The kind of failure, finer than the cause.", examples=["python_exception"]
     )
     confidence: float | None = Field(description="0 to 1.")
     is_inconclusive: bool | None = Field(
@@ -289,14 +305,21 @@ class VerdictOut(Answer):
     )
     is_transient: bool | None
     fingerprint: str | None = Field(description="Equal for the same bug.")
-    evidence: list[GroundOut] = Field(description="What it rests on, the weightiest first.")
+    evidence: list[GroundOut] = Field(
+        description="The evidence that it rests on, the weightiest first."
+    )
     alternatives: list[AlternativeOut] | None
-    missing: list[str] = Field(description="What would have helped and was not there, and why.")
+    missing: list[str] = Field(
+        description="The evidence that would have helped and is missing, with the reason."
+    )
     analyzers: list[str] = Field(description="The analyzers that contributed evidence.")
     explanation: str | None = Field(
-        description="The words of a language model, where one is asked; it decided nothing."
+        description="The explanation by a language model, if one is set; it had no part in the "
+        "verdict."
     )
-    took_s: float | None = Field(description="From the incident's opening until the verdict.")
+    took_s: float | None = Field(
+        description="The time from the opening of the incident to the verdict."
+    )
 
 
 class CorrectionOut(Answer):
@@ -309,7 +332,9 @@ class CorrectionOut(Answer):
     note: str | None = Field(description="Why, in their words.")
     culprit_ranks: list[int] | None
     culprit_nodes: list[str] | None
-    was_cause: str | None = Field(description="The cause of the verdict before; null without one.")
+    was_cause: str | None = Field(
+        description="The cause of the previous verdict; null if there was none."
+    )
     is_confirmation: bool | None = Field(description="It confirms the verdict.")
 
 
@@ -331,12 +356,12 @@ class SimilarIncident(Answer):
 class Located(Answer):
     """Which ranks stopped first, and how many only waited for them."""
 
-    id: str = Field(description="Its fact.")
+    id: str = Field(description="The id of its fact.")
     n: int | None
     at: datetime | None
-    first_ranks: list[int] | None = Field(description="At most 100.")
+    first_ranks: list[int] | None = Field(description="The ranks that stopped first; at most 100.")
     first_nodes: list[str] | None
-    waiting_ranks: int | None = Field(description="How many others wait.")
+    waiting_ranks: int | None = Field(description="The number of other ranks, which only waited.")
     section: str | None = Field(description="The section that the first ranks are in.")
     lead_s: float | None = Field(description="How long before all others they stopped.")
     is_certain: bool | None = Field(description="No beat that could contradict it is missing.")
@@ -357,12 +382,12 @@ class IncidentDetail(Incident):
         "first decision rests on, else the one that was reported first; null when no rank exited, "
         "or none of the culprits."
     )
-    stall: Stall | None = Field(description="How that rank stalled; null when it did not.")
+    stall: Stall | None = Field(description="The stall of that rank; null if it did not stall.")
     stalls: list[Stall] = Field(
         description="All ranks that had stalled and did not move again; at most 50."
     )
     located: Located | None = Field(
-        description="Which ranks stopped first; null when no rank stalled, or it is not known."
+        description="Which ranks stopped first; null if no rank stalled, or if this is unknown."
     )
     slow_ranks: list[SlowRank] = Field(
         description="Ranks that were slow when it began, or until ten minutes before; at most 50."
@@ -386,5 +411,11 @@ class IncidentDetail(Incident):
     rounds: list[Round] = Field(
         description="The round that it broke, and the rounds that should bring the training back."
     )
-    nodes_out: list[str] = Field(description="Had a slot before, and not after; at most 200.")
-    nodes_in: list[str] = Field(description="Have a slot that they did not have; at most 200.")
+    nodes_out: list[str] = Field(
+        description="Nodes that had a slot before the incident, and "
+        "have none after it; at most 200."
+    )
+    nodes_in: list[str] = Field(
+        description="Nodes that have a slot after the incident, and had "
+        "none before it; at most 200."
+    )

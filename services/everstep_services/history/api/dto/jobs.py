@@ -15,23 +15,23 @@ class BudgetOut(Answer):
 
     name: str = Field(examples=["restarts"])
     limit: int
-    left: int = Field(description="After the last decision.")
+    left: int = Field(description="What is left after the last decision.")
 
 
 class Job(Answer):
     """A training run, from its facts."""
 
-    job: str = Field(description="Its id.", examples=["llama-8b"])
-    name: str | None = Field(description="Its name for people.")
+    job: str = Field(description="The job's id.", examples=["llama-8b"])
+    name: str | None = Field(description="The job's name for people.")
     state: str = Field(
         description="`forming`, `starting`, `running`, `restarting`, `idle` (no allocation), or "
         "how it ended: `done`, `failed`, `stopped`.",
         examples=["running"],
     )
-    labels: dict[str, str] | None = Field(description="Free labels.")
+    labels: dict[str, str] | None = Field(description="The labels that its user has chosen.")
     command: list[str] | None = Field(description="What each rank runs.")
     config_fingerprint: str | None
-    user: str | None = Field(description="Who started it.")
+    user: str | None = Field(description="The user who started it.")
     version: str | None = Field(description="The release of Everstep that started it.")
     nodes_min: int | None
     nodes_max: int | None
@@ -42,31 +42,40 @@ class Job(Answer):
     no_progress_limit: int | None = Field(
         description="Rounds in a row that may end without a new step."
     )
-    budgets: list[BudgetOut] | None = Field(description="As of the last decision about it.")
+    budgets: list[BudgetOut] | None = Field(
+        description="The restart budgets after the last decision about the job."
+    )
     started_at: datetime | None
-    updated_at: datetime | None = Field(description="When the last fact about it arrived here.")
+    updated_at: datetime | None = Field(
+        description="When the last fact about the job arrived in the record."
+    )
     ended_at: datetime | None
-    end_reason: str | None = Field(description="Why it ended, past which limit.")
+    end_reason: str | None = Field(description="Why the job ended, with the limit that was passed.")
     end_incident: str | None
     end_headline: str | None = Field(
-        description="The same, beginning with the verdict where it names other culprits."
+        description="The same, after the verdict if the verdict names other culprits."
     )
     exit_code: int | None
     round: int | None = Field(description="The newest round.")
     rounds: int | None = Field(description="How many rounds have formed.")
     restarts: int | None
     world_size: int | None
-    last_step: int | None
+    last_step: int | None = Field(
+        description="The newest step that was reported. Steps of a script that does not number "
+        "them are counted anew in each round."
+    )
     total_steps: int | None
-    lost_steps: int | None = Field(description="Steps that had to be made again.")
+    lost_steps: int | None = Field(
+        description="Steps that had to be trained again after a restart."
+    )
     ranks_failed: int | None
     stalls: int | None
     nodes_lost: int | None
-    incidents: int | None = Field(description="How many there have been.")
+    incidents: int | None = Field(description="The number of its incidents.")
     facts: int | None = Field(description="How many facts are kept about it.")
-    first_n: int | None = Field(description="Its first fact's place in the log.")
-    last_n: int | None = Field(description="Its last fact's place in the log.")
-    ended_fact: str | None = Field(description="The fact of its end.")
+    first_n: int | None = Field(description="The place of its first fact in the log.")
+    last_n: int | None = Field(description="The place of its last fact in the log.")
+    ended_fact: str | None = Field(description="The id of the fact of its end.")
 
 
 class Allocation(Answer):
@@ -90,30 +99,33 @@ class Allocation(Answer):
 
 
 class Watch(Answer):
-    """Whether stalls are looked for, on the nodes of the newest round."""
+    """The state of stall detection on the nodes of the newest round."""
 
     state: str = Field(
-        description="Of the least watched node: `off`, `paused` (by the script), `learning` "
+        description="The state of the least watched node: `off`, `paused` (by the script), "
+        "`learning` "
         "(limits are the defaults) or `armed`.",
         examples=["armed"],
     )
     reason: str = Field(description="Why, as reported by that node.")
-    at: datetime | None = Field(description="Since when; null when only beats report it.")
+    at: datetime | None = Field(description="Since when; null if only beats report it.")
     node: str | None = Field(description="That node.")
     nodes: dict[str, int] = Field(
-        description="How many nodes there are in each state.", examples=[{"armed": 63, "paused": 1}]
+        description="The number of nodes in each state.", examples=[{"armed": 63, "paused": 1}]
     )
 
 
 class JobDetail(Job):
     """A job with its allocations, the newest first."""
 
-    watch: Watch | None = Field(description="Null when no agent has reported it.")
-    allocations: list[Allocation] = Field(description="At most 100.")
+    watch: Watch | None = Field(
+        description="The state of stall detection; null if no agent has reported it."
+    )
+    allocations: list[Allocation] = Field(description="The newest allocations; at most 100.")
 
 
 class Round(Answer):
-    """One span of running workers."""
+    """One round: the ranks run from its start until it ends."""
 
     job: str
     round: int
@@ -128,7 +140,7 @@ class Round(Answer):
     world_size: int | None
     nodes: int | None
     spares: int | None
-    replaced: int | None = Field(description="Slots that changed hands.")
+    replaced: int | None = Field(description="The number of slots that another node has taken.")
     restarts: int | None
     recovers_incident: str | None
     waited_s: float | None
@@ -138,7 +150,9 @@ class Round(Answer):
     master_port: int | None
     warm_ranks: int | None
     slowest_node: str | None
-    first_step_at: datetime | None = Field(description="When the training was back.")
+    first_step_at: datetime | None = Field(
+        description="When the first step of the round was finished."
+    )
     first_step: int | None
     last_step: int | None
     lost_steps: int | None
@@ -150,14 +164,14 @@ class Round(Answer):
     stalls: int | None
     ended_at: datetime | None
     end_cause: str | None
-    end_reason: str | None = Field(description="What the report says that ended it.")
+    end_reason: str | None = Field(description="The reason in the report that ended it.")
     end_headline: str | None = Field(
-        description="The same, beginning with the verdict where it names other culprits."
+        description="The same, after the verdict if the verdict names other culprits."
     )
     end_node: str | None
     end_rank: int | None
     end_incident: str | None
-    end_trigger: str | None = Field(description="The fact that ended it.")
+    end_trigger: str | None = Field(description="The id of the fact that ended it.")
     lasted_s: float | None
     facts: int | None
     first_n: int | None
@@ -175,7 +189,9 @@ class Member(Answer):
     stopped_ranks: list[int] | None = Field(
         description="The ranks that its agent stopped when the round was over."
     )
-    killed_ranks: list[int] | None = Field(description="Ranks that outlived the grace period.")
+    killed_ranks: list[int] | None = Field(
+        description="Ranks that outlived the grace period, and were killed."
+    )
     stop_s: float | None
     evidence_s: float | None
     device_wait_s: float | None
@@ -187,7 +203,7 @@ class Exit(Answer):
     """A rank's process that ended by itself."""
 
     n: int = Field(description="Its fact's place in the log.")
-    id: str = Field(description="Its fact.")
+    id: str = Field(description="The id of its fact.")
     job: str
     round: int
     rank: int
@@ -202,8 +218,10 @@ class Exit(Answer):
     error_name: str | None = Field(description="The exception's class.")
     error_text: str | None
     error_place: str | None = Field(description="The innermost frame of the user's own code.")
-    error_chain: list[str] | None = Field(description="What it was raised from, outermost first.")
-    traceback: str | None = Field(description="Its end, at most 8000 characters.")
+    error_chain: list[str] | None = Field(
+        description="The exceptions that it was raised from, the outermost first."
+    )
+    traceback: str | None = Field(description="The end of the traceback, at most 8000 characters.")
     first_error: str | None = Field(description="The first line of its output that reports one.")
     core_dumped: bool | None
     pid: int | None
@@ -247,7 +265,7 @@ def shown_exit(row: Record) -> Exit:
 class Stall(Answer):
     """A rank that made no progress past its limit."""
 
-    id: str = Field(description="Its fact.")
+    id: str = Field(description="The id of its fact.")
     n: int | None
     rank: int
     node: str
@@ -257,16 +275,20 @@ class Stall(Answer):
     step: int | None
     shown_by: str | None = Field(description="What shows progress: `page` or `collectives`.")
     blocked_in: str | None = Field(
-        description="What is known of its process: by the kernel, and by its own threads.",
+        description="Where its process is blocked, by the kernel and by the stacks of its threads.",
         examples=["it waits for a lock (futex_wait_queue)"],
     )
     process_state: str | None = Field(description="The kernel's letter: `S`, `D`, `T`, `R`.")
-    waited_s: float | None = Field(description="Since its last progress, when it was reported.")
+    waited_s: float | None = Field(
+        description="The time without progress until the stall was reported."
+    )
     limit_s: float | None
     limit_source: str | None = Field(
         description="`learned`, `configured`, `default`, `floor` or `cap`."
     )
-    is_fatal: bool | None = Field(description="It ends the round; false in observe mode.")
+    is_fatal: bool | None = Field(
+        description="True if the stall ends the round; false in observe mode."
+    )
     recovered_at: datetime | None
     stalled_s: float | None
 
@@ -274,7 +296,9 @@ class Stall(Answer):
 class RoundDetail(Round):
     """A round with its members, exits and stalls."""
 
-    members: list[Member] = Field(description="By slot; at most 1000.")
+    members: list[Member] = Field(description="The members by slot; at most 1000.")
     exits: list[Exit] = Field(description="In the order of the log; at most 200.")
-    stalls_seen: list[Stall] = Field(description="In the order of the log; at most 1000.")
-    is_cut: bool = Field(description="There are more than are shown: see the lists themselves.")
+    stalls_seen: list[Stall] = Field(
+        description="The stalls in the order of the log; at most 1000."
+    )
+    is_cut: bool = Field(description="True if there are more than are shown; the lists have all.")

@@ -11,15 +11,19 @@ class ProbeNow(Answer):
     """A check that runs in short intervals, also during a training."""
 
     check: str = Field(examples=["nic"])
-    every_s: float = Field(description="How often; a costly one runs less often.")
+    every_s: float = Field(
+        description="The seconds between two runs; a costly probe runs less often."
+    )
     policy: str = Field(description="`observe`, `end_round` or `exclude`.")
     state: str = Field(
         description="Its last result: `ok`, `warning`, `failed`, `unknown` or `unsupported`; empty "
         "before its first run."
     )
-    failures: int = Field(description="In how many runs in a row it has failed, up to now.")
-    failures_limit: int = Field(description="In how many it must fail before it has failed.")
-    has_failed: bool = Field(description="It has failed, and has not recovered.")
+    failures: int = Field(description="The number of failed runs in a row, up to now.")
+    failures_limit: int = Field(
+        description="The number of failed runs in a row after which the probe counts as failed."
+    )
+    has_failed: bool = Field(description="True once the probe counts as failed, until it recovers.")
 
 
 class Node(Answer):
@@ -39,7 +43,7 @@ class Node(Answer):
     device: str | None
     version: str | None
     nvlink_domain: str | None = Field(
-        description="Of its GPUs, named by their ClusterUUID; null for none."
+        description="The NVLink domain of its GPUs, named by their ClusterUUID; null for none."
     )
     is_healthy: bool | None = Field(description="By its last check; null when never checked.")
     health_at: datetime | None
@@ -59,7 +63,9 @@ class Node(Answer):
     suspect_class: str | None = Field(
         description="What would help: `reset`, `reboot`, `replace`, `drain`, `watch` or `report`."
     )
-    is_excluded: bool | None = Field(description="As last decided: see `excluded_until_at`.")
+    is_excluded: bool | None = Field(
+        description="Whether the last decision excludes it; see `excluded_until_at`."
+    )
     excluded_at: datetime | None
     excluded_until_at: datetime | None
     excluded_by: str | None
@@ -94,16 +100,16 @@ class CheckOut(Answer):
     reason: str
     subject: str = Field(description="The part of the node that it is about.")
     failure_class: str
-    code: str = Field(description="The part's own code for it.", examples=["XID 79"])
+    code: str = Field(description="The code that the part itself reports.", examples=["XID 79"])
     took_s: float
-    nvlink_domain: str = Field("", description="Of a GPU: its NVLink domain; empty for none.")
+    nvlink_domain: str = Field("", description="The NVLink domain of a GPU; empty for none.")
 
 
 class Examination(Answer):
     """The results of all checks that ran together on a node."""
 
     n: int = Field(description="Its fact's place in the log.")
-    id: str = Field(description="Its fact.")
+    id: str = Field(description="The id of its fact.")
     node: str
     job: str
     at: datetime
@@ -113,7 +119,7 @@ class Examination(Answer):
     )
     is_healthy: bool
     took_s: float
-    checks: list[str] | None = Field(description="All that ran.")
+    checks: list[str] | None = Field(description="The names of all checks that ran.")
     results: list[CheckOut] | None = Field(
         description="The result of each; when all is well, only those that are not `ok`."
     )
@@ -142,7 +148,7 @@ class NodeNow(Answer):
     """A node, from the last beat of its agent."""
 
     job: str
-    state: str = Field(description="What the agent does.", examples=["running"])
+    state: str = Field(description="The state of the agent.", examples=["running"])
     round: int | None
     slot: int | None
     ranks: int
@@ -154,14 +160,16 @@ class NodeNow(Answer):
     probe_cpu_ratio: float = Field(
         description="Processor time of those checks since the agent started, 1 for a whole core."
     )
-    heard_age_s: float = Field(description="Since it was heard, by our clock.")
+    heard_age_s: float = Field(description="The age of the last beat, by the clock of history.")
     is_stale: bool
 
 
 class NodeDetail(Node):
-    """A node, with what is known of it at this moment."""
+    """A node, with its present state."""
 
-    standing: Standing | None = Field(description="Null while health cannot be asked.")
-    standing_missing: str | None = Field(description="Why there is none.")
-    now: NodeNow | None = Field(description="Null when it is not heard.")
+    standing: Standing | None = Field(
+        description="The judgement of health; null while health does not answer."
+    )
+    standing_missing: str | None = Field(description="Why there is no judgement.")
+    now: NodeNow | None = Field(description="The last beat of its agent; null if no beat arrives.")
     last_check: Examination | None

@@ -11,17 +11,15 @@ class NotificationTestWanted(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    target: Target | None = Field(
-        None, description="To this target only; by default to all that are set."
-    )
+    target: Target | None = Field(None, description="The target; null for all that are set.")
 
 
 class TargetAnswered(Answer):
     """What one target answered."""
 
     target: Target
-    is_taken: bool = Field(description="It has taken the message.")
-    text: str = Field(description="Its status, or why there is none.")
+    is_taken: bool = Field(description="True if the target has accepted the message.")
+    text: str = Field(description="The HTTP status of the target, or why there is none.")
 
 
 class NotificationTest(Answer):

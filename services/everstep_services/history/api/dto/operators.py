@@ -19,7 +19,7 @@ class RequestBody(BaseModel):
         min_length=1,
         max_length=1000,
         pattern=TEXT,
-        description="Why, for the record.",
+        description="The reason, for the record.",
         examples=["the learning rate is too high"],
     )
     user: str | None = Field(
@@ -37,11 +37,11 @@ class RequestBody(BaseModel):
 
 
 class SaveWanted(RequestBody):
-    """A save at the next step."""
+    """A request for a save at the next step."""
 
 
 class StopWanted(RequestBody):
-    """The end of a job."""
+    """A request to stop a job."""
 
     save_first: bool = Field(
         default=True, description="The ranks get `save_within_s` of rendezvous to save."
@@ -49,7 +49,7 @@ class StopWanted(RequestBody):
 
 
 class RestartWanted(RequestBody):
-    """Another round."""
+    """A request for another round."""
 
     save_first: bool = Field(
         default=False, description="The ranks get `save_within_s` of rendezvous to save."
@@ -58,37 +58,43 @@ class RestartWanted(RequestBody):
         None,
         ge=0,
         le=LARGEST,
-        description="The round that is meant: another one is not touched, so asking again is "
-        "harmless. Null for whichever runs.",
+        description="The round to end: if another one runs, nothing happens, so a repeated "
+        "request is harmless. Null for the present round.",
     )
     without_nodes: tuple[Annotated[str, Field(pattern=NAME)], ...] = Field(
-        (), strict=False, max_length=1000, description="Nodes that leave the job with it."
+        (), strict=False, max_length=1000, description="Nodes that leave the job at this restart."
     )
 
 
 class DrainWanted(RequestBody):
-    """A node that should leave."""
+    """A request to take a node out of its job."""
 
     job: str | None = Field(
-        None, pattern=NAME, description="Its job; null for the one that it takes part in."
+        None,
+        pattern=NAME,
+        description="The job of the node; null for the job that it takes part in.",
     )
     within_s: float | None = Field(
-        None, ge=0, le=86400, description="How long the ranks have to save first; null for none."
+        None,
+        ge=0,
+        le=86400,
+        description="How long the ranks have to save first; null to end the round at once.",
     )
 
 
 class ExclusionWanted(RequestBody):
-    """A node that must not join."""
+    """A request to exclude a node."""
 
     ttl_s: float | None = Field(
         None,
         ge=0,
         le=366 * 86400,
-        description="How long; null for the time in health's settings, 0 until somebody includes "
-        "it again.",
+        description="How long it lasts; null for the time in health's settings, 0 until somebody "
+        "includes the node again.",
     )
     force: bool = Field(
-        default=False, description="Also a node that is not on record, before it first joins."
+        default=False,
+        description="Exclude the node even if it is not on record because it has never joined.",
     )
 
     def details(self) -> dict[str, Any]:
@@ -97,20 +103,22 @@ class ExclusionWanted(RequestBody):
 
 
 class InclusionWanted(RequestBody):
-    """A node that may join again."""
+    """A request to end the exclusion of a node."""
 
 
 class ChecksWanted(RequestBody):
-    """Checks of a node, which come as facts."""
+    """A request for checks of a node, whose results arrive as facts."""
 
     job: str | None = Field(
-        None, pattern=NAME, description="Its job; null for the one that it takes part in."
+        None,
+        pattern=NAME,
+        description="The job of the node; null for the job that it takes part in.",
     )
     checks: tuple[Annotated[str, Field(min_length=1, max_length=64, pattern=TEXT)], ...] = Field(
         (),
         strict=False,
         max_length=100,
-        description="The checks to run; none for all that may run during a training.",
+        description="The checks to run; an empty list for all that may run during a training.",
         examples=[["gpu", "storage"]],
     )
 
@@ -119,10 +127,13 @@ class MeasurementWanted(RequestBody):
     """A test of the network between nodes of a job, whose figures come as facts."""
 
     nodes: tuple[Annotated[str, Field(pattern=NAME)], ...] = Field(
-        (), strict=False, max_length=4096, description="Nodes; none for all that are present."
+        (),
+        strict=False,
+        max_length=4096,
+        description="The nodes; an empty list for all that are present.",
     )
     partners: int = Field(
-        8, ge=1, le=64, description="With how many others each node measures, at most."
+        8, ge=1, le=64, description="The most other nodes that each node measures with."
     )
     is_beside_training: bool = Field(
         default=False, description="Also on nodes whose ranks run, which slows them."
@@ -136,17 +147,17 @@ class MeasurementWanted(RequestBody):
 
 
 class CaptureWanted(RequestBody):
-    """Evidence of ranks that go on, which comes as facts."""
+    """A capture of evidence of running ranks, which arrives as facts."""
 
     evidence: tuple[Annotated[str, Field(pattern=NAME)], ...] = Field(
         (),
         strict=False,
         max_length=32,
-        description="Kinds of evidence; none for all that its agents know.",
+        description="The kinds of evidence; an empty list for all that the agents know.",
         examples=[["stacks", "flight_recorder"]],
     )
     ranks: tuple[Annotated[int, Field(ge=0, le=LARGEST)], ...] = Field(
-        (), strict=False, max_length=4096, description="Of these global ranks; none for all."
+        (), strict=False, max_length=4096, description="Global ranks; an empty list for all."
     )
     within_s: float = Field(
         10.0,
@@ -171,47 +182,53 @@ class LimitWanted(RequestBody):
 class ControlWanted(RequestBody):
     """Switches to change."""
 
-    job: str | None = Field(None, pattern=NAME, description="For this job; null for all of them.")
+    job: str | None = Field(None, pattern=NAME, description="The job; null for all jobs.")
     changes: dict[
         Annotated[str, Field(min_length=1, max_length=128, pattern=TEXT)],
         Annotated[str, Field(max_length=256, pattern=TEXT)],
     ] = Field(
         min_length=1,
         max_length=100,
-        description="By dotted name; an empty value goes back to the default.",
+        description="The values by dotted name; an empty value restores the default.",
         examples=[{"modes.exclude": "enforce"}],
     )
 
 
 class CheckpointWanted(RequestBody):
-    """Something done about a checkpoint."""
+    """An action on a checkpoint."""
 
-    tier: str = Field("global", pattern="^(global|memory|peer)$", description="Where.")
+    tier: str = Field(
+        "global", pattern="^(global|memory|peer)$", description="The tier of the checkpoint."
+    )
 
 
 class ScanWanted(RequestBody):
-    """The index compared with the files."""
+    """A request to compare the index with the files."""
 
     root: str = Field(
         "",
         max_length=1024,
         pattern=TEXT,
-        description="A folder or URL, as the catalog sees it; empty for all that it knows.",
+        description="A folder or URL, as the catalog sees it; empty for all known places.",
         examples=["s3://bucket/llama"],
     )
 
 
 class CollectionWanted(RequestBody):
-    """What retention does not keep, deleted."""
+    """A request to delete what retention does not keep."""
 
     keep_last: int | None = Field(
         None,
         ge=1,
         le=LARGEST,
-        description="How many of the newest to keep; null as the catalog is set to.",
+        description="How many of the newest checkpoints to keep; null for the catalog's setting.",
     )
     keep_every_steps: int | None = Field(
-        None, ge=0, le=LARGEST, description="Keep each step that is a multiple; null as set."
+        None,
+        ge=0,
+        le=LARGEST,
+        description="Also keep each step that is a multiple of this; "
+        "null for the catalog's setting.",
     )
     is_dry_run: bool = Field(default=True, description="Only list what would be deleted.")
 
@@ -236,21 +253,23 @@ class CorrectionWanted(RequestBody):
 
 
 class BrakeWanted(RequestBody):
-    """The brake, which leaves every actuator only observing."""
+    """The brake, with which every actuator only observes."""
 
     is_on: bool = Field(description="True pulls the brake, false releases it.")
-    job: str | None = Field(None, pattern=NAME, description="For this job; null for all of them.")
+    job: str | None = Field(None, pattern=NAME, description="The job; null for all jobs.")
 
 
 class Decided(Answer):
-    """What was decided. What it leads to comes as facts."""
+    """The decision. Its consequences arrive as facts."""
 
-    job: str | None = Field(description="Null when it is about no job.")
+    job: str | None = Field(description="The job; null if the decision is about no job.")
     action: str = Field(examples=["stop"])
-    node: str | None = Field(description="The node that it is about, if any.")
-    by: str = Field(description="Who asked, as it is on record.", examples=["ann@login-1 (ops)"])
+    node: str | None = Field(description="The node that the decision is about; null for none.")
+    by: str = Field(
+        description="The person and token that asked, as recorded.", examples=["ann@login-1 (ops)"]
+    )
     text: str = Field(
-        description="What happens now.",
+        description="What happens now, in a sentence.",
         examples=[
             "round 4 ends; another round follows, and does not count against the restart budget"
         ],

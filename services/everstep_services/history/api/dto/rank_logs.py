@@ -17,24 +17,26 @@ class StoredLine(Answer):
     node: str
     rank: int
     stream: str
-    number: int = Field(description="Its place in its file, from 0.")
+    number: int = Field(description="The number of the line in its file, from 0.")
     at: datetime | None = Field(description="When its node saw it, by that node's clock.")
     text: str = Field(description="Without secrets; bytes that are not UTF-8 are replaced.")
-    is_partial: bool = Field(description="The line goes on in the next one of this stream.")
+    is_partial: bool = Field(
+        description="True if the line continues in the next one of this stream."
+    )
 
 
 class StoredLines(Answer):
     """Lines by time."""
 
     job: str
-    round: int | None = Field(description="Their round; null for all rounds.")
+    round: int | None = Field(description="The round of these lines; null for all rounds.")
     items: list[StoredLine]
     next: str = Field(
         description="Give it as `cursor` for what follows, also at the end: for what is written "
         "later."
     )
-    is_end: bool = Field(description="There was no more at that moment.")
-    scanned_bytes: int = Field(description="How much was looked through for this page.")
+    is_end: bool = Field(description="True if there were no more lines at that moment.")
+    scanned_bytes: int = Field(description="The bytes that were searched for this page.")
 
 
 class StoredLogFile(Answer):
@@ -43,11 +45,13 @@ class StoredLogFile(Answer):
     node: str
     rank: int
     stream: str
-    file: str = Field(description="Another one after the file was truncated or replaced.")
+    file: str = Field(
+        description="The id of the file; another one after the file was truncated or replaced."
+    )
     bytes: int = Field(description="The length of the file when the node last looked.")
-    stored_bytes: int = Field(description="How much of it was sent; the rest is on the node.")
+    stored_bytes: int = Field(description="The bytes that the store has; the rest is on the node.")
     lines: int
-    lost_bytes: int = Field(description="What was truncated before it was sent.")
+    lost_bytes: int = Field(description="The bytes that were truncated before they were sent.")
     first_at: datetime | None
     last_at: datetime | None
     is_whole: bool = Field(description="The rank has ended, and all of it was sent.")

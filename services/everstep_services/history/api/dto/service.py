@@ -18,21 +18,21 @@ class FactOut(Answer):
     kind: str = Field(examples=["rank_exited"])
     round: int | None
     node: str | None
-    at: datetime = Field(description="The sender's clock.")
+    at: datetime = Field(description="When it happened, by the sender's clock.")
     source: str = Field(examples=["agent/node-07"])
-    received_at: datetime = Field(description="Our clock.")
-    body: dict[str, Any] = Field(description="The message itself.")
+    received_at: datetime = Field(description="When it arrived, by the clock of history.")
+    body: dict[str, Any] = Field(description="The content of the fact.")
 
 
 class TokenOut(Answer):
-    """What is known of a token."""
+    """A token without its text."""
 
     id: str
     name: str
     scope: Scope
     created_at: datetime
     expires_at: datetime | None
-    last_used_at: datetime | None = Field(description="To the half minute.")
+    last_used_at: datetime | None = Field(description="When it was last used, to the half minute.")
     revoked_at: datetime | None
 
 
@@ -43,7 +43,7 @@ class NewToken(TokenOut):
 
 
 class TokenWanted(BaseModel):
-    """A token to be made."""
+    """A request for a new token."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -51,18 +51,22 @@ class TokenWanted(BaseModel):
         min_length=1,
         max_length=128,
         pattern=r"^[^\x00-\x1f\x7f]*$",
-        description="Whose it is.",
+        description="The person or program that the token is for.",
         examples=["dashboard"],
     )
     scope: Scope = Field("read", description="Each allows what those before it allow.")
-    expires_in_s: int | None = Field(None, ge=1, le=10 * 366 * 86400, description="Null for never.")
+    expires_in_s: int | None = Field(
+        None, ge=1, le=10 * 366 * 86400, description="The seconds until it expires; null for never."
+    )
 
 
 class LoginCode(Answer):
-    """A way into the dashboard, for one browser."""
+    """A code that logs one browser in to the dashboard."""
 
-    code: str = Field(description="Valid once.")
-    path: str = Field(description="Open it on this host; `&next=/jobs/…` leads to another page.")
+    code: str = Field(description="The code, which works once.")
+    path: str = Field(
+        description="The path to open on this host; `&next=/jobs/…` leads to another page."
+    )
     lasts_s: float = Field(description="How long it is valid.")
 
 
@@ -70,20 +74,24 @@ class BundleOut(Answer):
     """What a bundle is."""
 
     job: str
-    exported_at: datetime | None = Field(description="Null in a bundle of an older release.")
+    exported_at: datetime | None = Field(
+        description="When the bundle was exported; null in a bundle of an older release."
+    )
     version: str | None = Field(description="The release that exported it.")
     evidence_missing: int | None = Field(description="Pieces of evidence that it lacks.")
 
 
 class Status(Answer):
-    """How this replica and the record are."""
+    """The state of this replica and of the record."""
 
     version: str
-    epoch: str = Field(description="Names this database; another one numbers facts anew.")
-    schema_version: str = Field(description="The schema's newest step.")
-    last_n: int = Field(description="How far the log reaches.")
-    projected_n: int = Field(description="How far the tables reach.")
-    is_rebuilding: bool = Field(description="The tables do not reach as far as the log.")
+    epoch: str = Field(
+        description="The id of this database; in another one, facts have other places."
+    )
+    schema_version: str = Field(description="The version of the database schema.")
+    last_n: int = Field(description="The place of the last fact in the log.")
+    projected_n: int = Field(description="The place of the last fact that the tables contain.")
+    is_rebuilding: bool = Field(description="True while the tables lag behind the log.")
     stream: str | None = Field(description="The incarnation of the stream that is read.")
     stream_sequence: int | None
     stream_read_at: datetime | None = Field(description="When facts were last written.")
@@ -92,5 +100,7 @@ class Status(Answer):
     database: Literal["sqlite", "postgresql"]
     listeners: int = Field(description="Open live streams on this replica.")
     bundle: BundleOut | None = Field(
-        None, description="What is served is an exported bundle: read-only, and never live."
+        None,
+        description="The exported bundle that is served, read-only and never live; null "
+        "for a live record.",
     )

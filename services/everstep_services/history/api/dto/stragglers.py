@@ -18,9 +18,13 @@ class ScoreOut(Answer):
         description="`own` (its own time), `section:NAME`, `cpu`, `runnable` or `gpu`.",
         examples=["own"],
     )
-    relative_score: float | None = Field(description="Against the median of its role group.")
-    individual_score: float | None = Field(description="Against its own best window.")
-    value_s: float | None = Field(description="Its own median in the window.")
+    relative_score: float | None = Field(
+        description="The score relative to the median of the rank's role group."
+    )
+    individual_score: float | None = Field(
+        description="The score relative to the rank's own best window."
+    )
+    value_s: float | None = Field(description="The rank's median in the window.")
     reference_s: float | None = Field(description="The role group's median in the window.")
 
 
@@ -29,7 +33,7 @@ class SlowRankAction(Answer):
 
     action: str = Field(description="`stop` (the job) or `exclude` (the node).")
     outcome: str | None = Field(description="`asked`, `observed` or `refused`.")
-    reason: str | None = Field(description="The rule, its numbers, and what was answered.")
+    reason: str | None = Field(description="The rule, its numbers, and the answer.")
     at: datetime | None
 
 
@@ -40,7 +44,7 @@ class SlowRank(Answer):
     n: int | None
     job: str
     state: str = Field(
-        description="`open`, or `cleared`: it keeps up again, or its round is over.",
+        description="`open`, or `cleared` once the rank keeps up again or its round is over.",
         examples=["open"],
     )
     round: int | None
@@ -53,8 +57,10 @@ class SlowRank(Answer):
         examples=["input"],
     )
     reason: str | None = Field(description="The numbers, and the limits that they passed.")
-    section: str | None = Field(description="The section that it loses the time in.")
-    scores: list[ScoreOut] | None = Field(description="What speaks against it, strongest first.")
+    section: str | None = Field(description="The section in which the rank loses time.")
+    scores: list[ScoreOut] | None = Field(
+        description="The signals that show it, the strongest first."
+    )
     slower_ratio: float | None = Field(
         description="How much longer its own time was than its role group's median: 0.1 for 10 %."
     )
@@ -67,17 +73,19 @@ class SlowRank(Answer):
     lost_s: float | None = Field(
         description="The time that the whole job lost by it, window by window; null while open."
     )
-    windows: int | None = Field(description="For how many windows in a row, when it was found.")
-    confidence: float | None = Field(description="0 to 1, in the cause.")
+    windows: int | None = Field(
+        description="The number of windows in a row that show it, when it was found."
+    )
+    confidence: float | None = Field(description="The confidence in the cause, 0 to 1.")
     failure_class: str | None = Field(
-        description="What would help: `reset`, `replace`, `watch`, or `tune` (the script)."
+        description="The remedy: `reset`, `replace`, `watch`, or `tune` (the script)."
     )
     found_at: datetime | None
     cleared_at: datetime | None
     cleared_reason: str | None
     lasted_s: float | None
     actions: list[SlowRankAction] = Field(
-        description="All that the policy asked for, the first one first."
+        description="The actions that the policy requested, in order."
     )
     action: str | None = Field(
         description="`stop` or `exclude`: one of `actions`, for clients that know no list."
@@ -123,7 +131,7 @@ class RankNowOut(Answer):
     rank: int
     node: str
     role: str
-    is_straggler: bool = Field(description="It is slow by the rules in force.")
+    is_straggler: bool = Field(description="True if the rank is slow by the rules in force.")
     own_s: float | None = Field(description="Its own time in a step.")
     slower_ratio: float | None = Field(
         description="How much longer that is than its role group's median: 0.1 for 10 %."
@@ -131,17 +139,17 @@ class RankNowOut(Answer):
     lateness_s: float | None = Field(
         description="By how much it enters collectives later than the others, in the median."
     )
-    waited_s: float | None = Field(description="How long it waits for others in a step.")
+    waited_s: float | None = Field(description="How long the rank waits for others in a step.")
     scores: list[ScoreOut]
 
 
 class GroupNow(Answer):
-    """Who waits for whom in one process group."""
+    """Which ranks wait for which in one process group."""
 
     group: str
     ranks: int = Field(description="How many of its ranks were compared.")
     last_rank: int | None = Field(description="The rank that was the last to enter most often.")
-    last_ratio: float = Field(description="In this share of its collectives.")
+    last_ratio: float = Field(description="The share of collectives in which it was the last.")
     waited_s: float = Field(description="How long the others wait for the last one in a step.")
 
 
@@ -151,22 +159,23 @@ class RanksCompared(Answer):
     job: str
     round: int
     window: int = Field(description="The last step of the newest window; 0 while there is none.")
-    window_steps: int = Field(description="Steps of a window.")
-    step_s: float | None = Field(description="How long a step takes.")
+    window_steps: int = Field(description="The number of steps of a window.")
+    step_s: float | None = Field(description="The duration of a step.")
     slowdown_ratio: float | None = Field(
         description="How much faster the job would be without its slow ranks: 0.12 for 12 %."
     )
     ranks: list[RankNowOut] = Field(description="The slowest first.")
-    ranks_seen: int = Field(description="How many were compared.")
-    ranks_missing: int = Field(description="Ranks of the round that sent nothing.")
-    groups: list[GroupNow] = Field(description="Those in which ranks wait the longest.")
+    ranks_seen: int = Field(description="The number of ranks that were compared.")
+    ranks_missing: int = Field(description="Ranks of the round that have sent no timings.")
+    groups: list[GroupNow] = Field(description="The process groups in which ranks wait longest.")
     clock_error_s: float | None = Field(description="Clocks of nodes are aligned to within this.")
     is_on: bool = Field(description="Timings are switched on.")
     is_by_time: bool = Field(
-        description="Nobody counts steps: a step is a second since 1970, and times are a second's."
+        description="The script counts no steps: a step is a second since 1970, and times are "
+        "per second."
     )
-    note: str | None = Field(description="Why nothing, or not everything, is known.")
-    found: list[SlowRank] = Field(description="Findings that are open, as the record has them.")
+    note: str | None = Field(description="Why the answer is empty or incomplete.")
+    found: list[SlowRank] = Field(description="The open findings in the record.")
 
 
 class WindowOut(Answer):
@@ -182,7 +191,9 @@ class RankTimes(Answer):
     rank: int
     node: str
     role: str
-    values: list[float | None] = Field(description="By window; null where nothing is known.")
+    values: list[float | None] = Field(
+        description="The value of each window; null where nothing is known."
+    )
 
 
 class Timings(Answer):
@@ -191,29 +202,29 @@ class Timings(Answer):
     job: str
     round: int
     measure: str = Field(
-        description="What the values are: seconds a step, or a ratio.", examples=["own"]
+        description="The measure that the values are of, in seconds per step or as a ratio.",
+        examples=["own"],
     )
     section: str | None
-    windows: list[WindowOut] = Field(description="The oldest first.")
-    rows: list[RankTimes] = Field(description="By rank.")
-    next_rank: int | None = Field(
-        description="Give it as `first_rank` for the next ranks; null at the end."
-    )
-    sections: list[str] = Field(description="The sections that can be asked for.")
+    windows: list[WindowOut] = Field(description="The windows, the oldest first.")
+    rows: list[RankTimes] = Field(description="The rows, by rank.")
+    next_rank: int | None = Field(description="The `first_rank` of the next page; null at the end.")
+    sections: list[str] = Field(description="The sections that a request may name.")
     is_by_time: bool = Field(
-        description="Nobody counts steps: a step is a second since 1970, and times are a second's."
+        description="The script counts no steps: a step is a second since 1970, and times are "
+        "per second."
     )
 
 
 class StepShift(Answer):
-    """The whole job became slower or faster, and no rank stood out."""
+    """A change of the step time of the whole job, without a slow rank."""
 
-    id: str = Field(description="Its fact.")
+    id: str = Field(description="The id of its fact.")
     n: int | None
     job: str
     round: int | None
     at: datetime | None
-    step: int | None = Field(description="Where it changed.")
+    step: int | None = Field(description="The step at which it changed.")
     before_s: float | None = Field(description="The median step before.")
     now_s: float | None = Field(description="The median step after.")
     section: str | None = Field(description="The section in which most of the change is.")

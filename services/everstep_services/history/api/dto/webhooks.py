@@ -24,11 +24,11 @@ class MaintenanceOut(Answer):
     state: Literal["waiting", "done", "observed", "refused", "failed", "cancelled"]
     outcome: str = Field(description="What was done, or why nothing was done.")
     received_at: datetime
-    attempts: int = Field(description="How often it was tried; it is tried again for an hour.")
+    attempts: int = Field(description="The number of attempts; attempts are repeated for an hour.")
 
 
 class WebhookTaken(Answer):
-    """What became of a message."""
+    """What was done about a message."""
 
     notices: list[MaintenanceOut]
     stale: int = Field(
@@ -44,7 +44,11 @@ class MaintenanceCancelled(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     reason: str = Field(
-        "no reason given", min_length=1, max_length=1000, pattern=TEXT, description="Why."
+        "no reason given",
+        min_length=1,
+        max_length=1000,
+        pattern=TEXT,
+        description="The reason, for the record.",
     )
 
 

@@ -70,7 +70,7 @@ Tier = Literal["global", "memory", "peer"]
 _STATES = Field(
     None,
     max_length=10,
-    description="Only of jobs in one of these states.",
+    description="Only saves of jobs in one of these states.",
     examples=[["running"]],
 )
 Action = Literal["pin", "unpin", "verify", "quarantine", "release", "delete"]
@@ -81,7 +81,7 @@ class SavesFilter(Paging):
 
     state: list[Word] | None = _STATES
     failing: Flag | None = Field(
-        None, description="Only where nothing was committed after the last failure, or the others."
+        None, description="True for tiers where the last save has failed, false for the others."
     )
 
 
@@ -89,7 +89,9 @@ class SaveDelayFilter(Paging):
     """Filters of nodes whose saves wait, over all jobs."""
 
     state: list[Word] | None = _STATES
-    waiting: Flag | None = Field(None, description="Only those that wait now, or the others.")
+    waiting: Flag | None = Field(
+        None, description="True for nodes whose saves wait now, false for the others."
+    )
 
 
 @router.get("/jobs/{job}/checkpoints", summary="A job's checkpoints", responses=responses(404))
@@ -113,7 +115,7 @@ async def list_checkpoints(
     return Checkpoints(job=job, items=[_shown(place) for place in places], is_live=True, note=None)
 
 
-@router.get("/jobs/{job}/saves", summary="How saving goes", responses=responses(404))
+@router.get("/jobs/{job}/saves", summary="The state of saves", responses=responses(404))
 async def get_saves(context: Ctx, _token: Reader, job: JobName) -> JobSaves:
     """The newest commit and failure of each tier, saves that wait, and what was restored."""
     await check_known(context, job)
@@ -133,7 +135,7 @@ async def get_saves(context: Ctx, _token: Reader, job: JobName) -> JobSaves:
     )
 
 
-@router.get("/saves", summary="How saving goes, of all jobs", responses=responses())
+@router.get("/saves", summary="The state of saves of all jobs", responses=responses())
 async def list_saves(
     context: Ctx, _token: Reader, asked: Annotated[SavesFilter, Query()]
 ) -> PageOf[TierSaves]:
@@ -211,9 +213,11 @@ async def get_checkpoint(
     _token: Reader,
     job: JobName,
     step: Step,
-    tier: Annotated[Tier | None, Query(description="In this tier, where it is in several.")] = None,
+    tier: Annotated[
+        Tier | None, Query(description="The tier, if the checkpoint is in several.")
+    ] = None,
 ) -> Checkpoint:
-    """A checkpoint, and the holders of its parts. Its history is `/facts?job=…`."""
+    """A checkpoint, and the nodes that hold its parts. Its history is at `/facts?job=…`."""
     await check_known(context, job)
     try:
         places = await _list(context, job, _MOST, tier or "")
@@ -232,7 +236,7 @@ async def get_checkpoint(
     responses=responses(404, 409),
 )
 async def scan_checkpoints(context: Ctx, by: Operator, job: JobName, wanted: ScanWanted) -> Decided:
-    """The answer lists what was found, where the catalog sees the files."""
+    """The answer lists the checkpoints that the catalog has found in the files."""
     return await do(context, by, "scan", job, wanted)
 
 
@@ -245,7 +249,10 @@ async def scan_checkpoints(context: Ctx, by: Operator, job: JobName, wanted: Sca
 async def collect_checkpoints(
     context: Ctx, by: Operator, job: JobName, wanted: CollectionWanted
 ) -> Collected:
-    """The answer lists what stays, what goes, and why. Only with `is_dry_run` false it goes."""
+    """The answer lists what stays, what is deleted, and why.
+
+    Nothing is deleted unless `is_dry_run` is false.
+    """
     await check_known(context, job)
     who, why = asker(by, wanted), wanted.reason
     question = CollectCheckpoints(job=job, by=who, reason=why, origin="rest", **wanted.details())
@@ -272,10 +279,13 @@ async def change_checkpoint(
     by: Operator,
     job: JobName,
     step: Step,
-    action: Annotated[Action, Path(description="What.")],
+    action: Annotated[Action, Path(description="The action.")],
     wanted: CheckpointWanted,
 ) -> Decided:
-    """Pin or unpin, quarantine or release, read back, delete: the last good one never goes."""
+    """Pin or unpin, quarantine or release, verify or delete.
+
+    The last good checkpoint is never deleted.
+    """
     await check_known(context, job)
     done = await do(context, by, "change", job, wanted, step=step, action=action)
     return done.model_copy(update={"action": action})

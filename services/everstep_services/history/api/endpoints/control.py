@@ -31,7 +31,7 @@ router = APIRouter(tags=["operators"])
 _JOBS_MOST = 100
 
 
-@router.get("/control", summary="What is switched", responses=responses())
+@router.get("/control", summary="List switches", responses=responses())
 async def get_control(context: Ctx, _token: Reader) -> Control:
     """Brake, modes, settings and exclusions, as the bus holds them at this moment."""
     try:
@@ -52,7 +52,9 @@ class AboutJob(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    job: str | None = Field(None, pattern=NAME, description="Of this job; by default of all.")
+    job: str | None = Field(
+        None, pattern=NAME, description="The switches for this job; by default those for all jobs."
+    )
 
 
 @router.get(
@@ -80,7 +82,10 @@ async def get_straggler_switches(
 
 @router.post("/control", summary="Change switches", status_code=202, responses=responses(404, 409))
 async def change_control(context: Ctx, by: Operator, wanted: ControlWanted) -> Decided:
-    """By dotted name, as `brake`, `modes.exclude` or `breaker`; without any restart."""
+    """Change switches by dotted name, as `brake`, `modes.exclude` or `breaker`.
+
+    No restart is needed.
+    """
     return await do(context, by, "control", wanted.job, wanted)
 
 

@@ -34,17 +34,21 @@ _JSON = "application/json"
 class Which(BaseModel):
     """Filters of facts, the same for pages and for streams."""
 
-    job: str | None = Field(None, pattern=NAME, description="About this job.")
+    job: str | None = Field(None, pattern=NAME, description="Only about this job.")
     kind: list[Word] | None = Field(
         None,
         max_length=50,
-        description="Of one of these kinds.",
+        description="Only of these kinds.",
         examples=[["rank_exited", "round_ended"]],
     )
-    round: Whole | None = Field(None, description="Of this round.")
-    node: str | None = Field(None, pattern=NAME, description="About this node.")
+    round: Whole | None = Field(None, description="Only of this round.")
+    node: str | None = Field(None, pattern=NAME, description="Only about this node.")
     source: str | None = Field(
-        None, max_length=256, pattern=TEXT, description="From this sender.", examples=["health"]
+        None,
+        max_length=256,
+        pattern=TEXT,
+        description="Only from this sender.",
+        examples=["health"],
     )
 
     def conditions(self) -> list[ColumnElement[bool]]:
@@ -79,10 +83,14 @@ class Which(BaseModel):
 class FactFilter(Which, Paging):
     """A page of the log."""
 
-    since: Moment | None = Field(None, description="Not before this moment by the sender's clock.")
-    until: Moment | None = Field(None, description="Before this moment.")
-    after: Whole | None = Field(None, description="Only what is behind this place in the log.")
-    order: Literal["asc", "desc"] = Field("asc", description="By the place in the log.")
+    since: Moment | None = Field(
+        None, description="Only facts at or after this moment, by the sender's clock."
+    )
+    until: Moment | None = Field(None, description="Only before this moment.")
+    after: Whole | None = Field(None, description="Only facts after this place in the log.")
+    order: Literal["asc", "desc"] = Field(
+        "asc", description="The order of their places in the log."
+    )
 
 
 class StreamFilter(Which):
@@ -92,7 +100,8 @@ class StreamFilter(Which):
 
     after: Whole | None = Field(
         None,
-        description="Begin behind this place, 0 for the whole log; without it, at its end.",
+        description="Begin after this place in the log, 0 for the whole log; by default at its "
+        "end.",
     )
 
 
@@ -152,7 +161,9 @@ async def stream_facts(
     asked: Annotated[StreamFilter, Query()],
     last_event_id: Annotated[
         str | None,
-        Header(max_length=128, description="The id of the last event that was seen."),
+        Header(
+            max_length=128, description="The id of the last event that the client has received."
+        ),
     ] = None,
 ) -> Response:
     """Server-sent events. After a break, send the last id to miss nothing."""

@@ -36,8 +36,8 @@ class TimeWindow(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    since: Moment | None = Field(None, description="From then on.")
-    until: Moment | None = Field(None, description="Until then; now, if it is not given.")
+    since: Moment | None = Field(None, description="The begin of the window of time.")
+    until: Moment | None = Field(None, description="The end of the window of time; by default now.")
 
 
 class TimelineWindow(BaseModel):
@@ -45,14 +45,16 @@ class TimelineWindow(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    most: Annotated[Whole, Field(ge=10, le=10_000, description="About the most parts.")] = 2000
+    most: Annotated[
+        Whole, Field(ge=10, le=10_000, description="About how many parts there may be at most.")
+    ] = 2000
 
 
 @router.get("/jobs/{job}/goodput", summary="What a job's time went to", responses=responses(404))
 async def get_goodput(
     context: Ctx, _token: Reader, job: JobName, asked: Annotated[TimeWindow, Query()]
 ) -> Goodput:
-    """Seconds by class, of all of the job's allocations or of a window of them."""
+    """Seconds by class, over all of the job's allocations or within a window of time."""
     await check_known(context, job)
     now = context.clock.wall()
     check_window(asked.since, asked.until, now)
@@ -64,7 +66,7 @@ async def get_goodput(
 async def get_timeline(
     context: Ctx, _token: Reader, job: JobName, asked: Annotated[TimelineWindow, Query()]
 ) -> Timeline:
-    """What the time was spent on, part by part, from the job's first allocation on."""
+    """What the time was spent on, in order, from the job's first allocation on."""
     await check_known(context, job)
     parts = await context.goodput.segments(job, context.clock.wall().timestamp())
     return shown_timeline(job, parts, asked.most)

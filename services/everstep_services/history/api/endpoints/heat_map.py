@@ -35,11 +35,13 @@ class HeatMapWanted(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     measure: Measure | None = Field(
-        None, description="`own` if not given, or `section` where one is named."
+        None, description="The measure; by default `own`, or `section` if a section is named."
     )
-    section: str = Field("", max_length=256, pattern=TEXT, description="Which section.")
+    section: str = Field(
+        "", max_length=256, pattern=TEXT, description="The section to show the time of."
+    )
     most_windows: Annotated[int, Field(ge=1, le=1000), LITERAL] = Field(
-        100, description="How many of the latest windows."
+        100, description="The number of windows; the latest are shown."
     )
 
 
@@ -67,7 +69,7 @@ async def get_heat_map(
     asked: Annotated[HeatMapWanted, Query()],
     accept_encoding: Annotated[str, Header(max_length=256, include_in_schema=False)] = "",
 ) -> Response:
-    """The same as `timings`, of all ranks at once, in a hundredth of the bytes."""
+    """The same as `timings`, for all ranks at once, in a hundredth of the bytes."""
     await check_known(context, job)
     parts = await _parts(context, job, asked)
     is_packed = "gzip" in accept_encoding

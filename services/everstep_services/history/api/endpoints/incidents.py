@@ -53,38 +53,50 @@ router = APIRouter(tags=["incidents"])
 class IncidentFilter(Paging):
     """Filters of the incidents of a job."""
 
-    open: Flag | None = Field(None, description="Only those that are open, or only the others.")
+    open: Flag | None = Field(
+        None, description="True for open incidents only, false for closed ones only."
+    )
     outcome: list[Word] | None = Field(
-        None, max_length=10, description="Ended in one of these ways.", examples=[["failed"]]
+        None, max_length=10, description="Only with one of these outcomes.", examples=[["failed"]]
     )
     trigger: str | None = Field(
-        None, max_length=64, pattern=TEXT, description="The kind of the first report."
+        None, max_length=64, pattern=TEXT, description="Only with a first report of this kind."
     )
-    node: str | None = Field(None, pattern=NAME, description="About this node.")
-    round: Whole | None = Field(None, description="Broke this round.")
+    node: str | None = Field(None, pattern=NAME, description="Only about this node.")
+    round: Whole | None = Field(None, description="Only incidents that broke this round.")
     since: Moment | None = Field(
-        None, description="Opened not before this moment, by the sender's clock."
+        None,
+        description="Only incidents that opened at or after this moment, by the sender's clock.",
     )
-    until: Moment | None = Field(None, description="Opened before this moment.")
-    order: Literal["asc", "desc"] = Field("desc", description="By when we first heard of it.")
+    until: Moment | None = Field(None, description="Only incidents that opened before this moment.")
+    order: Literal["asc", "desc"] = Field(
+        "desc", description="The order of their arrival in the record."
+    )
 
 
 class AnyIncidentFilter(IncidentFilter):
     """Filters of the incidents of all jobs."""
 
-    job: str | None = Field(None, pattern=NAME, description="Of this job.")
+    job: str | None = Field(None, pattern=NAME, description="Only of this job.")
 
 
 class ActionFilter(Paging):
     """Filters of the decisions about a job."""
 
     action: list[Word] | None = Field(
-        None, max_length=10, description="One of these.", examples=[["restart", "stop"]]
+        None,
+        max_length=10,
+        description="Only these actions.",
+        examples=[["restart", "stop"]],
     )
     mode: Literal["enforce", "observe"] | None = Field(
-        None, description="Only decisions that were carried out, or only observed ones."
+        None,
+        description="`enforce` for decisions that were carried out, `observe` for those "
+        "that were only recorded.",
     )
-    order: Literal["asc", "desc"] = Field("desc", description="By the place in the log.")
+    order: Literal["asc", "desc"] = Field(
+        "desc", description="The order of their places in the log."
+    )
 
 
 IncidentId = Annotated[str, Path(pattern=NAME, description="The incident's id.")]
@@ -102,7 +114,7 @@ async def list_all_incidents(
     "/incidents/{incident}", summary="Why it happened, by its id", responses=responses(404, 409)
 )
 async def get_any_incident(context: Ctx, _token: Reader, incident: IncidentId) -> IncidentDetail:
-    """The whole story of an incident, the same as under its job."""
+    """The whole story of an incident, the same as at the path of its job."""
     return await _told(context, await job_of_incident(context, incident), incident)
 
 
@@ -115,7 +127,7 @@ async def get_any_incident(context: Ctx, _token: Reader, incident: IncidentId) -
 async def correct_incident(
     context: Ctx, by: Operator, incident: IncidentId, wanted: CorrectionWanted
 ) -> Decided:
-    """Record who or what caused it. The correction holds over all later evidence."""
+    """Record who or what caused the incident. No later evidence changes a correction."""
     job = await job_of_incident(context, incident)
     return await do(context, by, "correct", job, wanted, incident=incident)
 

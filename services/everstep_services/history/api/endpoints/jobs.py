@@ -17,6 +17,7 @@ from everstep.store.queries import (
     holds,
     is_begun,
     job_state,
+    jobs_with_state,
     page,
     round_detail,
     round_state,
@@ -75,21 +76,28 @@ class JobFilter(Paging):
     """Filters of the list of jobs."""
 
     state: list[Word] | None = Field(
-        None, max_length=10, description="One of these states.", examples=[["running"]]
+        None, max_length=10, description="Only in one of these states.", examples=[["running"]]
     )
-    user: str | None = Field(None, max_length=128, pattern=TEXT, description="Who started it.")
+    user: str | None = Field(
+        None, max_length=128, pattern=TEXT, description="Only jobs that this user has started."
+    )
     label: list[Word] | None = Field(
         None,
         max_length=10,
-        description="`name:value`; with several, all of them.",
+        description="Only jobs with this label, as `name:value`; with several, only jobs with "
+        "all of them.",
         examples=[["team:vision"]],
     )
     q: str | None = Field(
-        None, max_length=128, pattern=TEXT, description="Part of the id or name, in any case."
+        None,
+        max_length=128,
+        pattern=TEXT,
+        description="Only jobs whose id or name contains this text, in upper or lower case.",
     )
     sort: Literal["created", "-created", "updated", "-updated", "job", "-job"] = Field(
         "-created",
-        description="`-` for descending. By `updated`, jobs move while you turn pages.",
+        description="The order; `-` for descending. With `updated`, jobs move while you turn "
+        "pages.",
     )
 
 
@@ -97,24 +105,30 @@ class RoundFilter(Paging):
     """Filters of the rounds of a job."""
 
     state: Literal["forming", "starting", "running", "ended"] | None = Field(
-        None, description="In this state."
+        None, description="Only in this state."
     )
     cause: str | None = Field(
-        None, max_length=64, pattern=TEXT, description="What ended it.", examples=["node_lost"]
+        None,
+        max_length=64,
+        pattern=TEXT,
+        description="Only rounds that ended for this reason.",
+        examples=["node_lost"],
     )
-    order: Literal["asc", "desc"] = Field("desc", description="By number.")
+    order: Literal["asc", "desc"] = Field("desc", description="The order of their numbers.")
 
 
 class ExitFilter(Paging):
     """Filters of the exits of a round."""
 
-    failed: Flag | None = Field(None, description="Only failures, or only the others.")
-    node: str | None = Field(None, pattern=NAME, description="On this node.")
+    failed: Flag | None = Field(
+        None, description="True for failures only, false for other exits only."
+    )
+    node: str | None = Field(None, pattern=NAME, description="Only on this node.")
 
 
 def _jobs() -> Select[Any]:
     of_end = tables.incidents.c.incident == tables.jobs.c.end_incident
-    query = with_verdict(select(tables.jobs, job_state().label("state")), tables.jobs, of_end)
+    query = with_verdict(jobs_with_state(), tables.jobs, of_end)
     return query.where(is_begun())
 
 

@@ -32,7 +32,7 @@ class LogFilter(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     stream: Literal["stdout", "stderr"] | None = Field(
-        None, description="Without it, stderr, or stdout when stderr was empty."
+        None, description="The stream; by default stderr, or stdout if stderr was empty."
     )
 
 
@@ -58,7 +58,7 @@ async def get_log(
 ) -> Response:
     """The end of a rank's log, kept when the rank fails; the whole log is on its node.
 
-    404 says why there is none, 410 why it is there no longer.
+    The detail of 404 says why there is none, that of 410 why it is no longer there.
     """
     told = await _told(context.database, job, number, rank)
     data = await blob_content(context, _kept_where(told, asked.stream), "log_gone")

@@ -28,7 +28,7 @@ router = APIRouter(tags=["operators"])
     "/jobs/{job}:stop", summary="Stop a job", status_code=202, responses=responses(404, 409)
 )
 async def stop_job(context: Ctx, by: Operator, job: JobName, wanted: StopWanted) -> Decided:
-    """Its round ends, and its agents exit with 93. Answers when that is decided."""
+    """The job's round ends, and its agents exit with 93. The answer comes once this is decided."""
     return await do(context, by, "stop", job, wanted)
 
 
@@ -36,7 +36,10 @@ async def stop_job(context: Ctx, by: Operator, job: JobName, wanted: StopWanted)
     "/jobs/{job}:restart", summary="Restart a job", status_code=202, responses=responses(404, 409)
 )
 async def restart_job(context: Ctx, by: Operator, job: JobName, wanted: RestartWanted) -> Decided:
-    """Its round ends, and another one follows. Costs nothing of the restart budget."""
+    """The job's round ends, and another one follows.
+
+    The restart does not count against the budget.
+    """
     return await do(context, by, "restart", job, wanted)
 
 
@@ -44,7 +47,7 @@ async def restart_job(context: Ctx, by: Operator, job: JobName, wanted: RestartW
     "/jobs/{job}:save", summary="Save a job", status_code=202, responses=responses(404, 409)
 )
 async def save_job(context: Ctx, by: Operator, job: JobName, wanted: SaveWanted) -> Decided:
-    """Its ranks are asked to save at their next step, and go on."""
+    """The job's ranks are asked to save at their next step, and continue."""
     return await do(context, by, "save", job, wanted)
 
 
@@ -57,20 +60,20 @@ async def save_job(context: Ctx, by: Operator, job: JobName, wanted: SaveWanted)
 async def measure_network(
     context: Ctx, by: Operator, job: JobName, wanted: MeasurementWanted
 ) -> Decided:
-    """Its nodes measure in pairs, in turns: see facts of the kind `network_measured`."""
+    """The job's nodes measure in pairs, in turns: see facts of the kind `network_measured`."""
     return await do(context, by, "measure", job, wanted)
 
 
 @router.post(
     "/jobs/{job}:capture",
-    summary="Capture evidence of a job that runs",
+    summary="Capture evidence of a running job",
     status_code=202,
     responses=responses(404, 409),
 )
 async def capture_evidence(
     context: Ctx, by: Operator, job: JobName, wanted: CaptureWanted
 ) -> Decided:
-    """Its agents look at its ranks from outside, which go on.
+    """The job's agents collect evidence about its ranks, which continue to run.
 
     See facts of the kind `evidence_collected`, and `/incidents/{capture}/evidence/{evidence}`.
     """
@@ -81,7 +84,7 @@ async def capture_evidence(
     "/nodes/{node}:drain", summary="Drain a node", status_code=202, responses=responses(404, 409)
 )
 async def drain_node(context: Ctx, by: Operator, node: NodeName, wanted: DrainWanted) -> Decided:
-    """It leaves the job that it takes part in; a spare takes its slot in the next round."""
+    """The node leaves the job that it takes part in; a spare takes its slot in the next round."""
     job = await job_of(context, node) if wanted.job is None else wanted.job
     return await do(context, by, "drain", job, wanted, node=node)
 
@@ -92,7 +95,7 @@ async def drain_node(context: Ctx, by: Operator, node: NodeName, wanted: DrainWa
 async def exclude_node(
     context: Ctx, by: Operator, node: NodeName, wanted: ExclusionWanted
 ) -> Decided:
-    """It may join nothing until its time is over; a round that runs on it goes on.
+    """The node may join no round until the exclusion ends; a round that runs on it continues.
 
     A node that is not on record is refused, unless `force` is true.
     """
@@ -109,7 +112,7 @@ async def exclude_node(
 async def include_node(
     context: Ctx, by: Operator, node: NodeName, wanted: InclusionWanted
 ) -> Decided:
-    """It may join again, no matter who excluded it."""
+    """The node may join again, no matter who excluded it."""
     return await do(context, by, "include", None, wanted, node=node)
 
 
@@ -117,6 +120,6 @@ async def include_node(
     "/nodes/{node}:check", summary="Check a node", status_code=202, responses=responses(404, 409)
 )
 async def check_node(context: Ctx, by: Operator, node: NodeName, wanted: ChecksWanted) -> Decided:
-    """Its agent examines it now, during the training: see `/nodes/{node}/checks`."""
+    """The node's agent examines it now, during the training: see `/nodes/{node}/checks`."""
     job = await job_of(context, node) if wanted.job is None else wanted.job
     return await do(context, by, "check", job, wanted, node=node)

@@ -16,8 +16,7 @@ from everstep_services.history.api.dto.rank_logs import (
     shown_line,
     shown_round,
 )
-from everstep_services.history.api.http.live_stream import check_room
-from everstep_services.history.api.http.log_stream import Lines, LogStream
+from everstep_services.history.api.http.live_stream import Lines, LogStream, check_room
 from everstep_services.history.api.http.parameters import (
     LITERAL,
     NAME,
@@ -59,8 +58,12 @@ class LineFilter(BaseModel):
         [], description="Only of these ranks."
     )
     stream: Literal["stdout", "stderr"] | None = Field(None, description="Only of this stream.")
-    since: Moment | None = Field(None, description="Seen by their nodes from then on.")
-    until: Moment | None = Field(None, description="Seen until then.")
+    since: Moment | None = Field(
+        None, description="Only lines that their nodes have seen at or after this moment."
+    )
+    until: Moment | None = Field(
+        None, description="Only lines that their nodes have seen before this moment."
+    )
     contains: str | None = Field(
         None, min_length=1, max_length=256, pattern=TEXT, description="Only lines with this text."
     )
@@ -72,7 +75,7 @@ class LineFilter(BaseModel):
         1000, description="The most lines of a page."
     )
     cursor: str | None = Field(
-        None, max_length=1024, description="`next` of the page before, with the same filters."
+        None, max_length=1024, description="`next` of the previous page, with the same filters."
     )
 
 
@@ -80,11 +83,11 @@ class JobLineFilter(LineFilter):
     """Which lines of a job."""
 
     round: Whole | None = Field(
-        None, description="Of this round; without it, of the newest round with output."
+        None, description="Only of this round; by default the newest round with output."
     )
 
 
-@router.get("/jobs/{job}/logs", summary="What ranks have written", responses=responses(404))
+@router.get("/jobs/{job}/logs", summary="The output of ranks", responses=responses(404))
 async def list_lines(
     context: Ctx, _token: Reader, job: JobName, asked: Annotated[JobLineFilter, Query()]
 ) -> StoredLines:
@@ -115,7 +118,7 @@ async def list_lines(
 
 @router.get(
     "/jobs/{job}/logs/stream",
-    summary="What ranks write, live",
+    summary="The output of ranks, live",
     response_class=Response,
     responses={
         **responses(404),
@@ -133,7 +136,9 @@ async def stream_lines(
     asked: Annotated[JobLineFilter, Query()],
     last_event_id: Annotated[
         str | None,
-        Header(max_length=1024, description="The id of the last event that was seen."),
+        Header(
+            max_length=1024, description="The id of the last event that the client has received."
+        ),
     ] = None,
 ) -> Response:
     """Server-sent events from `cursor` on; without one, from the first line of the round.
@@ -191,10 +196,10 @@ async def get_log_index(
     responses={
         **responses(404),
         200: {
-            "description": "Each line with its padded rank before it.",
+            "description": "The lines, each after the number of its rank, padded.",
             "headers": {
                 _NEXT: {
-                    "description": "Give it as `cursor` for what follows; absent at the end.",
+                    "description": "The `cursor` of the next part; absent at the end.",
                     "schema": {"type": "string"},
                 }
             },

@@ -30,9 +30,9 @@ class RankFilter(Paging):
     """Filters of the list of ranks."""
 
     state: list[Word] | None = Field(
-        None, max_length=10, description="In one of these states.", examples=[["stalled"]]
+        None, max_length=10, description="Only in one of these states.", examples=[["stalled"]]
     )
-    node: str | None = Field(None, pattern=NAME, description="On this node.")
+    node: str | None = Field(None, pattern=NAME, description="Only on this node.")
 
 
 @router.get("/jobs/{job}/ranks", summary="A job's ranks, now", responses=responses(404))

@@ -43,7 +43,8 @@ Section = Annotated[
         min_length=1,
         max_length=64,
         pattern=TEXT,
-        description="The section; `outside` or `first-step` for what is none.",
+        description="The section; `outside` for the time outside all sections, `first-step` for "
+        "the first step.",
         examples=["checkpoint"],
     ),
 ]
@@ -99,13 +100,13 @@ def _live(document: LimitsDocument, limits: list[LimitOut], note: str | None) ->
 async def set_limit(
     context: Ctx, by: Operator, job: JobName, section: Section, wanted: LimitWanted
 ) -> Decided:
-    """It holds from now on, over what is learned, until it is deleted."""
+    """The limit applies from now on, and overrides the learned limit until it is deleted."""
     return await do(context, by, "set_limit", job, wanted, section=_on_the_bus(section))
 
 
 @router.delete(
     "/jobs/{job}/limits/{section:path}",
-    summary="Have a limit learned",
+    summary="Return to a learned limit",
     status_code=202,
     responses=responses(404, 409),
 )
@@ -116,7 +117,7 @@ async def delete_limit(
     section: Section,
     wanted: Annotated[RequestBody, Query()],
 ) -> Decided:
-    """Delete a limit that was set; what was learned meanwhile holds, else the default."""
+    """Delete a limit that was set; the learned limit applies again, otherwise the default."""
     name = _on_the_bus(section)
     return await do(context, by, "set_limit", job, wanted, section=name, limit_s=0.0)
 

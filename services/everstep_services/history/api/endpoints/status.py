@@ -18,7 +18,7 @@ router = APIRouter(tags=["status"])
 
 @router.get("/status", summary="The state of the record", responses=responses())
 async def get_status(context: Ctx, _token: Reader) -> Status:
-    """Answers also while the bus is away: the record then is as old as its last fact."""
+    """Works without the bus, too: the record is then as old as its last fact."""
     head = await log_head(context.database)
     newest = select(tables.positions).order_by(tables.positions.c.updated_us.desc())
     position: Any = await first(context.database, newest) or {}

@@ -54,21 +54,28 @@ Measure = Literal["own", "ratio", "waited", "step", "cpu", "runnable", "round_tr
 class SlowRankFilter(Paging):
     """Filters of findings."""
 
-    state: Literal["open", "cleared"] | None = Field(None, description="In this state.")
+    state: Literal["open", "cleared"] | None = Field(None, description="Only in this state.")
     cause: list[SlowRankCause] | None = Field(
-        None, max_length=10, description="With one of these causes.", examples=[["input", "host"]]
+        None,
+        max_length=10,
+        description="Only with one of these causes.",
+        examples=[["input", "host"]],
     )
-    node: str | None = Field(None, pattern=NAME, description="On this node.")
-    rank: Whole | None = Field(None, description="This rank.")
-    round: Whole | None = Field(None, description="In this round.")
-    order: Literal["asc", "desc"] = Field("desc", description="By the place in the log.")
+    node: str | None = Field(None, pattern=NAME, description="Only on this node.")
+    rank: Whole | None = Field(None, description="Only this rank.")
+    round: Whole | None = Field(None, description="Only in this round.")
+    order: Literal["asc", "desc"] = Field(
+        "desc", description="The order of their places in the log."
+    )
 
 
 class ShiftFilter(Paging):
     """Filters of changes of the step time."""
 
-    round: Whole | None = Field(None, description="In this round.")
-    order: Literal["asc", "desc"] = Field("desc", description="By the place in the log.")
+    round: Whole | None = Field(None, description="Only in this round.")
+    order: Literal["asc", "desc"] = Field(
+        "desc", description="The order of their places in the log."
+    )
 
 
 class _Live(BaseModel):
@@ -81,7 +88,7 @@ class ScoresWanted(_Live):
     """Parameters of the comparison of ranks."""
 
     most: Annotated[int, Field(ge=1, le=4096), LITERAL] = Field(
-        100, description="How many of the slowest ranks."
+        100, description="The number of ranks, beginning with the slowest."
     )
     role: str = Field("", max_length=256, pattern=TEXT, description="Only this role group.")
 
@@ -90,17 +97,21 @@ class TimingsWanted(_Live):
     """The part of the table to show."""
 
     measure: Measure | None = Field(
-        None, description="`own` if not given, or `section` where one is named."
+        None, description="The measure; by default `own`, or `section` if a section is named."
     )
     section: str = Field(
-        "", max_length=256, pattern=TEXT, description="Which section.", examples=["data"]
+        "",
+        max_length=256,
+        pattern=TEXT,
+        description="The section to show the time of.",
+        examples=["data"],
     )
     first_rank: Whole = Field(0, description="The first rank to show.")
     most_ranks: Annotated[int, Field(ge=1, le=4096), LITERAL] = Field(
         512, description="The most ranks to show."
     )
     most_windows: Annotated[int, Field(ge=1, le=1000), LITERAL] = Field(
-        60, description="The most windows to show, the latest."
+        60, description="The most windows to show; the latest are shown."
     )
 
 
@@ -130,7 +141,7 @@ async def list_stragglers(
 async def compare_ranks(
     context: Ctx, _token: Reader, job: JobName, asked: Annotated[ScoresWanted, Query()]
 ) -> RanksCompared:
-    """The ranks of the newest round by their own time, the slowest first. It is not stored."""
+    """The ranks of the newest round by their own time, the slowest first. This is not stored."""
     await check_known(context, job)
     question = ShowScores(job=job, most=asked.most, role=asked.role)
     table = await ask_straggler(context, "scores", question, RankScoreTable)
@@ -147,7 +158,7 @@ async def compare_ranks(
 async def get_timings(
     context: Ctx, _token: Reader, job: JobName, asked: Annotated[TimingsWanted, Query()]
 ) -> Timings:
-    """Where the time went, rank by rank and window by window: a gap is a gap."""
+    """Where the time went, for each rank and window; null where nothing was measured."""
     await check_known(context, job)
     measure = measure_of(asked.measure, asked.section)
     question = ShowTimings(

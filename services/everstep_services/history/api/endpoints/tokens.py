@@ -35,7 +35,7 @@ async def list_tokens(
 async def make_token(
     context: Ctx, by: Admin, wanted: TokenWanted, request: Request, answer: Response
 ) -> NewToken:
-    """A new token. Its text is in this answer, and nowhere else."""
+    """A new token. Its text is in this answer, and cannot be shown again."""
     now_us = to_us(context.clock.wall())
     lasts_s = wanted.expires_in_s
     expires_us = None if lasts_s is None else now_us + lasts_s * 1_000_000
@@ -59,9 +59,9 @@ async def make_token(
 async def revoke_token(
     context: Ctx,
     by: Admin,
-    id_: Annotated[str, Path(alias="id", pattern="^[0-9a-f]{12}$", description="Its id.")],
+    id_: Annotated[str, Path(alias="id", pattern="^[0-9a-f]{12}$", description="The token's id.")],
 ) -> Response:
-    """It is refused from now on; on other replicas a few seconds later."""
+    """The token is refused from now on; on other replicas a few seconds later."""
     is_revoked = await context.tokens.revoke(id_, now_us=to_us(context.clock.wall()))
     context.auth.forget(id_)
     if not is_revoked:

@@ -61,10 +61,12 @@ Signed = Annotated[SignedMessage, Depends(_signed)]
 class MaintenanceFilter(Paging):
     """Filters of the list of notices."""
 
-    sender: str | None = Field(None, max_length=128, pattern=TEXT, description="Of this sender.")
-    node: str | None = Field(None, pattern=NAME, description="About this node.")
+    sender: str | None = Field(
+        None, max_length=128, pattern=TEXT, description="Only of this sender."
+    )
+    node: str | None = Field(None, pattern=NAME, description="Only about this node.")
     state: Literal["waiting", "done", "observed", "refused", "failed", "cancelled"] | None = Field(
-        None, description="In this state."
+        None, description="Only in this state."
     )
 
 
@@ -147,10 +149,12 @@ async def list_maintenance(
 async def cancel_maintenance(
     context: Ctx,
     by: Operator,
-    id_: Annotated[str, Path(alias="id", max_length=128, pattern=TEXT, description="Its id.")],
+    id_: Annotated[
+        str, Path(alias="id", max_length=128, pattern=TEXT, description="The id of the notice.")
+    ],
     wanted: Annotated[MaintenanceCancelled, Body()],
 ) -> WebhookTaken:
-    """Nothing is done about it any more; what was done stays."""
+    """Nothing more is done because of the notice; what was done is not undone."""
     outcome = f"cancelled by {by.name}: {wanted.reason}"
     notices, cancelled = await context.maintenance.notices.cancel(
         None, id_, at_us=to_us(context.clock.wall()), outcome=outcome

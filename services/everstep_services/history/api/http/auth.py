@@ -1,13 +1,18 @@
-"""Checks bearer tokens: valid ones are cached, and addresses with many bad ones are refused."""
+"""Checks bearer tokens: right ones pass, and addresses with many wrong ones are slowed down.
 
+A guess costs no query of its own: at one moment one query runs, for all tokens that wait.
+"""
+
+import asyncio
 import logging
 from collections import OrderedDict
-from hashlib import sha256
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from everstep.clock import Clock
 from everstep.store.errors import StoreError
 from everstep.store.times import to_us
-from everstep.store.tokens import Token, Tokens
+from everstep.store.tokens import StoredToken, Token, Tokens, id_in, matching
 from everstep_services.history.api.http.problems import ProblemError
 from everstep_services.history.settings import ApiSettings
 
@@ -16,16 +21,66 @@ log = logging.getLogger(__name__)
 _REMEMBERED = 1000
 _ADDRESSES = 10_000
 _MINUTE_S = 60.0
+_IDS_MOST = 500
+_PACE_S = 0.02
+"""Between two queries for tokens, however many guesses come."""
+
+
+@dataclass(eq=False, slots=True)
+class _Lookup:
+    """One query for the tokens of all requests that wait for it."""
+
+    ids: set[str] = field(default_factory=set)
+    tokens: Mapping[str, StoredToken] | None = None
+    error: StoreError | None = None
+
+
+class _Lookups:
+    """Reads tokens from the database: one query at a time, and 50 a second at most."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+        self._next = _Lookup()
+        self._lock = asyncio.Lock()
+        self._ended_at = float("-inf")
+
+    async def find(self, id_: str) -> StoredToken | None:
+        """The token with this id."""
+        if len(self._next.ids) >= _IDS_MOST:
+            self._next = _Lookup()
+        lookup = self._next
+        lookup.ids.add(id_)
+        async with self._lock:
+            if lookup.tokens is None and lookup.error is None:
+                await self._run(lookup)
+        if lookup.error is not None:
+            raise lookup.error
+        assert lookup.tokens is not None
+        return lookup.tokens.get(id_)
+
+    async def _run(self, lookup: _Lookup) -> None:
+        """For all that have come until it begins; those that come later need a newer answer."""
+        now = asyncio.get_running_loop().time
+        await asyncio.sleep(max(0.0, self._ended_at + _PACE_S - now()))
+        if lookup is self._next:
+            self._next = _Lookup()
+        try:
+            lookup.tokens = await self._tokens.stored(lookup.ids)
+        except StoreError as error:
+            lookup.error = error
+        finally:
+            self._ended_at = now()
 
 
 class TokenAuth:
-    """Remembers the tokens that were valid a moment ago, and the addresses that sent bad ones."""
+    """Remembers the tokens that were used a moment ago, and the addresses that sent bad ones."""
 
     def __init__(self, settings: ApiSettings, tokens: Tokens, clock: Clock) -> None:
         self._settings = settings
         self._tokens = tokens
         self._clock = clock
-        self._good: OrderedDict[bytes, tuple[Token, float]] = OrderedDict()
+        self._lookups = _Lookups(tokens)
+        self._remembered: OrderedDict[str, tuple[StoredToken, float]] = OrderedDict()
         self._failed: OrderedDict[str, tuple[float, int]] = OrderedDict()
         self._used: dict[str, int] = {}
         self._changes = 0
@@ -37,19 +92,12 @@ class TokenAuth:
         scheme, _, text = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not text:
             raise _unauthorized("send a token: `Authorization: Bearer evs_…`", "")
-        fingerprint = sha256(text.encode()).digest()
-        token = self._remembered(fingerprint)
-        if token is None:
-            # A token that was good is not a guess, whatever else its address sends.
-            if fingerprint not in self._good:
-                self._refuse_guessers(address)
-            changes = self._changes
-            token = await self._tokens.find(text.strip())
-            if token is None:
-                self._count_failure(address)
-                raise _unauthorized("this token is not known", "invalid_token")
-            if changes == self._changes:  # else it may have been revoked since it was read
-                self._remember(fingerprint, token)
+        text = text.strip()
+        token = matching(text, await self._stored(id_in(text)))
+        if token is None:  # a right one passes, whatever else comes from its address
+            self._refuse_guessers(address)
+            self._count_failure(address)
+            raise _unauthorized("this token is not known", "invalid_token")
         self._check(token)
         return token
 
@@ -61,8 +109,7 @@ class TokenAuth:
     def forget(self, token_id: str) -> None:
         """Forget a cached token, after it was changed here."""
         self._changes += 1
-        kept = [(k, v) for k, v in self._good.items() if v[0].id != token_id]
-        self._good = OrderedDict(kept)
+        self._remembered.pop(token_id, None)
 
     async def write_used_for_ever(self, every_s: float = 30.0) -> None:
         """Write at intervals which tokens were used."""
@@ -85,16 +132,20 @@ class TokenAuth:
             if self._used.get(id_) == used_us:  # else it was used again meanwhile
                 del self._used[id_]
 
-    def _remember(self, fingerprint: bytes, token: Token) -> None:
-        self._good[fingerprint] = (token, self._clock.now())
-        while len(self._good) > _REMEMBERED:
-            self._good.popitem(last=False)
-
-    def _remembered(self, fingerprint: bytes) -> Token | None:
-        remembered = self._good.get(fingerprint)
-        if remembered is None or self._clock.now() - remembered[1] > self._settings.token_cache_s:
+    async def _stored(self, id_: str | None) -> StoredToken | None:
+        if id_ is None:
             return None
-        return remembered[0]
+        stored, read_at = self._remembered.get(id_, (None, 0.0))
+        if stored is not None and self._clock.now() - read_at <= self._settings.token_cache_s:
+            return stored
+        changes = self._changes
+        stored = await self._lookups.find(id_)
+        if stored is not None and changes == self._changes:  # else it may have been revoked since
+            self._remembered[id_] = (stored, self._clock.now())
+            self._remembered.move_to_end(id_)
+            while len(self._remembered) > _REMEMBERED:
+                self._remembered.popitem(last=False)
+        return stored
 
     def _check(self, token: Token) -> None:
         now_us = to_us(self._clock.wall())

@@ -21,7 +21,7 @@ class Paging(BaseModel):
         100, description="The most items of a page."
     )
     cursor: str | None = Field(
-        None, max_length=1024, description="`next` of the page before, with the same filters."
+        None, max_length=1024, description="`next` of the previous page, with the same filters."
     )
 
     def question(self, path: str) -> list[object]:

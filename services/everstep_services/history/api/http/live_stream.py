@@ -1,16 +1,18 @@
-"""The live stream: server-sent events that can be resumed, and never pile up in memory."""
+"""Live streams of facts and of output: server-sent events that can be resumed, and are bounded."""
 
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import msgspec
 from fastapi.sse import format_sse_event
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from everstep.backoff import Backoff
 from everstep.store.errors import StoreError
 from everstep.store.queries import Record
 from everstep.store.tokens import Token
@@ -198,3 +200,70 @@ async def _until_gone(receive: Receive) -> None:
 
 class _Ended(Exception):  # noqa: N818  not an error: it ends the task group
     pass
+
+
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 2.0
+_AWAY_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """A page of lines, and where the next page begins."""
+
+    round: int
+    next: str
+    data: bytes
+    """The page as JSON; empty when it has no lines."""
+    is_end: bool
+
+
+class LogStream(EventStream):
+    """Sends a page of lines, and then each later page that has lines."""
+
+    def __init__(
+        self,
+        context: Context,
+        token: Token,
+        first: Lines,
+        after: Callable[[str], Awaitable[Lines]],
+        next_round: Callable[[int], Awaitable[Lines | None]],
+    ) -> None:
+        super().__init__(context, token)
+        self._first = first
+        self._after = after
+        self._next_round = next_round
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        clock, keep_alive_s = self._context.clock, self._context.settings.keep_alive_s
+        page, waits, checked = self._first, Backoff(_FIRST_WAIT_S, _LONGEST_WAIT_S), clock.now()
+        yield b"retry: 2000\nid: %b\n: welcome\n\n" % page.next.encode()
+        while not self._context.feed.notifier.is_closed:
+            if page.data:
+                yield b"event: lines\nid: %b\ndata: %b\n\n" % (page.next.encode(), page.data)
+                waits.reset()
+            if page.is_end:
+                await clock.sleep(waits.failed())
+            if clock.now() - checked >= keep_alive_s:
+                if not await self._is_still_welcome():
+                    return
+                checked = clock.now()
+                yield b"id: %b\n: alive\n\n" % page.next.encode()
+            try:
+                page = await self._following(page)
+            except ProblemError as problem:
+                if problem.status_code != 503:
+                    yield b"event: problem\ndata: %b\n\n" % _detail(problem)
+                    return
+                page = Lines(page.round, page.next, b"", is_end=True)
+                await clock.sleep(_AWAY_S)
+
+    async def _following(self, page: Lines) -> Lines:
+        """The next page; the first of the next round where this one has no more lines."""
+        is_over = page.is_end and not page.data
+        if is_over and (begun := await self._next_round(page.round)) is not None:
+            return begun
+        return await self._after(page.next)
+
+
+def _detail(problem: ProblemError) -> bytes:
+    return msgspec.json.encode({"detail": problem.detail, "code": problem.code})

@@ -1,6 +1,6 @@
 """`/`: what needs a person first, then how everything is."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -15,9 +15,16 @@ from everstep_services.history.dashboard.rest import Reader, RestAnswer, path_of
 _JOBS = 200
 _NODES = 500
 _SHOWN = 50
+_FAILING = 500
 _RECENT = timedelta(hours=24)
+_WITH_RANKS = ("running", "starting")
+_OVER = ("done", "failed", "stopped", "idle")
 _AT_WORK = ("running", "starting", "forming", "restarting", "waiting")
 _SAVE_LAG_S = 3600.0
+_WAITING_READ = 20
+"""The rounds of this number of jobs that wait for nodes are read."""
+_WAIT = timedelta(minutes=2)
+"""A job that waits longer for nodes needs a person; a restart takes seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +46,7 @@ class Concern:
 
 async def fleet(reader: Reader, _request: Request) -> Page:
     """All jobs and nodes at one glance."""
-    jobs, opened, recent, nodes, control, newest, goodput, failing, delays = await together(
+    jobs, opened, recent, nodes, control, newest, goodput, failing, lost, delays = await together(
         reader.get_or_not("jobs", limit=_JOBS, sort="-updated"),
         reader.get_or_not("incidents", open=True, limit=_SHOWN),
         reader.get_or_not("incidents", limit=8),
@@ -48,23 +55,30 @@ async def fleet(reader: Reader, _request: Request) -> Page:
         reader.get_or_not("facts", order="desc", limit=8),
         reader.get_or_not("goodput"),
         reader.get_or_not("saves", failing=True, state=_AT_WORK, limit=_SHOWN),
+        reader.get_or_not("saves", failing=True, state=_OVER, limit=_FAILING),
         reader.get_or_not("save-delays", waiting=True, state=_AT_WORK, limit=_NODES),
     )
     items = _items(jobs)
     now = reader.rest.now()
+    forming = [job for job in items if job["state"] == "forming"][:_WAITING_READ]
+    rounds = await together(
+        *(reader.get_or_not(path_of("jobs", job["job"], "rounds"), limit=2) for job in forming)
+    )
     working = [job for job in items if job["state"] in _AT_WORK]
     concerns = [
         *_of_control(control.data),
         *_of_incidents(_items(opened)),
         *_of_ended(items),
         *_of_idle(items, now),
+        *_of_waiting(zip(forming, rounds, strict=True), now),
         *_of_nodes(_items(nodes), now),
         *_of_failing(_items(failing)),
+        *_of_lost_saves(_items(lost), items, now),
         *_of_delays(_items(delays)),
     ]
     parts = (
         ("Jobs", jobs), ("Incidents", opened), ("Nodes", nodes), ("Switches", control),
-        ("Goodput", goodput), ("Saves", failing), ("Waiting saves", delays),
+        ("Goodput", goodput), ("Saves", failing), ("Last saves", lost), ("Waiting saves", delays),
     )  # fmt: skip
     newest_at = max((job["updated_at"] or "" for job in items), default="")
     return Page(
@@ -84,7 +98,7 @@ async def fleet(reader: Reader, _request: Request) -> Page:
             "shares": drawings.shares(goodput.data["seconds"] if goodput.data else None),
             "newest_at": newest_at,
             "nodes_out": sum(is_excluded(node, now) for node in _items(nodes)),
-            "ranks": sum(job["world_size"] or 0 for job in working),
+            "ranks": sum(job["world_size"] or 0 for job in working if job["state"] in _WITH_RANKS),
             "has_any": bool(items),
             "unread": [(name, answer) for name, answer in parts if answer.problem],
         },
@@ -153,6 +167,26 @@ def _of_idle(jobs: Sequence[Mapping[str, Any]], now: datetime) -> Iterator[Conce
             yield Concern("warn", "job", text, href, job["updated_at"], user)
 
 
+def _of_waiting(
+    jobs: Iterable[tuple[Mapping[str, Any], RestAnswer]], now: datetime
+) -> Iterator[Concern]:
+    """Jobs without ranks, because their next round does not get the nodes that it needs."""
+    for job, answer in jobs:
+        rounds = _items(answer)
+        is_forming = bool(rounds) and rounds[0]["state"] == "forming"
+        newest = rounds[0] if is_forming else {}
+        before = rounds[1:] if is_forming else rounds
+        at = before[0]["ended_at"] if before else job["started_at"]
+        since = moment(at)
+        if since is None or now - since < _WAIT:
+            continue
+        why = newest.get("waiting_reason") or "no round has formed"
+        waits = duration((now - since).total_seconds())
+        text = f"{job['job']} has waited for nodes for {waits}: {why}"
+        href, user = f"/{path_of('jobs', job['job'])}", f"user {job['user'] or 'unknown'}"
+        yield Concern("warn", "job", text, href, at, user)
+
+
 def _of_nodes(nodes: Sequence[Mapping[str, Any]], now: datetime) -> Iterator[Concern]:
     for node in nodes:
         href = f"/{path_of('nodes', node['node'])}"
@@ -175,6 +209,23 @@ def _of_failing(saves: Sequence[Mapping[str, Any]]) -> Iterator[Concern]:
         href = f"/{path_of('jobs', tier['job'], 'checkpoints')}"
         detail = f"job {tier['job']}"
         yield Concern("bad", "checkpoint", text, href, tier["failed_at"], detail)
+
+
+def _of_lost_saves(
+    saves: Sequence[Mapping[str, Any]], jobs: Sequence[Mapping[str, Any]], now: datetime
+) -> Iterator[Concern]:
+    """Jobs that have ended within the last day without the checkpoint of their end."""
+    ended = {job["job"]: moment(job["ended_at"]) for job in jobs}
+    for tier in saves:
+        at = ended.get(tier["job"])
+        if tier["tier"] != "global" or at is None or now - at > _RECENT:
+            continue
+        newest = tier["committed_step"]
+        kept = "no checkpoint is left" if newest is None else f"its newest is step {newest}"
+        reason = tier["failed_reason"] or "no reason"
+        text = f"{tier['job']} has ended, and its last save has failed; {kept}: {reason}"
+        href = f"/{path_of('jobs', tier['job'], 'checkpoints')}"
+        yield Concern("bad", "checkpoint", text, href, tier["failed_at"], f"job {tier['job']}")
 
 
 def _of_delays(delays: Sequence[Mapping[str, Any]]) -> Iterator[Concern]:

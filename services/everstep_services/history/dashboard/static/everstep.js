@@ -14,7 +14,7 @@
     return seconds > 0 ? `${text} ago` : `in ${text}`;
   }
   function tick() {
-    const now = Date.now();
+    const now = body.dataset.now ? Date.parse(body.dataset.now) : Date.now();  // a bundle stands still
     for (const time of document.querySelectorAll("time[datetime]")) {
       const text = relative((now - Date.parse(time.dateTime)) / 1000);
       if (time.textContent !== text) time.textContent = text;

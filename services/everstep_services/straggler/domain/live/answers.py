@@ -134,11 +134,11 @@ def _ranks(round_: LiveRound, measured: Measured, rows: Array) -> Iterator[RankS
 
 def _scores(measured: Measured, row: int, usual: _Usual) -> list[Score]:
     rows = []
-    own, role = float(measured.own_s[row]), int(measured.role[row])
-    if np.isfinite(own) and own > 0:
+    own_s, role = float(measured.own_s[row]), int(measured.role[row])
+    if np.isfinite(own_s) and own_s > 0:
         middle = float(usual.own_s[role])
         rows.append(
-            Score(signal="own", relative_score=middle / own, value_s=own, reference_s=middle)
+            Score(signal="own", relative_score=middle / own_s, value_s=own_s, reference_s=middle)
         )
     for column, name in enumerate(measured.sections.names):
         value = _known(measured.sections.medians[row, column])

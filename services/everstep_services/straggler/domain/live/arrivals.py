@@ -196,14 +196,14 @@ class Slack:
 
 def slack(matched: Matched, waits: Array, node: Array, nodes: int) -> Slack:
     """How the collectives agree with the nodes' clocks, in the median."""
-    own, last = node[matched.row], node[matched.last_row[matched.cell]]
-    at = np.flatnonzero(waits & (own != last))
+    node_of_row, last = node[matched.row], node[matched.last_row[matched.cell]]
+    at = np.flatnonzero(waits & (node_of_row != last))
     at = at[:: len(at) // _MOST_SAMPLES | 1]
     after = matched.at_s[at] + matched.to_next_s[at] - matched.last_s[at]
     ahead = medians_by(last[at], after, nodes)
     trusted = at[~(ahead[last[at]] < 0)]
     later = matched.at_s[trusted] + matched.to_next_s[trusted] - matched.last_s[trusted]
-    return Slack(ahead, medians_by(own[trusted], later, nodes))
+    return Slack(ahead, medians_by(node_of_row[trusted], later, nodes))
 
 
 def _cells(group: Array, sequence: Array) -> tuple[Array, Array, int]:
@@ -352,8 +352,8 @@ def _relative(matched: Matched) -> tuple[Array, Array]:
 def _pairs(matched: Matched, phase: Array) -> Array:
     """A number for each entry, equal for the same operation before the same operation."""
     following = np.r_[matched.op[1:], 0].astype(np.int64) & _MASK
-    own = (matched.op.astype(np.int64) & _MASK) << 2 * _BITS
-    pairs: Array = own | following << _BITS | phase & _MASK
+    kind = (matched.op.astype(np.int64) & _MASK) << 2 * _BITS
+    pairs: Array = kind | following << _BITS | phase & _MASK
     return pairs
 
 

@@ -61,10 +61,10 @@ def blame(
 ) -> Blame:
     """The cause of a rank's loss, compared with the rows that define what is usual."""
     peers = peers_of(measured, row, is_usual)
-    own = SlowSignal("own", float(measured.own_s[row]), finite_median(measured.own_s[peers]))
-    usual_loss = change.ratio * own.usual if np.isfinite(own.usual) else 0.0
-    is_shown = own.excess > 0 and own.excess >= _SHOWN * usual_loss
-    lost = max(own.excess if is_shown else usual_loss, 1e-9)
+    own_time = SlowSignal("own", float(measured.own_s[row]), finite_median(measured.own_s[peers]))
+    usual_loss = change.ratio * own_time.usual if np.isfinite(own_time.usual) else 0.0
+    is_shown = own_time.excess > 0 and own_time.excess >= _SHOWN * usual_loss
+    lost = max(own_time.excess if is_shown else usual_loss, 1e-9)
     case = SlowRow(measured, row, peers, lost)
     grounds = (_device, _host, _network, _memory, _section, _compute, _outside)
     ground = next(
@@ -84,8 +84,8 @@ def blame(
             f"before, while it takes {change.growth_ratio * 100:.0f} % longer than before"
         )
     reason = (
-        f"own time {own.value * 1e3:.1f} ms a step, {own.excess * 1e3:.1f} ms above the median of "
-        f"{len(peers)} others in the latest window; {change.ratio * 100:.1f} % over "
+        f"own time {own_time.value * 1e3:.1f} ms a step, {own_time.excess * 1e3:.1f} ms above the "
+        f"median of {len(peers)} others in the latest window; {change.ratio * 100:.1f} % over "
         f"{change.windows} windows (limit {limit * 100:.1f} %); {ground.words}{place}"
     )
     clearness = min(1.0, change.ratio / (2 * limit)) if limit > 0 else 1.0
@@ -94,7 +94,7 @@ def blame(
         reason=reason,
         section=ground.section,
         scores=(
-            replace_score(own.score(), relative_score=1 / (1 + max(0.0, change.ratio))),
+            replace_score(own_time.score(), relative_score=1 / (1 + max(0.0, change.ratio))),
             *(signal.score() for signal in ground.signals),
         ),
         lost_s=lost,
@@ -112,14 +112,14 @@ def _device(case: SlowRow) -> _Ground | None:
     by_rank = dict(zip(order.tolist(), throttled, strict=True))
     mine = set(by_rank[int(sample.rank[case.row])])
     peers = [by_rank[int(sample.rank[peer])] for peer in case.peers[:64]]
-    own = sorted(
+    reasons = sorted(
         reason for reason in mine if sum(reason in peer for peer in peers) * 2 < len(peers)
     )
-    if not own and not is_low:
+    if not reasons and not is_low:
         return None
-    why = f"its device is throttled by {', '.join(own)}" if own else "its device is slow"
+    why = f"its device is throttled by {', '.join(reasons)}" if reasons else "its device is slow"
     at = f" at {clock.value:.0f} MHz against {clock.usual:.0f}" if np.isfinite(clock.value) else ""
-    return _Ground("device", why + at, _SURE if own and is_low else _LIKELY)
+    return _Ground("device", why + at, _SURE if reasons and is_low else _LIKELY)
 
 
 def held_back(measured: Measured) -> Array:

@@ -97,15 +97,15 @@ class Imbalance:
 def _roles(measured: Measured) -> list[_Role]:
     """Return the roles with known own times, if there are several."""
     finite = np.flatnonzero(np.isfinite(measured.own_s))
-    own, role = measured.own_s[finite], measured.role[finite]
-    medians = medians_by(role, own, len(measured.roles))
+    own_s, role = measured.own_s[finite], measured.role[finite]
+    medians = medians_by(role, own_s, len(measured.roles))
     is_finite = np.flatnonzero(np.isfinite(medians))
     if len(is_finite) < 2:
         return []
     mean_s, uneven = float(medians[is_finite].mean()), []
     for number in is_finite.tolist():
         others = float(medians[is_finite[is_finite != number]].max())
-        low = float(np.percentile(own[role == number], _LOW))
+        low = float(np.percentile(own_s[role == number], _LOW))
         uneven.append(
             _Role(
                 name=measured.roles[number], rows=finite[role == number],
@@ -128,13 +128,13 @@ def _finding(number: int, measured: Measured, role: _Role, ratio: float) -> Slow
         f"{ratio * 100:g} %), for {_WINDOWS} windows. No rank is to blame; rank {rank} stands for "
         f"its role"
     )
-    own = Score(
+    score = Score(
         signal="own", value_s=role.own_s, reference_s=role.mean_s,
         relative_score=role.mean_s / role.own_s if role.own_s > 0 else None,
     )  # fmt: skip
     return SlowRankFound(
         round=number, rank=rank, node=node.node, slot=node.slot, role=role.name, cause="design",
-        reason=reason, section=_section(measured, role), scores=(own,), lateness_s=None,
+        reason=reason, section=_section(measured, role), scores=(score,), lateness_s=None,
         slower_ratio=role.own_s / role.mean_s - 1, lost_s=lost_s,
         slowdown_ratio=lost_s / (step_s - lost_s), windows=_WINDOWS, confidence=_CONFIDENCE,
         first_step=sample.first_step, last_step=sample.last_step,
@@ -145,8 +145,8 @@ def _section(measured: Measured, role: _Role) -> str | None:
     """The section that has most of what the role needs more than others."""
     others = np.setdiff1d(np.arange(len(measured.role)), role.rows)
     excess: Mapping[str, float] = {
-        name: finite_median(own[role.rows]) - finite_median(own[others])
-        for name, own in zip(measured.sections.names, measured.own_sections_s.T, strict=True)
+        name: finite_median(times[role.rows]) - finite_median(times[others])
+        for name, times in zip(measured.sections.names, measured.own_sections_s.T, strict=True)
         if name
     }
     finite = {name: value for name, value in excess.items() if np.isfinite(value)}

@@ -130,12 +130,12 @@ class Meter:
         step_s = finite_median(sample.step_s)
         sections = sections_of(sample, self.names.sections.names())
         entered, alignment = self._entered(sample, role, step_s)
-        own = self._own(sample, role, sections, entered, alignment)
-        own, silent = self._with_silent(sample, role, own)
+        own_s = self._own(sample, role, sections, entered, alignment)
+        own_s, silent = self._with_silent(sample, role, own_s)
         nothing = np.full(len(sample.rank), np.nan)
         gpu = self._kernels(sample)
         return Measured(
-            sample=sample, step_s=step_s, role=role, roles=tuple(roles), own_s=own,
+            sample=sample, step_s=step_s, role=role, roles=tuple(roles), own_s=own_s,
             waited_s=nothing if entered is None else entered.own_times.waited_s,
             late_s=nothing if entered is None else entered.own_times.late_s,
             entered=entered, sections=sections,
@@ -144,7 +144,7 @@ class Meter:
             individual=self._individual(sample, sections),
             gpu_relative=gpu[0],
             gpu_individual=gpu[1],
-            clock_error_s=_clock_error(entered, alignment), missing=_unknown(sample, own),
+            clock_error_s=_clock_error(entered, alignment), missing=_unknown(sample, own_s),
             ops=tuple(str(name) for name in self.names.ops.names()), silent=silent,
         )  # fmt: skip
 
@@ -165,8 +165,8 @@ class Meter:
         waits = self.waits.learn(entries, phases(entries, step_s))
         if len(sample.nodes) > 1:
             entries, waits, alignment = self._checked(sample, entries, waits, alignment, step_s)
-        own = own_times(entries, waits, role, step_s, len(sample.rank))
-        return Entered(entries, waits, own), alignment
+        times = own_times(entries, waits, role, step_s, len(sample.rank))
+        return Entered(entries, waits, times), alignment
 
     def _checked(
         self, sample: Sample, entries: Matched, waits: Array, alignment: Alignment, step_s: float
@@ -188,40 +188,40 @@ class Meter:
         alignment: Alignment,
     ) -> Array:  # fmt: skip
         """What each row needed by itself; NaN where it is not known."""
-        own = np.full(len(sample.rank), np.nan)
+        own_s = np.full(len(sample.rank), np.nan)
         if entered is not None:
             shared = entered.own_times.shared
             margin = np.zeros(len(shared))
             np.multiply(alignment.error_s[sample.node], shared, out=margin, where=shared > 0)
-            own = _beyond_clocks(entered.own_times.own_s, role, sample.node, margin)
+            own_s = _beyond_clocks(entered.own_times.own_s, role, sample.node, margin)
         for number in range(int(role.max(initial=-1)) + 1):
             rows = np.flatnonzero(role == number)
-            if np.isfinite(own[rows]).sum() * 2 < len(rows):
+            if np.isfinite(own_s[rows]).sum() * 2 < len(rows):
                 measured = _by_sections(sections, rows)
-                own[rows] = np.nan if measured is None else measured
-        return own
+                own_s[rows] = np.nan if measured is None else measured
+        return own_s
 
-    def _with_silent(self, sample: Sample, role: Array, own: Array) -> tuple[Array, Array]:
+    def _with_silent(self, sample: Sample, role: Array, own_s: Array) -> tuple[Array, Array]:
         """Own times with those of ranks that are too starved to say when they came.
 
         Where a rank was not seen in a collective, the waits of the others count as their work. What
         all of them need more than when that rank still answered is their wait for it.
         """
-        own, silent = own.copy(), np.zeros(len(own), dtype=bool)
-        usual, unheard = self.usual[sample.rank], _unheard(sample) & np.isnan(own)
+        own_s, silent = own_s.copy(), np.zeros(len(own_s), dtype=bool)
+        usual, unheard = self.usual[sample.rank], _unheard(sample) & np.isnan(own_s)
         for number in range(int(role.max(initial=-1)) + 1):
             rows = np.flatnonzero(role == number)
             gone = rows[unheard[rows] & np.isfinite(usual[rows])]
-            others = rows[np.isfinite(own[rows] + usual[rows])]
+            others = rows[np.isfinite(own_s[rows] + usual[rows])]
             if not len(gone):
                 self.usual[sample.rank[rows]] = np.where(
-                    np.isfinite(own[rows]), own[rows], usual[rows]
+                    np.isfinite(own_s[rows]), own_s[rows], usual[rows]
                 )
             elif len(gone) * 2 < len(others):
-                more = max(0.0, float(np.median(own[others] - usual[others])))
-                own[others] -= more
-                own[gone], silent[gone] = usual[gone] + more, more > 0
-        return own, silent
+                more = max(0.0, float(np.median(own_s[others] - usual[others])))
+                own_s[others] -= more
+                own_s[gone], silent[gone] = usual[gone] + more, more > 0
+        return own_s, silent
 
     def _individual(self, sample: Sample, sections: Sections) -> Array:
         medians = sections.medians.astype(np.float32)
@@ -292,9 +292,9 @@ def _unheard(sample: Sample) -> Array:
     return unheard
 
 
-def _unknown(sample: Sample, own: Array) -> str:
+def _unknown(sample: Sample, own_s: Array) -> str:
     """Which ranks cannot be compared, and why: those of one reason together, the most first."""
-    unknown = np.flatnonzero(np.isnan(own)).tolist()
+    unknown = np.flatnonzero(np.isnan(own_s)).tolist()
     if not unknown:
         return ""
     gaps = {
@@ -302,7 +302,7 @@ def _unknown(sample: Sample, own: Array) -> str:
         for node in sample.nodes
         for rank, gap in zip(node.rank, node.gaps, strict=True)
     }
-    entered = np.bincount(sample.entry_row, minlength=len(own)) > 0
+    entered = np.bincount(sample.entry_row, minlength=len(own_s)) > 0
     by_reason: dict[str, list[int]] = {}
     for row in unknown:
         seen = "too few of its collectives were seen on other ranks, too"
@@ -323,19 +323,19 @@ def _ranks_in_words(sample: Sample, rows: list[int]) -> str:
     return f"{len(rows)} ranks{of}"
 
 
-def _beyond_clocks(own: Array, role: Array, node: Array, margin: Array) -> Array:
+def _beyond_clocks(own_s: Array, role: Array, node: Array, margin: Array) -> Array:
     """Own times without what an error of a node's clock may explain.
 
     A clock that is wrong moves all ranks of its node: only what they have in common is cut.
     """
     if not margin.any():
-        return own
-    usual = medians_by(*_finite(role, own), int(role.max()) + 1)
+        return own_s
+    usual = medians_by(*_finite(role, own_s), int(role.max()) + 1)
     pair = combined(role, node)
     pairs = int(pair.max()) + 1
-    shift = medians_by(*_finite(pair, own), pairs)[pair] - usual[role]
+    shift = medians_by(*_finite(pair, own_s), pairs)[pair] - usual[role]
     most = medians_by(pair, margin, pairs)[pair]
-    within: Array = own - np.clip(np.nan_to_num(shift), -most, most)
+    within: Array = own_s - np.clip(np.nan_to_num(shift), -most, most)
     return within
 
 

@@ -77,17 +77,17 @@ def own_times(matched: Matched, waits: Array, role: Array, step_s: float, rows: 
         waited = np.bincount(matched.row, weights=wait, minlength=rows) / steps
         shared = waits & (matched.nodes[matched.cell] > 1)
         between = np.bincount(matched.row, weights=shared, minlength=rows) / steps
-    own = np.full(rows, np.nan)
+    own_s = np.full(rows, np.nan)
     tables = []
     segment = to_next - wait
     for number in range(int(role.max(initial=-1)) + 1):
         entries = np.flatnonzero(matched.leads & (role[matched.row] == number))
         if len(entries):
             table = _table(matched, entries, segment, steps)
-            own[table.rows] = _own(table)
+            own_s[table.rows] = _own(table)
             tables.append(table)
     late = _lateness(matched, rows)
-    return OwnTimes(own, waited, late, np.nan_to_num(between), tuple(tables))
+    return OwnTimes(own_s, waited, late, np.nan_to_num(between), tuple(tables))
 
 
 def _table(matched: Matched, entries: Array, segment: Array, steps: Array) -> RoleTable:
@@ -154,8 +154,8 @@ def _own(table: RoleTable) -> Array:
     share = np.add.reduceat(is_finite[:, used], begins, axis=1, dtype=np.int64)
     width = np.diff(np.r_[begins, int(used.sum())])
     sums[share * 2 <= width] = np.nan
-    own: Array = np.nansum(table.usual) / table.steps + middle_of_known(sums) / table.block_steps
-    return own
+    own_s: Array = np.nansum(table.usual) / table.steps + middle_of_known(sums) / table.block_steps
+    return own_s
 
 
 def middle_of_known(values: Array) -> Array:

@@ -110,11 +110,11 @@ def _replace(segment: Array, table: RoleTable, row: int, slow: Sequence[int]) ->
     """Give a row its peers' segments: the k-th longest of a kind becomes their k-th longest."""
     peers = np.flatnonzero(~np.isin(table.rows, [row, *slow]))
     peers = peers[:: max(1, len(peers) // _MOST_PEERS)]
-    own = int(np.searchsorted(table.rows, row))
+    position = int(np.searchsorted(table.rows, row))
     if not len(peers):
         return
     for columns in _kinds(table):
-        mine = table.segments[own, columns]
+        mine = table.segments[position, columns]
         is_finite = np.isfinite(mine)
         if not is_finite.any():
             continue
@@ -124,7 +124,7 @@ def _replace(segment: Array, table: RoleTable, row: int, slow: Sequence[int]) ->
             continue
         usual = np.median(whole, axis=0)
         rank = np.argsort(np.argsort(mine[is_finite]))
-        segment[table.entries[own, columns[is_finite]]] = usual[rank]
+        segment[table.entries[position, columns[is_finite]]] = usual[rank]
 
 
 def _kinds(table: RoleTable) -> list[Array]:

@@ -11,7 +11,13 @@ from everstep_services.straggler.domain import verdict
 from everstep_services.straggler.domain.changes import Change, KeepsUp, SlowRankFound, StepsShifted
 from everstep_services.straggler.domain.live.causes import Blame, blame, from_host
 from everstep_services.straggler.domain.live.imbalance import Imbalance
-from everstep_services.straggler.domain.live.links import LINK_WINDOWS, Links, SlowNode
+from everstep_services.straggler.domain.live.links import (
+    LINK_WINDOWS,
+    Links,
+    SlowNode,
+    from_link,
+    slow_sender,
+)
 from everstep_services.straggler.domain.live.measures import SPARED, Measured, Meter
 from everstep_services.straggler.domain.live.price import (
     Costs,
@@ -22,7 +28,6 @@ from everstep_services.straggler.domain.live.price import (
     price,
     replay_of,
 )
-from everstep_services.straggler.domain.live.ring_links import from_link, slow_sender
 from everstep_services.straggler.domain.live.samples import Names
 from everstep_services.straggler.domain.live.shift import Steps
 from everstep_services.straggler.domain.live.windows import (
@@ -120,15 +125,15 @@ class LiveRound:
 
     def _judge(self, measured: Measured, rules: LiveRules) -> list[Change]:
         sample, world = measured.sample, self.meter.world
-        own = np.full(world, np.nan)
-        own[sample.rank] = measured.own_s
+        own_s = np.full(world, np.nan)
+        own_s[sample.rank] = measured.own_s
         role = np.full(world, -1, dtype=np.int64)
         numbers = [self.role_numbers.number(name) for name in measured.roles]
         role[sample.rank] = np.array(numbers, dtype=np.int64)[measured.role]
-        window = verdict.Window(self.closed, np.arange(world), own, role)
+        window = verdict.Window(self.closed, np.arange(world), own_s, role)
         compared = verdict.compare(window, rules.limits, self.state)
         self.slower, self.is_usual = compared.ratios, compared.is_usual
-        self.trips = self.links.hear(measured, own - own / (1 + self.slower))
+        self.trips = self.links.hear(measured, own_s - own_s / (1 + self.slower))
         if len(sample.rank) < _ENOUGH * int(self.meter.seen.sum()):
             return []
         self.state, changed = verdict.observe(self.state, window, rules.limits)
@@ -314,9 +319,9 @@ class LiveRound:
             "step": spread(measured.sample.step_s),
         } | {name: spread(measured.signal(of) * per_step) for name, of in _SIGNALS.items()}
         measures["round_trip"] = spread(measured.signal("round_trip_s"))
-        own = measured.own_sections_s
+        sections_s = measured.own_sections_s
         sections = {
-            int(number): spread(own[:, column])
+            int(number): spread(sections_s[:, column])
             for column, number in enumerate(measured.sections.numbers)
         }
         kept = Kept(measured.sample.first_step, measured.sample.last_step, measures, sections)

@@ -68,9 +68,9 @@ class SlowRow:
         """The same on the device."""
         return self._by_section(self.measured.own_device_s)
 
-    def _by_section(self, own: Array) -> list[SlowSignal]:
+    def _by_section(self, times: Array) -> list[SlowSignal]:
         signals = [
-            self._signal(name, own[:, column])
+            self._signal(name, times[:, column])
             for column, name in enumerate(self.measured.sections.names)
             if name
         ]
@@ -80,9 +80,9 @@ class SlowRow:
 
     def is_input(self) -> bool:
         """Whether a section that reads data explains the excess."""
-        own = next(iter(self.sections()), None)
-        is_large = own is not None and own.excess > EXPLAINS * self.lost_s
-        return own is not None and is_large and cause_of(own.name) == "input"
+        section = next(iter(self.sections()), None)
+        is_large = section is not None and section.excess > EXPLAINS * self.lost_s
+        return section is not None and is_large and cause_of(section.name) == "input"
 
     def steal(self) -> SlowSignal:
         """What the hypervisor took from the node, for each of its ranks."""

@@ -96,7 +96,7 @@ def test_an_nvml_that_does_not_open_says_why(error: int, state: str, failure_cla
 def test_a_node_without_gpus_is_unsupported_unless_some_are_expected(tmp_path: Path) -> None:
     assert [r.state for r in Node(tmp_path, FakeNvml()).look()] == ["unsupported"]
     expecting = Node(tmp_path, FakeNvml(), gpus_expected=8)
-    assert expecting.trouble().reason.startswith("0 of 8 GPUs are there")
+    assert expecting.trouble().reason.startswith("0 of 8 GPUs are present")
     away = Node(tmp_path, FakeNvml(init_error=pynvml.NVML_ERROR_DRIVER_NOT_LOADED), gpus_expected=8)
     assert away.trouble().state == "unknown"
 
@@ -166,7 +166,7 @@ def test_a_gpu_that_was_there_has_failed_until_it_is_back_or_the_node_is_another
 
 def test_fewer_than_are_expected_have_failed_from_the_first_look_on(tmp_path: Path) -> None:
     node = Node(tmp_path, fakes.nvl72(), gpus_expected=8)
-    assert node.trouble().reason == "4 of 8 GPUs are there (gpus_expected); reboot the node"
+    assert node.trouble().reason == "4 of 8 GPUs are present (gpus_expected); reboot the node"
 
 
 def test_errors_of_memory_that_the_driver_has_contained_are_a_warning_once(node: Node) -> None:

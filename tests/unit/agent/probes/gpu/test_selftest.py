@@ -129,7 +129,7 @@ def test_a_product_that_differs_in_one_bit_in_a_later_round_is_found() -> None:
             out[3, 5] += 1
 
     found = exercise._matrices(_Wrong(mm=mm), torch.device("cpu"), 5.0)
-    assert found == {"wrong": "the same product was another one in round 2"}
+    assert found == {"wrong": "the same product had another result in round 2"}
 
 
 def test_a_product_that_is_wrong_each_time_is_found_by_the_host(

@@ -57,7 +57,7 @@ def test_kills_count_since_the_last_look_of_the_same_boot(tmp_path: Path) -> Non
     assert state_with(40, 4) == ("ok", "")
     state, reason = state_with(43, 5)
     assert state == "warning"
-    assert "3 killed for want of memory on this host; 1 killed" in reason
+    assert "3 killed for lack of memory on this host; 1 killed" in reason
     assert state_with(43, 5) == ("ok", "")
     assert state_with(50, 9, boot="b") == ("ok", "")
 

@@ -71,7 +71,7 @@ def notes_a_path(look: Look) -> Iterable[CheckResult]:
     [
         (partly, [("ok", ""), ("unknown", "the check itself failed: MemoryError: all of it")]),
         (ends, [("unknown", "the check itself failed: SystemExit: 3")]),
-        (lambda look: [], [("unknown", "it said nothing")]),
+        (lambda look: [], [("unknown", "it returned no result")]),
     ],
 )
 def test_a_check_that_breaks_is_unknown_and_its_notes_stay(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from everstep import __version__
 from everstep.observe.redaction import redact
-from everstep.sizes import size
+from everstep.units import size
 from everstep_services.attribution.flight_recorder.ranges import ranges
 from everstep_services.attribution.flight_recorder.report import FlightReport
 from everstep_services.attribution.readings import flight_report, stack_report

@@ -1,0 +1,85 @@
+"""The beats of an agent: one a second, one when somebody asks, one whenever the state changes."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from everstep import subjects
+from everstep.bus.facts.recorder import Recorder
+from everstep.bus.ports import Bus
+from everstep.clock import Clock
+from everstep.messages import BeatNow
+from everstep_services.agent.core.actions import Action
+from everstep_services.agent.core.agent import Agent
+from everstep_services.agent.probes.periodic.probes import PeriodicProbes
+from everstep_services.agent.ranks.liveness_port import LivenessPort
+from everstep_services.agent.ranks.warden_ping import who_lives
+from everstep_services.agent.run_plan import RunPlan
+from everstep_services.agent.stalls.idleness import Idleness
+from everstep_services.agent.telemetry.progress import ProgressReader
+
+_BEAT_EVERY_S = 1.0
+
+
+class BeatSender:
+    """Sends the beats of one agent, and looks with each whether its ranks are idle."""
+
+    def __init__(  # noqa: PLR0913  each is a port or a part of the agent
+        self,
+        plan: RunPlan,
+        bus: Bus,
+        clock: Clock,
+        agent: Agent,
+        progress: ProgressReader,
+        probes: PeriodicProbes,
+        recorder: Recorder,
+        *,
+        door: Callable[[], LivenessPort | None],
+        do: Callable[[Sequence[Action]], None],
+    ) -> None:
+        """`door`: the port of the warden's liveness; `do` carries out the core's actions."""
+        self._plan = plan
+        self._bus = bus
+        self._clock = clock
+        self._agent = agent
+        self._progress = progress
+        self._probes = probes
+        self._recorder = recorder
+        self._door = door
+        self._do = do
+        self._idleness = Idleness(clock)
+
+    def send(self, alive: tuple[str, ...] = ()) -> None:
+        """Send a beat now; `alive` are other nodes whose wardens live."""
+        is_cut_off = not self._bus.connected
+        beat = self._progress.beat(cut_off=is_cut_off, door=self._door(), alive=alive)
+        beat = self._probes.with_probes(beat)
+        self._bus.send(subjects.beat(self._plan.job, self._plan.node), beat)
+
+    async def beat_for_ever(self) -> None:
+        """Send a beat and the progress of the ranks, and look whether they are idle."""
+        while True:
+            self.send()
+            self._recorder.keep(*self._progress.facts())
+            if self._agent.last_ranks:
+                pids = self._progress.pids(self._agent.last_ranks)
+                idle_s = await asyncio.to_thread(self._idleness.look, pids)
+                self._do(self._agent.idle(idle_s))
+            await self._clock.sleep(_BEAT_EVERY_S)
+
+    async def beat_when_hailed_for_ever(self) -> None:
+        """Answer those who ask whether this agent lives."""
+        subject = subjects.hail(self._plan.job, self._plan.node)
+        inquiry: asyncio.Task[None] | None = None
+        async with (
+            self._bus.subscribe(subject, BeatNow) as hails,
+            asyncio.TaskGroup() as inquiries,
+        ):
+            async for hail in hails:
+                self.send()
+                if hail.wardens and (inquiry is None or inquiry.done()):
+                    inquiry = inquiries.create_task(self._inquire(hail), name="inquiry")
+
+    async def _inquire(self, hail: BeatNow) -> None:
+        """Report which of the silent nodes have wardens that live."""
+        if alive := await who_lives(hail.wardens):
+            self.send(alive)

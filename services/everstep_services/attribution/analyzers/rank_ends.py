@@ -1,0 +1,91 @@
+"""What the end of a rank shows by its own record: its failure, and whether it followed another."""
+
+from collections import defaultdict
+
+from everstep.messages import Case, ErrorRecord, RankEnd
+from everstep.observe.printable import printable
+from everstep.observe.redaction import redact
+from everstep_services.agent.core.exit import RankExit
+from everstep_services.attribution.log_analysis import fingerprint
+from everstep_services.attribution.log_analysis.rules import Match, shipped
+
+QUOTED = 240
+_LOADER_KILLED = ("DataLoader worker", "killed by signal")
+_UNCAUGHT = "terminate called"
+"""Native code aborts a process with these words and the text of its error."""
+_GUESSES = frozenset({"aborted", "torn_write"})
+"""Rules that only guess: the record of an end tells more than the last line of its log."""
+
+
+def fingerprints(case: Case) -> dict[str, list[int]]:
+    """The failures of the incident's first round, with their ranks; without consequences."""
+    ranks_of: dict[str, list[int]] = defaultdict(list)
+    for end in first_ends(case):
+        if not is_consequence(end):
+            ranks_of[fingerprint_of(end)].append(end.rank)
+    return dict(ranks_of)
+
+
+def first_ends(case: Case) -> list[RankEnd]:
+    """The ends of the round in which the incident began; else of the first round that has any."""
+    rounds = {end.round for end in case.ends}
+    first = case.round if case.round in rounds else min(rounds, default=case.round)
+    return [end for end in case.ends if end.round == first]
+
+
+def is_consequence(end: RankEnd) -> bool:
+    """Whether, by its own words, it ended because another rank was gone."""
+    match = match_of(end)
+    if match is not None and match.rule.role == "root" and end.first_error.startswith(_UNCAUGHT):
+        return False
+    return as_exit(end).is_secondary or (match is not None and match.rule.role == "cascade")
+
+
+def has_lost_worker(end: RankEnd) -> bool:
+    """Whether torch reports that a worker of its data loader was killed."""
+    text = f"{end.error_text} {end.first_error}"
+    return all(word in text for word in _LOADER_KILLED)
+
+
+def is_timeout(end: RankEnd) -> bool:
+    """Whether it gave up waiting in a collective, which needs no end of another rank."""
+    match = match_of(end)
+    return match is not None and match.rule.failure_class == "collective_timeout"
+
+
+def fingerprint_of(end: RankEnd) -> str:
+    """The name of the failure, without its numbers and paths."""
+    if end.error_name:
+        function = end.place.rpartition(" in ")[2] if " in " in end.place else ""
+        return redact(fingerprint.of_exception(end.error_name, function, headline(end)))
+    return f"{end.how}:{end.signal or end.exit_code}"
+
+
+def as_exit(end: RankEnd) -> RankExit:
+    error = ErrorRecord(name=end.error_name, text=end.error_text) if end.error_name else None
+    is_memory = end.how == "out_of_memory"
+    return RankExit(
+        code=end.exit_code, signal=end.signal, error=error, memory="rank" if is_memory else ""
+    )
+
+
+def match_of(end: RankEnd) -> Match | None:
+    text = headline(end, with_name=True) if end.error_name else end.first_error
+    return match_in(text) if text else None
+
+
+def match_in(text: str) -> Match | None:
+    match = shipped().match(text)
+    if match is None or match.is_of_kernel:  # a rank wrote it: the kernel's own log tells more
+        return None
+    return None if match.rule.id in _GUESSES else match
+
+
+def headline(end: RankEnd, *, with_name: bool = False) -> str:
+    text = end.error_text.strip().partition("\n")[0][:1000]
+    name = end.error_name.rpartition(".")[2]
+    return f"{name}: {text}" if with_name and text else text or name
+
+
+def clean(text: str) -> str:
+    return printable(redact(text.strip().partition("\n")[0][:QUOTED]))

@@ -1,0 +1,134 @@
+"""The newest state that all ranks have, each in its nearest tier; and what was restored last."""
+
+from pathlib import Path
+from time import monotonic
+
+from torch.distributed.checkpoint.metadata import Metadata
+
+from trainer_sdk import layout
+from trainer_sdk.checkpoint.events import Reporter
+from trainer_sdk.checkpoint.job_context import read_job_context
+from trainer_sdk.checkpoint.manifest import Identity
+from trainer_sdk.checkpoint.rank_group import group_of_all
+from trainer_sdk.checkpoint.restore.agreement import StateSource
+from trainer_sdk.checkpoint.restore.choice import RestoreChoice, Tier
+from trainer_sdk.checkpoint.restore.discovery import RestoreContext
+from trainer_sdk.checkpoint.restore.restorer import (
+    AGENT_WITHIN_S,
+    ReadShare,
+    Restore,
+    note_round,
+)
+from trainer_sdk.checkpoint.restore.stored_image import StoredImage
+from trainer_sdk.checkpoint.restore.stored_shards import StoredShards
+from trainer_sdk.checkpoint.storage import storage_for
+from trainer_sdk.environment import environ
+from trainer_sdk.integrations.dcp.image import DcpImage
+from trainer_sdk.rank_session import session
+
+_restored: dict[str, Identity] = {}
+"""The state that this process has loaded last, by root: newer images are abandoned."""
+
+
+def note_restored(root: str, identity: Identity, round_: int) -> None:
+    """Note that the training continues from this state; later saves are of this round or later."""
+    _restored[root] = identity
+    note_round(root, round_)
+
+
+def restored_from(root: str) -> Identity | None:
+    """The state from which the training continues; None if none was loaded from this root."""
+    return _restored.get(root)
+
+
+class NearestState:
+    """The newest state, or that of a step, that all ranks have and have verified.
+
+    All ranks construct it together, in their default process group.
+    """
+
+    def __init__(self, root: str, step: int | None, job: str) -> None:
+        context = read_job_context(environ, job, root)
+        self._root = root
+        self._round = context.round if context.is_counted else 0
+        self._group = group_of_all(environ.get("WORLD_SIZE", ""))
+        reporter = Reporter(self._group.rank, session()._link)  # noqa: SLF001 - one package
+        about = RestoreContext(
+            job=context.job,
+            round=self._round,
+            rank=self._group.rank,
+            world_size=self._group.size,
+            images=Path(context.images),
+            storage=storage_for(root),
+            agent_within_s=AGENT_WITHIN_S if context.has_keeper else 0.0,
+        )
+        self._restore = Restore(about, self._group, reporter, step)
+        self._is_counted = context.is_counted
+        self._image: DcpImage | None = None
+        self.choice = self._choose()
+        """None for a fresh start."""
+
+    @property
+    def tier(self) -> Tier:
+        """The tier from which this rank loads: `memory`, `disk`, `peer` or `global`."""
+        return self._chosen.offers[self._group.rank].tier
+
+    @property
+    def image(self) -> DcpImage | None:
+        """The image that this rank loads; None if it loads from the global tier."""
+        source = self._restore.source(self._chosen)
+        if self._image is None and isinstance(source, StoredImage):
+            self._image = DcpImage(source)
+        return self._image
+
+    @property
+    def shards(self) -> StoredShards:
+        """The files of the global tier that this rank loads."""
+        source = self._restore.source(self._chosen)
+        assert isinstance(source, StoredShards)
+        return source
+
+    def metadata(self) -> Metadata:
+        """Torch's metadata, as far as this rank needs it."""
+        return self.shards.describe() if self.image is None else self.image.metadata
+
+    def loaded(self) -> None:
+        """Note and report that all is loaded; any rank may call it without the others."""
+        identity = self._chosen.identity
+        round_ = self._round if self._is_counted else self._restore.last_round + 1
+        note_restored(self._root, identity, round_)
+        self._restore.report(self._chosen, self._reads)
+        self.close()
+
+    def close(self) -> None:
+        """Close all files."""
+        self._image = None
+        self._restore.close()
+
+    @property
+    def _chosen(self) -> RestoreChoice:
+        assert self.choice is not None
+        return self.choice
+
+    def _choose(self) -> RestoreChoice | None:
+        began = monotonic()
+        is_allowed = environ.get(layout.FRESH_VARIABLE) == "1"
+        try:
+            choice = self._restore.choose(_check, allow_fresh_start=is_allowed)
+        except BaseException:
+            self.close()
+            raise
+        if choice is not None:
+            source = self._restore.source(choice)
+            size = source.size_bytes if isinstance(source, StoredImage) else source.verified_bytes
+            read = ReadShare(size, monotonic() - began)
+            self._reads = self._group.gather(read, ReadShare)
+        return choice
+
+
+def _check(source: StateSource) -> None:
+    """`UnfitError` if a rank cannot load this for torch."""
+    if isinstance(source, StoredImage):
+        _ = DcpImage(source).metadata
+    else:
+        source.describe()
