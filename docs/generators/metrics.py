@@ -160,8 +160,8 @@ MEANINGS: Mapping[str, str] = {
     "everstep_attribution_jobs": "Jobs whose incidents are remembered.",
     "everstep_attribution_open_incidents": "Incidents that are not closed.",
     "everstep_attribution_waiting": "Incidents that wait for a verdict, or for a revision of one.",
-    "everstep_attribution_verdict_s": "The time from the opening of the newest incident to its "
-    "first verdict.",
+    "everstep_attribution_verdict_seconds": "The time from the opening of the newest incident "
+    "to its first verdict.",
     "everstep_attribution_verdicts_total": "Verdicts of this replica, revisions included.",
     "everstep_attribution_amended_total": "Verdicts that later evidence has changed.",
     "everstep_attribution_inconclusive_total": "Verdicts that are inconclusive.",
@@ -203,19 +203,21 @@ MEANINGS: Mapping[str, str] = {
     "everstep_straggler_windows": "Windows of running rounds that were judged.",
     "everstep_straggler_slow_ranks": "Ranks that this replica has judged slow.",
     "everstep_straggler_missing_ranks": "Ranks without data in the newest window.",
-    "everstep_straggler_own_s_min": "The shortest own time of any rank for a step: its time "
+    "everstep_straggler_own_seconds_min": "The shortest own time of any rank for a step: its time "
     "without waits for others.",
-    "everstep_straggler_own_s_median": "The median own time of ranks for a step; over several "
-    "jobs, the median of their medians.",
-    "everstep_straggler_own_s_max": "The longest own time of any rank for a step.",
+    "everstep_straggler_own_seconds_median": "The median own time of ranks for a step; over "
+    "several jobs, the median of their medians.",
+    "everstep_straggler_own_seconds_max": "The longest own time of any rank for a step.",
     "everstep_straggler_ratio_min": "How much longer the fastest rank needs than the median of "
     "its role group: below 0.",
     "everstep_straggler_ratio_median": "The same for the median rank.",
     "everstep_straggler_ratio_max": "The same for the slowest rank: 0.1 if it needs 10 % longer.",
-    "everstep_straggler_waited_s_min": "The shortest time that any rank waits for others in a "
+    "everstep_straggler_waited_seconds_min": "The shortest time that any rank waits for others in "
+    "a step.",
+    "everstep_straggler_waited_seconds_median": "The median time that ranks wait for others in a "
     "step.",
-    "everstep_straggler_waited_s_median": "The median time that ranks wait for others in a step.",
-    "everstep_straggler_waited_s_max": "The longest time that any rank waits for others in a step.",
+    "everstep_straggler_waited_seconds_max": "The longest time that any rank waits for others in a "
+    "step.",
     "everstep_straggler_messages_total": "Messages received, each with one window of a node.",
     "everstep_straggler_messages_dropped_total": "Messages that were not read in time.",
     "everstep_straggler_refused_total": "Messages and values that were refused; the README of "

@@ -85,7 +85,7 @@ class Attribution:
             "jobs": float(len(self._keeper)),
             "open_incidents": float(sum(1 for _ in self._keeper.open_cases())),
             "waiting": float(len(self._watches)),
-            "verdict_s": self._took_s,
+            "verdict_seconds": self._took_s,
             **{f"{name}_total": float(self._counts[name]) for name in totals},
             **{f"{name}_total": float(self._keeper.counts[name]) for name in reads},
             "facts_not_believed_total": float(self._keeper.not_believed),

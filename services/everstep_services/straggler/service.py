@@ -22,7 +22,9 @@ log = logging.getLogger(__name__)
 
 _ROUNDS_MOST = 256
 _GAUGES = tuple(
-    f"{name}_{of}" for name in ("own_s", "ratio", "waited_s") for of in ("min", "median", "max")
+    f"{name}_{of}"
+    for name in ("own_seconds", "ratio", "waited_seconds")
+    for of in ("min", "median", "max")
 )
 _SUMS = ("windows", "slow_ranks", "missing_ranks")
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import pty
 import select
 import shlex
 import signal
@@ -166,17 +167,30 @@ def test_everything_works_when_it_says_so(up: Up, run: Run, state: Path) -> None
     assert doctor.returncode in {0, 1}  # the machine itself may deserve a warning
 
 
-def test_the_token_is_shown_once(up: Up, run: Run, state: Path) -> None:
-    first = up()
-    assert first.stdout is not None
-    said = [first.stdout.readline() for _ in range(8)]
-    token = (state / "token").read_text().strip()
-    assert [line for line in said if token in line] == [
-        f"  token      {token}  (shown only now; kept in {state / 'token'})\n"
-    ]
-    assert run("down").returncode == 0
-    out, err = first.communicate(timeout=WITHIN_S)
-    assert (out, first.returncode) == ("", 0)
+def test_the_token_is_shown_once_on_a_terminal(
+    up: Up, run: Run, state: Path, environ: dict[str, str], tmp_path: Path
+) -> None:
+    terminal, end = pty.openpty()
+    first = subprocess.Popen(
+        [sys.executable, "-m", "everstep_services.cli", "up", "--api-port", "0"],
+        env=environ, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=end, stderr=subprocess.PIPE,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    os.close(end)
+    try:
+        shown = b""
+        while b"ready in" not in shown:
+            shown += os.read(terminal, 4096)
+        token = (state / "token").read_text().strip()
+        assert (
+            f"  token      {token}  (shown only now; kept in {state / 'token'})" in shown.decode()
+        )
+        assert run("down").returncode == 0
+        _, err = first.communicate(timeout=WITHIN_S)
+    finally:
+        first.kill()
+        first.communicate()
+        os.close(terminal)
     assert token not in err
 
     second = up()
@@ -184,6 +198,18 @@ def test_the_token_is_shown_once(up: Up, run: Run, state: Path) -> None:
     said = [second.stdout.readline() for _ in range(8)]
     assert f"  token      in {state / 'token'}\n" in said
     assert token not in "".join(said)
+
+
+def test_the_token_is_never_written_into_a_log(up: Up, run: Run, state: Path) -> None:
+    """Others may read what `everstep up` is redirected to."""
+    first = up()
+    assert first.stdout is not None
+    said = [first.stdout.readline() for _ in range(8)]
+    token = (state / "token").read_text().strip()
+    assert f"  token      in {state / 'token'}\n" in said
+    assert run("down").returncode == 0
+    out, err = first.communicate(timeout=WITHIN_S)
+    assert token not in "".join(said) + out + err
 
 
 def test_other_processes_are_told_where_the_bus_is(up: Up, run: Run, state: Path) -> None:

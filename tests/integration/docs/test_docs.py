@@ -127,6 +127,14 @@ def test_every_metric_has_a_meaning_and_no_meaning_is_left_over() -> None:
     assert set(metrics_page.MEANINGS) - set(found) == set()
 
 
+def test_names_of_metrics_have_whole_units() -> None:
+    """As `promtool check metrics` demands: `_seconds` and `_bytes`, never `_s` or `_ms`."""
+    short = re.compile(r"_(s|ms|us|ns|m|h|b|kb|mb|gb)(_|$)")
+    names = [metrics_page.name_of(family) for family in metrics_page.families()]
+    assert len(names) > 100
+    assert [name for name in names if short.search(name)] == []
+
+
 def test_metrics_that_pages_speak_of_exist() -> None:
     found = {metrics_page.name_of(family) for family in metrics_page.families()}
     for page in WRITTEN:

@@ -328,7 +328,7 @@ def test_gauges_and_the_table_agree() -> None:
     run(simulation, job, 3)
     table, gauges = job.scores(1, ""), job.summary()
     assert (table.ranks[0].rank, table.ranks[0].is_straggler) == (5, True)
-    assert gauges["own_s_max"] == table.ranks[0].own_s
+    assert gauges["own_seconds_max"] == table.ranks[0].own_s
     assert (gauges["slow_ranks"], gauges["windows"], gauges["missing_ranks"]) == (1, 3, 0)
     assert table.slowdown_ratio == pytest.approx(0.29, abs=0.02)
     (group,) = table.groups

@@ -100,7 +100,7 @@ def _tell(invocation: Invocation, state: StateDir, ready: Ready, to: IO[str]) ->
         f"  page       {running.api}/  (log in by `everstep open`)",
         f"  api        {running.api}",
         f"  metrics    {running.observe}/metrics",
-        f"  token      {_token(state, is_new=ready.has_new_token)}",
+        f"  token      {_token(state, is_shown=ready.has_new_token and to.isatty())}",
         f"  bus        {running.bus}  nats-server {running.bus_version}",
         f"  services   {', '.join(running.services)}",
         f"  data       {state.path}",
@@ -109,8 +109,9 @@ def _tell(invocation: Invocation, state: StateDir, ready: Ready, to: IO[str]) ->
     click.echo("\n".join(lines), file=to)
 
 
-def _token(state: StateDir, *, is_new: bool) -> str:
-    if is_new:
+def _token(state: StateDir, *, is_shown: bool) -> str:
+    """Where the token is; the token itself only on a terminal, as others may read a log."""
+    if is_shown:
         token = state.token_file.read_text().strip()
         return f"{token}  (shown only now; kept in {state.token_file})"
     if state.token_file.exists():

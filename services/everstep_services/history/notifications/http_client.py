@@ -8,7 +8,7 @@ import socket
 import urllib.request
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -72,6 +72,8 @@ async def send(request: HttpRequest, within_s: float) -> HttpAnswer:
         async with asyncio.timeout(within_s):
             return await asyncio.to_thread(exchange.run)
     except TimeoutError:
+        if exchange.begun is not None:  # the target has decided; only its text is late
+            return exchange.begun
         raise NotSentError(f"no answer within {within_s:g} s") from None
     finally:
         exchange.abort()
@@ -85,6 +87,8 @@ class _Exchange:
         self._within_s = within_s
         self._connection: http.client.HTTPConnection | None = None
         self._is_aborted = False
+        self.begun: HttpAnswer | None = None
+        """The answer without its text, once its status is here."""
 
     def abort(self) -> None:
         """Wake the thread, whatever it waits for."""
@@ -98,6 +102,8 @@ class _Exchange:
         try:
             return self._exchanged()
         except (OSError, http.client.HTTPException, ValueError) as error:
+            if self.begun is not None:
+                return self.begun
             # Their texts may hold the address, which may be a secret.
             raise NotSentError(_described(error)) from None
 
@@ -112,10 +118,11 @@ class _Exchange:
                 raise NotSentError("it was cut off")
             self._connection.request(request.method, target, request.body or None, headers)
             with self._connection.getresponse() as response:
+                retry_after = response.headers.get("Retry-After", "")[:64]
+                self.begun = HttpAnswer(response.status, "", retry_after)
                 data = response.read(_BODY_MOST)
                 text = printable(redact(" ".join(data.decode("utf-8", "replace").split())))
-                retry_after = response.headers.get("Retry-After", "")[:64]
-                return HttpAnswer(response.status, text[:_SHOWN_MOST], retry_after)
+                return replace(self.begun, text=text[:_SHOWN_MOST])
         finally:
             self._connection.close()
 

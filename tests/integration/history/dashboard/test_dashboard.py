@@ -391,10 +391,28 @@ async def test_a_job_that_nobody_runs_any_more_needs_a_person(tmp_path: Path) ->
         await api.add(
             make("job_started", job="given-up", at=now),
             make("allocation_started", job="given-up", allocation="a", at=now),
-            make("allocation_ended", job="given-up", allocation="a", state="stopped", at=now),
-        )
+            make("allocation_ended", job="given-up", allocation="a", state="stopped",
+                 reason="1 of 2 nodes joined within 60 s", at=now),
+        )  # fmt: skip
         page = (await client.get("/")).text
-    assert "given-up is not done, and no node runs it" in page
+    assert "given-up is not done, and no node runs it: 1 of 2 nodes joined within 60 s" in page
+
+
+async def test_a_job_that_a_policy_stopped_needs_a_person_and_one_that_a_person_stopped_does_not(
+    tmp_path: Path,
+) -> None:
+    async with fleet(tmp_path) as (api, client):
+        now = datetime.now(UTC)
+        for job, cause in (("by-policy", "rank_failed"), ("by-ann", "operator")):
+            await api.add(
+                make("job_started", job=job, round=None, at=now),
+                make("round_formed", job=job, round=1, at=now),
+                make("round_ended", job=job, round=1, cause=cause, reason="x", at=now),
+                make("job_ended", job=job, state="stopped", reason="restarts are spent", at=now),
+            )
+        page = (await client.get("/")).text
+    assert "by-policy was stopped: restarts are spent" in page
+    assert "by-ann was stopped" not in page
 
 
 async def test_a_job_that_waits_long_for_nodes_needs_a_person(tmp_path: Path) -> None:

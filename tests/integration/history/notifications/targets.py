@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-Behaviour = Literal["hang", "drop"] | tuple[int, dict[str, str]]
+Behaviour = Literal["hang", "drop", "late text"] | tuple[int, dict[str, str]]
 
 
 @dataclass
@@ -79,6 +79,11 @@ class TargetServer:
             return
         if behaviour == "hang":
             await reader.read()  # until the client has had enough
+            return
+        if behaviour == "late text":
+            self.taken.append(heard)
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n")
+            await reader.read()
             return
         assert isinstance(behaviour, tuple)
         status, headers = behaviour

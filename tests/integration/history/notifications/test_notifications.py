@@ -185,6 +185,19 @@ async def test_a_message_is_repeated_with_the_same_key_until_it_is_taken(
     assert len({one.body for one in server.heard}) == 1
 
 
+async def test_a_target_has_the_message_once_its_status_says_so(
+    bus: NatsBus, server: TargetServer
+) -> None:
+    """The text of its answer may be late, or never come: the message is not sent again."""
+    server.plan = ["late text"]
+    async with at_work(webhook_only(server, within_s=1.0), bus) as replica:
+        await record(bus, opened("i1"))
+        await taken(server, 1)
+        await until_async(lambda: target_counts(replica)["waiting"] == 0, "nothing to wait")
+        assert target_counts(replica)["retries"] == 0
+    assert len(server.heard) == 1
+
+
 async def test_metrics_show_for_how_long_a_target_fails(bus: NatsBus, server: TargetServer) -> None:
     """A11.5: also after its messages were given up, until it takes one again."""
     metrics = MetricRegistry("history")
@@ -374,6 +387,11 @@ async def test_a_test_message_says_what_each_target_answers(
     assert await replica.test(["teams"]) == []
     actions = [one.json["event_action"] for one in server.heard if one.path == "/v2/enqueue"]
     assert actions == ["trigger", "resolve"]
+    alerts = [one.json[0] for one in server.heard if one.path.endswith("/alerts")]
+    assert len(alerts) == 2
+    ends = [datetime.fromisoformat(alert["endsAt"]) for alert in alerts]
+    assert ends[1] <= datetime.now(UTC) < ends[0], "the second one resolves the first"
+    assert alerts[0]["labels"] == alerts[1]["labels"]
 
 
 @pytest.mark.parametrize("is_owed", [True, False])

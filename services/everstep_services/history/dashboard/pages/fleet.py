@@ -16,6 +16,7 @@ _JOBS = 200
 _NODES = 500
 _SHOWN = 50
 _FAILING = 500
+_READ = 10
 _RECENT = timedelta(hours=24)
 _WITH_RANKS = ("running", "starting")
 _OVER = ("done", "failed", "stopped", "idle")
@@ -61,16 +62,23 @@ async def fleet(reader: Reader, _request: Request) -> Page:
     items = _items(jobs)
     now = reader.rest.now()
     forming = [job for job in items if job["state"] == "forming"][:_WAITING_READ]
+    stopped = [job for job in items if job["state"] == "stopped" and _is_recent(job, now)][:_READ]
+    idle = [job for job in items if job["state"] == "idle" and _is_recent(job, now)][:_READ]
     rounds = await together(
-        *(reader.get_or_not(path_of("jobs", job["job"], "rounds"), limit=2) for job in forming)
+        *(
+            reader.get_or_not(path_of("jobs", job["job"], "rounds"), limit=2)
+            for job in (*forming, *stopped)
+        )
     )
+    details = await together(*(reader.get_or_not(path_of("jobs", job["job"])) for job in idle))
     working = [job for job in items if job["state"] in _AT_WORK]
     concerns = [
         *_of_control(control.data),
         *_of_incidents(_items(opened)),
         *_of_ended(items),
-        *_of_idle(items, now),
-        *_of_waiting(zip(forming, rounds, strict=True), now),
+        *_of_stopped(zip(stopped, rounds[len(forming) :], strict=True)),
+        *_of_idle(zip(idle, details, strict=True)),
+        *_of_waiting(zip(forming, rounds[: len(forming)], strict=True), now),
         *_of_nodes(_items(nodes), now),
         *_of_failing(_items(failing)),
         *_of_lost_saves(_items(lost), items, now),
@@ -156,15 +164,31 @@ def _of_ended(jobs: Sequence[Mapping[str, Any]]) -> Iterator[Concern]:
             )
 
 
-def _of_idle(jobs: Sequence[Mapping[str, Any]], now: datetime) -> Iterator[Concern]:
+def _is_recent(job: Mapping[str, Any], now: datetime) -> bool:
+    heard = moment(job["updated_at"])
+    return heard is not None and now - heard <= _RECENT
+
+
+def _of_stopped(jobs: Iterable[tuple[Mapping[str, Any], RestAnswer]]) -> Iterator[Concern]:
+    """Jobs that a policy, not a person, has stopped in the last day."""
+    for job, rounds in jobs:
+        end_cause = next(filter(None, (row["end_cause"] for row in _items(rounds))), None)
+        if end_cause == "operator":
+            continue
+        text = f"{job['job']} was stopped: {job['end_headline'] or 'no reason is on record'}"
+        href, user = f"/{path_of('jobs', job['job'])}", f"user {job['user'] or 'unknown'}"
+        yield Concern("bad", "job", text, href, job["ended_at"], user)
+
+
+def _of_idle(jobs: Iterable[tuple[Mapping[str, Any], RestAnswer]]) -> Iterator[Concern]:
     """Jobs that have given up waiting for nodes, or whose agents vanished, in the last day."""
-    for job in jobs:
-        heard = moment(job["updated_at"])
-        if job["state"] == "idle" and heard is not None and now - heard <= _RECENT:
-            text = f"{job['job']} is not done, and no node runs it: its last allocation has ended"
-            href = f"/{path_of('jobs', job['job'])}"
-            user = f"user {job['user'] or 'unknown'}"
-            yield Concern("warn", "job", text, href, job["updated_at"], user)
+    for job, detail in jobs:
+        last = next(iter(detail.data["allocations"]), None) if detail.data else None
+        reason = (last and last["end_reason"]) or "its last allocation has ended"
+        text = f"{job['job']} is not done, and no node runs it: {reason}"
+        href, user = f"/{path_of('jobs', job['job'])}", f"user {job['user'] or 'unknown'}"
+        at = (last and last["ended_at"]) or job["updated_at"]
+        yield Concern("warn", "job", text, href, at, user)
 
 
 def _of_waiting(

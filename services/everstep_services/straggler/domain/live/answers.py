@@ -321,9 +321,9 @@ def gauges(round_: LiveRound | None) -> Mapping[str, float]:
         "missing_ranks": float(max(0, round_.windows.world - len(measured.sample.rank))),
     }
     for name, values in (
-        ("own_s", measured.own_s),
+        ("own_seconds", measured.own_s),
         ("ratio", round_.slower[measured.sample.rank]),
-        ("waited_s", measured.waited_s),
+        ("waited_seconds", measured.waited_s),
     ):
         finite = values[np.isfinite(values)]
         if len(finite):
@@ -333,5 +333,5 @@ def gauges(round_: LiveRound | None) -> Mapping[str, float]:
                 f"{name}_max": float(finite.max()),
             }
     if np.isfinite(measured.step_s):
-        gauges_["step_s"] = measured.step_s
+        gauges_["step_seconds"] = measured.step_s
     return gauges_
