@@ -28,6 +28,7 @@ from everstep_services.history.notifications.notices import Delivery, Notices, R
 from everstep_services.history.notifications.sender import TargetSender
 from everstep_services.history.notifications.settings import NotifySettings, Target
 from everstep_services.history.notifications.targets import (
+    CORRECTED,
     UPDATES_MOST,
     alerts_request,
     ping_request,
@@ -68,6 +69,7 @@ class Notifications:
             cooldown_s=settings.cooldown_s,
             slow_rank_after_s=settings.slow_rank_after_s,
             stale_after_s=settings.stale_after_s,
+            corrected=CORRECTED,
         )
         self._senders = {
             target: TargetSender(target, settings, clock) for target in settings.targets

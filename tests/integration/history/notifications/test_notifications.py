@@ -172,6 +172,26 @@ async def test_a_thousand_ranks_are_one_message_and_one_resolve_for_each_target(
         assert word not in caplog.text
 
 
+async def test_a_verdict_that_comes_after_the_end_is_one_further_message_to_slack_and_webhook(
+    bus: NatsBus, server: TargetServer, tmp_path: Path
+) -> None:
+    """A11.5: the first verdict was "unknown", and the job trained again before the next."""
+    async with at_work(all_targets(server, tmp_path), bus) as replica:
+        await record(bus, opened("i1"), judged("i1", "unknown"), closed("i1"))
+        await taken(server, 4)
+        await until_async(lambda: replica.statistics()["open"] == 0, "all targets to have it")
+        await record(bus, judged("i1", "host", 1))
+        await taken(server, 6)
+        await until_async(lambda: replica.statistics()["open"] == 0, "the further messages")
+    late = {heard.path: heard for heard in server.heard[4:]}
+    assert set(late) == {"/hook", f"/services/{SLACK_SECRET}"}
+    assert {heard.key for heard in late.values()} == {"j/i1/update-1"}
+    news = late["/hook"].json
+    assert (news["state"], news["step"], news["cause"]) == ("resolved", "update", "host")
+    message = check_slack(late[f"/services/{SLACK_SECRET}"].json)
+    assert message["text"].startswith("[Changed] j: incident recovered (host)")
+
+
 async def test_a_message_is_repeated_with_the_same_key_until_it_is_taken(
     bus: NatsBus, server: TargetServer
 ) -> None:
