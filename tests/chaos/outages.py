@@ -20,8 +20,8 @@ from tests.chaos.test_kills_under_load import acknowledged
 from tests.e2e.cluster import Body, Cluster
 from tests.e2e.control_planes import ALL, Pieces
 from tests.e2e.operators import ask
+from tests.e2e.postgres import Postgres
 from tests.e2e.processes import SCRIPTS, Process, environment, python
-from tests.e2e.test_run_database import Postgres
 from tests.waiting import until
 
 DATABASE = "database"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.outages import DATABASE, PARTS, Site
-from tests.e2e.test_run_database import Postgres
+from tests.e2e.postgres import Postgres
 
 pytestmark = pytest.mark.chaos
 MINUTE_S = 60.0

@@ -1,5 +1,6 @@
 """A control plane that tests share, one that a test may kill, and the agents of a job."""
 
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from tests.e2e.cluster import Cluster
 from tests.e2e.control_planes import PATIENT, ControlPlane, Pieces, Up, running_up
+from tests.e2e.postgres import Postgres
 
 NewCluster = Callable[[ControlPlane, str], Cluster]
 ENDS_WITHIN_S = 300
@@ -49,6 +51,17 @@ def shared_pieces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pieces]:
         yield pieces
     finally:
         pieces.stop()
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Postgres]:
+    """The PostgreSQL server of one module."""
+    # Not below pytest's own folder: as root, the server runs as a user who cannot get there.
+    postgres = Postgres(Path(tempfile.mkdtemp(prefix="everstep-pg-")))
+    try:
+        yield postgres
+    finally:
+        postgres.stop()
 
 
 @pytest.fixture

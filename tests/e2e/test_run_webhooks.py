@@ -7,7 +7,6 @@ import hashlib
 import hmac
 import json
 import re
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -22,11 +21,11 @@ import jsonschema_rs
 import pytest
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.conftest import START_WITHIN_S
+from tests.e2e.conftest import START_WITHIN_S, NewCluster
 from tests.e2e.control_planes import PATIENT, Pieces
 from tests.e2e.operators import command, operator
+from tests.e2e.postgres import Postgres
 from tests.e2e.processes import ROOT
-from tests.e2e.test_run_database import Postgres
 from tests.waiting import until
 
 pytestmark = pytest.mark.chaos  # it takes half a minute of a processor
@@ -90,16 +89,6 @@ def receiver() -> Iterator[Receiver]:
 
 
 @pytest.fixture(scope="module")
-def postgres() -> Iterator[Postgres]:
-    # Not below pytest's own folder: as root, the server runs as a user who cannot get there.
-    postgres = Postgres(Path(tempfile.mkdtemp(prefix="everstep-pg-")))
-    try:
-        yield postgres
-    finally:
-        postgres.stop()
-
-
-@pytest.fixture(scope="module")
 def pieces(
     tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, receiver: Receiver
 ) -> Iterator[Pieces]:
@@ -127,13 +116,8 @@ def pieces(
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, job: str, pieces: Pieces) -> Iterator[Cluster]:
-    (tmp_path / job).mkdir()
-    cluster = Cluster(tmp_path / job, job, pieces)
-    try:
-        yield cluster
-    finally:
-        cluster.close()
+def cluster(new_cluster: NewCluster, pieces: Pieces, job: str) -> Cluster:
+    return new_cluster(pieces, job)
 
 
 class Sender:

@@ -6,7 +6,7 @@ import uuid
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 import httpx2
@@ -30,6 +30,21 @@ from everstep_services.history.projections.fold import fold
 from everstep_services.history.settings import ApiSettings
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.unit.history.facts import delivered
+
+if TYPE_CHECKING:
+    from tests.integration.history.served_story import Run, ServedStory
+
+
+@pytest.fixture
+def run(
+    story: "ServedStory",
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> "Run":
+    """Runs `everstep`, which asks the served story of the test's module."""
+    monkeypatch.setenv("EVERSTEP_STATE_DIR", str(tmp_path / "state"))
+    return story.command(capsys)
 
 
 @pytest.fixture(scope="session")

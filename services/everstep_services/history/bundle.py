@@ -40,7 +40,6 @@ _AT_ONCE = 1000
 _NODES_MOST = 5000
 _MOST_BYTES = 2 << 30
 """Evidence beyond that is left out, which the bundle notes."""
-_LARGEST_BUNDLE = 16 << 30
 _LEFT_OUT = f"the bundle has {_MOST_BYTES >> 30} GiB of evidence already"
 
 Fetch = Callable[[BlobRef], Coroutine[Any, Any, bytes]]
@@ -161,8 +160,8 @@ async def _read_origin(database: Database) -> BundleOrigin | None:
     return BundleOrigin(newest.job, None, from_us(newest.until_us), None, None)
 
 
-def unpack(bundle: Path, database: Path) -> None:
-    """Write the database of a bundle to a file. Raises `BundleError`.
+def unpack(bundle: Path, database: Path, most_gib: int = 16) -> None:
+    """Write the database of a bundle to a file. Raises `BundleError`, also if it is larger.
 
     SQLite's header says how large the file is: one that has no room is refused before it is
     written, and nothing is written that follows it.
@@ -172,7 +171,7 @@ def unpack(bundle: Path, database: Path) -> None:
         with bundle.open("rb") as packed, database.open("xb") as plain:
             for block in zstandard.ZstdDecompressor().read_to_iter(packed, write_size=1 << 20):
                 if not written:
-                    size = _checked_size(bundle, block, database.parent)
+                    size = _checked_size(bundle, block, database.parent, most_gib)
                 written += len(block)
                 if written > size:
                     raise BundleError(f"{bundle} is not a bundle: more than a database is in it")
@@ -187,15 +186,17 @@ def unpack(bundle: Path, database: Path) -> None:
         raise BundleError(f"{bundle} is not whole: its end is missing")
 
 
-def _checked_size(bundle: Path, block: bytes, folder: Path) -> int:
+def _checked_size(bundle: Path, block: bytes, folder: Path, most_gib: int) -> int:
     """How large the database is, by SQLite's header; a `BundleError` if that cannot be unpacked."""
     if not block.startswith(b"SQLite format 3\0"):
         raise BundleError(f"{bundle} is not a bundle: it holds no database")
     page = int.from_bytes(block[16:18], "big")
     size = (65536 if page == 1 else page) * int.from_bytes(block[28:32], "big")
-    if size > _LARGEST_BUNDLE:
-        limit = f"{_LARGEST_BUNDLE >> 30} GiB"
-        raise BundleError(f"{bundle} is too large: it unpacks to more than {limit}")
+    if size > most_gib << 30:
+        raise BundleError(
+            f"{bundle} is too large: it unpacks to {size / (1 << 30):.1f} GiB, and {most_gib} GiB "
+            "is the limit: raise it with --max-gib if you trust the file"
+        )
     free = shutil.disk_usage(folder).free
     if size > free:
         room = f"{size >> 20} MiB, and {folder} has {free >> 20} MiB"

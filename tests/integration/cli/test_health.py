@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
@@ -55,17 +54,6 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStory]:
     )  # fmt: skip
     with ServedStory(tmp_path_factory.mktemp("served"), more, [beat(ranks)]) as served:
         yield served
-
-
-@pytest.fixture
-def run(
-    story: ServedStory,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> Run:
-    monkeypatch.setenv("EVERSTEP_STATE_DIR", str(tmp_path / "state"))
-    return story.command(capsys)
 
 
 def test_ranks_are_shown_with_where_they_are_and_past_which_limit(run: Run) -> None:

@@ -37,17 +37,6 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStory]:
         yield served
 
 
-@pytest.fixture
-def run(
-    story: ServedStory,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> Run:
-    monkeypatch.setenv("EVERSTEP_STATE_DIR", str(tmp_path / "state"))
-    return story.command(capsys)
-
-
 def test_jobs_are_listed_with_where_they_are(run: Run) -> None:
     code, out, _ = run("jobs", "-o", "json", "--state", "running")
     found = json.loads(out)

@@ -61,13 +61,13 @@ def test_each_target_has_a_line_and_one_that_fails_is_an_exit_code(run: Run) -> 
     code, out, _ = run("notify", "test")
     assert code == Exit.ERROR
     assert out.splitlines() == [
-        "webhook: ok, status 200: ok",
-        "alertmanager: failed, status 404: no_team",
+        'webhook: ok, status 200: "ok"',
+        'alertmanager: failed, status 404: "no_team"',
     ]
     code, out, _ = run("notify", "test", "--target", "webhook", "-o", "json")
     assert code == Exit.OK
     assert json.loads(out)["items"] == [
-        {"target": "webhook", "is_taken": True, "text": "status 200: ok"}
+        {"target": "webhook", "is_taken": True, "text": 'status 200: "ok"'}
     ]
 
 

@@ -3,7 +3,6 @@
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
@@ -89,17 +88,6 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStory]:
     folder = tmp_path_factory.mktemp("served")
     with ServedStory(folder, more, answers=[straggler]) as served:
         yield served
-
-
-@pytest.fixture
-def run(
-    story: ServedStory,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> Run:
-    monkeypatch.setenv("EVERSTEP_STATE_DIR", str(tmp_path / "state"))
-    return story.command(capsys)
 
 
 @pytest.mark.parametrize("words", [["j"], ["show", "j"], ["-n", "5", "j"]], ids=" ".join)

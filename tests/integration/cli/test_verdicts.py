@@ -103,17 +103,6 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStory]:
         yield served
 
 
-@pytest.fixture
-def run(
-    story: ServedStory,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> Run:
-    monkeypatch.setenv("EVERSTEP_STATE_DIR", str(tmp_path / "state"))
-    return story.command(capsys)
-
-
 @pytest.mark.parametrize("named", [JOB, INCIDENT, INCIDENT[:12]])
 def test_why_has_the_verdict_first(run: Run, named: str) -> None:
     """One command says cause, rank, confidence, evidence, and what was done (A11.1)."""

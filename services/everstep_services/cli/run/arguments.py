@@ -15,6 +15,8 @@ Value = str | int | float | bool | None
 _BY_NAME = {name: option for option in OPTIONS for name in spellings(option)}
 _NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 _REPEATED = frozenset({"label", "limit"})
+_NEAR = 0.75
+"""How like a name must be to be suggested; 1 is the same."""
 _WARMUP = "warmup="
 _NVRX_WARMUP_STEPS = 5
 _NOT_SET = "false"
@@ -105,8 +107,9 @@ def _read_file(given: Given, aliases: dict[str, RunOption]) -> None:
     for entry in entries:
         option = _BY_NAME.get(entry.option)
         if option is None:
-            close = difflib.get_close_matches(entry.option, [each.long for each in NVRX], n=1)
-            hint = f"; did you mean {close[0][5:].replace('-', '_')}?" if close else ""
+            names = [each.long[5:] for each in NVRX]
+            close = difflib.get_close_matches(entry.option[5:], names, n=1, cutoff=_NEAR)
+            hint = f"; did you mean {close[0].replace('-', '_')}?" if close else ""
             given.notes.append(f"{entry.origin} is not used: NVRx has no such key{hint}")
         elif option.to in typed:
             given.notes.append(f"{entry.origin} is not used: {given.origins[option.to]} was given")

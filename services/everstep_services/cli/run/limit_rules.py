@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
+from everstep.units import seconds
 from everstep_services.agent.settings import AgentSettings
 from everstep_services.agent.stalls.limits import (
     BY_SETTING,
@@ -24,10 +25,11 @@ def limits_of(given: Given, agent: AgentSettings) -> LimitRules:
     origins = dict.fromkeys(configured, BY_SETTING)
     of_others = dict(given.limit_origins)
     for text in texts:
-        limits = _read((text,), _OPTION)
-        configured.update(limits)
         # The same once more was given as --limit, too.
-        origins.update(dict.fromkeys(limits, of_others.pop(text, _OPTION)))
+        origin = of_others.pop(text, _OPTION)
+        limits = _read((text,), _OPTION) if origin == _OPTION else _read_of_nvrx(text, origin)
+        configured.update(limits)
+        origins.update(dict.fromkeys(limits, origin))
     return limit_rules(
         agent,
         configured,
@@ -49,6 +51,15 @@ def _is_outside_late(origins: Mapping[str, str], given: Given) -> bool:
 def _is_from(origin: str, option: str) -> bool:
     """Whether a limit is from this option, or from its key in a file of NVRx's launcher."""
     return origin == option or origin.endswith(f": {option[5:].replace('-', '_')}")
+
+
+def _read_of_nvrx(text: str, origin: str) -> dict[str, float]:
+    """A limit from an option or a key of NVRx, whose user has not written NAME=SECONDS."""
+    section, _, value = text.rpartition("=")
+    if not seconds(value):
+        wrong = f"{section}: {value}" if _is_from(origin, _NVRX_SECTIONS) else value
+        raise UsageError(f"{origin} {wrong!r}: write a number of seconds above 0, for instance 90")
+    return _read((text,), origin)
 
 
 def _read(texts: Iterable[str], origin: str) -> dict[str, float]:

@@ -83,7 +83,22 @@ def _where(error: Exception) -> str:
 
 
 def _section(tree: Any, path: str) -> Any:
-    """The mapping under `fault_tolerance`; None if there is none. The outermost is taken."""
+    """The mapping under `fault_tolerance`; None if there is none. Several are refused."""
+    sections = list(_sections(tree))
+    if not sections:
+        return None
+    first_line, first = sections[0]
+    for line, other in sections[1:]:
+        if other is not first:  # an alias is the same section
+            raise FileError(
+                f"--ft-cfg-path {path}, line {line}: {_SECTION} was given in line {first_line} "
+                "already: remove one"
+            )
+    return _mapping(first, path)
+
+
+def _sections(tree: Any) -> Iterator[tuple[int, Any]]:
+    """The nodes under `fault_tolerance`, each with the line of its key; the outermost first."""
     waiting, seen = [tree], set()
     while waiting:
         node = waiting.pop(0)
@@ -95,9 +110,8 @@ def _section(tree: Any, path: str) -> Any:
         elif node.id == "mapping":
             for key, value in node.value:
                 if key.value == _SECTION:
-                    return _mapping(value, path)
-            waiting += [value for _, value in node.value]
-    return None
+                    yield key.start_mark.line + 1, value
+                waiting.append(value)
 
 
 def _mapping(node: Any, path: str) -> Any:

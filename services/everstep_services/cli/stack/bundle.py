@@ -31,7 +31,7 @@ from everstep_services.history.notifier import LogNotifier
 from everstep_services.history.settings import ApiSettings
 
 
-def serve_bundle(invocation: Invocation, bundle: Path, host: str, port: int) -> int:
+def serve_bundle(invocation: Invocation, bundle: Path, host: str, port: int, most_gib: int) -> int:
     """Serve until a signal. Returns the exit code."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="everstep-serve-")))
@@ -39,7 +39,7 @@ def serve_bundle(invocation: Invocation, bundle: Path, host: str, port: int) -> 
         stack.callback(listener.close)
         database = folder / "history.db"
         with _cleaning_up_when_ended():
-            unpack(bundle, database)
+            unpack(bundle, database, most_gib)
 
         async def main(stop: asyncio.Event) -> None:
             await _check(bundle, database)

@@ -43,6 +43,8 @@ _POSITION_EVERY_S = 10.0
 _ALIVE_S = 30.0
 _LAST_WITHIN_S = 8.0
 """For the last messages of a process whose history service ends with it."""
+_CLOSED = frozenset({"pagerduty", "alertmanager"})
+"""They keep a test open until somebody closes it."""
 _KINDS = frozenset(kind_of(kind) for kind in READ)
 
 
@@ -179,12 +181,13 @@ class Notifications:
         delivery = Delivery(sender.target, "firing", notice)
         try:
             answer = await sender.attempt(delivery)
-            if answer.is_taken and sender.target == "pagerduty":  # nobody is to close it by hand
+            if answer.is_taken and sender.target in _CLOSED:
                 over = replace(notice, state="resolved")
                 await sender.attempt(Delivery(sender.target, "resolved", over))
         except EverstepError as error:
             return TargetAnswer(sender.target, is_taken=False, text=printable(redact(str(error))))
-        text = f"status {answer.status}{f': {answer.text}' if answer.text else ''}"
+        quoted = f': "{answer.text}"' if answer.text else ""
+        text = f"status {answer.status}{quoted}"
         return TargetAnswer(sender.target, is_taken=answer.is_taken, text=text)
 
     # --- leading ---

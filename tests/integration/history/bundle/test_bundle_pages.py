@@ -116,13 +116,16 @@ async def test_wrong_values_in_a_bundle_are_its_own_fault(
     async with bundle(tmp_path) as served:
         client = await visitor(served, "admin")
         async with served.database.write() as connection:
+            query = "SELECT id FROM facts ORDER BY n LIMIT 1"
+            fact = (await connection.exec_driver_sql(query)).scalar_one()
             await connection.exec_driver_sql("UPDATE jobs SET labels = '{bad'")
             await connection.exec_driver_sql("UPDATE facts SET body = 'nojson'")
         caplog.clear()
         async with served.client(await served.token()) as reader:
-            answer = await reader.get(f"jobs/{JOB}")
-            assert (answer.status_code, answer.json()["code"]) == (500, "bundle_damaged")
-            assert answer.json()["detail"].startswith("the bundle is damaged: ")
+            for path in (f"jobs/{JOB}", "facts", f"facts/{fact}"):
+                answer = await reader.get(path)
+                assert (answer.status_code, answer.json()["code"]) == (500, "bundle_damaged"), path
+                assert answer.json()["detail"].startswith("the bundle is damaged: ")
         for path in (f"/jobs/{JOB}", "/facts"):
             page = await client.get(path)
             assert page.status_code == 500, path

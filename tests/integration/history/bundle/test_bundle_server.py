@@ -29,17 +29,6 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStory]:
         yield served
 
 
-@pytest.fixture
-def run(
-    story: ServedStory,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> Run:
-    monkeypatch.setenv("EVERSTEP_STATE_DIR", str(tmp_path / "state"))
-    return story.command(capsys)
-
-
 def started(bundle: Path, *arguments: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, "-m", "everstep_services.cli", "serve", "--bundle", str(bundle),

@@ -152,7 +152,19 @@ def test_what_is_not_a_bundle_is_one_line(tmp_path: Path, content: bytes, said: 
     file = tmp_path / "bad.everstep"
     file.write_bytes(content)
     with pytest.raises(BundleError, match=said):
-        unpack(file, tmp_path / "unpacked.db")
+        unpack(file, tmp_path / "unpacked.db", 16)
+
+
+def test_the_limit_of_a_bundle_is_an_option(tmp_path: Path) -> None:
+    """A larger one is refused with the option's name, before anything is written (A13.3)."""
+    file = tmp_path / "large.everstep"
+    file.write_bytes(zstandard.compress(sqlite(pages=1 << 19, then=b"")))
+    with pytest.raises(
+        BundleError, match="2.0 GiB, and 1 GiB is the limit: raise it with --max-gib"
+    ):
+        unpack(file, tmp_path / "unpacked.db", 1)
+    with pytest.raises(BundleError, match="is not whole"):
+        unpack(file, tmp_path / "another.db", 2)
 
 
 def test_a_bundle_for_which_there_is_no_room_is_not_written(
@@ -163,5 +175,5 @@ def test_a_bundle_for_which_there_is_no_room_is_not_written(
     file.write_bytes(zstandard.compress(sqlite(pages=1 << 20, then=b"")))
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1 << 30))
     with pytest.raises(BundleError, match="needs 4096 MiB, and .* has 1024 MiB: set TMPDIR"):
-        unpack(file, tmp_path / "unpacked.db")
+        unpack(file, tmp_path / "unpacked.db", 16)
     assert not (tmp_path / "unpacked.db").stat().st_size

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
@@ -16,17 +15,6 @@ from tests.unit.history.goodput_trace import BEGAN, SECONDS, TRACE, at
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStory]:
     with ServedStory(tmp_path_factory.mktemp("served"), [at(0, "job_started"), *TRACE]) as served:
         yield served
-
-
-@pytest.fixture
-def run(
-    story: ServedStory,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> Run:
-    monkeypatch.setenv("EVERSTEP_STATE_DIR", str(tmp_path / "state"))
-    return story.command(capsys)
 
 
 def test_a_job_shows_every_class_that_took_time(run: Run) -> None:

@@ -407,6 +407,11 @@ async def test_a_test_message_says_what_each_target_answers(
     assert await replica.test(["teams"]) == []
     actions = [one.json["event_action"] for one in server.heard if one.path == "/v2/enqueue"]
     assert actions == ["trigger", "resolve"]
+    alerts = [one.json[0] for one in server.heard if one.path.endswith("/alerts")]
+    assert len(alerts) == 2
+    ends = [datetime.fromisoformat(alert["endsAt"]) for alert in alerts]
+    assert ends[1] <= datetime.now(UTC) < ends[0], "the second one resolves the first"
+    assert alerts[0]["labels"] == alerts[1]["labels"]
 
 
 @pytest.mark.parametrize("is_owed", [True, False])

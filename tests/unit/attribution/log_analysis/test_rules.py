@@ -251,8 +251,8 @@ def test_a_launcher_may_report_a_kill_for_memory(tmp_path: Path) -> None:
 
 
 KNOWN = [
-    ("Bus error (core dumped)", "unknown", "memory behind a mapping is gone"),
-    ("Fatal Python error: Bus error", "unknown", "memory behind a mapping is gone"),
+    ("Bus error (core dumped)", "unknown", "the memory behind a file mapping is gone"),
+    ("Fatal Python error: Bus error", "unknown", "the memory behind a file mapping is gone"),
     (
         "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that "
         "dataloader's workers are out of shared memory.",

@@ -102,6 +102,40 @@ def test_the_section_may_be_anywhere_and_null_means_not_given(tmp_path: Path) ->
     assert limits_of(given, AgentSettings()).configured == {}
 
 
+@pytest.mark.parametrize("value", ["soon", "0", "-3"])
+def test_a_wrong_limit_is_named_with_file_line_and_key(tmp_path: Path, value: str) -> None:
+    text = f"fault_tolerance:\n  rank_section_timeouts: {{step: 60, eval: {value}}}\n"
+    with pytest.raises(CliError, match="write a number of seconds above 0") as error:
+        limits_of(read(tmp_path, text), AgentSettings())
+    assert f"{tmp_path}/ft.yaml, line 2: rank_section_timeouts 'eval: {value}': " in str(
+        error.value
+    )
+
+
+def test_a_wrong_heartbeat_is_named_with_file_line_and_key(tmp_path: Path) -> None:
+    text = "fault_tolerance:\n  rank_heartbeat_timeout: soon\n"
+    with pytest.raises(CliError, match="line 2: rank_heartbeat_timeout 'soon': write a number"):
+        limits_of(read(tmp_path, text), AgentSettings())
+
+
+def test_two_sections_are_refused_with_both_lines(tmp_path: Path) -> None:
+    text = "fault_tolerance:\n  segment: 4\nb:\n  fault_tolerance:\n    segment: 2\n"
+    assert "line 4: fault_tolerance was given in line 1 already: remove one" in error_of(
+        tmp_path, text
+    )
+
+
+def test_an_alias_of_the_section_is_the_same_section(tmp_path: Path) -> None:
+    text = "fault_tolerance: &ft\n  segment: 4\nb:\n  fault_tolerance: *ft\n"
+    assert read(tmp_path, text).values["segment"] == 4
+
+
+@pytest.mark.parametrize(("key", "hint"), [("bogus_key", ""), ("log_levle", "log_level")])
+def test_only_near_names_are_suggested(tmp_path: Path, key: str, hint: str) -> None:
+    (note,) = read(tmp_path, f"fault_tolerance:\n  {key}: 1\n").notes
+    assert note.endswith(f"; did you mean {hint}?" if hint else "NVRx has no such key")
+
+
 def test_an_option_wins_over_the_file(tmp_path: Path) -> None:
     text = "fault_tolerance:\n  segment: 4\n  rank_heartbeat_timeout: 5\n"
     given = read(tmp_path, text, "--ft-segment", "2", "--ft-rank-heartbeat-timeout=9")
@@ -161,7 +195,7 @@ def test_a_malformed_file_is_refused_with_line_and_key(
 
 def test_a_section_limit_that_is_no_time_names_its_line(tmp_path: Path) -> None:
     given = read(tmp_path, "fault_tolerance:\n  rank_section_timeouts: {step: soon}\n")
-    with pytest.raises(CliError, match="step=soon"):
+    with pytest.raises(CliError, match="step: soon"):
         limits_of(given, AgentSettings())
 
 

