@@ -17,6 +17,7 @@ from everstep.messages import (
     StragglerFound,
 )
 from everstep.messages.documents.notices import (
+    FailingTarget,
     Notice,
     NoticesDocument,
     TargetState,
@@ -51,6 +52,8 @@ _FINISHED_MOST = 2000
 _STOPPED_MOST = 200
 _LATE_VERDICT_S: Final = 600.0
 """An incident that is over is kept this long: its verdict may change after the last message."""
+_SAME_TIME_S: Final = 1.0
+"""Two times of one failure differ by less, because each replica has a clock of its own."""
 _ONCE: Final = frozenset({"job_failed", "job_stopped"})
 """Events that are never over."""
 _CAUSES: Final = frozenset({"", *VERDICT_CAUSES, *get_args(SlowRankCause)})
@@ -131,6 +134,7 @@ class Notices:
         self._told = {sent.group: min(sent.sent_s, now) for sent in document.told}
         self._finished = dict.fromkeys(document.finished)
         self._stopped = dict.fromkeys(document.stopped)
+        self._failing = {entry.target: entry.since_s for entry in document.failing}
         self._done_s: dict[str, float] = {}
         """Since when all targets have all of a notice that is kept for a late verdict."""
         self.cooled = 0
@@ -161,6 +165,11 @@ class Notices:
             told=tuple(ToldGroup(group=name, sent_s=at) for name, at in self._told.items()),
             finished=tuple(self._finished),
             stopped=tuple(self._stopped),
+            failing=tuple(
+                FailingTarget(target=target, since_s=since_s)
+                for target, since_s in self._failing.items()
+                if target in self._rules.updates_most
+            ),
         )
 
     def drop_oldest(self) -> bool:
@@ -174,6 +183,19 @@ class Notices:
         self.finish(sent or next(iter(self._notices)))
         self.dropped += sent is None
         return True
+
+    def failing_since(self, target: str) -> float | None:
+        """When attempts at this target began to fail; None after a success."""
+        return self._failing.get(target)
+
+    def note_failing(self, target: str, since_s: float | None) -> None:
+        """Note since when a target fails, for the replica that sends next."""
+        before_s = self._failing.get(target)
+        if since_s is None:
+            self.is_changed |= self._failing.pop(target, None) is not None
+        elif before_s is None or abs(since_s - before_s) > _SAME_TIME_S:
+            self._failing[target] = since_s
+            self.is_changed = True
 
     # --- time ---
 
