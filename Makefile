@@ -9,6 +9,8 @@ VENV ?= .venv
 PYTHON ?=
 # More than cores: most tests wait more than they work.
 JOBS ?= 3
+# Of `make test-all`: a marker, or several, as pytest's -m takes them; empty for all tests.
+MARK ?=
 COMPOSE ?= docker compose
 COMPOSE_RUN ?= tools/with-compose
 # The newest for which Node 20 is new enough.
@@ -33,10 +35,12 @@ demo: $(VENV)/.has-demo  ## See it work on this machine: no container, no root, 
 test: $(VENV)/.has-test  ## All tests but the minutes-long ones; real NATS, real PostgreSQL
 	@$(IN_VENV)pytest -n $(JOBS) -m "not chaos and not compose and not gpu and not matrix and not variant"
 
-test-all: $(VENV)/.has-test $(VENV)/.has-kubernetes $(VENV)/azurite/.has-$(AZURITE)  ## All tests that need no GPU; those of az:// where npm is
-	@$(IN_VENV)pytest -n $(JOBS) -m "not gpu" --hypothesis-profile=chaos
+test-all: $(VENV)/.has-test $(VENV)/.has-kubernetes $(VENV)/azurite/.has-$(AZURITE)  ## All tests that need no GPU, hours; MARK=matrix for one marker
+	@$(IN_VENV)pytest -n $(JOBS) -m "not gpu$(if $(MARK), and ($(MARK)))" --hypothesis-profile=chaos --durations=20
+ifeq ($(MARK),)
 	@if [ "$(COMPOSE_RUN)" != tools/with-compose ] || docker info >/dev/null 2>&1; then $(MAKE) test-compose; \
 	else echo "compose.yaml was not run: there is no container engine"; fi
+endif
 
 test-compose: export EVERSTEP_TEST_COMPOSE := 1
 test-compose: export COMPOSE_PROJECT_NAME := everstep-test

@@ -183,6 +183,32 @@ def test_warnings_from_the_first_process_on_end_nothing(cluster: Cluster) -> Non
     assert agent.wait() == 91
 
 
+def test_a_probe_in_flight_has_no_result_and_nothing_follows(cluster: Cluster) -> None:
+    """The signal ends the probe's program, too: that is no failure, and its round goes on."""
+    began, config = cluster.folder / "probing", cluster.folder / "probes.toml"
+    probe = cluster.folder / "probe"
+    probe.write_text(f"#!/bin/sh\necho >> {began}\nexec sleep 600\n")
+    probe.chmod(0o700)
+    config.write_text(
+        f'[checks]\nsite = {{waits = "{probe}"}}\n[checks.probes."site:waits"]\nevery_s = 1\n'
+        f'within_s = 500\nfailures = 1\npolicy = "exclude"\n'
+    )
+    environ = {"EVERSTEP_AGENT__PREEMPT_SIGNALS": "SIGTERM", "EVERSTEP_CONFIG": str(config)}
+    agent = loading(cluster, "on", **environ)
+    cluster.until_all_step(2)
+    until(began.exists, "the probe runs", within_s=START_WITHIN_S)
+    broadcast(agent, signal.SIGUSR1)
+    until(lambda: "probe site:waits has no result" in agent.said, "it was ended")
+    agent.send(signal.SIGTERM)
+    assert agent.wait() == 91
+    assert cluster.state()["round"] == 1
+    assert all(incident["trigger"] != "check_failed" for incident in cluster.incidents())
+    checked = [
+        fact for fact in cluster.facts("node_check_finished") if "site:waits" in fact["checks"]
+    ]
+    assert all(fact["is_healthy"] for fact in checked)
+
+
 def test_a_signal_while_ranks_start_ends_the_node_at_once(cluster: Cluster) -> None:
     agent = loading(cluster)
     until(lambda: agent.children("bootstrap"), "it has a forge", within_s=START_WITHIN_S)

@@ -48,6 +48,15 @@ async def test_a_rank_that_raised_is_the_culprit_and_its_peers_are_not() -> None
     assert found.confidence > 0.8
 
 
+async def test_a_rank_that_exits_without_a_word_is_named_as_silent() -> None:
+    """Its exit code, that it wrote nothing, and what to do to know more."""
+    silent = end(1, exit_code=1, step=4)
+    found = await judged(case(ends=(lost_peer(0), silent, lost_peer(2), lost_peer(3))))
+    assert (found.cause, found.kind, found.ranks) == ("user_code", "exit_code", (1,))
+    assert "rank 1 (n0) exited with 1 after step 4, and wrote no error" in found.reason
+    assert "everstep logs JOB --rank 1" in found.reason
+
+
 async def test_a_rank_that_is_done_before_the_others_has_left_them() -> None:
     """Exit code 0 amid the training (A7.1)."""
     done = end(2, how="done", exit_code=0)

@@ -136,6 +136,10 @@ def test_a_limit_is_given_back_by_deleting_it(api: Api) -> None:
         (["limits", "llama", "--set", "data=soon"], "'data=soon' is not a limit"),
         (["limits", "llama", "--set", "data=0s"], "'data=0s' is not a limit"),
         (["limits", "llama", "--set", "=30s"], "'=30s' is not a limit"),
+        (
+            ["limits", "llama", "--set", "data=0.01s"],
+            "'data=0.01s' is too short: the least is 0.1s",
+        ),
         (["control", "set", "brake"], "'brake' is not a change: write NAME=VALUE"),
         (["control", "set", "brake=on", "brake=off"], "'brake' is there more than once: give it"),
         (["node", "exclude", "n1", "--for", "2h", "--for-good"], "exclude each other"),

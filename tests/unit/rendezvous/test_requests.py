@@ -126,6 +126,18 @@ def test_a_restart_of_a_round_that_is_over_is_refused() -> None:
     assert done.text == "round 1 does not run: the job is at round 1, ending"
 
 
+def test_a_request_of_a_job_that_waits_for_nodes_names_the_round_that_it_waits_for() -> None:
+    world = World(spec(2)).started("n0", "n1")
+    world.gone("n1")
+    world.report("n0", "stopped")
+    world.tick(60.0)
+    assert world.doc.phase == "joining"
+    wanted = f"the job waits for the nodes of round {world.doc.round + 1}"
+    assert asked(world, restart()).text == f"round 1 does not run: {wanted}"
+    save = RequestSave(job="j", by="ann", reason="before the maintenance")
+    assert asked(world, save).text == f"no round runs: {wanted}"
+
+
 def test_a_restart_without_a_node_names_it() -> None:
     world = World(spec(2)).started("n0", "n1")
     world.join("n2")

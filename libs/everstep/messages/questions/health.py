@@ -11,6 +11,10 @@ class ShowLimits(Question, frozen=True, kw_only=True, tag="show_limits.v1"):
     """Which limits apply? Anyone asks health. The answer is a `LimitsDocument`."""
 
 
+LEAST_LIMIT_S = 0.1
+"""The shortest limit that a person may set: a shorter one would find a stall in every step."""
+
+
 class SetLimit(Question, frozen=True, kw_only=True, tag="set_limit.v1"):
     """Use this limit from now on. An operator asks health."""
 

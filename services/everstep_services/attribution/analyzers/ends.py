@@ -66,6 +66,10 @@ _UNREADABLE = re.compile(
 """A value or a file that cannot be parsed."""
 _MISFIT = "gloo::EnforceNotMet"
 """Gloo's error, in a thread of its own, if more data comes than the tensor of a rank holds."""
+_SILENT = (
+    ", and wrote no error: its script called os._exit, or native code ended it. To know more, read "
+    "its last lines (everstep logs JOB --rank {rank}), and print the reason before such a call"
+)
 _BY_SIGNAL = 128
 """A script that handles a signal exits with this and its number."""
 _ABORTED_FIRST = 0.55
@@ -272,6 +276,8 @@ def _of_alike(case: Case, same: Sequence[RankEnd]) -> Claim:
     who = "every rank" if everybody else _ranks_told(ranks, end.node if len(ranks) == 1 else "")
     if end.step is not None:
         event = f"{event} after step {end.step}"
+    if kind == "exit_code" and not end.first_error:
+        event += _SILENT.format(rank=ranks[0])
     return Claim(
         cause=cause,
         kind=kind,

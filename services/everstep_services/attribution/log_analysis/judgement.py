@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from everstep_services.attribution.log_analysis.clocks import ZONE_S, Earliest, Moment, Offset
 from everstep_services.attribution.log_analysis.report import Failure, LogReport
 from everstep_services.attribution.log_analysis.rules import ENDS
@@ -61,6 +63,12 @@ class Timing:
             for number, failure in enumerate(failures)
             if number not in moments or not earliest.is_before(moments[number], _SURELY_FIRST_S)
         ]
+
+
+def _told_by_another(failure: Failure, rank: int) -> Failure:
+    """The failure of a rank by a line of another: the line's own rank is named before it."""
+    witness = "a log" if failure.rank is None else f"rank {failure.rank}"
+    return replace(failure.of_rank(rank), means=f"{witness} reports: {failure.means}")
 
 
 class Judgement:
@@ -172,7 +180,7 @@ class Judgement:
         failure = min(
             own or every, key=lambda candidate: (-candidate.severity, _by_place(candidate))
         )
-        reported = failure if failure.rank == rank else failure.of_rank(rank)
+        reported = failure if failure.rank == rank else _told_by_another(failure, rank)
         others = _distinct(self._weak)[:3]
         return base.with_verdict(
             "cause", reported, 0.6, others, (rank,), (f"rank {rank}: {reason}",)

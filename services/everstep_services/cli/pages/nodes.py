@@ -129,7 +129,10 @@ def _facts(node: Record, now: Record | None) -> Iterator[tuple[str, str]]:
         heard = f"heard {span(now['heard_age_s'])} ago"
         slot = "spare" if now["slot"] is None else f"slot {now['slot']}"
         watch = f", stalls: {cell(now['watch'])}" if now["watch"] else ""
-        yield "agent", f"{cell(now['state'])}, round {now['round']}, {slot}, {heard}{watch}"
+        if now["is_stale"]:
+            yield "agent", f"silent: last {heard}, in round {now['round']}, {slot}"
+        else:
+            yield "agent", f"{cell(now['state'])}, round {now['round']}, {slot}, {heard}{watch}"
         failed = ", ".join(map(cell, now.get("probes_failed") or ()))
         share = f"{now.get('probe_cpu_ratio') or 0:.2%} of a core"
         yield "probes", f"failed: {failed}; {share}" if failed else share

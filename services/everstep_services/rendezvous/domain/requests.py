@@ -27,7 +27,7 @@ from everstep.messages import (
     StopJob,
     operator_acted,
 )
-from everstep.messages.documents.rounds import PlannedEnd
+from everstep.messages.documents.rounds import PlannedEnd, RoundDocument
 from everstep_services.rendezvous.domain import agreed_save
 from everstep_services.rendezvous.domain.batch import Batch
 from everstep_services.rendezvous.domain.ends import (
@@ -149,8 +149,7 @@ def _stop(batch: Batch, ask: StopJob) -> Done:
 def _restart(batch: Batch, ask: RestartJob) -> Done:
     doc = batch.state.doc
     if ask.round != doc.round or doc.phase not in {"forming", "running"}:
-        why = f"round {ask.round} does not run: the job is at round {doc.round}, {doc.phase}"
-        return _refused(batch, ask, why)
+        return _refused(batch, ask, f"round {ask.round} does not run: {_present(doc)}")
     within_s = _save_time(batch, ask.save_first)
     free = "another round follows, and does not count against the restart budget"
     left = f", without {', '.join(ask.without_nodes)}" if ask.without_nodes else ""
@@ -161,6 +160,12 @@ def _restart(batch: Batch, ask: RestartJob) -> Done:
             batch.state.put(replace(seat, is_leaving=True))
     _end(batch, f"{ask.by} asked for another round: {ask.reason}", within_s)
     return done
+
+
+def _present(doc: RoundDocument) -> str:
+    if doc.phase == "joining":
+        return f"the job waits for the nodes of round {doc.round + 1}"
+    return f"the job is at round {doc.round}, {doc.phase}"
 
 
 def _drain(batch: Batch, ask: DrainNode) -> Done:
@@ -184,7 +189,7 @@ def _drain(batch: Batch, ask: DrainNode) -> Done:
 def _save(batch: Batch, ask: RequestSave) -> Done:
     doc = batch.state.doc
     if doc.phase != "running":
-        return _refused(batch, ask, f"no round runs: the job is at round {doc.round}, {doc.phase}")
+        return _refused(batch, ask, f"no round runs: {_present(doc)}")
     done = _accepted(
         batch,
         ask,

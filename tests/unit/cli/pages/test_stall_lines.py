@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from everstep_services.cli.errors import CliError, Exit
-from everstep_services.cli.pages.incidents.story import stall_lines
+from everstep_services.cli.pages.incidents.stall import stall_lines
 from everstep_services.cli.pages.ranks import said, watch_ranks
 from everstep_services.cli.times import seconds
 

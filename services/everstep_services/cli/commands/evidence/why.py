@@ -15,8 +15,8 @@ def command(invocation: Invocation, *, named: str | None) -> None:
     Without an argument the job is the newest one. The id of an incident, or its beginning as
     `everstep incidents` shows it, names an older incident. If a slow rank was the reason to stop
     the job, or is all that happened to it, the story is about that rank; if the job gave up, as
-    when too few nodes joined, it is about that. Exit code 3: it has had no
-    incident; its saves may have failed, and then the line names them.
+    when too few nodes joined, it is about that. Exit code 3: the job has had no incident; its saves
+    may have failed, and then the line names them.
     """
     from everstep_services.cli.api.location import open_record
     from everstep_services.cli.errors import CliError, Exit

@@ -2,6 +2,7 @@
 
 import click
 
+from everstep.messages.questions.health import LEAST_LIMIT_S
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.operator_requests import OUTSIDE, LimitRequest, fulfil, with_reason
 from everstep_services.cli.times import seconds
@@ -23,6 +24,8 @@ class _Setting(click.ParamType[tuple[str, float]]):
         limit_s = 0.0 if said == _AUTO else seconds(said)
         if not section or limit_s is None or (limit_s == 0 and said != _AUTO):
             self.fail(f"{value!r} is not a limit: write SECTION=30s, =10m or =auto", param, ctx)
+        if 0 < limit_s < LEAST_LIMIT_S:
+            self.fail(f"{value!r} is too short: the least is {LEAST_LIMIT_S:g}s", param, ctx)
         return "" if section == OUTSIDE else section, limit_s
 
 
