@@ -95,6 +95,10 @@ def _stacks(run: Run) -> StackReport:
         how = "--subprocesses" if has_workers else "--json"
         words = [str(_PY_SPY), "dump", how, "--pid", str(process.pid)]
         printed = subprocess.run(words, capture_output=True, check=False).stdout
+        if not printed:  # a stopped process cannot be stopped again
+            printed = subprocess.run(
+                [*words, "--nonblocking"], capture_output=True, check=False
+            ).stdout
         analysis.add(read_content(printed, rank, f"rank_{rank}.json"))
     return analysis.report()
 

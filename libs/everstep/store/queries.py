@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, Table, case, func, literal, select, tuple_
+from sqlalchemy import ColumnElement, Select, Table, case, exists, func, literal, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from everstep.store import tables
@@ -226,6 +226,19 @@ def is_over() -> ColumnElement[bool]:
     jobs = tables.jobs.c
     begun = func.coalesce(jobs.begun_fact, "")
     return jobs.end_state.is_not(None) & (jobs.ended_fact > begun)
+
+
+def node_state() -> ColumnElement[str]:
+    """The state of a node; it has left a job that is over, although its agent has not told."""
+    nodes, jobs = tables.nodes.c, tables.jobs.c
+    of_over = exists().where(jobs.job == nodes.job, is_over()).correlate(tables.nodes)
+    return case((of_over & (nodes.state == "joined"), "left"), else_=nodes.state)
+
+
+def nodes_with_state() -> Select[Any]:
+    """Nodes, with their state as people understand it."""
+    columns = [column for column in tables.nodes.c if column.name != "state"]
+    return select(*columns, node_state().label("state"))
 
 
 def slow_ranks(job: str, state: Literal["open", "cleared"] | None = None) -> Select[Any]:

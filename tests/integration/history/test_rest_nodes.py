@@ -288,3 +288,23 @@ async def test_switches_are_shown_as_the_bus_holds_them(
     await nodes.bus._server.set_up(up=False)
     answer = await reader.get("control")
     assert (answer.status_code, answer.json()["code"]) == (503, "bus_unavailable")
+
+
+async def test_nodes_of_a_job_that_is_over_have_left_it(
+    api: Api, reader: httpx2.AsyncClient
+) -> None:
+    """Their agents end with the job, and say nothing more."""
+    await api.add(
+        make("job_started", job="over", round=None),
+        make("job_started", job="on", round=None),
+        make("node_joined", job="over", node="n1"),
+        make("node_joined", job="on", node="n2"),
+        make("job_ended", job="over", round=None, state="done"),
+    )
+    states = {one["node"]: one["state"] for one in await every_item(reader, "nodes")}
+    assert states == {"n1": "left", "n2": "joined"}
+    assert (await get(reader, "nodes/n1"))["state"] == "left"
+    assert [one["node"] for one in await every_item(reader, "nodes", state="joined")] == ["n2"]
+    assert [one["node"] for one in await every_item(reader, "nodes", state="left")] == ["n1"]
+    await api.add(make("allocation_started", job="over", round=None))
+    assert (await get(reader, "nodes/n1"))["state"] == "joined", "another allocation goes on"

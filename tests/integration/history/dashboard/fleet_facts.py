@@ -239,7 +239,7 @@ def _killed(story: Story, ago: float, step: int, blob: BlobRef | None) -> None:
                         EvidenceItem(says="rank 21 never joined all_reduce 1204 of group dp; 127 ranks wait in it", analyzer="flight_recorder", weight=1.9)),
               alternatives=(Alternative(cause="gpu", confidence=0.04, reason="no XID and no ECC error was in the kernel log"),),
               missing=("kernel_log: nothing new was in it",),
-              advice="Lower the micro-batch of this job, or shard activations: 1.12 GiB was free where 2 GiB were asked for.",
+              advice="inform",
               is_transient=False, fingerprint="oom:train.py:188", analyzers=("exits", "logs", "flight_recorder", "stacks"), took_s=0.8)  # fmt: skip
 
 
@@ -271,7 +271,7 @@ def _stalled(story: Story, ago: float, step: int) -> None:
               culprit_ranks=(77,), culprit_nodes=(node(9),), source="attribution",
               evidence=(EvidenceItem(says="its process was in uninterruptible sleep in nfs4_wait_bit_killable", analyzer="stacks", weight=2.8),),
               alternatives=(Alternative(cause="network", confidence=0.12, reason="the file system is reached over the network"),),
-              advice="Look at the mount /mnt/data on that node.", is_transient=True, analyzers=("stacks", "health"))  # fmt: skip
+              advice="restart_without", is_transient=True, analyzers=("stacks", "health"))  # fmt: skip
     story.add("incident_closed", ago - 90, round=3, incident=STALLED, outcome="recovered",
               reason=f"rank 77 on {node(9)} hung in section data; training went on after a restart",
               ledger=Ledger(detect_s=300.0, evidence_s=2.4, decide_s=0.3, stop_s=30.0, rendezvous_s=2.0, start_s=8.2,
@@ -362,6 +362,9 @@ def _other_job(
     }
     if state == "failed":
         _failed(story, name, ended, last, first)
+    if state == "stopped":
+        story.add("round_ended", ended - 4, name, round=1, cause="operator", reason=reasons[state],
+                  lasted_s=began - ended, last_step=last)  # fmt: skip
     story.add("job_ended", ended - 5, name, state=state, exit_code=0 if state == "done" else 1, reason=reasons[state],
               last_step=last, rounds=1, incident=OPEN if state == "failed" else None)  # fmt: skip
 
@@ -400,6 +403,6 @@ def _failed(story: Story, job: str, ago: float, step: int, first: int) -> None:
     )
     story.add("verdict_reached", ago - 3, job, round=1, incident=OPEN, cause="user_code", kind="python_exception", confidence=0.97,
               reason="Rank 9 raised RuntimeError in train.py:77, as in the round before.", culprit_ranks=(9,), culprit_nodes=(where,),
-              source="attribution", advice="Fix train.py:77.", evidence=(EvidenceItem(says="the exception is the same as before", analyzer="exits", weight=3.0),))  # fmt: skip
+              source="attribution", advice="stop", evidence=(EvidenceItem(says="the exception is the same as before", analyzer="exits", weight=3.0),))  # fmt: skip
     story.add("incident_closed", ago - 4, job, round=1, incident=OPEN, outcome="failed", reason=reason, reports=1,
               ledger=Ledger(detect_s=0.1, evidence_s=0.9, decide_s=0.2, stop_s=2.0, rendezvous_s=0.0, start_s=0.0, first_step_s=0.0))  # fmt: skip

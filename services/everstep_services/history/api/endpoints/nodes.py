@@ -11,7 +11,14 @@ from sqlalchemy import ColumnElement, case, func, or_, select
 from everstep.bus.errors import BusDeniedError
 from everstep.messages import NodeStanding, NodeStandings, ShowNodes
 from everstep.store import tables
-from everstep.store.queries import Record, SortOrder, first, holds
+from everstep.store.queries import (
+    Record,
+    SortOrder,
+    first,
+    holds,
+    node_state,
+    nodes_with_state,
+)
 from everstep.store.times import to_us
 from everstep.subjects import CLUSTER
 from everstep_services.history.api.context import Context, Ctx, Reader
@@ -92,7 +99,7 @@ async def list_nodes(
     conditions = _conditions(asked, now_us)
     if asked.sort == "node":
         by_id = SortOrder((tables.nodes.c.node,), is_descending=asked.order == "desc")
-        query = select(tables.nodes).where(*conditions)
+        query = nodes_with_state().where(*conditions)
         listing = await paged(context, query, by_id, asked, "/nodes")
         names = tuple(str(row["node"]) for row in listing.rows)
         counts = await _counts(context, names) if names else None
@@ -100,7 +107,7 @@ async def list_nodes(
         counts = await _counts(context, ())
         place = _strikes(counts, is_descending=asked.order == "desc").label("place")
         worst = SortOrder((place, tables.nodes.c.node), is_descending=asked.order == "desc")
-        query = select(tables.nodes, place).where(*conditions)
+        query = nodes_with_state().add_columns(place).where(*conditions)
         listing = await paged(context, query, worst, asked, "/nodes")
     items = [Node(**_shown(context, row, counts)) for row in listing.rows]
     return PageOf[Node](items=items, next=listing.next)
@@ -109,7 +116,7 @@ async def list_nodes(
 @router.get("/nodes/{node}", summary="One node", responses=responses(404))
 async def get_node(context: Ctx, _token: Reader, node: NodeName) -> NodeDetail:
     """A node, with the present reports of health and of its agent. Its history: `/facts?node=…`."""
-    row = await first(context.database, select(tables.nodes).where(tables.nodes.c.node == node))
+    row = await first(context.database, nodes_with_state().where(tables.nodes.c.node == node))
     heard = context.beats.node(node)
     if row is None:
         raise not_found(f"node {node}{await similar_nodes(context.database, node)}")
@@ -235,7 +242,7 @@ def _conditions(asked: NodeFilter, now_us: int) -> list[ColumnElement[bool]]:
     if asked.job is not None:
         conditions.append(nodes.job == asked.job)
     if asked.state is not None:
-        conditions.append(nodes.state == asked.state)
+        conditions.append(node_state() == asked.state)
     if asked.healthy is not None:
         conditions.append(nodes.is_healthy.is_(asked.healthy))
     suspect, excluded = func.coalesce(nodes.is_suspect, False).is_(True), _is_excluded(now_us)
