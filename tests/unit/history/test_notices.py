@@ -35,6 +35,7 @@ from tests.unit.history.notice_facts import (
 RULES = Rules(
     events=frozenset(EVENTS),
     updates_most={"slack": 1, "pagerduty": 5},
+    corrected=frozenset({"slack"}),
     settle_s=5.0,
     cooldown_s=300.0,
     slow_rank_after_s=60.0,
@@ -114,6 +115,43 @@ def test_another_cause_is_one_further_message_where_it_is_a_message() -> None:
     assert [step for _, step in world.steps("pagerduty")] == ["firing", *["update"] * 3]
     keys = [one.key for one in world.sent]
     assert len(keys) == len(set(keys)) + 2  # the targets have the same keys
+
+
+def test_another_cause_after_the_end_is_one_further_message_where_each_is_shown() -> None:
+    """A11.5: also on a replica that takes over; a resolved alert is not opened again."""
+    world = World()
+    world.take(opened("i1"), judged("i1", "unknown"), closed("i1"))
+    assert [one.step for one in world.after(5)] == ["resolved", "resolved"]
+    assert len(world.notices) == 0
+    world.take_over()
+    world.take(judged("i1", "unknown", 1))
+    assert world.after(30) == []
+    world.take(judged("i1", "host", 2))
+    assert len(world.notices) == 1
+    (late,) = world.after(0)
+    assert (late.target, late.step, late.key) == ("slack", "update", "j/i1/update-1")
+    assert (late.notice.state, late.notice.cause) == ("resolved", "host")
+    world.take(judged("i1", "gpu", 3), closed("i1"))
+    assert world.after(0) == []
+    assert world.notices.all() == ()
+
+
+def test_a_verdict_long_after_the_end_is_not_sent() -> None:
+    world = World()
+    world.take(*story("i1"))
+    world.after(5)
+    world.after(601)
+    assert world.notices.all() == ()
+    world.take(judged("i1", "network", 1))
+    assert world.after(0) == []
+
+
+def test_open_notices_are_not_dropped_for_those_that_wait_for_a_late_verdict() -> None:
+    world = World()
+    world.take(*story("i0"))
+    world.after(5)
+    world.take(*(opened(f"i{number}", job=f"j{number}") for number in range(1, 501)))
+    assert (len(world.notices), world.notices.dropped) == (500, 0)
 
 
 def test_an_older_revision_of_a_verdict_changes_nothing() -> None:

@@ -7,6 +7,7 @@ from everstep.messages import (
     CollectEvidence,
     Done,
     DrainNode,
+    JobEnded,
     OperatorActed,
     ReleaseImages,
     RequestChecks,
@@ -61,6 +62,20 @@ def test_a_job_that_waits_for_nodes_is_stopped_at_once() -> None:
     world.join("n0")
     assert asked(world, stop()).text.startswith("no round runs; the job is stopped")
     assert (world.doc.phase, world.doc.exit_code) == ("stopped", 93)
+
+
+def test_a_job_that_gave_up_is_closed_by_a_person() -> None:
+    """A11.2: its last allocation has ended, and another one would continue it until then."""
+    world = World(spec(2), join_within_s=60)
+    world.join("n0")
+    world.tick(61)
+    assert (world.doc.phase, world.doc.exit_code) == ("stopped", 92)
+    assert not world.of(JobEnded)
+    assert asked(world, stop()).text.startswith("no round runs; the job is stopped")
+    assert (world.doc.phase, world.doc.exit_code) == ("stopped", 93)
+    (end,) = world.of(JobEnded)
+    assert (end.state, end.reason) == ("stopped", "ann stopped the job: enough")
+    assert asked(world, stop()).is_refused
 
 
 def test_what_a_person_asked_for_is_on_record_with_who_why_and_which_way() -> None:

@@ -83,6 +83,15 @@ class ToldGroup(Part, frozen=True, kw_only=True):
     """Seconds since 1970."""
 
 
+class FailingTarget(Part, frozen=True, kw_only=True):
+    """A target whose every attempt has failed for some time."""
+
+    target: Name
+    """`webhook`, `slack`, `pagerduty` or `alertmanager`."""
+    since_s: float
+    """When the first of these attempts failed: seconds since 1970."""
+
+
 class NoticesDocument(DocumentBody, frozen=True, kw_only=True, tag="notices_document.v1"):
     """Open notifications, and how far the facts were read for them; history writes it.
 
@@ -103,3 +112,5 @@ class NoticesDocument(DocumentBody, frozen=True, kw_only=True, tag="notices_docu
     """Short hashes of the newest notices and facts that are done with, at most 2,000."""
     stopped: tuple[Name, ...] = ()
     """Jobs that a person has asked to stop, at most 200."""
+    failing: tuple[FailingTarget, ...] = ()
+    """Targets that fail now."""

@@ -17,6 +17,7 @@ from everstep.messages import (
     StragglerFound,
 )
 from everstep.messages.documents.notices import (
+    FailingTarget,
     Notice,
     NoticesDocument,
     TargetState,
@@ -49,6 +50,10 @@ Step = Literal["firing", "update", "resolved"]
 NOTICES_MOST: Final = 500
 _FINISHED_MOST = 2000
 _STOPPED_MOST = 200
+_LATE_VERDICT_S: Final = 600.0
+"""An incident that is over is kept this long: its verdict may change after the last message."""
+_SAME_TIME_S: Final = 1.0
+"""Two times of one failure differ by less, because each replica has a clock of its own."""
 _ONCE: Final = frozenset({"job_failed", "job_stopped"})
 """Events that are never over."""
 _CAUSES: Final = frozenset({"", *VERDICT_CAUSES, *get_args(SlowRankCause)})
@@ -67,6 +72,8 @@ class Rules:
     slow_rank_after_s: float = 300.0
     stale_after_s: float = 3600.0
     """What is heard later than this is history: it begins no notice."""
+    corrected: frozenset[str] = frozenset()
+    """Targets that get a message about a cause that changed after the incident was over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +101,26 @@ def told_to(notice: Notice, target: str) -> TargetState | None:
     return next((state for state in notice.targets if state.target == target), None)
 
 
-def next_step(notice: Notice, target: str, updates_most: int) -> Step | None:
+def next_step(notice: Notice, target: str, rules: Rules) -> Step | None:
     """The next message for a target."""
     told = told_to(notice, target)
-    if notice.state == "firing":
-        if told is None:
-            return "firing"
-        has_other_cause = told.state == "firing" and told.cause != notice.cause
-        return "update" if has_other_cause and told.updates < updates_most else None
-    if notice.state == "resolved" and (told is None or told.state == "firing"):
+    if notice.state not in {"firing", "resolved"}:
+        return None
+    if told is None:
+        return "firing" if notice.state == "firing" else "resolved"
+    if told.state == "firing" and notice.state == "resolved":
         return "resolved"
-    return None
+    has_other_cause = told.cause != notice.cause
+    return "update" if has_other_cause and _may_update(told, notice, rules) else None
+
+
+def _may_update(told: TargetState, notice: Notice, rules: Rules) -> bool:
+    """Whether the target gets a message if the cause changes."""
+    if told.state != notice.state:
+        return False
+    is_over = notice.state == "resolved"
+    is_heard = not is_over or (notice.event == "incident" and told.target in rules.corrected)
+    return is_heard and told.updates < rules.updates_most.get(told.target, 0)
 
 
 class Notices:
@@ -118,6 +134,9 @@ class Notices:
         self._told = {sent.group: min(sent.sent_s, now) for sent in document.told}
         self._finished = dict.fromkeys(document.finished)
         self._stopped = dict.fromkeys(document.stopped)
+        self._failing = {entry.target: entry.since_s for entry in document.failing}
+        self._done_s: dict[str, float] = {}
+        """Since when all targets have all of a notice that is kept for a late verdict."""
         self.cooled = 0
         """Notices that were sent with another one."""
         self.dropped = 0
@@ -126,14 +145,14 @@ class Notices:
         """Something must be written before it is sent."""
 
     def __len__(self) -> int:
-        return len(self._notices)
+        return sum(not self._is_done(notice) for notice in self._notices.values())
 
     def get(self, id_: str) -> Notice | None:
         """An open notice."""
         return self._notices.get(id_)
 
     def all(self) -> tuple[Notice, ...]:
-        """The open notices, the oldest first."""
+        """The open notices and those that a late verdict may change, the oldest first."""
         return tuple(self._notices.values())
 
     def document(self, stream: str, sequence: int) -> NoticesDocument:
@@ -146,15 +165,37 @@ class Notices:
             told=tuple(ToldGroup(group=name, sent_s=at) for name, at in self._told.items()),
             finished=tuple(self._finished),
             stopped=tuple(self._stopped),
+            failing=tuple(
+                FailingTarget(target=target, since_s=since_s)
+                for target, since_s in self._failing.items()
+                if target in self._rules.updates_most
+            ),
         )
 
     def drop_oldest(self) -> bool:
-        """Forget the oldest notice, where all of them are too large; False if there is none."""
+        """Forget a notice, where all of them are too large; False if there is none.
+
+        Notices whose messages were all sent go first, and then the oldest.
+        """
         if not self._notices:
             return False
-        self.finish(next(iter(self._notices)))
-        self.dropped += 1
+        sent = next((notice.id for notice in self.all() if self._is_done(notice)), None)
+        self.finish(sent or next(iter(self._notices)))
+        self.dropped += sent is None
         return True
+
+    def failing_since(self, target: str) -> float | None:
+        """When attempts at this target began to fail; None after a success."""
+        return self._failing.get(target)
+
+    def note_failing(self, target: str, since_s: float | None) -> None:
+        """Note since when a target fails, for the replica that sends next."""
+        before_s = self._failing.get(target)
+        if since_s is None:
+            self.is_changed |= self._failing.pop(target, None) is not None
+        elif before_s is None or abs(since_s - before_s) > _SAME_TIME_S:
+            self._failing[target] = since_s
+            self.is_changed = True
 
     # --- time ---
 
@@ -186,7 +227,7 @@ class Notices:
             is_stale = (
                 notice.state == "unheard" and now - notice.heard_s > self._rules.stale_after_s
             )
-            if is_stale or (notice.state in {"firing", "resolved"} and self._is_done(notice)):
+            if is_stale or (self._is_done(notice) and not self._is_kept(notice, now)):
                 self.finish(notice.id)
         for name, sent_s in list(self._told.items()):
             if now - sent_s > self._rules.cooldown_s:
@@ -194,19 +235,17 @@ class Notices:
 
     def deliveries(self, target: str) -> Iterator[Delivery]:
         """The messages for a target, the oldest notice first."""
-        most = self._rules.updates_most.get(target, 0)
         for notice in self._notices.values():
-            if (step := next_step(notice, target, most)) is not None:
+            if (step := next_step(notice, target, self._rules)) is not None:
                 yield Delivery(target, step, notice)
 
     def delivered(self, delivery: Delivery) -> None:
         """A target has taken a message."""
-        state = "resolved" if delivery.step == "resolved" else "firing"
-        self._note(delivery, state)
+        self._note(delivery, delivery.notice.state)
 
     def given_up(self, delivery: Delivery) -> None:
         """A target will not take a message. An update that it refuses is not tried again."""
-        self._note(delivery, "firing" if delivery.step == "update" else "given_up")
+        self._note(delivery, delivery.told.state if delivery.step == "update" else "given_up")
 
     def _note(self, delivery: Delivery, state: str) -> None:
         notice = self._notices.get(delivery.notice.id)
@@ -266,11 +305,24 @@ class Notices:
         )  # fmt: skip
 
     def _is_done(self, notice: Notice) -> bool:
-        """Every target has all that there will be to tell."""
+        """Every target has all that there is to tell, and the notice is over."""
+        if notice.state not in {"firing", "resolved"}:
+            return False
         is_last = notice.event in _ONCE
         states = {target.target: target.state for target in notice.targets}
         ends = {"given_up", "firing"} if is_last else {"given_up", "resolved"}
-        return all(states.get(target) in ends for target in self._rules.updates_most)
+        return all(
+            states.get(target) in ends and next_step(notice, target, self._rules) is None
+            for target in self._rules.updates_most
+        )
+
+    def _is_kept(self, notice: Notice, now: float) -> bool:
+        """A target gets one further message if the verdict on this incident still changes."""
+        if notice.state != "resolved":
+            return False
+        if not any(_may_update(told, notice, self._rules) for told in notice.targets):
+            return False
+        return now - self._done_s.setdefault(notice.id, now) < _LATE_VERDICT_S
 
     def open_or_new(
         self, id_: str, fact: Fact, now: float, event: str, subject: str
@@ -309,6 +361,7 @@ class Notices:
     def finish(self, id_: str) -> None:
         """Forget a notice, and remember that it is done with."""
         self._notices.pop(id_, None)
+        self._done_s.pop(id_, None)
         self.remember(id_)
 
     def remember(self, id_: str) -> None:

@@ -105,7 +105,7 @@ def slack(delivery: Delivery, dashboard_url: str) -> dict[str, Any]:
     """An incoming webhook's message, in fields that Mattermost and Rocket.Chat know, too."""
     notice = delivery.notice
     is_over = notice.state == "resolved"
-    word = "Resolved" if is_over else "Changed" if delivery.step == "update" else "Firing"
+    word = "Changed" if delivery.step == "update" else "Resolved" if is_over else "Firing"
     headline = f"[{word}] {slack_text(texts.title(notice))}"
     attachment: dict[str, Any] = {
         "color": _RESOLVED_COLOR if is_over else _COLORS[texts.severity(notice)],

@@ -45,14 +45,15 @@ class TargetSender:
         self._backoff = Backoff(settings.retry_first_s, settings.retry_most_s)
         self._tries: dict[str, _Tries] = {}
         self._wake = asyncio.Event()
-        self._failing_since: float | None = None
+        self.failing_since: float | None = None
+        """Since when every attempt has failed, by our clock; None on a replica on standby."""
         self.problem = ""
         """The reason why the newest attempt failed; empty after a success."""
         self.counts: Counter[str] = Counter()
 
     def failing_s(self) -> float:
         """How long every attempt has failed; 0 after a success, and on a replica on standby."""
-        since = self._failing_since
+        since = self.failing_since
         return 0.0 if since is None else max(0.0, self._clock.now() - since)
 
     def wake(self) -> None:
@@ -69,7 +70,7 @@ class TargetSender:
         try:
             await self._send_on(waiting, ended)
         finally:
-            self._failing_since = None  # another replica sends from now on
+            self.failing_since = None  # another replica sends from now on
 
     async def _send_on(self, waiting: Callable[[], list[Delivery]], ended: Ended) -> None:
         while True:
@@ -103,8 +104,7 @@ class TargetSender:
             return await self._failed(delivery, str(error), None, ended)
         if answer.is_taken:
             self._backoff.reset()
-            self._failing_since = None
-            self.problem = ""
+            self.note_success()
             self.counts["sent"] += 1
             log.info("notice_sent target=%s key=%s", self.target, delivery.key)
             await ended(delivery, is_taken=True)
@@ -138,10 +138,15 @@ class TargetSender:
             )
         return wait_s if asked_s is None else min(max(asked_s, 0.1), _WAIT_MOST_S)
 
+    def note_success(self) -> None:
+        """The target takes messages: what failed before is over."""
+        self.failing_since = None
+        self.problem = ""
+
     def _note_failure(self, problem: str) -> None:
         self.problem = problem
-        if self._failing_since is None:
-            self._failing_since = self._clock.now()
+        if self.failing_since is None:
+            self.failing_since = self._clock.now()
 
     async def _give_up(
         self,

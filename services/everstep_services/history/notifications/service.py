@@ -28,6 +28,7 @@ from everstep_services.history.notifications.notices import Delivery, Notices, R
 from everstep_services.history.notifications.sender import TargetSender
 from everstep_services.history.notifications.settings import NotifySettings, Target
 from everstep_services.history.notifications.targets import (
+    CORRECTED,
     UPDATES_MOST,
     alerts_request,
     ping_request,
@@ -70,6 +71,7 @@ class Notifications:
             cooldown_s=settings.cooldown_s,
             slow_rank_after_s=settings.slow_rank_after_s,
             stale_after_s=settings.stale_after_s,
+            corrected=CORRECTED,
         )
         self._senders = {
             target: TargetSender(target, settings, clock) for target in settings.targets
@@ -179,6 +181,8 @@ class Notifications:
         delivery = Delivery(sender.target, "firing", notice)
         try:
             answer = await sender.attempt(delivery)
+            if answer.is_taken:
+                sender.note_success()
             if answer.is_taken and sender.target in _CLOSED:
                 over = replace(notice, state="resolved")
                 await sender.attempt(Delivery(sender.target, "resolved", over))
@@ -206,6 +210,9 @@ class Notifications:
         self._offset_s = self._clock.wall().timestamp() - self._clock.now()
         notices = self._notices = await self._stored.load(self._rules, self._now())
         self._note_written(notices.all())
+        for sender in self._senders.values():
+            since_s = notices.failing_since(sender.target)
+            sender.failing_since = None if since_s is None else since_s - self._offset_s
         async with asyncio.TaskGroup() as tasks:
             for sender in self._senders.values():
                 tasks.create_task(self._send(sender), name=f"send-{sender.target}")
@@ -227,6 +234,7 @@ class Notifications:
                     if is_last:
                         notices.stop_settling()
                     notices.advance(self._now())
+                self._note_failing(notices)
                 now = self._clock.now()
                 has_moved = self._stored.position != written
                 if notices.is_changed or (has_moved and now - written_at >= _POSITION_EVERY_S):
@@ -236,6 +244,13 @@ class Notifications:
                 if is_last and has_read_all and not any(map(self._waiting, self._senders.values())):
                     self._all_is_sent.set()
                 await term.renew()
+
+    def _note_failing(self, notices: Notices) -> None:
+        """A moment without the lease, or another replica, must not hide how long a target fails."""
+        for sender in self._senders.values():
+            since = sender.failing_since
+            since_s = None if since is None else since + self._offset_s
+            notices.note_failing(sender.target, since_s)
 
     def _take(self, batch: FactBatch, notices: Notices) -> None:
         self._facts_missed += batch.missed

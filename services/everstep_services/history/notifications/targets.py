@@ -28,6 +28,8 @@ def signed_headers(secret: str, body: bytes, timestamp_s: int) -> dict[str, str]
 
 UPDATES_MOST: dict[Target, int] = {"webhook": 1, "slack": 1, "pagerduty": 5, "alertmanager": 5}
 """How many messages a target gets about changed causes: one, if each is a further message."""
+CORRECTED: frozenset[str] = frozenset({"webhook", "slack"})
+"""Targets that show each message: only these hear of a cause that changes after the end."""
 SECRET_LEAST_BYTES = 16
 _JSON = {"Content-Type": "application/json"}
 

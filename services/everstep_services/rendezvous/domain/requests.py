@@ -30,7 +30,12 @@ from everstep.messages import (
 from everstep.messages.documents.rounds import PlannedEnd, RoundDocument
 from everstep_services.rendezvous.domain import agreed_save
 from everstep_services.rendezvous.domain.batch import Batch
-from everstep_services.rendezvous.domain.ends import RETRYABLE, end_job
+from everstep_services.rendezvous.domain.ends import (
+    NOT_ENOUGH_NODES,
+    PREEMPTED,
+    RETRYABLE,
+    end_job,
+)
 from everstep_services.rendezvous.domain.formation import candidate_of, world_of
 from everstep_services.rendezvous.domain.placement import largest_size
 from everstep_services.rendezvous.domain.state import AT_WORK, OVER
@@ -58,6 +63,8 @@ _ACTIONS: Mapping[type[OperatorRequest], str] = {
     RequestEvidence: "capture",
 }
 _DO_NOT_RESTART = 93
+_CONTINUED = frozenset({RETRYABLE, PREEMPTED, NOT_ENOUGH_NODES})
+"""Exit codes of allocations whose job another allocation may continue, until a person stops it."""
 _TURN_S = 4.0
 """One measurement sends for a second; the rest of the turn is for late nodes and slow links."""
 _FIRST_PORT, _PORTS = 20_000, 12_000
@@ -126,7 +133,7 @@ def dismissal(batch: Batch, seat: Seat) -> tuple[int, str]:
 
 def _stop(batch: Batch, ask: StopJob) -> Done:
     doc = batch.state.doc
-    if doc.phase in OVER:
+    if doc.phase in OVER and not (doc.phase == "stopped" and doc.exit_code in _CONTINUED):
         return _refused(batch, ask, f"the job is over already: {doc.reason}")
     within_s = _save_time(batch, ask.save_first)
     left = f"the job is stopped, and its agents exit with {_DO_NOT_RESTART}"

@@ -16,9 +16,11 @@ from everstep.bus.auth.roles import ADMIN, SERVICE
 from everstep.bus.client import NatsBus
 from everstep.bus.server.dev_server import DevServer
 from everstep.clock import SystemClock
-from everstep.messages import Fact, RankExited
+from everstep.messages import Fact, NoticesDocument, RankExited
+from everstep.messages.codec import decode_as
 from everstep.observe.metrics import MetricRegistry
-from everstep_services.history.notifications.documents import begin
+from everstep.subjects import CLUSTER
+from everstep_services.history.notifications.documents import BUCKET, begin
 from everstep_services.history.notifications.metrics import TargetMetrics
 from everstep_services.history.notifications.service import Notifications
 from everstep_services.history.notifications.settings import (
@@ -172,6 +174,26 @@ async def test_a_thousand_ranks_are_one_message_and_one_resolve_for_each_target(
         assert word not in caplog.text
 
 
+async def test_a_verdict_that_comes_after_the_end_is_one_further_message_to_slack_and_webhook(
+    bus: NatsBus, server: TargetServer, tmp_path: Path
+) -> None:
+    """A11.5: the first verdict was "unknown", and the job trained again before the next."""
+    async with at_work(all_targets(server, tmp_path), bus) as replica:
+        await record(bus, opened("i1"), judged("i1", "unknown"), closed("i1"))
+        await taken(server, 4)
+        await until_async(lambda: replica.statistics()["open"] == 0, "all targets to have it")
+        await record(bus, judged("i1", "host", 1))
+        await taken(server, 6)
+        await until_async(lambda: replica.statistics()["open"] == 0, "the further messages")
+    late = {heard.path: heard for heard in server.heard[4:]}
+    assert set(late) == {"/hook", f"/services/{SLACK_SECRET}"}
+    assert {heard.key for heard in late.values()} == {"j/i1/update-1"}
+    news = late["/hook"].json
+    assert (news["state"], news["step"], news["cause"]) == ("resolved", "update", "host")
+    message = check_slack(late[f"/services/{SLACK_SECRET}"].json)
+    assert message["text"].startswith("[Changed] j: incident recovered (host)")
+
+
 async def test_a_message_is_repeated_with_the_same_key_until_it_is_taken(
     bus: NatsBus, server: TargetServer
 ) -> None:
@@ -219,6 +241,46 @@ async def test_metrics_show_for_how_long_a_target_fails(bus: NatsBus, server: Ta
         page = (await metrics.exposition()).decode()
         assert 'everstep_notify_sent_total{target="webhook"} 1.0' in page
     assert target_counts(replica)["failing_seconds"] == 0
+
+
+async def test_a_replica_that_takes_over_knows_for_how_long_a_target_has_failed(
+    bus: NatsBus, server: TargetServer, nats: DevServer, tmp_path: Path
+) -> None:
+    """A11.5: otherwise each moment without the lease would postpone the alert."""
+    server.status = 503
+    documents = bus.documents(BUCKET)
+
+    async def failing() -> int:
+        return len(decode_as((await documents.get(CLUSTER)).data or b"", NoticesDocument).failing)
+
+    async with at_work(webhook_only(server), bus) as first:
+        await record(bus, opened("i1"))
+        await until_async(failing, "a failure on the bus")
+        await until_async(lambda: target_counts(first)["failing_seconds"] > 2, "some time")
+        before_s = target_counts(first)["failing_seconds"]
+    assert target_counts(first)["failing_seconds"] == 0
+    other = connect(nats.settings(SERVICE), "history", spool=tmp_path / "other")
+    async with other as second_bus, at_work(webhook_only(server), second_bus) as second:
+        await until_async(lambda: target_counts(second)["failing_seconds"] > 0, "its time")
+        assert target_counts(second)["failing_seconds"] > before_s - 1
+        server.status = 202
+        await second.test()
+        await until_async(lambda: target_counts(second)["failing_seconds"] == 0, "a success")
+        await until_async(lambda: target_counts(second)["waiting"] == 0, "nothing to wait")
+        await until_async(failing, "the success on the bus", holds=lambda count: count == 0)
+
+
+async def test_a_target_that_hangs_is_tried_with_one_message_and_then_gets_all(
+    bus: NatsBus, server: TargetServer
+) -> None:
+    """Each attempt is at the message that was not tried for the longest time."""
+    server.plan = ["hang"] * 4
+    async with at_work(webhook_only(server, within_s=1.0), bus):
+        await record(bus, *(opened(f"i{number}", job=f"j{number}") for number in range(4)))
+        await taken(server, 4)
+    tried = [heard.key for heard in server.heard]
+    assert len(set(tried[:4])) == 4
+    assert sorted(tried[:4]) == sorted(tried[4:])
 
 
 async def test_a_target_that_is_away_for_a_while_gets_all(
