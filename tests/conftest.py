@@ -21,6 +21,7 @@ from everstep.bus import BusSettings, connect, topology
 from everstep.bus.auth.roles import ADMIN
 from everstep.bus.server.config import ServerPlan
 from everstep.bus.server.dev_server import DevServer, dev_server, find_program
+from everstep.settings import secrets
 from tests.fakes.clock import FakeClock
 from tests.waiting import WITHIN_S
 from trainer_sdk import sdk_log
@@ -62,6 +63,14 @@ def pytest_terminal_summary(
             terminalreporter.section(f"last words of {words.name}")
             terminalreporter.write_line(words.read_text())
     shutil.rmtree(config.stash[_LAST_WORDS])
+
+
+@pytest.fixture(autouse=True)
+def _forgets_secrets() -> Iterator[None]:
+    """Secrets that a test has read are masked in its own texts only, not in those of the next."""
+    before = secrets._known.copy()
+    yield
+    secrets._known.intersection_update(before)
 
 
 @pytest.fixture(autouse=True)

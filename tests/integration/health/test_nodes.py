@@ -248,11 +248,15 @@ async def test_two_replicas_decide_once_and_the_second_takes_over(
     assert [fact.node for fact in found] == ["n1", "n2"]
 
 
+_SUSPECT_AFTER = 3
+
+
 async def test_strikes_are_counted_over_restarts_of_health_and_of_the_bus(
     own: NatsBus, nats: DevServer, tmp_path: Path
 ) -> None:
     """Three jobs lose a node, and it is suspect (A10.6)."""
     settings = nats.settings(SERVICE)
+    suspicions: list[NodeSuspected] = []
 
     async def lose(count: int) -> None:
         loss = NodeLost(
@@ -275,13 +279,15 @@ async def test_strikes_are_counted_over_restarts_of_health_and_of_the_bus(
             await until_async(
                 lambda: register(own), "a strike", holds=lambda d: _strikes(d) == count
             )
+            if count == _SUSPECT_AFTER:
+                suspicions.extend(await said(own, NodeSuspected))
 
     await lose(1)
     await lose(2)
     os.kill(nats.pid, signal.SIGKILL)
     await until_async(lambda: not own.connected, "the bus is gone")
-    await lose(3)
-    (suspected,) = await said(own, NodeSuspected)
+    await lose(_SUSPECT_AFTER)
+    (suspected,) = suspicions
     assert (suspected.strikes, suspected.cause) == (3, "incidents")
     assert "lost by job-1" in suspected.reason
 
