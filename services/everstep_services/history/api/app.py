@@ -83,8 +83,9 @@ The record of Everstep: jobs, rounds, incidents, nodes, and the facts that all o
 from.
 
 Lists have pages: give `next` of one answer as `cursor` of the next question, with the same
-filters. Every error is `application/problem+json` (RFC 9457). Answers have an `ETag`; send it
-as `If-None-Match` to get 304 when nothing has changed. Every path needs a token.
+filters. Every error is `application/problem+json` (RFC 9457), unless the request is not valid
+HTTP: that is answered 400 in plain text, or its connection is closed. Answers have an `ETag`;
+send it as `If-None-Match` to get 304 when nothing has changed. Every path needs a token.
 """
 
 
