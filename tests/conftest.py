@@ -147,8 +147,10 @@ async def nats(tmp_path: Path) -> AsyncIterator[DevServer]:
 @pytest.fixture(autouse=True)
 def _collects_as_before() -> Iterator[None]:
     """A service in the test's process takes what is there out of the collector's sight for ever."""
-    thresholds = gc.get_threshold()
+    thresholds, is_on = gc.get_threshold(), gc.isenabled()
     yield
+    if is_on:
+        gc.enable()
     if gc.get_freeze_count():
         gc.unfreeze()
     gc.set_threshold(*thresholds)

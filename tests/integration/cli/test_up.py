@@ -112,8 +112,10 @@ def wait_gone(pid: int, within_s: float = WITHIN_S) -> None:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
         return
+    ended = select.poll()
+    ended.register(handle, select.POLLIN)
     try:
-        assert select.select([handle], [], [], within_s)[0], f"{pid} still runs"
+        assert ended.poll(within_s * 1000), f"{pid} still runs"
     finally:
         os.close(handle)
 

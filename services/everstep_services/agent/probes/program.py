@@ -1,5 +1,6 @@
 """Runs a program for a check, bounded in time and output; a stuck one is left behind."""
 
+import math
 import os
 import select
 import subprocess
@@ -68,17 +69,20 @@ class Program:
 
     def _wait(self, pipe: int, handle: int, until: float) -> ProgramResult:
         os.set_blocking(pipe, False)
-        watched = [pipe, handle]
+        watched = select.poll()  # unlike `select`, it takes any number of descriptors
+        for descriptor in (pipe, handle):
+            watched.register(descriptor, select.POLLIN)
         is_over = False
         while not is_over:
             is_over = time.monotonic() >= until
-            ready, _, _ = select.select(watched, [], [], max(until - time.monotonic(), 0))
+            left_ms = math.ceil(max(until - time.monotonic(), 0) * 1000)
+            ready = {descriptor for descriptor, _ in watched.poll(left_ms)}
             if handle in ready:
                 while len(self._output) < _KEPT and self._take(pipe):
                     pass
                 return ProgramResult(self._process.wait(), self._output)
             if pipe in ready and not self._take(pipe):
-                watched = [handle]
+                watched.unregister(pipe)
         self._process.kill()
         threading.Thread(target=self._process.wait, daemon=True).start()  # it may take for ever
         return ProgramResult(None, self._output)
