@@ -35,6 +35,9 @@ CONFIGURED_LOGGER = sdk_log._configured_logger
 # pytest hears all of `logging`; tests read what a script has on stderr that has not configured it.
 sdk_log._configured_logger = lambda: None
 
+_COLLECT_AFTER = gc.get_threshold()
+"""Taken before any service runs: one that serves a whole module changes it before its tests."""
+
 _LAST_WORDS = pytest.StashKey[Path]()
 
 
@@ -147,10 +150,8 @@ async def nats(tmp_path: Path) -> AsyncIterator[DevServer]:
 @pytest.fixture(autouse=True)
 def _collects_as_before() -> Iterator[None]:
     """A service in the test's process takes what is there out of the collector's sight for ever."""
-    thresholds, is_on = gc.get_threshold(), gc.isenabled()
     yield
-    if is_on:
-        gc.enable()
+    gc.enable()
     if gc.get_freeze_count():
         gc.unfreeze()
-    gc.set_threshold(*thresholds)
+    gc.set_threshold(*_COLLECT_AFTER)
