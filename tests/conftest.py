@@ -4,6 +4,7 @@ import asyncio
 import faulthandler
 import gc
 import inspect
+import os
 import shutil
 import tempfile
 import uuid
@@ -37,6 +38,9 @@ sdk_log._configured_logger = lambda: None
 
 _COLLECT_AFTER = gc.get_threshold()
 """Taken before any service runs: one that serves a whole module changes it before its tests."""
+
+_MANY_OPEN = 256
+"""With more open files than that, some are those of tests that are over."""
 
 _LAST_WORDS = pytest.StashKey[Path]()
 
@@ -155,3 +159,5 @@ def _collects_as_before() -> Iterator[None]:
     if gc.get_freeze_count():
         gc.unfreeze()
     gc.set_threshold(*_COLLECT_AFTER)
+    if len(os.listdir("/proc/self/fd")) > _MANY_OPEN:
+        gc.collect()  # in a large process a full collection is rare, and pages wait for it
