@@ -1,7 +1,8 @@
 """Ranks whose pages are written by the real SDK, on a clock of the test's own."""
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from unittest import mock
 
@@ -19,6 +20,8 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 1000.0
+        self.ranks: dict[Path, StallRank] = {}
+        """The rank of each page: its descriptors are open."""
 
     def ns(self) -> int:
         return int(self.now * 1e9)
@@ -32,6 +35,9 @@ class StallRank:
 
     def __init__(self, folder: Path, rank: int, clock: Clock) -> None:
         path = folder / f"page-{rank}"
+        if (former := clock.ranks.pop(path, None)) is not None:
+            former.close()
+        clock.ranks[path] = self
         self.rank = rank
         self.view_of_page: PageView = make_page(str(path))
         self.born_s = clock.now
@@ -53,6 +59,14 @@ class StallRank:
             self._run = Session(self.link)
         return self._run
 
+    def close(self) -> None:
+        """Unmap the page on both sides: each mapping keeps a descriptor open."""
+        self.view_of_page.close()
+        if self._run is None:
+            self.link.detach()
+        else:
+            self._run._detach()
+
     def view(self) -> RankView:
         page = self.view_of_page
         return RankView(
@@ -68,7 +82,7 @@ class StallRank:
 
 @contextmanager
 def clock_of_pages(clock: Clock) -> Iterator[None]:
-    """Let every page be written by this clock."""
+    """Let every page be written by this clock; at the end, close all pages."""
     with (
         mock.patch.object(sections, "monotonic", clock.seconds),
         mock.patch.object(rank_session, "monotonic", clock.seconds),
@@ -77,6 +91,19 @@ def clock_of_pages(clock: Clock) -> Iterator[None]:
         mock.patch.object(compilation, "monotonic_ns", clock.ns),
     ):
         yield
+    paths = tuple(map(str, clock.ranks))
+    for rank in clock.ranks.values():
+        rank.close()
+    clock.ranks.clear()
+    left = [path for path in _open_paths() if path.startswith(paths)]
+    assert not left, f"still open: {left}"
+
+
+def _open_paths() -> Iterator[str]:
+    """The path of each open descriptor of this process; a deleted file has ` (deleted)` behind."""
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # that of the listing itself
+            yield os.readlink(f"/proc/self/fd/{descriptor}")
 
 
 def limits_of(**configured: float) -> StallLimits:
