@@ -17,6 +17,7 @@ from everstep.bus.server.dev_server import DevServer
 from everstep.messages import (
     ActionDecided,
     ActionTaken,
+    Case,
     CasesDocument,
     CorrectVerdict,
     Done,
@@ -28,8 +29,10 @@ from everstep.messages import (
 from everstep_services.attribution.analyzers import ends
 from everstep_services.attribution.domain.claims import Claim
 from everstep_services.attribution.incident import Incident
+from everstep_services.attribution.replica import AttributionReplica
 from tests.integration.attribution.replicas import PEER, QUICK, Training, at_work, verdicts
 from tests.integration.health.replicas import facts_of
+from tests.waiting import until_async
 
 TRACEBACK = b"""Traceback (most recent call last):
   File "/home/ann/train.py", line 31, in step
@@ -50,11 +53,25 @@ async def training(bus: NatsBus, job: str) -> Training:
     return Training(bus, job)
 
 
-async def verdict_in_force(training: Training) -> VerdictReached | None:
+async def case_of(training: Training) -> Case:
     document = await training.bus.documents("CASES").get(training.job)
     cases = msgspec.json.decode(document.data or b"", type=CasesDocument).cases
     (case,) = (case for case in cases if case.incident == training.incident)
-    return case.verdict
+    return case
+
+
+async def verdict_in_force(training: Training) -> VerdictReached | None:
+    return (await case_of(training)).verdict
+
+
+async def until_weighed(replica: AttributionReplica, training: Training, pieces: int) -> None:
+    """The case has this number of pieces of evidence, and no analysis of it is due or runs."""
+    await until_async(
+        lambda: case_of(training),
+        "the evidence is in the case",
+        holds=lambda case: len(case.evidence) == pieces,
+    )
+    await until_async(lambda: replica.statistics()["waiting"] == 0, "no analysis is due")
 
 
 def correction(training: Training, cause: str = "data", **more: object) -> CorrectVerdict:
@@ -152,7 +169,7 @@ async def test_what_came_before_outlives_the_service_and_progress_forgives_it(
 
 
 async def test_later_evidence_amends_the_verdict_visibly(training: Training) -> None:
-    async with at_work(training.bus):
+    async with at_work(training.bus) as replica:
         await training.form()
         for rank in (0, 1, 2):
             await training.exit(rank, "RuntimeError", PEER)
@@ -166,6 +183,7 @@ async def test_later_evidence_amends_the_verdict_visibly(training: Training) -> 
         assert (found[1].cause, found[1].culprit_ranks) == ("user_code", (3,))
         assert any(item.blob is not None for item in found[1].evidence)
         await training.leave("log", b"nothing of interest\n", rank=2)
+        await until_weighed(replica, training, 2)
         assert await verdict_in_force(training) == found[1], "it says nothing else"
 
 
@@ -180,10 +198,40 @@ async def test_a_person_has_the_last_word_and_it_is_counted(training: Training) 
         assert (held.cause, held.culprit_ranks, held.is_corrected) == ("data", (1,), True)
         assert held.alternatives[0].cause == "user_code"
         await training.leave("log", TRACEBACK, rank=0)
+        await until_weighed(replica, training, 1)
         assert await verdict_in_force(training) == held
+        assert len(await verdicts(_real(training), training.job, 2)) == 2
         assert "confirmed" in (await correct(training)).text
         counted = replica.statistics()
         assert (counted["corrections_total"], counted["confirmations_total"]) == (2, 1)
+
+
+async def test_an_analysis_that_ends_after_a_correction_changes_nothing(
+    training: Training,
+) -> None:
+    """Later evidence began it, and accuses another rank."""
+    begun, gate = asyncio.Event(), asyncio.Event()
+
+    async def accusing(incident: Incident) -> list[Claim]:
+        if not incident.case.evidence:
+            return []
+        begun.set()
+        await gate.wait()
+        return [Claim(cause="gpu", kind="seen", says="it was n1", strength=1.0, nodes=("n1",))]
+
+    analyzers = {"ends": ends.analyze, "accusing": accusing}
+    async with at_work(training.bus, QUICK, analyzers) as replica:
+        await training.fail()
+        await verdicts(_real(training), training.job)
+        await training.leave("log", TRACEBACK, rank=0)
+        await begun.wait()
+        await correct(training)
+        held = (await verdicts(_real(training), training.job, 2))[-1]
+        assert (held.cause, held.culprit_ranks, held.is_corrected) == ("data", (1,), True)
+        gate.set()
+        await until_weighed(replica, training, 1)
+        assert await verdict_in_force(training) == held
+        assert len(await verdicts(_real(training), training.job, 2)) == 2
 
 
 async def test_what_cannot_be_corrected_is_refused_with_the_remedy(
