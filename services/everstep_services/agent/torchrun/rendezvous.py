@@ -44,8 +44,8 @@ _OPTIONS_OF_TORCHRUN = frozenset({"rank", "timeout"})  # it passes them to every
 _STOP_WITHIN_S = 30.0
 _STORE_WITHIN_S = 300.0
 _DONE, _FAILED = 0, 1
-_TORCHRUN = frozenset({"torchrun", "run"})
-"""The names of its programs: `torchrun`, and `torch/distributed/run.py`."""
+_TORCHRUN = ("torchrun", "torch/distributed/run.py", "torch/distributed/launch.py")
+"""Its programs, by the ends of their paths; the last is the older one, with the same options."""
 
 
 class EverstepRendezvous(RendezvousHandler):
@@ -232,7 +232,7 @@ def restart_limit() -> int | None:
 def _torchrun_options() -> Any:
     from torch.distributed.run import get_args_parser
 
-    if Path(sys.argv[0]).stem not in _TORCHRUN:
+    if not any(Path(sys.argv[0]).match(program) for program in _TORCHRUN):
         return None
     try:
         return get_args_parser().parse_known_args(sys.argv[1:])[0]

@@ -28,6 +28,8 @@ def test_a_wrong_option_is_refused_and_one_that_is_not_used_is_named(
     [
         ("/usr/bin/torchrun --max-restarts=10 train.py --max-restarts=3", 10),
         ("torch/distributed/run.py train.py", 0),
+        ("/venv/torch/distributed/launch.py --max-restarts=4 train.py", 4),
+        ("/home/ann/run.py --max-restarts=4", None),
         ("/usr/bin/accelerate launch --max_restarts 7 train.py", None),
         ("/usr/bin/torchrun --max-restarts=many train.py", None),
     ],
