@@ -75,3 +75,55 @@ async def test_a_brake_that_is_on_can_be_released_on_the_first_page(tmp_path: Pa
         page = (await client.get("/")).text
         assert "Release the brake" in page
         assert "Pull the brake" not in page
+
+
+@pytest.mark.parametrize(
+    ("field", "sentence"),
+    [
+        ("&for=-5", "the form has no field 'for': leave it out; the fields are key, node, hours"),
+        ("&hours=1&hours=0", "the form has the field 'hours' twice: give it once"),
+        ("&%1b%5b31m=1", "the form has no field "),
+    ],
+)
+async def test_a_field_that_is_unknown_or_given_twice_excludes_nothing(
+    tmp_path: Path, field: str, sentence: str
+) -> None:
+    """As REST refuses it: a value that is not read would be replaced by the default (A13.1)."""
+    async with fleet(tmp_path, "operate") as (_, client):
+        form = await client.get("/do/exclude?node=gpu-001")
+        given = {"node": "gpu-001", "reason": "x", "confirmed": "gpu-001", "key": key_of(form.text)}
+        answer = await client.post("/do/exclude", content=urlencode(given) + field, headers=OURS)
+        assert (answer.status_code, answer.headers["content-type"]) == (
+            422,
+            "text/plain; charset=utf-8",
+        )
+        assert answer.text.startswith(sentence)
+        assert answer.text.count("\n") == 1
+        assert "\x1b" not in answer.text
+
+
+@pytest.mark.parametrize("path", ["/login", "/logout"])
+async def test_a_login_and_a_logout_refuse_other_fields_too(tmp_path: Path, path: str) -> None:
+    async with fleet(tmp_path) as (_, client):
+        answer = await client.post(path, content="as=admin", headers=OURS)
+        assert answer.status_code == 422
+        assert answer.text.startswith("the form has no field 'as'")
+        assert (await client.get("/jobs")).status_code == 200
+
+
+async def test_a_box_that_is_neither_on_nor_left_out_stops_nothing(tmp_path: Path) -> None:
+    """Otherwise the job would be stopped without the save that was asked for."""
+    async with fleet(tmp_path, "operate") as (_, client):
+        form = await client.get(f"/do/stop?job={JOB}")
+        given = {"job": JOB, "reason": "x", "confirmed": JOB, "save_first": "yes",
+                 "key": key_of(form.text)}  # fmt: skip
+        answer = await client.post("/do/stop", content=urlencode(given), headers=OURS)
+        assert answer.status_code == 422
+        assert "save_first is on or left out" in answer.text
+
+
+async def test_an_action_that_is_not_there_is_a_page_that_is_not_there(tmp_path: Path) -> None:
+    async with fleet(tmp_path, "operate") as (_, client):
+        answer = await client.post("/do/nothing", content="a=b", headers=OURS)
+        assert answer.status_code == 404
+        assert "There is no such page" in answer.text
