@@ -44,10 +44,10 @@ _CULPRITS = 6
 def failing_saves(saves: Record) -> Iterator[str]:
     """For each tier whose last save has failed: when, why, and which checkpoint is the newest."""
     for tier in saves["tiers"]:
-        failed, committed = tier["failed_at"], tier["committed_at"]
-        if failed is None or (committed is not None and committed > failed):
+        if not tier.get("is_failing"):  # an older service does not tell
             continue
-        newest = f"its newest is step {tier['committed_step']}" if committed else "it has none"
+        has_any = tier["committed_at"] is not None
+        newest = f"its newest is step {tier['committed_step']}" if has_any else "it has none"
         step = "" if tier["failed_step"] is None else f" of step {tier['failed_step']}"
         why = cell(tier["failed_reason"] or "no reason is on record")
         yield f"the last save{step} to {cell(tier['tier'])} has failed, and {newest}: {why}"
