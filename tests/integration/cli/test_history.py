@@ -171,8 +171,8 @@ def test_an_incident_that_cannot_be_found_says_what_to_do(run: Run) -> None:
 def test_a_job_that_lost_its_last_save_says_so_although_it_ended_well(run: Run) -> None:
     # The clock of the node that committed is two hours ahead: the order of the log counts.
     lost = (
-        "the last save of step 600 to global has failed, and its newest is step 420: "
-        "No space left on device: /mnt/ck"
+        "the last save of step 600 to global has failed: No space left on device: /mnt/ck; "
+        "the newest checkpoint there is step 420"
     )
     code, _, err = run("why", "unsaved")
     assert code == Exit.NOT_FOUND

@@ -284,7 +284,8 @@ async def test_a_job_that_ended_well_without_its_last_save_needs_a_person(tmp_pa
         )
         page = (await client.get("/")).text
         assert (
-            "unsaved has ended, and its last save has failed; its newest is step 420: full" in page
+            "unsaved has ended, and its last save has failed: full; its newest checkpoint is step 420"
+            in page
         )
 
 
