@@ -283,9 +283,8 @@ async def test_a_job_that_ended_well_without_its_last_save_needs_a_person(tmp_pa
             make("job_ended", job="unsaved", state="done", exit_code=0, at=datetime.now(UTC)),
         )
         page = (await client.get("/")).text
-        assert (
-            "unsaved has ended, and its last save has failed; its newest is step 420: full" in page
-        )
+        lost = "its last save has failed: full; its newest checkpoint is step 420"
+        assert f"unsaved has ended, and {lost}" in page
 
 
 async def test_while_the_bus_is_away_a_banner_says_how_old_the_record_is(tmp_path: Path) -> None:

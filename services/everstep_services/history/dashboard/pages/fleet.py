@@ -19,7 +19,7 @@ _FAILING = 500
 _READ = 10
 _RECENT = timedelta(hours=24)
 _WITH_RANKS = ("running", "starting")
-_OVER = ("done", "failed", "stopped", "idle")
+_OVER = ("done", "failed", "stopped")
 _AT_WORK = ("running", "starting", "forming", "restarting", "waiting")
 _SAVE_LAG_S = 3600.0
 _WAITING_READ = 20
@@ -245,9 +245,11 @@ def _of_lost_saves(
         if tier["tier"] != "global" or at is None or now - at > _RECENT:
             continue
         newest = tier["committed_step"]
-        kept = "no checkpoint is left" if newest is None else f"its newest is step {newest}"
-        reason = tier["failed_reason"] or "no reason"
-        text = f"{tier['job']} has ended, and its last save has failed; {kept}: {reason}"
+        kept = (
+            "it has no checkpoint" if newest is None else f"its newest checkpoint is step {newest}"
+        )
+        reason = tier["failed_reason"] or "no reason is on record"
+        text = f"{tier['job']} has ended, and its last save has failed: {reason}; {kept}"
         href = f"/{path_of('jobs', tier['job'], 'checkpoints')}"
         yield Concern("bad", "checkpoint", text, href, tier["failed_at"], f"job {tier['job']}")
 
