@@ -13,12 +13,8 @@ from trainer_sdk.checkpoint.rank_group import group_of_all
 from trainer_sdk.checkpoint.restore.agreement import StateSource
 from trainer_sdk.checkpoint.restore.choice import RestoreChoice, Tier
 from trainer_sdk.checkpoint.restore.discovery import RestoreContext
-from trainer_sdk.checkpoint.restore.restorer import (
-    AGENT_WITHIN_S,
-    ReadShare,
-    Restore,
-    note_round,
-)
+from trainer_sdk.checkpoint.restore.restore import ReadShare, Restore
+from trainer_sdk.checkpoint.restore.restorer import AGENT_WITHIN_S, note_round
 from trainer_sdk.checkpoint.restore.stored_image import StoredImage
 from trainer_sdk.checkpoint.restore.stored_shards import StoredShards
 from trainer_sdk.checkpoint.storage import storage_for
