@@ -20,9 +20,9 @@ from torch.futures import Future
 from trainer_sdk.checkpoint import arguments
 from trainer_sdk.checkpoint.save.plan import layout_of
 from trainer_sdk.checkpoint.save.request import Timeouts
-from trainer_sdk.environment import environ
 from trainer_sdk.integrations.dcp.checkpoint_id import root_and_step
 from trainer_sdk.integrations.dcp.items import planned_piece
+from trainer_sdk.integrations.dcp.nearest import require_all_ranks
 from trainer_sdk.integrations.dcp.rank_saves import (
     PlannedSave,
     RankSaves,
@@ -88,6 +88,8 @@ class DcpWriter(StorageWriter):
             raise ValueError(
                 "there is no checkpoint_id: give it to dcp.save, or to DcpWriter, as /ckpt/step-100"
             )
+        if self._keeps:
+            require_all_ranks()
         self._rank = kwargs.get("rank", 0 if is_coordinator else 1)
         self._saves.begin()
 
@@ -98,8 +100,6 @@ class DcpWriter(StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Give all ranks the same name of the save."""
-        if self._keeps:
-            _check_world(len(plans), environ.get("WORLD_SIZE", ""))
         layout = layout_of([[planned_piece(item) for item in plan.items] for plan in plans])
         count, items = self._saves.next_count(), sum(len(plan.items) for plan in plans)
         return [
@@ -152,11 +152,3 @@ class DcpWriter(StorageWriter):
     def _saves(self) -> "RankSaves":
         key = self._root, self._job, self._rank, self._keeps
         return saves_of(key, self._on_error, self._timeouts)
-
-
-def _check_world(ranks: int, world_size: str) -> None:
-    if world_size.isdigit() and int(world_size) != ranks:
-        raise ValueError(
-            f"keep_memory=True keeps the states of all ranks, and {ranks} of {world_size} ranks "
-            "save here: save in a process group of all ranks, or without keep_memory"
-        )
