@@ -52,7 +52,8 @@ def make_streams_last(*, at_once: bool) -> None:
 
 def _lasting(stream: io.TextIOWrapper, *, at_once: bool) -> "TextIO":
     raw = LastingOutput(stream.fileno(), "wb", closefd=False)
-    return io.TextIOWrapper(
+    raw.name = stream.name  # `<stdout>`, as scripts may ask
+    lasting = io.TextIOWrapper(
         raw if at_once else io.BufferedWriter(raw),
         encoding=stream.encoding,
         errors=stream.errors,
@@ -60,3 +61,5 @@ def _lasting(stream: io.TextIOWrapper, *, at_once: bool) -> "TextIO":
         line_buffering=True,
         write_through=at_once,
     )
+    lasting.mode = stream.mode  # type: ignore[misc]  # as the interpreter itself does
+    return lasting

@@ -35,7 +35,8 @@ GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "state": ("1 for the state that the job is in.", ("state",)),
     "ranks": ("Ranks in the newest round.", ()),
     "step": (
-        "The last step that was reported. Without the SDK it is counted anew in each round.",
+        "The newest step that was reported. Steps that the script does not number are counted "
+        "anew in each round.",
         (),
     ),
     "total_steps": ("The step at which the training ends, if the script reported it.", ()),

@@ -134,10 +134,10 @@ TORCHRUN = (
             note="such plugins are part of torchrun"),
     _torchrun(OTHER, "--duplicate-stdout-filters", metavar="TEXTS", quiet=("",),
             help="A second file with some of the lines.",
-            note="every line is kept in --log-dir: search it there"),
+            note="every line is kept in --log-dir, where you can search it"),
     _torchrun(OTHER, "--duplicate-stderr-filters", metavar="TEXTS", quiet=("",),
             help="A second file with some of the lines.",
-            note="every line is kept in --log-dir: search it there"),
+            note="every line is kept in --log-dir, where you can search it"),
     _torchrun(OTHER, "--numa-binding", metavar="MODE", pet=False,
             choices=("off", "node", "socket", "exclusive", "core-complex"),
             help="Bind each rank to the CPUs of its GPU's NUMA `node` or `socket`, to an "

@@ -37,6 +37,22 @@ def test_a_script_outlives_a_disk_without_room_for_its_output(
     assert ended.returncode == 0
 
 
+def test_the_streams_look_as_those_of_the_interpreter(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys\n"
+        "for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):\n"
+        "    print(stream.name, stream.mode, stream.encoding, stream.errors, stream.fileno(),\n"
+        "          stream.isatty(), stream.buffer.name, flush=True)\n"
+    )
+    plain = subprocess.run([sys.executable, script], capture_output=True, check=True, timeout=120)
+    ours = subprocess.run(
+        [sys.executable, "-m", "trainer_sdk.bootstrap", "rank", "file", script],
+        capture_output=True, check=True, timeout=120,
+    )  # fmt: skip
+    assert ours.stdout == plain.stdout
+
+
 def test_once_there_is_room_the_output_tells_how_much_is_lost(tmp_path: Path) -> None:
     path = tmp_path / "stdout"
     output = LastingOutput(path, "wb")

@@ -36,7 +36,7 @@ def show(invocation: Invocation, *, node: str) -> None:
 @click.argument("node")
 @click.option("--for", "ttl_s", type=SpanParameter(), metavar="SPAN", help="How long, as 24h.")
 @click.option("--for-good", is_flag=True, help="Until somebody includes it again.")
-@click.option("--force", is_flag=True, help="Also a node that has not joined yet.")
+@click.option("--force", is_flag=True, help="Exclude a node that has not joined yet, too.")
 @with_reason
 @click.pass_obj
 def exclude(

@@ -2,13 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from everstep_services.cli.cells import (
-    Record,
-    cell,
-    counted,
-    listed,
-    span,
-)
+from everstep_services.cli.cells import Record, cell, counted, listed, span
 
 _SHOWN = 5
 _RULES = {

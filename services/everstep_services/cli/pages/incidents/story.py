@@ -42,15 +42,16 @@ _CULPRITS = 6
 
 
 def failing_saves(saves: Record) -> Iterator[str]:
-    """For each tier whose last save has failed: when, why, and which checkpoint is the newest."""
+    """A line for each tier whose last save has failed: why, and the newest checkpoint there."""
     for tier in saves["tiers"]:
-        failed, committed = tier["failed_at"], tier["committed_at"]
-        if failed is None or (committed is not None and committed > failed):
+        if not tier.get("is_failing"):  # an older service does not tell
             continue
-        newest = f"its newest is step {tier['committed_step']}" if committed else "it has none"
+        has_any = tier["committed_at"] is not None
+        there = f"the newest checkpoint there is step {tier['committed_step']}"
+        kept = there if has_any else "there is no checkpoint there"
         step = "" if tier["failed_step"] is None else f" of step {tier['failed_step']}"
         why = cell(tier["failed_reason"] or "no reason is on record")
-        yield f"the last save{step} to {cell(tier['tier'])} has failed, and {newest}: {why}"
+        yield f"the last save{step} to {cell(tier['tier'])} has failed: {why}; {kept}"
 
 
 def _no_incident(job: str, saves: Record) -> str:
@@ -122,7 +123,7 @@ def find_slow_job(api: Api, job: str) -> dict[str, Any] | None:
 def find_given_up(api: Api, job: str) -> dict[str, Any] | None:
     """The job, if its last allocation ended before the job was done, and no incident is the reason.
 
-    For instance, too few nodes joined: the newest incident, if there is one, was mended before.
+    For instance, too few nodes joined: the newest incident, if there is one, had recovered before.
     """
     place = job_path(job)
     record: dict[str, Any] = api.get(place)
@@ -152,7 +153,7 @@ def given_up_lines(job: Record) -> Iterator[str]:
     yield f"{name}: its last allocation has ended{when}{code}: {cell(end['end_reason'])}"
     yield "  the job is not done: it continues when its agents are started again"
     if job["incidents"]:
-        yield f"  its newest incident, which was mended before: everstep incident show {name}"
+        yield f"  its newest incident, which had recovered before: everstep incident show {name}"
 
 
 def print_slow_job(invocation: Invocation, job: dict[str, Any]) -> None:

@@ -84,6 +84,9 @@ class Saves(Answer):
     commits: int | None = Field(
         description="The number of checkpoints that were committed in this tier."
     )
+    is_failing: bool = Field(
+        description="True if the last save has failed: nothing was committed after it."
+    )
     failed_at: datetime | None = Field(description="When a save failed last.")
     failed_step: int | None
     failed_node: str | None

@@ -25,7 +25,7 @@ from everstep.messages import (
 )
 from everstep.messages.codec import BadMessageError, decode
 from everstep.store import tables
-from everstep.store.queries import SortOrder, first, is_begun, job_state, page
+from everstep.store.queries import Record, SortOrder, first, is_begun, job_state, page
 from everstep_services.history.api.context import Context, Ctx, Operator, Reader
 from everstep_services.history.api.dto.answer import PageOf, present
 from everstep_services.history.api.dto.checkpoints import (
@@ -129,7 +129,7 @@ async def get_saves(context: Ctx, _token: Reader, job: JobName) -> JobSaves:
     restored = await first(context.database, select(restores).where(restores.c.job == job))
     return JobSaves(
         job=job,
-        tiers=[Saves(**present(row)) for row in tiers.rows],
+        tiers=[Saves(**present(row), is_failing=_is_failing(row)) for row in tiers.rows],
         delays=[SaveDelay(**present(row)) for row in waiting.rows],
         restore=None if restored is None else Restores(**present(restored)),
     )
@@ -147,7 +147,7 @@ async def list_saves(
         query = query.where((has_failed & (saves.failed_n > committed_n)).is_(asked.failing))
     by_job = SortOrder((saves.job, saves.tier))
     listing = await paged(context, query, by_job, asked, "/saves")
-    items = [TierSaves(**present(row)) for row in listing.rows]
+    items = [TierSaves(**present(row), is_failing=_is_failing(row)) for row in listing.rows]
     return PageOf[TierSaves](items=items, next=listing.next)
 
 
@@ -164,6 +164,12 @@ async def list_save_delays(
     listing = await paged(context, query, by_job, asked, "/save-delays")
     items = [NodeSaveDelay(**present(row)) for row in listing.rows]
     return PageOf[NodeSaveDelay](items=items, next=listing.next)
+
+
+def _is_failing(row: Record) -> bool:
+    """By the order of the log: clocks of nodes may differ."""
+    failed_n, committed_n = row["failed_n"], row["committed_n"]
+    return failed_n is not None and (committed_n is None or failed_n > committed_n)
 
 
 def _of_jobs(
