@@ -31,9 +31,11 @@ def receiver(failed: list[str]) -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_a_job_that_fails_at_once_in_a_new_state_directory_is_reported(

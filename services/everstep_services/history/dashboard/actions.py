@@ -40,6 +40,12 @@ class PageAction:
     is_drastic: bool = False
     back: str = "job"
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The fields that its form may have."""
+        asked = (field.name for field in self.fields)
+        return ("key", *self.about, *asked, "reason", "confirmed")
+
 
 def _job_verb(verb: str, form: Form) -> str:
     return f"{path_of('jobs', form.get('job', ''))}:{verb}"
@@ -58,7 +64,10 @@ def _nothing(_form: Form) -> Mapping[str, Any]:
 
 
 def _saving_first(form: Form) -> Mapping[str, Any]:
-    return {"save_first": form.get("save_first") == "on"}
+    given = form.get("save_first", "")
+    if given not in {"", "on"}:
+        raise RestError(422, f"save_first is on or left out, not {given[:40]!r}")
+    return {"save_first": given == "on"}
 
 
 def _ttl(form: Form) -> Mapping[str, Any]:

@@ -35,15 +35,7 @@ Event = Literal[
     "node_excluded",
     "breaker_open",
 ]
-EVENTS: Final[tuple[Event, ...]] = (
-    "incident",
-    "job_failed",
-    "job_stopped",
-    "slow_rank",
-    "node_drained",
-    "node_excluded",
-    "breaker_open",
-)
+EVENTS: Final[tuple[Event, ...]] = get_args(Event)
 Step = Literal["firing", "update", "resolved"]
 """What a message says: it began, its cause is another one, it is over."""
 

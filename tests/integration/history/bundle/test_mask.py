@@ -28,7 +28,8 @@ from everstep_services.history.projections.fold import fold
 from tests.integration.conftest import Api
 from tests.integration.history.dashboard.dashboard_story import answering, beats
 from tests.integration.history.dashboard.fleet_facts import JOB, KILLED, facts
-from tests.integration.history.dashboard.test_dashboard import OURS, PAGES, browser
+from tests.integration.history.dashboard.test_dashboard_pages import PAGES
+from tests.integration.history.dashboard.visitors import OURS, browser
 
 KNOWN = "the-known-secret-of-history"
 NEEDLES = (

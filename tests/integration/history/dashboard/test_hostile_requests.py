@@ -13,7 +13,7 @@ from everstep.store.schema import upgrade
 from everstep_services.history.projections.fold import fold
 from tests.fakes.clock import FakeClock
 from tests.integration.conftest import Api
-from tests.integration.history.dashboard.test_dashboard import OURS, browser, log_in
+from tests.integration.history.dashboard.visitors import OURS, browser, log_in
 from tests.unit.history.story import INCIDENT, JOB, whole
 
 TRAVERSALS = (

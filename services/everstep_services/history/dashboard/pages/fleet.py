@@ -23,7 +23,8 @@ _OVER = ("done", "failed", "stopped")
 _AT_WORK = ("running", "starting", "forming", "restarting", "waiting")
 _SAVE_LAG_S = 3600.0
 _WAITING_READ = 20
-"""The rounds of this number of jobs that wait for nodes are read."""
+"""The rounds of this number of jobs that wait for nodes are read: of those not heard of for the
+longest time, because the others may only restart."""
 _WAIT = timedelta(minutes=2)
 """A job that waits longer for nodes needs a person; a restart takes seconds."""
 
@@ -61,16 +62,17 @@ async def fleet(reader: Reader, _request: Request) -> Page:
     )
     items = _items(jobs)
     now = reader.rest.now()
-    forming = [job for job in items if job["state"] == "forming"][:_WAITING_READ]
+    forming = [job for job in items if job["state"] == "forming"][-_WAITING_READ:]
     stopped = [job for job in items if job["state"] == "stopped" and _is_recent(job, now)][:_READ]
     idle = [job for job in items if job["state"] == "idle" and _is_recent(job, now)][:_READ]
-    rounds = await together(
+    asked = await together(
         *(
             reader.get_or_not(path_of("jobs", job["job"], "rounds"), limit=2)
             for job in (*forming, *stopped)
-        )
+        ),
+        *(reader.get_or_not(path_of("jobs", job["job"])) for job in idle),
     )
-    details = await together(*(reader.get_or_not(path_of("jobs", job["job"])) for job in idle))
+    rounds, details = asked[: len(asked) - len(idle)], asked[len(asked) - len(idle) :]
     working = [job for job in items if job["state"] in _AT_WORK]
     concerns = [
         *_of_control(control.data),

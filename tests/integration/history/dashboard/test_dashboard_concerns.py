@@ -1,0 +1,83 @@
+"""What the first page lists as needing a person, and what it leaves out."""
+
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from tests.integration.history.dashboard.visitors import fleet
+from tests.unit.history.facts import make
+
+
+async def test_a_job_that_ended_well_without_its_last_save_needs_a_person(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as (api, client):
+        await api.add(
+            make("job_started", job="unsaved", round=None, at=datetime.now(UTC)),
+            make("checkpoint_committed", job="unsaved", round=1, tier="global", step=420),
+            make(
+                "checkpoint_failed", job="unsaved", round=1, tier="global", step=600, reason="full"
+            ),
+            make("job_ended", job="unsaved", state="done", exit_code=0, at=datetime.now(UTC)),
+        )
+        page = (await client.get("/")).text
+        lost = "its last save has failed: full; its newest checkpoint is step 420"
+        assert f"unsaved has ended, and {lost}" in page
+
+
+async def test_a_job_that_nobody_runs_any_more_needs_a_person(tmp_path: Path) -> None:
+    """It gave up waiting for nodes: it is neither at work nor over (A11.2)."""
+    async with fleet(tmp_path) as (api, client):
+        now = datetime.now(UTC)
+        await api.add(
+            make("job_started", job="given-up", at=now),
+            make("allocation_started", job="given-up", allocation="a", at=now),
+            make("allocation_ended", job="given-up", allocation="a", state="stopped",
+                 reason="1 of 2 nodes joined within 60 s", at=now),
+        )  # fmt: skip
+        page = (await client.get("/")).text
+    assert "given-up is not done, and no node runs it: 1 of 2 nodes joined within 60 s" in page
+
+
+async def test_a_job_that_a_policy_stopped_needs_a_person_and_one_that_a_person_stopped_does_not(
+    tmp_path: Path,
+) -> None:
+    async with fleet(tmp_path) as (api, client):
+        now = datetime.now(UTC)
+        for job, cause in (("by-policy", "rank_failed"), ("by-ann", "operator")):
+            await api.add(
+                make("job_started", job=job, round=None, at=now),
+                make("round_formed", job=job, round=1, at=now),
+                make("round_ended", job=job, round=1, cause=cause, reason="x", at=now),
+                make("job_ended", job=job, state="stopped", reason="restarts are spent", at=now),
+            )
+        page = (await client.get("/")).text
+    assert "by-policy was stopped: restarts are spent" in page
+    assert "by-ann was stopped" not in page
+
+
+async def test_a_job_that_waits_long_for_nodes_needs_a_person(tmp_path: Path) -> None:
+    """None of its ranks runs, and no round can form (A11.2), also while many others restart."""
+    async with fleet(tmp_path) as (api, client):
+        began = datetime.now(UTC)
+        wait: dict[str, Any] = {
+            "joined": 1,
+            "needed": 2,
+            "waited_s": 0.0,
+            "limit_s": 600.0,
+            "round": 2,
+        }
+        wait |= {"reason": "1 of 2 nodes are here", "missing": ("gone",)}
+        ages = {"waits": timedelta(minutes=5)}
+        ages |= {f"restarts-{number}": timedelta(seconds=5) for number in range(25)}
+        for job, age in ages.items():
+            ended = began - age
+            await api.add(
+                make("job_started", job=job, round=0, at=began - timedelta(hours=1)),
+                make("round_formed", job=job, round=1, members=(), at=began - timedelta(hours=1)),
+                make("round_ended", job=job, round=1, at=ended),
+                make("round_waiting", job=job, at=ended, **wait),
+            )
+        page = (await client.get("/")).text
+    assert "waits has waited for nodes for 5 min" in page
+    assert "1 of 2 nodes are here" in page
+    assert not re.search(r"restarts-\d+ has waited", page)

@@ -1,0 +1,185 @@
+"""Every page of the dashboard: its facts, its headers, and text that executes nothing."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from everstep.clock import SystemClock
+from everstep.store.database import open_database
+from everstep.store.log import FactLog
+from everstep.store.schema import upgrade
+from everstep_services.history.projections.fold import fold
+from tests.integration.conftest import Api
+from tests.integration.history.dashboard.dashboard_story import opened
+from tests.integration.history.dashboard.fleet_facts import JOB, KILLED, STALLED, node
+from tests.integration.history.dashboard.visitors import browser, fleet, log_in
+from tests.unit.history.facts import make
+
+PAGES = {
+    "/": ("What needs a person", "diffusion-xl-512 failed", "gpu-018 is unhealthy", "Goodput"),
+    "/jobs": (JOB, "moe-8x7b-sft", "team:llm"),
+    "/jobs?state=failed": ("diffusion-xl-512",),
+    f"/jobs/{JOB}": ("Where the time went", "Lost steps", "k-stall", "ran out of memory",
+                      "median of a minute", "p99, worst minute", "Done", "of 100\u202f000",
+                      "loss", "grad_norm"),
+    f"/jobs/{JOB}/ranks": ("gpu-016", "71 GiB", "heat-map"),
+    f"/jobs/{JOB}/ranks?rank=93": ("Rank 93", "31 % above"),
+    f"/jobs/{JOB}/logs": ("step 57499", "ansi-green", "16 ranks on 2 nodes", "UserWarning"),
+    f"/jobs/{JOB}/logs?find=NaN": ("<mark>NaN</mark>", "1 line"),
+    "/jobs/moe-8x7b-sft/logs": ("everstep run --store-logs", "store_logs = true"),
+    f"/jobs/{JOB}/stragglers": ("device", "24 % above the median", "straggler", "observed"),
+    f"/jobs/{JOB}/checkpoints": ("57\u202f500", "quarantined", "survives 2", "pinned"),
+    f"/jobs/{JOB}/checkpoints/holders?step=57500&tier=peer": ("is held by", node(1)),
+    "/incidents": ("hung in section data", "user code"),
+    f"/incidents/{KILLED}": ("out of memory", "a person must act first", "CUDA out of memory",
+                             "Restore", "never joined", "Where the time went"),
+    f"/incidents/{STALLED}": ("storage", "nfs4_wait_bit_killable", "5 min"),
+    "/nodes": (node(18), "unhealthy", "NVIDIA H100", "14 uncorrectable", "2 run"),
+    f"/nodes/{node(0)}": ("checks that run while ranks train", "excludes the node"),
+    f"/nodes/{node(18)}": ("ECC_DBE", "Excluded by"),
+    "/facts": ("progress_made", "agent/gpu-000", "is saved in the tier global", "ms a step"),
+    "/facts?kind=incident_opened": ("rank 21 on gpu-002",),
+    "/control": ("Every job", "Pull the brake", "sqlite"),
+    f"/do/stop?job={JOB}": ("Stop the job", "to confirm"),
+}  # fmt: skip
+
+
+class Dangerous(HTMLParser):
+    """Finds what a browser would execute, or that no page of ours has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag == "script" and not (given.get("src") or "").startswith("/static/"):
+            self.found.append("an inline script")
+        if tag in {"style", "iframe", "object", "embed", "base"}:
+            self.found.append(f"a {tag}")
+        for name, value in attrs:
+            if name.startswith("on") or name == "style":
+                self.found.append(f"{tag} {name}")
+            if name in {"href", "src", "action"} and not (value or "").startswith("/"):
+                self.found.append(f"{tag} {name}={value}")
+
+
+def dangerous(page: str) -> list[str]:
+    parser = Dangerous()
+    parser.feed(page)
+    return [one for one in parser.found if one != "a href=#main"]
+
+
+async def test_a_token_that_only_reads_is_offered_no_action(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as (_, client):
+        for path in PAGES:
+            if not path.startswith("/do/"):
+                assert "/do/" not in (await client.get(path)).text, path
+
+
+async def test_every_page_has_its_facts_and_strict_headers(tmp_path: Path) -> None:
+    async with fleet(tmp_path, "operate") as (_, client):
+        for path, texts in PAGES.items():
+            answer = await client.get(path)
+            assert answer.status_code == 200, (path, answer.text)
+            assert [text for text in texts if text not in answer.text] == [], path
+            policy = answer.headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "unsafe" not in policy
+            assert not re.search(
+                r"<script(?! src=\"/static/)|<style|\son[a-z]+=|\sstyle=", answer.text
+            )
+
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "' onmouseover='alert(1)",
+    "{{ 7 * 7 }}{% raw %}",
+    "javascript:alert(1)",
+    "bell \x07 escape \x1b[31m bidi \u202e nul",
+    "x" * 10_000,
+)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+async def test_text_from_the_bus_executes_nothing(tmp_path: Path, text: str) -> None:
+    """Labels, reasons, exception texts, log lines, texts of nodes: the page stands (A13.3)."""
+    async with open_database(f"sqlite:///{tmp_path / 'h.db'}") as database:
+        await upgrade(database)
+        api = Api(database, FactLog(database, fold), SystemClock())
+        await api.open()
+        await api.add(*hostile_facts(text))
+        client = browser(api)
+        await log_in(client, await api.token("read"))
+        for path in ("/", "/jobs", "/jobs/j", "/jobs/j/checkpoints", "/jobs/j/stragglers",
+                     "/incidents", "/incidents/i1", "/nodes", "/nodes/n1", "/facts",
+                     "/jobs?q=" + urlencode({"": text[:100]})[1:]):  # fmt: skip
+            answer = await client.get(path)
+            assert answer.status_code in {200, 422}, (path, answer.text[:2000])
+            assert dangerous(answer.text) == [], path
+            assert "\x1b" not in answer.text
+            assert "\u202e" not in answer.text
+
+
+def hostile_facts(text: str) -> list[Any]:
+    from everstep.messages import ErrorRecord, JobSpec
+
+    short = text[:500]
+    error = ErrorRecord(name=short, text=text, traceback=text, place=short, chain=(short,))
+    spec = JobSpec(name=short, labels={short[:100]: short}, command=(text,), config_fingerprint="f",
+                   nodes_min=1, nodes_max=1, ranks_per_node=1)  # fmt: skip
+    return [
+        make("job_started", spec=spec, user=short, allocation="a1"),
+        make("node_joined", node="n1", address=short, device=short, version=short),
+        make("round_formed", round=1),
+        make("round_ended", round=1, reason=text, node="n1"),
+        make("rank_exited", round=1, node="n1", error=error, incident="i1"),
+        make("incident_opened", round=1, incident="i1", reason=text, node="n1", trigger=short),
+        make("evidence_collected", incident="i1", node="n1", summary=text, missing=text),
+        make("verdict_reached", incident="i1", reason=text, advice=text, explanation=text,
+             is_inconclusive=False, missing=(text,)),
+        make("action_decided", incident="i1", reason=text),
+        make("node_suspected", node="n1", reason=text),
+        make("node_check_finished", node="n1"),
+        make("straggler_found", round=1, node="n1", reason=text),
+        make("checkpoint_failed", round=1, node="n1", reason=text),
+        make("job_ended", state="failed", reason=text),
+    ]  # fmt: skip
+
+
+async def test_static_files_are_packed_and_kept_for_ever(tmp_path: Path) -> None:
+    async with opened(tmp_path) as api:
+        client = browser(api)
+        page = (await client.get("/login")).text
+        for url in re.findall(r'"(/static/[^"]+)"', page):
+            answer = await client.get(url)
+            assert answer.status_code == 200
+            assert "immutable" in answer.headers["cache-control"]
+            assert answer.headers["content-encoding"] == "gzip"
+        assert (await client.get("/static/site.py")).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/jobs/nope", "/incidents/nope", "/nodes/nope", "/facts/zzz"])
+async def test_a_page_that_is_not_there_says_nothing_of_the_database(
+    tmp_path: Path, path: str
+) -> None:
+    async with fleet(tmp_path) as (_, client):
+        answer = await client.get(path)
+        assert answer.status_code in {404, 422}
+        assert "cannot be read" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "path", ["/jobs/a%20b", "/nodes/%2e%2e", "/do/stop?job=nope", "/do/exclude?node=nope"]
+)
+async def test_what_cannot_be_there_is_a_page_that_is_not_there(tmp_path: Path, path: str) -> None:
+    async with fleet(tmp_path, "operate") as (_, client):
+        answer = await client.get(path)
+        assert answer.status_code == 404
+        assert "There is no such page" in answer.text
+        assert "pattern" not in answer.text

@@ -1,0 +1,100 @@
+"""Replicas that send notices, and what reaches the targets from them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from everstep.bus.client import NatsBus
+from everstep.clock import SystemClock
+from everstep.messages import Fact
+from everstep_services.history.notifications.service import Notifications
+from everstep_services.history.notifications.settings import (
+    AlertmanagerSettings,
+    NotifySettings,
+    PagerDutySettings,
+    SlackSettings,
+    WebhookSettings,
+)
+from tests.integration.history.notifications.targets import TargetServer
+from tests.waiting import until_async
+
+SLACK_SECRET = "T0000/B0000/slackSecretXyz"
+ROUTING_KEY = "R0UT1NGKEYR0UT1NGKEYR0UT1NGKEY00"
+WEBHOOK_SECRET = "webhook-secret-1234567890"
+
+
+def secret(path: Path, text: str) -> Path:
+    path.write_text(f"{text}\n")
+    path.chmod(0o600)
+    return path
+
+
+def quick(**more: Any) -> NotifySettings:
+    return replace(
+        NotifySettings(
+            settle_s=0.0, retry_first_s=0.05, retry_most_s=0.2, within_s=5.0,
+            dashboard_url="https://everstep.example",
+        ),
+        **more,
+    )  # fmt: skip
+
+
+def webhook_only(server: TargetServer, **more: Any) -> NotifySettings:
+    return quick(webhook=WebhookSettings(url=f"{server.url}/hook"), **more)
+
+
+def all_targets(server: TargetServer, folder: Path, **more: Any) -> NotifySettings:
+    return quick(
+        webhook=WebhookSettings(
+            url=f"{server.url}/hook", secret_file=secret(folder / "hmac", WEBHOOK_SECRET)
+        ),
+        slack=SlackSettings(
+            url_file=secret(folder / "slack", f"{server.url}/services/{SLACK_SECRET}")
+        ),
+        pagerduty=PagerDutySettings(
+            routing_key_file=secret(folder / "pd", ROUTING_KEY), url=f"{server.url}/v2/enqueue"
+        ),
+        alertmanager=AlertmanagerSettings(url=server.url),
+        **more,
+    )
+
+
+@asynccontextmanager
+async def at_work(settings: NotifySettings, bus: NatsBus) -> AsyncIterator[Notifications]:
+    made = Notifications(settings, bus, SystemClock())
+    task = asyncio.create_task(made.work_for_ever())
+    try:
+        await leading(made)
+        yield made
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def leading(made: Notifications) -> None:
+    """It has written from when on it sends."""
+    await until_async(lambda: made.statistics()["leading"] == 1, "a replica that leads")
+    await until_async(lambda: made.is_reading, "a replica that reads")
+
+
+async def record(bus: NatsBus, *facts: Fact) -> None:
+    now = datetime.now(UTC)
+    await asyncio.gather(*(bus.record(replace(fact, at=now)) for fact in facts))
+    await bus.flush(30)
+
+
+async def taken(server: TargetServer, many: int) -> list[tuple[str, str]]:
+    """Paths and states of this number of messages."""
+    await until_async(lambda: len(server.taken) >= many, f"{many} messages")
+    return [(one.path, one.headers.get("idempotency-key", "")) for one in server.taken]
+
+
+def target_counts(replica: Notifications, target: str = "webhook") -> dict[str, float]:
+    """What was counted for one target."""
+    return replica.by_target()[target]
