@@ -7,7 +7,8 @@ if TYPE_CHECKING:
     from trainer_sdk.checkpoint.file_saver import FileSaver, async_save, wait_for_files
     from trainer_sdk.checkpoint.restore.errors import RestoreError
     from trainer_sdk.checkpoint.restore.quarantine import BadLossError
-    from trainer_sdk.checkpoint.restore.restorer import Latest, Restored
+    from trainer_sdk.checkpoint.restore.restore import Restored
+    from trainer_sdk.checkpoint.restore.restorer import Latest
     from trainer_sdk.checkpoint.save.request import SaveError, SaveHandle, Timeouts
 
 __all__ = [
@@ -37,7 +38,7 @@ _HOMES = {
     "PositionedSampler": "data",
     "RngState": "data",
     "RestoreError": "restore.errors",
-    "Restored": "restore.restorer",
+    "Restored": "restore.restore",
     "SaveError": "save.request",
     "SaveHandle": "save.request",
     "async_save": "file_saver",

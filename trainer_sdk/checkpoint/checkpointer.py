@@ -13,7 +13,8 @@ from trainer_sdk.checkpoint.data import has_position
 from trainer_sdk.checkpoint.events import Reporter
 from trainer_sdk.checkpoint.job_context import read_job_context
 from trainer_sdk.checkpoint.rank_group import group_of_all
-from trainer_sdk.checkpoint.restore.restorer import Latest, Restored, Restorer
+from trainer_sdk.checkpoint.restore.restore import Restored
+from trainer_sdk.checkpoint.restore.restorer import Latest, Restorer
 from trainer_sdk.checkpoint.save.buffers import MOST_BUFFERS
 from trainer_sdk.checkpoint.save.preparation import SaverSetup
 from trainer_sdk.checkpoint.save.request import (

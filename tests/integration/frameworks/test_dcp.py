@@ -17,7 +17,13 @@ from trainer_sdk import Checkpointer
 from trainer_sdk.checkpoint.manifest import MANIFEST, Manifest, decode
 from trainer_sdk.checkpoint.storage import storage_for
 from trainer_sdk.checkpoint.storage.checkpoints import look, stored_checkpoints, verify
-from trainer_sdk.integrations.dcp import DcpReader, DcpStager, DcpWriter, newest_verified, writer
+from trainer_sdk.integrations.dcp import (
+    DcpReader,
+    DcpStager,
+    DcpWriter,
+    newest_verified,
+    rank_saves,
+)
 from trainer_sdk.integrations.dcp.checkpoint_id import split
 
 WITHIN_S = 220.0
@@ -29,9 +35,9 @@ pytestmark = pytest.mark.filterwarnings(
 @pytest.fixture(autouse=True)
 def no_writer_is_left() -> Iterator[None]:
     yield
-    for saves in list(writer._opened.values()):
+    for saves in list(rank_saves._opened.values()):
         saves.close()
-    writer._opened.clear()
+    rank_saves._opened.clear()
 
 
 def state(step: int) -> dict[str, Any]:

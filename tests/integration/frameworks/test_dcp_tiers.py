@@ -46,7 +46,10 @@ def job(tmp_path: Path) -> Iterator[DcpJob]:
 
 
 def test_ranks_load_from_memory_another_nodes_copy_and_the_global_tier(job: DcpJob) -> None:
-    """Step 7 is in memory only; when an image of it is damaged, all load step 5 (A8.8)."""
+    """Step 7 is in memory only; when an image of it is damaged, all load step 5 (A8.8).
+
+    A save or load of one rank alone, which would wait for the other, is refused.
+    """
     job.run(0)
     assert job.steps() == [5]
 

@@ -212,6 +212,12 @@ SAVE_FILTERS: list[tuple[str, dict[str, Any], list[tuple[str, str]]]] = [
     ("saves", {"failing": True}, [("j1", "global"), ("j3", "global")]),
     ("saves", {"failing": False}, [("j1", "peer"), ("j2", "global")]),
     ("saves", {"failing": True, "state": ["running", "forming"]}, [("j1", "global")]),
+    (
+        "saves",
+        {"failing": True, "heard_since": "2020-01-01T00:00:00Z"},
+        [("j1", "global"), ("j3", "global")],
+    ),
+    ("saves", {"failing": True, "heard_since": "2100-01-01T00:00:00Z"}, []),
     ("saves", {"state": "failed"}, [("j3", "global")]),
     ("save-delays", {}, [("j1", "n1"), ("j1", "n2"), ("j3", "n3")]),
     ("save-delays", {"waiting": True}, [("j1", "n1"), ("j3", "n3")]),

@@ -23,7 +23,7 @@ from trainer_sdk.checkpoint.job_context import JobContext
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, Identity
 from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.restore.discovery import RestoreContext
-from trainer_sdk.checkpoint.restore.restorer import Restore, Restored
+from trainer_sdk.checkpoint.restore.restore import Restore, Restored
 from trainer_sdk.checkpoint.save import buffers
 from trainer_sdk.checkpoint.save.buffers import NoRoomError, folder_of
 from trainer_sdk.checkpoint.writer import files

@@ -16,7 +16,7 @@ from trainer_sdk.checkpoint.job_context import JobContext
 from trainer_sdk.checkpoint.manifest import INDEX
 from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.restore.discovery import RestoreContext
-from trainer_sdk.checkpoint.restore.restorer import Restore, Restored
+from trainer_sdk.checkpoint.restore.restore import Restore, Restored
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tests.checkpoint_helpers.saved_by import path_of, same, saving
 from tests.unit.trainer_sdk.checkpoint.saved_states import Place, together
 from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.restore.errors import RestoreError
-from trainer_sdk.checkpoint.restore.restorer import Restore, Restored
+from trainer_sdk.checkpoint.restore.restore import Restore, Restored
 
 pytestmark = pytest.mark.timeout(120)
 State = dict[str, Any]

@@ -1,9 +1,12 @@
 """The newest state that all ranks have, each in its nearest tier; and what was restored last."""
 
+import traceback
 from pathlib import Path
 from time import monotonic
 
+import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.utils import _DistWrapper
 
 from trainer_sdk import layout
 from trainer_sdk.checkpoint.events import Reporter
@@ -13,12 +16,8 @@ from trainer_sdk.checkpoint.rank_group import group_of_all
 from trainer_sdk.checkpoint.restore.agreement import StateSource
 from trainer_sdk.checkpoint.restore.choice import RestoreChoice, Tier
 from trainer_sdk.checkpoint.restore.discovery import RestoreContext
-from trainer_sdk.checkpoint.restore.restorer import (
-    AGENT_WITHIN_S,
-    ReadShare,
-    Restore,
-    note_round,
-)
+from trainer_sdk.checkpoint.restore.restore import ReadShare, Restore
+from trainer_sdk.checkpoint.restore.restorer import AGENT_WITHIN_S, note_round
 from trainer_sdk.checkpoint.restore.stored_image import StoredImage
 from trainer_sdk.checkpoint.restore.stored_shards import StoredShards
 from trainer_sdk.checkpoint.storage import storage_for
@@ -28,6 +27,31 @@ from trainer_sdk.rank_session import session
 
 _restored: dict[str, Identity] = {}
 """The state that this process has loaded last, by root: newer images are abandoned."""
+
+
+def require_all_ranks() -> None:
+    """`ValueError` unless torch saves or loads on all ranks: otherwise some would wait for others.
+
+    Torch tells no storage how many ranks act, so this takes the number from torch's own variable.
+    """
+    ranks = next(
+        (
+            value.get_world_size()
+            for frame, _ in traceback.walk_stack(None)
+            for value in frame.f_locals.values()
+            if isinstance(value, _DistWrapper)
+        ),
+        None,
+    )
+    text = environ.get("WORLD_SIZE", "")
+    in_group = dist.get_world_size() if dist.is_initialized() else 1
+    world_size = int(text) if text.isdigit() else in_group
+    if ranks not in {None, world_size}:
+        raise ValueError(
+            f"keep_memory=True is for all ranks together, and {ranks} of {world_size} ranks are "
+            "here: call torch without no_dist and in a process group of all ranks, or give "
+            "keep_memory=False"
+        )
 
 
 def note_restored(root: str, identity: Identity, round_: int) -> None:

@@ -26,7 +26,7 @@ from trainer_sdk.checkpoint.storage import Storage, storage_for
 from trainer_sdk.checkpoint.storage.checkpoints import StoredCheckpoint, look, stored_checkpoints
 from trainer_sdk.environment import environ
 from trainer_sdk.integrations.dcp.checkpoint_id import split
-from trainer_sdk.integrations.dcp.nearest import NearestState, note_restored
+from trainer_sdk.integrations.dcp.nearest import NearestState, note_restored, require_all_ranks
 from trainer_sdk.rank_session import session
 
 _MOST_NAMED = 4
@@ -94,6 +94,7 @@ class DcpReader(StorageReader):
 
     def _nearest_metadata(self) -> Metadata:
         self._release()
+        require_all_ranks()
         with session().section("dcp load", "checkpoint"):
             nearest = NearestState(self._root, self._step, self._job)
         if nearest.choice is None:

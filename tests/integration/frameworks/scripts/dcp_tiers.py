@@ -12,13 +12,14 @@ import os
 import shutil
 import signal
 import sys
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 from torch.distributed.device_mesh import init_device_mesh
@@ -104,11 +105,27 @@ def lose_images(root: Path) -> None:
         shutil.move(images / "own" / "rank-1", copies)
 
 
+def check_refusals(root: Path) -> None:
+    """Rank 1 alone neither saves nor loads, and waits for no other rank."""
+    group = dist.new_group([1])
+    if dist.get_rank() == 0:
+        return
+    alone: list[dict[str, Any]] = [{"no_dist": True}, {"process_group": group}]
+    refused = pytest.raises(CheckpointException, match="1 of 2 ranks are here: .* without no_dist")
+    for options in alone:
+        with refused:
+            load_state({}, storage_reader=DcpReader(root, keep_memory=True), **options)
+        with refused:
+            writer = DcpWriter(f"{root}/step-9", keep_memory=True)
+            save_state({}, storage_writer=writer, **options)
+
+
 def one_process(root: Path) -> None:
     """Each tier in turn: memory, another node's copy, and the global tier after damage."""
     rank = dist.get_rank()
     for step in range(1, 8):
         save(root, step)
+    check_refusals(root)
     assert loaded_from(root) == (7, "memory")
     lose_images(root)
     assert loaded_from(root) == (7, "peer" if rank == 1 else "memory")
@@ -150,7 +167,7 @@ def main(folder: Path, steps: int) -> None:
         if FIRST and os.environ.get("HOLD") == str(step):
             (folder / f"holds-{dist.get_rank()}").touch()
             while True:
-                time.sleep(1.0)
+                signal.pause()
     dist.barrier()
     dist.destroy_process_group()
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from tests.unit.trainer_sdk.checkpoint.saved_states import Place
-from trainer_sdk.checkpoint.restore.restorer import Restored
+from trainer_sdk.checkpoint.restore.restore import Restored
 
 State = dict[str, Any]
 

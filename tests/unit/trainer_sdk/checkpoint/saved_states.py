@@ -35,7 +35,7 @@ from trainer_sdk.checkpoint.manifest import (
 )
 from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.restore.discovery import RestoreContext
-from trainer_sdk.checkpoint.restore.restorer import Restore, Restored
+from trainer_sdk.checkpoint.restore.restore import Restore, Restored
 from trainer_sdk.checkpoint.restore.target import Target
 from trainer_sdk.checkpoint.save.plan import layout_of
 from trainer_sdk.checkpoint.storage import storage_for

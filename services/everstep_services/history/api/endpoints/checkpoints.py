@@ -26,6 +26,7 @@ from everstep.messages import (
 from everstep.messages.codec import BadMessageError, decode
 from everstep.store import tables
 from everstep.store.queries import Record, SortOrder, first, is_begun, job_state, page
+from everstep.store.times import to_us
 from everstep_services.history.api.context import Context, Ctx, Operator, Reader
 from everstep_services.history.api.dto.answer import PageOf, present
 from everstep_services.history.api.dto.checkpoints import (
@@ -50,7 +51,14 @@ from everstep_services.history.api.dto.operators import (
 )
 from everstep_services.history.api.endpoints.jobs import check_known
 from everstep_services.history.api.http.list_pages import Paging, paged
-from everstep_services.history.api.http.parameters import LITERAL, Flag, JobName, Whole, Word
+from everstep_services.history.api.http.parameters import (
+    LITERAL,
+    Flag,
+    JobName,
+    Moment,
+    Whole,
+    Word,
+)
 from everstep_services.history.api.http.problems import ProblemError, not_found, responses
 from everstep_services.history.api.service_calls import asker, do, no_such_job, unavailable
 from everstep_services.history.operator_requests import (
@@ -82,6 +90,9 @@ class SavesFilter(Paging):
     state: list[Word] | None = _STATES
     failing: Flag | None = Field(
         None, description="True for tiers where the last save has failed, false for the others."
+    )
+    heard_since: Moment | None = Field(
+        None, description="Only jobs whose last fact arrived at this moment or later."
     )
 
 
@@ -142,6 +153,8 @@ async def list_saves(
     """The newest commit and failure of each tier of each job, by job."""
     saves = tables.job_saves.c
     query = _of_jobs(select(tables.job_saves), saves.job, asked.state)
+    if asked.heard_since is not None:
+        query = query.where(tables.jobs.c.updated_us >= to_us(asked.heard_since))
     if asked.failing is not None:
         committed_n, has_failed = func.coalesce(saves.committed_n, -1), saves.failed_n.is_not(None)
         query = query.where((has_failed & (saves.failed_n > committed_n)).is_(asked.failing))

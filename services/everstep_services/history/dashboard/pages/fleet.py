@@ -48,6 +48,7 @@ class Concern:
 
 async def fleet(reader: Reader, _request: Request) -> Page:
     """All jobs and nodes at one glance."""
+    now = reader.rest.now()
     jobs, opened, recent, nodes, control, newest, goodput, failing, lost, delays = await together(
         reader.get_or_not("jobs", limit=_JOBS, sort="-updated"),
         reader.get_or_not("incidents", open=True, limit=_SHOWN),
@@ -57,11 +58,12 @@ async def fleet(reader: Reader, _request: Request) -> Page:
         reader.get_or_not("facts", order="desc", limit=8),
         reader.get_or_not("goodput"),
         reader.get_or_not("saves", failing=True, state=_AT_WORK, limit=_SHOWN),
-        reader.get_or_not("saves", failing=True, state=_OVER, limit=_FAILING),
+        reader.get_or_not(
+            "saves", failing=True, state=_OVER, heard_since=_day_before(now), limit=_FAILING
+        ),
         reader.get_or_not("save-delays", waiting=True, state=_AT_WORK, limit=_NODES),
     )
     items = _items(jobs)
-    now = reader.rest.now()
     forming = [job for job in items if job["state"] == "forming"][-_WAITING_READ:]
     stopped = [job for job in items if job["state"] == "stopped" and _is_recent(job, now)][:_READ]
     idle = [job for job in items if job["state"] == "idle" and _is_recent(job, now)][:_READ]
@@ -164,6 +166,11 @@ def _of_ended(jobs: Sequence[Mapping[str, Any]]) -> Iterator[Concern]:
             yield Concern(
                 "bad", "job", text, href, job["ended_at"], f"user {job['user'] or 'unknown'}"
             )
+
+
+def _day_before(now: datetime) -> str:
+    """A day before the present hour: a question that stays the same is remembered once."""
+    return (now.replace(minute=0, second=0, microsecond=0) - _RECENT).isoformat()
 
 
 def _is_recent(job: Mapping[str, Any], now: datetime) -> bool:
