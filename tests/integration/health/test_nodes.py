@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from everstep.bus.client import NatsBus
 from everstep.bus.errors import AskRefusedError, BusDeniedError
 from everstep.bus.ports import Bus
 from everstep.bus.server.dev_server import DevServer
-from everstep.clock import SystemClock
+from everstep.clock import Clock, SystemClock
 from everstep.messages import (
     ActionDecided,
     CheckResult,
@@ -46,6 +47,7 @@ from everstep.messages import (
 )
 from everstep.messages.facts.incidents import CHECK_CONFIRMED
 from everstep.subjects import CLUSTER
+from everstep_services.health.replica import HealthReplica
 from everstep_services.health.settings import HealthSettings, NodeSettings
 from tests.integration.bus.servers import granted
 from tests.integration.health.replicas import at_work, control, facts_of, register
@@ -71,6 +73,21 @@ async def own(nats: DevServer, tmp_path: Path) -> AsyncIterator[NatsBus]:
     async with connect(nats.settings(SERVICE), "test", spool=tmp_path / "test") as bus:
         await topology.init(bus.jetstream)
         yield bus
+
+
+@asynccontextmanager
+async def working(
+    nats: DevServer,
+    tmp_path: Path,
+    settings: HealthSettings = QUICK,
+    clock: Clock | None = None,
+) -> AsyncIterator[HealthReplica]:
+    """A replica of health with a bus of its own."""
+    async with (
+        connect(nats.settings(SERVICE), "health", spool=tmp_path / "one") as bus,
+        at_work(bus, settings, clock) as replica,
+    ):
+        yield replica
 
 
 def failing(node: str, at: datetime, check: str = "gpu") -> NodeCheckFinished:
@@ -141,10 +158,7 @@ async def test_health_observes_then_enforces_then_the_time_passes(
     own: NatsBus, nats: DevServer, tmp_path: Path
 ) -> None:
     clock = ShiftedClock()
-    async with (
-        connect(nats.settings(SERVICE), "health", spool=tmp_path / "one") as bus,
-        at_work(bus, QUICK, clock),
-    ):
+    async with working(nats, tmp_path, QUICK, clock):
         await fail_for_long(own, "n1")
         (observed,) = await said(own, NodeExcluded)
         assert (observed.mode, observed.node, observed.by) == ("observe", "n1", "health")
@@ -194,10 +208,7 @@ async def test_a_probe_that_another_node_passes_excludes_its_node_where_that_is_
 ) -> None:
     """No switch is needed; a node without a seat in that job is not accused (A10.3)."""
     allowed = replace(QUICK, nodes=replace(QUICK.nodes, exclude_by_probes=True))
-    async with (
-        connect(nats.settings(SERVICE), "health", spool=tmp_path / "one") as bus,
-        at_work(bus, allowed),
-    ):
+    async with working(nats, tmp_path, allowed):
         await seat(own, "j", "n1", "n2")
         for node in ("n-of-another-job", "n1"):
             await leaves_by_probe(own, node)
@@ -216,10 +227,7 @@ async def test_a_job_keeps_no_node_out_of_other_jobs_by_its_own_word(
     own: NatsBus, nats: DevServer, tmp_path: Path
 ) -> None:
     """The policy is the job's, and so are both results: by default health only observes."""
-    async with (
-        connect(nats.settings(SERVICE), "health", spool=tmp_path / "one") as bus,
-        at_work(bus, QUICK),
-    ):
+    async with working(nats, tmp_path):
         await seat(own, "j", "n1", "n2")
         await leaves_by_probe(own, "n1")
         (observed,) = await said(own, NodeExcluded)
@@ -300,20 +308,14 @@ async def test_health_that_was_away_reads_what_was_said_meanwhile(
     own: NatsBus, nats: DevServer, tmp_path: Path
 ) -> None:
     await fail_for_long(own, "n1")
-    async with (
-        connect(nats.settings(SERVICE), "health", spool=tmp_path / "one") as bus,
-        at_work(bus, QUICK),
-    ):
+    async with working(nats, tmp_path):
         assert len(await said(own, NodeExcluded)) == 1
 
 
 async def test_people_exclude_and_include_and_all_of_it_is_on_record(
     own: NatsBus, nats: DevServer, tmp_path: Path
 ) -> None:
-    async with (
-        connect(nats.settings(SERVICE), "health", spool=tmp_path / "one") as bus,
-        at_work(bus, QUICK),
-    ):
+    async with working(nats, tmp_path):
         done = await ask(own, "exclude", ExcludeNode, node="n1", ttl_s=0.0, origin="rest")
         assert done.text.startswith("n1 joins no round until somebody includes it")
         await ask(own, "exclude", ExcludeNode, node="n2")
@@ -401,10 +403,7 @@ async def test_the_brake_keeps_health_from_excluding(
     own: NatsBus, nats: DevServer, tmp_path: Path
 ) -> None:
     """What health would exclude is only recorded (A15.4)."""
-    async with (
-        connect(nats.settings(SERVICE), "health", spool=tmp_path / "one") as bus,
-        at_work(bus, QUICK),
-    ):
+    async with working(nats, tmp_path):
         await ask(own, "control", SetControl, changes={"brake": "on", "modes.exclude": "enforce"})
         await fail_for_long(own, "n1")
         (observed,) = await said(own, NodeExcluded)
@@ -423,10 +422,7 @@ async def test_what_a_newer_release_has_written_about_nodes_is_left_alone(
     """An older health service does not write over it (A15.3)."""
     strange = b'{"type":"nodes_document.v2"}'
     await own.documents("NODES").put(CLUSTER, strange, revision=0)
-    async with (
-        connect(nats.settings(SERVICE), "health", spool=tmp_path / "one") as bus,
-        at_work(bus, QUICK) as health,
-    ):
+    async with working(nats, tmp_path) as health:
         with pytest.raises(AskRefusedError, match="health cannot read the document of nodes"):
             await nodes(own)
         assert health.statistics()["judging"] == 0
