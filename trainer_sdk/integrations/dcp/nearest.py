@@ -6,7 +6,6 @@ from time import monotonic
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.utils import _DistWrapper
 
 from trainer_sdk import layout
 from trainer_sdk.checkpoint.events import Reporter
@@ -29,6 +28,10 @@ _restored: dict[str, Identity] = {}
 """The state that this process has loaded last, by root: newer images are abandoned."""
 
 
+_WRAPPER = "_DistWrapper"
+"""Torch's private class for the ranks of one save or load; without it nothing is checked."""
+
+
 def require_all_ranks() -> None:
     """`ValueError` unless torch saves or loads on all ranks: otherwise some would wait for others.
 
@@ -39,7 +42,7 @@ def require_all_ranks() -> None:
             value.get_world_size()
             for frame, _ in traceback.walk_stack(None)
             for value in frame.f_locals.values()
-            if isinstance(value, _DistWrapper)
+            if type(value).__name__ == _WRAPPER
         ),
         None,
     )
