@@ -18,6 +18,7 @@ from everstep.bus.auth.roles import SERVICE
 from everstep.bus.client import NatsBus
 from everstep.bus.errors import AskRefusedError
 from everstep.bus.server.dev_server import DevServer
+from everstep.clock import SystemClock
 from everstep.messages import (
     JobEnded,
     RankScoreTable,
@@ -44,6 +45,15 @@ from tests.integration.straggler.replicas import (
 )
 from tests.unit.straggler.windows import Delay, Simulation, Training
 from tests.waiting import until_async
+
+
+class LeapingClock(SystemClock):
+    """The system's, ahead by as much as a test says."""
+
+    ahead_s = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.ahead_s
 
 
 def _is_over(tracked: TrackedJob) -> bool:
@@ -153,10 +163,11 @@ async def test_a_new_round_and_the_end_of_the_job_clear_what_was_found(
 async def test_a_job_that_falls_silent_is_forgotten_with_what_was_found(
     bus: NatsBus, job: str
 ) -> None:
-    nodes = Nodes(bus, job)
-    settings = msgspec.structs.replace(QUICK, forget_after_s=0.5)
-    async with at_work(bus, settings) as straggler:
+    nodes, clock = Nodes(bus, job), LeapingClock()
+    async with at_work(bus, clock=clock) as straggler:
         nodes.send("n1")
+        await found(bus, job, 1)
+        clock.ahead_s += QUICK.forget_after_s
         (cleared,) = await said(bus, job, StragglerCleared, 1)
         await until_async(lambda: straggler.jobs.get(job) is None, "the job is forgotten")
         assert await document(bus, job) is None
