@@ -20,7 +20,7 @@ from everstep_services.straggler.domain.job import JobJudge
 from everstep_services.straggler.domain.rules import LiveRules
 from everstep_services.straggler.jobs import Jobs
 from everstep_services.straggler.judgements import JobWork, JudgementRunner
-from tests.sketches import sketch_of
+from tests.unit.messages.sketches import sketch_of
 
 _STEPS, _PER_NODE, _KINDS = 16, 8, 20
 _WINDOW_S = 2.1

@@ -16,7 +16,7 @@ from everstep_services.agent.timings.window import (
     section_at,
     steps_of,
 )
-from tests.sketches import sketch_of
+from tests.unit.messages.sketches import sketch_of
 from trainer_sdk import layout
 from trainer_sdk.rank_session import session
 from trainer_sdk.testing import Watch, watched
