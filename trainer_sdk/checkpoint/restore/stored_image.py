@@ -44,7 +44,7 @@ _FILE_CLOCK = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Verification:
+class ImageStamp:
     """An image as it was when all its bytes were verified, for a later load by this process.
 
     The later load skips the hash only if `StoredImage.reopen` finds the same index and file. That
@@ -70,7 +70,7 @@ class _OpenImage:
     mapping: mmap.mmap | None
     octets: torch.Tensor
     file: tuple[int, ...]
-    """As in `Verification`; empty for a file that has changed in the present tick."""
+    """As in `ImageStamp`; empty for a file that has changed in the present tick."""
 
 
 class StoredImage:
@@ -100,23 +100,23 @@ class StoredImage:
             )
         self._take(opened)
 
-    def reopen(self, earlier: Verification) -> bool:
+    def reopen(self, earlier: ImageStamp) -> bool:
         """Take the image as verified if nothing has changed since then; else return False."""
         try:
             opened = self._open()
         except UnfitError:
             return False
-        if earlier != self._verification_of(opened.index_octets, opened.file):
+        if earlier != self._stamp_of(opened.index_octets, opened.file):
             return False
         self._take(opened)
         return True
 
     @property
-    def verification(self) -> Verification | None:
+    def stamp(self) -> ImageStamp | None:
         """Of a verified image; None if its file had changed too recently."""
         if not self._file:
             return None
-        return self._verification_of(self._index_octets, self._file)
+        return self._stamp_of(self._index_octets, self._file)
 
     @property
     def size_bytes(self) -> int:
@@ -210,8 +210,8 @@ class StoredImage:
         self._mapping, self._octets = opened.mapping, opened.octets
         self._file = opened.file
 
-    def _verification_of(self, index_octets: bytes, file: tuple[int, ...]) -> Verification:
-        return Verification(str(self._folder), self._identity, index_octets, file)
+    def _stamp_of(self, index_octets: bytes, file: tuple[int, ...]) -> ImageStamp:
+        return ImageStamp(str(self._folder), self._identity, index_octets, file)
 
     def _overwritten(self) -> UnfitError:
         return UnfitError(f"{self._folder} was overwritten by another state meanwhile")

@@ -32,7 +32,7 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class WholeItem(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A tensor or another value, of which ranks have parts."""
+    """A tensor or another value; each rank may have parts of it."""
 
     key: str
     dtype: str
@@ -58,7 +58,7 @@ class ImageItem(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     @property
     def whole(self) -> WholeItem:
-        """The tensor or value of which this is a part."""
+        """The whole tensor or value."""
         return WholeItem(
             key=self.key, dtype=self.dtype, requires_grad=self.requires_grad, shape=self.shape
         )
@@ -116,7 +116,7 @@ class DcpImage:
 
     @property
     def wholes(self) -> list[WholeItem]:
-        """The tensors and values of which this rank has a part, in the order of their keys."""
+        """The tensors and values whose parts this rank has, in the order of their keys."""
         return [
             whole for _, whole in sorted({item.key: item.whole for item in self._all_items}.items())
         ]

@@ -19,7 +19,7 @@ from trainer_sdk.checkpoint.restore.choice import RejectedState, RestoreChoice, 
 from trainer_sdk.checkpoint.restore.discovery import RestoreContext
 from trainer_sdk.checkpoint.restore.restore import ReadShare, Restore
 from trainer_sdk.checkpoint.restore.restorer import AGENT_WITHIN_S, note_round
-from trainer_sdk.checkpoint.restore.stored_image import StoredImage, Verification
+from trainer_sdk.checkpoint.restore.stored_image import ImageStamp, StoredImage
 from trainer_sdk.checkpoint.restore.stored_shards import StoredShards
 from trainer_sdk.checkpoint.storage import storage_for
 from trainer_sdk.environment import environ
@@ -29,7 +29,7 @@ from trainer_sdk.sdk_log import warn
 
 _restored: dict[str, Identity] = {}
 """The state that this process has loaded last, by root: newer images are abandoned."""
-_verified: dict[str, Verification] = {}
+_verified: dict[str, ImageStamp] = {}
 """The image that `newest_verified` has verified last, by root, for the load that follows."""
 
 _WRAPPER = "_DistWrapper"
@@ -72,13 +72,13 @@ def restored_from(root: str) -> Identity | None:
     return _restored.get(root)
 
 
-def note_verified(root: str, verification: Verification | None) -> None:
+def note_verified(root: str, stamp: ImageStamp | None) -> None:
     """Note the image that this rank has verified, so that the next load need not do it again."""
-    if verification is not None:
-        _verified[root] = verification
+    if stamp is not None:
+        _verified[root] = stamp
 
 
-def take_verified(root: str) -> Verification | None:
+def take_verified(root: str) -> ImageStamp | None:
     """The image that this rank has verified before this load; each is returned once."""
     return _verified.pop(root, None)
 
@@ -86,13 +86,13 @@ def take_verified(root: str) -> Verification | None:
 class _ImageVerifiedBefore:
     """The image that `newest_verified` has verified, for the load that follows."""
 
-    def __init__(self, verification: Verification) -> None:
-        self._verification = verification
+    def __init__(self, stamp: ImageStamp) -> None:
+        self._stamp = stamp
 
     def image(self, offer: StateOffer) -> StoredImage | None:
         """The chosen image, if it is that image, and it has not changed since."""
         image = StoredImage(offer.place, offer.identity)
-        return image if image.reopen(self._verification) else None
+        return image if image.reopen(self._stamp) else None
 
     def close(self) -> None:
         """Do nothing: `image` is called for the chosen image only."""
@@ -111,7 +111,7 @@ class NearestState:
         step: int | None,
         job: str,
         *,
-        before: Verification | None = None,
+        before: ImageStamp | None = None,
         misfit: RejectedState | None = None,
     ) -> None:
         context = read_job_context(environ, job, root)
@@ -161,12 +161,12 @@ class NearestState:
         return source
 
     @property
-    def verification(self) -> Verification | None:
+    def stamp(self) -> ImageStamp | None:
         """Of the image that this rank would load; None if it would load from the global tier."""
         if self.choice is None:
             return None
         source = self._restore.source(self.choice)
-        return source.verification if isinstance(source, StoredImage) else None
+        return source.stamp if isinstance(source, StoredImage) else None
 
     def metadata(self) -> Metadata:
         """Torch's metadata, as far as this rank needs it."""

@@ -54,7 +54,7 @@ class DcpReader(StorageReader):
 
     Every image is verified before it is loaded. The load after `newest_verified(keep_memory=True)`
     does not do it again for an image whose index and file are the same as then: no byte of an image
-    changes without one of them (`Verification`).
+    changes without one of them (`ImageStamp`).
     """
 
     def __init__(
@@ -206,8 +206,8 @@ class DcpReader(StorageReader):
         remedy = "load by DcpReader() without keep_memory"
         if not isinstance(planner, DefaultLoadPlanner):
             raise RestoreError(
-                f"a {type(planner).__name__} is no DefaultLoadPlanner, and cannot plan a load of "
-                f"the global tier instead of the memory of the nodes: {remedy}"
+                f"a {type(planner).__name__} is not a DefaultLoadPlanner, and cannot plan a load "
+                f"of the global tier instead of the memory of the nodes: {remedy}"
             )
         state, metadata = planner.original_state_dict, nearest.metadata()
         try:
@@ -278,7 +278,7 @@ def newest_verified(
         place = split(f"{os.fspath(root)}/step-0")[0]
         with session().section("verify", "checkpoint"):
             nearest = NearestState(place, None, arguments.job(job))
-            note_verified(place, nearest.verification)
+            note_verified(place, nearest.stamp)
             nearest.close()
         return None if nearest.choice is None else nearest.choice.identity.step
     group = group_of_all(environ.get("WORLD_SIZE", ""))

@@ -67,8 +67,8 @@ def remove_index(path: Path) -> None:
 def test_an_unchanged_image_is_reopened_with_its_bytes(folder: Path) -> None:
     first, second = image_in(folder), image_in(folder)
     first.verify()
-    assert first.verification is not None
-    assert second.reopen(first.verification)
+    assert first.stamp is not None
+    assert second.reopen(first.stamp)
     assert second.size_bytes == first.size_bytes
     second.check_unchanged()
     second.close()
@@ -82,16 +82,16 @@ def test_a_changed_image_is_not_reopened(folder: Path, change: Callable[[Path], 
     second = image_in(folder)
     first.verify()
     first.close()
-    assert first.verification is not None
+    assert first.stamp is not None
     change(folder / IMAGE)
-    assert not second.reopen(first.verification)
+    assert not second.reopen(first.stamp)
 
 
-def test_an_image_that_has_just_changed_has_no_verification(folder: Path) -> None:
+def test_an_image_that_has_just_changed_has_no_stamp(folder: Path) -> None:
     """The next change could have the same time."""
     soon = time.time() + HOUR_S
     os.utime(folder / IMAGE, (soon, soon))
     image = image_in(folder)
     image.verify()
     image.close()
-    assert image.verification is None
+    assert image.stamp is None
