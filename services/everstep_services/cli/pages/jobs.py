@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from everstep.incident_outcomes import INCIDENT_OUTCOMES
 from everstep_services.cli.api.client import Api, job_path
 from everstep_services.cli.cells import (
     SHORT_ID,
@@ -41,7 +42,6 @@ INCIDENT_COLUMNS = (
 JOB_STATES = (
     "forming", "starting", "running", "restarting", "idle", "done", "failed", "stopped", "unknown",
 )  # fmt: skip
-INCIDENT_OUTCOMES = ("recovered", "stopped", "failed", "preempted", "merged")
 _TOO_MUCH_FOR_A_SCREEN = frozenset({"lost_steps", "rank"})
 _SHOWN = 5
 _MEMBERS = 20
