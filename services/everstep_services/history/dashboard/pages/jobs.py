@@ -12,7 +12,7 @@ from everstep_services.history.dashboard.progress import eta, reported_values, s
 from everstep_services.history.dashboard.rest import Reader, RestAnswer, path_of, together
 
 _STATES = (
-    "running", "starting", "forming", "restarting", "idle", "done", "failed", "stopped",
+    "running", "starting", "forming", "restarting", "idle", "done", "failed", "stopped", "unknown",
 )  # fmt: skip
 _ROUNDS = 200
 _POINTS = 500
