@@ -43,40 +43,16 @@ def same(found: float, wanted: float) -> bool:
     return (math.isnan(found) and math.isnan(wanted)) or found == pytest.approx(wanted, rel=1e-12)
 
 
-@given(DURATIONS)
-def test_statistics_of_a_section(values: list[float]) -> None:
-    found = scores.section_statistics(values)
-    assert (found.minimum, found.maximum, found.count) == (min(values), max(values), len(values))
-    assert found.median == lower_median(values)
-    assert found.average == pytest.approx(sum(values) / len(values))
-    wanted = statistics.stdev(values) if len(values) > 1 else NAN
-    assert found.deviation == pytest.approx(wanted, rel=1e-6, abs=1e-9, nan_ok=True)
-
-
-@given(DURATIONS)
-def test_statistics_of_a_kernel(values: list[float]) -> None:
-    found = scores.kernel_statistics(values)
-    assert found.median == pytest.approx(statistics.median(values))
-    wanted = statistics.pstdev(values) if len(values) > 1 else NAN
-    assert found.deviation == pytest.approx(wanted, rel=1e-6, abs=1e-9, nan_ok=True)
-
-
 def test_sections_of_ranks_that_take_one_to_four_times_as_long() -> None:
     medians = np.array([[1.0], [2.0], [3.0], [4.0]])
     found = scores.relative_section_scores(medians)[:, 0]
     assert found.tolist() == [1, 1 / 2, 1 / 3, 1 / 4]
-    assert scores.stragglers(found).tolist() == [False, True, True, True]
 
 
 def test_a_section_that_a_rank_did_not_run_has_no_score_anywhere() -> None:
     found = scores.relative_section_scores(np.array([[1.0, 2.0], [NAN, 4.0]]))
     assert np.isnan(found[:, 0]).all()
     assert found[:, 1].tolist() == [1, 0.5]
-    assert not scores.stragglers(found)[:, 0].any()
-
-
-def test_the_threshold_itself_is_not_below() -> None:
-    assert scores.stragglers(np.array([0.75, 0.7499, NAN])).tolist() == [False, True, False]
 
 
 @given(RANKS)

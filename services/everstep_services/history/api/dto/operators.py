@@ -8,6 +8,7 @@ from everstep.messages.questions.health import LEAST_LIMIT_S
 from everstep.verdict_causes import VerdictCause
 from everstep_services.history.api.dto.answer import Answer
 from everstep_services.history.api.http.parameters import LARGEST, NAME, TEXT
+from everstep_services.history.notifications.settings import Target
 
 
 class RequestBody(BaseModel):
@@ -243,7 +244,7 @@ class CorrectionWanted(RequestBody):
         min_length=1,
         max_length=1000,
         pattern=TEXT,
-        description="How they know, for the record.",
+        description="How the person knows, for the record.",
         examples=["the fan of this node had stopped"],
     )
     cause: VerdictCause = Field(description="The right cause class.")
@@ -272,8 +273,30 @@ class Decided(Answer):
         description="The person and token that asked, as recorded.", examples=["ann@login-1 (ops)"]
     )
     text: str = Field(
-        description="What happens now, in a sentence.",
+        description="The next step, in a sentence.",
         examples=[
             "round 4 ends; another round follows, and does not count against the restart budget"
         ],
     )
+
+
+class NotificationTestWanted(BaseModel):
+    """A test message."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    target: Target | None = Field(None, description="The target; null for all that are set.")
+
+
+class TargetAnswered(Answer):
+    """What one target answered."""
+
+    target: Target
+    is_taken: bool = Field(description="True if the target has accepted the message.")
+    text: str = Field(description="The HTTP status of the target, or why there is none.")
+
+
+class NotificationTest(Answer):
+    """What the targets answered."""
+
+    targets: list[TargetAnswered]
