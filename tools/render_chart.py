@@ -15,14 +15,14 @@ BASE = ROOT / "deploy/kubernetes/base"
 NAME = NAMESPACE = "everstep"
 
 
-def rendered(values: dict[str, Any] | None = None) -> dict[str, str]:
+def rendered(values: dict[str, Any] | None = None, name: str = NAME) -> dict[str, str]:
     """The chart's manifests by file, as `helm template everstep --namespace everstep` makes them.
 
     Raises the engine's error for values that the chart refuses.
     """
     helm: Any = importlib.import_module("helm_python")
     with helm.Chart.load(CHART) as chart:
-        files: dict[str, str] = chart.render(values or {}, name=NAME, namespace=NAMESPACE)
+        files: dict[str, str] = chart.render(values or {}, name=name, namespace=NAMESPACE)
     return {
         path.rpartition("/")[2]: text.strip() + "\n"
         for path, text in sorted(files.items())

@@ -141,6 +141,15 @@ def test_the_right_to_patch_nodes_comes_with_marks_only() -> None:
         ({"nodeWacher": {}}, "nodeWacher"),
         ({"bus": {"url": "nats://user:password@bus"}}, "url"),
         ({"history": {"databaseUrl": "postgresql://u:password@db/x"}}, "databaseUrl"),
+        ({"history": {"databaseUrl": "postgresql://u@db/x?password=secret"}}, "databaseUrl"),
+        ({"history": {"databaseUrl": "sqlite:////tmp/history.db"}}, "databaseUrl"),
+        ({"bus": {"memory": "5"}}, "memory"),
+        ({"history": {"cpu": "1Gi"}}, "cpu"),
+        ({"services": {"rendezvous": {"replicas": 0, "cpu": "1", "memory": "1Gi"}}}, "replicas"),
+        ({"image": {"tag": '1"\n          privileged: true'}}, "tag"),
+        ({"storageClass": "fast\n  x: y"}, "storageClass"),
+        ({"serviceSecret": "a: b"}, "serviceSecret"),
+        ({"catalogVolumes": [{"claim": "c", "path": "/var/lib/everstep"}]}, "path"),
         ({"user": 0}, "user"),
         ({"nodeWatcher": {"marks": "delete"}}, "marks"),
     ],
@@ -149,6 +158,14 @@ def test_wrong_values_are_refused(values: dict[str, Any], text: str) -> None:
     helm = importlib.import_module("helm_python")
     with pytest.raises(helm.HelmError, match=text):
         rendered(values)
+
+
+@pytest.mark.parametrize("name", ["a" * 40, "team.everstep"])
+def test_a_release_name_that_makes_no_names_of_services_is_refused(name: str) -> None:
+    helm = importlib.import_module("helm_python")
+    with pytest.raises(helm.HelmError, match="at most 39 characters and no dots"):
+        rendered(name=name)
+    assert rendered(name="a" * 39)
 
 
 @pytest.mark.parametrize("servers", [1, 3])

@@ -5,6 +5,9 @@ app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
 {{- define "everstep.metadata" -}}
+{{- if or (gt (len .root.Release.Name) 39) (contains "." .root.Release.Name) }}
+  {{- fail (printf "the release name %q: at most 39 characters and no dots, as names of services and pods contain it" .root.Release.Name) }}
+{{- end -}}
 name: {{ .root.Release.Name }}-{{ .component }}
 namespace: {{ .root.Release.Namespace }}
 labels:
