@@ -25,6 +25,7 @@ PATHS = [
     f"facts?job={JOB}&kind=progress_made&kind=round_ended",
     "facts?node=node-1&order=desc",
     "facts?since=2026-11-21T07:00:00Z",
+    "facts?received_since=2026-11-21T07:00:00Z&received_until=2026-11-22T07:00:00Z",
     f"jobs/{JOB}/goodput",
     "goodput?since=2026-11-21T00:00:00Z&until=2026-11-22T00:00:00Z",
     f"incidents/{INCIDENT}",
