@@ -33,11 +33,11 @@ from everstep.messages import (
     decode,
     encode,
 )
-from everstep.messages.beats.sketch import sketch_of
 from everstep_services.straggler.domain import scores
 from everstep_services.straggler.domain.changes import SlowRankFound
 from everstep_services.straggler.domain.job import JobJudge
 from everstep_services.straggler.domain.rules import LiveRules
+from tests.unit.messages.sketches import sketch_of
 
 SIZES = (512, 4096, 16_384, 100_000)
 LIMIT = (16_384, 1.0)

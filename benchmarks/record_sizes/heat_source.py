@@ -15,12 +15,12 @@ from benchmarks.straggler_windows import SECTIONS
 from everstep.bus import BusSettings, connect
 from everstep.clock import SystemClock
 from everstep.messages import NodeTimings, RankTiming, SectionTiming
-from everstep.messages.beats.sketch import sketch_of
 from everstep_services.straggler.answers import StragglerAnswers
 from everstep_services.straggler.domain.job import JobJudge
 from everstep_services.straggler.domain.rules import LiveRules
 from everstep_services.straggler.jobs import Jobs
 from everstep_services.straggler.judgements import JobWork, JudgementRunner
+from tests.unit.messages.sketches import sketch_of
 
 _STEPS, _PER_NODE, _KINDS = 16, 8, 20
 _WINDOW_S = 2.1

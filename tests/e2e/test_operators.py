@@ -84,7 +84,7 @@ def test_a_drained_node_goes_with_0_and_its_slot_to_the_spare(cluster: Cluster) 
 def until_left(cluster: Cluster, node: str, exit_code: int) -> None:
     """A drained node is on record as one that left."""
     left = cluster.until_fact("node_left", lambda body: body["node"] == node)
-    assert left.get("exit_code", 0) == exit_code
+    assert left["exit_code"] == exit_code
     until(
         lambda: cluster.api.get(f"nodes/{node}")["state"] == "left",
         f"node {node} is shown as one that left",

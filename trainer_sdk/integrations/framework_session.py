@@ -127,10 +127,3 @@ class FrameworkSession:
         """Leave every section that this integration has entered."""
         if self._open:
             self.end(self._open[0])
-
-
-def replace_reporting(name: str | None) -> str | None:
-    """Replace the reporting integration, for a test; returns the former one."""
-    former = _reporting[0] if _reporting else None
-    _reporting[:] = [] if name is None else [name]
-    return former

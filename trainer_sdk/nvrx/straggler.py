@@ -4,9 +4,7 @@ The sections are also sections of the session, so that `everstep stragglers` sho
 measured all the time, by CUPTI where `cupti-python` is installed; else there are no scores of GPUs.
 """
 
-import enum
 import functools
-import math
 import os
 import sys
 import time
@@ -14,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from statistics import fmean, median, median_low, stdev
+from statistics import median, median_low, stdev
 from typing import Any
 
 import torch
@@ -22,38 +20,28 @@ import torch
 from trainer_sdk.checkpoint.rank_group import RankGroup, group_of_all
 from trainer_sdk.environment import environ
 from trainer_sdk.kernels import KernelTrace
+from trainer_sdk.nvrx.straggler_report import (
+    Report,
+    Scores,
+    Statistic,
+    Summaries,
+    kernel_summary,
+    lowest_medians,
+    ratio,
+    relative_scores,
+    scores_of_gpus,
+    scores_of_sections,
+    summary,
+    weighted_score,
+)
+from trainer_sdk.nvrx.straggler_report import StragglerId as StragglerId
 from trainer_sdk.rank_session import session
 
 RELATIVE, INDIVIDUAL = "relative_perf_scores", "individual_perf_scores"
 _KEPT = 8 * 1024
-_THRESHOLD = 0.75
 _COLLECTIVE = "ncclDev"
 _ESTIMATED_BY = 16
 """The number of iterations that estimate how many make up the interval."""
-Summaries = Mapping[str, "Mapping[Statistic, float]"]
-Scores = dict[str, float | None]
-
-
-class Statistic(enum.Enum):
-    """A figure of a section or kernel."""
-
-    MIN = 1
-    MAX = 2
-    MED = 3
-    AVG = 4
-    STD = 5
-    NUM = 6
-
-    def __str__(self) -> str:
-        return self.name
-
-
-@dataclass(frozen=True)
-class StragglerId:
-    """A rank that is slow, and its node."""
-
-    rank: int
-    node: str
 
 
 @dataclass(frozen=True)
@@ -69,57 +57,6 @@ class CallableId:
     def __str__(self) -> str:
         owner = getattr(self.obj, "__name__", type(self.obj).__name__)
         return f"{owner}.{self.name}"
-
-
-@dataclass(frozen=True)
-class Report:
-    """Scores from 0 to 1, the best, by rank; with `gather_on_rank0` those of all ranks."""
-
-    gpu_relative_perf_scores: Mapping[int, float]
-    section_relative_perf_scores: Mapping[str, Mapping[int, float]]
-    gpu_individual_perf_scores: Mapping[int, float]
-    section_individual_perf_scores: Mapping[str, Mapping[int, float]]
-    rank_to_node: Mapping[int, str]
-    local_section_summaries: Mapping[str, Any]
-    local_kernel_summaries: Mapping[str, Any]
-    generate_report_elapsed_time: float
-    gather_on_rank0: bool
-    rank: int | None
-
-    def identify_stragglers(
-        self,
-        gpu_rel_threshold: float = _THRESHOLD,
-        section_rel_threshold: float = _THRESHOLD,
-        gpu_indiv_threshold: float = _THRESHOLD,
-        section_indiv_threshold: float = _THRESHOLD,
-    ) -> dict[str, Any]:
-        """The ranks with a score below a threshold."""
-
-        def below(scores: Mapping[int, float], threshold: float) -> set[StragglerId]:
-            return {
-                StragglerId(rank, self.rank_to_node.get(rank, ""))
-                for rank, score in scores.items()
-                if score < threshold
-            }
-
-        def sections(
-            scores: Mapping[str, Mapping[int, float]], threshold: float
-        ) -> dict[str, set[StragglerId]]:
-            slow = {name: below(of_ranks, threshold) for name, of_ranks in scores.items()}
-            return {name: ranks for name, ranks in slow.items() if ranks}
-
-        return {
-            "straggler_gpus_relative": below(self.gpu_relative_perf_scores, gpu_rel_threshold),
-            "straggler_gpus_individual": below(
-                self.gpu_individual_perf_scores, gpu_indiv_threshold
-            ),
-            "straggler_sections_relative": sections(
-                self.section_relative_perf_scores, section_rel_threshold
-            ),
-            "straggler_sections_individual": sections(
-                self.section_individual_perf_scores, section_indiv_threshold
-            ),
-        }
 
 
 @dataclass
@@ -286,12 +223,12 @@ class Detector:
             raise RuntimeError("call Detector.initialize() before generate_report")
         began = time.monotonic()
         sections = {
-            each.name: _summary(list(each.cpu_elapsed_times), median_low, stdev)
+            each.name: summary(list(each.cpu_elapsed_times), median_low, stdev)
             for each in cls.custom_sections.values()
             if each.cpu_elapsed_times
         }
         kernels = {
-            each["kernel"]: _kernel_summary(each)
+            each["kernel"]: kernel_summary(each)
             for each in (cls._kernels.statistics() if cls._kernels is not None else ())
         }
         for each in cls.custom_sections.values():
@@ -313,8 +250,10 @@ class Detector:
         relative: Scores = {}
         individual: Scores = {}
         if RELATIVE in cls.scores_to_compute:
-            relative = _relative(medians, [each[1] for each in gathered])
-            relative[""] = _weighted(own_kernels, _common([each[2] for each in gathered]))
+            relative = relative_scores(medians, [each[1] for each in gathered])
+            relative[""] = weighted_score(
+                own_kernels, lowest_medians([each[2] for each in gathered])
+            )
         if INDIVIDUAL in cls.scores_to_compute:
             individual = cls._individual(medians, own_kernels)
         scores = {cls._group.rank: (relative, individual)}
@@ -327,10 +266,10 @@ class Detector:
         relatives = {rank: each[0] for rank, each in scores.items()}
         individuals = {rank: each[1] for rank, each in scores.items()}
         return Report(
-            gpu_relative_perf_scores=_of_gpus(relatives),
-            section_relative_perf_scores=_of_sections(relatives),
-            gpu_individual_perf_scores=_of_gpus(individuals),
-            section_individual_perf_scores=_of_sections(individuals),
+            gpu_relative_perf_scores=scores_of_gpus(relatives),
+            section_relative_perf_scores=scores_of_sections(relatives),
+            gpu_individual_perf_scores=scores_of_gpus(individuals),
+            section_individual_perf_scores=scores_of_sections(individuals),
             rank_to_node=nodes,
             local_section_summaries=sections,
             local_kernel_summaries=kernels,
@@ -349,8 +288,8 @@ class Detector:
         best = cls._best
         for key, took in now.items():
             best[key] = min(took, best.get(key, took))
-        scores: Scores = {name: _ratio(best[f"s{name}"], took) for name, took in medians.items()}
-        scores[""] = _weighted(kernels, {name: best[f"k{name}"] for name in kernels})
+        scores: Scores = {name: ratio(best[f"s{name}"], took) for name, took in medians.items()}
+        scores[""] = weighted_score(kernels, {name: best[f"k{name}"] for name in kernels})
         return scores
 
     @classmethod
@@ -383,69 +322,3 @@ def _trace() -> KernelTrace | None:
         return None
     trace = KernelTrace("", every_s=1.0)
     return trace if trace.start() else None
-
-
-def _summary(
-    values: Sequence[float],
-    middle: Callable[[Sequence[float]], float],
-    deviation: Callable[[Sequence[float]], float],
-) -> Mapping[Statistic, float]:
-    return {
-        Statistic.MIN: min(values),
-        Statistic.MAX: max(values),
-        Statistic.MED: middle(values),
-        Statistic.AVG: fmean(values),
-        Statistic.STD: deviation(values) if len(values) > 1 else math.nan,
-        Statistic.NUM: float(len(values)),
-    }
-
-
-def _kernel_summary(figures: Mapping[str, Any]) -> Mapping[Statistic, float]:
-    """In us; of the figures that CUPTI's trace keeps."""
-    return {
-        Statistic.MED: figures["median_s"] * 1e6,
-        Statistic.AVG: figures["average_s"] * 1e6,
-        Statistic.NUM: float(figures["count"]),
-    }
-
-
-def _ratio(reference: float, own: float) -> float:
-    return reference / own if own else 1.0
-
-
-def _relative(own: Mapping[str, float], all_ranks: Sequence[Mapping[str, float]]) -> Scores:
-    """The median of the fastest rank that has the section, over the own one."""
-    return {
-        name: _ratio(min(each[name] for each in all_ranks if name in each), took)
-        for name, took in own.items()
-    }
-
-
-def _common(all_ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The lowest median of each kernel that every rank has run."""
-    names = set(all_ranks[0]).intersection(*all_ranks[1:])
-    return {name: min(each[name] for each in all_ranks) for name in names}
-
-
-def _weighted(
-    own: Mapping[str, tuple[float, float]], reference: Mapping[str, float]
-) -> float | None:
-    """The mean of the kernels' scores, by the time that each took; None without a kernel."""
-    total = sum(own[name][1] for name in reference)
-    if not total:
-        return None
-    return sum(_ratio(ref, own[name][0]) * own[name][1] for name, ref in reference.items()) / total
-
-
-def _of_gpus(scores: Mapping[int, Scores]) -> dict[int, float]:
-    """The scores of GPUs; NaN where there is no kernel to compare."""
-    named = {rank: each[""] for rank, each in scores.items() if "" in each}
-    return {rank: math.nan if score is None else score for rank, score in named.items()}
-
-
-def _of_sections(scores: Mapping[int, Scores]) -> dict[str, dict[int, float]]:
-    names = sorted({name for each in scores.values() for name in each} - {""})
-    return {
-        name: {rank: each[name] or 0.0 for rank, each in scores.items() if name in each}
-        for name in names
-    }

@@ -7,15 +7,14 @@ from typing import Any, Literal, NamedTuple
 from sqlalchemy import ColumnElement, Select, Table, case, exists, func, literal, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from everstep.job_states import state_of_job
 from everstep.store import tables
 from everstep.store.database import Database
 from everstep.store.projected.changes import compact
 from everstep.store.projected.jobs import (
     ENDED,
-    FORMED,
     PHASES,
     PHASES_A_ROUND,
-    STARTED,
     WAITING,
 )
 
@@ -215,9 +214,7 @@ def job_state() -> ColumnElement[str]:
     return case(
         (is_over(), jobs.end_state),
         (func.coalesce(jobs.live_allocations, 1) <= 0, "idle"),
-        (phase == STARTED, PHASES[STARTED]),
-        (phase == FORMED, PHASES[FORMED]),
-        (phase == ENDED, "restarting"),
+        *((phase == order, state_of_job(state)) for order, state in PHASES.items()),
         else_=PHASES[WAITING],
     )
 
@@ -307,7 +304,7 @@ def with_verdict(query: Select[Any], of: Table, joined: ColumnElement[bool]) -> 
 def round_state() -> ColumnElement[str]:
     """A round's state in the words of REST."""
     order = tables.rounds.c.phase_order
-    return case(dict(PHASES), value=order, else_="forming")
+    return case(dict(PHASES), value=order, else_=PHASES[WAITING])
 
 
 def holds(column: ColumnElement[Any], text: str) -> ColumnElement[bool]:

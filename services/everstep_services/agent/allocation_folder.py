@@ -65,7 +65,7 @@ class AllocationFolder:
             code=exiting.code,
             cause=exiting.cause,
             reason=exiting.reason[:_LONGEST_REASON],
-            ends_job=exiting.is_sent and exiting.cause != "excluded",
+            ends_job=exiting.ends_job,
         )
         self._write(node + END, msgspec.json.encode(end))
 

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.messages import Sketch, sketch_of
+from everstep.messages import Sketch
+from tests.unit.messages.sketches import sketch_of
 
 DURATIONS = st.lists(st.floats(1e-7, 1e5), max_size=50)
 

@@ -8,11 +8,11 @@ import pytest
 from msgspec.structs import replace as replace_struct
 
 from everstep.messages import NodeTimings, RankTiming
-from everstep.messages.beats.sketch import sketch_of
 from everstep_services.straggler.domain.changes import Change, SlowRankFound
 from everstep_services.straggler.domain.job import JobJudge
 from everstep_services.straggler.domain.live.device_times import device_times_us
 from everstep_services.straggler.domain.rules import LiveRules
+from tests.unit.messages.sketches import sketch_of
 from tests.unit.straggler.changes import without_costs
 from tests.unit.straggler.device_windows import DeviceSimulation
 from tests.unit.straggler.windows import Delay, Training, healthy

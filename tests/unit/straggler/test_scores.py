@@ -43,24 +43,6 @@ def same(found: float, wanted: float) -> bool:
     return (math.isnan(found) and math.isnan(wanted)) or found == pytest.approx(wanted, rel=1e-12)
 
 
-@given(DURATIONS)
-def test_statistics_of_a_section(values: list[float]) -> None:
-    found = scores.section_statistics(values)
-    assert (found.minimum, found.maximum, found.count) == (min(values), max(values), len(values))
-    assert found.median == lower_median(values)
-    assert found.average == pytest.approx(sum(values) / len(values))
-    wanted = statistics.stdev(values) if len(values) > 1 else NAN
-    assert found.deviation == pytest.approx(wanted, rel=1e-6, abs=1e-9, nan_ok=True)
-
-
-@given(DURATIONS)
-def test_statistics_of_a_kernel(values: list[float]) -> None:
-    found = scores.kernel_statistics(values)
-    assert found.median == pytest.approx(statistics.median(values))
-    wanted = statistics.pstdev(values) if len(values) > 1 else NAN
-    assert found.deviation == pytest.approx(wanted, rel=1e-6, abs=1e-9, nan_ok=True)
-
-
 def test_sections_of_ranks_that_take_one_to_four_times_as_long() -> None:
     medians = np.array([[1.0], [2.0], [3.0], [4.0]])
     found = scores.relative_section_scores(medians)[:, 0]

@@ -15,7 +15,7 @@ from everstep.messages import (
     RankTiming,
     SectionTiming,
 )
-from everstep.messages.beats.sketch import sketch_of
+from tests.unit.messages.sketches import sketch_of
 
 Array = npt.NDArray[np.float64]
 Where = Literal["data", "forward", "backward", "host", "link", "ring", "sleep"]

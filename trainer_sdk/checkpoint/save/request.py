@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
 from trainer_sdk.checkpoint import arguments
 from trainer_sdk.checkpoint.save.buffers import Buffer
@@ -31,7 +31,6 @@ SaveState = Literal["skipped", "staged", "written", "committed", "failed"]
   If the step had a checkpoint before, that checkpoint stays, and `reason` names it.
 - `failed`: there will be no checkpoint of this save; `error` says why.
 """
-SAVE_STATES: tuple[SaveState, ...] = get_args(SaveState)
 
 
 class SaveError(Exception):

@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable
 
 from everstep.messages.base import Int, Part
 
@@ -54,21 +53,6 @@ class Sketch(Part, frozen=True, kw_only=True):
                 middle_s = 2 ** ((index - 0.5) / BUCKETS_PER_DOUBLING)
                 return min(max(middle_s, self.min_s), self.max_s)
         return self.max_s
-
-
-def sketch_of(durations_s: Iterable[float]) -> Sketch:
-    """The sketch of some durations. Negative ones, from a clock that jumped, count as zero."""
-    kept = [max(0.0, duration_s) for duration_s in durations_s]
-    if not kept:
-        return Sketch()
-    buckets = Counter(bucket_of(duration_s) for duration_s in kept)
-    return Sketch(
-        count=len(kept),
-        sum_s=math.fsum(kept),
-        min_s=min(kept),
-        max_s=max(kept),
-        buckets=tuple(sorted(buckets.items())),
-    )
 
 
 def bucket_of(duration_s: float) -> int:

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 
+from everstep.job_states import RoundState
 from everstep.store.projected.changes import ProjectedTable, greatest, least, led_by, once, total
 
 WAITING, FORMED, STARTED, ENDED = 1, 2, 3, 4
 """Phases of a round, in the order in which they win; `PHASES` names them for people."""
-PHASES: Mapping[int, str] = {
+PHASES: Mapping[int, RoundState] = {
     WAITING: "forming",
     FORMED: "starting",
     STARTED: "running",

@@ -179,6 +179,8 @@ class ExitAgent:
     is_sent: bool = False
     has_seat: bool = False
     """Rendezvous may still count this node among those of the job, although it sent it away."""
+    ends_job: bool = False
+    """The job is over, and the code is that of the job; otherwise other nodes may continue."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,6 @@ from everstep_services.agent.core.actions import (
     CaptureEvidence,
     ChangeReplicas,
     ExamineNode,
-    LeaveCause,
     MeasurePeers,
     PassNotice,
     ReportEvent,
@@ -130,11 +129,8 @@ class Agent:
             return []
         self._hear(reply.round)
         if reply.exit_code is not None:
-            cause: LeaveCause = "excluded" if reply.standing == "leaving" else "refused"
-            refused = Departure(
-                *(reply.exit_code, cause, reply.reason), is_sent=True, has_seat=reply.is_accepted
-            )
-            return self._go(refused, self.limits.stop_grace_s)
+            dismissed = departure.answered(reply.exit_code, reply)
+            return self._go(dismissed, self.limits.stop_grace_s)
         acts = self._say_refused(reply)
         if self._part is None:
             acts += self._stand(is_spare=reply.standing == "spare")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from signal import SIGTERM
 
-from everstep.messages import LeaveJob, SaveCheckpoint
+from everstep.messages import Joined, LeaveJob, SaveCheckpoint
 from everstep_services.agent.core.actions import (
     Action,
     ExitAgent,
@@ -34,6 +34,8 @@ class Departure:
     is_sent: bool = False
     has_seat: bool = False
     """Rendezvous sends only this node away, and hears of its end from the agent."""
+    ends_job: bool = False
+    """The job is over, and its exit code is `code`; a node that leaves alone does not end it."""
     kill_at: float | None = None
     """Until then the ranks may save and exit."""
     alone_at: float | None = None
@@ -45,7 +47,15 @@ class Departure:
         """Stop what runs; exit once nothing does."""
         if part is not None:
             return part.stop(grace_s)
-        return [ExitAgent(self.code, self.cause, self.reason, self.is_sent, self.has_seat)]
+        exiting = ExitAgent(
+            self.code,
+            self.cause,
+            self.reason,
+            is_sent=self.is_sent,
+            has_seat=self.has_seat,
+            ends_job=self.ends_job,
+        )
+        return [exiting]
 
     def heard(self, now: float) -> None:
         """Rendezvous will name the step; a step of our own would part us from other nodes.
@@ -145,7 +155,23 @@ def sent(order: LeaveJob) -> Departure:
     """Rendezvous has ordered the agent to leave."""
     is_ours = order.state == "excluded"
     reason = order.reason if is_ours else f"the job is {order.state}: {order.reason}"
-    return Departure(order.exit_code, _cause_of(order), reason, is_sent=True, has_seat=is_ours)
+    cause = _cause_of(order)
+    return Departure(
+        order.exit_code, cause, reason, is_sent=True, has_seat=is_ours, ends_job=not is_ours
+    )
+
+
+def answered(code: int, reply: Joined) -> Departure:
+    """Rendezvous has answered `join` with an exit code: of the job, or of this node alone."""
+    is_replaced = reply.standing == "leaving"
+    return Departure(
+        code,
+        "excluded" if is_replaced else "refused",
+        reply.reason,
+        is_sent=True,
+        has_seat=reply.is_accepted,
+        ends_job=reply.cause == "job_over" or (reply.is_accepted and not is_replaced),
+    )
 
 
 def _cause_of(order: LeaveJob) -> LeaveCause:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from everstep.job_states import JOB_STATES, WITH_RANKS
 from everstep_services.cli.api.client import Api, job_path
 from everstep_services.cli.cells import (
     SHORT_ID,
@@ -38,14 +39,10 @@ JOB_COLUMNS = (
 INCIDENT_COLUMNS = (
     "incident", "job", "opened_at", "outcome", "lasted", "lost_steps", "node", "rank", "reason",
 )  # fmt: skip
-JOB_STATES = (
-    "forming", "starting", "running", "restarting", "idle", "done", "failed", "stopped", "unknown",
-)  # fmt: skip
 INCIDENT_OUTCOMES = ("recovered", "stopped", "failed", "preempted", "merged")
 _TOO_MUCH_FOR_A_SCREEN = frozenset({"lost_steps", "rank"})
 _SHOWN = 5
 _MEMBERS = 20
-_WITH_RANKS = frozenset({"starting", "running"})
 _ACTS_READ = 100
 """Acts among which those of people are looked for."""
 
@@ -179,7 +176,7 @@ def _state(job: Record) -> str:
     parts = [cell(job["state"])]
     if job["round"] is not None:
         parts.append(f"round {job['round']}")
-    if job["world_size"] and job["state"] in _WITH_RANKS:
+    if job["world_size"] and job["state"] in WITH_RANKS:
         parts.append(counted(job["world_size"], "rank"))
     return ", ".join(parts)
 

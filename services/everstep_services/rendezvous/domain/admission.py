@@ -1,10 +1,13 @@
-"""Decides whether an agent may take part, and explains a refusal."""
+"""Decides whether an agent may take part; explains and records refusals."""
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, assert_never
 
-from everstep.messages import JobSpec, Join
+from everstep.messages import JobSpec, Join, NodeRefused, Option
 from everstep_services.rendezvous.domain.batch import Batch
+from everstep_services.rendezvous.domain.decisions import came_of, decide_to, only_say
+from everstep_services.rendezvous.domain.ends import RETRYABLE
 from everstep_services.rendezvous.domain.events import JobControl
 
 _SAME_FOR_ALL = (
@@ -20,7 +23,7 @@ _SAME_FOR_ALL = (
 DO_NOT_RESTART = 93
 USAGE = 2
 _RETRY_S = 30.0
-
+_REFUSALS_KEPT = 1000
 
 RefusalCause = Literal[
     "job_over",
@@ -32,6 +35,8 @@ RefusalCause = Literal[
     "duplicate",
     "stale",
 ]
+_UNFIT: frozenset[RefusalCause] = frozenset({"unhealthy", "excluded"})
+"""The causes of a refusal that may end by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,88 @@ def changed_fields(before: JobSpec, after: JobSpec) -> tuple[str, ...]:
     return tuple(
         name for name in before.__struct_fields__ if getattr(before, name) != getattr(after, name)
     )
+
+
+def ends_soon(cause: RefusalCause) -> bool:
+    """Whether the agent only waits for a moment, so that its refusal is not recorded."""
+    match cause:
+        case "duplicate" | "stale":
+            return True
+        case (
+            "job_over"
+            | "different_job"
+            | "excluded"
+            | "unhealthy"
+            | "misconfigured"
+            | "wrong_version"
+        ):
+            return False
+        case _:
+            assert_never(cause)
+
+
+def given_up(batch: Batch, ask: Join, no: Refusal) -> Refusal:
+    """Give up a node that was unfit for as long as a round may take to form, if none runs."""
+    if no.cause not in _UNFIT:
+        return no
+    if batch.state.doc.phase != "joining":
+        batch.timers.clear("unfit", ask.instance)
+        return no
+    batch.timers.start("unfit", ask.instance)
+    if batch.timers.elapsed("unfit", ask.instance) < batch.join_within_s:
+        return no
+    reason = f"{no.reason}; this has lasted {batch.join_within_s:g} s: requeue the job elsewhere"
+    return dataclasses.replace(no, reason=reason, exit_code=RETRYABLE)
+
+
+def record_tolerated(batch: Batch, ask: Join) -> None:
+    """Record an excluded node that may join, because exclusions only observe."""
+    exclusion, key = (
+        batch.control.exclusion(ask.node, batch.now.wall),
+        f"{ask.node} exclude.observe",
+    )
+    if exclusion is None or key in batch.state.doc.refused:
+        return
+    _note(batch, key)
+    reason = (
+        f"{ask.node} is excluded by {exclusion.by}: {exclusion.reason}; exclusions only observe"
+    )
+    only_say(batch, "exclude", reason, rule="exclude.observe", nodes_out=(ask.node,))
+
+
+def record_refused(batch: Batch, ask: Join, no: Refusal) -> None:
+    """Record a refusal, once for each cause, not for each attempt."""
+    doc, key = batch.state.doc, f"{ask.node} {no.cause}"
+    if key in doc.refused:
+        return
+    _note(batch, key)
+    if no.cause == "excluded":
+        decide_to(
+            batch,
+            "exclude",
+            no.reason,
+            rule="exclude.control",
+            considered=(
+                Option(action="observe", rejected="exclusions are enforced: no brake is on"),
+            ),
+            nodes_out=(ask.node,),
+        )
+        came_of(batch, "done", f"{ask.node} was refused", "exclude")
+    batch.record(
+        NodeRefused(
+            **batch.head(),
+            node=ask.node,
+            cause=no.cause,
+            reason=no.reason,
+            checks=no.checks,
+            retry_after_s=no.retry_after_s,
+        )
+    )
+
+
+def _note(batch: Batch, key: str) -> None:
+    """Remember that this refusal is recorded."""
+    batch.state.set(refused=(*batch.state.doc.refused, key)[-_REFUSALS_KEPT:])
 
 
 def _different_job(batch: Batch, ask: Join) -> Refusal | None:

@@ -1,8 +1,5 @@
 """Agents that come, come back, and go."""
 
-import dataclasses
-from typing import assert_never
-
 from msgspec.structs import replace
 
 from everstep.incident_causes import IncidentCause
@@ -17,8 +14,6 @@ from everstep.messages import (
     Leave,
     NodeJoined,
     NodeLeft,
-    NodeRefused,
-    Option,
     Seat,
     StandBy,
     StartRanks,
@@ -27,15 +22,17 @@ from everstep.messages import (
 from everstep_services.rendezvous.domain import agreed_save
 from everstep_services.rendezvous.domain.admission import (
     Refusal,
-    RefusalCause,
     changed_fields,
+    ends_soon,
+    given_up,
     job_over,
+    record_refused,
+    record_tolerated,
     refusal,
     reopens,
 )
 from everstep_services.rendezvous.domain.batch import Batch
-from everstep_services.rendezvous.domain.decisions import came_of, decide_to, only_say
-from everstep_services.rendezvous.domain.ends import PREEMPTED, RETRYABLE, close_allocations
+from everstep_services.rendezvous.domain.ends import PREEMPTED, close_allocations
 from everstep_services.rendezvous.domain.events import LivenessProbe
 from everstep_services.rendezvous.domain.incidents import Sign
 from everstep_services.rendezvous.domain.liveness import fell_away, member_lost
@@ -49,13 +46,10 @@ from everstep_services.rendezvous.domain.lost_document import (
 from everstep_services.rendezvous.domain.requests import dismissal
 from everstep_services.rendezvous.domain.state import AT_WORK, OVER, with_stage
 
-_REFUSALS_KEPT = 1000
 _CHECKING_S = 0.2
 _NEEDED_LATER_S = 2.0
 _ALIVE_FOR_S = 2.0
 _ONE_BY_ONE = frozenset({"none", "kubernetes"})
-_UNFIT: frozenset[RefusalCause] = frozenset({"unhealthy", "excluded"})
-"""The causes of a refusal that may end by themselves."""
 
 
 def join(batch: Batch, ask: Join) -> Refusal | None:
@@ -69,32 +63,14 @@ def join(batch: Batch, ask: Join) -> Refusal | None:
     if no is None:
         _take(batch, ask)
         batch.timers.clear("unfit", ask.instance)
-        _say_tolerated(batch, ask)
+        record_tolerated(batch, ask)
         return None
     seat = state.seat(ask.node)
-    if not _ends_soon(no.cause):
-        _say_refused(batch, ask, no)
+    if not ends_soon(no.cause):
+        record_refused(batch, ask, no)
         if seat is not None and seat.instance == ask.instance:
             fell_away(batch, seat, Sign("node_left", no.reason, node=seat.node))
-    return _given_up(batch, ask, no) if no.cause in _UNFIT else no
-
-
-def _ends_soon(cause: RefusalCause) -> bool:
-    """Whether the agent only waits for a moment, so that its refusal is not recorded."""
-    match cause:
-        case "duplicate" | "stale":
-            return True
-        case (
-            "job_over"
-            | "different_job"
-            | "excluded"
-            | "unhealthy"
-            | "misconfigured"
-            | "wrong_version"
-        ):
-            return False
-        case _:
-            assert_never(cause)
+    return given_up(batch, ask, no)
 
 
 def answer(batch: Batch, ask: Join, no: Refusal | None) -> Joined:
@@ -107,7 +83,7 @@ def answer(batch: Batch, ask: Join, no: Refusal | None) -> Joined:
             is_accepted=False,
             reason=no.reason,
             cause=no.cause,
-            standing="waiting" if _ends_soon(no.cause) else "refused",
+            standing="waiting" if ends_soon(no.cause) else "refused",
             retry_after_s=no.retry_after_s,
             exit_code=no.exit_code,
             order=order,
@@ -235,7 +211,7 @@ def _not_the_only_one(batch: Batch, ask: Join) -> Refusal | None:
             f"or stop the other agent"
         )
         no = Refusal("duplicate", reason, exit_code=2)
-        _say_refused(batch, ask, no)
+        record_refused(batch, ask, no)
         return no
     batch.probes.append(LivenessProbe(ask.node, seat.instance, batch.order_for(seat)))
     reason = f"asking whether the agent that ran as {ask.node} before is still there"
@@ -276,68 +252,6 @@ def _outlived(batch: Batch, ask: Join) -> Refusal | None:
         return None
     text = f"round {running} goes on without {ask.node}, or is over: stop its ranks and join again"
     return Refusal("stale", text, retry_after_s=_CHECKING_S)
-
-
-def _given_up(batch: Batch, ask: Join, no: Refusal) -> Refusal:
-    """Give up a node that was unfit for as long as a round may take to form, if none runs."""
-    if batch.state.doc.phase != "joining":
-        batch.timers.clear("unfit", ask.instance)
-        return no
-    batch.timers.start("unfit", ask.instance)
-    if batch.timers.elapsed("unfit", ask.instance) < batch.join_within_s:
-        return no
-    reason = f"{no.reason}; this has lasted {batch.join_within_s:g} s: requeue the job elsewhere"
-    return dataclasses.replace(no, reason=reason, exit_code=RETRYABLE)
-
-
-def _say_tolerated(batch: Batch, ask: Join) -> None:
-    """Record an excluded node that may join, because exclusions only observe."""
-    exclusion, key = (
-        batch.control.exclusion(ask.node, batch.now.wall),
-        f"{ask.node} exclude.observe",
-    )
-    if exclusion is None or key in batch.state.doc.refused:
-        return
-    _note(batch, key)
-    reason = (
-        f"{ask.node} is excluded by {exclusion.by}: {exclusion.reason}; exclusions only observe"
-    )
-    only_say(batch, "exclude", reason, rule="exclude.observe", nodes_out=(ask.node,))
-
-
-def _say_refused(batch: Batch, ask: Join, no: Refusal) -> None:
-    """Record a refusal, once for each cause, not for each attempt."""
-    doc, key = batch.state.doc, f"{ask.node} {no.cause}"
-    if key in doc.refused:
-        return
-    _note(batch, key)
-    if no.cause == "excluded":
-        decide_to(
-            batch,
-            "exclude",
-            no.reason,
-            rule="exclude.control",
-            considered=(
-                Option(action="observe", rejected="exclusions are enforced: no brake is on"),
-            ),
-            nodes_out=(ask.node,),
-        )
-        came_of(batch, "done", f"{ask.node} was refused", "exclude")
-    batch.record(
-        NodeRefused(
-            **batch.head(),
-            node=ask.node,
-            cause=no.cause,
-            reason=no.reason,
-            checks=no.checks,
-            retry_after_s=no.retry_after_s,
-        )
-    )
-
-
-def _note(batch: Batch, key: str) -> None:
-    """Remember that this refusal is recorded."""
-    batch.state.set(refused=(*batch.state.doc.refused, key)[-_REFUSALS_KEPT:])
 
 
 def _take(batch: Batch, ask: Join) -> None:

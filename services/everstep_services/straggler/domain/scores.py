@@ -4,9 +4,7 @@ Matrices have a row for each rank and a column for each section or kernel; NaN w
 run one. A score is in (0, 1], 1 is the best; 0.5 takes twice as long as the reference.
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,40 +12,6 @@ from everstep_services.straggler.domain.operations import Array
 
 THRESHOLD = 0.75
 _COLLECTIVE_KERNEL = "ncclDev"
-
-
-@dataclass(frozen=True, slots=True)
-class Statistics:
-    minimum: float
-    maximum: float
-    median: float
-    average: float
-    deviation: float
-    """NaN for a single value."""
-    count: int
-
-
-def section_statistics(durations: Sequence[float]) -> Statistics:
-    """Of a section on one rank: the lower median, the sample's standard deviation."""
-    values = np.sort(np.asarray(durations, dtype=np.float64))
-    return _statistics(values, float(values[(len(values) - 1) // 2]), ddof=1)
-
-
-def kernel_statistics(durations: Sequence[float]) -> Statistics:
-    """Of a kernel on one rank: the mean of both middle values, the population's deviation."""
-    values = np.sort(np.asarray(durations, dtype=np.float64))
-    return _statistics(values, float(np.median(values)), ddof=0)
-
-
-def _statistics(values: Array, median: float, *, ddof: int) -> Statistics:
-    return Statistics(
-        minimum=float(values[0]),
-        maximum=float(values[-1]),
-        median=median,
-        average=float(values.mean()),
-        deviation=float(values.std(ddof=ddof)) if len(values) > 1 else math.nan,
-        count=len(values),
-    )
 
 
 def lower_medians(rows: Array, columns: Array, values: Array, shape: tuple[int, int]) -> Array:

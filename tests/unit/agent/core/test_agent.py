@@ -1,5 +1,9 @@
 """What an agent does, with plain numbers."""
 
+from typing import Any
+
+import pytest
+
 from everstep.messages import AwaitRound, ErrorRecord, Joined, LeaveJob, Order, Reported, StandBy
 from everstep_services.agent.core.actions import (
     AskRanksToStop,
@@ -146,7 +150,9 @@ def test_early_ends_with_0_are_no_failure_and_the_last_one_is_the_end() -> None:
     assert agent.rank_gone(0, DONE) == []
     assert told(agent.rank_gone(1, DONE)) == ["finished"]
     assert agent.ordered(leave()) == [StopRound(1, 0.0, 0.0, None, is_done=True)]
-    assert agent.stopped(1) == [ExitAgent(0, "done", "the job is done: because", is_sent=True)]
+    assert agent.stopped(1) == [
+        ExitAgent(0, "done", "the job is done: because", is_sent=True, ends_job=True)
+    ]
 
 
 def test_only_slot_0_tells_of_the_first_step_and_once() -> None:
@@ -247,10 +253,35 @@ def test_a_spare_leaves_at_once() -> None:
 
 def test_a_job_that_is_over_is_left_with_its_exit_code() -> None:
     agent = Agent(AgentTimeouts())
-    refused = Joined(round=7, is_accepted=False, reason="the job is done", exit_code=0)
+    refused = Joined(
+        round=7, is_accepted=False, cause="job_over", reason="the job is done", exit_code=0
+    )
     assert agent.joined(refused, now=0) == [
-        ExitAgent(0, "refused", "the job is done", is_sent=True)
+        ExitAgent(0, "refused", "the job is done", is_sent=True, ends_job=True)
     ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "ends_job"),
+    [
+        ({"is_accepted": False, "cause": "job_over", "exit_code": 93}, True),
+        ({"is_accepted": True, "exit_code": 0}, True),
+        ({"is_accepted": True, "standing": "leaving", "exit_code": 90}, False),
+        ({"is_accepted": False, "cause": "unhealthy", "exit_code": 90}, False),
+        ({"is_accepted": False, "cause": "excluded", "exit_code": 90}, False),
+        ({"is_accepted": False, "cause": "wrong_version", "exit_code": 2}, False),
+        ({"is_accepted": False, "cause": "misconfigured", "exit_code": 2}, False),
+        ({"is_accepted": False, "cause": "different_job", "exit_code": 2}, False),
+        ({"is_accepted": False, "cause": "duplicate", "exit_code": 2}, False),
+    ],
+)
+def test_only_the_end_of_the_job_makes_the_code_of_an_agent_that_of_the_job(
+    answer: dict[str, Any], ends_job: bool
+) -> None:
+    """Others train on without a node that is refused or replaced (A12.3)."""
+    (exiting,) = Agent(AgentTimeouts()).joined(Joined(round=1, reason="because", **answer), now=0)
+    assert isinstance(exiting, ExitAgent)
+    assert (exiting.code, exiting.ends_job) == (answer["exit_code"], ends_job)
 
 
 def test_a_refusal_is_said_once_and_asked_again_when_told_to() -> None:

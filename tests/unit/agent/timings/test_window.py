@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.messages.beats.sketch import sketch_of
 from everstep_services.agent.timings.window import (
     SHORTEST_S,
     RankPage,
@@ -17,6 +16,7 @@ from everstep_services.agent.timings.window import (
     section_at,
     steps_of,
 )
+from tests.unit.messages.sketches import sketch_of
 from trainer_sdk import layout
 from trainer_sdk.rank_session import session
 from trainer_sdk.testing import Watch, watched

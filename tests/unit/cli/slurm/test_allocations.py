@@ -81,6 +81,8 @@ def test_every_code_has_an_outcome() -> None:
         (137, [end("n1", 0, ends_job=False)], 137),  # drained; then all others were killed
         (93, [end("n1", 0, ends_job=False), end("n2", 93, ends_job=True)], 93),
         (91, [end("n1", 91, ends_job=False), end("n2", 91, ends_job=False)], 91),
+        (90, [end("n1", 90, ends_job=False), end("n2", 0, ends_job=True)], 0),  # n1 was refused
+        (2, [end("n1", 2, ends_job=False), end("n2", 2, ends_job=False)], 2),  # both were
     ],
 )
 def test_a_node_that_left_early_does_not_speak_for_the_job(
@@ -126,9 +128,10 @@ def test_a_ledger_in_no_folder_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("exiting", "ends_job"),
     [
-        (ExitAgent(0, "done", "all done", is_sent=True), True),
-        (ExitAgent(93, "stopped", "by a person", is_sent=True), True),
+        (ExitAgent(0, "done", "all done", is_sent=True, ends_job=True), True),
+        (ExitAgent(93, "stopped", "by a person", is_sent=True, ends_job=True), True),
         (ExitAgent(0, "excluded", "drained", is_sent=True), False),
+        (ExitAgent(2, "refused", "has the release of another", is_sent=True), False),
         (ExitAgent(91, "preempted", "SIGUSR1"), False),
     ],
 )

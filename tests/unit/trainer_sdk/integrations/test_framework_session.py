@@ -1,26 +1,23 @@
 """What the callbacks of frameworks share: no callback ends a training, and none counts twice."""
 
-from collections.abc import Iterator
 from importlib.metadata import version
 
 import pytest
 
 from trainer_sdk import sdk_log
+from trainer_sdk.integrations import framework_session
 from trainer_sdk.integrations.framework_session import (
     FrameworkSession,
     check_version,
     harmless,
-    replace_reporting,
 )
 from trainer_sdk.testing import watched
 
 
 @pytest.fixture(autouse=True)
-def new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sdk_log, "_printed", set())
-    former = replace_reporting(None)
-    yield
-    replace_reporting(former)
+    monkeypatch.setattr(framework_session, "_reporting", [])
 
 
 class Callbacks:

@@ -10,14 +10,17 @@ import pytest
 
 from tests.unit.trainer_sdk.checkpoint.saved_states import together
 from trainer_sdk.checkpoint.rank_group import RankGroup
-from trainer_sdk.nvrx import straggler
 from trainer_sdk.nvrx.straggler import (
     CallableId,
     Detector,
-    Report,
     ReportIntervalTracker,
+)
+from trainer_sdk.nvrx.straggler_report import (
+    Report,
     Statistic,
     StragglerId,
+    kernel_summary,
+    summary,
 )
 from trainer_sdk.testing import Watch, watched
 
@@ -30,12 +33,12 @@ def watch() -> Iterator[Watch]:
 
 
 def section(*times_ms: float) -> Any:
-    return {"compute": straggler._summary(times_ms, statistics.median_low, statistics.stdev)}
+    return {"compute": summary(times_ms, statistics.median_low, statistics.stdev)}
 
 
 def kernel(name: str, median_us: float, count: int = 10) -> Any:
     figures = {"median_s": median_us * 1e-6, "average_s": median_us * 1e-6, "count": count}
-    return {name: straggler._kernel_summary(figures)}
+    return {name: kernel_summary(figures)}
 
 
 def detector_of(group: RankGroup, *, gathers: bool) -> Any:

@@ -25,7 +25,7 @@ class Job(Answer):
     name: str | None = Field(description="The job's name for people.")
     state: str = Field(
         description="`forming`, `starting`, `running`, `restarting`, `idle` (no allocation), or "
-        "how it ended: `done`, `failed`, `stopped`.",
+        "how it ended: `done`, `failed`, `stopped` or `unknown` (nobody saw its end).",
         examples=["running"],
     )
     labels: dict[str, str] | None = Field(description="The labels that its user has chosen.")

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 from sqlalchemy import ColumnElement, Select, exists, func, select
 
+from everstep.job_states import WITH_RANKS, RoundState
 from everstep.store import tables
 from everstep.store.queries import (
     Record,
@@ -59,7 +60,6 @@ _MOST_ALLOCATIONS = 100
 _MOST_SHOWN = 1000
 _MOST_EXITS = 200
 _WORST_FIRST = ("off", "paused", "learning", "armed")
-_AT_WORK = frozenset({"starting", "running"})
 _STATES_MOST = 20
 
 _SORTS: Mapping[str, SortOrder] = {
@@ -104,9 +104,7 @@ class JobFilter(Paging):
 class RoundFilter(Paging):
     """Filters of the rounds of a job."""
 
-    state: Literal["forming", "starting", "running", "ended"] | None = Field(
-        None, description="Only in this state."
-    )
+    state: RoundState | None = Field(None, description="Only in this state.")
     cause: str | None = Field(
         None,
         max_length=64,
@@ -273,7 +271,7 @@ def _job_conditions(asked: JobFilter) -> list[ColumnElement[bool]]:
 
 async def _watch_of(context: Context, job: Record) -> Watch | None:
     """The state of stall detection, as the agents of the newest round reported it last."""
-    if job["state"] not in _AT_WORK:
+    if job["state"] not in WITH_RANKS:
         reason = f"no ranks run: the job is {job['state']}"
         return Watch(state="off", reason=reason, at=None, node=None, nodes={})
     watches, members = tables.node_watches.c, tables.round_members.c

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 from sqlalchemy import select
 
+from everstep.job_states import WITH_RANKS
 from everstep.messages import RankBeat
 from everstep.store import tables
 from everstep.store.queries import Record, SortOrder, first, is_begun, job_state, page
@@ -21,7 +22,6 @@ from everstep_services.history.beats import HeardBeat, JobView
 
 router = APIRouter(tags=["jobs"])
 
-_AT_WORK = frozenset({"starting", "running"})
 _NAMED_MOST = 100
 _MEMBERS_MOST = 100_000
 
@@ -62,7 +62,7 @@ async def list_ranks(
         next=context.cursors.make((shown[-1],), question) if len(rest) > len(shown) else None,
         round=view.round,
         states=Counter(beat.state for beat, _ in view.ranks.values()),
-        is_stale=note is not None and row["state"] in _AT_WORK and context.bundle is None,
+        is_stale=note is not None and row["state"] in WITH_RANKS and context.bundle is None,
         note=note,
         silent_nodes=silent[:_NAMED_MOST],
     )
@@ -97,7 +97,7 @@ def _rank(beat: RankBeat, heard: HeardBeat) -> RankNow:
 
 async def _silent_nodes(context: Context, job: Record, view: JobView) -> list[str]:
     """Nodes that have ranks, by the record or their own beats, and that are silent."""
-    if job["state"] not in _AT_WORK or context.bundle is not None:
+    if job["state"] not in WITH_RANKS or context.bundle is not None:
         return []
     members = tables.round_members.c
     here = (members.job == job["job"], members.round == job["round"], members.node.is_not(None))
@@ -109,7 +109,7 @@ async def _silent_nodes(context: Context, job: Record, view: JobView) -> list[st
 
 
 def _note(context: Context, job: Record, view: JobView, silent: Collection[str]) -> str | None:
-    if job["state"] not in _AT_WORK:
+    if job["state"] not in WITH_RANKS:
         return f"no ranks run: the job is {job['state']}"
     ages = {node.beat.node: node.age_s for node in view.nodes}
     if context.bundle is not None:

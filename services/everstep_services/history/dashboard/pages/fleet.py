@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from everstep.job_states import AT_WORK, OVER, WITH_RANKS
 from everstep_services.history.dashboard import drawings
 from everstep_services.history.dashboard.formats import duration, is_excluded, moment, words
 from everstep_services.history.dashboard.pages.page import Page
@@ -18,9 +19,6 @@ _SHOWN = 50
 _FAILING = 500
 _READ = 10
 _RECENT = timedelta(hours=24)
-_WITH_RANKS = ("running", "starting")
-_OVER = ("done", "failed", "stopped")
-_AT_WORK = ("running", "starting", "forming", "restarting", "waiting")
 _SAVE_LAG_S = 3600.0
 _WAITING_READ = 20
 """The rounds of this number of jobs that wait for nodes are read: of those not heard of for the
@@ -57,11 +55,11 @@ async def fleet(reader: Reader, _request: Request) -> Page:
         reader.get_live("control"),
         reader.get_or_not("facts", order="desc", limit=8),
         reader.get_or_not("goodput"),
-        reader.get_or_not("saves", failing=True, state=_AT_WORK, limit=_SHOWN),
+        reader.get_or_not("saves", failing=True, state=AT_WORK, limit=_SHOWN),
         reader.get_or_not(
-            "saves", failing=True, state=_OVER, heard_since=_day_before(now), limit=_FAILING
+            "saves", failing=True, state=OVER, heard_since=_day_before(now), limit=_FAILING
         ),
-        reader.get_or_not("save-delays", waiting=True, state=_AT_WORK, limit=_NODES),
+        reader.get_or_not("save-delays", waiting=True, state=AT_WORK, limit=_NODES),
     )
     items = _items(jobs)
     forming = [job for job in items if job["state"] == "forming"][-_WAITING_READ:]
@@ -75,7 +73,7 @@ async def fleet(reader: Reader, _request: Request) -> Page:
         *(reader.get_or_not(path_of("jobs", job["job"])) for job in idle),
     )
     rounds, details = asked[: len(asked) - len(idle)], asked[len(asked) - len(idle) :]
-    working = [job for job in items if job["state"] in _AT_WORK]
+    working = [job for job in items if job["state"] in AT_WORK]
     concerns = [
         *_of_control(control.data),
         *_of_incidents(_items(opened)),
@@ -102,7 +100,7 @@ async def fleet(reader: Reader, _request: Request) -> Page:
             "jobs": jobs,
             "control": control,
             "working": working,
-            "ended": [job for job in items if job["state"] not in _AT_WORK][:6],
+            "ended": [job for job in items if job["state"] not in AT_WORK][:6],
             "counts": _counts(items),
             "incidents": recent,
             "facts": newest,
@@ -110,7 +108,7 @@ async def fleet(reader: Reader, _request: Request) -> Page:
             "shares": drawings.shares(goodput.data["seconds"] if goodput.data else None),
             "newest_at": newest_at,
             "nodes_out": sum(is_excluded(node, now) for node in _items(nodes)),
-            "ranks": sum(job["world_size"] or 0 for job in working if job["state"] in _WITH_RANKS),
+            "ranks": sum(job["world_size"] or 0 for job in working if job["state"] in WITH_RANKS),
             "has_any": bool(items),
             "unread": [(name, answer) for name, answer in parts if answer.problem],
         },

@@ -5,15 +5,13 @@ from typing import Any
 
 from starlette.requests import Request
 
+from everstep.job_states import JOB_STATES, OVER
 from everstep_services.history.dashboard import drawings
 from everstep_services.history.dashboard.formats import moment
 from everstep_services.history.dashboard.pages.page import Page, filters, without_cursor
 from everstep_services.history.dashboard.progress import eta, reported_values, step_times
 from everstep_services.history.dashboard.rest import Reader, RestAnswer, path_of, together
 
-_STATES = (
-    "running", "starting", "forming", "restarting", "idle", "done", "failed", "stopped",
-)  # fmt: skip
 _ROUNDS = 200
 _POINTS = 500
 _PARTS = 600
@@ -30,7 +28,7 @@ async def listed(reader: Reader, request: Request) -> Page:
             "title": "Jobs",
             "live": "",
             "jobs": jobs,
-            "states": _STATES,
+            "states": JOB_STATES,
             "query_without_cursor": without_cursor(request),
             "is_filtered": any(name in given for name in ("state", "user", "label", "q")),
         },
@@ -76,8 +74,7 @@ async def one(reader: Reader, request: Request) -> Page:
             "incidents": incidents,
             "decisions": decisions,
             "saves": saves,
-            "is_over": moment(detail["ended_at"]) is not None
-            and detail["state"] in {"done", "failed", "stopped"},
+            "is_over": moment(detail["ended_at"]) is not None and detail["state"] in OVER,
         },
     )
 

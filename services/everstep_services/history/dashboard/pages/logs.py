@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 from starlette.requests import Request
 
+from everstep.job_states import OVER
 from everstep_services.history.dashboard.formats import moment
 from everstep_services.history.dashboard.pages.page import Page, filters
 from everstep_services.history.dashboard.rest import (
@@ -30,7 +31,6 @@ _AGO = re.compile(r"([0-9]{1,6})\s*(s|m|min|h|d)")
 _UNITS_S = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _RANKS_MOST, _NODES_MOST = 256, 64
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
-_OVER = frozenset({"done", "failed", "stopped"})
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ async def listed(reader: Reader, request: Request) -> Page:
             read = await _forward(reader, path, asked, _LINES)
         else:
             read = await _newest(reader, path, asked, index)
-    is_over = detail["state"] in _OVER
+    is_over = detail["state"] in OVER
     return Page(
         "logs.html",
         {
