@@ -1,4 +1,4 @@
-"""The commands, found by looking into `commands/`: help imports none of them."""
+"""Groups of commands. Commands are found by looking into `commands/`: help imports none."""
 
 import importlib
 from collections.abc import Iterable, Mapping
@@ -65,6 +65,15 @@ class CommandFolder(click.Group):
             ),
             *click.Command.shell_complete(self, ctx, incomplete),
         ]
+
+
+class ShowGroup(click.Group):
+    """A group whose first word may be a job, or an option: then `show` is meant."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in {*self.commands, *self.get_help_option_names(ctx)}:
+            args = ["show", *args]
+        return super().parse_args(ctx, args)
 
 
 def summary(name: str) -> str:

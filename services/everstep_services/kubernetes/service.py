@@ -17,8 +17,16 @@ from everstep_services.kubernetes.api_server import (
     ApiServerRefusalError,
     ChangedMeanwhileError,
 )
-from everstep_services.kubernetes.domain.marks import ambiguous, marked, marks, unmarked
-from everstep_services.kubernetes.domain.nodes import ClusterNode, ClusterSign, reaction_to, sign_of
+from everstep_services.kubernetes.domain.nodes import (
+    ClusterNode,
+    ClusterSign,
+    ambiguous,
+    marked,
+    marks,
+    reaction_to,
+    sign_of,
+    unmarked,
+)
 from everstep_services.kubernetes.exclusions import BY, ExclusionList, Exclusions, is_due
 from everstep_services.kubernetes.node_cache import NodeCache
 from everstep_services.kubernetes.settings import KubernetesSettings

@@ -10,7 +10,7 @@ import psutil
 from everstep.messages import WardenPlace
 from everstep_services.agent.ranks.protocol import NodePlan
 from everstep_services.agent.ranks.warden_client import held_folder, opened_warden
-from everstep_services.agent.ranks.warden_ping import who_lives
+from everstep_services.agent.runtime.beat_sender import who_lives
 from tests.waiting import until_async
 from trainer_sdk.wire import RankCommand
 

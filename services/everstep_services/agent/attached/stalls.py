@@ -13,9 +13,8 @@ from everstep_services.agent.stalls.judge import Moving, Stalled
 from everstep_services.agent.stalls.limits_table import LimitNotices, LineWriter
 from everstep_services.agent.stalls.monitor import MonitoredRanks, StallMonitor
 from everstep_services.agent.stalls.process_state import ProcessState
-from everstep_services.agent.stalls.recorder import limits_in
+from everstep_services.agent.stalls.recorder import limits_in, pause_fact
 from everstep_services.agent.telemetry.facts import AgentFacts
-from trainer_sdk.wire import Paused, Resumed
 
 log = logging.getLogger(__name__)
 
@@ -77,15 +76,11 @@ class AttachedStalls:
 
     def said(self, event: RankSaid) -> None:
         """A rank asks for a pause of the judgement, or for its end."""
-        match event.message:
-            case Paused(reason=reason, for_s=for_s):
-                why = f"rank {event.rank} has paused it" + (f": {reason}" if reason else "")
-                self._record(self._records.watch_changed(event.round, "paused", why, until_s=for_s))
-            case Resumed(step=step):
-                why = f"rank {event.rank} goes on after step {step}"
-                self._record(self._records.watch_changed(event.round, self.watch.state, why))
-            case message:
-                log.info("not_done rank=%d said=%s", event.rank, message)
+        fact = pause_fact(self._records, event, self.watch.state)
+        if fact is not None:
+            self._record(fact)
+        else:
+            log.info("not_done rank=%d said=%s", event.rank, event.message)
 
     def note_state(self, why: str) -> None:
         """Record whether stalls are looked for."""

@@ -1,23 +1,30 @@
 """The beats of an agent: one a second, one when somebody asks, one whenever the state changes."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import logging
+import socket
+from collections.abc import Callable, Collection, Sequence
 
 from everstep import subjects
 from everstep.bus.facts.recorder import Recorder
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
-from everstep.messages import BeatNow
+from everstep.messages import BeatNow, WardenPlace
 from everstep_services.agent.core.actions import Action
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.probes.periodic.probes import PeriodicProbes
-from everstep_services.agent.ranks.liveness_port import LivenessPort
-from everstep_services.agent.ranks.warden_ping import who_lives
+from everstep_services.agent.ranks.liveness_port import LivenessPort, answer, family_of
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.stalls.idleness import Idleness
 from everstep_services.agent.telemetry.progress import ProgressReader
 
+log = logging.getLogger(__name__)
+
 _BEAT_EVERY_S = 1.0
+_WARDENS_MOST = 64
+_WARDEN_WITHIN_S = 0.5
+_ASK_AGAIN_S = 0.15
+_ANSWER_BYTES = 64
 
 
 class BeatSender:
@@ -83,3 +90,34 @@ class BeatSender:
         """Report which of the silent nodes have wardens that live."""
         if alive := await who_lives(hail.wardens):
             self.send(alive)
+
+
+async def who_lives(wardens: Collection[WardenPlace]) -> tuple[str, ...]:
+    """The nodes whose wardens answer soon; each is asked a few times, as datagrams may be lost."""
+    async with asyncio.TaskGroup() as asking:
+        asked = [
+            (warden.node, asking.create_task(_lives(warden)))
+            for warden in [*wardens][:_WARDENS_MOST]
+        ]
+    return tuple(node for node, task in asked if task.result())
+
+
+async def _lives(warden: WardenPlace) -> bool:
+    loop = asyncio.get_running_loop()
+    try:
+        with socket.socket(family_of(warden.address), socket.SOCK_DGRAM) as ours:
+            ours.settimeout(0)
+            async with asyncio.timeout(_WARDEN_WITHIN_S):
+                await loop.sock_connect(ours, (warden.address, warden.port))
+                while True:
+                    await loop.sock_sendall(ours, warden.token.encode())
+                    try:
+                        async with asyncio.timeout(_ASK_AGAIN_S):
+                            reply = await loop.sock_recv(ours, _ANSWER_BYTES)
+                    except TimeoutError:
+                        continue
+                    if reply == answer(warden.token):
+                        return True
+    except (OSError, TimeoutError, ValueError, OverflowError) as error:
+        log.debug("warden_silent node=%s error=%r", warden.node, error)
+        return False

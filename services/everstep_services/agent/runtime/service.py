@@ -14,6 +14,7 @@ from everstep.bus.facts.recorder import Recorder
 from everstep.bus.ports import Bus, Inbox
 from everstep.clock import Clock
 from everstep.messages import Joined, Order, Reported, SaveCheckpoint, StopRanks
+from everstep_services.agent.allocation_folder import AllocationLink
 from everstep_services.agent.collectors.registry import collectors
 from everstep_services.agent.core import actions
 from everstep_services.agent.core.agent import Agent
@@ -31,7 +32,6 @@ from everstep_services.agent.rendezvous_client.status import AgentStatus, Rendez
 from everstep_services.agent.replicas.node_checkpoints import NodeCheckpoints
 from everstep_services.agent.replicas.node_states import NodeStates
 from everstep_services.agent.run_plan import RunPlan
-from everstep_services.agent.runtime.allocation import AllocationLink
 from everstep_services.agent.runtime.background import BackgroundLoops, unharmed
 from everstep_services.agent.runtime.beat_sender import BeatSender
 from everstep_services.agent.runtime.network_test import NetworkTestRunner

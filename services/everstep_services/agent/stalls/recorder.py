@@ -22,7 +22,7 @@ from everstep_services.agent.ranks.protocol import RankSaid
 from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.runtime.workdir import Workdir
-from everstep_services.agent.stalls.judge import Moving, Stalled
+from everstep_services.agent.stalls.judge import Moving, Stalled, WatchState
 from everstep_services.agent.stalls.limits import BY_HAND, Limit
 from everstep_services.agent.stalls.limits_table import ExternalLimits, LimitNotices, time_text
 from everstep_services.agent.stalls.monitor import MonitoredRanks, StallMonitor
@@ -47,6 +47,19 @@ def limits_in(data: bytes | None, config_fingerprint: str) -> LimitsDocument | N
         return learned
     by_hand = tuple(limit for limit in learned.limits if limit.source == BY_HAND)
     return replace(learned, limits=by_hand, first_step_longest_s=None) if by_hand else None
+
+
+def pause_fact(records: AgentFacts, event: RankSaid, state: WatchState) -> Fact | None:
+    """The fact about a pause of the judgement, or about its end; None for another message."""
+    match event.message:
+        case Paused(reason=reason, for_s=for_s):
+            why = f"rank {event.rank} has paused it" + (f": {reason}" if reason else "")
+            return records.watch_changed(event.round, "paused", why, until_s=for_s)
+        case Resumed(step=step):
+            why = f"rank {event.rank} goes on after step {step}"
+            return records.watch_changed(event.round, state, why)
+        case _:
+            return None
 
 
 class StallRecorder:
@@ -109,16 +122,9 @@ class StallRecorder:
 
     def said(self, event: RankSaid) -> None:
         """A rank asks for a pause of the judgement, or for its end."""
-        match event.message:
-            case Paused(reason=reason, for_s=for_s):
-                why = f"rank {event.rank} has paused it" + (f": {reason}" if reason else "")
-                self._record(self._records.watch_changed(event.round, "paused", why, until_s=for_s))
-            case Resumed():
-                why = f"rank {event.rank} goes on after step {event.message.step}"
-                state = self.watch.state
-                self._record(self._records.watch_changed(event.round, state, why))
-            case _:
-                pass
+        fact = pause_fact(self._records, event, self.watch.state)
+        if fact is not None:
+            self._record(fact)
 
     def excuse(self, order: NameExcuse) -> actions.SendReport | None:
         """The answer whether a stalled rank may be waiting for a rank of ours; None if not.

@@ -10,7 +10,6 @@ from everstep.ids import new_id
 from everstep_services.agent.run_plan import Scheduler
 from everstep_services.cli.run.arguments import UsageError
 from everstep_services.cli.run.safe_names import safe_name
-from everstep_services.cli.slurm.node_place import place_in_array, place_of_topology
 
 _PLACES = (
     ("GROUP_RANK", "", ""),
@@ -28,6 +27,11 @@ JOB_INDEX, PODS_PER_JOB = "JOBSET_JOB_INDEX", "JOBSET_PODS_PER_JOB"
 
 _IN_ALLOCATION = frozenset({"SLURM_PROCID", "SLURM_NODEID"})
 """Variables that count the nodes of one allocation or one task of an array."""
+
+_PLACE_BY_NAME = "NVRX_INFRA_RANK_FROM_NODENAME"
+_NODES_A_BLOCK = 10**10
+_DIGITS_MOST = 9
+_NO = frozenset({"", "0", "false", "no", "off"})
 
 
 def scheduler_of(environ: Mapping[str, str]) -> Scheduler:
@@ -136,3 +140,35 @@ def _whole(name: str, text: str, remedy: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text.strip()):
         raise UsageError(f"{name}={text!r} is not a whole number, 0 or more{remedy}")
     return int(text)
+
+
+def place_of_topology(environ: Mapping[str, str]) -> int | None:
+    """The node's place by its own name if NVRx's variable asks for it, else by its block."""
+    name = environ.get("SLURMD_NODENAME", "")
+    if environ.get(_PLACE_BY_NAME, "").strip().lower() not in _NO:
+        place = _digits(name)
+        if place is None:
+            raise UsageError(
+                f"SLURMD_NODENAME={name!r} has no number of up to {_DIGITS_MOST} digits, which "
+                f"{_PLACE_BY_NAME} asks for; unset that variable, or give --infra-rank"
+            )
+        return place
+    parts = environ.get("SLURM_TOPOLOGY_ADDR", "").split(".")
+    kinds = environ.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
+    if len(parts) != len(kinds) or "block" not in kinds or kinds[-1] != "node":
+        return None
+    block, node = _digits(parts[kinds.index("block")]), _digits(parts[-1])
+    return None if block is None or node is None else block * _NODES_A_BLOCK + node
+
+
+def place_in_array(place: int, environ: Mapping[str, str]) -> int:
+    """The place among the nodes of all tasks of an array: each task counts its own from 0."""
+    task = environ.get("SLURM_ARRAY_TASK_ID", "")
+    nodes = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or ""
+    is_known = re.fullmatch(r"[0-9]{1,9}", task) and re.fullmatch(r"[0-9]{1,9}", nodes)
+    return int(task) * int(nodes) + place if is_known else place
+
+
+def _digits(name: str) -> int | None:
+    digits = "".join(re.findall(r"[0-9]+", name))
+    return int(digits) if 0 < len(digits) <= _DIGITS_MOST else None

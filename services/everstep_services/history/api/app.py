@@ -38,9 +38,6 @@ from everstep_services.history.api.endpoints import (
     tokens,
     webhooks,
 )
-from everstep_services.history.api.endpoints import (
-    notifications as notification_endpoints,
-)
 from everstep_services.history.api.http.auth import TokenAuth
 from everstep_services.history.api.http.cursors import Cursors
 from everstep_services.history.api.http.feed import Feed
@@ -75,7 +72,7 @@ PARTS = (
         rank_logs,
         nodes,
     ),
-    *(operators, control, notification_endpoints, webhooks, facts, tokens, status),
+    *(operators, control, webhooks, facts, tokens, status),
 )
 """The modules with endpoints, in the order in which they are described."""
 _DESCRIPTION = """\

@@ -1,11 +1,17 @@
-"""Who is logged in: the token in a cookie, and where a form came from."""
+"""Who is logged in: the token in a cookie; and forms: where they came from, and their fields."""
 
 import hashlib
 import hmac
-from urllib.parse import urlsplit
+from collections.abc import Sequence
+from urllib.parse import parse_qsl, urlsplit
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+
+from everstep.observe.printable import printable
+
+_FORM_BYTES = 64 << 10
 
 
 def token_of(request: Request) -> str:
@@ -36,6 +42,30 @@ def form_key(token: str) -> str:
 def is_own_form(request: Request, token: str, key: str) -> bool:
     """Whether a form was shown by us to the person who sends it."""
     return comes_from_here(request) and hmac.compare_digest(key.encode(), form_key(token).encode())
+
+
+async def form_fields(request: Request, names: Sequence[str]) -> dict[str, str]:
+    """The fields of a form, each given once and none of them large; others are refused."""
+    data = b""
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > _FORM_BYTES:
+            raise HTTPException(413, "the form is too large")
+    text = data.decode(errors="replace")
+    try:
+        given = parse_qsl(text, keep_blank_values=True, max_num_fields=100)
+    except ValueError as error:
+        raise HTTPException(400, "the form has too many fields") from error
+    form: dict[str, str] = {}
+    for name, value in given:
+        if name not in names:
+            shown, known = printable(name[:40]), ", ".join(names)
+            text = f"the form has no field {shown!r}: leave it out; the fields are {known}"
+            raise HTTPException(422, text)
+        if name in form:
+            raise HTTPException(422, f"the form has the field {name!r} twice: give it once")
+        form[name] = value
+    return form
 
 
 def comes_from_here(request: Request) -> bool:

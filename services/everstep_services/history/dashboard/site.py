@@ -3,11 +3,11 @@
 import asyncio
 import gzip
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from urllib.parse import parse_qsl, quote
+from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -17,7 +17,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from everstep import __version__
 from everstep.clock import Clock
-from everstep.observe.printable import printable
 from everstep.store.errors import StoreError
 from everstep.store.login_codes import LoginCodes
 from everstep_services.history.bundle import BundleOrigin, damage_text
@@ -36,7 +35,6 @@ from everstep_services.history.dashboard.rest import (
 
 log = logging.getLogger(__name__)
 
-_FORM_BYTES = 64 << 10
 _LOGIN_FIELDS = ("token",)
 _LOGOUT_FIELDS = ("key",)
 _SAFE = {
@@ -222,7 +220,7 @@ class Dashboard:
             return await self._login_page(request, "")
         if not session.comes_from_here(request):
             return await self._login_page(request, "The form came from another site.", 403)
-        form = await _form(request, _LOGIN_FIELDS)
+        form = await session.form_fields(request, _LOGIN_FIELDS)
         return await self._logged_in(request, form.get("token", "").strip(), target)
 
     async def _logged_in(self, request: Request, token: str, target: str) -> Response:
@@ -248,7 +246,7 @@ class Dashboard:
 
     async def _logout(self, request: Request) -> Response:
         token = session.token_of(request)
-        form = await _form(request, _LOGOUT_FIELDS)
+        form = await session.form_fields(request, _LOGOUT_FIELDS)
         response: Response = RedirectResponse("/login", 303)
         if token and session.is_own_form(request, token, form.get("key", "")):
             session.log_out(request, response)
@@ -261,7 +259,7 @@ class Dashboard:
         action = actions.ACTIONS.get(request.path_params["verb"])
         if request.method == "GET" or action is None:
             return await self._guarded(request, actions.ask)
-        form = await _form(request, action.names)
+        form = await session.form_fields(request, action.names)
         if not session.is_own_form(request, token, form.get("key", "")):
             text = "The form is not one of ours: open the page again, and confirm there."
             page = Page("error.html", {"title": "Nothing was done", "detail": text}, 403)
@@ -437,27 +435,3 @@ def _own_path(target: str) -> str:
     """A path of this site, whatever a link says."""
     is_own = target.startswith("/") and target[1:2] not in {"/", "\\"}
     return target if is_own and target.isprintable() else "/"
-
-
-async def _form(request: Request, names: Sequence[str]) -> dict[str, str]:
-    """The fields of a form, each given once and none of them large; others are refused."""
-    data = b""
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > _FORM_BYTES:
-            raise HTTPException(413, "the form is too large")
-    text = data.decode(errors="replace")
-    try:
-        given = parse_qsl(text, keep_blank_values=True, max_num_fields=100)
-    except ValueError as error:
-        raise HTTPException(400, "the form has too many fields") from error
-    form: dict[str, str] = {}
-    for name, value in given:
-        if name not in names:
-            shown, known = printable(name[:40]), ", ".join(names)
-            text = f"the form has no field {shown!r}: leave it out; the fields are {known}"
-            raise HTTPException(422, text)
-        if name in form:
-            raise HTTPException(422, f"the form has the field {name!r} twice: give it once")
-        form[name] = value
-    return form

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_sdk.bootstrap.lasting_output import LastingOutput
+from trainer_sdk.bootstrap.rank_setup import LastingOutput
 
 SCRIPT = """
 import logging, sys

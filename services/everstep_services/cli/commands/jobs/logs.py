@@ -11,6 +11,7 @@ from everstep.units import size
 from everstep_services.cli.api.client import Api
 from everstep_services.cli.api.location import open_record
 from everstep_services.cli.errors import CliError, Exit
+from everstep_services.cli.group import ShowGroup
 from everstep_services.cli.invocation import Invocation, with_api_options, with_formats
 from everstep_services.cli.output import say
 from everstep_services.cli.pages.rank_logs import (
@@ -34,16 +35,7 @@ from everstep_services.cli.pages.stored_logs import (
 from everstep_services.cli.times import MomentParameter
 
 
-class _OrJob(click.Group):
-    """A group whose first word may be a job, or an option: then `show` is meant."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] not in {*self.commands, *self.get_help_option_names(ctx)}:
-            args = ["show", *args]
-        return super().parse_args(ctx, args)
-
-
-@click.group(cls=_OrJob)
+@click.group(cls=ShowGroup)
 def command() -> None:
     """Print what the ranks of a job wrote, or find what failed first in any logs.
 

@@ -8,6 +8,7 @@ import click
 
 from everstep.slow_rank_causes import SlowRankCause
 from everstep_services.cli.errors import CliError, Exit
+from everstep_services.cli.group import ShowGroup
 from everstep_services.cli.invocation import (
     Invocation,
     NumberRange,
@@ -31,16 +32,7 @@ _UNJUDGED, _NAMED = 1, 3
 _PAST_ONLY = ("state", "cause", "node", "rank", "round")
 
 
-class _OrJob(click.Group):
-    """A group whose first word may be a job: then it is `show` that is meant."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] not in {*self.commands, *self.get_help_option_names(ctx)}:
-            args = ["show", *args]
-        return super().parse_args(ctx, args)
-
-
-@click.group(cls=_OrJob)
+@click.group(cls=ShowGroup)
 def command() -> None:
     """Find slow ranks, with cause and price.
 

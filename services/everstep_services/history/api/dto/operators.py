@@ -8,6 +8,7 @@ from everstep.messages.questions.health import LEAST_LIMIT_S
 from everstep.verdict_causes import VerdictCause
 from everstep_services.history.api.dto.answer import Answer
 from everstep_services.history.api.http.parameters import LARGEST, NAME, TEXT
+from everstep_services.history.notifications.settings import Target
 
 
 class RequestBody(BaseModel):
@@ -277,3 +278,25 @@ class Decided(Answer):
             "round 4 ends; another round follows, and does not count against the restart budget"
         ],
     )
+
+
+class NotificationTestWanted(BaseModel):
+    """A test message."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    target: Target | None = Field(None, description="The target; null for all that are set.")
+
+
+class TargetAnswered(Answer):
+    """What one target answered."""
+
+    target: Target
+    is_taken: bool = Field(description="True if the target has accepted the message.")
+    text: str = Field(description="The HTTP status of the target, or why there is none.")
+
+
+class NotificationTest(Answer):
+    """What the targets answered."""
+
+    targets: list[TargetAnswered]

@@ -1,4 +1,6 @@
-"""Requests of operators, forwarded to the services that carry them out and record them."""
+"""Requests of operators: the services that carry them out record them; and test messages."""
+
+import logging
 
 from fastapi import APIRouter
 
@@ -11,9 +13,12 @@ from everstep_services.history.api.dto.operators import (
     ExclusionWanted,
     InclusionWanted,
     MeasurementWanted,
+    NotificationTest,
+    NotificationTestWanted,
     RestartWanted,
     SaveWanted,
     StopWanted,
+    TargetAnswered,
 )
 from everstep_services.history.api.http.parameters import JobName, NodeName
 from everstep_services.history.api.http.problems import ProblemError, responses
@@ -21,6 +26,7 @@ from everstep_services.history.api.service_calls import do, job_of
 from everstep_services.history.node_names import unknown_nodes_text
 from everstep_services.history.operator_requests import force_hint
 
+log = logging.getLogger(__name__)
 router = APIRouter(tags=["operators"])
 
 
@@ -123,3 +129,24 @@ async def check_node(context: Ctx, by: Operator, node: NodeName, wanted: ChecksW
     """The node's agent examines it now, during the training: see `/nodes/{node}/checks`."""
     job = await job_of(context, node) if wanted.job is None else wanted.job
     return await do(context, by, "check", job, wanted, node=node)
+
+
+@router.post("/notifications/test", summary="Send a test message", responses=responses(409))
+async def test_notifications(
+    context: Ctx, by: Operator, wanted: NotificationTestWanted
+) -> NotificationTest:
+    """Send a test message to the targets that are set in `[notify]`, and say what they answer."""
+    log.info("notifications_tested target=%s token=%s", wanted.target or "all", by.id)
+    targets = None if wanted.target is None else (wanted.target,)
+    answers = await context.notifications.test(targets)
+    if not answers:
+        target = "a target" if wanted.target is None else wanted.target
+        raise ProblemError(
+            409, "not_set", f"{target} is not set in [notify]: see the guide on notifications"
+        )
+    return NotificationTest(
+        targets=[
+            TargetAnswered(target=answer.target, is_taken=answer.is_taken, text=answer.text)
+            for answer in answers
+        ]
+    )
