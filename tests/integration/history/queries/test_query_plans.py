@@ -89,6 +89,16 @@ async def test_no_request_reads_the_whole_log(told: Api, path: str) -> None:
         assert not [step for step in steps if "TEMP B-TREE" in step], steps
 
 
+async def test_the_goodput_of_a_day_reads_only_the_allocations_of_that_day(told: Api) -> None:
+    """The jobs of a day are found among those of years (A11.6)."""
+    window = "since=2026-11-21T00:00:00Z&until=2026-11-22T00:00:00Z"
+    steps = await plans(told, f"goodput?{window}")
+    found = [step for step in steps if "allocations" in step]
+    assert found, steps
+    assert all("USING INDEX ix_allocations_ended_us" in step for step in found), steps
+    assert not [step for step in steps if step.startswith("SCAN jobs")], steps
+
+
 async def test_facts_of_a_kind_of_one_job_have_an_index(told: Api) -> None:
     """Of a job with a hundred thousand facts, only those of the kind are read (A11.6)."""
     steps = await plans(told, f"facts?job={JOB}&kind=round_ended&order=desc")
