@@ -135,6 +135,47 @@ class Torch:
         pass
 
 
+class EverstepDcp:
+    """Everstep's writer below `dcp.save`, or below `dcp.async_save` with its stager."""
+
+    def __init__(self, root: Path, *, is_async: bool, keep_memory: bool) -> None:
+        from trainer_sdk.integrations.dcp import DcpStager, DcpWriter
+
+        self._root = root
+        job = f"{root.parent.name}-{root.name}"
+        self._writer = DcpWriter(keep_memory=keep_memory, job=job)
+        self._stager = DcpStager() if is_async else None
+        self._future: Any = None
+        self._step = 0
+
+    def save(self, path: Path, state: State) -> None:  # a step is in the name
+        del path
+        self._step += 1
+        to = f"{self._root}/step-{self._step}"
+        if self._stager is None:
+            state_dict_saver.save(state, checkpoint_id=to, storage_writer=self._writer)
+            return
+        self._future = state_dict_saver.async_save(
+            state, checkpoint_id=to, storage_writer=self._writer, async_stager=self._stager
+        )
+
+    def settle(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        if self._future is not None:
+            self._future.result()
+
+    def place(self, path: Path) -> Path:  # as above
+        del path
+        return self._root / f"step-{self._step:09d}"
+
+    def close(self) -> None:
+        self._writer.close()
+        if self._stager is not None:
+            self._stager.close()
+
+
 class Nvrx:
     """Its writer for torch's format, with its persistent process, or a fork for each save."""
 
@@ -201,6 +242,9 @@ def contender(name: str, root: Path, state: State, optimizer: Any) -> Contender:
             return Limit(state)
         case "everstep" | "everstep-lazy":
             return Everstep(root / name, optimizer, lazy=name.endswith("lazy"))
+        case _ if name.startswith("everstep-dcp"):
+            is_async, keeps = "-async" in name, name.endswith("-memory")
+            return EverstepDcp(root / name, is_async=is_async, keep_memory=keeps)
         case "nvrx" | "nvrx-fork":
             return Nvrx(is_persistent=name == "nvrx")
         case _:

@@ -12,6 +12,7 @@ from typing import Any
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torchtitan.components.checkpointer.dcp import AsyncMode, CheckpointManager
 
+from trainer_sdk.checkpoint import arguments
 from trainer_sdk.integrations.dcp import DcpReader, DcpStager, DcpWriter, newest_verified
 from trainer_sdk.integrations.framework_session import FrameworkSession, check_version
 from trainer_sdk.sdk_log import warn
@@ -31,11 +32,16 @@ class TitanCheckpointManager(CheckpointManager):  # type: ignore[misc]  # untype
     class Config(CheckpointManager.Config):  # type: ignore[misc]
         """The configuration of torchtitan's manager."""
 
+        keep_memory: bool = False
+        """Whether each save also stays in the memory of the nodes, as with `DcpWriter`."""
+
     def __init__(self, config: Any, **parts: Any) -> None:
         check_version("torchtitan", "0.3", "0.4")
         self._run = FrameworkSession("torchtitan")
         self._own_stager: DcpStager | None = None
         self._is_forced = False
+        self._keep_memory = arguments.truth("keep_memory", config.keep_memory)
+        self._is_export = False
         super().__init__(config, **parts)
         if self.enable and self.async_mode == AsyncMode.ASYNC_WITH_PINNED_MEM:
             self.stager = self._stager()  # else torchtitan makes one of its own
@@ -53,15 +59,14 @@ class TitanCheckpointManager(CheckpointManager):  # type: ignore[misc]  # untype
             return super().dcp_save(
                 state_dict, checkpoint_id, async_mode, enable_garbage_collection, to_hf
             )
+        writer = DcpWriter(keep_memory=self._keep_memory and not self._is_export)
         if async_mode == AsyncMode.DISABLED:
-            state_dict_saver.save(
-                state_dict, checkpoint_id=checkpoint_id, storage_writer=DcpWriter()
-            )
+            state_dict_saver.save(state_dict, checkpoint_id=checkpoint_id, storage_writer=writer)
             return None
         saving = state_dict_saver.async_save(
             state_dict,
             checkpoint_id=checkpoint_id,
-            storage_writer=DcpWriter(),
+            storage_writer=writer,
             async_stager=self._stager(),
             process_group=self.pg,
         )
@@ -81,12 +86,25 @@ class TitanCheckpointManager(CheckpointManager):  # type: ignore[misc]  # untype
         if from_hf or not DcpReader.is_there(checkpoint_id):
             super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
             return
-        state_dict_loader.load(state_dict, checkpoint_id=checkpoint_id, storage_reader=DcpReader())
+        self._load_verified(state_dict, checkpoint_id)
+
+    def _load_verified(self, state_dict: dict[str, Any], checkpoint_id: str) -> None:
+        reader = DcpReader(keep_memory=self._keep_memory)
+        state_dict_loader.load(state_dict, checkpoint_id=checkpoint_id, storage_reader=reader)
         if "model" in self.states:
             self.states["model"].load_state_dict(state_dict)
 
+    def _load_nearest(self) -> bool:
+        """Load the newest state of all tiers; torchtitan itself looks for folders only."""
+        step = newest_verified(self.folder, keep_memory=True)
+        if step is None:
+            return False
+        self._load_verified(self._states_to_load(model_only=step == 0), self.folder)
+        return True
+
     def _load(self, step: int = _NONE) -> bool:
-        is_loaded = bool(super()._load(step))
+        is_nearest = self.enable and self._keep_memory and step == _NONE
+        is_loaded = (is_nearest and self._load_nearest()) or bool(super()._load(step))
         self._run.start_at(self._loaded_step() if is_loaded else 0, None)
         return is_loaded
 
@@ -103,6 +121,13 @@ class TitanCheckpointManager(CheckpointManager):  # type: ignore[misc]  # untype
             warn(f"the training is preempted: it has saved step {curr_step}, and ends")
             sys.exit(0)
         return is_saved
+
+    def _save_last_step(self, curr_step: int) -> None:
+        self._is_export = bool(self.last_save_model_only)
+        try:
+            super()._save_last_step(curr_step)
+        finally:
+            self._is_export = False
 
     def _should_save(self, curr_step: int, last_step: bool = False) -> bool:
         is_possible = self.enable and not self.load_only

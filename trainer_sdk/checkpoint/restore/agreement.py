@@ -25,9 +25,9 @@ from trainer_sdk.checkpoint.restore.choice import (
     missing,
 )
 from trainer_sdk.checkpoint.restore.discovery import (
-    EarlyVerification,
     Forms,
     RestoreContext,
+    VerifiedImages,
     lost_images,
     published_steps,
     see_images,
@@ -64,7 +64,7 @@ class Agreement:
         group: RankGroup,
         reporter: Reporter,
         step: int | None,
-        early: EarlyVerification | None,
+        early: VerifiedImages | None,
     ) -> None:
         self._context = context
         self._group = group

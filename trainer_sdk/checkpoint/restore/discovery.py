@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from time import monotonic
+from typing import Protocol
 
 import msgspec
 
@@ -281,6 +282,16 @@ def _offer(
     if size < index.size_bytes:
         raise UnfitError(f"{folder / IMAGE} is cut short: {size} of {index.size_bytes} bytes")
     return StateOffer(identity=identity, tier=tier, place=str(folder))
+
+
+class VerifiedImages(Protocol):
+    """Images that were verified before the ranks choose a state."""
+
+    def image(self, offer: StateOffer) -> StoredImage | None:
+        """The chosen image, if it is verified; the caller must close it."""
+
+    def close(self) -> None:
+        """Close the images that `image` has not returned."""
 
 
 class EarlyVerification:

@@ -24,7 +24,7 @@ from trainer_sdk.checkpoint.restore.choice import (
     RestoreChoice,
     Tier,
 )
-from trainer_sdk.checkpoint.restore.discovery import EarlyVerification, RestoreContext
+from trainer_sdk.checkpoint.restore.discovery import RestoreContext, VerifiedImages
 from trainer_sdk.checkpoint.restore.errors import RestoreError
 from trainer_sdk.checkpoint.restore.target import LiveState, Target, named
 from trainer_sdk.checkpoint.storage import StorageError
@@ -77,7 +77,7 @@ class Restore:
         group: RankGroup,
         reporter: Reporter,
         step: int | None = None,
-        early: EarlyVerification | None = None,
+        early: VerifiedImages | None = None,
         *,
         is_strict: bool = True,
     ) -> None:
@@ -113,6 +113,10 @@ class Restore:
                 raise self._failed()
             self._start_fresh("allowed")
         return choice
+
+    def reject(self, rejected: RejectedState) -> None:
+        """Note a state that the caller has rejected; all ranks call it before `choose`."""
+        self._agreement.passed.append(rejected)
 
     def source(self, choice: RestoreChoice) -> StateSource:
         """The verified state that this rank loads."""

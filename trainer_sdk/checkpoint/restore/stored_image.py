@@ -9,6 +9,7 @@ import mmap
 import os
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -38,6 +39,38 @@ from trainer_sdk.checkpoint.restore.values import read_value
 
 _PIECE_BYTES = 1 << 20
 _HASHED_BYTES = 16 << 20
+_FILE_CLOCK = 5
+"""CLOCK_REALTIME_COARSE, from which the kernel takes the times of files."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageStamp:
+    """An image as it was when all its bytes were verified, for a later load by this process.
+
+    The later load skips the hash only if `StoredImage.reopen` finds the same index and file. That
+    is safe, as no byte changes without one of them: a save removes the index before it changes the
+    image, and then writes an index with another hash; whatever else writes to the file, cuts it
+    short or replaces it changes its times, size or number. These times advance by the ticks of a
+    clock, so a file that has changed in the present tick is verified again.
+    """
+
+    folder: str
+    identity: Identity
+    index_octets: bytes
+    file: tuple[int, ...]
+    """Device, number, size and times of the file, from before its first byte was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenImage:
+    """An image whose bytes can be read."""
+
+    index: ImageIndex
+    index_octets: bytes
+    mapping: mmap.mmap | None
+    octets: torch.Tensor
+    file: tuple[int, ...]
+    """As in `ImageStamp`; empty for a file that has changed in the present tick."""
 
 
 class StoredImage:
@@ -49,6 +82,7 @@ class StoredImage:
         self._index: ImageIndex | None = None
         self._index_octets = b""
         """The bytes of the index."""
+        self._file: tuple[int, ...] = ()
         self._mapping: mmap.mmap | None = None
         self._octets: torch.Tensor | None = None
         self._values: dict[str, object] = {}
@@ -57,26 +91,32 @@ class StoredImage:
 
     def verify(self, is_over: threading.Event | None = None) -> None:
         """Check the hash of all bytes; `UnfitError` if it differs, or `is_over` is set."""
-        path = self._folder / IMAGE
-        try:
-            index_octets = (self._folder / INDEX).read_bytes()
-            index = decode(index_octets, ImageIndex, str(self._folder))
-            mapping = _mapped(path, index.size_bytes)
-        except (OSError, BadManifestError) as error:
-            raise UnfitError(f"{self._folder} cannot be read: {error}") from error
-        if index.identity != self._identity:
-            raise self._overwritten()
-        octets = torch.empty(0, dtype=torch.uint8, device="cpu")
-        if mapping is not None:
-            octets = torch.frombuffer(mapping, dtype=torch.uint8)
-        content_hash = _hash(octets.numpy().data, is_over)
-        if content_hash != index.hash:
+        opened = self._open()
+        content_hash = _hash(opened.octets.numpy().data, is_over)
+        if content_hash != opened.index.hash:
             raise UnfitError(
-                f"{path} differs from what was saved: its hash is {content_hash}, and was "
-                f"{index.hash}"
+                f"{self._folder / IMAGE} differs from what was saved: its hash is {content_hash}, "
+                f"and was {opened.index.hash}"
             )
-        self._index, self._index_octets = index, index_octets
-        self._mapping, self._octets = mapping, octets
+        self._take(opened)
+
+    def reopen(self, earlier: ImageStamp) -> bool:
+        """Take the image as verified if nothing has changed since then; else return False."""
+        try:
+            opened = self._open()
+        except UnfitError:
+            return False
+        if earlier != self._stamp_of(opened.index_octets, opened.file):
+            return False
+        self._take(opened)
+        return True
+
+    @property
+    def stamp(self) -> ImageStamp | None:
+        """Of a verified image; None if its file had changed too recently."""
+        if not self._file:
+            return None
+        return self._stamp_of(self._index_octets, self._file)
 
     @property
     def size_bytes(self) -> int:
@@ -150,6 +190,29 @@ class StoredImage:
                 target=_unmap, args=(mapping,), name="everstep-unmap", daemon=True
             ).start()
 
+    def _open(self) -> _OpenImage:
+        path = self._folder / IMAGE
+        try:
+            index_octets = (self._folder / INDEX).read_bytes()
+            index = decode(index_octets, ImageIndex, str(self._folder))
+            mapping, file = _mapped(path, index.size_bytes)
+        except (OSError, BadManifestError) as error:
+            raise UnfitError(f"{self._folder} cannot be read: {error}") from error
+        if index.identity != self._identity:
+            raise self._overwritten()
+        octets = torch.empty(0, dtype=torch.uint8, device="cpu")
+        if mapping is not None:
+            octets = torch.frombuffer(mapping, dtype=torch.uint8)
+        return _OpenImage(index, index_octets, mapping, octets, file)
+
+    def _take(self, opened: _OpenImage) -> None:
+        self._index, self._index_octets = opened.index, opened.index_octets
+        self._mapping, self._octets = opened.mapping, opened.octets
+        self._file = opened.file
+
+    def _stamp_of(self, index_octets: bytes, file: tuple[int, ...]) -> ImageStamp:
+        return ImageStamp(str(self._folder), self._identity, index_octets, file)
+
     def _overwritten(self) -> UnfitError:
         return UnfitError(f"{self._folder} was overwritten by another state meanwhile")
 
@@ -191,14 +254,19 @@ def _hash(octets: memoryview, is_over: threading.Event | None) -> str:
     return hasher.hexdigest()
 
 
-def _mapped(path: Path, size: int) -> mmap.mmap | None:
+def _mapped(path: Path, size: int) -> tuple[mmap.mmap | None, tuple[int, ...]]:
+    """The bytes of a file, and its device, number, size and times unless these are of now."""
     with path.open("rb") as file:
-        there = os.fstat(file.fileno()).st_size
-        if there < size:
-            raise UnfitError(f"{path} is cut short: {there} of {size} bytes")
+        now_ns = time.clock_gettime_ns(_FILE_CLOCK)
+        about = os.fstat(file.fileno())
+        if about.st_size < size:
+            raise UnfitError(f"{path} is cut short: {about.st_size} of {size} bytes")
+        times = about.st_mtime_ns, about.st_ctime_ns
+        is_settled = max(times) < now_ns
+        stamp = (about.st_dev, about.st_ino, about.st_size, *times) if is_settled else ()
         if not size:
-            return None
-        return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+            return None, stamp
+        return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY), stamp
 
 
 def _unmap(mapping: mmap.mmap) -> None:

@@ -2,11 +2,11 @@
 
 The image of a rank has all that the rank would load again: the items that it saves, and those that
 other ranks save for all. Torch plans a load from the metadata of all ranks, but an image has only
-the part of its rank. The rest of each tensor is described as parts without a place, so a load with
-other shardings, which needs them, is recognized.
+the part of its rank. The rest of each tensor, and all that only other ranks have, is described as
+parts without a place, so a load with other shardings, which needs them, is recognized.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 import torch
@@ -31,6 +31,15 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 """A part of a tensor: the offset and the length in each dimension."""
 
 
+class WholeItem(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A tensor or another value; each rank may have parts of it."""
+
+    key: str
+    dtype: str
+    requires_grad: bool
+    shape: tuple[int, ...]
+
+
 class ImageItem(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """An item of torch's plan, and its place in the image."""
 
@@ -46,6 +55,13 @@ class ImageItem(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Of the whole tensor; the item is the part at `offsets`."""
     offsets: tuple[int, ...] = ()
     sizes: tuple[int, ...] = ()
+
+    @property
+    def whole(self) -> WholeItem:
+        """The whole tensor or value."""
+        return WholeItem(
+            key=self.key, dtype=self.dtype, requires_grad=self.requires_grad, shape=self.shape
+        )
 
 
 def described_items(
@@ -91,24 +107,41 @@ class DcpImage:
             raise UnfitError("a Checkpointer has saved it, not DcpWriter: restore it by that")
         self._image = image
         octets = image.octets(entry).numpy().tobytes()
-        items = msgspec.json.decode(octets, type=tuple[ImageItem, ...])
+        self._all_items = msgspec.json.decode(octets, type=tuple[ImageItem, ...])
         self._items = {
             (item.key, item.offsets): item
-            for item in items
+            for item in self._all_items
             if not item.dtype or 0 not in item.sizes
         }
-        self.metadata = _metadata(items)
-        """Of this rank's part, with the rest of each tensor as parts without a place."""
 
-    def check(self, plan: LoadPlan) -> None:
-        """`UnfitError` if a load needs a part that this rank had not."""
+    @property
+    def wholes(self) -> list[WholeItem]:
+        """The tensors and values whose parts this rank has, in the order of their keys."""
+        return [
+            whole for _, whole in sorted({item.key: item.whole for item in self._all_items}.items())
+        ]
+
+    def metadata(self, wholes: Iterable[WholeItem]) -> Metadata:
+        """Of this rank's part; the rest of it, and of these others, as parts without a place."""
+        own: dict[str, list[Box]] = {}
+        for item in self._all_items:
+            own.setdefault(item.key, []).append((item.offsets, item.sizes))
+        every = {whole.key: whole for whole in (*wholes, *self.wholes)}
+        return Metadata(
+            state_dict_metadata={
+                key: _described_whole(whole, own.get(key, ())) for key, whole in every.items()
+            }
+        )
+
+    def misfit(self, plan: LoadPlan) -> str:
+        """Why this image cannot serve a load: it lacks a part; empty if it can."""
         for item in plan.items:
             if self._key(item) not in self._items:
-                raise UnfitError(
+                return (
                     f"{item.dest_index.fqn} is sharded in another way than it was saved, and the "
-                    "memory of a node has the shards of its own ranks: load it from the global "
-                    "tier, by DcpReader() without keep_memory"
+                    "memory of a node has the shards of its own ranks"
                 )
+        return ""
 
     def values(self, plan: LoadPlan) -> Iterator[tuple[ReadItem, bytes]]:
         """The values that are not tensors, after a check that a load runs no code."""
@@ -150,29 +183,20 @@ class DcpImage:
         return item.storage_index.fqn, tuple(item.storage_index.offset or ())
 
 
-def _metadata(items: Sequence[ImageItem]) -> Metadata:
-    chunks: dict[str, list[Box]] = {}
-    for item in items:
-        chunks.setdefault(item.key, []).append((item.offsets, item.sizes))
-    described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
-    for item in items:
-        if item.key not in described:
-            described[item.key] = _tensor_of(item, chunks[item.key])
-    return Metadata(state_dict_metadata=described)
-
-
-def _tensor_of(item: ImageItem, own: Sequence[Box]) -> TensorStorageMetadata | BytesStorageMetadata:
-    if not item.dtype:
+def _described_whole(
+    whole: WholeItem, own: Sequence[Box]
+) -> TensorStorageMetadata | BytesStorageMetadata:
+    if not whole.dtype:
         return BytesStorageMetadata()
-    dtype = getattr(torch, item.dtype, None)
+    dtype = getattr(torch, whole.dtype, None)
     if not isinstance(dtype, torch.dtype):
-        raise UnfitError(f"{item.key} is of type {item.dtype}, which this torch does not know")
+        raise UnfitError(f"{whole.key} is of type {whole.dtype}, which this torch does not know")
     return TensorStorageMetadata(
-        properties=TensorProperties(dtype=dtype, requires_grad=item.requires_grad),
-        size=torch.Size(item.shape),
+        properties=TensorProperties(dtype=dtype, requires_grad=whole.requires_grad),
+        size=torch.Size(whole.shape),
         chunks=[
             ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
-            for offsets, sizes in (*own, *rest_of(item.shape, own))
+            for offsets, sizes in (*own, *rest_of(whole.shape, own))
         ],
     )
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
@@ -26,7 +27,13 @@ from trainer_sdk.checkpoint.storage import Storage, storage_for
 from trainer_sdk.checkpoint.storage.checkpoints import StoredCheckpoint, look, stored_checkpoints
 from trainer_sdk.environment import environ
 from trainer_sdk.integrations.dcp.checkpoint_id import split
-from trainer_sdk.integrations.dcp.nearest import NearestState, note_restored, require_all_ranks
+from trainer_sdk.integrations.dcp.nearest import (
+    NearestState,
+    note_restored,
+    note_verified,
+    require_all_ranks,
+    take_verified,
+)
 from trainer_sdk.rank_session import session
 
 _MOST_NAMED = 4
@@ -41,7 +48,13 @@ class DcpReader(StorageReader):
 
     With `keep_memory`, as for `DcpWriter`, each rank loads from its nearest tier: the memory of its
     node, another node's memory, or the global tier. All ranks of the job load together. A damaged
-    image is passed over for the next tier. `job` is as for `Checkpointer`.
+    image is passed over for the next tier; where the load has other shardings than the images, all
+    ranks load the global tier's newest checkpoint, or its step of `checkpoint_id`, and a warning
+    names both steps. `job` is as for `Checkpointer`.
+
+    Every image is verified before it is loaded. The load after `newest_verified(keep_memory=True)`
+    does not do it again for an image whose index and file are the same as then: no byte of an image
+    changes without one of them (`ImageStamp`).
     """
 
     def __init__(
@@ -54,6 +67,8 @@ class DcpReader(StorageReader):
         super().__init__()
         self._root, self._step = "", None
         self._rank = 0
+        self._is_coordinator = False
+        self._misfit = ""
         self._keep_memory = arguments.truth("keep_memory", keep_memory)
         self._job = arguments.job(job)
         self._nearest: NearestState | None = None
@@ -96,7 +111,8 @@ class DcpReader(StorageReader):
         self._release()
         require_all_ranks()
         with session().section("dcp load", "checkpoint"):
-            nearest = NearestState(self._root, self._step, self._job)
+            before = take_verified(self._root)
+            nearest = NearestState(self._root, self._step, self._job, before=before)
         if nearest.choice is None:
             nearest.close()
             raise RestoreError(
@@ -125,15 +141,13 @@ class DcpReader(StorageReader):
     ) -> None:
         """Note the rank of this process."""
         del metadata, args
+        self._is_coordinator = is_coordinator
         self._rank = kwargs.get("rank", 0 if is_coordinator else 1)
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Leave torch's plan as it is; `RestoreError` if the image of this rank lacks a part."""
-        if self._nearest is not None and self._nearest.image is not None:
-            try:
-                self._nearest.image.check(plan)
-            except UnfitError as error:
-                raise RestoreError(str(error)) from error
+        """Leave torch's plan as it is, and note why the image of this rank cannot serve it."""
+        image = None if self._nearest is None else self._nearest.image
+        self._misfit = "" if image is None else image.misfit(plan)
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
@@ -147,7 +161,11 @@ class DcpReader(StorageReader):
                 if self._nearest is None:
                     self._load_published(plan, planner)
                 else:
-                    self._load_nearest(self._nearest, plan, planner)
+                    nearest = self._nearest.fitting(self._misfit)
+                    if nearest is not self._nearest:
+                        self._nearest = nearest
+                        plan = self._planned_again(nearest, planner)
+                    self._load_nearest(nearest, plan, planner)
             except CorruptError as error:
                 self._quarantine(error)
                 raise RestoreError(str(error)) from error
@@ -182,6 +200,24 @@ class DcpReader(StorageReader):
         identity = self._checkpoint.manifest.identity
         note_restored(self._root, identity, identity.round + 1)
         self._loaded = identity.step, GLOBAL
+
+    def _planned_again(self, nearest: NearestState, planner: LoadPlanner) -> LoadPlan:
+        """A plan of this rank for another checkpoint than that for which torch has planned."""
+        remedy = "load by DcpReader() without keep_memory"
+        if not isinstance(planner, DefaultLoadPlanner):
+            raise RestoreError(
+                f"a {type(planner).__name__} is not a DefaultLoadPlanner, and cannot plan a load "
+                f"of the global tier instead of the memory of the nodes: {remedy}"
+            )
+        state, metadata = planner.original_state_dict, nearest.metadata()
+        try:
+            planner.set_up_planner(state, metadata, self._is_coordinator)
+            return planner.finish_plan(planner.create_local_plan())
+        except Exception as error:
+            raise RestoreError(
+                f"the checkpoint of the global tier cannot be loaded instead of the memory of the "
+                f"nodes: {error}; {remedy}"
+            ) from error
 
     def _load_nearest(self, nearest: NearestState, plan: LoadPlan, planner: LoadPlanner) -> None:
         assert nearest.choice is not None
@@ -235,12 +271,14 @@ def newest_verified(
 
     All ranks call it together; each verifies a share of the files. Damaged checkpoints are
     quarantined. `RestoreError` if there are checkpoints, and none can be used. With `keep_memory`,
-    states in the memory of the nodes count as well, and it follows `--allow-fresh-start`.
+    states in the memory of the nodes count as well, and it follows `--allow-fresh-start`; a load
+    with other shardings than those states takes another step, which `DcpReader.step` has.
     """
     if arguments.truth("keep_memory", keep_memory):
         place = split(f"{os.fspath(root)}/step-0")[0]
         with session().section("verify", "checkpoint"):
             nearest = NearestState(place, None, arguments.job(job))
+            note_verified(place, nearest.stamp)
             nearest.close()
         return None if nearest.choice is None else nearest.choice.identity.step
     group = group_of_all(environ.get("WORLD_SIZE", ""))

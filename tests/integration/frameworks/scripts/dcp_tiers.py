@@ -12,9 +12,12 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -28,6 +31,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 import trainer_sdk
 from trainer_sdk.checkpoint.job_context import read_job_context
 from trainer_sdk.checkpoint.manifest import IMAGE
+from trainer_sdk.checkpoint.restore import stored_image
 from trainer_sdk.integrations.dcp import DcpReader, DcpWriter, newest_verified
 
 ROWS, EVERY = 12, 5
@@ -47,16 +51,17 @@ def join() -> None:
     )
 
 
-def state(step: int) -> dict[str, Any]:
+def state(step: int, dimension: int = 0, owner: int | None = None) -> dict[str, Any]:
+    """The state at a step; by default, with the shards and keys that each rank saves."""
+    owner = dist.get_rank() if owner is None else owner
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     whole = torch.arange(ROWS * 5, dtype=torch.float32).reshape(ROWS, 5) * step
-    shards = Shard(1 if os.environ.get("OTHER_SHARDS") else 0)
     return {
-        "sharded": distribute_tensor(whole, mesh, [shards]),
+        "sharded": distribute_tensor(whole, mesh, [Shard(dimension)]),
         "same": {f"w{one}": whole + one for one in range(3)},
         "odd": {"scalar": torch.tensor(step), "none": torch.empty(0), "half": whole[0].half()},
         "step": step,
-        "own": {str(dist.get_rank()): torch.full((3,), float(step))},
+        "own": {str(owner): torch.full((3,), float(step) + owner)},
     }
 
 
@@ -84,16 +89,54 @@ def save(root: Path, step: int) -> None:
     save_state(state(step), checkpoint_id=f"{root}/step-{step}", storage_writer=writer)
 
 
+def loaded(place: "Path | str", **layout: int) -> tuple[int, str | None]:
+    """The step and tier of a state, which this rank loads into such a layout."""
+    reader, live = DcpReader(place, keep_memory=True), state(0, **layout)
+    load_state(live, storage_reader=reader)
+    assert reader.step == live["step"]
+    assert is_same(live, state(live["step"], **layout))
+    return live["step"], reader.tier
+
+
 def loaded_from(root: Path) -> tuple[int, str | None]:
     """The step and tier of the newest state, which this rank loads."""
     dist.barrier()
     step = newest_verified(root, keep_memory=True)
-    assert step is not None
-    reader, loaded = DcpReader(root, keep_memory=True), state(0)
-    load_state(loaded, storage_reader=reader)
-    assert reader.step == loaded["step"] == step
-    assert is_same(loaded, state(step))
-    return step, reader.tier
+    found = loaded(root, dimension=1 if os.environ.get("OTHER_SHARDS") else 0)
+    assert found[0] == step or os.environ.get("OTHER_SHARDS")
+    return found
+
+
+@contextmanager
+def hashed_images() -> Iterator[list[int]]:
+    """The sizes of the images that this rank verifies meanwhile."""
+    sizes, hash_of_all = [], stored_image._hash
+
+    def counted(octets: memoryview, *others: Any) -> str:
+        sizes.append(len(octets))
+        return hash_of_all(octets, *others)
+
+    with patch.object(stored_image, "_hash", counted):
+        yield sizes
+
+
+def check_verified_once(root: Path) -> None:
+    """The load after `newest_verified` does not verify an unchanged image again; others do."""
+    with hashed_images() as sizes:
+        assert loaded_from(root) == (7, "memory")
+    assert len(sizes) == 1
+    with hashed_images() as sizes:
+        assert loaded(root) == (7, "memory")
+    assert len(sizes) == 1
+
+
+def check_other_layouts(root: Path) -> None:
+    """A load with other shards, or with another rank's tensors, takes the global tier's step."""
+    assert loaded(root, dimension=1) == (5, "global")
+    assert loaded(root, owner=1 - dist.get_rank()) == (5, "global")
+    assert loaded(f"{root}/step-5", dimension=1) == (5, "global")
+    with pytest.raises(CheckpointException, match=r"step 7 cannot be restored.* in another way"):
+        loaded(f"{root}/step-7", dimension=1)
 
 
 def lose_images(root: Path) -> None:
@@ -126,11 +169,15 @@ def one_process(root: Path) -> None:
     for step in range(1, 8):
         save(root, step)
     check_refusals(root)
-    assert loaded_from(root) == (7, "memory")
+    check_verified_once(root)
+    check_other_layouts(root)
     lose_images(root)
     assert loaded_from(root) == (7, "peer" if rank == 1 else "memory")
+    assert newest_verified(root, keep_memory=True) == 7
     if rank == 1:
-        damage(root)
+        damage(root)  # what was verified is verified again
+    dist.barrier()
+    assert loaded(root) == (5, "global")
     assert loaded_from(root) == (5, "global")
 
 

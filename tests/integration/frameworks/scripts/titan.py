@@ -1,6 +1,7 @@
-"""torchtitan's checkpoint manager on the CPU, with parts of a toy: `titan.py FOLDER MODE`."""
+"""torchtitan's checkpoint manager on the CPU: `titan.py FOLDER MODE [keep_memory]`."""
 
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import torch
 import torch.distributed as dist
 
 from tests.integration.frameworks.scripts.step_log import damage_shard
+from trainer_sdk.checkpoint.job_context import read_job_context
+from trainer_sdk.checkpoint.manifest import IMAGE
 from trainer_sdk.integrations.framework_session import FrameworkSession
 from trainer_sdk.integrations.torchtitan import TitanCheckpointManager
 
@@ -37,7 +40,7 @@ class Stopping(FrameworkSession):
 class Training:
     """A model, a state, and torchtitan's manager for both."""
 
-    def __init__(self, folder: Path, mode: str) -> None:
+    def __init__(self, folder: Path, mode: str, *, keep_memory: bool = False) -> None:
         self.model = torch.nn.Linear(3, 1, bias=False)
         torch.nn.init.zeros_(self.model.weight)
         self.state = Part()
@@ -49,6 +52,7 @@ class Training:
                 async_mode=mode,
                 keep_latest_k=0,
                 last_save_model_only=False,
+                keep_memory=keep_memory,
             ),
             dataloader=Part(),
             model_parts=[self.model],
@@ -93,9 +97,33 @@ def main(folder: Path, mode: str) -> None:
     assert Training(folder, mode).load() == 11
 
 
+def main_with_memory(folder: Path, mode: str) -> None:
+    training = Training(folder, mode, keep_memory=True)
+    assert not training.manager.load()
+    training.train(11)
+    saved = folder / "checkpoint"
+    shutil.move(saved / "step-000000011", folder)  # as if the training had died before
+    again = Training(folder, mode, keep_memory=True)
+    assert again.load() == 11
+    for image in Path(read_job_context(os.environ).images).glob(f"own/rank-0/*/{IMAGE}"):
+        damage_image(image)
+    again = Training(folder, mode, keep_memory=True)
+    assert again.load() == 10
+    assert Training(folder, mode).load() == 10
+
+
+def damage_image(image: Path) -> None:
+    """Flip one bit of an image."""
+    with image.open("r+b") as file:
+        octet = file.read(1)[0]
+        file.seek(0)
+        file.write(bytes([octet ^ 1]))
+
+
 if __name__ == "__main__":
     dist.init_process_group(
         "gloo", init_method=f"file://{os.environ['EVERSTEP_TEST_STORE']}", rank=0, world_size=1
     )
-    main(Path(sys.argv[1]), sys.argv[2])
+    run = main_with_memory if "keep_memory" in sys.argv else main
+    run(Path(sys.argv[1]), sys.argv[2])
     dist.destroy_process_group()
