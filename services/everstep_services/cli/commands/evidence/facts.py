@@ -126,7 +126,7 @@ def _past(api: Api, asked: FactSelection, most: int | None) -> Iterator[dict[str
     try:
         yield from api.pages("facts", {**params, **arrivals}, most=most, when_cut=when_cut)
     except CliError as error:
-        if "received_" not in str(error):
+        if "query.received_" not in str(error):
             raise
         say("the API is of an older release: --since and --until go by the senders' clocks")
         yield from api.pages("facts", {**params, **times}, most=most, when_cut=when_cut)

@@ -121,7 +121,9 @@ async def list_facts(
 ) -> Response:
     """Facts in the order of the log. A page may be short when facts are large."""
     check_window(asked.since, asked.until, context.clock.wall())
-    check_window(asked.received_since, asked.received_until, context.clock.wall())
+    check_window(
+        asked.received_since, asked.received_until, context.clock.wall(), prefix="received_"
+    )
     question = asked.question("/facts")
     is_descending = asked.order == "desc"
     times = _times(asked.since, asked.until)
