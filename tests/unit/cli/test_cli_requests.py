@@ -140,6 +140,10 @@ def test_a_limit_is_given_back_by_deleting_it(api: Api) -> None:
             ["limits", "llama", "--set", "data=0.01s"],
             "'data=0.01s' is too short: the least is 0.1s",
         ),
+        (
+            ["limits", "llama", "--set", "data=9999999h"],
+            "is too long: the most is 366 days, 31622400s",
+        ),
         (["control", "set", "brake"], "'brake' is not a change: write NAME=VALUE"),
         (["control", "set", "brake=on", "brake=off"], "'brake' is there more than once: give it"),
         (["node", "exclude", "n1", "--for", "2h", "--for-good"], "exclude each other"),

@@ -13,6 +13,8 @@ class ShowLimits(Question, frozen=True, kw_only=True, tag="show_limits.v1"):
 
 LEAST_LIMIT_S = 0.1
 """The shortest limit that a person may set: a shorter one would find a stall in every step."""
+MOST_LIMIT_S = 366 * 86400.0
+"""The longest limit that a person may set: a year."""
 
 
 class SetLimit(Question, frozen=True, kw_only=True, tag="set_limit.v1"):

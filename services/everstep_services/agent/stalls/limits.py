@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from everstep.messages import LimitsDocument
-from everstep.messages.questions.health import LEAST_LIMIT_S
+from everstep.messages.questions.health import LEAST_LIMIT_S, MOST_LIMIT_S
 from everstep.units import seconds
 from everstep_services.agent.settings import AgentSettings
 from trainer_sdk.layout import NAME_BYTES
@@ -107,6 +107,10 @@ def read_limits(texts: Iterable[str], origin: str) -> dict[str, float]:
             raise ValueError(f"{origin} {text!r}: write NAME=SECONDS, for instance forward=90s")
         if limit_s < LEAST_LIMIT_S:
             raise ValueError(f"{origin} {text!r} is too short: the least is {LEAST_LIMIT_S:g}s")
+        if limit_s > MOST_LIMIT_S:
+            raise ValueError(
+                f"{origin} {text!r} is too long: the most is 366 days, {MOST_LIMIT_S:.0f}s"
+            )
         if len(name.strip().encode()) > NAME_BYTES:
             raise ValueError(
                 f"{origin} {text[:NAME_BYTES]!r}…: the names of sections are known by "

@@ -2,7 +2,7 @@
 
 import click
 
-from everstep.messages.questions.health import LEAST_LIMIT_S
+from everstep.messages.questions.health import LEAST_LIMIT_S, MOST_LIMIT_S
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.operator_requests import OUTSIDE, LimitRequest, fulfil, with_reason
 from everstep_services.cli.times import seconds
@@ -26,6 +26,9 @@ class _Setting(click.ParamType[tuple[str, float]]):
             self.fail(f"{value!r} is not a limit: write SECTION=30s, =10m or =auto", param, ctx)
         if 0 < limit_s < LEAST_LIMIT_S:
             self.fail(f"{value!r} is too short: the least is {LEAST_LIMIT_S:g}s", param, ctx)
+        if limit_s > MOST_LIMIT_S:
+            text = f"the most is 366 days, {MOST_LIMIT_S:.0f}s"
+            self.fail(f"{value!r} is too long: {text}", param, ctx)
         return "" if section == OUTSIDE else section, limit_s
 
 

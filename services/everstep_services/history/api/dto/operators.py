@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from everstep.messages.questions.health import LEAST_LIMIT_S
+from everstep.messages.questions.health import LEAST_LIMIT_S, MOST_LIMIT_S
 from everstep.verdict_causes import VerdictCause
 from everstep_services.history.api.dto.answer import Answer
 from everstep_services.history.api.http.parameters import LARGEST, NAME, TEXT
@@ -179,7 +179,7 @@ class LimitWanted(RequestBody):
     """How long a section may take before its rank has stalled."""
 
     limit_s: float = Field(
-        ge=LEAST_LIMIT_S, le=366 * 86400, description="The limit.", examples=[30.0]
+        ge=LEAST_LIMIT_S, le=MOST_LIMIT_S, description="The limit.", examples=[30.0]
     )
 
 
