@@ -28,6 +28,8 @@ DATABASE = "database"
 PARTS = (DATABASE, *ALL)
 """In the order in which they are brought back: services find what they need."""
 BACK_WITHIN_S = 60.0
+FURTHER_WITHIN_S = 600.0
+"""For some hundred steps at the training's own pace; a busy machine makes them more slowly."""
 FORGOTTEN_WITHIN_S = 150.0
 """The server forgets a reader's consumer a minute after its reader was killed."""
 _START_WITHIN_S = 300.0
@@ -135,7 +137,7 @@ class Site:
     def further(self, steps: int) -> None:
         """The training makes this number of further steps."""
         goal = self.step() + steps
-        until(self.step, f"step {goal}", holds=lambda step: step >= goal, within_s=120)
+        until(self.step, f"step {goal}", holds=lambda step: step >= goal, within_s=FURTHER_WITHIN_S)
 
     def until_all_are_back(self, within_s: float = BACK_WITHIN_S) -> None:
         """Each client of the bus has a connection, and its messages arrive."""

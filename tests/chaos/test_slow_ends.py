@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from everstep_services.agent.probes.settings import PROBED
 from tests.e2e.cluster import Cluster
 from tests.e2e.control_planes import PATIENT, Pieces, Up
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+ENDS_WITHIN_S = 150.0
+"""More than twice the longest wait that is by design."""
 
 
 @pytest.fixture
@@ -41,23 +44,27 @@ def test_a_teardown_that_hangs_after_success_is_a_success(cluster: Cluster, how:
         f"if os.environ['RANK'] == '1':\n    {HANGS[how].replace(chr(10), chr(10) + '    ')}\n"
     )
     agent = cluster.run("--cold", "--nproc-per-node", "2", str(script))
-    assert agent.wait(60) == 0
+    assert agent.wait(ENDS_WITHIN_S) == 0
     assert "rank 1 has not exited 30 s after its script had returned" in agent.said
     cluster.until_done()
     assert cluster.facts("incident_opened") == []
 
 
 def test_a_bus_without_rendezvous_ends_with_94(tmp_path: Path, job: str) -> None:
+    """One line has the reason; lines about checks, which a busy machine delays, are off."""
     for name in ("pieces", job):
         (tmp_path / name).mkdir()
+    config = tmp_path / "everstep.toml"
+    config.write_text("".join(f"[checks.probes.{name}]\nevery_s = 0\n" for name in PROBED))
+    quiet = {"EVERSTEP_CONFIG": str(config), "EVERSTEP_LOG__LEVEL": "error"}
     pieces = Pieces(tmp_path / "pieces")
     cluster = Cluster(tmp_path / job, job, pieces)
     try:
         pieces.start()
         pieces.kill("rendezvous")
         began = time.monotonic()
-        agent = cluster.steady()
-        assert agent.wait(150) == 94
+        agent = cluster.steady(**quiet)
+        assert agent.wait(ENDS_WITHIN_S) == 94
         assert time.monotonic() - began >= 60
         lines = agent.said.splitlines()
         assert len(lines) == 1, agent.said

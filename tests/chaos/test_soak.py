@@ -18,6 +18,7 @@ from everstep.bus.errors import BusError
 from everstep.bus.server.dev_server import DevServer
 from everstep.ids import new_id
 from everstep.messages import Done, Message, NodeBeat, ProgressMade, ShowRound
+from tests.waiting import WITHIN_S
 
 CYCLES, WARM_UP = 150, 50
 GROWTH = 1.05
@@ -74,7 +75,10 @@ WORK: list[Callable[[NatsBus], Awaitable[None]]] = [
 async def test_nothing_grows_over_many_reconnects(nats: DevServer, tmp_path: Path) -> None:
     """Tasks, descriptors, memory and consumers after 150 cycles (A14.7)."""
     settings = msgspec.structs.replace(
-        nats.settings("service"), reconnect_jitter_s=0.01, reconnect_wait_s=0.05
+        nats.settings("service"),
+        reconnect_jitter_s=0.01,
+        reconnect_wait_s=0.05,
+        request_within_s=5.0,  # as in production: a server that was killed does not answer
     )
     async with connect(settings, "soak", spool=tmp_path / "spool") as bus:
         await topology.init(bus.jetstream)
@@ -83,7 +87,7 @@ async def test_nothing_grows_over_many_reconnects(nats: DevServer, tmp_path: Pat
         for cycle in range(WARM_UP + CYCLES):
             for work in WORK:
                 try:
-                    async with asyncio.timeout(10):
+                    async with asyncio.timeout(WITHIN_S):
                         await work(bus)
                 except BusError:
                     continue  # the server was just killed

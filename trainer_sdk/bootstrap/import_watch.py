@@ -83,7 +83,7 @@ class ImportWatch:
 
     def look(self, since: Collection[str]) -> None:
         """Inspect the globals of modules that were imported after `since`."""
-        for name, module in list(sys.modules.items()):
+        for name, module in sys.modules.copy().items():  # `list` may run code that imports
             if name not in since and isinstance(module, ModuleType):
                 self._look_at(module)
 
@@ -118,7 +118,7 @@ class ImportWatch:
 
     def new_modules(self) -> Iterator[ModuleType]:
         """The modules that were imported since the block began."""
-        for name, module in list(sys.modules.items()):
+        for name, module in sys.modules.copy().items():  # `list` may run code that imports
             if name not in self._known and isinstance(module, ModuleType):
                 yield module
 
@@ -189,7 +189,7 @@ class ImportWatch:
             tainted |= more
 
     def _rest(self, tainted: set[str]) -> Iterator[str]:
-        for name in list(sys.modules):
+        for name in sys.modules.copy():
             if name in self._known or name in tainted or _is_below(name, tainted):
                 continue
             if getattr(sys.modules[name], "__spec__", None) is not None:

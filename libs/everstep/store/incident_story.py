@@ -19,6 +19,8 @@ _PIECES = 1024
 _SIMILAR = 20
 _NODES = 8
 _SLOW_BEFORE_US = 600_000_000
+_TIERS = ("memory", "disk", "peer", "global")
+"""From the nearest to the farthest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ async def _story(connection: AsyncConnection, job: str, row: Record) -> Incident
     stalls = await _stalls(connection, job, row)
     out, in_ = await _moves(connection, job, [round["round"] for round in rounds])
     return IncidentStory(
-        incident=row,
+        incident=await _with_restore(connection, job, row),
         primary=primary,
         primary_body=None if primary is None else await _body(connection, primary["id"]),
         stall=next((stall for stall in stalls if stall["rank"] == row["rank"]), None),
@@ -128,6 +130,27 @@ async def _story(connection: AsyncConnection, job: str, row: Record) -> Incident
         nodes_out=out,
         nodes_in=in_,
     )
+
+
+async def _with_restore(connection: AsyncConnection, job: str, row: Record) -> Record:
+    """The incident with the state that the next round has loaded.
+
+    Rendezvous closes the incident, and does not know the state: agents record its restore.
+    """
+    if row["restored_step"] is not None or row["next_round"] is None:
+        return row
+    here = tables.facts.c
+    query = select(here.body).where(
+        here.job == job, here.kind == "checkpoint_restored", here.round == row["next_round"]
+    )
+    newest = query.order_by(here.n.desc()).limit(1)
+    body = (await connection.execute(newest)).scalar_one_or_none()
+    if body is None:
+        return row
+    restore = json.loads(body)
+    read = {tier["tier"] for tier in restore["tiers"]}
+    farthest = next((tier for tier in reversed(_TIERS) if tier in read), None)
+    return {**row, "restored_step": restore["step"], "restored_tier": farthest}
 
 
 async def _failures(connection: AsyncConnection, job: str, number: int | None) -> Sequence[Record]:

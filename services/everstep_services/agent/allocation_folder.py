@@ -32,6 +32,8 @@ class AgentEnd(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     ends_job: bool
     """The code is that of the job; otherwise this node left alone, and others may continue."""
+    had_work: bool = True
+    """Its ranks trained: without work a preemption costs nothing, whatever the code."""
 
 
 class AllocationFolderError(EverstepError):
@@ -70,6 +72,7 @@ class AllocationFolder:
             cause=exiting.cause,
             reason=exiting.reason[:_LONGEST_REASON],
             ends_job=exiting.ends_job,
+            had_work=exiting.had_work,
         )
         self._write(node + END, msgspec.json.encode(end))
 

@@ -42,6 +42,9 @@ class RendezvousSettings(Settings, frozen=True, kw_only=True):
     """The time between two probes of the same agent."""
     probe_within_s: float = 0.5
     """How long an agent may take to answer a probe."""
+    unheard_after_s: float = 30.0
+    """A replica that finds a round running, and has not heard an agent of it for this time, probes
+    that agent: it may have died while the control plane was away. Agents reconnect sooner."""
     probes_at_once: int = 256
     """The most agents that are probed at once."""
     refill_every_s: float = 1800.0
@@ -70,7 +73,13 @@ class RendezvousSettings(Settings, frozen=True, kw_only=True):
     """How long one write of a job's document may take."""
 
     def __post_init__(self) -> None:
-        for name in ("join_within_s", "probe_within_s", "probe_every_s", "refill_every_s"):
+        for name in (
+            "join_within_s",
+            "probe_within_s",
+            "probe_every_s",
+            "unheard_after_s",
+            "refill_every_s",
+        ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name):g}")
         if self.probes_at_once < 1:

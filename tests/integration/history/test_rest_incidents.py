@@ -9,7 +9,15 @@ import msgspec
 import pytest
 
 from everstep.bus.errors import BusUnreachableError
-from everstep.messages import BlobRef, EvidenceCollected, Fact, RankExited, VerdictReached
+from everstep.messages import (
+    BlobRef,
+    EvidenceCollected,
+    Fact,
+    IncidentClosed,
+    RankExited,
+    TierRead,
+    VerdictReached,
+)
 from everstep.store.evidence_copies import LARGEST, EvidenceCopies
 from everstep_services.history.log_copy import LogCopier
 from tests.fakes.bus import MemoryBlobs
@@ -158,6 +166,23 @@ async def test_a_ledger_sums_to_its_wall_time(api: Api, reader: httpx2.AsyncClie
     wall_s = ledger.pop("wall_s")
     assert sum(ledger.values()) == pytest.approx(wall_s)
     assert (incident["lost_steps"], incident["restored_step"]) == (10, 1000)
+
+
+async def test_an_incident_names_the_state_that_the_next_round_has_loaded(
+    api: Api, reader: httpx2.AsyncClient
+) -> None:
+    """The restore of the next round tells the step and the farthest tier (A11.1)."""
+    *before, closed = whole()
+    assert isinstance(closed, IncidentClosed)
+    tiers = [TierRead(tier=tier, ranks=2, size_bytes=1, read_s=0.1) for tier in ("peer", "global")]
+    await api.add(
+        *before,
+        make("checkpoint_restored", job=JOB, round=1, step=500),
+        make("checkpoint_restored", job=JOB, round=2, step=1000, tiers=tuple(tiers)),
+        msgspec.structs.replace(closed, restored_step=None, restored_tier=""),
+    )
+    found = await get(reader, f"jobs/{JOB}/incidents/{INCIDENT}")
+    assert (found["restored_step"], found["restored_tier"]) == (1000, "global")
 
 
 async def test_an_open_incident_is_told_as_far_as_it_is_known(

@@ -153,6 +153,23 @@ async def test_site_checks_run_side_by_side_and_those_that_hang_are_killed(
     await all_gone(folder, 5)
 
 
+@pytest.mark.parametrize("then", ["echo fine", "exec sleep 600"], ids=["ends", "hangs"])
+async def test_daemons_that_a_check_leaves_in_sessions_of_their_own_end_with_it(
+    tmp_path: Path, then: str
+) -> None:
+    """A program of the site must not fill the process table, run after run (A10.4)."""
+    pids = tmp_path / "pids"
+    daemon = f"setsid sh -c 'echo $$ >> {pids}; exec sleep 600' &"
+    wait = f"while [ $(wc -l < {pids}) -lt 3 ]; do sleep 0.01; done"
+    check = script(tmp_path, "forks", f"{daemon}\n{daemon}\n{wait}\n{then}")
+    settings = ChecksSettings(within_s=20, site={"forks": str(check)})
+    before = own_children()
+    found = await NodeExaminer(settings).examine(["site:forks"], "join")
+    assert of(found)["site:forks"].state == ("ok" if then == "echo fine" else "unknown")
+    await all_gone(tmp_path, 3)
+    assert own_children() == before
+
+
 async def test_cancelled_it_leaves_no_process_behind(tmp_path: Path) -> None:
     hung = script(tmp_path, "hung", f"sleep 600 & echo $! >> {tmp_path / 'pids'}; wait")
     settings = ChecksSettings(within_s=ENOUGH_S, site={"hung": str(hung)})

@@ -47,18 +47,12 @@ def test_sections_of_ranks_that_take_one_to_four_times_as_long() -> None:
     medians = np.array([[1.0], [2.0], [3.0], [4.0]])
     found = scores.relative_section_scores(medians)[:, 0]
     assert found.tolist() == [1, 1 / 2, 1 / 3, 1 / 4]
-    assert scores.stragglers(found).tolist() == [False, True, True, True]
 
 
 def test_a_section_that_a_rank_did_not_run_has_no_score_anywhere() -> None:
     found = scores.relative_section_scores(np.array([[1.0, 2.0], [NAN, 4.0]]))
     assert np.isnan(found[:, 0]).all()
     assert found[:, 1].tolist() == [1, 0.5]
-    assert not scores.stragglers(found)[:, 0].any()
-
-
-def test_the_threshold_itself_is_not_below() -> None:
-    assert scores.stragglers(np.array([0.75, 0.7499, NAN])).tolist() == [False, True, False]
 
 
 @given(RANKS)

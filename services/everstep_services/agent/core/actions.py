@@ -181,6 +181,8 @@ class ExitAgent:
     """Rendezvous may still count this node among those of the job, although it sent it away."""
     ends_job: bool = False
     """The job is over, and the code is that of the job; otherwise other nodes may continue."""
+    had_work: bool = True
+    """Its ranks could have something to save; a spare has no ranks, and others may only start."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,8 @@ class Departure:
     """Rendezvous sends only this node away, and hears of its end from the agent."""
     ends_job: bool = False
     """The job is over, and its exit code is `code`; a node that leaves alone does not end it."""
+    had_work: bool = True
+    """Its ranks could have something to save; a spare has no ranks, and others may only start."""
     kill_at: float | None = None
     """Until then the ranks may save and exit."""
     alone_at: float | None = None
@@ -54,6 +56,7 @@ class Departure:
             is_sent=self.is_sent,
             has_seat=self.has_seat,
             ends_job=self.ends_job,
+            had_work=self.had_work,
         )
         return [exiting]
 
@@ -115,8 +118,10 @@ def preempted(
     reason = f"{name} announced that this node will be taken away"
     goodbye, noticed = Departure(128 + number, "preempted", reason), RecordNotice(name, grace_s)
     if part is None or part.are_gone or part.state == "stopping":
+        goodbye.had_work = False
         return goodbye, [noticed, *goodbye.leave(part)]
     if part.state == "starting":  # nothing to save yet, and perhaps no handler for the signal
+        goodbye.had_work = False
         return goodbye, [noticed, *goodbye.leave(part, limits.stop_grace_s)]
     goodbye.kill_at = now + grace_s
     goodbye.alone_at = now + min(limits.agree_within_s, grace_s / 2)
@@ -133,6 +138,7 @@ def taken(
     reason = f"all nodes leave: {order.reason}"
     goodbye = Departure(128 + SIGTERM, "preempted", reason)
     if part.state == "starting":
+        goodbye.had_work = False
         return goodbye, goodbye.leave(part, limits.stop_grace_s)
     grace_s = limits.preempt_grace_s if order.within_s is None else order.within_s
     goodbye.kill_at = now + grace_s

@@ -4,13 +4,17 @@ import ctypes
 import fcntl
 import os
 import signal
+import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from trainer_sdk import layout
 
 _COMMAND_BYTES = 120
+_PASSES = 10
+_CLEANED_WITHIN_S = 2.0
+_LOOK_S = 0.01
 _PPID, _SESSION = 1, 3  # counted after the command's name in /proc/PID/stat
 
 
@@ -71,6 +75,48 @@ def kill(pid: int, parent: int) -> bool:
         return True
     finally:
         os.close(handle)
+
+
+def kill_tree(root: int) -> set[int]:
+    """Kill a process, its group, and all below it in other groups; return those below it.
+
+    Where this process adopts orphans, those become its children once `root` has ended, and it must
+    reap them (`has_reaped`).
+    """
+    below: set[int] = set()
+    for _ in range(_PASSES):  # a process may fork while the others are looked at
+        fresh = descendants(root, without=below)
+        if not fresh:
+            break
+        for pid, parent in fresh.items():
+            kill(pid, parent)
+        below |= fresh.keys()
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(root, signal.SIGKILL)
+    return below
+
+
+def has_reaped(pids: Collection[int]) -> bool:
+    """Reap those of these processes that are children of this one; False while one still dies."""
+    are_gone = True
+    for pid in pids:
+        with suppress(ChildProcessError):
+            are_gone &= os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG) is not None
+    return are_gone
+
+
+def clean_up() -> None:
+    """Kill and reap everything below this process, in any session; it must be a subreaper."""
+    until = time.monotonic() + _CLEANED_WITHIN_S
+    while left := descendants(os.getpid()):
+        for pid, parent in left.items():
+            kill(pid, parent)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if time.monotonic() >= until:
+            return
+        time.sleep(_LOOK_S)
 
 
 def command(pid: int) -> str:

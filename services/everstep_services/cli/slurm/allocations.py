@@ -11,8 +11,8 @@ import msgspec
 from everstep_services.agent.allocation_folder import AgentEnd
 from everstep_services.cli.errors import CliError
 
-Outcome = Literal["done", "preempted", "failed", "final"]
-"""`final`: another allocation would end in the same way."""
+Outcome = Literal["done", "preempted", "unused", "failed", "final"]
+"""`unused`: preempted before any rank trained. `final`: another would end in the same way."""
 _FILE = "allocations.jsonl"
 _PREEMPTED = 91
 _SIGNALS = 64
@@ -48,28 +48,42 @@ class RetryDecision:
 def job_code(step_code: int, ends: Iterable[AgentEnd]) -> int:
     """The exit code of the job: that of agents which ended with it, else that of the step.
 
-    `srun` returns the highest code of all tasks, also of nodes that have left early.
+    `srun` returns the highest code of all tasks, also of nodes that have left early, and of spares
+    that were preempted: a spare has nothing to save, and leaves with the code of the signal.
     """
-    codes = {end.code for end in ends if end.ends_job}
-    return max(codes) if codes else step_code
+    ends = tuple(ends)
+    if codes := {end.code for end in ends if end.ends_job}:
+        return max(codes)
+    if step_code not in {end.code for end in ends}:
+        return step_code  # that of an agent that could not write how it ended
+    worked = {end.code for end in ends if end.had_work}
+    return max(worked) if worked else step_code
 
 
-def outcome(code: int) -> Outcome:
-    """What a code of `everstep run` means for the next allocation."""
+def outcome(allocation: EndedAllocation) -> Outcome:
+    """What the end of an allocation means for the next one."""
+    code, ends = allocation.code, allocation.nodes
     if code == 0:
         return "done"
     if code == _PREEMPTED:
         return "preempted"
+    if code in {end.code for end in ends} and all(_is_unused(end) for end in ends):
+        return "unused"
     return "final" if code in _FINAL else "failed"
+
+
+def _is_unused(end: AgentEnd) -> bool:
+    return end.cause == "preempted" and not end.had_work
 
 
 def decide(allocations: Sequence[EndedAllocation], retries: int) -> RetryDecision:
     """Whether another allocation follows after the last of these.
 
-    Failures count only in a row: an allocation that trained until it was preempted ends the row.
+    Failures count only in a row: an allocation that trained until it was preempted ends the row. An
+    allocation that was preempted before any rank trained neither counts nor ends the row.
     """
     last = allocations[-1]
-    match outcome(last.code):
+    match outcome(last):
         case "done":
             return RetryDecision(goes_on=False, text="the job is done")
         case "final":
@@ -78,6 +92,9 @@ def decide(allocations: Sequence[EndedAllocation], retries: int) -> RetryDecisio
             )
         case "preempted":
             return RetryDecision(goes_on=True, text="preempted after saving: the job continues")
+        case "unused":
+            text = f"preempted before any rank trained ({last.code}): the job is tried again"
+            return RetryDecision(goes_on=True, text=f"{text}, and this does not count")
         case "failed":
             failures = _failures_in_a_row(allocations)
             why = _FAILED.get(last.code, _other(last.code))
@@ -94,9 +111,10 @@ def decide(allocations: Sequence[EndedAllocation], retries: int) -> RetryDecisio
 def _failures_in_a_row(allocations: Sequence[EndedAllocation]) -> int:
     count = 0
     for allocation in reversed(allocations):
-        if outcome(allocation.code) != "failed":
+        result = outcome(allocation)
+        if result not in {"failed", "unused"}:
             break
-        count += 1
+        count += result == "failed"
     return count
 
 

@@ -84,6 +84,7 @@ def _check(request: BatchRequest, given: Given) -> None:
         if given.values.get(name):
             raise UsageError(f"{given.origins[name]} after `--`: {_WHY_NOT[name]}")
     _check_time(request)
+    _check_folder(request.folder)
     if request.chain == 1:
         raise UsageError("--chain 1: a chain has at least 2 allocations; leave it out to requeue")
     check_groups(given.whole("spares") or 0, given.whole("group_size") or 1)
@@ -109,6 +110,15 @@ def _check_time(request: BatchRequest) -> None:
         raise UsageError(
             f"--time {request.time}: Slurm's warning, {request.signal_s} s before the end and up "
             f"to {_EARLY_S} s early, would come at the start; lengthen --time or shorten --signal"
+        )
+
+
+def _check_folder(folder: str) -> None:
+    """In a directive a path could end the line, or its own quotes, and what follows would run."""
+    if wrong := re.search(r"""["'\\\x00-\x1f\x7f\x85\u2028\u2029]""", folder):
+        raise UsageError(
+            f"--folder {folder!r}: Slurm cannot read {wrong[0]!r} in the path of the output; name "
+            f"a folder without quotes, backslashes and control characters"
         )
 
 
@@ -193,7 +203,7 @@ def _head(request: BatchRequest, nodes: int) -> str:
 
 def _directive_path(folder: str) -> str:
     path = folder.replace("%", "%%")
-    return f'"{path}"' if re.search(r"\s", path) else path
+    return f'"{path}"' if re.search(r"[\s#]", path) else path
 
 
 def _surroundings(request: BatchRequest) -> str:

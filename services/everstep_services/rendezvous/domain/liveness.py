@@ -62,8 +62,8 @@ def member_lost(batch: Batch, seat: Seat, sign: Sign) -> None:
 
 
 def look_for_signs(batch: Batch) -> None:
-    """Probe agents that owe an answer, and spares before they are needed."""
-    owing = _owing(batch)
+    """Probe agents that owe an answer, spares before they are needed, and unheard members."""
+    owing = _owing(batch) + _unheard(batch)
     if not owing:
         return
     settings, now = batch.settings, batch.now.s
@@ -97,6 +97,25 @@ def _owing(batch: Batch) -> list[Seat]:
     elif doc.phase == "ending" and doc.incident is not None:
         owing += [seat for seat in state.in_stage("idle") if seat.slot is None]
     return owing
+
+
+def _unheard(batch: Batch) -> list[Seat]:
+    """Members of a running round that this replica has taken over, and that it has never heard.
+
+    Health does not know them either, if it was started again together with this replica.
+    """
+    state, memory = batch.state, batch.memory
+    if state.doc.phase != "running" or batch.timers.elapsed("awake") > batch.phase_s:
+        return []
+    known = memory.heard.keys() | memory.answered.keys()
+    unheard = [
+        s for s in state.seats if s.stage in AT_WORK and s.instance and s.instance not in known
+    ]
+    left_s = batch.settings.unheard_after_s - batch.phase_s
+    if unheard and left_s > 0:
+        batch.wake_in(left_s)
+        return []
+    return unheard
 
 
 def _again_at(batch: Batch, seat: Seat) -> float:

@@ -10,7 +10,6 @@ import numpy as np
 
 from everstep_services.straggler.domain.operations import Array
 
-THRESHOLD = 0.75
 _COLLECTIVE_KERNEL = "ncclDev"
 
 
@@ -58,12 +57,6 @@ def individual_gpu_scores(
     own_kernels = _own_kernels(medians, kernels)
     lowest = np.fmin(best, own_kernels)
     return _weighted(_ratio(lowest, own_kernels), counts * averages), lowest
-
-
-def stragglers(scores: Array, threshold: float = THRESHOLD) -> Array:
-    """The ranks that NVRx calls stragglers: one report decides; NaN is not below anything."""
-    below: Array = scores < threshold
-    return below
 
 
 def _own_kernels(medians: Array, kernels: Sequence[str]) -> Array:

@@ -201,7 +201,7 @@ def test_preempted_ranks_that_end_well_make_91() -> None:
     assert agent.rank_gone(1, DONE) == [StopRound(1, 0.0, 0.0, None)]
     [exiting] = agent.stopped(1)
     assert isinstance(exiting, ExitAgent)
-    assert (exiting.code, exiting.cause) == (91, "preempted")
+    assert (exiting.code, exiting.cause, exiting.had_work) == (91, "preempted", True)
 
 
 def test_preempted_ranks_that_the_signal_ends_make_143() -> None:
@@ -248,7 +248,7 @@ def test_a_spare_leaves_at_once() -> None:
     agent.ordered(StandBy(**common(1)))
     [_, exiting] = agent.preempted(15, "SIGTERM", now=0)
     assert isinstance(exiting, ExitAgent)
-    assert exiting.code == 143
+    assert (exiting.code, exiting.had_work) == (143, False)
 
 
 def test_a_job_that_is_over_is_left_with_its_exit_code() -> None:
@@ -395,6 +395,9 @@ def test_a_signal_before_all_ranks_run_ends_it_at_once() -> None:
     agent.rank_runs(0)
     noticed = RecordNotice("SIGTERM", 600)
     assert agent.preempted(15, "SIGTERM", now=1) == [noticed, StopRound(1, 3, 0.0, None)]
+    [exiting] = agent.stopped(1)
+    assert isinstance(exiting, ExitAgent)
+    assert not exiting.had_work
 
 
 def test_a_replaced_node_leaves_alike_by_the_order_and_by_the_answer() -> None:

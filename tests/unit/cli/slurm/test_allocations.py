@@ -33,6 +33,15 @@ def end(node: str, code: int, *, ends_job: bool) -> AgentEnd:
     return AgentEnd(node=node, code=code, cause="x", reason="y", ends_job=ends_job)
 
 
+def preempted(node: str, code: int, *, had_work: bool) -> AgentEnd:
+    return AgentEnd(
+        node=node, code=code, cause="preempted", reason="SIGUSR1", ends_job=False, had_work=had_work
+    )
+
+
+WAITING = tuple(preempted(node, 143, had_work=False) for node in ("n1", "n2"))
+
+
 def goes_on(*codes: int, retries: int = 2) -> bool:
     allocations = [EndedAllocation(id=str(number), code=code) for number, code in enumerate(codes)]
     return decide(allocations, retries).goes_on
@@ -68,8 +77,30 @@ def test_decisions_name_the_code_and_the_limit() -> None:
 
 
 def test_every_code_has_an_outcome() -> None:
-    outcomes = {outcome(code) for code in range(256)}
+    outcomes = {outcome(EndedAllocation(id="7-0", code=code)) for code in range(256)}
     assert outcomes == {"done", "preempted", "failed", "final"}
+
+
+@pytest.mark.parametrize(
+    ("code", "nodes", "result"),
+    [
+        (143, WAITING, "unused"),
+        (143, (WAITING[0], preempted("n2", 143, had_work=True)), "failed"),
+        (137, WAITING, "failed"),  # another agent was killed, and wrote nothing
+        (143, (), "failed"),
+        (143, (WAITING[0], end("n2", 143, ends_job=False)), "failed"),
+    ],
+)
+def test_a_preemption_before_any_rank_trained_is_no_failure(
+    code: int, nodes: tuple[AgentEnd, ...], result: str
+) -> None:
+    """An allocation that the scheduler takes back while agents wait is not counted (A12.3)."""
+    ended = EndedAllocation(id="7-1", code=code, nodes=nodes)
+    assert outcome(ended) == result
+    failed = EndedAllocation(id="7-0", code=1)
+    row = [failed, ended, failed] if result == "unused" else [failed, ended]
+    assert decide(row, retries=2).text.endswith("in a row: 2, --retries 2: the job is tried again")
+    assert decide([*[ended] * 9], retries=2).goes_on is (result == "unused")
 
 
 @pytest.mark.parametrize(
@@ -83,6 +114,10 @@ def test_every_code_has_an_outcome() -> None:
         (91, [end("n1", 91, ends_job=False), end("n2", 91, ends_job=False)], 91),
         (90, [end("n1", 90, ends_job=False), end("n2", 0, ends_job=True)], 0),  # n1 was refused
         (2, [end("n1", 2, ends_job=False), end("n2", 2, ends_job=False)], 2),  # both were
+        (138, [end("n1", 91, ends_job=False), preempted("n2", 138, had_work=False)], 91),  # a spare
+        (143, [end("n1", 91, ends_job=False), preempted("n2", 143, had_work=True)], 143),
+        (137, [end("n1", 91, ends_job=False), preempted("n2", 138, had_work=False)], 137),
+        (143, list(WAITING), 143),
     ],
 )
 def test_a_node_that_left_early_does_not_speak_for_the_job(

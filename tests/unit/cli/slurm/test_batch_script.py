@@ -130,11 +130,14 @@ def test_spares_that_are_no_whole_groups_are_refused_before_the_job_waits_in_the
         script("--nnodes", "4", "--spares", "1", "--group-size", "2", "train.py")
 
 
-@pytest.mark.parametrize("folder", ["/a b/c", "/a%j/b"])
+@pytest.mark.parametrize("folder", ["/a b/c", "/a%j/b", "/a #b"])
 def test_folders_with_odd_names(folder: str) -> None:
     text = script(*RUN, folder=folder)
     (output,) = [line for line in directives(text) if line.startswith("--output")]
-    assert output in {'--output="/a b/c"/slurm-%j.out', "--output=/a%%j/b/slurm-%j.out"}
+    assert output in {
+        '--output="/a b/c"/slurm-%j.out', "--output=/a%%j/b/slurm-%j.out",
+        '--output="/a #b"/slurm-%j.out',
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -164,6 +167,9 @@ def test_time_limits_as_slurm_reads_them(text: str, seconds: int | None) -> None
         (RUN, {"directives": ("--nodes=3",)}, "the script has its own --nodes; it follows from"),
         (RUN, {"directives": ("-p gpu",)}, "write a long option, for example --sbatch=--qos=high"),
         (RUN, {"directives": ("--qos=a\n#SBATCH --x",)}, "write a long option"),
+        (RUN, {"folder": '/a"\ntouch b #"'}, "Slurm cannot read '\"' in the path of the output"),
+        (RUN, {"folder": "/a\ntouch b"}, "Slurm cannot read '\\n' in the path of the output"),
+        (RUN, {"folder": "/a\\b"}, "name a folder without quotes, backslashes"),
     ],
 )  # fmt: skip
 def test_bad_options_are_one_line(

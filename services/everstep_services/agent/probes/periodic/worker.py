@@ -7,7 +7,6 @@ import resource
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import BinaryIO
 
@@ -26,8 +25,6 @@ from everstep_services.agent.probes.runner.protocol import (
 )
 from everstep_services.agent.ranks import process_tree
 
-_CLEANED_WITHIN_S = 2.0
-_LOOK_S = 0.01
 _NICE = 19
 _BROADCAST = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -64,31 +61,13 @@ class ProbeRuns:
                 kept.keep(request.notes, checks.changed)
             except NotesLostError as error:
                 trouble = str(error)
-        clean_up()
+        process_tree.clean_up()
         self._done(trouble)
 
     def _done(self, trouble: str) -> None:
         spent_s = _spent_s()
         self._send(ChecksDone(trouble=trouble, cpu_s=round(spent_s - self._cpu_s, 4)))
         self._cpu_s = spent_s
-
-
-def clean_up() -> None:
-    """Kill and reap everything that a run has left, also what it has put into other sessions."""
-    until = time.monotonic() + _CLEANED_WITHIN_S
-    while left := process_tree.descendants(os.getpid()):
-        for pid, parent in left.items():
-            process_tree.kill(pid, parent)
-        _reap()
-        if time.monotonic() >= until:
-            return
-        time.sleep(_LOOK_S)
-
-
-def _reap() -> None:
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
 
 
 def _spent_s() -> float:
@@ -125,7 +104,7 @@ def _read(requests: BinaryIO, asked: "queue.SimpleQueue[Request]") -> None:
     """Pass requests on; end this process and all that it has started with its agent."""
     for line in requests:
         asked.put(decode_request(line))
-    clean_up()
+    process_tree.clean_up()
     if os.getpgid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(0)

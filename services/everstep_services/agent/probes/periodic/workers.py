@@ -1,7 +1,6 @@
 """The agent's side of the processes in which probes run."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -179,12 +178,14 @@ class _Worker:
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()
-        until = time.monotonic() + _GONE_WITHIN_S
-        while not self.is_gone and time.monotonic() < until:
-            await asyncio.to_thread(_kill_tree, process.pid)
-            self.is_gone = process.poll() is not None
+        until, below = time.monotonic() + _GONE_WITHIN_S, set[int]()
+        while time.monotonic() < until:
             if not self.is_gone:
-                await asyncio.sleep(_LOOK_S)
+                below |= await asyncio.to_thread(process_tree.kill_tree, process.pid)
+                self.is_gone = process.poll() is not None
+            if self.is_gone and process_tree.has_reaped(below):
+                break
+            await asyncio.sleep(_LOOK_S)
 
     async def _start(self) -> str:
         """Start the process; return why it cannot be used, or nothing."""
@@ -264,14 +265,6 @@ def _begin() -> "subprocess.Popen[bytes]":
         process_group=0,
         env=without_logins(os.environ),  # noqa: TID251  handed on, not read
     )
-
-
-def _kill_tree(root: int) -> None:
-    """Kill a process, its group, and what it has started in other groups."""
-    for pid, parent in process_tree.descendants(root).items():
-        process_tree.kill(pid, parent)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(root, signal.SIGKILL)
 
 
 def _is_there(pid: int) -> bool:

@@ -28,6 +28,7 @@ from everstep_services.agent.probes.runner.protocol import (
     decode_request,
     encode,
 )
+from everstep_services.agent.ranks import process_tree
 
 _REASON_MOST = 1024
 _NOTES_WITHIN_S = 1.0
@@ -162,14 +163,19 @@ def notes_of(request: Request) -> tuple[Notes, str]:
 
 
 def _end_with(parent: BinaryIO) -> None:
-    """Kill this process group when nobody reads its output any more."""
+    """Kill what the checks have started, and this group, when nobody reads its output any more."""
     parent.read()
+    process_tree.clean_up()
     if os.getpgid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)
 
 
 def main() -> None:
-    """Obey the first line of stdin; then wait to be killed, or for the parent's end."""
+    """Obey the first line of stdin; then wait to be killed, or for the parent's end.
+
+    Daemons that programs of the site leave behind, in sessions of their own, end with the checks.
+    """
+    process_tree.become_subreaper()
     with os.fdopen(os.dup(1), "wb", buffering=0) as out:
         os.dup2(2, 1)  # the output of a library must not mix with our lines
         request = decode_request(sys.stdin.buffer.readline())
@@ -184,6 +190,7 @@ def main() -> None:
                 kept.keep(request.notes, checks.changed)
             except NotesLostError as error:
                 trouble = str(error)
+        process_tree.clean_up()
         out.write(encode(ChecksDone(trouble=trouble)))
         leash.join()
 

@@ -30,6 +30,7 @@ from everstep_services.agent.probes.runner.protocol import (
 )
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.agent.probes.verdicts import NodeExamination, worst_first
+from everstep_services.agent.ranks import process_tree
 
 log = logging.getLogger(__name__)
 
@@ -96,19 +97,18 @@ class ChecksProcess:
 
     async def end(self) -> None:
         """Kill it with everything that it has started; if the kernel holds it, leave it there."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        below = await asyncio.to_thread(process_tree.kill_tree, self._process.pid)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
         for _ in range(_LOOKS_FOR_ITS_END):
-            if not self._is_left():
+            if not self._is_left(below):
                 break
             await asyncio.sleep(_LOOK_S)
         self.last_words = self._read_last_words()
         self._errors.close()
 
-    def _is_left(self) -> bool:
+    def _is_left(self, below: Collection[int]) -> bool:
         """Whether it, or an orphan of it that this subreaper must reap, still dies."""
         if self._process.poll() is None:
             return True
@@ -116,7 +116,7 @@ class ChecksProcess:
             while os.waitid(os.P_PGID, self._process.pid, os.WEXITED | os.WNOHANG):
                 pass
         except ChildProcessError:
-            return False
+            return not process_tree.has_reaped(below)
         return True
 
     def _read_last_words(self) -> str:
