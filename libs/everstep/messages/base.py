@@ -48,27 +48,27 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
 class Fact(Message, frozen=True, kw_only=True, omit_defaults=True):
     """An immutable, durable event.
 
-    Its id is made once, with the decision that it records, and survives every retry: the
-    stream and the tables know a second copy by it.
+    Its id is made once, with the decision that the fact records, and survives every retry: the
+    stream and the tables recognize a second copy by the id.
     """
 
     id: Name
     """32 hex digits, unique for ever."""
     job: Name
-    """The job that it is about, or `everstep.subjects.CLUSTER`."""
+    """The job that the fact is about, or `everstep.subjects.CLUSTER`."""
     at: Time
     """The sender's wall clock, in UTC: shown to people, never compared."""
     source: Name
     """The sender: a service or an agent, as `health` or `agent/node-07`."""
     round: Count | None = None
-    """The round that it belongs to, where there is one."""
+    """The round that the fact belongs to, where there is one."""
 
 
 class RoundFact(Fact, frozen=True, kw_only=True):
     """A fact that means nothing outside its round: the round is required, and fences it."""
 
     round: Count
-    """The round that it belongs to."""
+    """The round that the fact belongs to."""
 
 
 class Order(Message, frozen=True, kw_only=True):
@@ -81,7 +81,7 @@ class Order(Message, frozen=True, kw_only=True):
     id: Name
     """32 hex digits; an agent that has carried it out ignores a second copy."""
     job: Name
-    """The job whose ranks it concerns."""
+    """The job whose ranks the order concerns."""
     round: Count
     """The fencing token: an order for an older round than the agent's is refused."""
     reason: str
@@ -89,10 +89,10 @@ class Order(Message, frozen=True, kw_only=True):
 
 
 class Question(Message, frozen=True, kw_only=True):
-    """Asked of a service on `es.ask`; what it may be asked is in `questions.ASKS`."""
+    """A question to a service on `es.ask`; `questions.ASKS` lists what each service answers."""
 
     job: Name
-    """The job on whose behalf it is asked, or `everstep.subjects.CLUSTER`."""
+    """The job on whose behalf somebody asks, or `everstep.subjects.CLUSTER`."""
 
 
 class Reply(Message, frozen=True, kw_only=True):
@@ -104,16 +104,16 @@ class DocumentBody(Message, frozen=True, kw_only=True):
 
 
 class BlobRef(Part, frozen=True, kw_only=True):
-    """Where a blob of evidence is, and what it must hash to."""
+    """Where a blob of evidence is, and the hash that its bytes must have."""
 
     job: Name
-    """The job that it belongs to."""
+    """The job that the blob belongs to."""
     id: Name
-    """The xxh3-128 of the bytes as stored, which is also its name: a blob never changes."""
+    """The xxh3-128 of the bytes as stored, which is also the blob's name: a blob never changes."""
     size_bytes: Count
     """The size of the content, before compression."""
     parts: Count
-    """How many messages of the stream hold it."""
+    """How many messages of the stream hold the blob."""
 
 
 def kind_of(message: Message | type[Message]) -> str:

@@ -5,14 +5,14 @@ from everstep.messages.beats.progress import WardenPlace
 
 
 class Peer(Part, frozen=True, kw_only=True):
-    """Another agent, as one that streams checkpoint bytes must know it."""
+    """Another agent: what an agent must know to exchange states with it."""
 
     node: Name
     """The node."""
     slot: Count
-    """Its slot."""
+    """The slot of that node."""
     address: Name
-    """Where it listens."""
+    """The address of its replica server."""
     port: Int
     """The port of its replica server."""
 
@@ -24,25 +24,25 @@ class StandBy(Order, frozen=True, kw_only=True, tag="stand_by.v1"):
 class AwaitRound(Order, frozen=True, kw_only=True, tag="await_round.v1"):
     """No round runs, and none forms yet: stay joined, and show the reason on the console.
 
-    Rendezvous sends it to all, when it waits for nodes or for the backoff of a crash loop; its
-    reason says for how long.
+    Rendezvous sends this to all agents while it waits for nodes, or delays the next round
+    because rounds fail at once; the reason has the duration.
     """
 
 
 class StartRanks(Order, frozen=True, kw_only=True, tag="start_ranks.v1"):
-    """You hold a slot: start its ranks. Rendezvous sends one to each member when a round forms.
+    """You hold a slot: start its ranks. Rendezvous sends this to each member of a new round.
 
-    What torchrun's environment variables need, and no more.
+    The order has what torchrun's environment variables need, and no more.
     """
 
     slot: Count
     """The node's slot: GROUP_RANK."""
     slots: Int
-    """Slots in all: GROUP_WORLD_SIZE."""
+    """The number of slots: GROUP_WORLD_SIZE."""
     first_rank: Count
-    """The global rank of its first process."""
+    """The global rank of the node's first process."""
     ranks: Count
-    """How many to start: LOCAL_WORLD_SIZE."""
+    """How many ranks to start: LOCAL_WORLD_SIZE."""
     world_size: Count
     """WORLD_SIZE."""
     master_address: str
@@ -54,15 +54,15 @@ class StartRanks(Order, frozen=True, kw_only=True, tag="start_ranks.v1"):
     max_restarts: Int | None = None
     """TORCHELASTIC_MAX_RESTARTS; None for no limit."""
     incident: Name | None = None
-    """The incident that it recovers from, if any."""
+    """The incident from which the job recovers with this round, if any."""
     replica_peers: tuple[Peer, ...] = ()
-    """Where to send copies of its state."""
+    """The agents to which this node sends copies of its state."""
     replica_sources: tuple[Peer, ...] = ()
-    """Who holds the state of its slot, when it may not hold it itself."""
+    """The agents that hold the state of this slot, in case this node does not."""
     replica_key: str = ""
-    """What agents of the job prove to each other that they have. Secret."""
+    """The secret by which agents of the job authenticate to each other."""
     replica_parts_needed: Int = 1
-    """How many of the parts that its peers hold give the state back; 1 where each has all of it."""
+    """How many of the peers' parts restore the state; 1 where each peer holds all of it."""
 
     def __repr__(self) -> str:
         where = f"round={self.round}, slot={self.slot}, slots={self.slots}"
@@ -72,7 +72,7 @@ class StartRanks(Order, frozen=True, kw_only=True, tag="start_ranks.v1"):
 class StopRanks(Order, frozen=True, kw_only=True, tag="stop_ranks.v1"):
     """The round is over: collect evidence, stop every rank, join again.
 
-    Rendezvous sends it to all agents at once.
+    Rendezvous sends this to all agents at once.
     """
 
     cause: Name
@@ -82,177 +82,181 @@ class StopRanks(Order, frozen=True, kw_only=True, tag="stop_ranks.v1"):
     evidence_s: float = 0.0
     """How long the agent may collect evidence; 0 for none."""
     grace_s: float = 0.0
-    """From SIGTERM to SIGKILL."""
+    """The time from SIGTERM to SIGKILL."""
     cause_within_s: float = 0.0
-    """How long ranks may end by themselves before SIGTERM: only consequences are known yet.
+    """How long ranks may end by themselves before SIGTERM, because so far only consequences are
+    known.
 
     The same order comes with 0 when the cause is known.
     """
     check: Name = ""
-    """For the cause `check_failed`: the check."""
+    """For the cause `check_failed`: the check that failed."""
     accused: tuple[Name, ...] = ()
     """For the cause `check_failed`: the nodes on which the check fails, while others pass it."""
 
 
 class NameExcuse(Order, frozen=True, kw_only=True, tag="name_excuse.v1"):
-    """A rank has stalled: report at once if a rank of yours may be what it waits for.
+    """A rank has stalled: report at once if one of your ranks may be the reason.
 
-    That is one that stopped before it or works on in the same step, and is within its own limit.
+    A rank may be the reason if it stopped earlier, or still works on the same step, within its
+    own limit.
     """
 
     node: Name
     """The node of the rank that has stalled."""
     rank: Count
-    """The rank."""
+    """The rank that has stalled."""
     waited_s: float
-    """Since its last progress."""
+    """The time since its last progress."""
     step: Count | None = None
-    """The last step that it finished."""
+    """The last step that the stalled rank finished."""
     entered: Int | None = None
-    """As in `report`: who waits in a later collective of all ranks waits for it, and is none."""
+    """As in `report`: a rank in a later collective of all ranks waits for the stalled rank, and is
+    not its excuse."""
     within_s: float = 0.5
-    """Who has not answered by then has no excuse."""
+    """A node that has not answered by then has no excuse for the stalled rank."""
 
 
 class BeatNow(Order, frozen=True, kw_only=True, tag="beat_now.v1"):
-    """Beat at once. Health has not heard the node for a moment, in which nothing else spoke for it.
+    """Beat at once: health has not heard the node for a moment.
 
-    It travels apart from other orders, and nothing depends on it: the next beat is due anyway.
+    The order has its own subject, and nothing depends on it: the next beat is due anyway.
     """
 
     node: Name
     """The node."""
     wardens: tuple[WardenPlace, ...] = ()
-    """Of nodes that are not heard: find out whether their wardens answer, and beat once more."""
+    """The wardens of other nodes that are not heard: ask whether they answer, and beat once
+    more."""
 
 
 class CollectEvidence(Order, frozen=True, kw_only=True, tag="collect_evidence.v1"):
-    """Gather evidence from outside the ranks, which go on; on behalf of attribution."""
+    """Collect evidence from outside the ranks, which keep running; attribution wants it."""
 
     incident: Name
-    """The incident that it belongs to."""
+    """The incident that the evidence belongs to."""
     evidence: tuple[str, ...]
-    """Which, as in `evidence_collected`; what is not known is reported as missing."""
+    """The kinds of evidence, as in `evidence_collected`; an unknown kind is reported as missing."""
     within_s: float
-    """What is not there by then is reported as missing."""
+    """How long to collect; the rest is reported as missing."""
     ranks: tuple[Int, ...] = ()
-    """From these global ranks; empty for all of the node's."""
+    """Only from these global ranks; empty for all ranks of the node."""
 
 
 class SaveCheckpoint(Order, frozen=True, kw_only=True, tag="save_checkpoint.v1"):
-    """Save at the next step boundary, then go on or stop.
+    """Save at the next step boundary, then continue or stop.
 
-    On behalf of an operator, or because the nodes are about to be taken away.
+    An operator wants it, or the nodes are about to be taken away.
     """
 
     occasion: Name
     """`requested` or `preemption`."""
     after_step: Int | None = None
-    """The step after which every rank saves; None while it is still being agreed."""
+    """The step after which every rank saves; None before the agents have agreed on it."""
     then_stop: bool = False
-    """Tell the script that it should stop."""
+    """The script should stop after the save."""
     then_leave: bool = False
-    """All nodes go: the agent passes the notice on to ranks that count no steps by the SDK, and
-    leaves when they have ended."""
+    """All nodes are taken away: the agent passes the notice on to ranks that count no steps by the
+    SDK, and leaves when they have ended."""
     within_s: float | None = None
     """How much time there is."""
 
 
 class RunChecks(Order, frozen=True, kw_only=True, tag="run_checks.v1"):
-    """Examine the node now and record what was found; on behalf of health or an operator."""
+    """Examine the node now, and record the results; health or an operator wants it."""
 
     checks: tuple[str, ...] = ()
     """The checks to run; empty for all that may run during a training."""
     occasion: Name = "operator"
-    """As in `node_check_finished`; or `compare`: report the state of the check, and record
+    """As in `node_check_finished`; or `compare`: report the state of the check, but record
     nothing."""
     within_s: float = 60.0
-    """A check that takes longer says `unknown`."""
+    """The result of a check that takes longer is `unknown`."""
 
 
 class NetworkPeer(Part, frozen=True, kw_only=True):
-    """A node that measures the network, and where it lets others in meanwhile."""
+    """A node of a network test, and the port that it opens for the test."""
 
     node: Name
     """The node."""
     address: Name
-    """Where it listens."""
+    """The address at which the node listens."""
     port: Int
     """The port, for this test only."""
 
 
 class MeasureNetwork(Order, frozen=True, kw_only=True, tag="measure_network.v1"):
-    """Some nodes measure the network in pairs; on behalf of an operator. All agents hear it.
+    """Some nodes measure the network in pairs; an operator wants it. All agents receive this.
 
-    Who is with whom in which turn follows from the order of the peers. What each agent found is
-    in its `network_measured`.
+    The pairs of each turn follow from the order of the peers. The figures of each agent are in
+    its `network_measured`.
     """
 
     peers: tuple[NetworkPeer, ...]
-    """Who takes part, and nobody else."""
+    """The nodes of the test; no other node takes part."""
     token: str
-    """What both ends prove to each other that they have; made for this test only, and secret."""
+    """The secret of this test, by which both ends of a connection authenticate to each other."""
     turns: Int
-    """How many turns there are: each node has as many partners, or one fewer."""
+    """The number of turns: each node has that number of partners, or one fewer."""
     turn_s: float
-    """How long a turn is."""
+    """The duration of a turn."""
 
     def __repr__(self) -> str:
         return f"MeasureNetwork(id={self.id!r}, job={self.job!r}, turns={self.turns}, token='***')"
 
 
 class CopyReplica(Order, frozen=True, kw_only=True, tag="copy_replica.v1"):
-    """Send what you hold of a slot's state to another node; on behalf of the catalog."""
+    """Send your copy of a slot's state to another node; the catalog wants it."""
 
     owner_slot: Count
     """The slot whose state it is."""
     step: Count
     """The step."""
     to: Peer
-    """The node that receives it."""
+    """The node that receives the copy."""
 
 
 class ReleaseImages(Order, frozen=True, kw_only=True, tag="release_images.v1"):
-    """Let the states of a step in your memory be restored again that were quarantined.
+    """Let the quarantined states of a step in your memory be restored again.
 
-    On behalf of an operator. An agent that had such a state reports it in `checkpoint_released`.
+    An operator wants it. An agent that had such a state reports it in `checkpoint_released`.
     """
 
     step: Count
     """The step."""
     by: Name
-    """Who wants it."""
+    """The operator."""
 
 
 class InjectFault(Order, frozen=True, kw_only=True, tag="inject_fault.v1"):
-    """Make a fault on purpose, in this round. A person sends it, to a job that allows it.
+    """Make a fault on purpose, in this round. A person sends this to a job that allows faults.
 
-    The `fault_injected` that follows has the id of this order, and so has the `operator_acted`
-    that says why there is none.
+    The `fault_injected` that follows has the id of this order; if the fault is refused, the
+    `operator_acted` with the reason has it.
     """
 
     fault: str
     """As in `fault_injected`."""
     by: Name
-    """Who wants it."""
+    """The person."""
     rank: Count | None = None
-    """In this rank; None for the node's agent."""
+    """The rank that is hit; None for the node's agent."""
     after_step: Int | None = None
-    """Not before this step is finished."""
+    """The fault comes after this step at the earliest."""
     for_s: float | None = None
-    """How long it lasts; None for what is usual for it."""
+    """How long the fault lasts; None for its usual duration."""
     amount: Int | None = None
-    """How much, in a unit that depends on the fault; None for what is usual for it."""
+    """The size of the fault, in a unit that depends on its kind; None for the usual size."""
     target: str = ""
-    """What it hits, where the fault needs it: a section, a folder."""
+    """What the fault hits, where its kind needs that: a section, a folder."""
 
 
 class LeaveJob(Order, frozen=True, kw_only=True, tag="leave_job.v1"):
-    """You are no longer needed: stop what runs, clean up, exit."""
+    """You are no longer needed: stop all ranks, clean up, exit."""
 
     exit_code: Int
-    """What `everstep run` exits with."""
+    """The exit code of `everstep run`."""
     state: Name
-    """What became of the job, as in `job_ended` or `allocation_ended`; or `excluded`."""
+    """The end of the job, as in `job_ended` or `allocation_ended`; or `excluded`."""
     grace_s: float = 0.0
-    """From SIGTERM to SIGKILL, where ranks still run."""
+    """The time from SIGTERM to SIGKILL, where ranks still run."""

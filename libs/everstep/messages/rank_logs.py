@@ -21,20 +21,21 @@ Micros = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
 
 
 class LogHeader(Part, frozen=True, kw_only=True):
-    """What a piece is of. The subject has job, round, node, rank and stream."""
+    """Where a piece belongs in its file. The subject has job, round, node, rank and stream."""
 
     file: Name
-    """Which file of this name: another one after the file was truncated or replaced."""
+    """The incarnation of the file: another one after the file was truncated or replaced."""
     offset: Count
-    """Where the piece begins in the file."""
+    """The place in the file at which the piece begins."""
     size: Count
-    """How many bytes of the file it covers; with masked secrets its text is shorter."""
+    """How many bytes of the file the piece covers; with masked secrets its text has another
+    length."""
     line: Count
-    """The number of its first line in the file, from 0."""
+    """The number of the piece's first line in the file, from 0."""
     times: Annotated[tuple[tuple[Count, Micros], ...], msgspec.Meta(max_length=_TIMES_MOST)] = ()
     """(n, time): the lines before the n-th of this piece were in the file at that time."""
     is_open: bool = False
-    """Its last line goes on in the next piece, or has no end yet."""
+    """The last line continues in the next piece, or has no end yet."""
 
 
 class LogPiece(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +59,7 @@ class SentLogFile(Part, frozen=True, kw_only=True):
     size: Count = 0
     """The length of the file when the node last looked."""
     sent: Count = 0
-    """How many of its bytes were sent; the rest is on the node."""
+    """How many bytes of the file were sent; the rest is on the node."""
     lines: Count = 0
     lost: Count = 0
     """Bytes that the script truncated before they were sent."""

@@ -56,6 +56,16 @@ def test_jobs_are_listed_with_where_they_are(run: Run) -> None:
     assert (code, out, err) == (0, "", "no such jobs\n")
 
 
+def test_the_status_of_a_live_record_has_no_line_for_a_bundle(run: Run) -> None:
+    """A value that is not there is not shown to people; programs get it as null."""
+    code, out, _ = run("status")
+    assert code == 0
+    names = [line.split("\t")[0] for line in out.splitlines()]
+    assert "history.last_n" in names
+    assert "history.bundle" not in names
+    assert json.loads(run("status", "-o", "json")[1])["history"]["bundle"] is None
+
+
 def test_a_job_is_shown_with_its_rounds_and_incidents(run: Run) -> None:
     code, out, _ = run("job", "show", JOB)
     assert code == 0

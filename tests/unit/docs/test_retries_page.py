@@ -12,7 +12,7 @@ from everstep_services.agent.stalls import limits_table
 from everstep_services.cli.kubernetes.job_manifest import FINAL, NOT_COUNTED
 from everstep_services.cli.machine.doctor import CHECKS
 from everstep_services.cli.run.arguments import scan
-from everstep_services.cli.slurm.allocations import outcome
+from everstep_services.cli.slurm.allocations import EndedAllocation, outcome
 from everstep_services.rendezvous.domain import admission, ends
 
 PAGE = (Path(__file__).parents[3] / "docs/guides/retries.md").read_text(encoding="utf-8")
@@ -55,9 +55,9 @@ def test_what_a_restart_costs(cause: IncidentCause, costs: bool) -> None:
 def test_after_which_codes_another_job_begins() -> None:
     owner = row("start a new job while there is work")[1]
     assert "after 91 always; after 90, 92, 94 and failures such as 1 within a limit" in owner
-    assert outcome(91) == "preempted"
-    assert {outcome(code) for code in (1, 90, 92, 94)} == {"failed"}
-    assert {outcome(code) for code in FINAL} == {"final"}
+    assert outcome(EndedAllocation(id="7", code=91)) == "preempted"
+    assert {outcome(EndedAllocation(id="7", code=code)) for code in (1, 90, 92, 94)} == {"failed"}
+    assert {outcome(EndedAllocation(id="7", code=code)) for code in FINAL} == {"final"}
     assert set(NOT_COUNTED) == {90, 91}, "there 90 does not count"
 
 

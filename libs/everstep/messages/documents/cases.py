@@ -13,72 +13,72 @@ class RankEnd(Part, frozen=True, kw_only=True):
     """How one rank ended, as in `rank_exited`, with long texts cut."""
 
     rank: Count
-    """Its global rank."""
+    """The rank's number in the world."""
     node: Name
-    """The node that it ran on."""
+    """The node on which the rank ran."""
     fact: Name
     """The id of the `rank_exited`."""
     how: Name
     """As in `rank_exited`."""
     round: Count
-    """The round that it was part of."""
+    """The round of the rank."""
     at: Time
-    """By the clock of its node."""
+    """When the rank ended, by the clock of its node."""
     exit_code: Int | None = None
-    """What it exited with."""
+    """The exit code."""
     signal: Name | None = None
-    """The signal that ended it."""
+    """The signal that ended the process."""
     error_name: str = ""
-    """The class of its last exception; empty where there was none."""
+    """The class of the rank's last exception; empty where there was none."""
     error_text: str = ""
-    """What that exception says."""
+    """The message of that exception."""
     place: str = ""
     """The innermost frame of the user's own code."""
     traceback: str = ""
-    """The end of its traceback."""
+    """The end of the traceback."""
     chain: tuple[str, ...] = ()
-    """The classes of the exceptions that it was raised from, outermost first."""
+    """The classes of the exceptions that led to this one, outermost first."""
     raised_at: Time | None = None
-    """When it was raised, by the clock of its node."""
+    """When the exception was raised, by the clock of the node."""
     first_error: str = ""
-    """The first line of its output that reports an error."""
+    """The first line of the rank's output that reports an error."""
     step: Count | None = None
-    """The last step that it finished."""
+    """The last step that the rank finished."""
     section: Name | None = None
-    """The innermost section that it was in."""
+    """The innermost section in which the rank was."""
     core_dumped: bool = False
     """The kernel wrote a core file."""
     pid: Count = 0
-    """Its process id on the node; 0 if unknown."""
+    """The process id of the rank on its node; 0 if unknown."""
 
 
 class Stall(Part, frozen=True, kw_only=True):
     """A rank that made no progress, as in `rank_stalled`."""
 
     rank: Count
-    """Its global rank."""
+    """The rank's number in the world."""
     node: Name
-    """The node that it ran on."""
+    """The node on which the rank ran."""
     fact: Name
     """The id of the `rank_stalled`."""
     round: Count
-    """The round that it was part of."""
+    """The round of the rank."""
     phase: Name
     """As in `rank_stalled`."""
     waited_s: float
-    """Since its last progress."""
+    """The time since the rank's last progress."""
     limit_s: float
-    """The limit that it passed."""
+    """The limit that was passed."""
     section: Name | None = None
     """The innermost section that was open."""
     step: Count | None = None
-    """The last step that it finished."""
+    """The last step that the rank finished."""
     signal: Name = ""
-    """What showed its progress: `page` or `collectives`."""
+    """What showed the rank's progress: `page` or `collectives`."""
     blocked_in: str = ""
-    """Where it waited."""
+    """Where the rank waited."""
     process_state: str = ""
-    """The kernel's letter for it."""
+    """The kernel's letter for the process."""
 
 
 class LocatedStall(Part, frozen=True, kw_only=True):
@@ -91,11 +91,11 @@ class LocatedStall(Part, frozen=True, kw_only=True):
     reason: str
     """The order of events."""
     waiting_ranks: Int = 0
-    """How many others waited."""
+    """How many other ranks waited."""
     section: Name | None = None
-    """The section that the first ranks were in."""
+    """The section in which the first ranks were."""
     is_certain: bool = False
-    """No beat that could contradict it was missing."""
+    """Every beat that could contradict the finding had arrived."""
 
 
 class NodeSign(Part, frozen=True, kw_only=True):
@@ -110,15 +110,16 @@ class NodeSign(Part, frozen=True, kw_only=True):
     fact: Name
     """The id of the fact that reported it."""
     at: Time
-    """When, by the clock of its sender."""
+    """When that happened, by the clock of the sender."""
     check: Name = ""
     """The check that failed: `gpu`, `nvlink`, `nic`, `storage`, `host`."""
     failure_class: Name = ""
     """What would help, as in a check's result."""
     code: str = ""
-    """The part's own word for it: `XID 79`."""
+    """The part's own code for the failure: `XID 79`."""
     cause: Name = ""
-    """For `left` the cause of it, for `returned` how it was away."""
+    """For `left` the cause, as in `node_left`; for `returned` the way in which the node was
+    away."""
 
 
 class OutsideAct(Part, frozen=True, kw_only=True):
@@ -127,13 +128,13 @@ class OutsideAct(Part, frozen=True, kw_only=True):
     act: Name
     """`preempted`, or the action of a person: `stop_job`, `restart_job`, `drain_node` …"""
     by: Name
-    """Who: a person, `slurm`, `signal` …"""
+    """The person, or the source of the notice: `slurm`, `signal` …"""
     reason: str
-    """In their words."""
+    """Why, in the words of that person or notice."""
     fact: Name
     """The id of the fact that reported it."""
     node: Name | None = None
-    """The node that it is about; None for the whole job."""
+    """The node that the act is about; None for the whole job."""
 
 
 class SaveFailure(Part, frozen=True, kw_only=True):
@@ -142,13 +143,13 @@ class SaveFailure(Part, frozen=True, kw_only=True):
     fact: Name
     """The id of the fact that reported it."""
     stage: Name
-    """Where it failed, as in `checkpoint_failed`; `restore` for a restore."""
+    """The stage that failed, as in `checkpoint_failed`; `restore` for a restore."""
     reason: str
     """What went wrong."""
     node: Name | None = None
-    """The node that it failed on, where that is known."""
+    """The node on which it failed, where that is known."""
     rank: Count | None = None
-    """The rank, where that is known."""
+    """The rank on which it failed, where that is known."""
 
 
 class SlowRankSign(Part, frozen=True, kw_only=True):
@@ -157,7 +158,7 @@ class SlowRankSign(Part, frozen=True, kw_only=True):
     rank: Count
     """The rank."""
     node: Name
-    """Its node."""
+    """The node of the rank."""
     cause: Name
     """As in `straggler_found`."""
     reason: str
@@ -172,34 +173,34 @@ class EvidencePiece(Part, frozen=True, kw_only=True):
     """A piece of evidence, or why there is none, as in `evidence_collected`."""
 
     evidence: Name
-    """Its kind."""
+    """The kind of the evidence."""
     node: Name
-    """The node that it comes from."""
+    """The node that the evidence comes from."""
     fact: Name
     """The id of the `evidence_collected`."""
     rank: Count | None = None
-    """The rank that it is about; None for all of the node."""
+    """The rank that the evidence is about; None for the whole node."""
     blob: BlobRef | None = None
-    """Where it is."""
+    """Where the evidence is stored."""
     summary: str = ""
-    """What it says in a line."""
+    """The content in a line."""
     missing: str = ""
-    """Why there is none."""
+    """Why there is no evidence."""
 
 
 class PastIncident(Part, frozen=True, kw_only=True):
-    """An earlier incident, as far as it tells something about later ones."""
+    """An earlier incident, as far as it helps to judge later ones."""
 
     job: Name
     """The job."""
     incident: Name
     """The incident."""
     at: Time
-    """When its verdict was reached."""
+    """When the verdict was reached."""
     cause: Name
-    """The cause class of its verdict."""
+    """The cause class of the verdict."""
     fingerprint: str = ""
-    """That of its verdict."""
+    """The fingerprint of the verdict."""
     ranks: tuple[Int, ...] = ()
     """The culprits among ranks, at most 16."""
     nodes: tuple[Name, ...] = ()
@@ -211,14 +212,14 @@ class PastIncident(Part, frozen=True, kw_only=True):
 
 
 class PolicyAct(Part, frozen=True, kw_only=True):
-    """Something that the policy has decided about an incident. It decides nothing twice."""
+    """A decision of the policy about an incident: the policy decides nothing twice."""
 
     decision: Name
-    """The id of its `action_decided`."""
+    """The id of the `action_decided`."""
     action: Name
     """The action."""
     is_over: bool = False
-    """Its `action_taken` is decided, too."""
+    """The `action_taken` is decided, too."""
 
 
 class Case(Part, frozen=True, kw_only=True):
@@ -227,9 +228,9 @@ class Case(Part, frozen=True, kw_only=True):
     job: Name
     """The job."""
     incident: Name
-    """The incident's id; empty while none was opened for what is in it."""
+    """The incident's id; empty before an incident was opened."""
     round: Count
-    """The round that it began in."""
+    """The round in which the incident began."""
     trigger: Name = ""
     """As in `incident_opened`."""
     reason: str = ""
@@ -239,35 +240,35 @@ class Case(Part, frozen=True, kw_only=True):
     node: Name | None = None
     """The node that this report is about."""
     rank: Count | None = None
-    """The rank that it is about."""
+    """The rank that this report is about."""
     step: Count | None = None
     """The last step that the training finished."""
     phase: Name = ""
-    """Where the training was."""
+    """Where the training was, as in `incident_opened`."""
     section: Name | None = None
-    """The section that the rank was in."""
+    """The section in which that rank was."""
     opened_at: Time | None = None
-    """When it was opened."""
+    """When the incident was opened."""
     world_size: Count = 0
-    """Ranks in the round."""
+    """The number of ranks in the round."""
     members: tuple[Member, ...] = ()
-    """The nodes of the round, and which ranks each runs."""
+    """The nodes of the round, and the ranks of each."""
     ends: tuple[RankEnd, ...] = ()
     """Ranks that did not end well, in the order of their reports."""
     more_ends: Count = 0
-    """How many more ended than are listed."""
+    """How many more ranks ended than are listed."""
     done: tuple[RankEnd, ...] = ()
     """Ranks that ended well, in the order of their reports."""
     more_done: Count = 0
-    """How many more ended well than are listed."""
+    """How many more ranks ended well than are listed."""
     stalls: tuple[Stall, ...] = ()
     """Ranks that stalled."""
     warned_stalls: tuple[Stall, ...] = ()
-    """Ranks that passed a limit that ends no round."""
+    """Ranks that passed a limit which ends no round."""
     located: LocatedStall | None = None
     """Which ranks stopped first."""
     nodes: tuple[NodeSign, ...] = ()
-    """Signs about its nodes, the oldest first."""
+    """Signs about the nodes of the round, the oldest first."""
     outside: tuple[OutsideAct, ...] = ()
     """What people and schedulers did."""
     saves: tuple[SaveFailure, ...] = ()
@@ -277,17 +278,17 @@ class Case(Part, frozen=True, kw_only=True):
     evidence: tuple[EvidencePiece, ...] = ()
     """The pieces that were collected, and those that are missing, with the reason."""
     stopped: tuple[Name, ...] = ()
-    """Nodes that have stopped their ranks: what they had collected is on its way."""
+    """Nodes that have stopped their ranks: their evidence is on its way."""
     past: tuple[PastIncident, ...] = ()
     """Earlier incidents of this job, of its nodes, and with the same fingerprint."""
     outcome: Name = ""
-    """As in `incident_closed`; empty while it is open."""
+    """As in `incident_closed`; empty while the incident is open."""
     verdict: VerdictReached | None = None
-    """The verdict in force; None while there is none."""
+    """The verdict that holds; None while there is none."""
     correction: VerdictCorrected | None = None
     """The correction by a person."""
     acts: tuple[PolicyAct, ...] = ()
-    """The decisions of the policy about it."""
+    """The decisions of the policy about the incident."""
 
     def node_of(self, rank: int) -> str | None:
         """The node that a rank ran on; None if unknown."""
@@ -308,18 +309,18 @@ class Case(Part, frozen=True, kw_only=True):
 class CasesDocument(DocumentBody, frozen=True, kw_only=True, tag="cases_document.v1"):
     """What attribution knows of a job's incidents: any replica can continue from it.
 
-    Key: the job; `everstep.subjects.CLUSTER` holds how far the facts of all jobs were read, and
-    what is known of nodes and incidents of all jobs.
+    Key: the job; the document of `everstep.subjects.CLUSTER` has the position in the facts of
+    all jobs, and what is known of nodes and incidents of all jobs.
     """
 
     cases: tuple[Case, ...] = ()
-    """The newest incidents, the oldest first; the last one may not have been opened yet."""
+    """The newest incidents, the oldest first; the last of them may not have been opened yet."""
     members: tuple[Member, ...] = ()
     """The nodes of the newest round."""
     round: Count = 0
     """The newest known round."""
     world_size: Count = 0
-    """Its ranks."""
+    """The number of ranks in that round."""
     step: Count | None = None
     """The last known step."""
     slow: tuple[SlowRankSign, ...] = ()
@@ -329,10 +330,10 @@ class CasesDocument(DocumentBody, frozen=True, kw_only=True, tag="cases_document
     past: tuple[PastIncident, ...] = ()
     """In the document of all jobs: earlier incidents, the oldest first."""
     ended_at: Time | None = None
-    """When the job ended; None while it goes on."""
+    """When the job ended; None while it continues."""
     stream: str = ""
-    """The incarnation of the stream of facts that was read."""
+    """The incarnation of the stream of facts."""
     sequence: Int = 0
-    """How far it was read."""
+    """The position in that stream up to which facts were read."""
     outbox: tuple[str, ...] = ()
     """Facts that are decided and may not be recorded yet, as JSON."""

@@ -4,46 +4,47 @@ from everstep.messages.base import Count, DocumentBody, Int, Name, Part, Time
 
 
 class KnownCheckpoint(Part, frozen=True, kw_only=True):
-    """A checkpoint that was committed, and what became of it since."""
+    """A committed checkpoint, and what happened to it since."""
 
     step: Count
     """The step."""
     tier: Name = "global"
-    """Where: `global`, or `memory` and `peer` when every slot has its part."""
+    """The tier: `global`, or `memory` and `peer` when every slot has its part."""
     path: str = ""
-    """Where its manifest is: a path or URL; empty for a tier in memory."""
+    """The path or URL of the manifest; empty for a tier in memory."""
     round: Count | None = None
-    """The round that saved it."""
+    """The round that saved the state."""
     saved_at: Time | None = None
-    """When it was committed."""
+    """When the checkpoint was committed."""
     size_bytes: Count = 0
-    """Of all shards."""
+    """The size of all shards."""
     shards: Count = 0
-    """How many there are."""
+    """The number of shards."""
     world_size: Count = 0
-    """Ranks in the round that saved it."""
+    """The number of ranks in the round that saved the state."""
     manifest_hash: str = ""
     """The xxh3-128 of the manifest that is there."""
     committed_hash: str = ""
-    """That of the manifest that was committed there last; empty when no fact has named it."""
+    """The xxh3-128 of the manifest that was committed there last; empty when no fact has named
+    it."""
     has_data_position: bool = False
-    """It has the positions of the data and of the random numbers."""
+    """The checkpoint has the position in the data, and the state of the random numbers."""
     verified_at: Time | None = None
-    """When it was last read back and compared; None until it was."""
+    """When the checkpoint was last verified; None before."""
     flaw: str = ""
-    """What was found to be wrong then; empty when it was good."""
+    """What the verification found to be wrong; empty when the checkpoint was good."""
     quarantined_for: str = ""
-    """As `cause` in `checkpoint_quarantined`; empty when it may be restored."""
+    """As `cause` in `checkpoint_quarantined`; empty when the checkpoint may be restored."""
     quarantine_reason: str = ""
     """The evidence."""
     quarantined_by: str = ""
     """Who decided."""
     pinned_by: str = ""
-    """Who wants it kept whatever retention says; empty when nobody does."""
+    """Who pinned the checkpoint; empty when nobody did."""
     pin_reason: str = ""
     """Why."""
     missing_since: Time | None = None
-    """Its files are gone, and no fact reported that they were removed."""
+    """Since when the files are gone, although no fact reported that they were removed."""
 
     @property
     def is_good(self) -> bool:
@@ -69,28 +70,28 @@ class Holding(Part, frozen=True, kw_only=True, array_like=True):
     """
 
     slot: Count
-    """Whose state it is."""
+    """The slot whose state it is."""
     holder: Name
-    """The node that has it; a slot's own node has it whole."""
+    """The node that has the state; a slot's own node has all of it."""
     step: Count
-    """Of this step, or of a later one: not every step is reported."""
+    """The step of the state; it may be a later one, since not every step is reported."""
     round: Count
-    """The round in which it came there."""
+    """The round in which the node received the state."""
     part: Count = 0
-    """Which part."""
+    """The number of the part."""
     parts_needed: Count = 1
-    """How many different parts give the state back; 1 for a whole one."""
+    """How many different parts restore the state; 1 where the node has all of it."""
 
 
 class CheckpointsDocument(DocumentBody, frozen=True, kw_only=True, tag="checkpoints_document.v1"):
     """All that the catalog knows of a job's checkpoints: any replica can continue from it.
 
-    Key: the job; `everstep.subjects.CLUSTER` says how far the facts of all jobs were read. It is an
-    index, made again from the files by a scan.
+    Key: the job; the document of `everstep.subjects.CLUSTER` has the position in the facts of
+    all jobs. The document is an index, which a scan makes again from the files.
     """
 
     checkpoints: tuple[KnownCheckpoint, ...] = ()
-    """Those of the global tier, and the newest in memory."""
+    """The checkpoints of the global tier, and the newest in memory."""
     holdings: tuple[Holding, ...] = ()
     """Which node has which slot's state in memory."""
     roots: tuple[str, ...] = ()
@@ -98,18 +99,20 @@ class CheckpointsDocument(DocumentBody, frozen=True, kw_only=True, tag="checkpoi
     round: Count = 0
     """The newest known round."""
     slots: Int = 0
-    """Its slots; 0 when no round runs."""
+    """The number of slots of that round; 0 when no round runs."""
     world_size: Count = 0
-    """Its ranks: what is in memory can be restored by as many only."""
+    """The number of ranks of that round: only a round with as many ranks can restore from
+    memory."""
     restored_step: Count | None = None
-    """What the newest round began from."""
+    """The step from which the newest round began."""
     degraded_at: Time | None = None
-    """Since when fewer node losses than wanted can be survived; None while enough can."""
+    """Since when the states in memory survive fewer node losses than wanted; None while they
+    survive enough."""
     survivable_losses: Int | None = None
-    """How many could be survived when that was last recorded."""
+    """How many node losses could be survived when that was last recorded."""
     stream: str = ""
-    """The incarnation of the stream of facts that was read."""
+    """The incarnation of the stream of facts."""
     sequence: Int = 0
-    """How far it was read."""
+    """The position in that stream up to which facts were read."""
     outbox: tuple[str, ...] = ()
     """Facts that are decided and may not be recorded yet, as JSON."""

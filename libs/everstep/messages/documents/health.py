@@ -7,7 +7,7 @@ from everstep.messages.facts.health import CheckResult, SectionLimit
 
 
 class LimitsDocument(DocumentBody, frozen=True, kw_only=True, tag="limits_document.v1"):
-    """Past which limits a job's ranks have stalled; health writes it, agents read it.
+    """The limits after which ranks of a job have stalled; health writes it, agents read it.
 
     Key: the job.
     """
@@ -15,17 +15,18 @@ class LimitsDocument(DocumentBody, frozen=True, kw_only=True, tag="limits_docume
     job: Name
     """The job."""
     limits: tuple[SectionLimit, ...]
-    """One for each section that has been seen, and for the time outside all."""
+    """A limit for each section that was seen, and for the time outside all sections."""
     first_step_limit_s: float
-    """For everything up to the end of a round's first step."""
+    """The limit for everything up to the end of a round's first step."""
     reason: str
-    """The rule, and the numbers that went into it."""
+    """The rule, and the numbers that the rule was applied to."""
     round: Count | None = None
-    """The round whose observations are the latest in it."""
+    """The round of the latest observations."""
     config_fingerprint: str = ""
-    """The configuration that they were learned for: another one begins anew."""
+    """The configuration that the limits were learned for: with another one, learning begins
+    anew."""
     first_step_longest_s: float | None = None
-    """How long a first step took, the base of its limit; None until one was seen."""
+    """The longest first step, the base of its limit; None before the first."""
 
 
 class Exclusion(Part, frozen=True, kw_only=True):
@@ -38,30 +39,31 @@ class Exclusion(Part, frozen=True, kw_only=True):
     reason: str
     """Why."""
     until: Time | None = None
-    """When it ends, by the wall clock of the service that decides; None for no end."""
+    """When the exclusion ends, by the wall clock of the service that decides; None for no end."""
 
 
 class ControlDocument(DocumentBody, frozen=True, kw_only=True, tag="control_document.v1"):
-    """The switches that are in force; operators and health write it, everybody follows it.
+    """The switches that hold; operators and health write it, all processes follow it.
 
-    Key: the job, or `everstep.subjects.CLUSTER` for all. What a job's document does not
-    say, the cluster's says; the brake holds if either has it on.
+    Key: the job, or `everstep.subjects.CLUSTER` for all jobs. Where a job's document has no
+    value, that of the cluster holds; the brake holds if either document has it on.
     """
 
     settings: Mapping[str, str]
-    """Changed at run time, by dotted name: `{"catalog.keep_last": "5"}`."""
+    """Settings that were changed at run time, by dotted name: `{"catalog.keep_last": "5"}`."""
     changed_by: str
-    """Who wrote it last."""
+    """Who wrote the document last."""
     reason: str
     """Why."""
     is_braked: bool = False
-    """The global brake: every actuator only observes."""
+    """The global brake: nothing acts, decisions are only recorded."""
     braked_by: str = ""
-    """Who pulled the brake, while it is on."""
+    """Who pulled the brake; empty while it is off."""
     brake_reason: str = ""
-    """Why, whatever else was changed after it."""
+    """Why the brake was pulled, whatever else was changed after it."""
     modes: Mapping[str, str]
-    """`observe` or `enforce` by actuator: `stop`, `exclude`, `restart`, `replace`, `shrink`."""
+    """`observe` or `enforce` for each kind of action: `stop`, `exclude`, `restart`, `replace`,
+    `shrink`."""
     exclusions: tuple[Exclusion, ...] = ()
     """Nodes that may not join."""
 
@@ -70,32 +72,33 @@ class Strike(Part, frozen=True, kw_only=True):
     """Evidence against a node, counted once however often it is reported."""
 
     key: str
-    """The incident that it is about, else the fact: a later strike with this key replaces it."""
+    """The incident that the strike is about, otherwise the fact: a later strike with this key
+    replaces it."""
     at: Time
-    """When it happened, by the clock of its reporter; never later than it was read."""
+    """When it happened, by the clock of the reporter; at the latest, when health read it."""
     fact: str
     """The id of the fact that reported it."""
     reason: str
     """The evidence, in words."""
     check: Name = ""
-    """The check that failed, if it is about one."""
+    """The check that failed, if the strike is about a check."""
     revision: Count = 0
-    """That of the verdict, if it is from one."""
+    """The revision of the verdict, if the strike is from a verdict."""
 
 
 class FailingCheck(Part, frozen=True, kw_only=True):
-    """A check that fails on a node, and for how long it has."""
+    """A check that fails on a node, and for how long."""
 
     result: CheckResult
-    """Its last result."""
+    """The last result."""
     since: Time
-    """When it was first seen to fail."""
+    """When the check was first seen to fail."""
     window_since: Time
     """When the latest window began in which it failed."""
     windows: Int = 1
-    """In how many windows it was seen to fail, without having passed in between."""
+    """In how many windows the check was seen to fail, without having passed in between."""
     fact: str = ""
-    """The id of the fact that reported it last."""
+    """The id of the fact that reported the failure last."""
 
 
 class ConfirmedFailure(Part, frozen=True, kw_only=True):
@@ -104,7 +107,8 @@ class ConfirmedFailure(Part, frozen=True, kw_only=True):
     check: Name
     """The check."""
     at: Time
-    """When rendezvous decided that it fails on this node only; never later than it was read."""
+    """When rendezvous decided that the check fails on this node only; at the latest, when health
+    read it."""
     fact: str
     """The id of the `action_decided`."""
     reason: str
@@ -117,15 +121,15 @@ class Exile(Part, frozen=True, kw_only=True):
     """An exclusion that health has decided by itself."""
 
     at: Time
-    """When."""
+    """When the exclusion began."""
     ttl_s: float
-    """For how long."""
+    """How long the exclusion lasts."""
     reason: str
     """Why."""
     mode: Name = "observe"
-    """`enforce`, or `observe`: it was only recorded."""
+    """`enforce`, or `observe`: the exclusion was only recorded."""
     is_over: bool = False
-    """Its time has passed, or somebody included the node."""
+    """The time has passed, or somebody included the node."""
 
 
 class NodeRecord(Part, frozen=True, kw_only=True):
@@ -134,23 +138,23 @@ class NodeRecord(Part, frozen=True, kw_only=True):
     node: Name
     """The node."""
     checks: tuple[str, ...] = ()
-    """The checks that have run on it."""
+    """The checks that have run on the node."""
     checked_at: Time | None = None
-    """When it was examined last."""
+    """When the node was examined last."""
     failing: tuple[FailingCheck, ...] = ()
-    """The checks that fail on it."""
+    """The checks that fail on the node."""
     strikes: tuple[Strike, ...] = ()
-    """The evidence against it, within the window."""
+    """The evidence against the node, within the window."""
     suspicion: str = ""
     """The id of the `node_suspected` that holds; empty for none."""
     cause: Name = ""
-    """Its cause, as in `node_suspected`."""
+    """The cause of the suspicion, as in `node_suspected`."""
     reason: str = ""
     """The evidence, in words."""
     is_undecided: bool = False
-    """There is new evidence against it that nothing was decided about yet."""
+    """There is new evidence against the node, about which nothing was decided yet."""
     exiles: tuple[Exile, ...] = ()
-    """Its exclusions by health, the newest last."""
+    """The exclusions of the node by health, the newest last."""
     confirmed: tuple[ConfirmedFailure, ...] = ()
     """The failures of probes with the policy `exclude`, until their checks pass again."""
 
@@ -158,21 +162,21 @@ class NodeRecord(Part, frozen=True, kw_only=True):
 class NodesDocument(DocumentBody, frozen=True, kw_only=True, tag="nodes_document.v1"):
     """All that health remembers of nodes: any replica can continue from it.
 
-    Key: `everstep.subjects.CLUSTER`. How far the facts were read is written together with
-    what they came to.
+    Key: `everstep.subjects.CLUSTER`. The position in the stream is written together with the
+    results of the facts up to there.
     """
 
     nodes: tuple[NodeRecord, ...] = ()
     """Every node that was examined, or has evidence against it."""
     stream: str = ""
-    """The incarnation of the stream of facts that was read."""
+    """The incarnation of the stream of facts."""
     sequence: Int = 0
-    """How far it was read."""
+    """The position in that stream up to which facts were read."""
     distrusted: tuple[str, ...] = ()
     """Checks that fail on too many nodes to count against any of them."""
     breaker_opened_at: Time | None = None
-    """Since when health excludes no more nodes by itself; None while it may."""
+    """Since when health excludes no nodes by itself; None while it may."""
     breaker_closed_at: Time | None = None
-    """Earlier exclusions no longer count: an operator closed the breaker then."""
+    """When an operator closed the breaker: earlier exclusions no longer count."""
     outbox: tuple[str, ...] = ()
     """Facts that are decided and may not be recorded yet, as JSON."""

@@ -4,7 +4,7 @@ from everstep.messages.base import Count, DocumentBody, Int, Name, Part, Time
 
 
 class TargetState(Part, frozen=True, kw_only=True):
-    """What one target has of one notice."""
+    """How far one target is informed about one notice."""
 
     target: Name
     """`webhook`, `slack`, `pagerduty` or `alertmanager`."""
@@ -17,49 +17,49 @@ class TargetState(Part, frozen=True, kw_only=True):
 
 
 class Notice(Part, frozen=True, kw_only=True):
-    """Something that people should know, until every target has all of it."""
+    """An event that people should know, until every target has been informed about all of it."""
 
     id: str
-    """The same for the same event, whichever replica sends it."""
+    """The id, the same for the same event, whichever replica sends the notice."""
     event: Name
     """`incident`, `job_failed`, `job_stopped`, `slow_rank`, `node_drained`, `node_excluded` or
     `breaker_open`."""
     state: Name
-    """`unheard` (its beginning was not heard yet), `held`, `firing` or `resolved`."""
+    """`unheard` (its first fact has not arrived yet), `held`, `firing` or `resolved`."""
     heard_s: float
-    """When the sender heard of it: seconds since 1970."""
+    """When the sender read the first fact: seconds since 1970."""
     job: Name
     """The job, or `_cluster`."""
     subject: Name = ""
-    """The incident, the node or the finding that it is about."""
+    """The incident, the node or the finding that the notice is about."""
     began_at: Time | None = None
-    """When it began, as its first fact says."""
+    """When the event began, by its first fact."""
     ended_at: Time | None = None
-    """When it was over, as its last fact says."""
+    """When the event was over, by its last fact."""
     reason: str = ""
     """What happened."""
     ending: str = ""
-    """How it ended, in words."""
+    """How the event ended, in words."""
     outcome: Name = ""
-    """How it ended: `recovered`, `failed`, `included` …; empty while it lasts."""
+    """How the event ended: `recovered`, `failed`, `included` …; empty while it lasts."""
     cause: Name = ""
-    """The cause of the verdict that holds; of a slow rank, what makes it slow."""
+    """The cause of the verdict that holds; for a slow rank, why it is slow."""
     verdict: str = ""
-    """What the verdict says."""
+    """The text of the verdict."""
     revision: Int = -1
     """The revision of the verdict; -1 without one."""
     confidence: float | None = None
-    """Of the verdict, 0 to 1."""
+    """The confidence of the verdict, 0 to 1."""
     ranks: tuple[Int, ...] = ()
-    """The ranks that caused it, at most 16."""
+    """The ranks that caused the event, at most 16."""
     nodes: tuple[Name, ...] = ()
-    """The nodes that caused it, at most 16."""
+    """The nodes that caused the event, at most 16."""
     affected: Count = 0
     """How many ranks are affected."""
     action: str = ""
     """What was done about it."""
     lost_s: float | None = None
-    """The time that was lost by it."""
+    """The time that the job lost by the event."""
     lost_steps: Count = 0
     """The steps that had to be made again."""
     cost_ratio: float | None = None
@@ -67,15 +67,15 @@ class Notice(Part, frozen=True, kw_only=True):
     incident: Name = ""
     """The incident that ended a job."""
     more: Count = 0
-    """How many others of the same kind this message stands for."""
+    """How many other notices of the same kind this notice stands for."""
     more_since_s: float | None = None
     """When the first of these was heard: seconds since 1970."""
     targets: tuple[TargetState, ...] = ()
-    """What each target has of it."""
+    """How far each target is informed."""
 
 
 class ToldGroup(Part, frozen=True, kw_only=True):
-    """Notices alike, as the incidents of a job with one cause: when one was sent last."""
+    """Similar notices, as those of a job's incidents with one cause, and when one was sent last."""
 
     group: str
     """Event, job and cause."""
@@ -93,9 +93,10 @@ class FailingTarget(Part, frozen=True, kw_only=True):
 
 
 class NoticesDocument(DocumentBody, frozen=True, kw_only=True, tag="notices_document.v1"):
-    """Open notifications, and how far the facts were read for them; history writes it.
+    """Open notifications, and the position up to which facts were read; history writes it.
 
-    Key: `_cluster`. The replica that sends writes it before it sends, and after.
+    Key: `_cluster`. The replica that sends notices writes the document before and after it
+    sends.
     """
 
     stream: str = ""
@@ -103,13 +104,13 @@ class NoticesDocument(DocumentBody, frozen=True, kw_only=True, tag="notices_docu
     sequence: Count = 0
     """The last fact that was read."""
     began_s: float = 0.0
-    """When notifications were switched on: what happened before is not sent."""
+    """When notifications were switched on: nothing is sent about earlier events."""
     notices: tuple[Notice, ...] = ()
-    """The open ones, in the order in which they were heard; at most 500."""
+    """The open notices, in the order of their first facts; at most 500."""
     told: tuple[ToldGroup, ...] = ()
     """Groups whose cooldown may not be over."""
     finished: tuple[str, ...] = ()
-    """Short hashes of the newest notices and facts that are done with, at most 2,000."""
+    """Short hashes of the newest notices and facts that need no further work, at most 2,000."""
     stopped: tuple[Name, ...] = ()
     """Jobs that a person has asked to stop, at most 200."""
     failing: tuple[FailingTarget, ...] = ()

@@ -15,53 +15,53 @@ class Seat(Part, frozen=True, kw_only=True, array_like=True):
     node: Name
     """The node."""
     slot: Count | None
-    """Its slot in this round; None for a spare and while the round forms."""
+    """The node's slot in this round; None for a spare and while the round forms."""
     ranks: Count
-    """How many processes it can run."""
+    """How many ranks the node can run."""
     address: Name
-    """Where other nodes reach it."""
+    """The host name or IP address at which other nodes reach the node."""
     infra_rank: Int | None = None
-    """Its place by the scheduler or by explicit wish."""
+    """The node's place by the scheduler or by an option."""
     place: str = ""
     """Failure domain and topology, outermost first, as one path: `block-3/rack-12`. In a job with
     replacement groups the node's group."""
     last_slot: Int | None = None
-    """The slot that it held last."""
+    """The slot that the node held last."""
     replica_port: Int | None = None
-    """Where its replica server listens."""
+    """The port of the node's replica server."""
     warm: bool = False
-    """It holds a process that has imported the script's modules already."""
+    """The node has a process that has already imported the script's modules."""
     stage: Name = "idle"
-    """`idle` (joined, no ranks), `starting` (ordered to), `running`, `finished` (all ranks exited
-    with 0), `stopping` (ordered to, and not back yet), `absent` (it did not come back in time) or
-    `gone` (only its slot is still remembered)."""
+    """`idle` (joined, no ranks), `starting` (ordered to start them), `running`, `finished` (all
+    ranks exited with 0), `stopping` (ordered to stop, and not back yet), `absent` (not back in
+    time) or `gone` (only its slot is still remembered)."""
     instance: Name = ""
     """The agent's own id: a process with another id is another agent."""
     allocation: Name = ""
-    """The allocation that it came with; empty for the document's."""
+    """The node's allocation; empty for that of the document."""
     failure_domain: Name = ""
-    """What fails together with it."""
+    """As in `node_joined`."""
     master_port: Int | None = None
-    """A port that it keeps free, for ranks to meet at."""
+    """A port that the node keeps free, at which ranks can meet."""
     is_leaving: bool = False
-    """It should be replaced: it was drained, or is about to be taken away."""
+    """The node should be replaced: it was drained, or is about to be taken away."""
 
 
 class OpenIncident(Part, frozen=True, kw_only=True):
-    """The incident that is open, and what its end will need."""
+    """The incident that is open, and what is needed to close it."""
 
     id: Name
     """The incident's id."""
     trigger: Name
-    """As in `incident_opened`, of the report that is taken for the cause."""
+    """As in `incident_opened`, of the report that counts as the cause."""
     reason: str
     """The reason in that report."""
     opened_at: Time
     """When the first report came."""
     round: Count
-    """The round that it ended."""
+    """The round that the incident ended."""
     counted_until: Time
-    """How far the ledger goes."""
+    """The time up to which the ledger counts."""
     ledger: Ledger
     """Where the time went so far."""
     node: Name | None = None
@@ -69,31 +69,31 @@ class OpenIncident(Part, frozen=True, kw_only=True):
     rank: Count | None = None
     """The rank that the cause is about."""
     fingerprint: str = ""
-    """Of the cause."""
+    """The fingerprint of the cause."""
     exit_code: Int | None = None
-    """The rank's, of the cause."""
+    """The exit code of the rank that is the cause."""
     weight: Int = 0
-    """How well the cause explains the others; a weightier report takes its place."""
+    """How well the cause explains the other reports; a report with a larger weight replaces it."""
     trigger_fact: Name | None = None
-    """The cause's fact."""
+    """The id of the cause's fact."""
     reports: Int = 1
-    """How many reports belong to it."""
+    """How many reports belong to the incident."""
     ranks: Count = 0
-    """How many ranks they are about."""
+    """How many ranks the reports are about."""
     unsaid: tuple[str, ...] = ()
     """Facts of reports that no `incident_extended` has named yet, at most 100."""
     unsaid_nodes: tuple[Name, ...] = ()
-    """The nodes that those are about."""
+    """The nodes that those facts are about."""
     is_decided: bool = False
-    """What to do about the latest end of a round is settled."""
+    """It is decided what follows the latest end of a round."""
     delay_s: float = 0.0
     """How long the next round waits."""
     is_of_code: bool = False
     """The kind of the exception that is the cause says that the program is wrong."""
     evidence_s: float = 0.0
-    """The longest that any node took for its evidence."""
+    """The longest time that a node needed for its evidence."""
     stop_s: float = 0.0
-    """The longest that any node took until its ranks were gone."""
+    """The longest time that a node needed until its ranks were gone."""
     check: Name = ""
     """The check, if the cause is a failed check."""
     accused: tuple[Name, ...] = ()
@@ -106,15 +106,15 @@ class OpenDecision(Part, frozen=True, kw_only=True):
     id: Name
     """The id of the `action_decided`."""
     action: Name
-    """As it says."""
+    """The action."""
     decided_at: Time
-    """When."""
+    """When it was decided."""
     incident: Name | None = None
-    """The incident that it answers, if any."""
+    """The incident that the action answers, if any."""
 
 
 class PlannedEnd(Part, frozen=True, kw_only=True):
-    """An end of the round that waits until the ranks had time to save."""
+    """A planned end of the round, which waits until the ranks have had time to save."""
 
     cause: Name
     """As in `round_ended`."""
@@ -123,13 +123,13 @@ class PlannedEnd(Part, frozen=True, kw_only=True):
     within_s: float
     """How long to wait."""
     node: Name | None = None
-    """The node that it is for."""
+    """The node for whose sake the round ends."""
     exit_code: Int | None = None
-    """What agents then exit with; None for another round."""
+    """The exit code of agents after this end; None when another round follows."""
 
 
 class AgreedSave(Part, frozen=True, kw_only=True):
-    """A save of all ranks after the same step, as far as it has come."""
+    """A save of all ranks after the same step, and how far it is."""
 
     id: Name
     """The id of the order."""
@@ -144,9 +144,9 @@ class AgreedSave(Part, frozen=True, kw_only=True):
     then_leave: bool = False
     """As in `save_checkpoint`."""
     answered: str = ""
-    """The slots that have said how far they are, as the bits of a hexadecimal number."""
+    """The slots that have reported their step, as the bits of a hexadecimal number."""
     furthest: Int | None = None
-    """The first step that none of them can have finished before the order is there."""
+    """The first step that no rank can have finished before the order arrives."""
     after_step: Int | None = None
     """The step that was agreed on; 0 for at once, where nobody counts steps."""
     plan: str = ""
@@ -156,7 +156,7 @@ class AgreedSave(Part, frozen=True, kw_only=True):
 
 
 class OpenStall(Part, frozen=True, kw_only=True):
-    """A rank that has stalled, unless another one excuses it."""
+    """A rank that has stalled, unless another rank is the reason."""
 
     id: Name
     """The id of the order that asks for excuses."""
@@ -165,23 +165,24 @@ class OpenStall(Part, frozen=True, kw_only=True):
     rank: Count | None
     """The rank."""
     reason: str
-    """The report of its agent."""
+    """The report of the rank's agent."""
     waited_s: float
-    """For how long it had made no progress at that report."""
+    """How long the rank had made no progress at the time of that report."""
     fact: str | None = None
-    """The stall's fact."""
+    """The id of the stall's fact."""
     fingerprint: str = ""
-    """Of the stall."""
+    """The fingerprint of the stall."""
     step: Count | None = None
     """The last step that the node's ranks had finished."""
     entered: Int | None = None
     """As in `report`."""
     span: str
-    """Changes with each excuse, and when one is over: for each, a replica starts its clock anew."""
+    """A value that changes with each excuse, and when an excuse is over: a replica then starts its
+    timer anew."""
     excused_s: float = 0.0
-    """For how long nothing is decided; 0 without an excuse."""
+    """How long nothing is decided; 0 without an excuse."""
     excuse: str = ""
-    """Which rank it may wait for."""
+    """The rank that may be the reason."""
 
 
 class CheckAccusation(Part, frozen=True, kw_only=True):
@@ -190,9 +191,9 @@ class CheckAccusation(Part, frozen=True, kw_only=True):
     node: Name
     """The node."""
     slot: Count
-    """Its slot."""
+    """The slot of that node."""
     reason: str
-    """What its agent has measured."""
+    """What the node's agent has measured."""
     policy: Name
     """`end_round` or `exclude`."""
     fact: str | None = None
@@ -202,7 +203,7 @@ class CheckAccusation(Part, frozen=True, kw_only=True):
 class OpenCheck(Part, frozen=True, kw_only=True):
     """A check that has failed on nodes of the round, while other nodes run the same check.
 
-    A check that fails on all nodes accuses none: what they share has failed.
+    A check that fails on all nodes accuses none of them: something that they share has failed.
     """
 
     id: Name
@@ -212,30 +213,32 @@ class OpenCheck(Part, frozen=True, kw_only=True):
     accused: tuple[CheckAccusation, ...] = ()
     """The nodes that have reported the failure, at most 16."""
     failed: str = ""
-    """The slots on which it fails, as the bits of a hexadecimal number."""
+    """The slots on which the check fails, as the bits of a hexadecimal number."""
     passed: str = ""
-    """The slots on which it passes."""
+    """The slots on which the check passes."""
     is_shared: bool = False
-    """It was decided that the round goes on; asked again after some minutes."""
+    """It was decided that the round continues; the nodes are asked again after some minutes."""
     spares_failed: tuple[Name, ...] = ()
-    """The spares on which it fails, of the first 32."""
+    """The spares on which the check fails, of the first 32."""
     spares_passed: tuple[Name, ...] = ()
-    """The spares on which it passes, of the first 32."""
+    """The spares on which the check passes, of the first 32."""
 
 
 class Replication(Part, frozen=True, kw_only=True):
     """How the states of slots are kept in the memory of other nodes."""
 
     key: str
-    """What agents of the job prove to each other that they have. Secret."""
+    """The secret by which agents of the job authenticate to each other."""
     factor: Int = 0
-    """Nodes that have to do with a slot's state, its own included; 0 while none keeps any."""
+    """How many nodes hold a slot's state or a part of it, its own node included; 0 while none
+    does."""
     parts_needed: Count = 1
-    """How many parts give a state back; 1 where each holder has all of it."""
+    """How many parts restore a state; 1 where each holder has all of it."""
     cliques: tuple[Int, ...] = ()
-    """For each slot the number of its clique, -1 for none."""
+    """For each slot the number of its group of nodes that hold states for each other; -1 for
+    none."""
     before: tuple[Int, ...] = ()
-    """The same in the round before, where it was different."""
+    """The same in the previous round, where it was different."""
 
     def __repr__(self) -> str:
         return f"Replication(key='***', factor={self.factor}, parts_needed={self.parts_needed})"
@@ -244,8 +247,7 @@ class Replication(Part, frozen=True, kw_only=True):
 class RoundDocument(DocumentBody, frozen=True, kw_only=True, tag="round_document.v1"):
     """All that rendezvous knows about a job: any replica can continue from it.
 
-    Key: the job. Times in it are for people; a replica that takes over starts its timers
-    anew.
+    Key: the job. Its times are for people; a replica that takes over starts its timers anew.
     """
 
     job: Name
@@ -257,42 +259,42 @@ class RoundDocument(DocumentBody, frozen=True, kw_only=True, tag="round_document
     spec: JobSpec
     """The specification of the job."""
     allocation: Name
-    """The allocation that it runs in."""
+    """The allocation whose nodes run the job."""
     phase_since: Time
     """When the phase began, for people."""
     reason: str = ""
-    """Why it is in this phase."""
+    """Why the round is in this phase."""
     seats: tuple[Seat, ...] = ()
-    """Every node that has joined, and those whose slot is not given to another yet."""
+    """Every node that has joined, and those that left a slot which no other node has yet."""
     former: tuple[Name, ...] = ()
     """Nodes that no longer have a seat, the latest at the end: the newest 1024, or as many as
     the round has slots. They stay when the job is over."""
     slots: Int = 0
-    """Slots of this round."""
+    """The number of slots of this round."""
     world_size: Count = 0
-    """Ranks in this round."""
+    """The number of ranks in this round."""
     master_address: str = ""
-    """Where the ranks meet."""
+    """The address at which the ranks meet."""
     master_port: Int = 0
-    """The port there."""
+    """The port at which the ranks meet."""
     start_order: str = ""
     """The id of the order that began this round."""
     stop_order: str = ""
-    """The id of the order that ended it."""
+    """The id of the order that ended this round."""
     warm_ranks: Int = 0
-    """How many of its ranks were forked from a warm process."""
+    """How many ranks of the round were forked from a warm process."""
     has_stepped: bool = False
-    """It has made its first step."""
+    """The round has made its first step."""
     has_ever_stepped: bool = False
     """Some round of the job has made a step."""
     is_mendable: bool = False
-    """It was stopped since its script cannot start: another allocation tries it again."""
+    """The job was stopped because its script cannot start: another allocation tries it again."""
     first_step: Int | None = None
-    """The step after which it continued."""
+    """The step after which the training continued in this round."""
     restore_s: float = 0.0
-    """How long its ranks took to have their state back."""
+    """How long the ranks took to restore their state."""
     round_step: Int | None = None
-    """The highest step that it reached, as far as agents have reported."""
+    """The highest step of this round, as far as agents have reported."""
     incident: OpenIncident | None = None
     """The incident that is open, if any."""
     planned: PlannedEnd | None = None
@@ -304,13 +306,13 @@ class RoundDocument(DocumentBody, frozen=True, kw_only=True, tag="round_document
     checks: tuple[OpenCheck, ...] = ()
     """Checks that have failed, and are compared between nodes."""
     replication: Replication | None = None
-    """Who keeps whose state; None before the first round."""
+    """Which nodes hold whose states; None before the first round."""
     decisions: tuple[OpenDecision, ...] = ()
     """Decisions that no `action_taken` has closed yet."""
     restarts: Count = 0
     """Restarts that count against the budget."""
     refilled: Int = 0
-    """How many of them progress has given back."""
+    """How many of these restarts count no longer, because the training made progress."""
     recent: tuple[Int, ...] = ()
     """The numbers of the restarts that may lie within the last hour."""
     quick_failures: Int = 0
@@ -318,21 +320,21 @@ class RoundDocument(DocumentBody, frozen=True, kw_only=True, tag="round_document
     idle_rounds: Int = 0
     """Rounds in a row that ended without a new step."""
     budgets: tuple[Budget, ...] = ()
-    """What is left of each limit."""
+    """The rest of each limit."""
     last_step: Count | None = None
-    """The highest step that any round before this one reached."""
+    """The highest step of all earlier rounds."""
     fingerprints: tuple[str, ...] = ()
-    """Of the latest failures, the newest last, at most 10."""
+    """The fingerprints of the latest failures, the newest last, at most 10."""
     allocations: tuple[str, ...] = ()
-    """Those whose agents are here."""
+    """The allocations whose agents are here."""
     waiting: str = ""
-    """The reason sent last for why no round forms."""
+    """The last reported reason why no round forms."""
     refused: tuple[str, ...] = ()
     """`node cause` of each refusal that is on record, at most 1000."""
     outbox: tuple[str, ...] = ()
     """Facts that are decided and may not be recorded yet, as JSON."""
     exit_code: Int | None = None
-    """Once it is done or stopped: what agents exit with."""
+    """The exit code of agents once the job is done or stopped."""
 
     @property
     def nodes(self) -> frozenset[str]:

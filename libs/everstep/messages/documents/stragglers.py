@@ -7,37 +7,37 @@ class KnownStraggler(Part, frozen=True, kw_only=True):
     """A slow rank that was found, and not cleared yet."""
 
     finding: Name
-    """The id of its `straggler_found`."""
+    """The id of the `straggler_found`."""
     round: Count
     """The round."""
     rank: Count
     """The rank."""
     node: Name
-    """Its node."""
+    """The node of the rank."""
     slot: Count
     """The node's slot."""
     found_at: Time
-    """When it was found."""
+    """When the rank was found to be slow."""
     last_step: Count = 0
-    """The end of the window in which it was found."""
+    """The last step of the window in which it was found."""
     cause: Name
     """As in `straggler_found`."""
     reason: str
     """As in `straggler_found`."""
     lost_s: float = 0.0
-    """What the job loses by it in a step."""
+    """How much time the job loses by the rank in a step."""
     slower_ratio: float = 0.0
-    """How much longer it needs than the median of its role group: 0.1 for 10 %."""
+    """How much longer the rank needs than the median of its role group: 0.1 for 10 %."""
     slowdown_ratio: float | None = None
-    """How much faster the whole job would be without it: 0.12 for 12 %."""
+    """How much faster the whole job would be without the rank's delay: 0.12 for 12 %."""
     confidence: float | None = None
     """As in `straggler_found`."""
     lost_so_far_s: float = 0.0
-    """What the job lost by it, up to `counted_step`: the sum over windows of what each cost."""
+    """The time that the job lost by the rank, up to `counted_step`: the sum over the windows."""
     counted_step: Count = 0
     """The last step that is counted in `lost_so_far_s`; 0 where an older release found it."""
     acted: tuple[str, ...] = ()
-    """The decisions of the policy about it, as in `straggler_acted`: `stop`, `exclude`."""
+    """The decisions of the policy about the rank, as in `straggler_acted`: `stop`, `exclude`."""
 
 
 class StragglersDocument(DocumentBody, frozen=True, kw_only=True, tag="stragglers_document.v1"):
@@ -51,7 +51,7 @@ class StragglersDocument(DocumentBody, frozen=True, kw_only=True, tag="straggler
     is_on: bool
     """Agents send timings."""
     window_steps: Count
-    """Steps of one window: windows begin after multiples of this number."""
+    """The number of steps of a window; windows begin after multiples of it."""
     is_cpu_timed: bool = True
     """The SDK measures the processor time of sections, too."""
     round: Count | None = None
@@ -61,6 +61,6 @@ class StragglersDocument(DocumentBody, frozen=True, kw_only=True, tag="straggler
     shifted_step: Count = 0
     """The step of the latest `step_time_shifted` of the round; 0 for none."""
     reason: str = ""
-    """Why it was written last."""
+    """Why the document was written last."""
     outbox: tuple[str, ...] = ()
     """Facts that are decided and may not be recorded yet, as JSON."""

@@ -9,19 +9,19 @@ from everstep.messages.facts.stamp import FactHead
 class ControlChanged(Fact, frozen=True, kw_only=True, tag="control_changed.v1"):
     """A switch or a setting changed while the system ran.
 
-    The service that wrote the document sends one for each name.
+    The service that wrote the document sends one fact for each name.
     """
 
     name: str
-    """Its dotted name: `brake`, `modes.exclude`, `catalog.keep_last` …"""
+    """The dotted name: `brake`, `modes.exclude`, `catalog.keep_last` …"""
     before: str
-    """Its value before; empty when there was none."""
+    """The value before; empty when there was none."""
     after: str
-    """Its value from now on; empty for back to the default."""
+    """The value from now on; empty for the default."""
     by: Name
-    """Who did it: an operator's name, or a service's."""
+    """Who changed it: an operator's name, or a service's."""
     reason: str
-    """Why, in their words."""
+    """Why, in the words of that person or service."""
     origin: Name = ""
     """The interface: `rest`, `cli` or `service`."""
     revision: Count | None = None
@@ -29,9 +29,9 @@ class ControlChanged(Fact, frozen=True, kw_only=True, tag="control_changed.v1"):
 
 
 class OperatorActed(Fact, frozen=True, kw_only=True, tag="operator_acted.v1"):
-    """A person or a script asked for an action; the service that was asked sends it.
+    """A person or a script asked for an action, which was accepted or refused.
 
-    It may be done or refused.
+    The service that was asked sends this.
     """
 
     by: Name
@@ -39,11 +39,11 @@ class OperatorActed(Fact, frozen=True, kw_only=True, tag="operator_acted.v1"):
     action: Name
     """`stop_job`, `restart_job`, `save`, `drain_node`, `exclude_node`, `pin` …"""
     target: str
-    """What it is about: a node, a step; empty for the whole job."""
+    """What the action is about: a node, a step; empty for the whole job."""
     outcome: Name
     """`accepted` or `refused`."""
     reason: str
-    """Why they asked, and why it was refused if so."""
+    """Why the action was asked for, and why it was refused if so."""
     origin: Name = ""
     """The interface: `rest`, `cli` or `script`."""
 
@@ -81,22 +81,23 @@ def operator_acted(
 
 
 class FaultInjected(Fact, frozen=True, kw_only=True, tag="fault_injected.v1"):
-    """A fault was made on purpose, to test.
+    """A fault was made on purpose, as a test.
 
-    The process that injects it sends this first: the fault must not be mistaken for a real one.
+    The process that injects the fault sends this first, so that nobody mistakes the fault for a
+    real one.
     """
 
     fault: str
     """`kill`, `stop`, `hang`, `slow`, `hold_gil`, `corrupt`, `disk_full`, `cut_off` …"""
     by: Name
-    """Who, or which test."""
+    """The person or the test that injects the fault."""
     node: Name | None = None
-    """The node."""
+    """The node that is hit."""
     rank: Count | None = None
-    """The rank."""
+    """The rank that is hit."""
     target: str = ""
-    """What else it hits: a service, a file, a step."""
+    """What else is hit: a service, a file, a step."""
     lasts_s: float | None = None
-    """For how long; None for once and for all."""
+    """How long the fault lasts; None if it does not end."""
     expected: str = ""
-    """What should follow from it."""
+    """What should follow from the fault."""

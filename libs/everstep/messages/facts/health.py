@@ -7,124 +7,128 @@ class CheckResult(Part, frozen=True, kw_only=True):
     """The result of one check of one part of a node."""
 
     check: Name
-    """Its name, as in `everstep check <name>`: `gpu`, `nvlink`, `nic`, `storage`, `host`."""
+    """The name of the check, as in `everstep check <name>`: `gpu`, `nvlink`, `nic`, `storage`,
+    `host`."""
     state: Name
-    """`ok`, `warning`, `failed`, `unknown` (it could not tell) or `unsupported`; only
+    """`ok`, `warning`, `failed`, `unknown` (the check could not decide) or `unsupported`; only
     `failed` may count against a node."""
     reason: str = ""
-    """What was measured, past which limit; empty for `ok`."""
+    """What was measured, and which limit was passed; empty for `ok`."""
     subject: str = ""
-    """The part of the node that it is about: `GPU-5e9c…`, `mlx5_0`, `/data`."""
+    """The part of the node that the result is about: `GPU-5e9c…`, `mlx5_0`, `/data`."""
     failure_class: Name = ""
     """What would help: `reset`, `reboot`, `replace`, `drain`, `watch` or `report`."""
     code: str = ""
-    """The part's own code for it: `XID 79`, `GPU_RECOVERY_ACTION=NODE_REBOOT`."""
+    """The part's own code for the failure: `XID 79`, `GPU_RECOVERY_ACTION=NODE_REBOOT`."""
     took_s: float = 0.0
-    """How long it ran."""
+    """How long the check ran."""
     nvlink_domain: Name = ""
-    """Of a GPU: its NVLink domain, named by the ClusterUUID of its fabric; empty for none."""
+    """For a GPU: its NVLink domain, named by the ClusterUUID of its fabric; empty for none."""
 
 
 class SectionLimit(Part, frozen=True, kw_only=True):
     """How long a section may take before its rank has stalled."""
 
     section: Name
-    """Its name; the empty string stands for the time outside all sections."""
+    """The section's name; the empty string stands for the time outside all sections."""
     limit_s: float
     """The limit."""
     source: Name
-    """`learned`, `configured`, `default`, `floor` or `cap`: which rule set it."""
+    """The rule that set the limit: `learned`, `configured`, `default`, `floor` or `cap`."""
     longest_s: float | None = None
-    """The longest that was seen on any rank, the base of a learned limit."""
+    """The longest duration on any rank, the base of a learned limit."""
     observations: Int = 0
-    """How often it was seen to end, on the node that saw it most often."""
+    """How often the section has ended, on the node where it ended most often."""
     kind: Name = ""
-    """`plain`, `checkpoint`, `evaluation` or `heartbeat`; empty while it was never seen."""
+    """`plain`, `checkpoint`, `evaluation` or `heartbeat`; empty before the section ran for the
+    first time."""
     origin: Name = ""
-    """Where it was set: an option, a setting, `everstep limits`; and further remarks about it."""
+    """Where somebody has set the limit (an option, a setting, `everstep limits`), and further
+    remarks."""
 
 
 class NodeLost(Fact, frozen=True, kw_only=True, tag="node_lost.v1"):
-    """Nothing was heard of a node past the limit, and its training does not move.
+    """A node has been silent past the limit, and its training makes no progress.
 
-    Health sends it.
+    Health sends this.
     """
 
     node: Name
     """The node."""
     silence_s: float
-    """Since its last sign of life, by the observer's clock."""
+    """The time since the node's last sign of life, by the observer's clock."""
     limit_s: float
-    """The limit that it passed."""
+    """The limit that was passed."""
     reason: str
-    """What was heard last, and what else was looked at."""
+    """What was heard last, and what else was examined."""
     blind_s: float = 0.0
     """Time in which the observer itself heard nobody: already subtracted from the silence."""
     slot: Count | None = None
-    """The slot that it holds, if any."""
+    """The slot that the node holds, if any."""
     last_step: Count | None = None
-    """The last step that it reported."""
+    """The last step that the node reported."""
     is_confirmed: bool = False
-    """The scheduler or its host confirms it."""
+    """The scheduler, or the node's host, confirms the loss."""
     is_replaced: bool = False
-    """A newer round had formed without it: an incident of its round says what that was."""
+    """A newer round had formed without the node; an incident of the node's round tells why."""
 
 
 class NodeReturned(Fact, frozen=True, kw_only=True, tag="node_returned.v1"):
-    """A node that had been lost is heard again; health sends it."""
+    """A node that had been lost is heard again; health sends this."""
 
     node: Name
     """The node."""
     away_s: float
-    """How long it was silent."""
+    """How long the node was silent."""
     reason: str = ""
-    """What it says about its absence: no bus, a paused host, a restart."""
+    """How the node explains its absence: no bus, a paused host, a restart."""
     loss: str = ""
     """The id of the `node_lost` that is over."""
     how: Name = ""
-    """`restarted` (another agent), `paused` (it sent nothing) or `cut_off` (it was not heard)."""
+    """`restarted` (another agent), `paused` (the node sent nothing) or `cut_off` (it was not
+    heard)."""
 
 
 class NodeSuspected(Fact, frozen=True, kw_only=True, tag="node_suspected.v1"):
-    """A finding: a node may be bad. Health sends it once per cause, with what it has."""
+    """A finding: a node may be bad. Health sends this once per cause, with the evidence."""
 
     node: Name
     """The node."""
     cause: Name
-    """`check`, `probe` (its policy is `exclude`, and another node passes it), `incidents` (it was
-    the culprit too often), `straggler` or `operator`."""
+    """`check`, `probe` (with the policy `exclude`, and another node passes it), `incidents` (the
+    node was the culprit too often), `straggler` or `operator`."""
     reason: str
-    """The evidence, and the limit that it passed."""
+    """The evidence, and the limit that was passed."""
     failure_class: Name = ""
     """What would help: `reset`, `reboot`, `replace`, `drain`, `watch` or `report`."""
     strikes: Int = 0
-    """Strikes in the window, over all jobs."""
+    """The node's strikes in the window, over all jobs."""
     strikes_limit: Int | None = None
-    """How many make it suspect."""
+    """The number of strikes that makes a node suspect."""
     window_s: float | None = None
     """How far back strikes count."""
     checks: tuple[CheckResult, ...] = ()
-    """The checks that speak against it."""
+    """The check results that speak against the node."""
     evidence: tuple[str, ...] = ()
-    """The ids of the facts that speak against it."""
+    """The ids of the facts that speak against the node."""
 
 
 class NodeCleared(Fact, frozen=True, kw_only=True, tag="node_cleared.v1"):
-    """A node is no longer suspect; health sends it."""
+    """A node is no longer suspect; health sends this."""
 
     node: Name
     """The node."""
     reason: str
-    """What speaks for it now, or whose word it is."""
+    """What speaks for the node now, or which person decided."""
     suspicion: str = ""
     """The id of the `node_suspected` that is over."""
 
 
 class NodeCheckFinished(Fact, frozen=True, kw_only=True, tag="node_check_finished.v1"):
-    """A node was examined; its agent sends it at each join, on each change and when asked.
+    """A node was examined: at each join, on each change, or on request; its agent sends this.
 
-    While a check fails, it sends one for each examination: only what is found again counts
-    against a node.
+    While a check fails, the agent sends one fact for each examination: only a failure that
+    repeats counts against a node.
     """
 
     node: Name
@@ -133,17 +137,17 @@ class NodeCheckFinished(Fact, frozen=True, kw_only=True, tag="node_check_finishe
     """`join`, `periodic`, `prolog`, `incident`, `operator`, or `probe` (one check that runs in
     short intervals has failed, still fails, or passes again)."""
     is_healthy: bool
-    """No check failed. What a check could not tell is not a failure."""
+    """No check failed. A check that could not decide has not failed."""
     took_s: float
-    """How long all of them took."""
+    """How long all checks took."""
     results: tuple[CheckResult, ...] = ()
-    """Each check's answer; when all is well, only those that are not `ok`."""
+    """The result of each check; when all is well, only those that are not `ok`."""
     checks: tuple[str, ...] = ()
     """The names of all checks that ran."""
     policy: Name = ""
-    """For a probe: `observe`, `end_round` or `exclude`, what its failure leads to."""
+    """For a probe: what its failure leads to, `observe`, `end_round` or `exclude`."""
     failures: Int = 0
-    """For a probe that fails: in how many runs in a row."""
+    """For a probe that fails: in how many runs in a row it has failed."""
     cpu_ratio: float | None = None
     """For a probe: the processor time of all probes of the node so far, 1 for a whole core."""
     is_acted_on: bool = False
@@ -151,22 +155,22 @@ class NodeCheckFinished(Fact, frozen=True, kw_only=True, tag="node_check_finishe
 
 
 class NetworkLink(Part, frozen=True, kw_only=True):
-    """How fast one node was with another."""
+    """The speed of the network between one node and another."""
 
     node: Name
-    """The other one."""
+    """The other node."""
     mib_s: float
-    """What arrived there; 0 if it was not reached."""
+    """The rate at which data arrived at the other node; 0 if it was not reached."""
     round_trip_s: float | None = None
-    """The median of small messages; None if it was not reached."""
+    """The median round trip of small messages; None if the other node was not reached."""
     reason: str = ""
-    """Why it was not reached."""
+    """Why the other node was not reached."""
 
 
 class NetworkMeasured(Fact, frozen=True, kw_only=True, tag="network_measured.v1"):
-    """A node has taken its turns in a network test; its agent sends it.
+    """A node has taken its turns in a network test; its agent sends this.
 
-    Of each pair one measures. A slow pair alone speaks against neither of its nodes, so no
+    One node of each pair measures. A slow pair alone speaks against neither of its nodes, so no
     figure of one node is a failed check.
     """
 
@@ -175,33 +179,33 @@ class NetworkMeasured(Fact, frozen=True, kw_only=True, tag="network_measured.v1"
     test: str
     """The id of the `measure_network`."""
     nodes: tuple[Name, ...]
-    """All who were to take part, so each of them has one of these facts."""
+    """All nodes of the test; each of them has one of these facts."""
     took_s: float
-    """How long all of its turns took."""
+    """How long all turns of this node took."""
     links: tuple[NetworkLink, ...] = ()
-    """What it measured itself."""
+    """The links that this node measured."""
     reason: str = ""
-    """Why others could not measure the way to it, if so."""
+    """Why others could not measure their link to this node, if so."""
 
 
 class CheckDistrusted(Fact, frozen=True, kw_only=True, tag="check_distrusted.v1"):
     """A finding: a check fails on too many nodes at once, so the check is to blame.
 
-    Health sends it, and lets the check count against nobody.
+    Health sends this; from then on the check counts against no node.
     """
 
     check: Name
     """The check."""
     nodes_failed: Int
-    """Nodes on which it failed."""
+    """The number of nodes on which the check failed."""
     nodes_checked: Int
-    """Nodes on which it ran."""
+    """The number of nodes on which the check ran."""
     reason: str
     """The limit, and what the nodes have in common."""
 
 
 class CheckTrusted(Fact, frozen=True, kw_only=True, tag="check_trusted.v1"):
-    """A distrusted check counts again; health sends it."""
+    """A distrusted check counts again; health sends this."""
 
     check: Name
     """The check."""
@@ -210,59 +214,60 @@ class CheckTrusted(Fact, frozen=True, kw_only=True, tag="check_trusted.v1"):
 
 
 class NodeExcluded(Fact, frozen=True, kw_only=True, tag="node_excluded.v1"):
-    """A node may not join until its time is over; health sends it for itself or an operator."""
+    """A node may not join for some time; health sends this for itself or for an operator."""
 
     node: Name
     """The node."""
     by: Name
-    """Who decided: `health`, or an operator's name."""
+    """Who decided: `health`, or the operator's name."""
     reason: str
-    """The evidence, and the limit that it passed."""
+    """The evidence, and the limit that was passed."""
     ttl_s: float | None = None
-    """How long; None until somebody includes it again, which only an operator may ask."""
+    """How long the exclusion lasts; None until somebody includes the node again, which only an
+    operator may ask for."""
     mode: Name = "enforce"
-    """`enforce`, or `observe`: it would have been excluded, and was not."""
+    """`enforce`, or `observe`: the node was not excluded, but would have been."""
     decision: Name | None = None
-    """The id of the `action_decided` behind it, if there was one."""
+    """The id of the `action_decided` that led to the exclusion, if there was one."""
     exclusions_in_window: Int = 0
     """Automatic exclusions that the breaker has counted, this one included."""
 
 
 class NodeIncluded(Fact, frozen=True, kw_only=True, tag="node_included.v1"):
-    """An excluded node may join again; health sends it."""
+    """An excluded node may join again; health sends this."""
 
     node: Name
     """The node."""
     by: Name
-    """Who decided: `health` (its time is over), or an operator's name."""
+    """Who decided: `health` (the time is over), or the operator's name."""
     reason: str
     """Why."""
 
 
 class BreakerOpened(Fact, frozen=True, kw_only=True, tag="breaker_opened.v1"):
-    """Too many exclusions in a short time: health makes no more by itself, and sends it."""
+    """Health excluded too many nodes in a short time, and excludes none by itself now."""
 
     exclusions: Int
-    """Exclusions in the window."""
+    """The number of exclusions in the window."""
     limit: Int
-    """How many it may make."""
+    """The number of exclusions that the window allows."""
     window_s: float
-    """The window."""
+    """The length of the window."""
     reason: str
-    """What they had in common."""
+    """What the exclusions had in common."""
 
 
 class BreakerClosed(Fact, frozen=True, kw_only=True, tag="breaker_closed.v1"):
-    """Health may exclude nodes again, and sends it."""
+    """Health may exclude nodes by itself again."""
 
     by: Name
-    """`health` (the window has passed), or an operator's name."""
+    """`health` (the window has passed), or the operator's name."""
     reason: str
     """Why."""
 
 
 class StallLocated(RoundFact, frozen=True, kw_only=True, tag="stall_located.v1"):
-    """A finding: who stopped first, and who merely waits for them; health sends it."""
+    """A finding: which ranks stopped first, and how many merely wait; health sends this."""
 
     first_ranks: tuple[Int, ...]
     """The ranks that stopped first."""
@@ -271,32 +276,32 @@ class StallLocated(RoundFact, frozen=True, kw_only=True, tag="stall_located.v1")
     nodes: tuple[Name, ...] = ()
     """The nodes of the first ranks."""
     waiting_ranks: Int = 0
-    """How many others wait."""
+    """How many other ranks wait."""
     section: Name | None = None
-    """The section that the first ranks are in."""
+    """The section in which the first ranks are."""
     lead_s: float | None = None
-    """How long before all others they stopped."""
+    """How long before all others the first ranks stopped."""
     is_certain: bool = False
-    """No beat that could contradict it is missing."""
+    """Every beat that could contradict the finding has arrived."""
 
 
 class LimitsLearned(Fact, frozen=True, kw_only=True, tag="limits_learned.v1"):
-    """The limits of a job changed; health sends it with the revision that agents now read."""
+    """The limits of a job changed; health sends this with the revision that agents read now."""
 
     limits: tuple[SectionLimit, ...]
-    """All limits that are in force."""
+    """All limits that hold."""
     changed: tuple[str, ...]
     """The sections whose limit differs from before."""
     reason: str
-    """The rule, and the numbers that went into it."""
+    """The rule, and the numbers that the rule was applied to."""
     revision: Count | None = None
     """The revision of the job's document in `LIMITS`."""
 
 
 class ObserverBlinded(Fact, frozen=True, kw_only=True, tag="observer_blinded.v1"):
-    """A service heard nobody for a while and judged nobody by that; it sends it afterwards."""
+    """A service heard no node for a while, and judged none; it sends this afterwards."""
 
     blind_s: float
-    """How long."""
+    """How long the service heard nobody."""
     reason: str
     """What was away: the bus, the service's own process, the network."""

@@ -19,66 +19,67 @@ class IncidentFact(Fact, frozen=True, kw_only=True):
 
 
 class IncidentOpened(IncidentFact, frozen=True, kw_only=True, tag="incident_opened.v1"):
-    """The first sign of trouble; rendezvous sends it with the report that ended the round."""
+    """The first sign of trouble; rendezvous sends this with the report that ended the round."""
 
     trigger: Name
     """The kind of the first report: `rank_exited`, `rank_stalled`, `node_lost` …"""
     reason: str
-    """What happened, to whom, past which limit."""
+    """What happened, to which rank or node, and which limit was passed."""
     trigger_fact: Name | None = None
-    """The first report's id."""
+    """The id of the first report."""
     node: Name | None = None
-    """The node that it is about."""
+    """The node that the first report is about."""
     rank: Count | None = None
-    """The rank that it is about."""
+    """The rank that the first report is about."""
     step: Count | None = None
     """The last step that the training finished."""
     phase: Name = ""
     """Where the training was: `start`, `first_step`, `step`, `checkpoint`, `restore` …"""
     section: Name | None = None
-    """The section that the rank was in."""
+    """The section in which that rank was."""
     last_progress_at: Time | None = None
-    """When the training last moved: the ledger counts from here."""
+    """The time of the training's last progress: the ledger counts from here."""
 
 
 class IncidentExtended(IncidentFact, frozen=True, kw_only=True, tag="incident_extended.v1"):
     """Further reports belong to an open incident.
 
-    Rendezvous sends it once a second at most, so that a thousand reports are a few facts.
+    Rendezvous sends this once a second at most, so that a thousand reports become a few facts.
     """
 
     reports: tuple[str, ...]
     """The ids of the reports, at most 100."""
     nodes: tuple[Name, ...] = ()
-    """The nodes that they are about, at most 100."""
+    """The nodes that the reports are about, at most 100."""
     ranks: Count = 0
-    """How many ranks are affected by now."""
+    """How many ranks are affected so far."""
     reason: str = ""
-    """What they say together."""
+    """What the reports mean together."""
 
 
 class EvidenceCollected(IncidentFact, frozen=True, kw_only=True, tag="evidence_collected.v1"):
-    """A piece of evidence, or that there is none and why; the agent sends it for each.
+    """A piece of evidence, or why there is none; the node's agent sends this for each piece.
 
-    Of a capture, `incident` is `capture-` and its id, and no incident is counted.
+    The evidence of a capture belongs to no incident: `incident` is then `capture-` and the
+    capture's id.
     """
 
     node: Name
-    """The node that it comes from."""
+    """The node that the evidence comes from."""
     evidence: Name
     """`exception`, `log`, `flight_recorder`, `stacks`, `kernel_log`, `gpu`, `cgroup`,
-    `environment`, `page`, `process` (what the kernel says of the ranks that still lived) or
-    `check`. The blob of `flight_recorder` and `stacks` is an archive of a file a rank."""
+    `environment`, `page`, `process` (the kernel's view of the ranks that still lived) or `check`.
+    The blob of `flight_recorder` and of `stacks` is an archive with a file for each rank."""
     rank: Count | None = None
-    """The rank that it is about; None for the node."""
+    """The rank that the evidence is about; None for the whole node."""
     blob: BlobRef | None = None
-    """Where it is; None when there is none."""
+    """Where the evidence is stored; None when there is none."""
     summary: str = ""
-    """What it says in a line, where the agent can tell."""
+    """The content in a line, where the agent can tell."""
     missing: str = ""
-    """Why there is none: `not armed`, `the rank had exited`, `timed out after 5 s` …"""
+    """Why there is no evidence: `not armed`, `the rank had exited`, `timed out after 5 s` …"""
     took_s: float = 0.0
-    """How long it took to get."""
+    """How long it took to collect."""
 
     @property
     def is_of_capture(self) -> bool:
@@ -87,40 +88,41 @@ class EvidenceCollected(IncidentFact, frozen=True, kw_only=True, tag="evidence_c
 
 
 class EvidenceItem(Part, frozen=True, kw_only=True):
-    """What a verdict rests on."""
+    """A piece of evidence that a verdict rests on."""
 
     says: str
-    """What it says, in words: `rank 7 never entered all_reduce 1204`."""
+    """The finding, in words: `rank 7 never entered all_reduce 1204`."""
     analyzer: str = ""
-    """The analyzer that found it: `flight_recorder`, `stacks`, `logs`, `health`, `history`."""
+    """The analyzer that made the finding: `flight_recorder`, `stacks`, `logs`, `health`,
+    `history`."""
     fact: str | None = None
-    """The fact that it comes from."""
+    """The fact that the finding comes from."""
     blob: BlobRef | None = None
-    """The blob that it comes from."""
+    """The blob that the finding comes from."""
     weight: float = 0.0
-    """How much it counts, 0 to 1; below 0 when it speaks against."""
+    """How much the finding counts, 0 to 1; below 0 when it speaks against the verdict."""
 
 
 class Alternative(Part, frozen=True, kw_only=True):
     """Another explanation, and why it was not chosen."""
 
     cause: Name
-    """Its cause class."""
+    """The cause class of this explanation."""
     confidence: float
     """0 to 1."""
     reason: str
-    """What speaks for it, and what against."""
+    """What speaks for this explanation, and what against it."""
     ranks: tuple[Int, ...] = ()
-    """The ranks that it would blame."""
+    """The ranks that this explanation would blame."""
     nodes: tuple[Name, ...] = ()
-    """The nodes that it would blame."""
+    """The nodes that this explanation would blame."""
 
 
 class VerdictReached(IncidentFact, frozen=True, kw_only=True, tag="verdict_reached.v1"):
     """Who caused an incident, and what kind of failure it is.
 
-    Attribution sends it, and again when later evidence changes it. It is advice: no
-    restart waits for it.
+    Attribution sends this, and sends it again when later evidence changes the verdict. A
+    verdict is advice: no restart waits for it.
     """
 
     cause: Name
@@ -131,42 +133,44 @@ class VerdictReached(IncidentFact, frozen=True, kw_only=True, tag="verdict_reach
     reason: str
     """The explanation, in the words that a person reads first."""
     culprit_ranks: tuple[Int, ...] = ()
-    """The ranks that caused it; those that merely waited are not among them."""
+    """The ranks that caused the incident, without those that merely waited."""
     culprit_nodes: tuple[Name, ...] = ()
-    """The nodes that caused it."""
+    """The nodes that caused the incident."""
     evidence: tuple[EvidenceItem, ...] = ()
-    """What it rests on, the weightiest first."""
+    """The findings that the verdict rests on, the weightiest first."""
     alternatives: tuple[Alternative, ...] = ()
-    """What else was considered."""
+    """The other explanations that were considered."""
     missing: tuple[str, ...] = ()
-    """Evidence that would have helped and was not there, with the reason."""
+    """Evidence that would have helped but is not there, with the reason."""
     advice: str = ""
     """`restart`, `restart_without` (the culprit nodes), `stop`, `wait` (until nodes or a quota are
     back) or `inform` (a person must act first); empty for none."""
     is_transient: bool | None = None
-    """The same run may succeed next time; None when that is not known."""
+    """The same training may succeed next time; None when that is not known."""
     fingerprint: str = ""
-    """A hash of the failure without its accidents: equal for the same bug."""
+    """A hash of the failure without its accidental details: equal for the same bug."""
     analyzers: tuple[str, ...] = ()
     """The analyzers that contributed evidence."""
     revision: Count = 0
-    """Grows when later evidence changes the verdict; the highest holds."""
+    """A number that grows when later evidence changes the verdict; the highest one holds."""
     took_s: float = 0.0
-    """From the incident's opening until now."""
+    """The time since the incident opened."""
     kind: Name = ""
-    """What happened, finer than its class: `python_exception`, `never_joined`, `host_oom` …"""
+    """What happened, finer than the cause class: `python_exception`, `never_joined`, `host_oom`
+    …"""
     is_inconclusive: bool = False
     """No explanation is probable enough; the likeliest ones are among the alternatives."""
     is_corrected: bool = False
     """A person gave this verdict: it holds over all later evidence."""
     explanation: str = ""
-    """The same in the words of a language model, where one is asked; it decides nothing."""
+    """The verdict in the words of a language model, where one is configured; the text decides
+    nothing."""
 
 
 class VerdictCorrected(IncidentFact, frozen=True, kw_only=True, tag="verdict_corrected.v1"):
-    """A person knows better who or what caused an incident; attribution sends it.
+    """A person knows better who or what caused an incident; attribution sends this.
 
-    The verdict that follows says the same, and holds over later evidence.
+    The verdict that follows has the same cause, and holds over later evidence.
     """
 
     by: Name
@@ -174,17 +178,17 @@ class VerdictCorrected(IncidentFact, frozen=True, kw_only=True, tag="verdict_cor
     cause: Name
     """The cause class that is right, as in `verdict_reached`."""
     note: str
-    """Why, in their words."""
+    """Why, in the person's words."""
     culprit_ranks: tuple[Int, ...] = ()
-    """The ranks that caused it."""
+    """The ranks that caused the incident."""
     culprit_nodes: tuple[Name, ...] = ()
-    """The nodes that caused it."""
+    """The nodes that caused the incident."""
     verdict: Name | None = None
-    """The id of the verdict that it corrects; None where there was none."""
+    """The id of the corrected verdict; None where there was none."""
     was_cause: Name = ""
-    """The cause class of that verdict."""
+    """The cause class of the corrected verdict."""
     is_confirmation: bool = False
-    """That verdict had said the same: a person has confirmed it."""
+    """The earlier verdict had the same cause: the person has confirmed it."""
     origin: Name = ""
     """The interface: `rest` or `cli`."""
 
@@ -195,18 +199,18 @@ class Option(Part, frozen=True, kw_only=True):
     action: Name
     """The action."""
     rejected: str
-    """Why not, past which limit."""
+    """Why the action was not taken, and which limit forbids it."""
 
 
 class Budget(Part, frozen=True, kw_only=True):
-    """What is left of a limit on actions."""
+    """The rest of a limit on actions."""
 
     name: str
     """`restarts`, `restarts_per_hour`, `no_progress`, `same_fingerprint`, `exclusions` …"""
     limit: Int
-    """How many there may be."""
+    """How many actions the limit allows."""
     left: Int
-    """How many are left after this decision."""
+    """How many actions are left after this decision."""
 
 
 CHECK_CONFIRMED = "checks.exclude"
@@ -216,40 +220,40 @@ the node, and passes on another. Health keeps such a node out of other jobs, too
 
 
 class ActionDecided(Fact, frozen=True, kw_only=True, tag="action_decided.v1"):
-    """An action that will be carried out, and why; the service that decides sends it first."""
+    """An action that will be carried out, and why; the deciding service sends this first."""
 
     action: Name
     """`restart`, `wait`, `stop`, `exclude`, `shrink`, `grow`, `replace`, `save`, `end` …"""
     reason: str
     """Evidence and limits, in the words that an operator reads."""
     rule: str
-    """The id of the rule that decided: `restart.budget_left`."""
+    """The id of the rule that led to the decision: `restart.budget_left`."""
     mode: Name = "enforce"
-    """`enforce`, or `observe`: it is only recorded, not done."""
+    """`enforce`, or `observe`: the decision is only recorded, not carried out."""
     incident: Name | None = None
-    """The incident that it answers, if any."""
+    """The incident that the action answers, if any."""
     evidence: tuple[str, ...] = ()
-    """The ids of the facts that it rests on."""
+    """The ids of the facts that the decision rests on."""
     missing: tuple[str, ...] = ()
-    """What was not known when it was decided."""
+    """What was not known at the time of the decision."""
     considered: tuple[Option, ...] = ()
-    """What else was possible."""
+    """The other actions that were possible."""
     budgets: tuple[Budget, ...] = ()
-    """What is left."""
+    """The rest of each limit."""
     nodes_out: tuple[Name, ...] = ()
-    """Nodes that lose their slot by it."""
+    """The nodes that lose their slot by the action."""
     nodes_in: tuple[Name, ...] = ()
-    """Nodes that get one."""
+    """The nodes that get a slot by the action."""
     delay_s: float = 0.0
-    """How long it waits first, for a crash loop's backoff."""
+    """How long the action waits first, so that a job that always fails does not restart at once."""
     took_s: float = 0.0
-    """From the first report until this decision."""
+    """The time from the first report until this decision."""
     check: Name = ""
-    """The check that it rests on, if it is about one."""
+    """The check that the decision rests on, if it is about a check."""
 
 
 class ActionTaken(Fact, frozen=True, kw_only=True, tag="action_taken.v1"):
-    """The outcome of a decision; the process that carried it out sends it."""
+    """The outcome of a decision; the process that carried it out sends this."""
 
     decision: Name
     """The id of the `action_decided`."""
@@ -260,32 +264,32 @@ class ActionTaken(Fact, frozen=True, kw_only=True, tag="action_taken.v1"):
     reason: str
     """What happened."""
     incident: Name | None = None
-    """The incident that it answers, if any."""
+    """The incident that the action answers, if any."""
     took_s: float = 0.0
-    """From the decision until now."""
+    """The time since the decision."""
 
 
 class Ledger(Part, frozen=True, kw_only=True):
     """Where an incident's time went: the entries sum to its wall time."""
 
     detect_s: float = 0.0
-    """From the last progress until the first report."""
+    """The time from the last progress until the first report."""
     evidence_s: float = 0.0
-    """Collecting evidence while the ranks still stood."""
+    """The time in which evidence was collected while the ranks still stood."""
     decide_s: float = 0.0
-    """Until it was decided what to do, backoff included."""
+    """From there until the decision, with the wait before a restart."""
     stop_s: float = 0.0
-    """Until the last rank was gone and its accelerator free."""
+    """From there until the last rank was gone and its accelerator free."""
     rendezvous_s: float = 0.0
-    """Until the next round had formed."""
+    """From there until the next round had formed."""
     start_s: float = 0.0
-    """Until its last rank ran."""
+    """From there until the last rank of that round ran."""
     restore_s: float = 0.0
-    """Until the state was back."""
+    """From there until the state was restored."""
     first_step_s: float = 0.0
-    """Until the first step was finished."""
+    """From there until the first step was finished."""
     other_s: float = 0.0
-    """What belongs to none of these: the control plane was away."""
+    """Time that belongs to none of the others, as when the control plane was away."""
 
     @property
     def wall_s(self) -> float:
@@ -304,7 +308,7 @@ class Ledger(Part, frozen=True, kw_only=True):
 
 
 class IncidentClosed(IncidentFact, frozen=True, kw_only=True, tag="incident_closed.v1"):
-    """The training is back, or will not come back; rendezvous sends it once."""
+    """The training is back, or will not come back; rendezvous sends this once."""
 
     outcome: Name
     """`recovered`, `stopped`, `failed`, `preempted` or `merged` (into `merged_into`)."""
@@ -317,24 +321,24 @@ class IncidentClosed(IncidentFact, frozen=True, kw_only=True, tag="incident_clos
     lost_s: float = 0.0
     """The time that those steps had taken."""
     restored_step: Count | None = None
-    """The step that the training went on from."""
+    """The step from which the training continued."""
     restored_tier: str = ""
-    """The farthest tier that the restore read: `memory`, `disk`, `peer` or `global`."""
+    """The farthest tier from which a rank restored: `memory`, `disk`, `peer` or `global`."""
     next_round: Count | None = None
-    """The round in which it recovered."""
+    """The round in which the training recovered."""
     verdict: Name | None = None
     """The id of the verdict that holds."""
     reports: Int = 1
-    """How many reports belonged to it."""
+    """How many reports belonged to the incident."""
     merged_into: Name | None = None
-    """The incident that took it over."""
+    """The incident that took over this one."""
     trigger: Name = ""
-    """The kind of the report that explains the others best; the first one may not."""
+    """The kind of the report that explains the others best; the first report may not."""
     cause: Name = ""
-    """What that report says."""
+    """The text of that report."""
     trigger_fact: Name | None = None
-    """Its id."""
+    """The id of that report."""
     node: Name | None = None
-    """The node that it is about."""
+    """The node that that report is about."""
     rank: Count | None = None
-    """The rank that it is about."""
+    """The rank that that report is about."""

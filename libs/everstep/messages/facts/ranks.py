@@ -4,94 +4,95 @@ from everstep.messages.base import BlobRef, Count, Fact, Int, Name, Part, RoundF
 
 
 class ErrorRecord(Part, frozen=True, kw_only=True):
-    """The exception that ended a rank, recorded inside it, without a decorator."""
+    """The exception that ended a rank, recorded inside the rank, without a decorator."""
 
     name: str
-    """Its class, with its module: `torch.OutOfMemoryError`."""
+    """The class of the exception, with its module: `torch.OutOfMemoryError`."""
     text: str
-    """What it says, at most 4 KiB."""
+    """The message of the exception, at most 4 KiB."""
     traceback: str = ""
     """The traceback, at most 64 KiB; the innermost frames are kept."""
     place: str = ""
     """The innermost frame of the user's own code: `train.py:88 in step`."""
     at: Time | None = None
-    """When it was raised, by the node's clock."""
+    """When the exception was raised, by the node's clock."""
     chain: tuple[str, ...] = ()
-    """The classes of the exceptions that it was raised from, outermost first."""
+    """The classes of the exceptions that led to this one, outermost first."""
 
 
 class RankFact(RoundFact, frozen=True, kw_only=True):
     """A fact about one rank of one round."""
 
     node: Name
-    """The node that it runs on."""
+    """The node on which the rank runs."""
     slot: Count
-    """That node's slot."""
+    """The slot of that node."""
     rank: Count
-    """Its global rank."""
+    """The rank's number in the world."""
     local_rank: Count
-    """Its place on the node."""
+    """The rank's number on its node."""
 
 
 class RankStarted(RankFact, frozen=True, kw_only=True, tag="rank_started.v1"):
-    """A rank's process runs; its agent sends it."""
+    """A rank's process runs; the node's agent sends this."""
 
     pid: Count
-    """Its process id on the node."""
+    """The process id of the rank on its node."""
     start: str
-    """`warm` (forked from a ready process), `cold`, or `attached` (not started by us)."""
+    """`warm` (forked from a process that has imported the modules), `cold`, or `attached` (started
+    by another launcher)."""
     start_s: float
-    """From the order until it ran the user's script."""
+    """The time from the order until the rank ran the user's script."""
     device: Name = ""
-    """The id of its accelerator: `GPU-5e9c…`; empty on a CPU."""
+    """The id of the rank's accelerator: `GPU-5e9c…`; empty on a CPU."""
     log: str = ""
-    """Where the node keeps its output."""
+    """The path of the rank's output on its node."""
     role: Name = ""
-    """Its role group, for scripts whose ranks do different work."""
+    """The rank's role group, for scripts whose ranks do different work."""
     cpus: str = ""
-    """The CPUs that it was given by `--numa-binding`, as `0-3,8`; empty without a binding."""
+    """The CPUs that `--numa-binding` gave to the rank, as `0-3,8`; empty without a binding."""
 
 
 class RankExited(RankFact, frozen=True, kw_only=True, tag="rank_exited.v1"):
-    """A rank's process ended by itself; its agent sends it.
+    """A rank's process ended by itself; the node's agent sends this.
 
-    Ranks that the agent stopped are in its `ranks_stopped`.
+    Ranks that the agent stopped are in the agent's `ranks_stopped`.
     """
 
     pid: Count
-    """Its process id on the node."""
+    """The process id of the rank on its node."""
     how: Name
-    """`done`, `error` (an exit code), `signal`, `out_of_memory` (killed by the kernel)
-    or `unknown` (nobody saw it end)."""
+    """`done`, `error` (an exit code), `signal`, `out_of_memory` (killed by the kernel) or `unknown`
+    (nobody saw the end)."""
     lasted_s: float
-    """From start to exit."""
+    """The time from the start of the process to its exit."""
     exit_code: Int | None = None
-    """What it exited with; None when a signal ended it, or when nobody saw it."""
+    """The exit code; None when a signal ended the process, or when nobody saw the end."""
     signal: Name | None = None
-    """The signal that ended it: `SIGKILL`."""
+    """The signal that ended the process: `SIGKILL`."""
     error: ErrorRecord | None = None
-    """The exception that ended it, where there was one."""
+    """The exception that ended the rank, where there was one."""
     first_error: str = ""
-    """The first line of its output that reports an error, at most 1 KiB."""
+    """The first line of the rank's output that reports an error, at most 1 KiB."""
     log: BlobRef | None = None
-    """The end of its output."""
+    """The end of the rank's output."""
     core_dumped: bool = False
     """The kernel wrote a core file."""
     step: Count | None = None
-    """The last step that it finished."""
+    """The last step that the rank finished."""
     section: Name | None = None
-    """The innermost section that it was in."""
+    """The innermost section in which the rank was."""
     incident: Name | None = None
-    """The incident that it belongs to, where the agent knows it."""
+    """The incident that the exit belongs to, where the agent knows it."""
 
 
 class RankStalled(RankFact, frozen=True, kw_only=True, tag="rank_stalled.v1"):
-    """A rank has made no progress past its limit; its agent sends it, from local evidence."""
+    """A rank has made no progress past its limit; the node's agent sends this."""
 
     waited_s: float
-    """Since its last progress, by the node's monotonic clock."""
+    """The time since the rank's last progress, by the node's monotonic clock."""
     limit_s: float
-    """The limit that it passed."""
+    """The limit that was passed."""
     limit_source: str
     """Where the limit comes from: `learned`, `configured`, `default` or `floor`."""
     phase: Name
@@ -102,64 +103,68 @@ class RankStalled(RankFact, frozen=True, kw_only=True, tag="rank_stalled.v1"):
     section: Name | None = None
     """The innermost section that is open; None when there is none."""
     step: Count | None = None
-    """The last step that it finished."""
+    """The last step that the rank finished."""
     pid: Count | None = None
-    """Its process id on the node."""
+    """The process id of the rank on its node."""
     blocked_in: str = ""
-    """Where it waits, if that is known: a frame, a system call, a collective."""
+    """Where the rank waits, if that is known: a frame, a system call, a collective."""
     process_state: str = ""
-    """The kernel's letter for it: `S` sleeping, `D` in the kernel, `T` stopped, `R` running."""
+    """The kernel's letter for the process: `S` sleeping, `D` in the kernel, `T` stopped, `R`
+    running."""
     is_fatal: bool = True
-    """It ends the round; False in observe mode."""
+    """The stall ends the round; False in observe mode."""
     limit_name: Name = ""
-    """What it is the limit of: a section, or `first-step`, `step`, `outside` or `heartbeat`."""
+    """What the limit is for: a section, or `first-step`, `step`, `outside` or `heartbeat`."""
     limit_origin: Name = ""
-    """Where somebody has set it: an option, a setting, `everstep limits`."""
+    """Where somebody has set the limit: an option, a setting, `everstep limits`."""
 
 
 class RankRecovered(RankFact, frozen=True, kw_only=True, tag="rank_recovered.v1"):
-    """A stalled rank moves again; its agent sends it. A later stall is a new one."""
+    """A stalled rank makes progress again; the node's agent sends this.
+
+    A later stall of the same rank is a new stall.
+    """
 
     stalled_s: float
-    """From its last progress before the stall until the first after it."""
+    """The time from the last progress before the stall until the first after it."""
     stall: Name
     """The id of the `rank_stalled` that is over."""
     step: Count | None = None
-    """The last step that it finished."""
+    """The last step that the rank finished."""
     section: Name | None = None
-    """The innermost section that is open."""
+    """The innermost section that is open in the rank."""
 
 
 class RanksStopped(RoundFact, frozen=True, kw_only=True, tag="ranks_stopped.v1"):
-    """An agent has stopped the ranks of an ended round; it sends it when none is left."""
+    """An agent has stopped the ranks of an ended round, and no process of them is left."""
 
     node: Name
     """The node."""
     slot: Count
-    """Its slot."""
+    """The slot of that node."""
     ranks: tuple[Int, ...]
-    """The global ranks that it stopped; those that had exited before are not among them."""
+    """The global ranks that the agent stopped, without those that had exited before."""
     stop_s: float
-    """From the order until the last process of every rank was gone."""
+    """The time from the order until the last process of every rank was gone."""
     killed: tuple[Int, ...] = ()
-    """Those of them that outlived the grace period and were killed."""
+    """The stopped ranks that outlived the grace period and were killed."""
     evidence_s: float = 0.0
-    """How long it collected evidence before it stopped them."""
+    """How long the agent collected evidence before it stopped the ranks."""
     device_wait_s: float = 0.0
-    """How long it then waited for the accelerators' memory to become free."""
+    """How long the agent then waited for the accelerators' memory to become free."""
     device_held_bytes: Int = 0
-    """Accelerator memory that was still held when it stopped waiting."""
+    """Accelerator memory that was still in use when the agent stopped waiting."""
     held_by: str = ""
-    """The processes that hold it, if that is known."""
+    """The processes that use that memory, if they are known."""
 
 
 class ReportedValue(Part, frozen=True, kw_only=True):
     """A metric that the script reports."""
 
     name: str
-    """As the script calls it: `loss`."""
+    """The name that the script gives to the metric: `loss`."""
     value: float
-    """Its latest value on the first rank."""
+    """The latest value on the first rank."""
 
 
 class ProgressMade(RoundFact, frozen=True, kw_only=True, tag="progress_made.v1"):
@@ -170,27 +175,27 @@ class ProgressMade(RoundFact, frozen=True, kw_only=True, tag="progress_made.v1")
     """
 
     step: Count
-    """The last step that its first rank finished."""
+    """The last step that the first rank of slot 0 finished."""
     node: Name = ""
     """The node that reports it."""
     is_first: bool = False
-    """It is the round's first step: the training is back."""
+    """This is the round's first step: the training is back."""
     steps_s: float = 0.0
-    """Wall time since the previous such fact of the round, or since the restore."""
+    """The wall time since the previous such fact of the round, or since the restore."""
     steps: Count = 0
-    """Steps made in that time."""
+    """The number of steps in that time."""
     step_p50_s: float | None = None
-    """The median step in that time."""
+    """The median duration of a step in that time."""
     step_p99_s: float | None = None
-    """The length that 99 of 100 steps in that time did not exceed; of its last 500 steps."""
+    """The duration that 99 of 100 steps in that time did not exceed; of its last 500 steps."""
     step_max_s: float | None = None
-    """The longest of these steps."""
+    """The duration of the longest of these steps."""
     values: tuple[ReportedValue, ...] = ()
-    """The latest value of each metric that the script reports; finite ones only."""
+    """The latest value of each metric that the script reports; only finite values."""
     total_steps: Count | None = None
     """The last step of the training, if the script declared it."""
     lost_steps: Count = 0
-    """On the first step only: steps made before that had to be made again."""
+    """With the first step only: how many steps had to be made a second time."""
 
 
 class WatchChanged(Fact, frozen=True, kw_only=True, tag="watch_changed.v1"):
@@ -203,6 +208,6 @@ class WatchChanged(Fact, frozen=True, kw_only=True, tag="watch_changed.v1"):
     reason: str
     """Why."""
     until_s: float | None = None
-    """How much longer, for a pause with an end."""
+    """How much longer a pause lasts, if it has an end."""
     sections: tuple[str, ...] = ()
     """The sections with a limit of their own."""

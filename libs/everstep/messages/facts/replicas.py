@@ -4,51 +4,52 @@ from everstep.messages.base import Count, Fact, Int, Name, RoundFact
 
 
 class ReplicaStored(RoundFact, frozen=True, kw_only=True, tag="replica_stored.v1"):
-    """A node holds another's state, verified.
+    """A node holds a verified copy of another node's state.
 
-    The holder's agent sends it when a copy becomes complete for the first time in a round,
-    moves, or was repaired: not for each step.
+    The holder's agent sends this not for each step, but when a copy becomes complete for the
+    first time in a round, moves, or was repaired.
     """
 
     owner_slot: Count
-    """Whose state it is."""
+    """The slot whose state it is."""
     owner: Name
-    """The node that saved it."""
+    """The node that saved the state."""
     holder: Name
-    """The node that holds it."""
+    """The node that holds the copy."""
     step: Count
     """The step."""
     size_bytes: Count
-    """How much."""
+    """The size of the copy."""
     coding: Name = "mirror"
     """`mirror`, or `erasure`: the holder has one part of several."""
     part: Count = 0
-    """Which part."""
+    """The number of the part."""
     parts_needed: Count = 1
-    """How many parts give the state back."""
+    """How many parts restore the state."""
     hash: str = ""
-    """The xxh3-128 of what is held."""
+    """The xxh3-128 of the copy or part."""
     took_s: float = 0.0
-    """From the first byte until it was verified."""
+    """The time from the first byte until the copy was verified."""
 
 
 class ReplicaLost(Fact, frozen=True, kw_only=True, tag="replica_lost.v1"):
-    """A node no longer holds what it held; the catalog sends it."""
+    """A node no longer holds a copy that it held; the catalog sends this."""
 
     owner_slot: Count
-    """Whose state it was."""
+    """The slot whose state it was."""
     holder: Name
-    """The node that held it."""
+    """The node that held the copy."""
     reason: str
-    """It is lost, was restarted, ran out of memory, or what it holds is not what was saved."""
+    """The node is lost, was restarted or ran out of memory, or its copy differs from what was
+    saved."""
     step: Count | None = None
-    """The step, when it is about one."""
+    """The step, when only one is lost."""
 
 
 class ReplicationDegraded(RoundFact, frozen=True, kw_only=True, tag="replication_degraded.v1"):
-    """Fewer node losses than wanted can be survived from memory.
+    """The states in memory survive the loss of fewer nodes than wanted.
 
-    The catalog sends it on the change.
+    The catalog sends this on the change.
     """
 
     wanted_losses: Int
@@ -56,19 +57,19 @@ class ReplicationDegraded(RoundFact, frozen=True, kw_only=True, tag="replication
     survivable_losses: Int
     """How many may be lost now."""
     reason: str
-    """Which slots, and what is being done."""
+    """Which slots have too few copies, and what is being done."""
     slots: tuple[Int, ...] = ()
     """The slots with too few replicas, at most 100."""
     step: Count | None = None
-    """The step that it is about."""
+    """The step whose copies were counted."""
 
 
 class ReplicationRestored(RoundFact, frozen=True, kw_only=True, tag="replication_restored.v1"):
-    """As many node losses as wanted can be survived again; the catalog sends it."""
+    """The states in memory survive the loss of as many nodes as wanted; the catalog sends this."""
 
     survivable_losses: Int
     """How many nodes may be lost now."""
     degraded_s: float
-    """For how long it was otherwise."""
+    """How long fewer losses could be survived."""
     copied_bytes: Int = 0
-    """What the repair moved."""
+    """How much the repair copied."""

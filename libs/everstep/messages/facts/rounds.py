@@ -10,13 +10,13 @@ class Member(Part, frozen=True, kw_only=True, array_like=True):
     """
 
     slot: Count
-    """Its place in the world, kept from round to round."""
+    """The node's place in the world, kept from round to round."""
     node: Name
     """The node that holds the slot."""
     first_rank: Count
-    """The global rank of its first process; the others follow without a gap."""
+    """The global rank of the node's first process; the other ranks follow without a gap."""
     ranks: Count
-    """How many processes it runs."""
+    """How many ranks the node runs."""
 
 
 class Replacement(Part, frozen=True, kw_only=True):
@@ -25,56 +25,57 @@ class Replacement(Part, frozen=True, kw_only=True):
     slot: Count
     """The slot."""
     node: Name
-    """Who holds it now."""
+    """The node that holds the slot now."""
     was: str
-    """Who held it before."""
+    """The node that held the slot before."""
     reason: str
     """Why the previous holder lost it."""
 
 
 class NodeJoined(Fact, frozen=True, kw_only=True, tag="node_joined.v1"):
-    """An agent was accepted for the next round; rendezvous sends it for each."""
+    """A node was accepted for the next round; rendezvous sends this for each node."""
 
     node: Name
     """The node's id."""
     allocation: Name
-    """The allocation that it came with."""
+    """The allocation that the node belongs to."""
     ranks: Count
-    """How many processes it can run."""
+    """How many ranks the node can run."""
     address: Name
-    """Where other nodes reach it: a host name or IP address."""
+    """The host name or IP address at which other nodes reach the node."""
     infra_rank: Int | None = None
-    """Its place by the scheduler or by explicit wish, where there is one."""
+    """The node's place by the scheduler or by an option, where there is one."""
     failure_domain: Name = ""
-    """What fails together with it: a rack, a power unit; empty when not known."""
+    """The nodes that can fail together with this node, as a rack or a power unit; empty when not
+    known."""
     topology: tuple[str, ...] = ()
-    """Where it sits in the network, outermost first: `("block-3", "rack-12")`."""
+    """Where the node is in the network, outermost first: `("block-3", "rack-12")`."""
     group: Name = ""
-    """The nodes that are replaced together with it, in a job with replacement groups."""
+    """The node's replacement group: its nodes are replaced together."""
     last_round: Int | None = None
-    """The last round that it took part in, as it remembers."""
+    """The last round in which the node took part, as its agent remembers."""
     warm: bool = False
-    """It holds a process that has imported the script's modules already."""
+    """The node has a process that has already imported the script's modules."""
     waited_s: float = 0.0
     """From the agent's first attempt until it was accepted."""
     device: Name = ""
-    """What its ranks run on: `NVIDIA H100 80GB HBM3`, or `cpu`."""
+    """The device of the node's ranks: `NVIDIA H100 80GB HBM3`, or `cpu`."""
     version: Name = ""
     """The agent's release."""
     nvlink_domain: Name = ""
-    """The NVLink domain of its GPUs, named by their ClusterUUID; empty for none."""
+    """The NVLink domain of the node's GPUs, named by their ClusterUUID; empty for none."""
 
 
 class NodeRefused(Fact, frozen=True, kw_only=True, tag="node_refused.v1"):
-    """An agent may not join; rendezvous sends it once per cause, not once per attempt."""
+    """A node may not join; rendezvous sends this once per cause, not once per attempt."""
 
     node: Name
     """The node's id."""
     cause: Name
-    """`unhealthy`, `excluded`, `duplicate` (another node has its id), `different_job` (not
-    the job's spec), `wrong_version`, `misconfigured`, `stale` or `job_over`."""
+    """`unhealthy`, `excluded`, `duplicate` (another node has its id), `different_job` (another
+    specification than the job's), `wrong_version`, `misconfigured`, `stale` or `job_over`."""
     reason: str
-    """Why, and what would let it join."""
+    """Why, and what must change so that the node may join."""
     checks: tuple[str, ...] = ()
     """The checks that failed, for `unhealthy`."""
     retry_after_s: float | None = None
@@ -82,7 +83,7 @@ class NodeRefused(Fact, frozen=True, kw_only=True, tag="node_refused.v1"):
 
 
 class NodeLeft(Fact, frozen=True, kw_only=True, tag="node_left.v1"):
-    """An agent left; rendezvous sends it. An agent that only fell silent is `node_lost`."""
+    """An agent left; rendezvous sends this. For an agent that fell silent, see `node_lost`."""
 
     node: Name
     """The node's id."""
@@ -91,87 +92,87 @@ class NodeLeft(Fact, frozen=True, kw_only=True, tag="node_left.v1"):
     reason: str
     """Why, in the agent's or operator's words."""
     slot: Count | None = None
-    """The slot that it held, if any."""
+    """The slot that the node held, if any."""
     exit_code: Int | None = None
-    """What its `everstep run` exits with, where it said."""
+    """The exit code of the node's `everstep run`, where the agent reported it."""
 
 
 class RoundWaiting(RoundFact, frozen=True, kw_only=True, tag="round_waiting.v1"):
-    """A round cannot form yet; rendezvous sends it when it starts to wait and on change."""
+    """A round cannot form yet; rendezvous sends this at the start of the wait and on change."""
 
     joined: Count
     """Nodes that have joined."""
     needed: Count
-    """Nodes that a round needs at least."""
+    """The smallest number of nodes with which the round can form."""
     waited_s: float
-    """Since the round began to form."""
+    """How long the round has been forming."""
     limit_s: float
-    """How long it may take before the job gives up."""
+    """After how long the job gives up."""
     missing: tuple[str, ...] = ()
-    """Slots' previous holders that are not back, where they are known."""
+    """The previous holders of slots that have not joined again, where they are known."""
     reason: str = ""
-    """What else stands in the way: an incomplete unit, a topology, a last call."""
+    """What else the round waits for: a whole unit, a topology, the last call for more nodes."""
 
 
 class RoundFormed(RoundFact, frozen=True, kw_only=True, tag="round_formed.v1"):
-    """The members of a round are decided; rendezvous sends it after its compare-and-set."""
+    """The members of a round are decided and written; rendezvous sends this."""
 
     members: tuple[Member, ...]
-    """Every slot, in order."""
+    """The nodes with slots, in the order of the slots."""
     world_size: Count
-    """Ranks in all."""
+    """The number of ranks."""
     waited_s: float
-    """From the end of the previous round, or from the first join, until now."""
+    """The time since the end of the previous round, or since the first join."""
     allocation: Name
-    """The allocation that it runs in."""
+    """The allocation whose nodes run the round."""
     spares: tuple[Name, ...] = ()
     """Nodes that have joined and stand by."""
     cause: Name = "start"
     """`start`, `restart`, `grow`, `shrink` or `operator`."""
     reason: str = ""
-    """Why these and not others, where there was a choice."""
+    """Why these nodes were chosen, where there was a choice."""
     replaced: tuple[Replacement, ...] = ()
-    """The slots that changed hands."""
+    """The slots that have another node than in the previous round."""
     restarts: Count = 0
-    """Restarts of this job so far."""
+    """The number of restarts of this job so far."""
     incident: Name | None = None
-    """The incident that it recovers from, if any."""
+    """The incident from which the job recovers with this round, if any."""
 
 
 class RoundStarted(RoundFact, frozen=True, kw_only=True, tag="round_started.v1"):
-    """All ranks of a round run; rendezvous sends it when the last agent has reported it."""
+    """All ranks of a round run; rendezvous sends this after the last agent's report."""
 
     start_s: float
-    """From the orders until the last rank ran."""
+    """The time from the orders until the last rank ran."""
     master_address: str
-    """Where the ranks meet: slot 0's address."""
+    """The address at which the ranks meet: that of slot 0's node."""
     master_port: Int
-    """A port that no earlier round used."""
+    """The port at which the ranks meet; no earlier round used it."""
     warm_ranks: Int = 0
     """How many ranks were forked from a warm process."""
     slowest_node: str = ""
-    """The node that the others waited for."""
+    """The last node whose ranks all ran."""
 
 
 class RoundEnded(RoundFact, frozen=True, kw_only=True, tag="round_ended.v1"):
-    """A round is over; rendezvous sends it with the first report that ended it."""
+    """A round is over; rendezvous sends this with the first report that ended the round."""
 
     cause: Name
     """`done`, `rank_exited`, `rank_stalled`, `node_lost`, `node_left`, `preempted`,
     `operator`, `grow`, `start_failed` or `document_lost`."""
     reason: str
-    """What happened, to whom, past which limit."""
+    """What happened, to which rank or node, and which limit was passed."""
     lasted_s: float | None = None
-    """Since it formed; None if it never did."""
+    """The time since the round formed; None if it never did."""
     first_step: Int | None = None
-    """The step from which it went on."""
+    """The step from which the training continued in this round."""
     last_step: Count | None = None
-    """The last step that it reached."""
+    """The last step that the training reached in this round."""
     node: Name | None = None
     """The node that the first report is about; attribution may blame another."""
     rank: Count | None = None
     """The rank that the first report is about."""
     incident: Name | None = None
-    """The incident that it opened or joined; None for a good end."""
+    """The incident that this end opened or joined; None for a good end."""
     trigger: Name | None = None
-    """The id of the fact that ended it."""
+    """The id of the fact that ended the round."""

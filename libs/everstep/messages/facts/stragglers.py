@@ -9,17 +9,17 @@ class Score(Part, frozen=True, kw_only=True):
     signal: Name
     """`own` (the rank's own time), `section:forward`, `cpu`, `runnable` or `gpu`."""
     relative_score: float | None = None
-    """Against the median of its role group."""
+    """The rank's speed, compared with the median of its role group."""
     individual_score: float | None = None
-    """Against its own best window."""
+    """The rank's speed, compared with its own best window."""
     value_s: float | None = None
-    """Its own median in the window."""
+    """The rank's own median in the window."""
     reference_s: float | None = None
     """The role group's median in the window."""
 
 
 class StragglerFound(RoundFact, frozen=True, kw_only=True, tag="straggler_found.v1"):
-    """A finding: a rank is slower than its peers, for long enough; straggler sends it once."""
+    """A finding: a rank is slower than its peers, for long enough; straggler sends this once."""
 
     node: Name
     """The node."""
@@ -32,17 +32,18 @@ class StragglerFound(RoundFact, frozen=True, kw_only=True, tag="straggler_found.
     reason: str
     """The numbers, the limits that they passed, and for how long."""
     role: Name = ""
-    """The role group that it was compared with."""
+    """The role group that the rank was compared with."""
     section: Name | None = None
-    """The section that it loses the time in."""
+    """The section in which the rank loses the time."""
     scores: tuple[Score, ...] = ()
-    """The signals that speak against it, the strongest first."""
+    """The signals that speak against the rank, the strongest first."""
     lateness_s: float | None = None
-    """By how much it is late at collectives: the median of the operation where it is the latest."""
+    """How late the rank enters collectives: the median of the operation for which it is the
+    latest."""
     slowdown_ratio: float | None = None
-    """How much faster the whole job would be without it: 0.12 for 12 %."""
+    """How much faster the whole job would be without this rank's delay: 0.12 for 12 %."""
     windows: Int = 0
-    """For how many windows in a row."""
+    """In how many windows in a row the rank was slow."""
     confidence: float | None = None
     """0 to 1."""
     failure_class: Name = ""
@@ -50,20 +51,20 @@ class StragglerFound(RoundFact, frozen=True, kw_only=True, tag="straggler_found.
 
 
 class StragglerCleared(RoundFact, frozen=True, kw_only=True, tag="straggler_cleared.v1"):
-    """A slow rank keeps up again, or is gone; straggler sends it once."""
+    """A slow rank keeps up again, or is gone; straggler sends this once."""
 
     node: Name
     """The node."""
     rank: Count
     """The rank."""
     reason: str
-    """The numbers, or that its round ended."""
+    """The numbers, or that the rank's round ended."""
     finding: str
     """The id of the `straggler_found` that is over."""
     lasted_s: float | None = None
-    """For how long it was slow."""
+    """How long the rank was slow."""
     lost_s: float | None = None
-    """Time that the whole job lost by it: the sum over its windows of what each cost."""
+    """The time that the whole job lost because of the rank: the sum over its slow windows."""
 
 
 class StepTimeShifted(RoundFact, frozen=True, kw_only=True, tag="step_time_shifted.v1"):
@@ -77,26 +78,26 @@ class StepTimeShifted(RoundFact, frozen=True, kw_only=True, tag="step_time_shift
     now_s: float
     """The median step now."""
     step: Count
-    """Where it changed."""
+    """The step at which the step time changed."""
     reason: str
     """What changed at the same time, if that is known."""
     section: Name | None = None
-    """The section in which most of the change is."""
+    """The section that contributes most to the change."""
 
 
 class StragglerActed(RoundFact, frozen=True, kw_only=True, tag="straggler_acted.v1"):
-    """What the policy for slow ranks asks for; straggler sends it once for each finding."""
+    """What the policy for slow ranks asks for; straggler sends this once for each finding."""
 
     node: Name
     """The node."""
     rank: Count
     """The slow rank."""
     finding: str
-    """The id of the `straggler_found` that it answers."""
+    """The id of the `straggler_found` that led to the action."""
     action: Name
     """`stop` (the job) or `exclude` (the node)."""
     outcome: Name
-    """`asked` (and others have agreed), `observed` (the mode or the brake forbids more) or
+    """`asked` (the action was requested), `observed` (the mode or the brake allows no more) or
     `refused`."""
     reason: str
-    """The rule and its numbers, and why it was not done if so."""
+    """The rule and its numbers, and why the action was not taken if so."""

@@ -4,9 +4,12 @@ from everstep.messages.base import Reply
 
 
 class Done(Reply, frozen=True, kw_only=True, tag="done.v1"):
-    """It was done, was done already, or was refused. Asking again is harmless."""
+    """The request was carried out, had been carried out before, or was refused.
+
+    Asking again is harmless.
+    """
 
     text: str = ""
-    """What happened and will happen, or why not, for the person who asked."""
+    """What happened and will happen, or why the request was refused, for the person who asked."""
     is_refused: bool = False
-    """Nothing was done: the state of things does not allow it."""
+    """Nothing was done: the present state does not allow it."""

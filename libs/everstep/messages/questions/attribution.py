@@ -14,23 +14,23 @@ class CorrectVerdict(Question, frozen=True, kw_only=True, tag="correct_verdict.v
     cause: Name
     """The cause class that is right, as in `verdict_reached`."""
     reason: str
-    """Why, in their words."""
+    """Why, in the person's words."""
     culprit_ranks: tuple[Int, ...] = ()
-    """The ranks that caused it."""
+    """The ranks that caused the incident."""
     culprit_nodes: tuple[Name, ...] = ()
-    """The nodes that caused it."""
+    """The nodes that caused the incident."""
     origin: Name = ""
     """The interface: `rest` or `cli`."""
 
 
 class ReadEvidence(Question, frozen=True, kw_only=True, tag="read_evidence.v1"):
-    """What do these pieces say together? History asks attribution, on behalf of a person.
+    """What do these pieces show together? History asks attribution, on behalf of a person.
 
-    Asked as `collectives` of flight recorders, as `stacks` of stacks.
+    The verb is `collectives` for flight recorders, and `stacks` for stacks.
     """
 
     evidence: tuple[EvidencePiece, ...]
-    """All of one kind and one incident."""
+    """Pieces of one kind and of one incident."""
     world_size: Count = 0
     """How many ranks the job had; 0 if unknown."""
 
@@ -41,48 +41,48 @@ class Suspicion(Part, frozen=True, kw_only=True):
     rank: Count
     """The rank."""
     reason: str
-    """Why it."""
+    """Why this rank is suspected."""
 
 
 class CollectiveFault(Part, frozen=True, kw_only=True):
-    """One thing that is wrong with collectives, and the ranks that may have caused it."""
+    """One fault of collectives, and the ranks that may have caused it."""
 
     kind: str
     """`never_joined`, `no_dump`, `mismatch`, `not_started`, `half_completed`, `stuck` or
     `cycle`."""
     summary: str
-    """What it is, in a sentence."""
+    """The fault in a sentence."""
     confidence: float
     """0 to 1."""
     suspects: tuple[Suspicion, ...] = ()
-    """The ranks that may have caused it, at most 64."""
+    """The ranks that may have caused the fault, at most 64."""
     waiting: tuple[Count, ...] = ()
-    """The ranks that wait for it, directly or through others."""
+    """The ranks that wait because of the fault, directly or through others."""
 
 
 class OpenCollective(Part, frozen=True, kw_only=True):
-    """A collective of one group that is not over."""
+    """A collective of one group that has not ended on all ranks."""
 
     group: str
     """The process group."""
     sequence: Int
-    """Its number in that group."""
+    """The number of the collective in its group."""
     operation: str
     """`all_reduce of 4 Float` …"""
     where: str = ""
-    """The line of a script that waits there, where a recorder has stacks."""
+    """The line of a script that waits in the collective, where a recorder has stacks."""
     age_s: float | None = None
-    """How long ago the last rank came to it."""
+    """How long ago the last rank reached the collective."""
     never_joined: tuple[Count, ...] = ()
-    """Ranks that have not called it."""
+    """Ranks that have not called the collective."""
     no_dump: tuple[Count, ...] = ()
     """Ranks without a flight recorder."""
     scheduled: tuple[Count, ...] = ()
-    """Ranks that have called it, and whose device has not begun."""
+    """Ranks that have called the collective, but whose device has not begun it."""
     started: tuple[Count, ...] = ()
-    """Ranks that are in it."""
+    """Ranks that are in the collective."""
     completed: tuple[Count, ...] = ()
-    """Ranks that are through."""
+    """Ranks that have finished the collective."""
 
 
 class CollectivesRead(Reply, frozen=True, kw_only=True, tag="collectives_read.v1"):
@@ -91,17 +91,17 @@ class CollectivesRead(Reply, frozen=True, kw_only=True, tag="collectives_read.v1
     verdict: str
     """`culprits`, `inconclusive` or `nothing_pending`."""
     summary: str
-    """All of it in a sentence."""
+    """The result in a sentence."""
     ranks: Count
     """How many ranks the job has, as far as it is known."""
     dumps: Count
     """How many ranks have a recorder."""
     faults: tuple[CollectiveFault, ...] = ()
-    """What is wrong, the surest first."""
+    """The faults, the most certain first."""
     collectives: tuple[OpenCollective, ...] = ()
-    """Those that are not over, the oldest first, at most 64."""
+    """The collectives that have not ended, the oldest first, at most 64."""
     without_dump: tuple[Count, ...] = ()
-    """Ranks that other recorders name, and that have none themselves."""
+    """Ranks that other recorders name, but that have no recorder themselves."""
     notes: tuple[str, ...] = ()
     """What could not be read, and why."""
     is_cut: bool = False
@@ -109,35 +109,36 @@ class CollectivesRead(Reply, frozen=True, kw_only=True, tag="collectives_read.v1
 
 
 class FoldedStack(Part, frozen=True, kw_only=True):
-    """Ranks in which a thread has one and the same stack."""
+    """Ranks in which a thread has the same stack."""
 
     ranks: tuple[Count, ...]
     """The ranks."""
     thread: str
     """The thread's name; `MainThread` for the main one."""
     does: str
-    """What it does there: `waits in a collective (all_reduce)`."""
+    """What the thread does there: `waits in a collective (all_reduce)`."""
     frames: tuple[str, ...]
-    """The innermost one first, at most 64."""
+    """The frames, the innermost first, at most 64."""
 
 
 class StacksRead(Reply, frozen=True, kw_only=True, tag="stacks_read.v1"):
-    """Where the ranks stood, equal stacks folded."""
+    """Where the threads of the ranks stood; equal stacks are folded."""
 
     verdict: str
     """`odd_ranks`, `inconclusive` or `nothing`."""
     summary: str
-    """All of it in a sentence."""
+    """The result in a sentence."""
     confidence: float
     """0 to 1."""
     ranks: Count
     """The number of ranks with a stack."""
     suspects: tuple[Suspicion, ...] = ()
-    """Ranks that stand elsewhere than those that wait, at most 64."""
+    """Ranks that stand elsewhere than the waiting ranks, at most 64."""
     waiting: tuple[Count, ...] = ()
     """Ranks that wait for others."""
     stacks: tuple[FoldedStack, ...] = ()
-    """Of main threads, the largest group first; then those of other threads that are not idle."""
+    """The stacks of main threads, the largest group first; then those of other threads that are not
+    idle."""
     missing: tuple[Count, ...] = ()
     """Ranks without any stack."""
     notes: tuple[str, ...] = ()

@@ -8,24 +8,24 @@ from everstep.messages.orders import Peer
 class LocateCheckpoint(Question, frozen=True, kw_only=True, tag="locate_checkpoint.v1"):
     """What can be restored, and from where? Agents ask before a round's ranks load.
 
-    Without an answer they look at the files and their own memory.
+    Without an answer, agents search the files and their own memory.
     """
 
     round: Count
-    """The round that will load it."""
+    """The round whose ranks will load the checkpoint."""
     world_size: Count
-    """Its ranks."""
+    """The number of ranks in that round."""
     step: Count | None = None
-    """This step only; None for the newest."""
+    """Only this step; None for the newest."""
 
 
 class ReplicaPlace(Part, frozen=True, kw_only=True):
-    """Where the state of one slot can be had from."""
+    """The agents that hold the state of one slot."""
 
     slot: Count
-    """Whose state."""
+    """The slot."""
     holders: tuple[Peer, ...]
-    """Who has it in memory, the nearest first."""
+    """The agents that hold the state in memory, the nearest first."""
 
 
 class CheckpointPlace(Part, frozen=True, kw_only=True):
@@ -34,50 +34,50 @@ class CheckpointPlace(Part, frozen=True, kw_only=True):
     step: Count
     """The step."""
     tier: Name
-    """The nearest tier in which it is complete."""
+    """The nearest tier in which the checkpoint is complete."""
     path: str = ""
-    """Where its manifest is, for the global tier."""
+    """The path or URL of the manifest, for the global tier."""
     saved_at: Time | None = None
-    """When it was committed."""
+    """When the checkpoint was committed."""
     size_bytes: Count = 0
-    """Of all shards."""
+    """The size of all shards."""
     world_size: Count | None = None
-    """Ranks in the round that saved it."""
+    """The number of ranks in the round that saved the state."""
     replicas: tuple[ReplicaPlace, ...] = ()
-    """For a tier in memory: where each slot's part is."""
+    """For a tier in memory: the holders of each slot's part."""
     survivable_losses: Int | None = None
-    """How many nodes may be lost before it is."""
+    """How many nodes may be lost before the checkpoint is."""
     is_verified: bool = False
-    """It was read back and compared."""
+    """The checkpoint was read again and compared with its hashes."""
     is_pinned: bool = False
-    """Retention may not have it."""
+    """Retention must not delete the checkpoint."""
     is_quarantined: bool = False
-    """It must not be restored."""
+    """The checkpoint must not be restored."""
     is_missing: bool = False
-    """Its files are gone, and no fact reported that they were removed."""
+    """The files are gone, and no fact reported that they were removed."""
     verified_at: Time | None = None
-    """When it was last read back, if ever."""
+    """When the checkpoint was last verified, if ever."""
     round: Count | None = None
-    """The round that saved it."""
+    """The round that saved the state."""
     shards: Count = 0
-    """How many files or objects hold it."""
+    """The number of files or objects of the checkpoint."""
     has_data_position: bool = False
-    """It says where the data and the random numbers go on."""
+    """The checkpoint has the position in the data, and the state of the random numbers."""
     note: str = ""
-    """What else people should know: why it is quarantined, who has pinned it."""
+    """Further remarks for people: why the checkpoint is quarantined, who has pinned it."""
     manifest_hash: str = ""
     """The xxh3-128 of the manifest that is there, for the global tier."""
     committed_hash: str = ""
-    """That of the manifest that was committed; empty when no fact has named it."""
+    """The xxh3-128 of the committed manifest; empty when no fact has named it."""
 
 
 class CheckpointsLocated(Reply, frozen=True, kw_only=True, tag="checkpoints_located.v1"):
-    """What can be restored; the files are the truth, this is the index."""
+    """What can be restored, by the catalog's index; the files themselves decide."""
 
     places: tuple[CheckpointPlace, ...]
-    """The newest first; empty when the catalog knows of none."""
+    """The checkpoints, the newest first; empty when the catalog knows of none."""
     rejected: tuple[RejectedStep, ...] = ()
-    """Newer ones that cannot be used."""
+    """Newer checkpoints that cannot be used."""
 
 
 class ListCheckpoints(Question, frozen=True, kw_only=True, tag="list_checkpoints.v1"):
@@ -87,13 +87,13 @@ class ListCheckpoints(Question, frozen=True, kw_only=True, tag="list_checkpoints
     """
 
     most: Int = 100
-    """At most this number of the newest."""
+    """At most this number of checkpoints, the newest."""
     tier: Name = ""
-    """Only those in this tier; empty for all."""
+    """Only checkpoints in this tier; empty for all tiers."""
 
 
 class ChangeCheckpoint(Question, frozen=True, kw_only=True, tag="change_checkpoint.v1"):
-    """Do something with a checkpoint. An operator asks the catalog."""
+    """Change or verify a checkpoint. An operator asks the catalog."""
 
     step: Count
     """The step."""
@@ -104,28 +104,28 @@ class ChangeCheckpoint(Question, frozen=True, kw_only=True, tag="change_checkpoi
     reason: str
     """Why."""
     tier: Name = "global"
-    """Where."""
+    """The tier."""
     origin: Name = ""
     """The interface: `rest` or `cli`."""
 
 
 class ScanCheckpoints(Question, frozen=True, kw_only=True, tag="scan_checkpoints.v1"):
-    """Compare the index with the files, wherever the catalog sees them. An operator asks it."""
+    """Compare the index with the files that the catalog sees. An operator asks the catalog."""
 
     by: Name
     """The person, as authenticated."""
     reason: str
     """Why."""
     root: str = ""
-    """A folder or URL that may not be known yet; empty for all that are."""
+    """A folder or URL that the catalog may not know yet; empty for all that it knows."""
     origin: Name = ""
     """The interface: `rest` or `cli`."""
 
 
 class CollectCheckpoints(Question, frozen=True, kw_only=True, tag="collect_checkpoints.v1"):
-    """Delete what retention does not keep, or say what that would be. An operator asks the catalog.
+    """Delete what retention does not keep, or list it. An operator asks the catalog.
 
-    The last good checkpoint and those that are pinned or quarantined stay, whatever is asked.
+    The last good checkpoint and those that are pinned or quarantined always stay.
     """
 
     by: Name
@@ -133,7 +133,7 @@ class CollectCheckpoints(Question, frozen=True, kw_only=True, tag="collect_check
     reason: str
     """Why."""
     keep_last: Int | None = None
-    """How many of the newest to keep; None for the catalog's own setting."""
+    """How many of the newest checkpoints to keep; None for the catalog's own setting."""
     keep_every_steps: Int | None = None
     """Keep each step that is a multiple of this; None for the catalog's own setting."""
     is_dry_run: bool = True
@@ -143,24 +143,24 @@ class CollectCheckpoints(Question, frozen=True, kw_only=True, tag="collect_check
 
 
 class JudgedCheckpoint(Part, frozen=True, kw_only=True):
-    """What retention says of a checkpoint."""
+    """The decision of retention about a checkpoint."""
 
     step: Count
     """The step."""
     is_kept: bool
-    """It stays."""
+    """The checkpoint stays."""
     reason: str
-    """The rule."""
+    """The rule that decided."""
     path: str = ""
-    """Where it is."""
+    """The path or URL of the manifest."""
     size_bytes: Count = 0
-    """Of all shards."""
+    """The size of all shards."""
 
 
 class CheckpointsCollected(Reply, frozen=True, kw_only=True, tag="checkpoints_collected.v1"):
-    """What retention keeps and what it does not."""
+    """The checkpoints that retention keeps, and those that it does not."""
 
     judged: tuple[JudgedCheckpoint, ...]
-    """The newest first."""
+    """The checkpoints, the newest first."""
     text: str
     """What happens now."""

@@ -8,7 +8,7 @@ from everstep.messages.facts.health import CheckResult, SectionLimit
 
 
 class ShowLimits(Question, frozen=True, kw_only=True, tag="show_limits.v1"):
-    """Which limits apply? Anyone asks health. The answer is a `LimitsDocument`."""
+    """Which limits hold? Anyone asks health. The answer is a `LimitsDocument`."""
 
 
 LEAST_LIMIT_S = 0.1
@@ -19,7 +19,7 @@ class SetLimit(Question, frozen=True, kw_only=True, tag="set_limit.v1"):
     """Use this limit from now on. An operator asks health."""
 
     limit: SectionLimit
-    """The limit; one of 0 s makes it learned again."""
+    """The limit; with 0 s, health learns the limit again."""
     by: Name
     """The person, as authenticated."""
     reason: str
@@ -29,7 +29,7 @@ class SetLimit(Question, frozen=True, kw_only=True, tag="set_limit.v1"):
 
 
 class NodeStanding(Part, frozen=True, kw_only=True):
-    """What health thinks of a node."""
+    """How health judges a node."""
 
     node: Name
     """The node."""
@@ -40,29 +40,29 @@ class NodeStanding(Part, frozen=True, kw_only=True):
     strikes: Int = 0
     """Strikes in the window, over all jobs."""
     silence_s: float | None = None
-    """Since its last sign of life."""
+    """The time since the node's last sign of life."""
     failing: tuple[CheckResult, ...] = ()
-    """What its last checks found that is not `ok`."""
+    """The results of the node's last checks that are not `ok`."""
     exclusion: Exclusion | None = None
-    """Its exclusion, if it is excluded."""
+    """The node's exclusion, if the node is excluded."""
 
 
 class ShowNodes(Question, frozen=True, kw_only=True, tag="show_nodes.v1"):
-    """What do you think of these nodes? Rendezvous asks health before a round; people, too."""
+    """How do you judge these nodes? Rendezvous asks health before a round; people ask, too."""
 
     nodes: tuple[Name, ...] = ()
-    """Which; empty for all of the job's, or for all that are known."""
+    """The nodes; empty for all nodes of the job, or for all that are known."""
 
 
 class NodeStandings(Reply, frozen=True, kw_only=True, tag="node_standings.v1"):
-    """What health thinks of nodes; those that it has never heard of are `unknown`."""
+    """How health judges nodes; nodes that it has never heard of are `unknown`."""
 
     nodes: tuple[NodeStanding, ...]
-    """Each that was asked for, the worst first."""
+    """Each node that was asked for, the worst first."""
 
 
 class ExcludeNode(Question, frozen=True, kw_only=True, tag="exclude_node.v1"):
-    """Let this node join nothing. An operator asks health; attribution may advise it."""
+    """Let this node join no job. An operator asks health; attribution may advise it."""
 
     node: Name
     """The node."""
@@ -71,7 +71,8 @@ class ExcludeNode(Question, frozen=True, kw_only=True, tag="exclude_node.v1"):
     reason: str
     """Why."""
     ttl_s: float | None = None
-    """How long; None for the configured time, 0 until somebody includes it again."""
+    """How long the exclusion lasts; None for the configured time, 0 until somebody includes the
+    node again."""
     origin: Name = ""
     """The interface: `rest` or `cli`."""
 
@@ -93,8 +94,8 @@ class SetControl(Question, frozen=True, kw_only=True, tag="set_control.v1"):
     """Change switches at run time, or pull the brake. An operator asks health."""
 
     changes: Mapping[str, str]
-    """By dotted name: `{"brake": "on", "modes.exclude": "enforce"}`; an empty value goes back to
-    the default. `{"breaker": "closed"}` lets health exclude nodes again."""
+    """New values by dotted name: `{"brake": "on", "modes.exclude": "enforce"}`; an empty value
+    restores the default. `{"breaker": "closed"}` lets health exclude nodes again."""
     by: Name
     """The person, as authenticated."""
     reason: str

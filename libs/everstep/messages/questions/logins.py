@@ -4,10 +4,10 @@ from everstep.messages.base import Question, Reply
 
 
 class RenewLogin(Question, frozen=True, kw_only=True, tag="renew_login.v1"):
-    """Extend this login. Its holder asks logins, days before the login expires."""
+    """Extend this login. The login's owner asks logins, days before the login expires."""
 
     token: str
-    """The token (JWT) of the login as it is; without its seed it is not secret."""
+    """The present token (JWT) of the login; without the login's seed it is not secret."""
 
 
 class LoginRenewed(Reply, frozen=True, kw_only=True, tag="login_renewed.v1"):

@@ -7,20 +7,21 @@ from everstep.messages.orders import AwaitRound, StandBy, StartRanks, StopRanks
 
 
 class Join(Question, frozen=True, kw_only=True, tag="join.v1"):
-    """May I take part? An agent asks at its start, after each round, and until it may."""
+    """May my node take part? An agent asks at its start, after each round, and until it may."""
 
     node: Name
     """The node."""
     instance: Name
-    """The agent's own id, another after each start: tells a second node with the same name."""
+    """The agent's own id, another one after each start, which tells two nodes with the same name
+    apart."""
     spec: JobSpec
-    """What it believes the job to be."""
+    """The job's specification, as the agent has it."""
     allocation: Name
-    """Its allocation."""
+    """The allocation of the agent."""
     address: Name
-    """Where other nodes reach it."""
+    """The host name or IP address at which other nodes reach the node."""
     ranks: Count
-    """How many processes it can run."""
+    """How many ranks the node can run."""
     scheduler: Name = "none"
     """As in `allocation_started`."""
     scheduler_job: Name = ""
@@ -28,47 +29,47 @@ class Join(Question, frozen=True, kw_only=True, tag="join.v1"):
     attempt: Count = 0
     """As in `allocation_started`."""
     infra_rank: Int | None = None
-    """Its place by the scheduler or by explicit wish."""
+    """The node's place by the scheduler or by an option."""
     failure_domain: Name = ""
-    """What fails together with it."""
+    """As in `node_joined`."""
     topology: tuple[str, ...] = ()
-    """This node's place in the network, outermost first."""
+    """The node's place in the network, outermost first."""
     group: Name = ""
-    """The nodes that are replaced together with it, in a job with replacement groups."""
+    """The node's replacement group: its nodes are replaced together."""
     last_round: Int | None = None
-    """The last round that it took part in."""
+    """The last round in which the node took part."""
     last_slot: Int | None = None
-    """The slot that it held there."""
+    """The slot that the node held in that round."""
     last_step: Count | None = None
-    """The last step that its ranks finished."""
+    """The last step that the node's ranks finished."""
     memory_steps: tuple[Int, ...] = ()
-    """The steps of its slot that it still holds in memory."""
+    """The steps of that slot whose state the node still holds in memory."""
     checks: tuple[CheckResult, ...] = ()
-    """What its checks found that is not `ok`."""
+    """The results of the node's checks that are not `ok`."""
     warm: bool = False
-    """It holds a process that has imported the script's modules already."""
+    """The node has a process that has already imported the script's modules."""
     replica_port: Int | None = None
-    """Where its replica server listens."""
+    """The port of the node's replica server."""
     known_round: Int = 0
-    """The newest round that it has heard of: it refuses orders of any before."""
+    """The newest round that the agent has heard of: it refuses orders of older rounds."""
     running: StartRanks | None = None
-    """What it was ordered to run, and still runs, when it was cut off and is back: from this a lost
-    document is made again. None says that it runs none: those of `last_round` are gone."""
+    """The order whose ranks the agent still runs after it was cut off: from it, rendezvous can make
+    a lost document again. None says that no ranks run: those of `last_round` are gone."""
     running_state: str = ""
-    """Of those ranks: `finished`, when all have exited with 0, `stopped`, when they did after
-    the agent asked them to, `failed`, when one has not; empty while they run or start."""
+    """The state of those ranks: `finished` (all have exited with 0), `stopped` (the same, after the
+    agent asked them to stop) or `failed` (a rank has not); empty while they run or start."""
     master_port: Int | None = None
-    """A port that it keeps free, for ranks to meet at should it get slot 0."""
+    """A port that the node keeps free, at which ranks can meet if the node gets slot 0."""
     evidence_s: float = 0.0
-    """How long it collected evidence at the end of `last_round`."""
+    """How long the agent collected evidence at the end of `last_round`."""
     stop_s: float = 0.0
-    """How long it then took until the last process of that round was gone."""
+    """How long the agent then needed until the last process of that round was gone."""
     device: Name = ""
-    """What its ranks run on."""
+    """The device of the node's ranks."""
     version: Name = ""
-    """Its release."""
+    """The agent's release."""
     nvlink_domain: Name = ""
-    """The NVLink domain of its GPUs, named by their ClusterUUID; empty for none."""
+    """The NVLink domain of the node's GPUs, named by their ClusterUUID; empty for none."""
 
     @property
     def running_round(self) -> int | None:
@@ -77,55 +78,56 @@ class Join(Question, frozen=True, kw_only=True, tag="join.v1"):
 
 
 class Joined(Reply, frozen=True, kw_only=True, tag="joined.v1"):
-    """Whether an agent may take part. Its order follows when a round forms."""
+    """Whether a node may take part. An order follows when a round forms."""
 
     round: Count
     """The newest round of the job: older orders must be refused from now on."""
     is_accepted: bool
-    """It may."""
+    """The node may take part."""
     reason: str
-    """Why not, or what is being waited for."""
+    """Why the node may not take part, or what rendezvous is waiting for."""
     cause: Name = ""
     """As in `node_refused`."""
     standing: str = "waiting"
-    """`waiting` (for a round to form), `member`, `spare`, `refused`, or `leaving` (its node is
-    replaced: it must exit)."""
+    """`waiting` (for a round to form), `member`, `spare`, `refused`, or `leaving` (the node is
+    replaced, and its agent must exit)."""
     slot: Count | None = None
-    """Its slot, for a member of the round that runs."""
+    """The node's slot, for a member of the round that runs."""
     retry_after_s: float | None = None
-    """Ask again after this time; None: only when something changes."""
+    """The agent should ask again after this time; None: only when something changes."""
     exit_code: Int | None = None
-    """Exit with this: the job is over, or the node will never be welcome."""
+    """The agent must exit with this code: the job is over, or the node will never be accepted."""
     order: StartRanks | StopRanks | StandBy | AwaitRound | None = None
-    """What it was ordered and may not have heard: a lost order is late, never missed."""
+    """The newest order to the node, in case it was lost: so an order can be late, but is never
+    missed."""
 
 
 class Leave(Question, frozen=True, kw_only=True, tag="leave.v1"):
-    """I go. An agent asks before it exits. The answer is `Done`."""
+    """My node leaves. An agent asks before it exits. The answer is `Done`."""
 
     node: Name
     """The node."""
     instance: Name
     """The agent's own id."""
     round: Count
-    """The newest round that it knows."""
+    """The newest round that the agent knows."""
     cause: Name
     """As in `node_left`."""
     reason: str
     """Why."""
     exit_code: Int | None = None
-    """What it will exit with."""
+    """The exit code of the agent."""
 
 
 class Report(Question, frozen=True, kw_only=True, tag="report.v1"):
-    """Something happened in my part of the round. An agent asks what it means for the round."""
+    """Something happened on my node. An agent asks what it means for the round."""
 
     node: Name
     """The node."""
     slot: Count
-    """Its slot; 0 for the `check_compared` of a spare."""
+    """The node's slot; 0 for the `check_compared` of a spare."""
     round: Count
-    """The round that it happened in."""
+    """The round in which it happened."""
     event: str
     """`started` (all ranks run), `rank_exited`, `rank_stalled`, `rank_recovered`,
     `start_failed`, `check_failed` (a probe whose policy ends the round), `check_recovered`,
@@ -134,69 +136,71 @@ class Report(Question, frozen=True, kw_only=True, tag="report.v1"):
     `first_step`, `excused` (the answer to `name_excuse`) or `reached` (the answer to
     `save_checkpoint` without a step)."""
     reason: str
-    """What happened, past which limit."""
+    """What happened, and which limit was passed."""
     fact: str | None = None
-    """The id of the fact that says more."""
+    """The id of the fact with the details."""
     rank: Count | None = None
-    """The rank that it is about; for `excused` the one that has stalled."""
+    """The rank that the report is about; for `excused` the rank that has stalled."""
     step: Count | None = None
-    """The last step that the node's ranks finished; for `reached` None if the SDK counts none."""
+    """The last step that the node's ranks finished; for `reached` None if the SDK counts no
+    steps."""
     fingerprint: str = ""
-    """Of the failure, where the agent can tell."""
+    """The fingerprint of the failure, where the agent knows it."""
     exit_code: Int | None = None
-    """The rank's, where there is one."""
+    """The exit code of the rank, where there is one."""
     age_s: float = 0.0
-    """How long ago it happened, when the agent could not report it earlier."""
+    """How long ago the event was, when the agent could not report it earlier."""
     last_progress_age_s: float | None = None
-    """How long ago the node's ranks last moved."""
+    """How long ago the node's ranks last made progress."""
     grace_s: float | None = None
-    """For `preempted`: how much time there is."""
+    """For `preempted`: how much time is left."""
     waited_s: float | None = None
-    """For `rank_stalled`: since its last progress."""
+    """For `rank_stalled`: the time since the rank's last progress."""
     entered: Int | None = None
-    """For `rank_stalled`, where the rank is in no collective: the last that it has entered of the
-    group of all ranks; None if nobody knows."""
+    """For `rank_stalled`, where the rank is in no collective: the number of the last collective of
+    all ranks that it has entered; None if that is not known."""
     excuse_s: float | None = None
-    """For `excused`: how long the rank that it may wait for may go on before it has stalled."""
+    """For `excused`: how much longer the rank that may be the reason can go on before it has
+    stalled itself."""
     step_s: float | None = None
-    """For `reached`: how long its steps take."""
+    """For `reached`: the duration of a step."""
     instance: Name = ""
-    """The agent's own id, as in `join`: another agent's report about its slot is refused."""
+    """The agent's own id, as in `join`: a report by another agent about the slot is refused."""
     warm_ranks: Int = 0
-    """For `started`: how many of its ranks were forked from a warm process."""
+    """For `started`: how many ranks were forked from a warm process."""
     restore_s: float = 0.0
-    """For `first_step`: how long its ranks took to have their state back."""
+    """For `first_step`: how long the ranks took to restore their state."""
     is_of_code: bool = False
     """For `rank_exited`: the kind of the exception says that the program is wrong."""
     check: Name = ""
     """For `check_failed`, `check_recovered` and `check_compared`: the check."""
     check_state: Name = ""
-    """For `check_compared`: its state, as in `check_result`."""
+    """For `check_compared`: the state of the check, as in `check_result`."""
     policy: Name = ""
     """For `check_failed`: `end_round` or `exclude`."""
 
 
 class Reported(Reply, frozen=True, kw_only=True, tag="reported.v1"):
-    """What a report meant."""
+    """The meaning of a report for the round."""
 
     round: Count
     """The newest round."""
     is_current: bool
-    """It was about that round; otherwise it changed nothing."""
+    """The report was about the newest round; otherwise it changed nothing."""
     incident: Name | None = None
-    """The incident that it opened or joined."""
+    """The incident that the report opened or joined."""
     phase: Name = ""
     """The round's phase from now on."""
 
 
 class ShowRound(Question, frozen=True, kw_only=True, tag="show_round.v1"):
-    """How does the job stand? Anyone asks. The answer is a `RoundDocument`."""
+    """What is the state of the job? Anyone asks. The answer is a `RoundDocument`."""
 
 
 class StopJob(Question, frozen=True, kw_only=True, tag="stop_job.v1"):
-    """End the job. An operator asks, or an agent whose script does.
+    """End the job. An operator asks, or an agent whose script wants it.
 
-    The answer is `Done` when it is decided, not when all has stopped.
+    The answer `Done` means that the end is decided, not that all has stopped.
     """
 
     by: Name
@@ -217,9 +221,9 @@ class RestartJob(Question, frozen=True, kw_only=True, tag="restart_job.v1"):
     reason: str
     """Why."""
     round: Count
-    """The round that they mean: another one is not touched."""
+    """The round that they want to end: rendezvous touches no other round."""
     without_nodes: tuple[Name, ...] = ()
-    """Nodes that are not to have a slot."""
+    """Nodes that must not have a slot in the next round."""
     save_first: bool = False
     """Save at the next step boundary before stopping."""
     origin: Name = ""
@@ -238,9 +242,9 @@ class RequestSave(Question, frozen=True, kw_only=True, tag="request_save.v1"):
 
 
 class DrainNode(Question, frozen=True, kw_only=True, tag="drain_node.v1"):
-    """Let a node go without harm: replace it after a save.
+    """Let a node leave without loss: replace it after a save.
 
-    An operator or health asks, or its agent when its script does.
+    An operator or health asks, or the node's agent when its script wants it.
     """
 
     node: Name
@@ -250,31 +254,31 @@ class DrainNode(Question, frozen=True, kw_only=True, tag="drain_node.v1"):
     reason: str
     """Why."""
     within_s: float | None = None
-    """After this long it goes without a save."""
+    """After this time the node leaves without a save."""
     origin: Name = ""
     """The interface: `rest`, `cli` or `script`."""
 
 
 class RequestEvidence(Question, frozen=True, kw_only=True, tag="request_evidence.v1"):
-    """Have agents collect evidence of ranks that go on. It comes as facts.
+    """Let agents collect evidence of ranks that keep running. Evidence comes as facts.
 
-    Attribution asks about an incident; an operator for a capture of a round that is well.
+    Attribution asks about an incident; an operator asks for a capture of a healthy round.
     """
 
     incident: Name
-    """The incident that it belongs to, or `capture-` and the id of the capture."""
+    """The incident that the evidence belongs to, or `capture-` and the id of the capture."""
     evidence: tuple[str, ...]
-    """Which, as in `evidence_collected`."""
+    """The kinds of evidence, as in `evidence_collected`."""
     within_s: float
-    """What is not there by then is reported as missing."""
+    """How long to collect; the rest is reported as missing."""
     nodes: tuple[Name, ...] = ()
-    """From these; empty for all."""
+    """Only from these nodes; empty for all."""
     ranks: tuple[Int, ...] = ()
-    """From these global ranks; empty for all of the nodes'."""
+    """Only from these global ranks; empty for all ranks of the nodes."""
     reason: str = ""
     """Why."""
     round: Count = 0
-    """The round that it is about; 0 for whichever runs."""
+    """The round; 0 for the round that runs."""
     by: Name = "attribution"
     """The person, as authenticated, or the service."""
     origin: Name = ""
@@ -282,10 +286,10 @@ class RequestEvidence(Question, frozen=True, kw_only=True, tag="request_evidence
 
 
 class RequestChecks(Question, frozen=True, kw_only=True, tag="request_checks.v1"):
-    """Have nodes examined. Health or an operator asks rendezvous; results come as facts."""
+    """Let nodes be examined. Health or an operator asks rendezvous; results come as facts."""
 
     nodes: tuple[Name, ...]
-    """Which."""
+    """The nodes."""
     by: Name
     """The person or service."""
     reason: str
@@ -297,31 +301,31 @@ class RequestChecks(Question, frozen=True, kw_only=True, tag="request_checks.v1"
 
 
 class RequestMeasurement(Question, frozen=True, kw_only=True, tag="request_measurement.v1"):
-    """Have nodes measure the network with each other. An operator asks rendezvous.
+    """Let nodes measure the network between them. An operator asks rendezvous.
 
-    Figures come as facts, a `network_measured` for each node.
+    The figures come as facts, a `network_measured` for each node.
     """
 
     test: str
-    """The id that the test is to have, made by the caller."""
+    """The id of the test, made by the caller."""
     by: Name
     """The person, as authenticated."""
     reason: str
     """Why."""
     nodes: tuple[Name, ...] = ()
-    """Which; empty for all that are here."""
+    """The nodes; empty for all nodes of the job."""
     partners: Int = 8
-    """With how many others each of them measures, at most."""
+    """The largest number of other nodes with which each node measures."""
     is_beside_training: bool = False
-    """Also on nodes whose ranks run, which slows them."""
+    """Also measure on nodes whose ranks run, which slows the ranks."""
     origin: Name = ""
     """The interface: `rest` or `cli`."""
 
 
 class RequestRelease(Question, frozen=True, kw_only=True, tag="request_release.v1"):
-    """Have quarantined states in the memory of nodes released. The catalog asks rendezvous.
+    """Let quarantined states in the memory of nodes be restored again. The catalog asks rendezvous.
 
-    It is on record there who wants it; what was released comes as facts, from each node.
+    The catalog records the person who wants it; each node reports what was released as a fact.
     """
 
     step: Count
@@ -333,17 +337,17 @@ class RequestRelease(Question, frozen=True, kw_only=True, tag="request_release.v
 
 
 class RequestCopy(Question, frozen=True, kw_only=True, tag="request_copy.v1"):
-    """Have one node send a slot's state to another. The catalog asks rendezvous, to repair."""
+    """Let a node send a slot's state to another node. The catalog asks rendezvous, to repair."""
 
     round: Count
-    """The round that it is about."""
+    """The round."""
     owner_slot: Count
     """The slot whose state it is."""
     step: Count
     """The step."""
     holder: Name
-    """The node that has it."""
+    """The node that sends the state."""
     to: str
-    """The node that receives it."""
+    """The node that receives the state."""
     reason: str
     """Why."""

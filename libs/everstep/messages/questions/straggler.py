@@ -5,49 +5,49 @@ from everstep.messages.facts.stragglers import Score
 
 
 class RankScores(Part, frozen=True, kw_only=True):
-    """How one rank compares."""
+    """How one rank compares with the others."""
 
     rank: Count
     """The rank."""
     node: Name
-    """Its node."""
+    """The node of the rank."""
     role: str = ""
-    """Its role group."""
+    """The role group of the rank."""
     scores: tuple[Score, ...] = ()
-    """Each signal."""
+    """The score of each signal."""
     is_straggler: bool = False
-    """It is one by the rules in force."""
+    """The rank is a straggler by the rules that hold."""
     own_s: float | None = None
-    """Its own time in a step."""
+    """The rank's own time in a step."""
     slower_ratio: float | None = None
-    """How much longer that is than the median of its role group: 0.1 for 10 %."""
+    """How much longer this own time is than the median of the role group: 0.1 for 10 %."""
     lateness_s: float | None = None
-    """By how much it enters collectives later than the median of the others: the median of the
-    operation where it is the latest."""
+    """How much later than the median of the others the rank enters collectives: the median of the
+    operation for which it is the latest."""
     waited_s: float | None = None
-    """How long it waits for others in a step."""
+    """How long the rank waits for others in a step."""
 
 
 class GroupScores(Part, frozen=True, kw_only=True):
-    """Who waits for whom in one process group."""
+    """Which rank of a process group the others wait for."""
 
     group: str
     """The process group."""
     ranks: Count
-    """How many of its ranks were compared."""
+    """How many ranks of the group were compared."""
     last_rank: Count | None = None
-    """The rank that was the last to enter most often."""
+    """The rank that most often entered last."""
     last_ratio: float = 0.0
-    """In this share of its collectives."""
+    """The share of the group's collectives which that rank entered last."""
     waited_s: float = 0.0
-    """What the others wait for the last one in a step, in the median."""
+    """How long the others wait for the last rank in a step, median."""
 
 
 class ShowScores(Question, frozen=True, kw_only=True, tag="show_scores.v1"):
     """How do the ranks compare? Anyone asks straggler."""
 
     most: Int = 100
-    """How many of the slowest ranks."""
+    """The number of ranks to show, the slowest first."""
     role: str = ""
     """Only this role group; empty for all."""
 
@@ -58,9 +58,9 @@ class RankScoreTable(Reply, frozen=True, kw_only=True, tag="rank_score_table.v1"
     round: Count
     """The round."""
     window: Int
-    """The last step of the window; 0 while none was compared."""
+    """The last step of the window; 0 while no window was compared."""
     ranks: tuple[RankScores, ...]
-    """The slowest first."""
+    """The ranks, the slowest first."""
     ranks_seen: Int = 0
     """How many ranks were compared."""
     slowdown_ratio: float | None = None
@@ -70,26 +70,26 @@ class RankScoreTable(Reply, frozen=True, kw_only=True, tag="rank_score_table.v1"
     step_s: float | None = None
     """How long a step takes."""
     clock_error_s: float | None = None
-    """Clocks of nodes are aligned to within this."""
+    """The largest error of the alignment between the nodes' clocks."""
     window_steps: Int = 0
-    """Steps of a window."""
+    """The number of steps of a window."""
     is_on: bool = True
     """Timings are switched on."""
     ranks_missing: Int = 0
     """Ranks of the round that sent nothing in the window."""
     said: str = ""
-    """Why nothing, or not everything, is known."""
+    """Why nothing is known, or less than usual."""
     is_by_time: bool = False
-    """Nobody counts steps: a step is a second since 1970."""
+    """No SDK counts steps: a step is a second since 1970."""
 
 
 class ShowTimings(Question, frozen=True, kw_only=True, tag="show_timings.v1"):
-    """Where did the time go, rank by rank and window by window? Anyone asks straggler."""
+    """Where did the time go, by rank and window? Anyone asks straggler."""
 
     measure: Name = "own"
     """`own`, `ratio`, `waited`, `step`, `cpu`, `runnable`, `round_trip`, or `section`."""
     section: str = ""
-    """Which section, if `section`."""
+    """The section, if the measure is `section`."""
     first_rank: Int = 0
     """The first rank to show."""
     most_ranks: Int = 512
@@ -99,44 +99,44 @@ class ShowTimings(Question, frozen=True, kw_only=True, tag="show_timings.v1"):
 
 
 class TimingRow(Part, frozen=True, kw_only=True, array_like=True):
-    """One rank of such a table."""
+    """One rank of a timing table."""
 
     rank: Count
     """The rank."""
     node: Name
-    """Its node."""
+    """The node of the rank."""
     role: str
-    """Its role group."""
+    """The role group of the rank."""
     values: tuple[float | None, ...]
-    """One for each window, the oldest first; None where nothing is known."""
+    """A value for each window, the oldest first; None where it is not known."""
 
 
 class TimingTable(Reply, frozen=True, kw_only=True, tag="timing_table.v1"):
-    """Ranks by windows: a gap is a gap."""
+    """Ranks by windows, with gaps where nothing is known."""
 
     round: Count
     """The round."""
     measure: Name
-    """What the values are."""
+    """The measure of the values."""
     windows: tuple[tuple[Int, Int], ...]
     """The first and the last step of each window, the oldest first."""
     rows: tuple[TimingRow, ...]
-    """By rank."""
+    """The ranks, by number."""
     next_rank: Int | None = None
     """The first rank that did not fit, if any."""
     sections: tuple[str, ...] = ()
-    """The sections that can be asked for."""
+    """The sections that a question may name."""
     is_by_time: bool = False
-    """Nobody counts steps: a step is a second since 1970."""
+    """No SDK counts steps: a step is a second since 1970."""
 
 
 class ShowHeatMap(Question, frozen=True, kw_only=True, tag="show_heat_map.v1"):
-    """The same as a picture of many ranks? Anyone asks straggler."""
+    """Where did the time go, as a picture of many ranks? Anyone asks straggler."""
 
     measure: Name = "own"
     """`own`, `ratio`, `waited`, `step`, `cpu`, `runnable`, `round_trip`, or `section`."""
     section: str = ""
-    """Which section, if `section`."""
+    """The section, if the measure is `section`."""
     first_rank: Int = 0
     """The first rank to show."""
     most_windows: Int = 100
@@ -153,16 +153,16 @@ class NodeRun(Part, frozen=True, kw_only=True, array_like=True):
 
 
 class HeatMapPart(Reply, frozen=True, kw_only=True, tag="heat_map_part.v1"):
-    """Ranks by windows, two bytes a cell: as many ranks as fit into a message."""
+    """Ranks by windows, two bytes a cell; with as many ranks as fit into a message."""
 
     round: Count
     """The round."""
     measure: Name
-    """What the values are."""
+    """The measure of the values."""
     windows: tuple[tuple[Int, Int], ...]
     """The first and the last step of each window, the oldest first."""
     first_rank: Int
-    """The first rank that is shown; the others follow without a gap."""
+    """The first rank of this part; the others follow without a gap."""
     nodes: tuple[NodeRun, ...]
     """The nodes of the ranks, in this order."""
     low: float
@@ -170,43 +170,45 @@ class HeatMapPart(Reply, frozen=True, kw_only=True, tag="heat_map_part.v1"):
     high: float
     """The value of a cell of 65 535."""
     cells: str
-    """A cell for each rank and window, rank by rank: two bytes, little-endian, in base64. 0 is
+    """A cell for each rank and window, rank by rank: two bytes, little-endian, in base64. 0 means
     not known."""
     next_rank: Int | None = None
     """The first rank that did not fit, if any."""
     sections: tuple[str, ...] = ()
-    """The sections that can be asked for."""
+    """The sections that a question may name."""
     is_by_time: bool = False
-    """Nobody counts steps: a step is a second since 1970."""
+    """No SDK counts steps: a step is a second since 1970."""
 
 
 class ShowSwitches(Question, frozen=True, kw_only=True, tag="show_switches.v1"):
     """Which switches hold for slow ranks? Anyone asks straggler.
 
-    About a job, or about all that have none of their own: `everstep.subjects.CLUSTER`.
+    The job is one job, or `everstep.subjects.CLUSTER` for all jobs without switches of their
+    own.
     """
 
 
 class SwitchInForce(Part, frozen=True, kw_only=True):
-    """What holds of one switch."""
+    """The value of one switch."""
 
     name: Name
-    """Its dotted name: `straggler.window_s`."""
+    """The dotted name: `straggler.window_s`."""
     value: str
-    """As an operator would write it."""
+    """The value, as an operator would write it."""
     source: str
-    """Where it is from: `default`, `settings`, `control`, `control of the job`, or `brake`."""
+    """Where the value comes from: `default`, `settings`, `control`, `control of the job`, or
+    `brake`."""
 
 
 class SwitchTable(Reply, frozen=True, kw_only=True, tag="switch_table.v1"):
     """All switches of slow ranks."""
 
     switches: tuple[SwitchInForce, ...]
-    """By name."""
+    """The switches, by name."""
 
 
 class ReadClock(Question, frozen=True, kw_only=True, tag="read_clock.v1"):
-    """What time is it? Agents ask straggler, to learn how far their clock is ahead."""
+    """What time is it? Agents ask straggler, to learn how far their own clock is ahead."""
 
 
 class ClockReading(Reply, frozen=True, kw_only=True, tag="clock_reading.v1"):

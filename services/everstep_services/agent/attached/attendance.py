@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from everstep.incident_causes import IncidentCause
+from everstep.incident_outcomes import IncidentOutcome
 from everstep.messages import Ledger
 from everstep_services.agent.core.exit import RankExit, exit_sentence
 
-IncidentOutcome = Literal["recovered", "failed"]
 JobEnd = Literal["done", "failed", "unknown"]
 
 _ORDERED = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from everstep.node_presence import NodePresence
 from everstep.observe.redaction import redact
 from everstep_services.cli.api.client import job_path
 from everstep_services.cli.errors import CliError, Exit
@@ -229,9 +230,7 @@ class Tools:
     def list_nodes(
         self,
         job: p.AnyJob = None,
-        state: Annotated[
-            Literal["joined", "left", "lost"] | None, Field(description="As last heard.")
-        ] = None,
+        state: Annotated[NodePresence | None, Field(description="As last heard.")] = None,
         excluded: Annotated[bool | None, Field(description="Excluded now, or not.")] = None,
         suspect: Annotated[bool | None, Field(description="With evidence, or none.")] = None,
         limit: p.Limit = _PAGE,

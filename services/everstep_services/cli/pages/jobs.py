@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from everstep.incident_outcomes import INCIDENT_OUTCOMES
 from everstep.job_states import JOB_STATES, WITH_RANKS
 from everstep_services.cli.api.client import Api, job_path
 from everstep_services.cli.cells import (
@@ -39,7 +40,6 @@ JOB_COLUMNS = (
 INCIDENT_COLUMNS = (
     "incident", "job", "opened_at", "outcome", "lasted", "lost_steps", "node", "rank", "reason",
 )  # fmt: skip
-INCIDENT_OUTCOMES = ("recovered", "stopped", "failed", "preempted", "merged")
 _TOO_MUCH_FOR_A_SCREEN = frozenset({"lost_steps", "rank"})
 _SHOWN = 5
 _MEMBERS = 20

@@ -1,7 +1,6 @@
 """Projects nodes and stall detection: standing, checks, the watch, limits, who stopped first."""
 
 from collections.abc import Mapping
-from typing import Literal
 
 from everstep.messages import (
     Fact,
@@ -19,6 +18,7 @@ from everstep.messages import (
     StallLocated,
     WatchChanged,
 )
+from everstep.node_presence import NodePresence
 from everstep.store.projected.changes import Changes, LoggedFact, Value, compact
 from everstep.store.projected.jobs import ALLOCATIONS, JOBS
 from everstep.store.projected.nodes import LIMITS, LOCATED, NODE_CHECKS, WATCHES
@@ -182,9 +182,7 @@ def _exclusion(
     )
 
 
-def _state(
-    state: Literal["joined", "left", "lost"], entry: LoggedFact, reason: str | None
-) -> dict[str, Value]:
+def _state(state: NodePresence, entry: LoggedFact, reason: str | None) -> dict[str, Value]:
     at_us = to_us(entry.fact.at)
     return {"state_n": entry.n, "state": state, "state_us": at_us, "state_reason": reason}
 

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from everstep.incident_causes import meaning_of
+from everstep.incident_outcomes import IncidentOutcome
 from everstep.messages import (
     AllocationEnded,
     JobEnded,
@@ -12,7 +13,7 @@ from everstep.messages.documents.rounds import OpenIncident
 from everstep_services.rendezvous.domain import incidents
 from everstep_services.rendezvous.domain.batch import Batch
 from everstep_services.rendezvous.domain.decisions import came_of
-from everstep_services.rendezvous.domain.incidents import IncidentOutcome, Sign
+from everstep_services.rendezvous.domain.incidents import Sign
 from everstep_services.rendezvous.domain.state import AT_WORK, OVER, Phase, with_stage
 
 NOT_ENOUGH_NODES = 92

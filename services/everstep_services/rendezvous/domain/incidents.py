@@ -7,11 +7,11 @@ from typing import Literal
 from msgspec.structs import replace
 
 from everstep.incident_causes import CONSEQUENCE, PLAIN, SECONDARY, IncidentCause, meaning_of
+from everstep.incident_outcomes import IncidentOutcome
 from everstep.messages import IncidentClosed, IncidentExtended, IncidentOpened, Ledger
 from everstep.messages.documents.rounds import OpenIncident
 from everstep_services.rendezvous.domain.batch import Batch
 
-IncidentOutcome = Literal["recovered", "failed", "stopped", "preempted"]
 LedgerEntry = Literal[
     "detect_s",
     "evidence_s",

@@ -107,9 +107,9 @@ def _unheard(batch: Batch) -> list[Seat]:
     state, memory = batch.state, batch.memory
     if state.doc.phase != "running" or batch.timers.elapsed("awake") > batch.phase_s:
         return []
-    known = memory.heard.keys() | memory.answered.keys()
+    instances = memory.heard.keys() | memory.answered.keys()
     unheard = [
-        s for s in state.seats if s.stage in AT_WORK and s.instance and s.instance not in known
+        s for s in state.seats if s.stage in AT_WORK and s.instance and s.instance not in instances
     ]
     left_s = batch.settings.unheard_after_s - batch.phase_s
     if unheard and left_s > 0:

@@ -156,6 +156,51 @@ async def test_every_page_stands_without_a_complaint(site: Site, width: str, the
     assert heard.foreign == []
 
 
+WIDE = ".wide[aria-label^=Nodes]"
+WITHOUT_STREAM = "window.EventSource = class { addEventListener() {} close() {} }"
+"""No fact arrives, so that the page does not change."""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+async def test_a_table_that_is_cut_shows_where_it_goes_on(site: Site, theme: str) -> None:
+    """A shadow at the edge, which is gone at the end; the arrow keys scroll the table."""
+    async with logged_in(site, WIDTHS["phone"], theme) as page:
+        await page.add_init_script(WITHOUT_STREAM)
+        await page.goto("/nodes")
+        table = page.get_by_role("region", name="Nodes, table", exact=True)
+        await table.scroll_into_view_if_needed()
+        await table.evaluate("box => box.firstElementChild.style.visibility = 'hidden'")
+        right, middle = await stripe(page, table, 0.99), await stripe(page, table, 0.5)
+        assert right != middle
+        await table.evaluate("box => box.scrollLeft = box.scrollWidth")
+        assert await stripe(page, table, 0.99) == middle
+        assert await stripe(page, table, 0.001) != middle
+        await table.evaluate("box => box.scrollLeft = 0")
+        await table.focus()
+        await page.keyboard.press("ArrowRight")
+        await page.wait_for_function(f"() => document.querySelector('{WIDE}').scrollLeft > 0")
+
+
+async def test_a_table_that_fits_has_no_shadow(site: Site) -> None:
+    async with logged_in(site, 2400) as page:
+        await page.add_init_script(WITHOUT_STREAM)
+        await page.goto("/jobs")
+        table = page.get_by_role("region", name="Jobs, table", exact=True)
+        await table.evaluate("box => box.firstElementChild.style.visibility = 'hidden'")
+        middle = await stripe(page, table, 0.5)
+        assert await stripe(page, table, 0.001) == middle
+        assert await stripe(page, table, 0.99) == middle
+
+
+async def stripe(page: Any, box: Any, part: float) -> bytes:
+    """A picture of three columns of a box, at a part of its width."""
+    inside = await box.bounding_box()
+    x = inside["x"] + part * (inside["width"] - 3)
+    clip = {"x": x, "y": inside["y"], "width": 3, "height": min(inside["height"], 200)}
+    picture: bytes = await page.screenshot(clip=clip)
+    return picture
+
+
 async def test_empty_pages_name_the_command_to_run(empty_site: Site) -> None:
     async with logged_in(empty_site) as page:
         for name in ("", "jobs", "incidents", "nodes", "facts"):

@@ -9,13 +9,15 @@ from urllib.parse import urlencode
 import pytest
 
 from everstep.clock import SystemClock
+from everstep.incident_outcomes import INCIDENT_OUTCOMES
+from everstep.node_presence import NODE_PRESENCES
 from everstep.store.database import open_database
 from everstep.store.log import FactLog
 from everstep.store.schema import upgrade
 from everstep_services.history.projections.fold import fold
 from tests.integration.conftest import Api
 from tests.integration.history.dashboard.dashboard_story import opened
-from tests.integration.history.dashboard.fleet_facts import JOB, KILLED, STALLED, node
+from tests.integration.history.dashboard.fleet_facts import JOB, KILLED, OPEN, STALLED, node
 from tests.integration.history.dashboard.visitors import browser, fleet, log_in
 from tests.unit.history.facts import make
 
@@ -72,6 +74,49 @@ def dangerous(page: str) -> list[str]:
     parser = Dangerous()
     parser.feed(page)
     return [one for one in parser.found if one != "a href=#main"]
+
+
+def choices(page: str, name: str) -> tuple[list[str], list[str]]:
+    """The choices of a filter, and those that are selected."""
+    select = re.search(rf'<select name="{name}">(.*?)</select>', page, re.DOTALL)
+    assert select is not None
+    options = re.findall(r"<option([^>]*)>([^<]*)</option>", select[1])
+    return [text for _, text in options], [text for more, text in options if "selected" in more]
+
+
+async def test_incidents_are_filtered_by_one_of_their_outcomes(tmp_path: Path) -> None:
+    """Each outcome can be chosen, and the choice stands in the URL."""
+    async with fleet(tmp_path) as (_, client):
+        everything = (await client.get("/incidents")).text
+        assert choices(everything, "outcome") == (["any", *INCIDENT_OUTCOMES], [])
+        listed: dict[str, set[str]] = {}
+        for outcome in INCIDENT_OUTCOMES:
+            page = (await client.get(f"/incidents?outcome={outcome}")).text
+            assert choices(page, "outcome")[1] == [outcome]
+            listed[outcome] = set(re.findall(r'href="/incidents/([^"?]+)"', page))
+        assert listed["recovered"] == {KILLED, STALLED}
+        assert listed["failed"] == {OPEN}
+        assert listed["merged"] == set()
+        newer = (await client.get("/incidents?outcome=%3Cb%3Enew")).text  # by another release
+        assert choices(newer, "outcome")[1] == ["&lt;b&gt;new"]
+        assert "No incident matches these filters." in newer
+
+
+async def test_nodes_are_filtered_by_their_state(tmp_path: Path) -> None:
+    """The choice stands in the URL, and the table has the nodes that REST lists."""
+    async with fleet(tmp_path) as (api, client):
+        await api.add(make("node_lost", job=JOB, node=node(3)))
+        await api.add(make("node_left", job=JOB, node=node(4)))
+        rest = api.client(await api.token("read"))
+        for state in NODE_PRESENCES:
+            page = (await client.get(f"/nodes?state={state}")).text
+            assert choices(page, "state") == (["any", *NODE_PRESENCES], [state])
+            answer = await rest.get(f"nodes?state={state}&sort=strikes&order=desc&limit=50")
+            nodes = [one["node"] for one in answer.json()["items"]]
+            assert nodes
+            rows = page.split('id="matrix"')[0]
+            assert re.findall(r'<tr><td><a href="/nodes/([^"]+)"', rows) == nodes
+        await rest.aclose()
 
 
 async def test_a_token_that_only_reads_is_offered_no_action(tmp_path: Path) -> None:

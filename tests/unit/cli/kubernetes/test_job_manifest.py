@@ -16,7 +16,7 @@ from everstep_services.cli.group import everstep
 from everstep_services.cli.kubernetes.job_manifest import FINAL, NOT_COUNTED, job_manifest
 from everstep_services.cli.kubernetes.job_request import ClaimMount, JobRequest
 from everstep_services.cli.run.arguments import scan
-from everstep_services.cli.slurm.allocations import outcome
+from everstep_services.cli.slurm.allocations import EndedAllocation, outcome
 from tests.job_controller import after_exit
 from tests.restricted_pods import complaints, pod_specs
 from tests.unit.agent.run_plans import BUS, plan
@@ -121,10 +121,12 @@ def test_what_the_job_controller_does_after_each_code(
 
 def test_codes_mean_the_same_as_under_slurm() -> None:
     """Only 90 differs: a pod that is replaced costs no allocation."""
-    assert {code for code in range(1, 256) if outcome(code) == "final"} == set(FINAL)
-    assert {code for code in range(1, 256) if outcome(code) == "preempted"} | {90} == set(
-        NOT_COUNTED
-    )
+    assert {
+        code for code in range(1, 256) if outcome(EndedAllocation(id="7", code=code)) == "final"
+    } == set(FINAL)
+    assert {
+        code for code in range(1, 256) if outcome(EndedAllocation(id="7", code=code)) == "preempted"
+    } | {90} == set(NOT_COUNTED)
 
 
 @pytest.mark.parametrize("grace_s", [1, 600, 86400])

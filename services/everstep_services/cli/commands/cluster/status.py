@@ -54,5 +54,7 @@ def command(invocation: Invocation) -> int:
 def _print(invocation: Invocation, record: dict[str, Any]) -> None:
     if invocation.output is None:
         history = record.pop("history", None) or {}
+        if history.get("bundle") is None:  # a live record: there is nothing to show
+            history = {name: value for name, value in history.items() if name != "bundle"}
         record |= {f"history.{name}": value for name, value in history.items()}
     print_record(invocation, "status", record, name="api")

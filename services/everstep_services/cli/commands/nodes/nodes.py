@@ -2,6 +2,7 @@
 
 import click
 
+from everstep.node_presence import NODE_PRESENCES
 from everstep_services.cli.invocation import Invocation, with_wide_api_options
 
 
@@ -13,7 +14,7 @@ from everstep_services.cli.invocation import Invocation, with_wide_api_options
     default="node",
     help="By name, or those with the most strikes first.",
 )
-@click.option("--state", type=click.Choice(["joined", "left", "lost"]), help="Only in this state.")
+@click.option("--state", type=click.Choice(NODE_PRESENCES), help="Only in this state.")
 @click.option("--unhealthy", is_flag=True, help="Only nodes whose last checks have failed.")
 @click.option("--suspect", is_flag=True, help="Only nodes with evidence against them.")
 @click.option("--excluded", is_flag=True, help="Only nodes that are excluded now.")

@@ -38,11 +38,13 @@ class Checkpoint(Answer):
         description="For a tier in memory: how many nodes may be lost while the checkpoint "
         "survives."
     )
-    verified_at: datetime | None = Field(description="When it was last read back and compared.")
+    verified_at: datetime | None = Field(
+        description="When the checkpoint was last read again and compared with its hashes."
+    )
     is_verified: bool = Field(description="It was read back, and every byte is what was saved.")
     is_pinned: bool
     is_quarantined: bool
-    is_missing: bool = Field(description="Its files are gone, without a deletion on record.")
+    is_missing: bool = Field(description="The files are gone, without a deletion on record.")
     has_data_position: bool
     manifest_hash: str | None = Field(description="The xxh3-128 of the manifest that is there.")
     committed_hash: str | None = Field(
@@ -212,6 +214,6 @@ class Collected(Answer):
     job: str
     judged: list[JudgedOut] = Field(description="The newest first.")
     text: str = Field(
-        description="What happens now, in a sentence.",
+        description="The next step, in a sentence.",
         examples=["3 of 8 checkpoints go, which frees 12.0 GiB; nothing was deleted"],
     )

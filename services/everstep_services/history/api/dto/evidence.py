@@ -31,12 +31,12 @@ class CollectiveOut(Answer):
     """A collective that is not over, and how far each rank is."""
 
     group: str = Field(description="The process group.")
-    sequence: int = Field(description="Its number in that group.")
+    sequence: int = Field(description="The number of the collective in that group.")
     operation: str = Field(examples=["all_reduce of 4 Float"])
     where: str = Field(
         description="The line of the script that waits there; empty if no stack shows it."
     )
-    age_s: float | None = Field(description="How long ago the last rank joined it.")
+    age_s: float | None = Field(description="How long ago the last rank joined the collective.")
     never_joined: list[int] = Field(description="Ranks that have not called it.")
     no_dump: list[int] = Field(description="Ranks without a flight recorder.")
     scheduled: list[int] = Field(

@@ -84,9 +84,10 @@ class Limits(Answer):
         description="The configuration that these limits apply to."
     )
     is_live: bool = Field(
-        description="Agents or health have just reported it; otherwise it is the newest on record."
+        description="Agents or health have just reported the limits; otherwise these are "
+        "the newest on record."
     )
-    at: datetime | None = Field(description="When that was recorded; null for live ones.")
+    at: datetime | None = Field(description="When these limits were recorded; null for live ones.")
     note: str | None = Field(description="Why the limits are not live, or why there are none.")
 
 

@@ -138,16 +138,19 @@ class Incident(Answer):
         description="The kind of the first report.", examples=["rank_exited"]
     )
     headline: str | None = Field(
-        description="What a person should read first: the verdict where it names other culprits "
-        "than the first report, else the story or the reason."
+        description="The sentence to read first: the verdict where it names other culprits "
+        "than the first report, otherwise the story or the reason."
     )
     first_report: str | None = Field(
-        description="What was reported first, where the verdict names other culprits; else null."
+        description="The first report, where the verdict names other culprits; otherwise null."
     )
     reason: str | None = Field(
-        description="What was reported first: what happened, to whom, past which limit."
+        description="The first report: what happened, to which rank or node, and which "
+        "limit was passed."
     )
-    story: str | None = Field(description="All of it in a sentence or two, once it is closed.")
+    story: str | None = Field(
+        description="The whole incident in a sentence or two, once it is closed."
+    )
     round: int | None = Field(description="The round that it broke.")
     next_round: int | None = Field(description="The round in which it recovered.")
     node: str | None = Field(description="The node that the first report is about.")
@@ -155,7 +158,9 @@ class Incident(Answer):
     step: int | None = Field(description="The last step before it.")
     phase: str | None
     section: str | None
-    progress_at: datetime | None = Field(description="When the training last moved before it.")
+    progress_at: datetime | None = Field(
+        description="The time of the training's last progress before the incident."
+    )
     ranks_affected: int | None
     nodes_affected: list[str] | None
     reports: int | None = Field(description="The number of reports that belong to this incident.")
@@ -189,7 +194,7 @@ class OptionOut(Answer):
     """An action that was considered and not taken."""
 
     action: str
-    rejected: str = Field(description="Why it was not taken, with the limit that decided.")
+    rejected: str = Field(description="Why the action was not taken, with the limit that decided.")
 
 
 class Action(Answer):
@@ -212,12 +217,14 @@ class Action(Answer):
         description="How long the action waited before it began, for a backoff."
     )
     budgets: list[BudgetOut] | None = Field(
-        description="What is left of the budgets after the decision."
+        description="The rest of each limit after the decision."
     )
     considered: list[OptionOut] | None = Field(
         description="The other actions that were considered."
     )
-    unknowns: list[str] | None = Field(description="What was not known when it was decided.")
+    unknowns: list[str] | None = Field(
+        description="What was not known at the time of the decision."
+    )
     rests_on: list[str] | None = Field(description="The ids of the facts that it rests on.")
     nodes_out: list[str] | None = Field(description="Nodes that lose their slot by this action.")
     nodes_in: list[str] | None = Field(description="Nodes that get a slot by this action.")
@@ -241,10 +248,10 @@ class EvidenceOut(Answer):
     stream: str | None = Field(description="`stdout` or `stderr`, for the end of a log.")
     summary: str | None = Field(description="The evidence in a line.")
     blob: dict[str, Any] | None = Field(
-        description="Where the bus has it: job, id, size_bytes, parts. Its content is at "
+        description="The blob on the bus: job, id, size_bytes, parts. Its content is at "
         "`/incidents/{incident}/evidence/{id}`."
     )
-    missing_reason: str | None = Field(description="Why it is missing.")
+    missing_reason: str | None = Field(description="Why the evidence is missing.")
     took_s: float | None
     is_copied: bool = Field(
         description="History has a copy of its content, which outlasts the bus: until "
@@ -276,7 +283,9 @@ class GroundOut(Answer):
     says: str = Field(examples=["rank 7 never entered all_reduce 1204"])
     analyzer: str = Field(description="The analyzer that found it.", examples=["flight_recorder"])
     fact: str | None = Field(description="The fact that it comes from.")
-    weight: float = Field(description="How much it counts; below 0 when it speaks against.")
+    weight: float = Field(
+        description="How much the finding counts; below 0 when it speaks against the verdict."
+    )
 
 
 class VerdictOut(Answer):
@@ -297,7 +306,7 @@ class VerdictOut(Answer):
     is_inconclusive: bool | None = Field(
         description="No explanation is probable enough: see the alternatives."
     )
-    is_corrected: bool | None = Field(description="A person gave this verdict: it holds.")
+    is_corrected: bool | None = Field(description="A person gave this verdict, so it holds.")
     culprit_ranks: list[int] | None
     culprit_nodes: list[str] | None
     advice: str | None = Field(
@@ -363,8 +372,10 @@ class Located(Answer):
     first_nodes: list[str] | None
     waiting_ranks: int | None = Field(description="The number of other ranks, which only waited.")
     section: str | None = Field(description="The section that the first ranks are in.")
-    lead_s: float | None = Field(description="How long before all others they stopped.")
-    is_certain: bool | None = Field(description="No beat that could contradict it is missing.")
+    lead_s: float | None = Field(description="How long before all others the first ranks stopped.")
+    is_certain: bool | None = Field(
+        description="Every beat that could contradict the finding has arrived."
+    )
     reason: str | None = Field(description="The order of events, as far as beats can show it.")
 
 

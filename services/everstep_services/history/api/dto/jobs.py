@@ -15,7 +15,7 @@ class BudgetOut(Answer):
 
     name: str = Field(examples=["restarts"])
     limit: int
-    left: int = Field(description="What is left after the last decision.")
+    left: int = Field(description="How many the limit still allows after the last decision.")
 
 
 class Job(Answer):
@@ -72,7 +72,7 @@ class Job(Answer):
     stalls: int | None
     nodes_lost: int | None
     incidents: int | None = Field(description="The number of its incidents.")
-    facts: int | None = Field(description="How many facts are kept about it.")
+    facts: int | None = Field(description="How many facts about the job are kept.")
     first_n: int | None = Field(description="The place of its first fact in the log.")
     last_n: int | None = Field(description="The place of its last fact in the log.")
     ended_fact: str | None = Field(description="The id of the fact of its end.")
@@ -202,8 +202,8 @@ class Member(Answer):
 class Exit(Answer):
     """A rank's process that ended by itself."""
 
-    n: int = Field(description="Its fact's place in the log.")
-    id: str = Field(description="The id of its fact.")
+    n: int = Field(description="The place of the fact in the log.")
+    id: str = Field(description="The id of the fact.")
     job: str
     round: int
     rank: int
@@ -219,7 +219,7 @@ class Exit(Answer):
     error_text: str | None
     error_place: str | None = Field(description="The innermost frame of the user's own code.")
     error_chain: list[str] | None = Field(
-        description="The exceptions that it was raised from, the outermost first."
+        description="The exceptions that led to this one, the outermost first."
     )
     traceback: str | None = Field(description="The end of the traceback, at most 8000 characters.")
     first_error: str | None = Field(description="The first line of its output that reports one.")
@@ -265,7 +265,7 @@ def shown_exit(row: Record) -> Exit:
 class Stall(Answer):
     """A rank that made no progress past its limit."""
 
-    id: str = Field(description="The id of its fact.")
+    id: str = Field(description="The id of the fact.")
     n: int | None
     rank: int
     node: str
@@ -275,7 +275,8 @@ class Stall(Answer):
     step: int | None
     shown_by: str | None = Field(description="What shows progress: `page` or `collectives`.")
     blocked_in: str | None = Field(
-        description="Where its process is blocked, by the kernel and by the stacks of its threads.",
+        description="Where the rank's process is blocked, by the kernel and by the stacks "
+        "of its threads.",
         examples=["it waits for a lock (futex_wait_queue)"],
     )
     process_state: str | None = Field(description="The kernel's letter: `S`, `D`, `T`, `R`.")

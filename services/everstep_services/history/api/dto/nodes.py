@@ -16,8 +16,8 @@ class ProbeNow(Answer):
     )
     policy: str = Field(description="`observe`, `end_round` or `exclude`.")
     state: str = Field(
-        description="Its last result: `ok`, `warning`, `failed`, `unknown` or `unsupported`; empty "
-        "before its first run."
+        description="The last result: `ok`, `warning`, `failed`, `unknown` or "
+        "`unsupported`; empty before the first run."
     )
     failures: int = Field(description="The number of failed runs in a row, up to now.")
     failures_limit: int = Field(
@@ -52,7 +52,9 @@ class Node(Answer):
         description="Evidence against it, over all jobs, within health's window: as health "
         "counts now, or, while health is away, as it counted when it suspected the node."
     )
-    strikes_limit: int | None = Field(description="How many strikes make it suspect.")
+    strikes_limit: int | None = Field(
+        description="The number of strikes that makes a node suspect."
+    )
     is_suspect: bool | None
     suspect_at: datetime | None
     suspect_cause: str | None = Field(
@@ -71,7 +73,7 @@ class Node(Answer):
     excluded_by: str | None
     excluded_reason: str | None
     spared_at: datetime | None = Field(
-        description="When it would have been excluded, and was not, because health only observes."
+        description="When the node would have been excluded, had health not been in observe mode."
     )
     spared_reason: str | None
     refused_at: datetime | None
@@ -87,8 +89,8 @@ class Node(Answer):
     first_n: int | None
     last_n: int | None
     probes: list[ProbeNow] = Field(
-        description="The checks that run in short intervals, as its agent told at most ten seconds "
-        "ago; empty when it is not heard."
+        description="The checks that run in short intervals, as the agent reported at most "
+        "ten seconds ago; empty when the agent is silent."
     )
 
 
@@ -98,7 +100,7 @@ class CheckOut(Answer):
     check: str = Field(examples=["gpu"])
     state: str = Field(description="`ok`, `warning`, `failed`, `unknown` or `unsupported`.")
     reason: str
-    subject: str = Field(description="The part of the node that it is about.")
+    subject: str = Field(description="The part of the node that the result is about.")
     failure_class: str
     code: str = Field(description="The code that the part itself reports.", examples=["XID 79"])
     took_s: float
@@ -108,8 +110,8 @@ class CheckOut(Answer):
 class Examination(Answer):
     """The results of all checks that ran together on a node."""
 
-    n: int = Field(description="Its fact's place in the log.")
-    id: str = Field(description="The id of its fact.")
+    n: int = Field(description="The place of the fact in the log.")
+    id: str = Field(description="The id of the fact.")
     node: str
     job: str
     at: datetime
@@ -124,13 +126,14 @@ class Examination(Answer):
         description="The result of each; when all is well, only those that are not `ok`."
     )
     policy: str | None = Field(
-        description="Of a probe: `observe`, `end_round` or `exclude`; null for an examination."
+        description="For a probe: `observe`, `end_round` or `exclude`; null for an examination."
     )
     failures: int | None = Field(
-        description="Of a probe: in how many runs in a row it has failed; 0 when it passes again."
+        description="For a probe: in how many runs in a row it has failed; 0 when it passes again."
     )
     is_acted_on: bool | None = Field(
-        description="Of a probe: a round was ended for this failure, since other nodes pass."
+        description="For a probe: a round was ended for this failure, since other nodes "
+        "pass the check."
     )
 
 

@@ -244,7 +244,7 @@ class CorrectionWanted(RequestBody):
         min_length=1,
         max_length=1000,
         pattern=TEXT,
-        description="How they know, for the record.",
+        description="How the person knows, for the record.",
         examples=["the fan of this node had stopped"],
     )
     cause: VerdictCause = Field(description="The right cause class.")
@@ -273,7 +273,7 @@ class Decided(Answer):
         description="The person and token that asked, as recorded.", examples=["ann@login-1 (ops)"]
     )
     text: str = Field(
-        description="What happens now, in a sentence.",
+        description="The next step, in a sentence.",
         examples=[
             "round 4 ends; another round follows, and does not count against the restart budget"
         ],

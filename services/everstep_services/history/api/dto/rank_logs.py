@@ -18,7 +18,7 @@ class StoredLine(Answer):
     rank: int
     stream: str
     number: int = Field(description="The number of the line in its file, from 0.")
-    at: datetime | None = Field(description="When its node saw it, by that node's clock.")
+    at: datetime | None = Field(description="When the node saw the line, by the node's clock.")
     text: str = Field(description="Without secrets; bytes that are not UTF-8 are replaced.")
     is_partial: bool = Field(
         description="True if the line continues in the next one of this stream."
@@ -54,7 +54,7 @@ class StoredLogFile(Answer):
     lost_bytes: int = Field(description="The bytes that were truncated before they were sent.")
     first_at: datetime | None
     last_at: datetime | None
-    is_whole: bool = Field(description="The rank has ended, and all of it was sent.")
+    is_whole: bool = Field(description="The rank has ended, and all of its output was sent.")
 
 
 class StoredRound(Answer):

@@ -12,15 +12,15 @@ from everstep_services.history.api.dto.answer import Answer
 class FactOut(Answer):
     """One fact, as it was sent, and its place in the log."""
 
-    n: int = Field(description="Its place in the log, which orders everything here.")
+    n: int = Field(description="The fact's place in the log, which orders everything here.")
     id: str
-    job: str = Field(description="The job that it is about, or `_cluster`.")
+    job: str = Field(description="The job that the fact is about, or `_cluster`.")
     kind: str = Field(examples=["rank_exited"])
     round: int | None
     node: str | None
-    at: datetime = Field(description="When it happened, by the sender's clock.")
+    at: datetime = Field(description="When the event happened, by the sender's clock.")
     source: str = Field(examples=["agent/node-07"])
-    received_at: datetime = Field(description="When it arrived, by the clock of history.")
+    received_at: datetime = Field(description="When the fact arrived, by the clock of history.")
     body: dict[str, Any] = Field(description="The content of the fact.")
 
 
@@ -32,14 +32,16 @@ class TokenOut(Answer):
     scope: Scope
     created_at: datetime
     expires_at: datetime | None
-    last_used_at: datetime | None = Field(description="When it was last used, to the half minute.")
+    last_used_at: datetime | None = Field(
+        description="When the token was last used, to the half minute."
+    )
     revoked_at: datetime | None
 
 
 class NewToken(TokenOut):
     """A token with its text."""
 
-    token: str = Field(description="Keep it: it is shown only now.")
+    token: str = Field(description="The text of the token. Keep it: it is shown only now.")
 
 
 class TokenWanted(BaseModel):
@@ -67,7 +69,7 @@ class LoginCode(Answer):
     path: str = Field(
         description="The path to open on this host; `&next=/jobs/…` leads to another page."
     )
-    lasts_s: float = Field(description="How long it is valid.")
+    lasts_s: float = Field(description="How long the code is valid.")
 
 
 class BundleOut(Answer):

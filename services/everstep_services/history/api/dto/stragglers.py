@@ -51,7 +51,7 @@ class SlowRank(Answer):
     rank: int | None
     node: str | None
     slot: int | None
-    role: str | None = Field(description="The role group that it was compared with.")
+    role: str | None = Field(description="The role group that the rank was compared with.")
     cause: str | None = Field(
         description="`input`, `compute`, `host`, `network`, `device`, `design` or `unknown`.",
         examples=["input"],
@@ -62,19 +62,19 @@ class SlowRank(Answer):
         description="The signals that show it, the strongest first."
     )
     slower_ratio: float | None = Field(
-        description="How much longer its own time was than its role group's median: 0.1 for 10 %."
+        description="How much longer the rank's own time was than the median of its role "
+        "group: 0.1 for 10 %."
     )
-    lateness_s: float | None = Field(
-        description="By how much it is late at collectives, in the median."
-    )
+    lateness_s: float | None = Field(description="How late the rank enters collectives, median.")
     slowdown_ratio: float | None = Field(
-        description="How much faster the whole job would be without it: 0.12 for 12 %."
+        description="How much faster the whole job would be without the rank's delay: 0.12 "
+        "for 12 %."
     )
     lost_s: float | None = Field(
         description="The time that the whole job lost by it, window by window; null while open."
     )
     windows: int | None = Field(
-        description="The number of windows in a row that show it, when it was found."
+        description="In how many windows in a row the rank was slow when it was found."
     )
     confidence: float | None = Field(description="The confidence in the cause, 0 to 1.")
     failure_class: str | None = Field(
@@ -132,9 +132,10 @@ class RankNowOut(Answer):
     node: str
     role: str
     is_straggler: bool = Field(description="True if the rank is slow by the rules in force.")
-    own_s: float | None = Field(description="Its own time in a step.")
+    own_s: float | None = Field(description="The rank's own time in a step.")
     slower_ratio: float | None = Field(
-        description="How much longer that is than its role group's median: 0.1 for 10 %."
+        description="How much longer the own time is than the median of the rank's role "
+        "group: 0.1 for 10 %."
     )
     lateness_s: float | None = Field(
         description="By how much it enters collectives later than the others, in the median."
@@ -147,10 +148,10 @@ class GroupNow(Answer):
     """Which ranks wait for which in one process group."""
 
     group: str
-    ranks: int = Field(description="How many of its ranks were compared.")
+    ranks: int = Field(description="How many ranks of the group were compared.")
     last_rank: int | None = Field(description="The rank that was the last to enter most often.")
-    last_ratio: float = Field(description="The share of collectives in which it was the last.")
-    waited_s: float = Field(description="How long the others wait for the last one in a step.")
+    last_ratio: float = Field(description="The share of collectives which that rank entered last.")
+    waited_s: float = Field(description="How long the others wait for the last rank in a step.")
 
 
 class RanksCompared(Answer):

@@ -32,8 +32,8 @@ class WebhookTaken(Answer):
 
     notices: list[MaintenanceOut]
     stale: int = Field(
-        description="How many of them the message did not change: they are over, or a newer "
-        "message was there."
+        description="How many notices the message did not change, because they are over, or"
+        " a newer message had arrived."
     )
     ignored: list[str] = Field(description="The parts that are not about maintenance, and why.")
 

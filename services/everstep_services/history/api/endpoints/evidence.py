@@ -52,7 +52,7 @@ _Readable = Literal["flight_recorder", "stacks"]
 _ReadVerb = Literal["collectives", "stacks"]
 
 EvidenceId = Annotated[
-    str, Path(pattern=NAME, description="Its id, as in the evidence of the incident.")
+    str, Path(pattern=NAME, description="The blob's id, as in the evidence of the incident.")
 ]
 
 

@@ -50,7 +50,7 @@ class TimelineWindow(BaseModel):
     ] = 2000
 
 
-@router.get("/jobs/{job}/goodput", summary="What a job's time went to", responses=responses(404))
+@router.get("/jobs/{job}/goodput", summary="Where a job's time went", responses=responses(404))
 async def get_goodput(
     context: Ctx, _token: Reader, job: JobName, asked: Annotated[TimeWindow, Query()]
 ) -> Goodput:
@@ -72,7 +72,7 @@ async def get_timeline(
     return shown_timeline(job, parts, asked.most)
 
 
-@router.get("/goodput", summary="What all jobs' time went to", responses=responses())
+@router.get("/goodput", summary="Where the time of all jobs went", responses=responses())
 async def get_fleet_goodput(
     context: Ctx, _token: Reader, asked: Annotated[TimeWindow, Query()]
 ) -> FleetGoodput:

@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, case, func, or_, select
 
 from everstep.bus.errors import BusDeniedError
 from everstep.messages import NodeStanding, NodeStandings, ShowNodes
+from everstep.node_presence import NodePresence
 from everstep.store import tables
 from everstep.store.queries import (
     Record,
@@ -48,7 +49,7 @@ class NodeFilter(Paging):
     """Filters of the list of nodes."""
 
     job: str | None = Field(None, pattern=NAME, description="Only nodes that joined this job last.")
-    state: Literal["joined", "left", "lost"] | None = Field(
+    state: NodePresence | None = Field(
         None, description="Only nodes whose last known state is this."
     )
     healthy: Flag | None = Field(

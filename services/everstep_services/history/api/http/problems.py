@@ -28,7 +28,7 @@ class FieldProblem(BaseModel):
     model_config = ConfigDict(title="FieldProblem")
 
     where: str = Field(description="The part, as `query.limit` or `body.name`.")
-    problem: str = Field(description="What is wrong with it.")
+    problem: str = Field(description="What is wrong with that part.")
 
 
 class ProblemAnswer(BaseModel):

@@ -5,6 +5,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from everstep.node_presence import NODE_PRESENCES
 from everstep_services.history.dashboard.pages.page import Page, filters, without_cursor
 from everstep_services.history.dashboard.rest import Reader, RestAnswer, path_of, together
 
@@ -25,6 +26,7 @@ async def listed(reader: Reader, request: Request) -> Page:
             "title": "Nodes",
             "live": "",
             "nodes": nodes,
+            "states": NODE_PRESENCES,
             "matrix": _matrix(shown, checks),
             "query_without_cursor": without_cursor(request),
             "is_filtered": any(name != "cursor" for name in given),

@@ -1,0 +1,11 @@
+"""How an incident can end: the one list of outcomes, for senders and for people who filter.
+
+The words are those of `incident_closed.outcome`, which stay open on the wire.
+"""
+
+from typing import Literal, get_args
+
+IncidentOutcome = Literal["recovered", "stopped", "failed", "preempted", "merged"]
+"""`merged` into another incident; each other word is the fate of the training."""
+
+INCIDENT_OUTCOMES: tuple[IncidentOutcome, ...] = get_args(IncidentOutcome)
