@@ -50,6 +50,7 @@ class Session:
 
     def __init__(self, link: AgentLink) -> None:
         self._link = link
+        link.has_session = True
         self._words = link.words
         self._table = SectionTable(link.words)
         self._sections = self._table.sections
@@ -151,6 +152,7 @@ class Session:
     def start_at(self, step: int, *, total: int | None = None) -> None:
         """Note that the training resumes after this step, and goes up to `total` steps."""
         self._step = self._given(step, self._step)
+        self._link.resumed_at = self._step
         if total is not None:
             self._words[layout.TOTAL_STEPS] = self._given(total, 0)
 

@@ -69,3 +69,14 @@ def forges(warden: int) -> list[int]:
         except psutil.Error:
             continue
     return found
+
+
+@pytest.mark.parametrize("way", ["reports", "is silent"])
+def test_the_first_step_of_a_round_has_the_number_of_the_script(cluster: Cluster, way: str) -> None:
+    """The optimizer steps before the script counts: what a restart costs must be right (A4.1)."""
+    agent = cluster.run("--cold", str(SCRIPTS / "resuming.py"), way)
+    assert agent.wait() == 0
+    firsts = [one["step"] for one in cluster.facts("progress_made") if one.get("is_first")]
+    assert firsts == [1, 9]
+    (closed,) = cluster.facts("incident_closed")
+    assert closed.get("lost_steps") == 2

@@ -30,6 +30,10 @@ class AgentLink:
     def __init__(self, environ: "Mapping[str, str]") -> None:
         self.words = private_page()
         self.attached = False
+        self.has_session = False
+        """The script has opened a session, and may count its own steps."""
+        self.resumed_at = 0
+        """The step after which the training goes on, if the script has reported it."""
         self.folder = environ.get(layout.FOLDER_VARIABLE, "")
         self._socket: DatagramSocket | None = None
         self._round = self._rank = 0
@@ -41,10 +45,10 @@ class AgentLink:
         self.words[layout.SCRIPT_NS] = self.words[layout.PROGRESS_NS] = monotonic_ns()
         self.send("up", f'"pid":{os.getpid()}')
 
-    def first_step(self) -> None:
-        """Report that the first step is finished."""
+    def first_step(self, step: int | None = None) -> None:
+        """Report that the first step is finished; by default it is the last one."""
         self.words[layout.FIRST_STEP_NS] = monotonic_ns()
-        self.send("stepped", f'"step":{self.words[layout.STEP]}')
+        self.send("stepped", f'"step":{self.words[layout.STEP] if step is None else step}')
 
     def ended(self, code: int, *, error: bool = False) -> None:
         """Report that the script has ended."""

@@ -98,14 +98,19 @@ def _count_steps(link: AgentLink) -> None:
                 return
             words[by] = layout.BY_OPTIMIZER
         now = monotonic_ns()
-        made = words[step] + 1
+        made = words[steps] + 1
         words.cast("B").cast("d")[ends + (made & in_ends)] = now / 1e9
-        words[steps] = words[step] = made
+        words[steps] = made
+        words[step] = link.resumed_at + made
         if made == 1:
             words[layout.GROUP_TIMEOUT_NS] = group_timeout_ns() or 0
-            link.first_step()
-        elif now - words[progress] > words[longest]:
-            words[longest] = max(words[longest], now - max(words[progress], words[compiled]))
+            if not link.has_session:  # it may be about to report the step with the script's number
+                link.first_step()
+        else:
+            if made == 2 and not words[layout.FIRST_STEP_NS]:
+                link.first_step(words[step] - 1)
+            if now - words[progress] > words[longest]:
+                words[longest] = max(words[longest], now - max(words[progress], words[compiled]))
         words[progress] = now
 
     register_optimizer_step_post_hook(after_step)

@@ -155,7 +155,7 @@ class RoundWatch:
             if reading is None or reading.phase is RankPhase.STARTING:
                 continue
             self._runs(number, rank, reading.pid, now)
-            if reading.step:
+            if reading.first_step_s:
                 self._steps(number, rank, reading.step, now)
 
     def spawned(self, line: Spawned, now: float) -> None:

@@ -155,6 +155,12 @@ class AgentStatus:
             version=__version__,
         )
 
+    def _step(self, tell: SendReport) -> int | None:
+        """The step of a report: the last one, unless the event has one that the script numbered."""
+        last = self._progress.last_step()
+        has_own = tell.event == "reached" or (tell.event == "first_step" and last is not None)
+        return tell.step if has_own else last
+
     def report(self, tell: SendReport, slot: int, fact: str | None) -> Report:
         """Report an event, and ask for its meaning for the round."""
         ending = tell.exit
@@ -168,7 +174,7 @@ class AgentStatus:
             reason=tell.reason,
             fact=fact,
             rank=tell.rank,
-            step=tell.step if tell.event == "reached" else self._progress.last_step(),
+            step=self._step(tell),
             fingerprint="" if ending is None else ending.fingerprint,
             exit_code=None if ending is None else ending.code,
             is_of_code=ending is not None and ending.is_of_code,
