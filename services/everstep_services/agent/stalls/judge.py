@@ -53,6 +53,15 @@ def _waits_for(place: RankPosition, late: RankPosition) -> bool:
     return place.awaits is not None and late.entered is not None and late.entered < place.awaits
 
 
+def _precedence(place: RankPosition) -> tuple[bool, bool, int, float]:
+    """The order in which ranks that are late together are reported: the first one is named.
+
+    Those in a collective wait for those that are in none, a compilation that has hung makes others
+    wait, and so does a rank whose last step is older than that of others.
+    """
+    return bool(place.waits_in), not place.idle_s, place.step or 0, place.since_s
+
+
 _LATE_S = 1.0
 """A look that comes this much later than planned: this process was stopped, or had no turn."""
 _LOOK_AT_LEAST_S = 5.0
@@ -112,13 +121,7 @@ class StallJudge:
         self.places = {rank: place for rank, place in placed.items() if place is not None}
         news: list[Stalled | Moving | Excused] = [*self._moving(placed.keys(), now)]
         late = [place for place in self._judged() if self._left_s(place, now) <= 0]
-        # Of ranks that are late together, those in a collective wait for those that are in none;
-        # and a compilation that has hung makes others wait.
-        order = sorted(
-            late,
-            key=lambda position: (bool(position.waits_in), not position.idle_s, position.since_s),
-        )
-        for place in order:
+        for place in sorted(late, key=_precedence):
             news += self._late(place, now)
         self.wake_at = now + self._wait_s(now)
         return news

@@ -256,10 +256,10 @@ class StallMonitor:
         now = self._clock.now()
         self._question(judge, now)
         for rank, unsaid in list(self._unsaid.items()):
-            if now - unsaid.found_s >= self._interpreters.within_s or not self._is_worth_waiting(
-                unsaid
-            ):
-                self._say(rank)
+            is_over = now - unsaid.found_s >= self._interpreters.within_s
+            if not is_over and self._is_worth_waiting(unsaid):
+                break  # the first one found is named: findings are reported in their order
+            self._say(rank)
 
     def _question(self, judge: StallJudge, now: float) -> None:
         """Sample all ranks as long as one may be late, here or on a node that asks."""

@@ -169,6 +169,17 @@ def test_the_rank_that_stopped_first_is_named_when_its_time_is_over(node: Node) 
     assert node.stalled == [0, 1]
 
 
+def test_of_ranks_late_together_the_one_a_step_behind_is_named_first(node: Node) -> None:
+    """It stopped a moment later, before the end of a step that the other has made (A3.2)."""
+    node.ranks[0].run.step()
+    node.ranks[0].run.begin("forward")  # 60 s, waits for the other
+    node.wait(2)
+    node.ranks[1].run.begin("data")  # 30 s
+    assert [type(one) for one in node.wait(40)] == [Excused]
+    node.wait(20)
+    assert node.stalled == [1, 0]
+
+
 def test_a_rank_stalls_while_others_step_on_without_it(node: Node) -> None:
     node.ranks[0].run.begin("data")
     for _ in range(20):

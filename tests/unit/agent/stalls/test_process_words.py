@@ -234,3 +234,23 @@ class TestAStalledRank:
             assert node.words == ["its main thread is at train.py:11 in load"]
             assert asked.count("dump_traceback") == 1
             watching.cancel()
+
+
+def test_a_finding_is_not_overtaken_while_it_waits_for_an_answer(
+    tmp_path: Path, pages: Clock
+) -> None:
+    """The incident has the name of the rank that is reported first (A3.2)."""
+    node = WatchedNode(tmp_path, pages, limits_of(data=30).rules, 2)
+    for rank in node.ranks:
+        rank.run.step()
+    for rank in node.ranks:
+        rank.run.begin("data")
+        pages.now += 0.01
+    asked = tmp_path / "asked"
+    asked.mkdir()
+    (asked / "worker.sock").touch()
+    node.watched(0).folder = asked
+    node.wait(30.3)
+    assert node.stalled == []
+    node.wait(0.5)
+    assert [stalled.place.rank for stalled in node.stalled] == [0, 1]
