@@ -15,6 +15,7 @@ from torch.futures import Future
 
 from trainer_sdk.checkpoint import arguments
 from trainer_sdk.checkpoint.events import Reporter
+from trainer_sdk.checkpoint.job_context import read_job_context
 from trainer_sdk.checkpoint.manifest import step_name
 from trainer_sdk.checkpoint.rank_group import group_of_all
 from trainer_sdk.checkpoint.restore.choice import GLOBAL, Tier
@@ -196,9 +197,10 @@ class DcpReader(StorageReader):
         assert self._checkpoint.manifest is not None
         self._shards.verify_for(plan.items)
         self._load_shards(self._shards, plan, planner)
-        # Later saves of this launch count as a later round; where no agent counts rounds.
         identity = self._checkpoint.manifest.identity
-        note_restored(self._root, identity, identity.round + 1)
+        context = read_job_context(environ, self._job, self._root)
+        # Where no agent counts rounds, later saves of this launch count as a later round.
+        note_restored(self._root, identity, 0 if context.is_counted else identity.round + 1)
         self._loaded = identity.step, GLOBAL
 
     def _planned_again(self, nearest: NearestState, planner: LoadPlanner) -> LoadPlan:
